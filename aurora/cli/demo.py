@@ -1,0 +1,177 @@
+"""aurora demo: the whole way on the shipped models, prediction beside measurement."""
+
+import json
+import os
+import pydoc_data.topics
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from aurora.cli.common import need
+from aurora.errors import AuroraError, BadInput
+from aurora.plan.planner import PlanOptions
+from aurora.report.tables import as_text, percent, plan_table, profile_table, seconds
+from aurora.store import load_cluster, save, shipped, write_whole
+from aurora.types import Cluster, Plan, Profile
+
+MODELS = ("mixtral-topics", "qwen3moe-stdlib")
+PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8
+HELD_OUT = 0.1  # the models were trained on all but the last tenth of their texts
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of serving both models. together: sharing the GPUs, else one after the other."""
+
+    slug: str
+    name: str
+    together: bool
+    options: PlanOptions
+
+
+@dataclass
+class Outcome:
+    """What a way took, summed over its runs, in seconds; and how many answers differ from the plain models'."""
+
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+    tokens: int = 0
+    differences: int = 0
+
+
+NAIVE = {"place": "contiguous", "assign": "contiguous", "colocate": "contiguous"}
+WAYS = (
+    Way("random", "one after the other, contiguous, random order", False, PlanOptions(**NAIVE, order="random")),
+    Way("at-once", "one after the other, contiguous, all at once", False, PlanOptions(**NAIVE, order="all-at-once")),
+    Way("aurora", "both at once, under the plan", True, PlanOptions()),
+)
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for profiles, plans, traces and the report")] = Path("demo"),
+    timeout: Annotated[float, typer.Option(help="seconds after which a run that hangs is ended")] = 120.0,
+) -> None:
+    """Two models on four ranks: one after the other with a naive placement and order, then sharing under a plan."""
+    need("torch", "transformers")
+    from rich.console import Console
+
+    from aurora.cli.progress import shown
+    console = Console()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
+    cluster = load_cluster(shipped("clusters/demo-4.toml"))
+    shutil.copy(shipped("clusters/demo-4.toml"), output / "cluster.toml")
+    rate = cluster.gpus[0].out_Bps
+    console.print(
+        f"Two MoE models ({', '.join(MODELS)}), {len(cluster)} ranks as processes of this machine ({os.cpu_count()} cores), "
+        f"ports held to {rate / 1e6:g} MB/s each way over the shaped transport; fp32 on the CPU."
+    )
+    with shown() as progress:
+        _write_texts(output)
+        profiles = []
+        for number, name in enumerate(MODELS):
+            progress("profiling", number, len(MODELS))
+            profiles.append(_profile(output, name, len(cluster)))
+        progress("profiling", len(MODELS), len(MODELS))
+        plans, outcomes = [], []
+        for number, way in enumerate(WAYS):
+            progress("serving", number, len(WAYS))
+            plan, outcome = _serve(output, way, cluster, profiles, timeout)
+            plans.append(plan)
+            outcomes.append(outcome)
+        progress("serving", len(WAYS), len(WAYS))
+    table = _table(outcomes)
+    console.print(table)
+    heading = f"aurora demo, {len(cluster)} ranks on {os.cpu_count()} cores, ports of {rate / 1e6:g} MB/s"
+    report = as_text([heading, *map(profile_table, profiles), plan_table(plans[-1]), table])
+    write_whole(output / "report.txt", lambda file: file.write(report.encode()))
+    console.print(f"{output}/ holds profiles, plans, traces (predicted and measured) and report.txt", soft_wrap=True)
+    if sum(outcome.differences for outcome in outcomes):
+        raise AuroraError(f"demo: outputs differ from the plain models', see {output}")
+
+
+def _write_texts(folder: Path) -> None:
+    """For each model held-out text to profile, and prompts from the other half of it."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"))
+    texts = (
+        "\n".join(pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics)),
+        "\n".join(file.read_text(encoding="utf-8") for file in files),
+    )
+    for name, text in zip(MODELS, texts, strict=True):
+        held = text[-int(len(text) * HELD_OUT) :].encode("ascii", "ignore").decode()
+        half = len(held) // 2
+        write_whole(folder / f"{name}.txt", lambda file, held=held, half=half: file.write(held[:half].encode()))
+        starts = range(half, half + PROMPTS * PROMPT_TOKENS, PROMPT_TOKENS)
+        lines = [json.dumps({"prompt": held[start : start + PROMPT_TOKENS]}) + "\n" for start in starts]
+        write_whole(folder / f"{name}.prompts.jsonl", lambda file, lines=lines: file.write("".join(lines).encode()))
+
+
+def _profile(folder: Path, name: str, ranks: int) -> Profile:
+    from aurora.profiler.profile import ProfileOptions, profile_model
+
+    options = ProfileOptions(ranks, PROMPT_TOKENS, BATCH, NEW_TOKENS, limit=PROMPTS, share=ranks)
+    profile = profile_model(shipped(f"models/{name}"), [folder / f"{name}.txt"], options)
+    save(profile, folder / f"{name}.npz")
+    return profile
+
+
+def _serve(
+    folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], timeout: float
+) -> tuple[Plan, Outcome]:
+    """Plan, predict, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`."""
+    from aurora.execute.run import run, verify
+    from aurora.execute.serve import RunOptions
+    from aurora.models.loading import load_model
+    from aurora.models.prompts import read_prompts
+    from aurora.plan.planner import make_plan
+    from aurora.simulate.interpreter import simulate_plan
+
+    options = RunOptions(NEW_TOKENS, BATCH, "shaped", timeout, keep_logits=True)
+    outcome = Outcome()
+    for indices in [(0, 1)] if way.together else [(0,), (1,)]:
+        names = [MODELS[i] for i in indices]
+        chosen = [profiles[i] for i in indices]
+        plan = make_plan(cluster, chosen, way.options, [f"{name}.npz" for name in names])
+        slug = "-".join([way.slug, *([] if way.together else names)])
+        save(plan, folder / f"{slug}.plan.json")
+        predicted = simulate_plan(plan, chosen)
+        save(predicted, folder / f"{slug}.predicted.npz")
+        paths = [shipped(f"models/{name}") for name in names]
+        prompts = [
+            read_prompts(load_model(path).tokenizer, folder / f"{name}.prompts.jsonl")
+            for path, name in zip(paths, names, strict=True)
+        ]
+        result = run(plan, paths, prompts, options)
+        if result is None:
+            raise BadInput("demo: starts its own ranks; run it without torchrun's environment variables")
+        save(result.trace, folder / f"{slug}.measured.npz")
+        outcome.predicted_s += predicted.seconds
+        outcome.measured_s += result.trace.seconds
+        outcome.tokens += sum(len(tokens) for answers in result.answers_M for tokens in answers.tokens.values())
+        outcome.differences += len(verify(result, paths, prompts, options))
+    return plan, outcome
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table(title="the same prompts, three ways")
+    table.add_column("way")
+    for column in ("predicted", "measured", "off by", "tokens/s", "speed-up", "outputs equal"):
+        table.add_column(column, justify="right")
+    for way, outcome in zip(WAYS, outcomes, strict=True):
+        table.add_row(
+            way.name,
+            seconds(outcome.predicted_s),
+            seconds(outcome.measured_s),
+            percent(outcome.predicted_s / outcome.measured_s - 1),
+            f"{outcome.tokens / outcome.measured_s:.1f}",
+            f"{outcomes[0].measured_s / outcome.measured_s:.2f}x",
+            "no" if outcome.differences else "yes",
+        )
+    return table

@@ -1,0 +1,37 @@
+"""`aurora`: collects the verbs and turns every AuroraError into one sentence and exit code 2."""
+
+import sys
+
+import typer
+
+from aurora.cli import demo, plan, profile, run, simulate
+from aurora.errors import AuroraError
+
+app = typer.Typer(
+    name="aurora",
+    help="Fast Mixture-of-Experts inference: where experts sit and in which order tokens travel.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("profile")(profile.profile)
+app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
+app.command("run")(run.run)
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    """The `aurora` command."""
+    try:
+        app()
+    except AuroraError as error:
+        print(f"aurora: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("aurora: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Failures that a user can mend. Everything else is a bug and stays an assertion or a traceback."""
+
+
+class AuroraError(Exception):
+    """Base of every error that is shown to the user as one sentence, with exit code 2."""
+
+
+class BadInput(AuroraError):
+    """A file, option or array is not what it should be: says what, where, what was expected and what was found."""
+
+
+class InfeasiblePlan(AuroraError):
+    """The inputs are well formed, but no plan exists for them."""
+
+
+class BrokenPlan(AuroraError):
+    """The checker found that a plan or schedule does not do what it claims."""
+
+
+class RankFailed(AuroraError):
+    """A rank died, hung, or met something during a run that it cannot go on from."""
+
+
+class MissingDependency(AuroraError):
+    """An optional package is needed; the message holds the pip command that installs it."""

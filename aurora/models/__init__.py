@@ -1,0 +1,1 @@
+"""The one room that knows transformers: loading MoE models, finding their experts, decoding greedily."""

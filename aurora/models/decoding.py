@@ -1,0 +1,70 @@
+"""Greedy decoding, one forward pass at a time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class GreedyBatch:
+    """Prompts that are decoded together: each `step` is one forward pass and gives every unfinished prompt a token.
+
+    Prompts of different lengths are padded on the left. `mask_BT` (batch, tokens of the coming pass) bool tells which of
+    them are real: padding and finished prompts need no experts.
+    """
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], new_tokens: int, eos: int | None, pad: int) -> None:
+        device = next(model.parameters()).device
+        longest = max(len(prompt) for prompt in prompts)
+        rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        self._model = model
+        self._eos = eos
+        self._left = new_tokens
+        self._input_BT = torch.tensor(rows, device=device)
+        self._attention_BT = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+        self._past: Any = None
+        self._running_B = torch.ones(len(prompts), dtype=torch.bool, device=device)
+        self.tokens: list[list[int]] = [[] for _ in prompts]
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0 or not bool(self._running_B.any())
+
+    @property
+    def mask_BT(self) -> torch.Tensor:
+        real_BT = self._attention_BT[:, -self._input_BT.shape[1] :].bool()
+        return real_BT & self._running_B[:, None]
+
+    @torch.inference_mode()
+    def step(self) -> torch.Tensor:
+        """One forward pass; gives the logits (batch, vocabulary) that chose the tokens."""
+        positions_BT = (self._attention_BT.cumsum(dim=1) - 1).clamp(min=0)[:, -self._input_BT.shape[1] :]
+        out = self._model(
+            input_ids=self._input_BT,
+            attention_mask=self._attention_BT,
+            position_ids=positions_BT,
+            past_key_values=self._past,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._past = out.past_key_values
+        logits_BV: torch.Tensor = out.logits[:, -1]
+        chosen_B = logits_BV.argmax(dim=-1)
+        for row, (token, running) in enumerate(zip(chosen_B.tolist(), self._running_B.tolist(), strict=True)):
+            if running:
+                self.tokens[row].append(token)
+        if self._eos is not None:
+            self._running_B &= chosen_B != self._eos
+        self._left -= 1
+        self._input_BT = chosen_B[:, None]
+        self._attention_BT = torch.cat([self._attention_BT, torch.ones_like(chosen_B)[:, None]], dim=1)
+        return logits_BV
+
+
+def decode_alone(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
+    """One prompt by itself: its tokens and the logits (tokens, vocabulary) that chose them."""
+    batch = GreedyBatch(model, [prompt], new_tokens, eos, pad=0)
+    logits = []
+    while not batch.done:
+        logits.append(batch.step()[0])
+    return batch.tokens[0], torch.stack(logits)

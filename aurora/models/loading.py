@@ -1,0 +1,130 @@
+"""Load a transformers MoE model and find the seam every architecture shares: `experts(hidden, top_k_index, weights)`."""
+
+import hashlib
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from aurora.errors import BadInput, MissingDependency
+
+SEAM = ("hidden_states", "top_k_index", "top_k_weights")
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """One MoE layer. block: the module around router and experts, whose attribute `name` is the experts module."""
+
+    block: nn.Module
+    name: str
+
+    @property
+    def experts(self) -> Any:
+        """The experts module: fused weights with the experts along the first axis, called with SEAM."""
+        return getattr(self.block, self.name)
+
+    @property
+    def router_weight(self) -> torch.Tensor:
+        """(E, hidden) weights that choose the experts."""
+        count = self.experts.num_experts
+        for name, parameter in self.block.named_parameters():
+            if not name.startswith(f"{self.name}.") and parameter.ndim == 2 and parameter.shape[0] == count:
+                return parameter
+        raise BadInput(f"{type(self.block).__name__}: expected router weights with {count} rows, found none")
+
+
+@dataclass(frozen=True)
+class MoeModel:
+    """A causal language model with its MoE layers in forward order."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    layers: tuple[MoeLayer, ...]
+    top_k: int
+
+    @property
+    def experts(self) -> int:
+        return int(self.layers[0].experts.num_experts)
+
+    @property
+    def hidden(self) -> int:
+        return int(self.layers[0].router_weight.shape[1])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's hidden state."""
+        return self.hidden * int(self.layers[0].experts.down_proj.element_size())
+
+    @property
+    def expert_bytes(self) -> int:
+        """Weights of one expert in one layer."""
+        return sum(p.numel() * p.element_size() for p in self.layers[0].experts.parameters()) // self.experts
+
+    @property
+    def other_bytes(self) -> int:
+        """All weights outside experts."""
+        whole = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return whole - self.expert_bytes * self.experts * len(self.layers)
+
+    def fingerprint(self) -> str:
+        """sha256 over the router weights: what decides where tokens go."""
+        sha = hashlib.sha256()
+        for layer in self.layers:
+            sha.update(layer.router_weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+        return sha.hexdigest()
+
+
+def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:
+    """Load a model folder (or a name in the local hub cache) in fp32 on CPU, in its own dtype elsewhere.
+
+    Raises BadInput where there is no model or it has no MoE layers with the shared seam.
+    """
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as error:
+        raise MissingDependency(f'transformers is needed: pip install "aurora-moe[run]" ({error})') from None
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    if Path(path).exists() and not (Path(path) / "config.json").exists():
+        raise BadInput(f"{path}: expected a model folder with a config.json, found none")
+    try:
+        config = AutoConfig.from_pretrained(path)
+        wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=wanted).to(device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # transformers raises many kinds for a path that is no model
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(f"{path}: not a model that transformers can load: {reason}") from None
+    layers = find_moe_layers(model)
+    if not layers:
+        raise BadInput(f"{path}: {type(model).__name__} has no MoE layers; expected a Mixture-of-Experts causal LM")
+    sizes = {int(layer.experts.num_experts) for layer in layers}
+    if len(sizes) > 1:
+        raise BadInput(f"{path}: expected the same number of experts in every MoE layer, found {sorted(sizes)}")
+    text = getattr(model.config, "text_config", model.config)
+    return MoeModel(Path(path).name, model, tokenizer, layers, int(text.num_experts_per_tok))
+
+
+def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
+    """Every module that has an experts module with the shared seam, in forward order."""
+    layers = []
+    for block in model.modules():
+        for name, child in block.named_children():
+            if hasattr(child, "num_experts") and tuple(inspect.signature(child.forward).parameters)[:3] == SEAM:
+                layers.append(MoeLayer(block, name))
+    return tuple(layers)
+
+
+def hold_experts(experts: Any, held: list[int]) -> None:
+    """Keep only the experts `held` of a fused experts module, renumbered 0.. in that order; frees the others."""
+    count = int(experts.num_experts)
+    for name, parameter in list(experts.named_parameters(recurse=False)):
+        if parameter.shape[0] == count:
+            kept = nn.Parameter(parameter.detach()[held].clone(), requires_grad=False)
+            setattr(experts, name, kept)
+    experts.num_experts = len(held)

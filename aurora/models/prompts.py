@@ -1,0 +1,52 @@
+"""Text files into prompts of token ids."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aurora.errors import BadInput
+from aurora.store import read_text
+
+
+def cut_prompts(tokenizer: Any, files: Sequence[str | Path], length: int) -> list[list[int]]:
+    """The files' text as prompts of exactly `length` tokens; what is left over at a file's end is not used.
+
+    Raises BadInput for a file that cannot be read as UTF-8 or when there is not enough text for one prompt.
+    """
+    prompts = []
+    for file in files:
+        ids = tokenizer(read_text(Path(file)), add_special_tokens=False)["input_ids"]
+        prompts += [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+    if not prompts:
+        raise BadInput(f"{', '.join(map(str, files))}: too little text for one prompt of {length} tokens")
+    return prompts
+
+
+def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
+    """One prompt a line, blank lines skipped; in a .jsonl file the `prompt` field of each line's object.
+
+    Raises BadInput when there is none, or for a line that is no such object.
+    """
+    file = Path(file)
+    lines = [line for line in read_text(file).splitlines() if line.strip()]
+    if not lines:
+        raise BadInput(f"{file}: expected a prompt on each line, found none")
+    if file.suffix == ".jsonl":
+        lines = [_prompt_field(file, number, line) for number, line in enumerate(lines, 1)]
+    return [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
+
+
+def _prompt_field(file: Path, number: int, line: str) -> str:
+    try:
+        found = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, str) or not found:
+        raise BadInput(f'{file}, line {number}: expected {{"prompt": "text"}}, found {line[:60]!r}')
+    return found
+
+
+def deal(prompts: Sequence[list[int]], ranks: int) -> list[list[int]]:
+    """Which prompts each rank serves, by index: dealt out one after the other."""
+    return [list(range(rank, len(prompts), ranks)) for rank in range(ranks)]

@@ -1,0 +1,45 @@
+"""Lower bounds: on one all-to-all (Aurora Thm 4.2 and 5.2, arXiv:2410.17043) and on spreading experts over GPUs."""
+
+import numpy as np
+
+from aurora.types.arrays import FloatArray, IntArray
+
+
+def port_seconds(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray:
+    """(G,) seconds that each port needs for what it sends or receives, whichever takes longer."""
+    return np.maximum(bytes_GG.sum(axis=1) / out_Bps, bytes_GG.sum(axis=0) / in_Bps)
+
+
+def fluid(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> float:
+    """max over ports of bytes / rate. bytes_GG (G, G) int64 with a zero diagonal; rates (G,) float64.
+
+    Reached by flows paced at bytes / T. On equal ports also by one-to-one slots (Aurora Thm 4.2).
+    """
+    return float(port_seconds(bytes_GG, out_Bps, in_Bps).max(initial=0.0))
+
+
+def pair_seconds(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray:
+    """(G, G) seconds of each transfer when it has both of its ports to itself."""
+    return bytes_GG / np.minimum(out_Bps[:, None], in_Bps[None, :])
+
+
+def one_to_one(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> float:
+    """max row or column sum of pair_seconds: the optimum with one partner at a time (Gonzalez & Sahni 1976)."""
+    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)
+    return float(max(seconds_GG.sum(axis=1).max(initial=0.0), seconds_GG.sum(axis=0).max(initial=0.0)))
+
+
+def spread(cost_GE: FloatArray) -> float:
+    """Below max over GPUs of the summed cost of their experts, however the experts are placed.
+
+    cost_GE (G, E) float64: what expert e costs on GPU g. The larger of the costliest expert on its cheapest GPU and a
+    dual solution of the fractional assignment: sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v
+    inverse to each GPU's cost of everything. On GPUs that differ only in speed this is total work over total speed.
+    """
+    if cost_GE.size == 0:
+        return 0.0
+    everything_G = cost_GE.sum(axis=1)
+    if (everything_G <= 0).any():
+        return float(cost_GE.min(axis=0).max())
+    weight_G = (1 / everything_G) / (1 / everything_G).sum()
+    return float(max(cost_GE.min(axis=0).max(), (cost_GE * weight_G[:, None]).min(axis=0).sum()))

@@ -1,0 +1,166 @@
+"""The big switch: ports with their own rates, flows that share them max-min fairly, orders that gate who may start."""
+
+from collections import deque
+
+import numpy as np
+
+from aurora.plan.bounds import fluid, one_to_one
+from aurora.types import Order, Schedule
+from aurora.types.arrays import FloatArray, IntArray
+
+
+def fair_rates(src_X: IntArray, dst_X: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray:
+    """(X,) max-min fair rates of concurrent flows by progressive filling: the tightest port fixes its flows, and so on."""
+    n = len(out_Bps)
+    ends_2X = np.stack([src_X, dst_X + n])
+    room = np.concatenate([out_Bps, in_Bps])
+    rates = np.zeros(len(src_X))
+    open_X = np.ones(len(src_X), dtype=bool)
+    while open_X.any():
+        flows = np.bincount(ends_2X[:, open_X].ravel(), minlength=2 * n)
+        share = np.divide(room, flows, out=np.full(2 * n, np.inf), where=flows > 0)
+        port = int(share.argmin())
+        fixed = open_X & (ends_2X == port).any(axis=0)
+        rates[fixed] = share[port]
+        room = room - share[port] * np.bincount(ends_2X[:, fixed].ravel(), minlength=2 * n)
+        np.maximum(room, 0.0, out=room)
+        open_X &= ~fixed
+    return rates
+
+
+class Gate:
+    """Who may start in one all-to-all: both ends have joined, and the pair is among the first open ones of each."""
+
+    def __init__(self, order: Order, bytes_GG: IntArray) -> None:
+        n = len(bytes_GG)
+        self.bytes_GG = bytes_GG
+        self._windows = (order.sends_open, order.recvs_open)
+        self._sends: list[list[int]] = [[] for _ in range(n)]
+        self._recvs: list[list[int]] = [[] for _ in range(n)]
+        for src, dst in order.pairs_X2.tolist():
+            if bytes_GG[src, dst] > 0:
+                self._sends[src].append(dst)
+                self._recvs[dst].append(src)
+        self._started: set[tuple[int, int]] = set()
+        self._joined: set[int] = set()
+
+    def join(self, rank: int) -> list[tuple[int, int]]:
+        """`rank` takes part from now on; gives the pairs that start with that."""
+        self._joined.add(rank)
+        return self._startable({rank})
+
+    def finish(self, src: int, dst: int) -> list[tuple[int, int]]:
+        """The transfer is over; gives the pairs that start with that."""
+        self._sends[src].remove(dst)
+        self._recvs[dst].remove(src)
+        return self._startable({src, dst})
+
+    def done(self, rank: int) -> bool:
+        """Whether `rank` has nothing more to send or receive."""
+        return not self._sends[rank] and not self._recvs[rank]
+
+    def _startable(self, near: set[int]) -> list[tuple[int, int]]:
+        sends_open, recvs_open = self._windows
+        pairs = [(rank, dst) for rank in sorted(near) for dst in self._sends[rank][:sends_open]]
+        pairs += [(src, rank) for rank in sorted(near) for src in self._recvs[rank][:recvs_open]]
+        fresh = []
+        for src, dst in pairs:
+            if (src, dst) in self._started or not {src, dst} <= self._joined:
+                continue
+            if dst in self._sends[src][:sends_open] and src in self._recvs[dst][:recvs_open]:
+                self._started.add((src, dst))
+                fresh.append((src, dst))
+        return fresh
+
+
+class Switch:
+    """Flows under way. Each pays the start-up of its slower end, during which it holds no bandwidth, then flows."""
+
+    def __init__(self, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray) -> None:
+        self._out, self._in, self._startup = out_Bps, in_Bps, startup_s
+        self._now = 0.0
+        self._flows: dict[int, list[float]] = {}  # key -> [source, destination, bytes left, flows from]
+        self._rates: dict[int, float] = {}
+        self._keys = 0
+        self._stale = False
+
+    def open(self, src: int, dst: int, size: int) -> int:
+        """Start a flow of `size` bytes now; gives its key."""
+        key, self._keys = self._keys, self._keys + 1
+        from_s = self._now + max(self._startup[src], self._startup[dst])
+        self._flows[key] = [src, dst, float(size), from_s]
+        self._stale = True
+        return key
+
+    def next_event(self) -> float:
+        """When a flow next ends or leaves its start-up; infinity without flows."""
+        self._share()
+        times = [
+            from_s if from_s > self._now else self._now + left / self._rates[key]
+            for key, (_, _, left, from_s) in self._flows.items()
+        ]
+        return min(times, default=float("inf"))
+
+    def advance(self, to_s: float) -> list[int]:
+        """Move to `to_s`, at most the next event; gives the keys of the flows that ended, in the order they were opened."""
+        self._share()
+        ended = []
+        for key, flow in self._flows.items():
+            if flow[3] <= self._now:
+                end_s = self._now + flow[2] / self._rates[key]
+                flow[2] -= self._rates[key] * (to_s - self._now)
+                if end_s <= to_s or flow[2] <= 1e-9 * self._rates[key]:
+                    ended.append(key)
+            elif flow[3] <= to_s:
+                self._stale = True
+        for key in ended:
+            del self._flows[key]
+        self._stale = self._stale or bool(ended)
+        self._now = to_s
+        return ended
+
+    def _share(self) -> None:
+        if not self._stale:
+            return
+        self._stale = False
+        keys = [key for key, flow in self._flows.items() if flow[3] <= self._now]
+        ends = np.array([self._flows[key][:2] for key in keys], dtype=np.int64).reshape(-1, 2)
+        rates = fair_rates(ends[:, 0], ends[:, 1], self._out, self._in)
+        self._rates = dict(zip(keys, rates.tolist(), strict=True))
+
+
+def timed(
+    order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray | None = None
+) -> Schedule:
+    """The schedule that `order` gives for these bytes when all ranks begin together.
+
+    bytes_GG (G, G) int64 with a zero diagonal, rates (G,) bytes per second, startup_s (G,) seconds a message.
+    """
+    n = len(bytes_GG)
+    switch = Switch(out_Bps, in_Bps, np.zeros(n) if startup_s is None else startup_s)
+    gate = Gate(order, bytes_GG)
+    now, rows = 0.0, []
+    flying: dict[int, tuple[int, int, float]] = {}
+    fresh = deque(pair for rank in range(n) for pair in gate.join(rank))
+    while fresh or flying:
+        while fresh:
+            src, dst = fresh.popleft()
+            flying[switch.open(src, dst, int(bytes_GG[src, dst]))] = (src, dst, now)
+        now = switch.next_event()
+        for key in switch.advance(now):
+            src, dst, start_s = flying.pop(key)
+            rows.append((start_s, src, dst, now))
+            fresh.extend(gate.finish(src, dst))
+    rows.sort()
+    pairs = np.array([(src, dst) for _, src, dst, _ in rows], dtype=np.int64).reshape(-1, 2)
+    return Schedule(
+        order.method,
+        order.one_to_one,
+        pairs[:, 0],
+        pairs[:, 1],
+        bytes_GG[pairs[:, 0], pairs[:, 1]],
+        np.array([row[0] for row in rows]),
+        np.array([row[3] for row in rows]),
+        fluid(bytes_GG, out_Bps, in_Bps),
+        one_to_one(bytes_GG, out_Bps, in_Bps),
+    )

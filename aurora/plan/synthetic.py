@@ -1,0 +1,90 @@
+"""Profiles for planning before there is traffic: routing drawn from a named skew, compute times from arithmetic."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.types import Curve, Profile
+
+REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
+
+
+def synthetic_profile(
+    skew: str, config: Mapping[str, Any], *, sources: int, tokens: int, windows: int, seed: int
+) -> Profile:
+    """A profile of the model that `config` (a transformers config.json) describes, with invented traffic.
+
+    skew: "uniform" or "zipf:S", the exponent S >= 0 of the experts' popularity, shuffled for every layer. tokens: how many
+    each source rank holds in each window. Compute times assume REFERENCE_FLOPS; the provenance says so.
+    """
+    exponent = _exponent(skew)
+    experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
+    layers = _number(config, "num_hidden_layers") - int(config.get("first_k_dense_replace") or 0)
+    top_k = _number(config, "num_experts_per_tok")
+    hidden = _number(config, "hidden_size")
+    inner = _number(config, "moe_intermediate_size", "intermediate_size")
+    if not 1 <= top_k <= experts or layers < 1:
+        raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {top_k}, {experts} and {layers}")
+    if min(sources, tokens, windows) < 1:
+        raise BadInput(f"synthetic profile: expected one source, token and window or more, found {sources}, {tokens}, {windows}")
+    rng = np.random.default_rng(seed)
+    counts_TLSE = np.zeros((windows, layers, sources, experts), dtype=np.int64)
+    for layer in range(layers):
+        share_E = rng.permutation((1.0 + np.arange(experts)) ** -exponent)
+        for window in range(windows):
+            for source in range(sources):
+                counts_TLSE[window, layer, source] = _draw(share_E, tokens, top_k, rng)
+    expert_flops = 6 * hidden * inner
+    at = np.array([1, 16, 256, 4096, 65536], dtype=np.float64)
+    floor_s = 5e-6
+    curves = {
+        "reference": {
+            "gate": Curve(at, floor_s + at * (8 * hidden * hidden + 2 * hidden * experts) / REFERENCE_FLOPS),
+            "expert": Curve(at, floor_s + at * expert_flops / REFERENCE_FLOPS),
+            "aggregate": Curve(at, floor_s + at * 2 * top_k * hidden / REFERENCE_FLOPS),
+        }
+    }
+    return Profile(
+        model=str(config.get("_name_or_path") or config.get("model_type") or "synthetic"),
+        fingerprint="",
+        tokens_TLSE=counts_TLSE,
+        top_k=top_k,
+        dispatch_bytes=2 * hidden,
+        combine_bytes=2 * hidden,
+        expert_bytes=2 * 3 * hidden * inner,
+        other_bytes=2 * 4 * hidden * hidden * _number(config, "num_hidden_layers"),
+        curves=curves,
+        provenance={
+            "tool": "aurora profile --synthetic",
+            "traffic": f"{skew}, seed {seed}, not measured",
+            "compute": f"arithmetic at {REFERENCE_FLOPS:.0e} FLOPS, half precision, not measured",
+        },
+    )
+
+
+def _draw(share_E: np.ndarray[Any, Any], tokens: int, top_k: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """(E,) counts of `tokens` tokens that each pick top_k different experts (Gumbel top-k: sampling without replacement)."""
+    keys = np.log(share_E) + rng.gumbel(size=(tokens, len(share_E)))
+    chosen = np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]
+    return np.bincount(chosen.ravel(), minlength=len(share_E))
+
+
+def _exponent(skew: str) -> float:
+    name, _, value = skew.partition(":")
+    try:
+        exponent = {"uniform": 0.0}[name] if name != "zipf" else float(value)
+    except (KeyError, ValueError):
+        raise BadInput(f"--synthetic: expected uniform or zipf:EXPONENT, found {skew!r}") from None
+    if not 0 <= exponent < 100:
+        raise BadInput(f"--synthetic: expected an exponent of zero or more, found {value}")
+    return exponent
+
+
+def _number(config: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found none: not a MoE model?")

@@ -1,0 +1,1 @@
+"""Measures how models route tokens and how long their phases take here."""

@@ -1,0 +1,1 @@
+"""Many processes as one: starting them, finding each other, moving tensors between them."""

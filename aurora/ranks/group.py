@@ -1,0 +1,62 @@
+"""Ranks find each other: the default process group and one group a model."""
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aurora.errors import BadInput, RankFailed
+from aurora.ranks.launcher import Seat
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def seat_from_environment(timeout_s: float) -> Seat | None:
+    """This process's seat when torchrun's variables are set, else None."""
+    if not all(name in os.environ for name in TORCHRUN):
+        return None
+    try:
+        rank, ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    except ValueError:
+        found = {name: os.environ[name] for name in TORCHRUN}
+        raise BadInput(f"environment: RANK, WORLD_SIZE and MASTER_PORT must be whole numbers, found {found}") from None
+    if not 0 <= rank < ranks:
+        raise BadInput(f"environment: expected 0 <= RANK < WORLD_SIZE, found {rank} and {ranks}")
+    return Seat(rank, ranks, os.environ["MASTER_ADDR"], port, timeout_s)
+
+
+@contextmanager
+def joined(seat: Seat) -> Iterator[None]:
+    """The default group (gloo, for control) stands inside the block. Raises RankFailed when the others do not come."""
+    timeout = datetime.timedelta(seconds=seat.timeout_s)
+    try:
+        if seat_from_environment(seat.timeout_s) is None:
+            store = dist.TCPStore(seat.host, seat.port, is_master=False, timeout=timeout)
+            dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RankFailed(f"rank {seat.rank}: cannot meet the others at {seat.host}:{seat.port}: {reason}") from None
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def device_of(seat: Seat) -> str:
+    """The CUDA device of this rank where every local rank has one, else the CPU."""
+    local_rank = int(os.environ.get("LOCAL_RANK", seat.rank))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", seat.ranks))
+    if torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks:
+        return f"cuda:{local_rank}"
+    return "cpu"
+
+
+def model_group(backend: str, timeout_s: float) -> Any:
+    """A new group of all ranks; every rank makes its groups in the same order."""
+    return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))

@@ -1,0 +1,142 @@
+"""Start R local ranks, collect what they return, and leave no process behind."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from aurora.errors import AuroraError, BadInput, RankFailed
+
+PRELOAD = ["torch", "torch.distributed", "transformers", "aurora.ranks.launcher"]
+GRACE_S = 1.0  # after a first failure, how long to wait for a better explanation from other ranks
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place among `ranks`, and where their store listens."""
+
+    rank: int
+    ranks: int
+    host: str
+    port: int
+    timeout_s: float
+
+
+def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0, port: int = 0) -> list[Any]:
+    """Run `target(seat, *args)` in `ranks` processes on this machine; gives what each returned, by rank.
+
+    The store that the ranks meet at lives here, on `port` (0: any free one), so it outlives every rank. When a rank raises
+    an AuroraError it is raised here; when one dies or hangs, RankFailed says which. All processes are gone on return.
+    """
+    import torch.distributed as dist
+
+    loopback = "127.0.0.1"
+    try:
+        listener = socket.create_server((loopback, port))
+    except OSError as error:
+        raise BadInput(f"port {port} on {loopback} cannot be used: {error.strerror}") from None
+    listening = listener.getsockname()[1]
+    store = dist.TCPStore(
+        loopback, listening, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    children = []
+    try:
+        for rank in range(ranks):
+            ours, theirs = context.Pipe(duplex=False)
+            seat = Seat(rank, ranks, loopback, listening, timeout_s)
+            child = context.Process(target=_child, args=(theirs, seat, target, args), name=f"aurora-rank-{rank}")
+            child.start()
+            theirs.close()
+            children.append((child, ours))
+        return _collect(children, timeout_s)
+    finally:
+        for child, connection in children:
+            if child.is_alive():
+                child.kill()
+            child.join()
+            connection.close()
+        del store
+
+
+def _collect(children: list[tuple[Any, Connection]], timeout_s: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: dict[int, AuroraError] = {}
+    deaths: dict[int, int] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(results) < len(children):
+        open_ranks = [r for r in range(len(children)) if r not in results and r not in failures and r not in deaths]
+        if not open_ranks or (failures or deaths) and time.monotonic() > deadline:
+            break
+        ready = multiprocessing.connection.wait(
+            [children[r][1] for r in open_ranks], timeout=max(0.0, deadline - time.monotonic())
+        )
+        if not ready and not (failures or deaths):
+            raise RankFailed(f"rank {', '.join(map(str, open_ranks))}: no answer within {timeout_s:g} s")
+        for rank in open_ranks:
+            child, connection = children[rank]
+            if connection not in ready:
+                continue
+            try:
+                fine, value = connection.recv()
+            except EOFError:
+                child.join()
+                deaths[rank] = child.exitcode
+            else:
+                if fine:
+                    results[rank] = value
+                else:
+                    failures[rank] = value
+        if failures or deaths:
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+    if deaths:
+        rank, code = min(deaths.items())
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        raise RankFailed(f"rank {rank} of {len(children)} died ({how}); the others were stopped")
+    if failures:
+        # A rank that lost its peer fails too: what a user can mend is the better explanation.
+        raise min(failures.values(), key=lambda error: isinstance(error, RankFailed))
+    return [results[rank] for rank in range(len(children))]
+
+
+def _child(connection: Connection, seat: Seat, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    _settle(seat)
+    try:
+        answer = (True, target(seat, *args))
+    except AuroraError as error:
+        answer = (False, error)
+    except BaseException as error:
+        if os.environ.get("AURORA_DEBUG"):
+            traceback.print_exc()
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        answer = (False, RankFailed(f"rank {seat.rank}: {type(error).__name__} at {where}: {reason}"))
+    connection.send(answer)
+    connection.close()
+    os._exit(0)  # no interpreter shutdown: threads of the transports may still wait for lost peers
+
+
+def _settle(seat: Seat) -> None:
+    import torch
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // seat.ranks))
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,142 @@
+"""Tensors between ranks in a planned order. A transport belongs to one process group and is used by one thread at a time."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from aurora.errors import RankFailed
+from aurora.types import Order
+
+Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, bytes, start, end by time.perf_counter
+
+
+class Transport(Protocol):
+    """What the backend needs of a network."""
+
+    rank: int
+    ranks: int
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """(ranks, *row.shape): every rank's row, on the CPU. Returns when all ranks have given theirs."""
+
+    def exchange(
+        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
+        """Send sends[r] to and fill recvs[r] from every rank r but this one, in `order`; empty tensors do not travel.
+
+        Both ends must agree on sizes and order. Returns when this rank's transfers are done; raises RankFailed when a
+        peer is lost. `observe` is told of every transfer: it starts when this end is ready for it.
+        """
+
+
+class TorchTransport:
+    """Point-to-point sends and receives over gloo.
+
+    The order is held by both ends: each posts a transfer only when it is among its first open ones, and gloo moves data
+    only once both have posted.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.rank = dist.get_rank(group)
+        self.ranks = dist.get_world_size(group)
+        self._group = group
+        self._pool = ThreadPoolExecutor(max(1, 2 * (self.ranks - 1)), thread_name_prefix="aurora-port")
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        rows = [torch.empty_like(row) for _ in range(self.ranks)]
+        with _lost_peers(self.rank, "the others"):
+            dist.all_gather(rows, row.contiguous(), group=self._group)
+        return torch.stack(rows)
+
+    def exchange(
+        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
+        pairs = order.pairs_X2.tolist()
+        outgoing = deque(dst for src, dst in pairs if src == self.rank and sends[dst].numel())
+        incoming = deque(src for src, dst in pairs if dst == self.rank and recvs[src].numel())
+        jobs: list[Future[None]] = [
+            self._pool.submit(self._drain, outgoing, sends, True, observe)
+            for _ in range(min(order.sends_open, len(outgoing)))
+        ]
+        jobs += [
+            self._pool.submit(self._drain, incoming, recvs, False, observe)
+            for _ in range(min(order.recvs_open, len(incoming)))
+        ]
+        for job in jobs:
+            job.result()
+
+    def _drain(self, peers: deque[int], tensors: Sequence[torch.Tensor], sending: bool, observe: Observe) -> None:
+        while True:
+            try:
+                peer = peers.popleft()
+            except IndexError:
+                return
+            began = time.perf_counter()
+            with _lost_peers(self.rank, f"rank {peer}"):
+                if sending:
+                    self._send(peer, tensors[peer])
+                else:
+                    self._receive(peer, tensors[peer])
+            tensor = tensors[peer]
+            observe(peer, sending, tensor.numel() * tensor.element_size(), began, time.perf_counter())
+
+    def _send(self, peer: int, tensor: torch.Tensor) -> None:
+        dist.send(tensor, group=self._group, group_dst=peer)
+
+    def _receive(self, peer: int, tensor: torch.Tensor) -> None:
+        dist.recv(tensor, group=self._group, group_src=peer)
+
+
+class NcclTransport:
+    """One grouped call of NCCL sends and receives a phase, posted in the planned order on the current stream.
+
+    Within the group NCCL runs transfers side by side: the order decides which are posted first, not who waits for whom.
+    """
+
+    def __init__(self, group: Any, device: str) -> None:
+        self.rank = dist.get_rank(group)
+        self.ranks = dist.get_world_size(group)
+        self._group, self._device = group, device
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        rows = [torch.empty_like(row, device=self._device) for _ in range(self.ranks)]
+        with _lost_peers(self.rank, "the others"):
+            dist.all_gather(rows, row.to(self._device), group=self._group)
+            return torch.stack(rows).cpu()
+
+    def exchange(
+        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
+        posts, ends = [], []
+        for src, dst in order.pairs_X2.tolist():
+            if src == self.rank and sends[dst].numel():
+                posts.append(dist.P2POp(dist.isend, sends[dst], group=self._group, group_peer=dst))
+                ends.append((dst, True, sends[dst]))
+            elif dst == self.rank and recvs[src].numel():
+                posts.append(dist.P2POp(dist.irecv, recvs[src], group=self._group, group_peer=src))
+                ends.append((src, False, recvs[src]))
+        if not posts:
+            return
+        began = time.perf_counter()
+        with _lost_peers(self.rank, "the others"):
+            for work in dist.batch_isend_irecv(posts):
+                work.wait()
+            torch.cuda.current_stream().synchronize()
+        for peer, sent, tensor in ends:
+            observe(peer, sent, tensor.numel() * tensor.element_size(), began, time.perf_counter())
+
+
+@contextmanager
+def _lost_peers(rank: int, peer: str) -> Iterator[None]:
+    """Turns a backend's RuntimeError into a RankFailed that names who was lost to whom."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RankFailed(f"rank {rank} lost {peer}: {reason}") from None

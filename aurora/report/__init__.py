@@ -1,0 +1,1 @@
+"""Traces and plans as numbers, tables and files."""

@@ -1,0 +1,100 @@
+"""What a Trace says, in numbers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.types import TRACE_PHASES, Cluster, Trace
+from aurora.types.arrays import FloatArray
+from aurora.types.plan import gap
+
+COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in ("gate", "expert", "aggregate"))
+EXCHANGES = tuple(TRACE_PHASES.index(phase) for phase in ("dispatch", "combine"))
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """One MoE layer of one model, over all steps. seconds: from its first event to its last, step by step.
+
+    dispatch_s, combine_s: from the first transfer's start to the last's end, summed over steps; bound_s: the fluid bound of
+    the same transfers, both phases together.
+    """
+
+    model: str
+    layer: int
+    seconds: float
+    dispatch_s: float
+    combine_s: float
+    bound_s: float
+
+    @property
+    def gap(self) -> float:
+        return gap(self.dispatch_s + self.combine_s, self.bound_s)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A trace in numbers. utilisation_G: compute time over run time, for each rank."""
+
+    kind: str
+    seconds: float
+    utilisation_G: FloatArray
+    layers: tuple[LayerSummary, ...]
+
+    @property
+    def utilisation(self) -> float:
+        return float(self.utilisation_G.mean())
+
+    @property
+    def exchange_gap(self) -> float:
+        """All exchanges of the run against their fluid bounds."""
+        return gap(sum(x.dispatch_s + x.combine_s for x in self.layers), sum(x.bound_s for x in self.layers))
+
+
+def summarise(trace: Trace, cluster: Cluster) -> Summary:
+    """Numbers of `trace`; bounds are those of the cluster's ports."""
+    ranks = trace.ranks
+    computing = np.isin(trace.phase_X, COMPUTE)
+    busy_G = np.bincount(
+        trace.rank_X[computing], weights=(trace.end_s_X - trace.start_s_X)[computing], minlength=ranks
+    )
+    layers = []
+    for model, name in enumerate(trace.names_M):
+        of_model = trace.model_X == model
+        for layer in np.unique(trace.layer_X[of_model]):
+            rows = of_model & (trace.layer_X == layer)
+            spent = {phase: _span(trace, rows & (trace.phase_X == phase)) for phase in EXCHANGES}
+            layers.append(
+                LayerSummary(name, int(layer), _span(trace, rows), *spent.values(), _fluid(trace, rows, cluster))
+            )
+    seconds = trace.seconds
+    return Summary(trace.kind, seconds, busy_G / seconds if seconds else busy_G, tuple(layers))
+
+
+def _span(trace: Trace, rows: np.ndarray) -> float:  # type: ignore[type-arg]
+    """First start to last end of the rows, step by step, summed."""
+    steps = trace.step_X[rows]
+    if not len(steps):
+        return 0.0
+    start, end = np.full(steps.max() + 1, np.inf), np.full(steps.max() + 1, -np.inf)
+    np.minimum.at(start, steps, trace.start_s_X[rows])
+    np.maximum.at(end, steps, trace.end_s_X[rows])
+    seen = np.isfinite(start)
+    return float((end[seen] - start[seen]).sum())
+
+
+def _fluid(trace: Trace, rows: np.ndarray, cluster: Cluster) -> float:  # type: ignore[type-arg]
+    """The fluid bounds of the rows' dispatches and combines, summed over steps."""
+    total = 0.0
+    for phase in EXCHANGES:
+        own = rows & (trace.phase_X == phase)
+        if not own.any():
+            continue
+        shape = (int(trace.step_X[own].max()) + 1, trace.ranks)
+        for sent, rate_G in ((True, cluster.out_Bps_G), (False, cluster.in_Bps_G)):
+            load = np.zeros(shape)
+            ends = own & (trace.sent_X == sent)
+            np.add.at(load, (trace.step_X[ends], trace.rank_X[ends]), trace.bytes_X[ends] / rate_G[trace.rank_X[ends]])
+            busiest = load.max(axis=1) if sent else np.maximum(busiest, load.max(axis=1))
+        total += float(busiest.sum())
+    return total

@@ -1,0 +1,84 @@
+"""Summaries and plans as tables for a terminal or a text file."""
+
+from collections.abc import Sequence
+from io import StringIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from aurora.report.summary import Summary
+from aurora.types import Plan, Profile
+
+
+def seconds(value: float) -> str:
+    """Three significant digits with a unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
+    return f"{value * 1e6:.3g} us"
+
+
+def percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def profile_table(profile: Profile) -> Table:
+    """A layer's load and skew, one row each."""
+    table = Table(title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
+    table.add_column("MoE layer", justify="right")
+    table.add_column("tokens to experts", justify="right")
+    table.add_column("max/mean expert load", justify="right")
+    table.add_column("hottest expert", justify="right")
+    for layer, load_E in enumerate(profile.tokens_TLSE.sum(axis=(0, 2))):
+        skew = load_E.max() / load_E.mean() if load_E.any() else 0.0
+        table.add_row(str(layer), str(load_E.sum()), f"{skew:.2f}", str(load_E.argmax()))
+    return table
+
+
+def plan_table(plan: Plan) -> Table:
+    """Each model's layers: predicted dispatch, its bounds and gap."""
+    methods = ", ".join(f"{what} {name}" for what, name in plan.methods.items())
+    table = Table(
+        title=f"{plan.scenario}: {methods}",
+        caption=f"all layers {seconds(plan.objective_s)}, no placement below {seconds(plan.bound_s)}, "
+        f"gap {percent(plan.gap)}",
+    )
+    table.add_column("model")
+    for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", "gap"):
+        table.add_column(column, justify="right")
+    for model in plan.models:
+        for layer, value in enumerate(model.dispatch_s_L):
+            fluid = model.fluid_bound_s_L[layer]
+            table.add_row(
+                model.model,
+                str(layer),
+                seconds(value),
+                seconds(fluid),
+                seconds(model.one_to_one_bound_s_L[layer]),
+                percent(value / fluid - 1 if fluid else 0.0),
+            )
+    return table
+
+
+def summary_table(summary: Summary) -> Table:
+    """Time per layer with its exchanges and their gap to the fluid bound."""
+    table = Table(
+        title=f"{summary.kind}: {seconds(summary.seconds)}",
+        caption=f"utilisation {percent(summary.utilisation)}, exchanges {percent(summary.exchange_gap)} above the fluid bound",
+    )
+    table.add_column("model")
+    for column in ("layer", "time", "dispatch", "combine", "fluid bound", "gap"):
+        table.add_column(column, justify="right")
+    for row in summary.layers:
+        cells = (row.seconds, row.dispatch_s, row.combine_s, row.bound_s)
+        table.add_row(row.model, str(row.layer), *map(seconds, cells), percent(row.gap))
+    return table
+
+
+def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
+    """The same tables as plain text."""
+    buffer = StringIO()
+    console = Console(file=buffer, width=width, color_system=None)
+    for part in parts:
+        console.print(part)
+    return buffer.getvalue()

@@ -1,0 +1,227 @@
+"""Price a Program event by event: ranks, models, compute locks, port turns and the switch."""
+
+import heapq
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.plan.compile import compile_plan
+from aurora.plan.switch import Gate, Switch
+from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
+from aurora.types.arrays import IntArray
+
+Resume = Callable[[], None]
+Wait = Callable[[Resume], None]  # calls its argument once the wait is over
+Process = Generator[Wait, None, None]
+
+
+def simulate_plan(plan: Plan, profiles: Sequence[Profile]) -> Trace:
+    """The predicted Trace of `plan` serving the profiles' windows, one step a window.
+
+    Raises BadInput where a profile is not of the plan's model or was dealt to another number of ranks.
+    """
+    if len(profiles) != len(plan.models):
+        raise BadInput(f"simulate: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
+    for model, profile in zip(plan.models, profiles, strict=True):
+        expected = (len(plan.cluster), len(model.dispatch_L), model.placement.experts)
+        found = (profile.sources, profile.layers, profile.experts)
+        if found != expected or profile.fingerprint != model.fingerprint:
+            raise BadInput(
+                f"profile of {profile.model!r}: expected {model.model!r} on {expected[0]} ranks with {expected[1]} MoE "
+                f"layers of {expected[2]} experts, found {found[0]} ranks, {found[1]} layers, {found[2]} experts"
+                + (" and other router weights" if found == expected else "")
+            )
+    return simulate(compile_plan(plan), plan.cluster, profiles)
+
+
+def simulate(program: Program, cluster: Cluster, profiles: Sequence[Profile]) -> Trace:
+    """The predicted Trace of `program`: model m runs one step for each window of profiles[m].
+
+    Rules: on a rank one model computes at a time, first come first served; exchanges of the models alternate on its port
+    (a's first, b's first, a's second, ...), and a model that is through is skipped; a rank goes on when its own transfers
+    are done; a Barrier lets all ranks of the model go at once. Deterministic.
+    """
+    return _Run(program, cluster, profiles).trace()
+
+
+@dataclass
+class _Lock:
+    """One holder at a time, first come first served."""
+
+    held: bool = False
+    queue: list[Resume] = field(default_factory=list)
+
+    def acquire(self, resume: Resume) -> None:
+        if self.held:
+            self.queue.append(resume)
+        else:
+            self.held = True
+            resume()
+
+    def release(self) -> None:
+        if self.queue:
+            self.queue.pop(0)()
+        else:
+            self.held = False
+
+
+class _Turns:
+    """A port's alternation between models: model m's i-th exchange follows the i-th of all before it, the (i-1)-th of all
+    after it."""
+
+    def __init__(self, models: int) -> None:
+        self._done = [0.0] * models
+        self._waiting: dict[int, Resume] = {}
+
+    def acquire(self, model: int, resume: Resume) -> None:
+        self._waiting[model] = resume
+        self._wake()
+
+    def release(self, model: int) -> None:
+        self._done[model] += 1
+        self._wake()
+
+    def leave(self, model: int) -> None:
+        self._done[model] = float("inf")
+        self._wake()
+
+    def _wake(self) -> None:
+        for model, resume in list(self._waiting.items()):
+            turn = self._done[model]
+            if all(done >= turn + (other < model) for other, done in enumerate(self._done) if other != model):
+                del self._waiting[model]
+                resume()
+
+
+@dataclass
+class _AllToAll:
+    gate: Gate
+    key: tuple[int, int, int, str]  # model, step, layer, phase
+    joined: dict[int, Resume] = field(default_factory=dict)
+
+
+class _Run:
+    def __init__(self, program: Program, cluster: Cluster, profiles: Sequence[Profile]) -> None:
+        self.program, self.cluster, self.profiles = program, cluster, profiles
+        self.now = 0.0
+        self.record = Recorder("predicted", program.names_M, program.ranks)
+        self._heap: list[tuple[float, int, Resume]] = []
+        self._sequence = 0
+        self._locks = [_Lock() for _ in range(program.ranks)]
+        self._turns = [_Turns(len(profiles)) for _ in range(program.ranks)]
+        self._barriers: dict[tuple[int, int, int], list[Resume]] = {}
+        self._exchanges: dict[tuple[int, int, int, str], _AllToAll] = {}
+        self._switch = Switch(cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G)
+        self._flows: dict[int, tuple[_AllToAll, int, int, float]] = {}
+        self._gpu_MLE = [
+            [placement.gpu_E(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
+        ]
+
+    def trace(self) -> Trace:
+        running = [
+            self._rank(rank, model) for rank in range(self.program.ranks) for model in range(len(self.profiles))
+        ]
+        for process in running:
+            self._step(process)
+        while self._heap or self._flows:
+            timer_s = self._heap[0][0] if self._heap else float("inf")
+            flow_s = self._switch.next_event()
+            self.now = min(timer_s, flow_s)
+            for key in self._switch.advance(self.now):
+                self._arrived(key)
+            if timer_s <= flow_s:
+                heapq.heappop(self._heap)[2]()
+        assert all(process.gi_frame is None for process in running), "the program stopped before its end"
+        return self.record.trace()
+
+    def _step(self, process: Process) -> None:
+        wait = next(process, None)
+        if wait is not None:
+            wait(lambda: self._step(process))
+
+    def _rank(self, rank: int, model: int) -> Process:
+        for step in range(self.profiles[model].windows):
+            for layer, ops in enumerate(self.program.ops_ML[model]):
+                for op in ops:
+                    match op:
+                        case Compute(phase):
+                            yield from self._compute(rank, model, step, layer, phase)
+                        case Barrier(phase):
+                            began = self.now
+                            yield self._meet(model, step, layer)
+                            self.record.add(rank, model, step, layer, phase, began, self.now)
+                        case Exchange(phase, _):
+                            yield lambda resume: self._turns[rank].acquire(model, resume)
+                            yield self._join(rank, op, (model, step, layer, phase))
+                            self._turns[rank].release(model)
+        self._turns[rank].leave(model)
+
+    def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
+        yield self._locks[rank].acquire
+        began = self.now
+        yield self._sleep(self._seconds(rank, model, step, layer, phase))
+        self.record.add(rank, model, step, layer, phase, began, self.now)
+        self._locks[rank].release()
+
+    def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str) -> float:
+        profile, gpu = self.profiles[model], self.cluster.gpus[rank]
+        tokens_SE = profile.tokens_TLSE[step, layer]
+        if phase == "expert":
+            held = self.program.placements_M[model].slots_LG[layer][rank]
+            return float(profile.seconds(phase, gpu, tokens_SE[:, list(held)].sum(axis=0)).sum())
+        return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
+
+    def _sleep(self, seconds: float) -> Wait:
+        def wait(resume: Resume) -> None:
+            self._sequence += 1
+            heapq.heappush(self._heap, (self.now + seconds, self._sequence, resume))
+
+        return wait
+
+    def _meet(self, model: int, step: int, layer: int) -> Wait:
+        def wait(resume: Resume) -> None:
+            arrived = self._barriers.setdefault((model, step, layer), [])
+            arrived.append(resume)
+            if len(arrived) == self.program.ranks:
+                for go in self._barriers.pop((model, step, layer)):
+                    go()
+
+        return wait
+
+    def _join(self, rank: int, op: Exchange, key: tuple[int, int, int, str]) -> Wait:
+        def wait(resume: Resume) -> None:
+            if key not in self._exchanges:
+                self._exchanges[key] = _AllToAll(Gate(op.order, self._bytes_GG(op, *key[:3])), key)
+            exchange = self._exchanges[key]
+            self._open(exchange, exchange.gate.join(rank))
+            if exchange.gate.done(rank):
+                resume()
+            else:
+                exchange.joined[rank] = resume
+
+        return wait
+
+    def _open(self, exchange: _AllToAll, pairs: list[tuple[int, int]]) -> None:
+        for src, dst in pairs:
+            flow = self._switch.open(src, dst, int(exchange.gate.bytes_GG[src, dst]))
+            self._flows[flow] = (exchange, src, dst, self.now)
+
+    def _arrived(self, flow: int) -> None:
+        exchange, src, dst, began = self._flows.pop(flow)
+        size = int(exchange.gate.bytes_GG[src, dst])
+        self.record.transfer(src, *exchange.key, dst, True, size, began, self.now)
+        self.record.transfer(dst, *exchange.key, src, False, size, began, self.now)
+        self._open(exchange, exchange.gate.finish(src, dst))
+        for rank in (src, dst):
+            if exchange.gate.done(rank) and rank in exchange.joined:
+                exchange.joined.pop(rank)()
+
+    def _bytes_GG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
+        profile = self.profiles[model]
+        tokens_SE = profile.tokens_TLSE[step, layer]
+        tokens_GG = np.zeros((self.program.ranks, self.program.ranks), dtype=np.int64)
+        np.add.at(tokens_GG.T, self._gpu_MLE[model][layer], tokens_SE.T)
+        np.fill_diagonal(tokens_GG, 0)
+        return tokens_GG * profile.dispatch_bytes if op.phase == "dispatch" else tokens_GG.T * profile.combine_bytes

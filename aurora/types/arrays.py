@@ -1,0 +1,61 @@
+"""Axis letters and the helpers that copy arrays in, check them and lock them.
+
+Array names end in their axes: T windows (steps), L MoE layers, S source ranks, E logical experts, G GPUs, J groups of
+experts (one group a GPU), M models, X transfers, P expert slots, K experts a token. Scalar names end in their units:
+`_s` seconds, `_Bps` bytes per second, `_bytes` bytes.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from aurora.errors import BadInput
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
+    """A locked int64 copy of `value`; BadInput unless it is an integer array of `ndim` axes without negatives."""
+    array = np.asarray(value)
+    if array.ndim != ndim:
+        raise BadInput(f"{what}: expected {ndim} axes, found shape {array.shape}")
+    if array.dtype.kind not in "iu":
+        raise BadInput(f"{what}: expected integers, found {array.dtype}")
+    if array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise BadInput(f"{what}: {int(array.max())} does not fit into 64 bits")
+    if array.size and int(array.min()) < 0:
+        raise BadInput(f"{what}: expected counts of zero or more, found {int(array.min())}")
+    return locked(np.array(array, dtype=np.int64))
+
+
+def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
+    """A locked float64 copy of `value`; BadInput unless it has `ndim` axes and only finite numbers."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf" or array.ndim != ndim:
+        raise BadInput(f"{what}: expected numbers with {ndim} axes, found {array.dtype} of shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise BadInput(f"{what}: expected finite numbers, found {array[~np.isfinite(array)].flat[0]}")
+    return locked(np.array(array, dtype=np.float64))
+
+
+def locked(array: NDArray[Any]) -> NDArray[Any]:
+    """The same array, made read-only."""
+    array.setflags(write=False)
+    return array
+
+
+def square_bytes(what: str, value: ArrayLike) -> IntArray:
+    """A locked traffic matrix (G, G) int64 with a zeroed diagonal (local tokens do not travel).
+
+    BadInput unless it is square, integer, non-negative, and its sums fit into 64 bits.
+    """
+    matrix = counts(what, value, 2)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise BadInput(f"{what}: expected a square matrix, found shape {matrix.shape}")
+    if float(matrix.sum(dtype=np.float64)) > np.iinfo(np.int64).max / 2:
+        raise BadInput(f"{what}: the matrix sums to more than 64 bits hold")
+    off_diagonal = matrix.copy()
+    np.fill_diagonal(off_diagonal, 0)
+    return locked(off_diagonal)

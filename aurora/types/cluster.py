@@ -1,0 +1,75 @@
+"""The machines: one Gpu a rank, behind a switch that never blocks (THEORY: the big switch)."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.types.arrays import FloatArray, locked
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU and its network port.
+
+    out_Bps, in_Bps: what the port sends and receives at once, bytes per second. memory_bytes: what experts and the rest
+    of the model may fill. speed: compute speed against the reference GPU (1.0). startup_s: fixed cost of one message.
+    """
+
+    name: str
+    kind: str
+    node: int
+    out_Bps: float
+    in_Bps: float
+    memory_bytes: int
+    speed: float = 1.0
+    startup_s: float = 0.0
+    rack: str | None = None
+    failure_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("out_Bps", "in_Bps", "speed", "memory_bytes"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value > 0):
+                raise BadInput(f"gpu {self.name!r}: {field} must be a number above zero, found {value}")
+        for field in ("startup_s", "failure_rate"):
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise BadInput(f"gpu {self.name!r}: {field} must be zero or more, found {value}")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Rank r is the r-th GPU."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gpus", tuple(self.gpus))
+        if not self.gpus:
+            raise BadInput(f"cluster {self.name!r}: expected at least one [[gpu]], found none")
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    def _column(self, field: str) -> FloatArray:
+        return locked(np.array([getattr(gpu, field) for gpu in self.gpus], dtype=np.float64))
+
+    @property
+    def out_Bps_G(self) -> FloatArray:
+        return self._column("out_Bps")
+
+    @property
+    def in_Bps_G(self) -> FloatArray:
+        return self._column("in_Bps")
+
+    @property
+    def startup_s_G(self) -> FloatArray:
+        return self._column("startup_s")
+
+    @property
+    def equal(self) -> bool:
+        """Whether all GPUs are alike in everything that planning looks at."""
+        return len({(g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s) for g in self.gpus}) == 1

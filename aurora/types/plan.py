@@ -1,0 +1,173 @@
+"""What planning makes: placements, orders, timed schedules, and the Plan that holds them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
+from aurora.types.cluster import Cluster
+
+
+def gap(value: float, bound: float) -> float:
+    """value / bound - 1, and 0 when both are zero."""
+    if bound > 0:
+        return value / bound - 1
+    return 0.0 if value <= 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """slots_LG[l][g]: the experts that GPU g holds in layer l, ascending; every expert exactly once a layer."""
+
+    slots_LG: tuple[tuple[tuple[int, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        slots = tuple(tuple(tuple(sorted(map(int, held))) for held in layer) for layer in self.slots_LG)
+        object.__setattr__(self, "slots_LG", slots)
+        if not slots or len({len(layer) for layer in slots}) != 1:
+            raise BadInput("placement: expected one list of GPUs for every layer, all of one length")
+        for number, layer in enumerate(slots):
+            found = sorted(expert for held in layer for expert in held)
+            if found != list(range(self.experts)):
+                raise BadInput(f"placement, layer {number}: expected experts 0..{self.experts - 1} once, found {found}")
+
+    @property
+    def experts(self) -> int:
+        return sum(len(held) for held in self.slots_LG[0])
+
+    @property
+    def gpus(self) -> int:
+        return len(self.slots_LG[0])
+
+    def gpu_E(self, layer: int) -> IntArray:
+        """(E,) int64: the GPU that holds each expert of `layer`."""
+        where = np.empty(self.experts, dtype=np.int64)
+        for gpu, held in enumerate(self.slots_LG[layer]):
+            where[list(held)] = gpu
+        return where
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of one all-to-all; it holds no sizes, so it serves any batch.
+
+    pairs_X2 (G(G-1), 2) int64: every ordered (source, destination) pair once. A rank sends and receives its own pairs in
+    this sequence, with at most `sends_open` and `recvs_open` of them under way at a time; a transfer starts when both of
+    its ends are ready. One and one means one partner at a time.
+    """
+
+    method: str
+    pairs_X2: IntArray
+    sends_open: int = 1
+    recvs_open: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pairs_X2", counts("order", self.pairs_X2, 2))
+        if min(self.sends_open, self.recvs_open) < 1:
+            raise BadInput(f"order {self.method}: expected at least one open send and receive")
+
+    @property
+    def one_to_one(self) -> bool:
+        return self.sends_open == self.recvs_open == 1
+
+    @property
+    def reversed(self) -> "Order":
+        """The order of the transposed all-to-all (combine after dispatch): the same transfers backwards in time."""
+        return Order(self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A timed all-to-all. src_X, dst_X, bytes_X int64, start_s_X, end_s_X float64: one row a transfer, by start."""
+
+    method: str
+    one_to_one: bool
+    src_X: IntArray
+    dst_X: IntArray
+    bytes_X: IntArray
+    start_s_X: FloatArray
+    end_s_X: FloatArray
+    fluid_bound_s: float
+    one_to_one_bound_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("src_X", "dst_X", "bytes_X"):
+            object.__setattr__(self, name, counts(f"schedule, {name}", getattr(self, name), 1))
+        for name in ("start_s_X", "end_s_X"):
+            object.__setattr__(self, name, numbers(f"schedule, {name}", getattr(self, name)))
+        lengths = {len(getattr(self, n)) for n in ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X")}
+        if len(lengths) != 1:
+            raise BadInput(f"schedule: expected columns of one length, found {sorted(lengths)}")
+
+    @property
+    def makespan_s(self) -> float:
+        return float(self.end_s_X.max(initial=0.0))
+
+    @property
+    def gap(self) -> float:
+        """Against the fluid bound."""
+        return gap(self.makespan_s, self.fluid_bound_s)
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """One model's part of a plan. dispatch_L: the order of each layer's dispatch; combine runs it reversed.
+
+    profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
+    dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: predicted seconds of the profile's whole dispatch traffic and
+    the bounds under it.
+    """
+
+    model: str
+    fingerprint: str
+    profile_path: str
+    profile_digest: str
+    placement: Placement
+    dispatch_L: tuple[Order, ...]
+    dispatch_s_L: FloatArray
+    fluid_bound_s_L: FloatArray
+    one_to_one_bound_s_L: FloatArray
+
+    def __post_init__(self) -> None:
+        for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
+            object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=np.float64)))
+        if len(self.dispatch_L) != len(self.placement.slots_LG):
+            raise BadInput(
+                f"plan of {self.model!r}: expected an order for each of {len(self.placement.slots_LG)} layers, "
+                f"found {len(self.dispatch_L)}"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where experts sit and in which order tokens travel, for one model or two that share the GPUs.
+
+    scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision.
+    objective_s: predicted seconds of all layers over the profile; bound_s: below what no placement can get.
+    """
+
+    cluster: Cluster
+    models: tuple[ModelPlan, ...]
+    scenario: str
+    methods: Mapping[str, str]
+    seed: int
+    objective_s: float
+    bound_s: float
+    epoch: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.models) <= 2:
+            raise BadInput(f"plan: expected one or two models, found {len(self.models)}")
+        for model in self.models:
+            if model.placement.gpus != len(self.cluster):
+                raise BadInput(
+                    f"plan of {model.model!r}: expected a placement on {len(self.cluster)} GPUs, "
+                    f"found one on {model.placement.gpus}"
+                )
+
+    @property
+    def gap(self) -> float:
+        return gap(self.objective_s, self.bound_s)

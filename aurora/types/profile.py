@@ -1,0 +1,117 @@
+"""What was measured of one model: where its tokens go and how long its phases take. It knows no placement."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from aurora.errors import BadInput
+from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.cluster import Gpu
+
+PHASES = ("gate", "expert", "aggregate")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds against tokens: straight lines between measured points, the last slope beyond them."""
+
+    tokens_X: FloatArray
+    seconds_X: FloatArray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens_X", numbers("curve tokens", self.tokens_X))
+        object.__setattr__(self, "seconds_X", numbers("curve seconds", self.seconds_X))
+        if len(self.tokens_X) != len(self.seconds_X) or len(self.tokens_X) == 0:
+            raise BadInput(f"curve: expected as many seconds as tokens, found {self.seconds_X.shape}")
+        if (np.diff(self.tokens_X) <= 0).any() or self.tokens_X[0] < 0 or (self.seconds_X < 0).any():
+            raise BadInput("curve: expected rising token counts from zero or more, and seconds of zero or more")
+
+    def __call__(self, tokens: ArrayLike) -> FloatArray:
+        """Seconds for `tokens` (any shape); zero tokens take no time."""
+        at = np.asarray(tokens, dtype=np.float64)
+        seconds = np.interp(at, self.tokens_X, self.seconds_X)
+        if len(self.tokens_X) > 1:
+            slope = (self.seconds_X[-1] - self.seconds_X[-2]) / (self.tokens_X[-1] - self.tokens_X[-2])
+            seconds = seconds + np.maximum(at - self.tokens_X[-1], 0.0) * max(slope, 0.0)
+        return np.where(at > 0, seconds, 0.0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Routing and compute times of one model.
+
+    tokens_TLSE (T, L, S, E) int64: how many (token, choice) pairs source rank s sent to expert e in window t, layer l;
+    a token counts once for each of its `top_k` experts. A window is one forward pass of every source rank.
+    dispatch_bytes, combine_bytes: payload of one such pair on the way to its expert and back.
+    expert_bytes: weights of one expert in one layer; other_bytes: all other weights, which every rank holds.
+    curves: per GPU kind a Curve for each of PHASES; the first kind is the reference. `gate` is all that a rank computes
+    between two MoE layers (attention, norms, router) against its tokens, `expert` is one expert against the tokens that
+    it receives, `aggregate` the weighted sum against the rank's own tokens.
+    fingerprint: a hash of the router weights, so that another model's profile is noticed.
+    """
+
+    model: str
+    fingerprint: str
+    tokens_TLSE: IntArray
+    top_k: int
+    dispatch_bytes: int
+    combine_bytes: int
+    expert_bytes: int
+    other_bytes: int
+    curves: Mapping[str, Mapping[str, Curve]]
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        what = f"profile of {self.model!r}"
+        object.__setattr__(self, "tokens_TLSE", counts(f"{what}, tokens_TLSE", self.tokens_TLSE, 4))
+        if 0 in self.tokens_TLSE.shape:
+            raise BadInput(f"{what}: tokens_TLSE is empty, its shape is {self.tokens_TLSE.shape}")
+        if not 1 <= self.top_k <= self.experts:
+            raise BadInput(f"{what}: top_k must be between 1 and its {self.experts} experts, found {self.top_k}")
+        for name in ("dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes"):
+            if getattr(self, name) < 0:
+                raise BadInput(f"{what}: {name} must be zero or more, found {getattr(self, name)}")
+        if not self.curves:
+            raise BadInput(f"{what}: expected compute curves of at least one GPU kind, found none")
+        for kind, phases in self.curves.items():
+            if missing := [phase for phase in PHASES if phase not in phases]:
+                raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
+
+    @property
+    def windows(self) -> int:
+        return self.tokens_TLSE.shape[0]
+
+    @property
+    def layers(self) -> int:
+        return self.tokens_TLSE.shape[1]
+
+    @property
+    def sources(self) -> int:
+        return self.tokens_TLSE.shape[2]
+
+    @property
+    def experts(self) -> int:
+        return self.tokens_TLSE.shape[3]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of everything that planning reads, so that a plan knows its profile again."""
+        sha = hashlib.sha256(self.tokens_TLSE.tobytes())
+        sizes = (self.dispatch_bytes, self.combine_bytes, self.expert_bytes, self.other_bytes)
+        sha.update(repr((self.model, self.fingerprint, self.tokens_TLSE.shape, self.top_k, sizes)).encode())
+        for kind, phases in self.curves.items():
+            for phase in PHASES:
+                sha.update(f"{kind} {phase}".encode())
+                sha.update(phases[phase].tokens_X.tobytes() + phases[phase].seconds_X.tobytes())
+        return sha.hexdigest()
+
+    def seconds(self, phase: str, gpu: Gpu, tokens: ArrayLike) -> FloatArray:
+        """Seconds that `gpu` takes for `tokens` in `phase`: its kind's own curve, else the reference over its speed."""
+        own = self.curves.get(gpu.kind)
+        if own is not None:
+            return own[phase](tokens)
+        reference = next(iter(self.curves.values()))
+        return reference[phase](tokens) / gpu.speed

@@ -1,0 +1,94 @@
+"""What happened, or what is predicted to: the same columns either way, so that one can be laid over the other."""
+
+from dataclasses import dataclass
+
+from aurora.errors import BadInput
+from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
+from numpy.typing import NDArray
+import numpy as np
+
+TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One row an event, X of them, by start.
+
+    rank_X, epoch_X, model_X, step_X, layer_X int64; phase_X int64 indexes TRACE_PHASES; peer_X the other rank of a
+    transfer or -1; start_s_X, end_s_X seconds since the run's start; bytes_X payload. A transfer has a row on both ends;
+    `sent_X` tells which rows are the sender's. kind: "predicted" or "measured".
+    """
+
+    kind: str
+    names_M: tuple[str, ...]
+    ranks: int
+    rank_X: IntArray
+    epoch_X: IntArray
+    model_X: IntArray
+    step_X: IntArray
+    layer_X: IntArray
+    phase_X: IntArray
+    peer_X: IntArray
+    sent_X: NDArray[np.bool_]
+    start_s_X: FloatArray
+    end_s_X: FloatArray
+    bytes_X: IntArray
+
+    INTEGERS = ("rank_X", "epoch_X", "model_X", "step_X", "layer_X", "phase_X", "bytes_X")
+    COLUMNS = (*INTEGERS, "peer_X", "sent_X", "start_s_X", "end_s_X")
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("predicted", "measured"):
+            raise BadInput(f"trace: kind must be predicted or measured, found {self.kind!r}")
+        for name in self.INTEGERS:
+            object.__setattr__(self, name, counts(f"trace, {name}", getattr(self, name), 1))
+        object.__setattr__(self, "peer_X", locked(np.array(self.peer_X, dtype=np.int64)))
+        object.__setattr__(self, "sent_X", locked(np.array(self.sent_X, dtype=np.bool_)))
+        for name in ("start_s_X", "end_s_X"):
+            object.__setattr__(self, name, numbers(f"trace, {name}", getattr(self, name)))
+        if len({len(getattr(self, name)) for name in self.COLUMNS}) != 1:
+            raise BadInput("trace: expected columns of one length")
+        if (self.end_s_X < self.start_s_X).any():
+            raise BadInput("trace: an event ends before it starts")
+
+    def __len__(self) -> int:
+        return len(self.rank_X)
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end_s_X.max() - self.start_s_X.min()) if len(self) else 0.0
+
+
+class Recorder:
+    """Collects events and makes the Trace of them; simulator and backend write through the same one."""
+
+    def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int) -> None:
+        self.kind, self.names_M, self.ranks = kind, names_M, ranks
+        self.rows: list[Row] = []
+
+    def add(self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float) -> None:
+        """A compute phase or a barrier of one rank."""
+        self.rows.append((start_s, end_s, rank, model, step, layer, TRACE_PHASES.index(phase), -1, False, 0))
+
+    def transfer(
+        self, rank: int, model: int, step: int, layer: int, phase: str, peer: int, sent: bool, size: int, start_s: float,
+        end_s: float,
+    ) -> None:
+        """One end of a transfer of `size` bytes: `rank` sent to or received from `peer`."""
+        self.rows.append((start_s, end_s, rank, model, step, layer, TRACE_PHASES.index(phase), peer, sent, size))
+
+    def trace(self) -> Trace:
+        rows = sorted(self.rows)
+        start, end, rank, model, step, layer, phase, peer, sent, size = (
+            [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(10)]
+        )
+        whole = [np.array(column, dtype=np.int64) for column in (rank, model, step, layer, phase, peer, size)]
+        rank_X, model_X, step_X, layer_X, phase_X, peer_X, bytes_X = whole
+        return Trace(
+            self.kind, self.names_M, self.ranks, rank_X, np.zeros_like(rank_X), model_X, step_X, layer_X, phase_X, peer_X,
+            np.array(sent, dtype=np.bool_), np.array(start, dtype=np.float64), np.array(end, dtype=np.float64), bytes_X,
+        )
+
+
+Row = tuple[float, float, int, int, int, int, int, int, bool, int]
