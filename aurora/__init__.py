@@ -1,0 +1,29 @@
+"""Fast Mixture-of-Experts inference: where experts sit and in which order tokens travel.
+
+The public API is `load`, `save`, `plan`, `simulate`, `order`, `all_to_all` and `run`; `aurora.types` holds what they take and
+give. Importing aurora imports neither torch nor anything slow: each name is fetched on first use.
+"""
+
+import importlib
+from typing import Any
+
+__all__ = ["all_to_all", "load", "order", "plan", "run", "save", "simulate"]
+
+# `plan` and `simulate` are rooms of the package as well as functions: those modules are callable.
+_HOMES = {
+    "all_to_all": ("aurora.execute.collective", "all_to_all"),
+    "load": ("aurora.store", "load"),
+    "order": ("aurora.plan.planner", "order"),
+    "plan": ("aurora.plan", None),
+    "run": ("aurora.execute.run", "run"),
+    "save": ("aurora.store", "save"),
+    "simulate": ("aurora.simulate", None),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'aurora' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    home = importlib.import_module(module)
+    return home if attribute is None else getattr(home, attribute)

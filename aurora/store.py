@@ -40,29 +40,15 @@ def save(value: Storable, path: str | Path) -> None:
     """Write a plan as JSON, a profile or trace as npz, to exactly `path`."""
     path = Path(path)
     if isinstance(value, Plan):
-        text = _compact(json.dumps(_plan_to_json(value), indent=1))
-        write_whole(path, lambda file: file.write((text + "\n").encode()))
+        write_text(path, _compact(json.dumps(_plan_to_json(value), indent=1)) + "\n")
         return
     arrays = _profile_arrays(value) if isinstance(value, Profile) else _trace_arrays(value)
-    write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+    _write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write to a temporary name beside `path` and rename. Raises BadInput where the folder does not allow it."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text whole or not at all. Raises BadInput where the folder does not allow it."""
+    _write_whole(path, lambda file: file.write(text.encode()))
 
 
 def shipped(name: str) -> Path:
@@ -303,7 +289,16 @@ def _load_npz(path: Path, expected: str | None) -> Profile | Trace:
         form = about.pop("format")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError, KeyError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise BadInput(f"{path}: not an {what}, or cut short: {error}") from None
     _schema(path, about)
     about.pop("schema")
@@ -318,6 +313,24 @@ def _load_npz(path: Path, expected: str | None) -> Profile | Trace:
 
 
 # Shared
+
+
+def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write to a temporary name beside `path` and rename. Raises BadInput where the folder does not allow it."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def read_text(path: Path) -> str:

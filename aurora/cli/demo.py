@@ -5,7 +5,7 @@ import os
 import pydoc_data.topics
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +14,9 @@ from rich.table import Table
 
 from aurora.cli.common import need
 from aurora.errors import AuroraError, BadInput
-from aurora.plan.planner import PlanOptions
 from aurora.report.tables import as_text, percent, plan_table, profile_table, seconds
-from aurora.store import load_cluster, save, shipped, write_whole
-from aurora.types import Cluster, Plan, Profile
+from aurora.store import load_cluster, save, shipped, write_text
+from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8
@@ -44,16 +43,18 @@ class Outcome:
     differences: int = 0
 
 
-NAIVE = {"place": "contiguous", "assign": "contiguous", "colocate": "contiguous"}
+NAIVE = PlanOptions("contiguous", "contiguous", "contiguous")
 WAYS = (
-    Way("random", "one after the other, contiguous, random order", False, PlanOptions(**NAIVE, order="random")),
-    Way("at-once", "one after the other, contiguous, all at once", False, PlanOptions(**NAIVE, order="all-at-once")),
+    Way("random", "one after the other, contiguous, random order", False, replace(NAIVE, order="random")),
+    Way("at-once", "one after the other, contiguous, all at once", False, replace(NAIVE, order="all-at-once")),
     Way("aurora", "both at once, under the plan", True, PlanOptions()),
 )
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="folder for profiles, plans, traces and the report")] = Path("demo"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for profiles, plans, traces and the report")] = Path(
+        "demo"
+    ),
     timeout: Annotated[float, typer.Option(help="seconds after which a run that hangs is ended")] = 120.0,
 ) -> None:
     """Two models on four ranks: one after the other with a naive placement and order, then sharing under a plan."""
@@ -61,6 +62,7 @@ def demo(
     from rich.console import Console
 
     from aurora.cli.progress import shown
+
     console = Console()
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -91,7 +93,7 @@ def demo(
     console.print(table)
     heading = f"aurora demo, {len(cluster)} ranks on {os.cpu_count()} cores, ports of {rate / 1e6:g} MB/s"
     report = as_text([heading, *map(profile_table, profiles), plan_table(plans[-1]), table])
-    write_whole(output / "report.txt", lambda file: file.write(report.encode()))
+    write_text(output / "report.txt", report)
     console.print(f"{output}/ holds profiles, plans, traces (predicted and measured) and report.txt", soft_wrap=True)
     if sum(outcome.differences for outcome in outcomes):
         raise AuroraError(f"demo: outputs differ from the plain models', see {output}")
@@ -107,14 +109,14 @@ def _write_texts(folder: Path) -> None:
     for name, text in zip(MODELS, texts, strict=True):
         held = text[-int(len(text) * HELD_OUT) :].encode("ascii", "ignore").decode()
         half = len(held) // 2
-        write_whole(folder / f"{name}.txt", lambda file, held=held, half=half: file.write(held[:half].encode()))
+        write_text(folder / f"{name}.txt", held[:half])
         starts = range(half, half + PROMPTS * PROMPT_TOKENS, PROMPT_TOKENS)
         lines = [json.dumps({"prompt": held[start : start + PROMPT_TOKENS]}) + "\n" for start in starts]
-        write_whole(folder / f"{name}.prompts.jsonl", lambda file, lines=lines: file.write("".join(lines).encode()))
+        write_text(folder / f"{name}.prompts.jsonl", "".join(lines))
 
 
 def _profile(folder: Path, name: str, ranks: int) -> Profile:
-    from aurora.profiler.profile import ProfileOptions, profile_model
+    from aurora.profiler.profile import profile_model
 
     options = ProfileOptions(ranks, PROMPT_TOKENS, BATCH, NEW_TOKENS, limit=PROMPTS, share=ranks)
     profile = profile_model(shipped(f"models/{name}"), [folder / f"{name}.txt"], options)
@@ -122,12 +124,9 @@ def _profile(folder: Path, name: str, ranks: int) -> Profile:
     return profile
 
 
-def _serve(
-    folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], timeout: float
-) -> tuple[Plan, Outcome]:
+def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], timeout: float) -> tuple[Plan, Outcome]:
     """Plan, predict, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`."""
     from aurora.execute.run import run, verify
-    from aurora.execute.serve import RunOptions
     from aurora.models.loading import load_model
     from aurora.models.prompts import read_prompts
     from aurora.plan.planner import make_plan

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from aurora.cli.common import check_output, relative
-from aurora.plan.planner import PlanOptions
+from aurora.types import PlanOptions
 
 DEFAULTS = PlanOptions()
 
@@ -22,9 +22,7 @@ def plan(
     colocate: Annotated[
         str, typer.Option(help="the second model's groups: matching, sorted, decoupled, contiguous, random; or auto")
     ] = DEFAULTS.colocate,
-    order: Annotated[
-        str, typer.Option(help="one all-to-all: openshop, sjf, random, spread-out, all-at-once")
-    ] = DEFAULTS.order,
+    order: Annotated[str, typer.Option(help="one all-to-all: openshop, sjf, random, spread-out, all-at-once")] = DEFAULTS.order,
     seed: Annotated[int, typer.Option(help="for the random strategies")] = DEFAULTS.seed,
 ) -> None:
     """Decide where experts sit and in which order tokens travel; every schedule is checked before the plan is written."""

@@ -1,30 +1,33 @@
 """aurora profile: a model and text -> a profile."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from aurora.cli.common import check_output, need
 from aurora.errors import BadInput
+from aurora.types import ProfileOptions, SyntheticOptions
+
+DEFAULTS, SYNTHETIC = ProfileOptions(), SyntheticOptions()
 
 
 def profile(
-    model: Annotated[Optional[str], typer.Argument(help="folder of a transformers MoE model")] = None,
-    text: Annotated[Optional[list[Path]], typer.Option(help="UTF-8 text to route; repeat, or list several after it")] = None,
-    more_text: Annotated[Optional[list[Path]], typer.Argument(metavar="[FILE]...", show_default=False)] = None,
+    model: Annotated[str | None, typer.Argument(help="folder of a transformers MoE model")] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="UTF-8 text to route; repeat, or list several after it")] = None,
+    more_text: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", show_default=False)] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write")] = Path("profile.npz"),
-    sources: Annotated[int, typer.Option(help="ranks that the prompts are dealt to")] = 4,
-    prompt_tokens: Annotated[int, typer.Option(help="tokens of a prompt")] = 128,
-    batch: Annotated[int, typer.Option(help="prompts that a rank decodes together")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(help="tokens to generate; 1 profiles prefill alone")] = 1,
-    limit: Annotated[Optional[int], typer.Option(help="use at most this many prompts")] = None,
-    share: Annotated[int, typer.Option(help="processes that compute here at once while phases are timed")] = 1,
-    synthetic: Annotated[Optional[str], typer.Option(help="invent traffic: uniform or zipf:EXPONENT")] = None,
-    shape: Annotated[Optional[Path], typer.Option(help="with --synthetic: a transformers config.json")] = None,
-    tokens: Annotated[int, typer.Option(help="with --synthetic: tokens of a source in a window")] = 1024,
-    windows: Annotated[int, typer.Option(help="with --synthetic: windows")] = 1,
-    seed: Annotated[int, typer.Option(help="with --synthetic: random seed")] = 0,
+    sources: Annotated[int, typer.Option(help="ranks that the prompts are dealt to")] = DEFAULTS.sources,
+    prompt_tokens: Annotated[int, typer.Option(help="tokens of a prompt")] = DEFAULTS.prompt_tokens,
+    batch: Annotated[int, typer.Option(help="prompts that a rank decodes together")] = DEFAULTS.batch,
+    max_new_tokens: Annotated[int, typer.Option(help="tokens to generate; 1 profiles prefill alone")] = DEFAULTS.max_new_tokens,
+    limit: Annotated[int | None, typer.Option(help="use at most this many prompts")] = DEFAULTS.limit,
+    share: Annotated[int, typer.Option(help="processes that compute here at once while phases are timed")] = DEFAULTS.share,
+    synthetic: Annotated[str | None, typer.Option(help="invent traffic: uniform or zipf:EXPONENT")] = None,
+    shape: Annotated[Path | None, typer.Option(help="with --synthetic: a transformers config.json")] = None,
+    tokens: Annotated[int, typer.Option(help="with --synthetic: tokens of a source in a window")] = SYNTHETIC.tokens,
+    windows: Annotated[int, typer.Option(help="with --synthetic: windows")] = SYNTHETIC.windows,
+    seed: Annotated[int, typer.Option(help="with --synthetic: random seed")] = SYNTHETIC.seed,
 ) -> None:
     """Count where a model's tokens go and time its phases here; or invent a profile for planning before there is traffic."""
     from rich.console import Console
@@ -38,15 +41,13 @@ def profile(
 
         if shape is None or model is not None:
             raise BadInput("profile --synthetic: expected --shape CONFIG.json and no model")
-        made = synthetic_profile(
-            synthetic, load_json(shape), sources=sources, tokens=tokens, windows=windows, seed=seed
-        )
+        made = synthetic_profile(synthetic, load_json(shape), SyntheticOptions(sources, tokens, windows, seed))
     else:
         if model is None:
             raise BadInput("profile: expected a model folder, or --synthetic with --shape")
         need("torch", "transformers")
         from aurora.cli.progress import shown
-        from aurora.profiler.profile import ProfileOptions, profile_model
+        from aurora.profiler.profile import profile_model
 
         options = ProfileOptions(sources, prompt_tokens, batch, max_new_tokens, limit, share)
         with shown() as progress:

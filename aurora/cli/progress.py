@@ -10,7 +10,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 @contextmanager
 def shown() -> Iterator[Callable[[str, int, int], None]]:
     """Gives a function (what, done, total) that moves a bar for each `what`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks = {}
 

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from aurora.cli.common import check_output, need
 from aurora.errors import AuroraError, BadInput
+from aurora.types import RunOptions
+
+DEFAULTS = RunOptions()
 
 
 def run(
@@ -16,15 +19,17 @@ def run(
     prompts: Annotated[
         list[Path], typer.Option(help="a prompt on each line, or .jsonl with a prompt field; one file, or one a model")
     ],
-    max_new_tokens: Annotated[int, typer.Option(help="tokens to generate for each prompt")] = 16,
-    ranks: Annotated[Optional[int], typer.Option(help="must be the plan's number; told for clarity")] = None,
-    batch: Annotated[int, typer.Option(help="prompts that a rank decodes together")] = 8,
-    transport: Annotated[str, typer.Option(help="auto, gloo, nccl, or shaped: gloo at the cluster file's rates")] = "auto",
+    max_new_tokens: Annotated[int, typer.Option(help="tokens to generate for each prompt")] = DEFAULTS.max_new_tokens,
+    ranks: Annotated[int | None, typer.Option(help="must be the plan's number; told for clarity")] = None,
+    batch: Annotated[int, typer.Option(help="prompts that a rank decodes together")] = DEFAULTS.batch,
+    transport: Annotated[
+        str, typer.Option(help="auto, gloo, nccl, or shaped: gloo at the cluster file's rates")
+    ] = DEFAULTS.transport,
     verify: Annotated[bool, typer.Option("--verify", help="compare with the plain model in one process")] = False,
-    trace: Annotated[Optional[Path], typer.Option(help="write the measured trace (npz); default: beside the plan")] = None,
-    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
-    port: Annotated[int, typer.Option(help="port for the ranks' meeting point; 0 takes a free one")] = 0,
-    timeout: Annotated[float, typer.Option(help="seconds after which a run that hangs is ended")] = 300.0,
+    trace: Annotated[Path | None, typer.Option(help="write the measured trace (npz); default: beside the plan")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
+    port: Annotated[int, typer.Option(help="port for the ranks' meeting point; 0 takes a free one")] = DEFAULTS.port,
+    timeout: Annotated[float, typer.Option(help="seconds after which a run that hangs is ended")] = DEFAULTS.timeout_s,
 ) -> None:
     """Serve prompts with the plan's models on one local process a rank (or as one rank under torchrun), and measure."""
     need("torch", "transformers")
@@ -32,12 +37,11 @@ def run(
 
     from aurora.execute.run import run as execute
     from aurora.execute.run import verify as compare
-    from aurora.execute.serve import RunOptions
     from aurora.models.loading import load_model
     from aurora.models.prompts import read_prompts
     from aurora.report.summary import summarise
     from aurora.report.tables import summary_table
-    from aurora.store import load_plan, save, write_whole
+    from aurora.store import load_plan, save, write_text
 
     loaded = load_plan(plan)
     if ranks is not None and ranks != len(loaded.cluster):
@@ -48,12 +52,12 @@ def run(
         raise BadInput(f"run: expected one --prompts file or one for each of {len(model)} models, found {len(prompts)}")
     target = trace or plan.with_suffix(".measured.npz")
     check_output(target, output)
-    options = RunOptions(max_new_tokens, batch, transport, timeout, keep_logits=verify)
+    options = RunOptions(max_new_tokens, batch, transport, timeout, keep_logits=verify, port=port)
     files = prompts * len(model) if len(prompts) == 1 else prompts
     tokenizers = [load_model(path).tokenizer for path in model]
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
 
-    result = execute(loaded, model, requests, options, port)
+    result = execute(loaded, model, requests, options)
     if result is None:
         return  # under torchrun rank 0 speaks
     save(result.trace, target)
@@ -70,7 +74,7 @@ def run(
             for planned, answers, tokenizer in zip(loaded.models, result.answers_M, tokenizers, strict=True)
             for index, tokens in sorted(answers.tokens.items())
         ]
-        write_whole(output, lambda file: file.write("".join(json.dumps(line) + "\n" for line in lines).encode()))
+        write_text(output, "".join(json.dumps(line) + "\n" for line in lines))
     console.print(f"wrote {target}" + (f" and {output}" if output else ""), soft_wrap=True)
     if verify:
         differences = compare(result, model, requests, options)

@@ -1,7 +1,7 @@
 """aurora simulate: a plan -> a predicted trace."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,9 @@ from aurora.cli.common import check_output, profiles_of
 def simulate(
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
     profile: Annotated[
-        Optional[list[Path]], typer.Option(help="traffic to price, one a model; default: what the plan was made from")
+        list[Path] | None, typer.Option(help="traffic to price, one a model; default: what the plan was made from")
     ] = None,
-    trace: Annotated[Optional[Path], typer.Option(help="write the predicted trace (npz); default: beside the plan")] = None,
+    trace: Annotated[Path | None, typer.Option(help="write the predicted trace (npz); default: beside the plan")] = None,
 ) -> None:
     """Price a plan event by event: time per layer, utilisation, and how far its exchanges are from the bound."""
     from rich.console import Console

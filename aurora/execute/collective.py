@@ -49,7 +49,7 @@ def _slices(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks:
             f"all_to_all: expected {ranks} {name} sizes that sum to its {len(tensor)} rows, "
             f"found {len(sizes)} that sum to {sum(sizes)}"
         )
-    return list(tensor.split(list(sizes)))
+    return list(torch.split(tensor, list(sizes)))
 
 
 _TRANSPORTS: dict[int, TorchTransport] = {}

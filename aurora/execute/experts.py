@@ -31,9 +31,7 @@ class DistributedExperts(nn.Module):
         hold_experts(experts, list(slots_G[self._rank]))
         self.local = experts
 
-    def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """hidden_states (N, H), top_k_index and top_k_weights (N, K) -> (N, H). All ranks call it for the same layer."""
         session, layer = self._session, self._layer
         rows = counts_RE = arrived = sizes = answers = out = torch.empty(0)
@@ -78,13 +76,11 @@ class DistributedExperts(nn.Module):
         upto = torch.cat([torch.zeros(len(counts_RE), 1, dtype=torch.long), counts_RE.cumsum(dim=1)], dim=1)
         return upto[:, self._first_G].diff(dim=1)
 
-    def _exchange(
-        self, phase: str, order: Order, rows: torch.Tensor, out_R: torch.Tensor, in_R: torch.Tensor
-    ) -> torch.Tensor:
+    def _exchange(self, phase: str, order: Order, rows: torch.Tensor, out_R: torch.Tensor, in_R: torch.Tensor) -> torch.Tensor:
         """Send this rank's rows, cut by out_R, and give what arrives, in_R rows from each rank, by rank."""
         arrived = rows.new_empty((int(in_R.sum()), rows.shape[1]))
-        sends = list(rows.contiguous().split(out_R.tolist()))
-        recvs = list(arrived.split(in_R.tolist()))
+        sends = list(torch.split(rows.contiguous(), out_R.tolist()))
+        recvs = list(torch.split(arrived, in_R.tolist()))
         recvs[self._rank].copy_(sends[self._rank])
         self._session.exchange(phase, self._layer, order, sends, recvs)
         return arrived

@@ -22,32 +22,8 @@ from aurora.ranks.group import device_of, joined, model_group
 from aurora.ranks.launcher import Seat
 from aurora.ranks.shaped import Port, ShapedTransport
 from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
-from aurora.types import Plan, Program, Recorder, Trace
+from aurora.types import Plan, Program, Recorder, RunOptions, Trace
 from aurora.types.arrays import FloatArray
-
-TRANSPORTS = ("auto", "gloo", "nccl", "shaped")
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How to serve. batch: prompts that a rank decodes together. transport: "auto" is nccl where every rank has a GPU, else
-    gloo; "shaped" is gloo held to the cluster file's rates. keep_logits: bring the logits home, for comparison."""
-
-    max_new_tokens: int = 16
-    batch: int = 8
-    transport: str = "auto"
-    timeout_s: float = 300.0
-    keep_logits: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.batch < 1:
-            raise BadInput(
-                f"run: expected at least one new token and a batch of one, found {self.max_new_tokens} and {self.batch}"
-            )
-        if self.transport not in TRANSPORTS:
-            raise BadInput(f"--transport: expected one of {', '.join(TRANSPORTS)}, found {self.transport!r}")
-        if not self.timeout_s > 0:
-            raise BadInput(f"--timeout: expected seconds above zero, found {self.timeout_s}")
 
 
 @dataclass
@@ -115,9 +91,7 @@ def serve_rank(
         return _merge(gathered, recorder, name)
 
 
-def _transports(
-    plan: Plan, models: int, seat: Seat, device: str, options: RunOptions
-) -> tuple[list[Transport], str]:
+def _transports(plan: Plan, models: int, seat: Seat, device: str, options: RunOptions) -> tuple[list[Transport], str]:
     backend = "gloo" if device == "cpu" else "nccl"
     groups = [model_group(backend, options.timeout_s) for _ in range(models)]
     if options.transport == "shaped":
@@ -195,9 +169,7 @@ class _Lane:
         self.session.stop_compute("gate", len(self._layers) - 1)
 
 
-def _side_by_side(
-    lanes: Sequence[_Lane], requests_M: Sequence[Sequence[tuple[int, list[int]]]], turnstile: Turnstile
-) -> None:
+def _side_by_side(lanes: Sequence[_Lane], requests_M: Sequence[Sequence[tuple[int, list[int]]]], turnstile: Turnstile) -> None:
     failures: list[BaseException] = []
 
     def run(lane: _Lane, requests: Sequence[tuple[int, list[int]]]) -> None:
@@ -232,5 +204,3 @@ def _merge(gathered: list[Any], recorder: Recorder, transport: str) -> RunResult
     recorder.rows = rows
     trace = recorder.trace()
     return RunResult(tuple(merged), max(a.seconds for a in merged), trace, transport)
-
-

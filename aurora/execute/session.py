@@ -14,9 +14,7 @@ from aurora.types import Order, Recorder
 class Session:
     """One model's run on one rank. Times are seconds since `began_s` of time.perf_counter."""
 
-    def __init__(
-        self, model: int, transport: Transport, turnstile: Turnstile, recorder: Recorder, began_s: float
-    ) -> None:
+    def __init__(self, model: int, transport: Transport, turnstile: Turnstile, recorder: Recorder, began_s: float) -> None:
         self.transport = transport
         self.mask: torch.Tensor | None = None
         self._model, self._turnstile, self._recorder, self._began_s = model, turnstile, recorder, began_s
@@ -37,9 +35,7 @@ class Session:
         self._computing_since = self._now()
 
     def stop_compute(self, phase: str, layer: int) -> None:
-        self._recorder.add(
-            self.transport.rank, self._model, self._step, layer, phase, self._computing_since, self._now()
-        )
+        self._recorder.add(self.transport.rank, self._model, self._step, layer, phase, self._computing_since, self._now())
         self._turnstile.stop_compute()
 
     @contextmanager

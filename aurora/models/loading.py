@@ -62,13 +62,12 @@ class MoeModel:
     @property
     def expert_bytes(self) -> int:
         """Weights of one expert in one layer."""
-        return sum(p.numel() * p.element_size() for p in self.layers[0].experts.parameters()) // self.experts
+        return _bytes(self.layers[0].experts) // self.experts
 
     @property
     def other_bytes(self) -> int:
         """All weights outside experts."""
-        whole = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return whole - self.expert_bytes * self.experts * len(self.layers)
+        return _bytes(self.model) - self.expert_bytes * self.experts * len(self.layers)
 
     def fingerprint(self) -> str:
         """sha256 over the router weights: what decides where tokens go."""
@@ -76,6 +75,10 @@ class MoeModel:
         for layer in self.layers:
             sha.update(layer.router_weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
         return sha.hexdigest()
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:

@@ -7,7 +7,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 def port_seconds(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray:
     """(G,) seconds that each port needs for what it sends or receives, whichever takes longer."""
-    return np.maximum(bytes_GG.sum(axis=1) / out_Bps, bytes_GG.sum(axis=0) / in_Bps)
+    return np.asarray(np.maximum(bytes_GG.sum(axis=1) / out_Bps, bytes_GG.sum(axis=0) / in_Bps))
 
 
 def fluid(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> float:

@@ -1,45 +1,25 @@
 """The wiring of planning: a cluster and one or two profiles become a Plan, layer by layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.plan import objective
 from aurora.plan.assign import ASSIGN
-from aurora.plan.bounds import fluid, one_to_one, spread
+from aurora.plan.bounds import spread
 from aurora.plan.check import check_plan, check_schedule
 from aurora.plan.colocate import COLOCATE
 from aurora.plan.costs import GroupCosts, group_costs
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
 from aurora.plan.switch import timed
-from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types import Cluster, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
+from aurora.types.arrays import FloatArray, IntArray, square_bytes
 
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """Strategies by name. "auto" follows the scenario: Aurora's own methods for it.
-
-    place: experts into GPU-sized groups. assign: groups of one model onto GPUs. colocate: the second model's groups onto
-    the first's GPUs. order: one all-to-all. seed: for the random strategies.
-    """
-
-    place: str = "balanced"
-    assign: str = "auto"
-    colocate: str = "auto"
-    order: str = "openshop"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        choices = {"place": PLACE, "assign": ASSIGN, "colocate": COLOCATE, "order": ORDER}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            known = sorted(choices.get(field.name, {}))
-            if known and value not in known and not (value == "auto" and field.default == "auto"):
-                raise BadInput(f"--{field.name}: expected one of {', '.join(known)}, found {value!r}")
+DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
 
 
 def make_plan(
@@ -58,8 +38,8 @@ def make_plan(
     for profile in profiles:
         _check_fits(cluster, profile, profiles)
     equal = cluster.equal
-    assign = options.assign if options.assign != "auto" else ("matching" if equal else "by-load")
-    colocate = options.colocate if options.colocate != "auto" else ("matching" if equal else "decoupled")
+    options = _resolved(options, equal)
+    assign, colocate = options.assign, options.colocate
     rng = np.random.default_rng(options.seed)
 
     paths = list(profile_paths) or [""] * len(profiles)
@@ -89,15 +69,25 @@ def make_plan(
             total += objective.causal(*(pair if first == 0 else pair[::-1]))
             layer_M = (partner, layer) if first == 0 else (layer, partner)
             bound += _colocated_bound(*(_alone_bounds(cluster, profiles[m], layer_M[m]) for m in (0, 1)))
-        models = [
-            _model_plan(cluster, profiles[m], costs_M[m], placed_M[m], options.order, rng, paths[m]) for m in (0, 1)
-        ]
+        models = [_model_plan(cluster, profiles[m], costs_M[m], placed_M[m], options.order, rng, paths[m]) for m in (0, 1)]
         methods = {"place": options.place, "assign": assign, "colocate": colocate, "order": options.order}
 
     scenario = f"{'exclusive' if len(profiles) == 1 else 'colocated'}, {'equal' if equal else 'mixed'} GPUs"
     plan = Plan(cluster, tuple(models), scenario, methods, options.seed, float(total), float(bound))
     check_plan(plan)
     return plan
+
+
+def _resolved(options: PlanOptions, equal: bool) -> PlanOptions:
+    """Names instead of "auto"; BadInput for a name that no strategy has."""
+    if options.assign == "auto":
+        options = replace(options, assign="matching" if equal else "by-load")
+    if options.colocate == "auto":
+        options = replace(options, colocate="matching" if equal else "decoupled")
+    for name, known in (("place", PLACE), ("assign", ASSIGN), ("colocate", COLOCATE), ("order", ORDER)):
+        if getattr(options, name) not in known:
+            raise BadInput(f"--{name}: expected one of {', '.join(known)}, found {getattr(options, name)!r}")
+    return options
 
 
 def _check_fits(cluster: Cluster, profile: Profile, profiles: Sequence[Profile]) -> None:
@@ -131,9 +121,7 @@ def _check_fits(cluster: Cluster, profile: Profile, profiles: Sequence[Profile])
             )
 
 
-def _costs(
-    cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator
-) -> tuple[GroupCosts, IntArray]:
+def _costs(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> tuple[GroupCosts, IntArray]:
     n = len(cluster)
     room_J = np.full(n, profile.experts // n, dtype=np.int64)
     room_J[: profile.experts % n] += 1
@@ -146,22 +134,17 @@ def _model_plan(
     profile: Profile,
     layers: list[tuple[GroupCosts, IntArray]],
     placed: list[IntArray],
-    order: str,
+    order_name: str,
     rng: np.random.Generator,
     path: str,
 ) -> ModelPlan:
-    out, into, startup = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G
-    slots, orders, seconds, fluids, one_to_ones = [], [], [], [], []
+    slots, orders, schedules = [], [], []
     for layer, ((_, group_E), held_G) in enumerate(zip(layers, placed, strict=True)):
         slots.append(tuple(tuple(np.flatnonzero(group_E == group).tolist()) for group in held_G))
         bytes_GG = dispatch_bytes(profile, layer, np.argsort(held_G)[group_E])
-        made = ORDER[order](bytes_GG, out, into, rng)
-        schedule = timed(made, bytes_GG, out, into, startup)
-        check_schedule(schedule, bytes_GG, out, into)
+        made, schedule = _scheduled(bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G, order_name, rng)
         orders.append(made)
-        seconds.append(schedule.makespan_s)
-        fluids.append(fluid(bytes_GG, out, into))
-        one_to_ones.append(one_to_one(bytes_GG, out, into))
+        schedules.append(schedule)
     return ModelPlan(
         profile.model,
         profile.fingerprint,
@@ -169,10 +152,38 @@ def _model_plan(
         profile.digest,
         Placement(tuple(slots)),
         tuple(orders),
-        np.array(seconds),
-        np.array(fluids),
-        np.array(one_to_ones),
+        np.array([schedule.makespan_s for schedule in schedules]),
+        np.array([schedule.fluid_bound_s for schedule in schedules]),
+        np.array([schedule.one_to_one_bound_s for schedule in schedules]),
     )
+
+
+def order(bytes_GG: ArrayLike, cluster: Cluster | None = None, method: str = "openshop", seed: int = 0) -> Schedule:
+    """The checked schedule of one all-to-all, by a method of ORDER.
+
+    bytes_GG (G, G) integers: i to j; the diagonal does not travel. Without a cluster every port has DEFAULT_BPS. Raises
+    BadInput for a matrix that is not square, whole or non-negative, or does not fit the cluster. Source: Aurora Thm 4.2.
+    """
+    matrix = square_bytes("traffic", bytes_GG)
+    n = len(matrix)
+    if cluster is not None and len(cluster) != n:
+        raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
+    if method not in ORDER:
+        raise BadInput(f"order: expected one of {', '.join(ORDER)}, found {method!r}")
+    out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
+    return _scheduled(matrix, out, into, cluster.startup_s_G if cluster else np.zeros(n), method, np.random.default_rng(seed))[
+        1
+    ]
+
+
+def _scheduled(
+    bytes_GG: IntArray, out: FloatArray, into: FloatArray, startup: FloatArray, method: str, rng: np.random.Generator
+) -> tuple[Order, Schedule]:
+    """An order and its schedule, which the checker has seen."""
+    made = ORDER[method](bytes_GG, out, into, rng)
+    schedule = timed(made, bytes_GG, out, into, startup)
+    check_schedule(schedule, bytes_GG, out, into)
+    return made, schedule
 
 
 def dispatch_bytes(profile: Profile, layer: int, gpu_E: IntArray) -> IntArray:
@@ -225,4 +236,3 @@ def _colocated_bound(a: _Bounds, b: _Bounds) -> float:
         both_combine=spread(np.concatenate([a.combine_GE, b.combine_GE], axis=1)),
         aggregate=(float(a.aggregate_G.max()), float(b.aggregate_G.max())),
     )
-

@@ -6,18 +6,16 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types import Curve, Profile
+from aurora.types import Curve, Profile, SyntheticOptions
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
 
 
-def synthetic_profile(
-    skew: str, config: Mapping[str, Any], *, sources: int, tokens: int, windows: int, seed: int
-) -> Profile:
+def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions()) -> Profile:
     """A profile of the model that `config` (a transformers config.json) describes, with invented traffic.
 
-    skew: "uniform" or "zipf:S", the exponent S >= 0 of the experts' popularity, shuffled for every layer. tokens: how many
-    each source rank holds in each window. Compute times assume REFERENCE_FLOPS; the provenance says so.
+    skew: "uniform" or "zipf:S", the exponent S >= 0 of the experts' popularity, shuffled for every layer. Compute times
+    assume REFERENCE_FLOPS; the provenance says so. Raises BadInput for a skew or config that it cannot read.
     """
     exponent = _exponent(skew)
     experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
@@ -27,15 +25,13 @@ def synthetic_profile(
     inner = _number(config, "moe_intermediate_size", "intermediate_size")
     if not 1 <= top_k <= experts or layers < 1:
         raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {top_k}, {experts} and {layers}")
-    if min(sources, tokens, windows) < 1:
-        raise BadInput(f"synthetic profile: expected one source, token and window or more, found {sources}, {tokens}, {windows}")
-    rng = np.random.default_rng(seed)
-    counts_TLSE = np.zeros((windows, layers, sources, experts), dtype=np.int64)
+    rng = np.random.default_rng(options.seed)
+    counts_TLSE = np.zeros((options.windows, layers, options.sources, experts), dtype=np.int64)
     for layer in range(layers):
         share_E = rng.permutation((1.0 + np.arange(experts)) ** -exponent)
-        for window in range(windows):
-            for source in range(sources):
-                counts_TLSE[window, layer, source] = _draw(share_E, tokens, top_k, rng)
+        for window in range(options.windows):
+            for source in range(options.sources):
+                counts_TLSE[window, layer, source] = _draw(share_E, options.tokens, top_k, rng)
     expert_flops = 6 * hidden * inner
     at = np.array([1, 16, 256, 4096, 65536], dtype=np.float64)
     floor_s = 5e-6
@@ -58,7 +54,7 @@ def synthetic_profile(
         curves=curves,
         provenance={
             "tool": "aurora profile --synthetic",
-            "traffic": f"{skew}, seed {seed}, not measured",
+            "traffic": f"{skew}, seed {options.seed}, not measured",
             "compute": f"arithmetic at {REFERENCE_FLOPS:.0e} FLOPS, half precision, not measured",
         },
     )

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def _expert_s(model: MoeModel, sizes: list[int]) -> list[float]:
         rows = torch.randn(size, model.hidden, dtype=weight.dtype, device=weight.device)
         index = torch.zeros(size, 1, dtype=torch.long, device=weight.device)
         ones = torch.ones(size, 1, dtype=weight.dtype, device=weight.device)
-        times.append(_median(lambda args=(rows, index, ones): _seconds(lambda: experts(*args))))
+        times.append(_median(partial(_seconds, partial(experts, rows, index, ones))))
     return times
 
 
@@ -108,7 +109,7 @@ def _aggregate_s(model: MoeModel, sizes: list[int]) -> list[float]:
         def aggregate(rows: Any = rows, token: Any = token, shares: Any = shares, size: int = size) -> None:
             rows.new_zeros(size, rows.shape[1]).index_add_(0, token, rows * shares)
 
-        times.append(_median(lambda job=aggregate: _seconds(job)))
+        times.append(_median(partial(_seconds, aggregate)))
     return times
 
 

@@ -5,7 +5,6 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,26 +14,8 @@ from aurora.models.loading import load_model
 from aurora.models.prompts import cut_prompts
 from aurora.profiler.compute import measure_curves
 from aurora.profiler.routing import count_routing
-from aurora.types import Profile
-
-
-@dataclass(frozen=True)
-class ProfileOptions:
-    """sources: ranks that prompts are dealt to. prompt_tokens: length of each prompt. batch: prompts a rank decodes
-    together. max_new_tokens: 1 profiles prefill alone. limit: prompts used at most. share: how many processes compute on
-    this machine at the same time while times are measured."""
-
-    sources: int = 4
-    prompt_tokens: int = 128
-    batch: int = 8
-    max_new_tokens: int = 1
-    limit: int | None = None
-    share: int = 1
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and value < 1:
-                raise BadInput(f"--{name.replace('_', '-')}: expected a whole number above zero, found {value}")
+from aurora.ranks.launcher import prepare
+from aurora.types import Profile, ProfileOptions
 
 
 def profile_model(
@@ -49,6 +30,7 @@ def profile_model(
     """
     if not files:
         raise BadInput("profile: expected at least one text file, found none")
+    prepare()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(path, device)
     prompts = cut_prompts(model.tokenizer, files, options.prompt_tokens)[: options.limit]

@@ -26,8 +26,7 @@ def counted_routing(model: MoeModel) -> Iterator[IntArray]:
         return count
 
     handles = [
-        layer.experts.register_forward_pre_hook(hook(number), with_kwargs=True)
-        for number, layer in enumerate(model.layers)
+        layer.experts.register_forward_pre_hook(hook(number), with_kwargs=True) for number, layer in enumerate(model.layers)
     ]
     try:
         yield counts_LE

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput, RankFailed
 from aurora.ranks.launcher import Seat
@@ -35,7 +36,7 @@ def joined(seat: Seat) -> Iterator[None]:
     timeout = datetime.timedelta(seconds=seat.timeout_s)
     try:
         if seat_from_environment(seat.timeout_s) is None:
-            store = dist.TCPStore(seat.host, seat.port, is_master=False, timeout=timeout)
+            store = TCPStore(seat.host, seat.port, is_master=False, timeout=timeout)
             dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
         else:
             dist.init_process_group("gloo", timeout=timeout)

@@ -2,19 +2,32 @@
 
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from types import ModuleType
 from typing import Any
 
 from aurora.errors import AuroraError, BadInput, RankFailed
 
-PRELOAD = ["torch", "torch.distributed", "transformers", "aurora.ranks.launcher"]
+# Imported once, in the process that ranks are forked from: seconds that every rank would spend by itself.
+PRELOAD = [
+    "torch.distributed",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.processing_utils",
+    "transformers.tokenization_utils_tokenizers",
+    "aurora.ranks.launcher",
+]
 GRACE_S = 1.0  # after a first failure, how long to wait for a better explanation from other ranks
 
 
@@ -35,7 +48,7 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
     The store that the ranks meet at lives here, on `port` (0: any free one), so it outlives every rank. When a rank raises
     an AuroraError it is raised here; when one dies or hangs, RankFailed says which. All processes are gone on return.
     """
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     loopback = "127.0.0.1"
     try:
@@ -43,18 +56,16 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
     except OSError as error:
         raise BadInput(f"port {port} on {loopback} cannot be used: {error.strerror}") from None
     listening = listener.getsockname()[1]
-    store = dist.TCPStore(
-        loopback, listening, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    children = []
+    store = TCPStore(loopback, listening, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    context = prepare()
+    children: list[tuple[Any, Connection]] = []
     try:
         for rank in range(ranks):
             ours, theirs = context.Pipe(duplex=False)
             seat = Seat(rank, ranks, loopback, listening, timeout_s)
             child = context.Process(target=_child, args=(theirs, seat, target, args), name=f"aurora-rank-{rank}")
-            child.start()
+            with _no_main():
+                child.start()
             theirs.close()
             children.append((child, ours))
         return _collect(children, timeout_s)
@@ -67,6 +78,25 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
         del store
 
 
+def prepare() -> ForkServerContext:
+    """Start importing for ranks in the background; gives the context that they are forked in."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    multiprocessing.forkserver.ensure_running()
+    return context
+
+
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """Children run `target` by its name; the caller's main module, which may have no guard or no file, stays out of it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _collect(children: list[tuple[Any, Connection]], timeout_s: float) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, AuroraError] = {}
@@ -74,7 +104,7 @@ def _collect(children: list[tuple[Any, Connection]], timeout_s: float) -> list[A
     deadline = time.monotonic() + timeout_s
     while len(results) < len(children):
         open_ranks = [r for r in range(len(children)) if r not in results and r not in failures and r not in deaths]
-        if not open_ranks or (failures or deaths) and time.monotonic() > deadline:
+        if not open_ranks or ((failures or deaths) and time.monotonic() > deadline):
             break
         ready = multiprocessing.connection.wait(
             [children[r][1] for r in open_ranks], timeout=max(0.0, deadline - time.monotonic())

@@ -79,4 +79,4 @@ class ShapedTransport(TorchTransport):
     def _chunks(tensor: torch.Tensor, rate_Bps: float) -> tuple[torch.Tensor, ...]:
         """Views of the tensor's bytes, cut the same way at both ends."""
         size = max(1024, int(rate_Bps * CHUNK_S))
-        return tensor.view(-1).view(torch.uint8).split(size)
+        return torch.split(tensor.view(-1).view(torch.uint8), size)

@@ -25,9 +25,7 @@ class Transport(Protocol):
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """(ranks, *row.shape): every rank's row, on the CPU. Returns when all ranks have given theirs."""
 
-    def exchange(
-        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
-    ) -> None:
+    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         """Send sends[r] to and fill recvs[r] from every rank r but this one, in `order`; empty tensors do not travel.
 
         Both ends must agree on sizes and order. Returns when this rank's transfers are done; raises RankFailed when a
@@ -54,19 +52,15 @@ class TorchTransport:
             dist.all_gather(rows, row.contiguous(), group=self._group)
         return torch.stack(rows)
 
-    def exchange(
-        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
-    ) -> None:
+    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         pairs = order.pairs_X2.tolist()
         outgoing = deque(dst for src, dst in pairs if src == self.rank and sends[dst].numel())
         incoming = deque(src for src, dst in pairs if dst == self.rank and recvs[src].numel())
         jobs: list[Future[None]] = [
-            self._pool.submit(self._drain, outgoing, sends, True, observe)
-            for _ in range(min(order.sends_open, len(outgoing)))
+            self._pool.submit(self._drain, outgoing, sends, True, observe) for _ in range(min(order.sends_open, len(outgoing)))
         ]
         jobs += [
-            self._pool.submit(self._drain, incoming, recvs, False, observe)
-            for _ in range(min(order.recvs_open, len(incoming)))
+            self._pool.submit(self._drain, incoming, recvs, False, observe) for _ in range(min(order.recvs_open, len(incoming)))
         ]
         for job in jobs:
             job.result()
@@ -110,9 +104,7 @@ class NcclTransport:
             dist.all_gather(rows, row.to(self._device), group=self._group)
             return torch.stack(rows).cpu()
 
-    def exchange(
-        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
-    ) -> None:
+    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         posts, ends = [], []
         for src, dst in order.pairs_X2.tolist():
             if src == self.rank and sends[dst].numel():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aurora.types import TRACE_PHASES, Cluster, Trace
 from aurora.types.arrays import FloatArray
@@ -55,23 +56,21 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
     """Numbers of `trace`; bounds are those of the cluster's ports."""
     ranks = trace.ranks
     computing = np.isin(trace.phase_X, COMPUTE)
-    busy_G = np.bincount(
-        trace.rank_X[computing], weights=(trace.end_s_X - trace.start_s_X)[computing], minlength=ranks
-    )
+    busy_G = np.bincount(trace.rank_X[computing], weights=(trace.end_s_X - trace.start_s_X)[computing], minlength=ranks)
     layers = []
     for model, name in enumerate(trace.names_M):
         of_model = trace.model_X == model
         for layer in np.unique(trace.layer_X[of_model]):
             rows = of_model & (trace.layer_X == layer)
-            spent = {phase: _span(trace, rows & (trace.phase_X == phase)) for phase in EXCHANGES}
+            dispatch_s, combine_s = (_span(trace, rows & (trace.phase_X == phase)) for phase in EXCHANGES)
             layers.append(
-                LayerSummary(name, int(layer), _span(trace, rows), *spent.values(), _fluid(trace, rows, cluster))
+                LayerSummary(name, int(layer), _span(trace, rows), dispatch_s, combine_s, _fluid(trace, rows, cluster))
             )
     seconds = trace.seconds
-    return Summary(trace.kind, seconds, busy_G / seconds if seconds else busy_G, tuple(layers))
+    return Summary(trace.kind, seconds, busy_G / max(seconds, 1e-30), tuple(layers))
 
 
-def _span(trace: Trace, rows: np.ndarray) -> float:  # type: ignore[type-arg]
+def _span(trace: Trace, rows: NDArray[np.bool_]) -> float:
     """First start to last end of the rows, step by step, summed."""
     steps = trace.step_X[rows]
     if not len(steps):
@@ -83,18 +82,17 @@ def _span(trace: Trace, rows: np.ndarray) -> float:  # type: ignore[type-arg]
     return float((end[seen] - start[seen]).sum())
 
 
-def _fluid(trace: Trace, rows: np.ndarray, cluster: Cluster) -> float:  # type: ignore[type-arg]
+def _fluid(trace: Trace, rows: NDArray[np.bool_], cluster: Cluster) -> float:
     """The fluid bounds of the rows' dispatches and combines, summed over steps."""
     total = 0.0
     for phase in EXCHANGES:
         own = rows & (trace.phase_X == phase)
         if not own.any():
             continue
-        shape = (int(trace.step_X[own].max()) + 1, trace.ranks)
-        for sent, rate_G in ((True, cluster.out_Bps_G), (False, cluster.in_Bps_G)):
-            load = np.zeros(shape)
-            ends = own & (trace.sent_X == sent)
-            np.add.at(load, (trace.step_X[ends], trace.rank_X[ends]), trace.bytes_X[ends] / rate_G[trace.rank_X[ends]])
-            busiest = load.max(axis=1) if sent else np.maximum(busiest, load.max(axis=1))
-        total += float(busiest.sum())
+        # load[step, direction, rank]: seconds that a port needs for its share
+        load = np.zeros((int(trace.step_X[own].max()) + 1, 2, trace.ranks))
+        rate_DG = np.stack([cluster.in_Bps_G, cluster.out_Bps_G])
+        at = (trace.sent_X[own].astype(int), trace.rank_X[own])
+        np.add.at(load, (trace.step_X[own], *at), trace.bytes_X[own] / rate_DG[at])
+        total += float(load.max(axis=(1, 2)).sum())
     return total

@@ -40,8 +40,7 @@ def plan_table(plan: Plan) -> Table:
     methods = ", ".join(f"{what} {name}" for what, name in plan.methods.items())
     table = Table(
         title=f"{plan.scenario}: {methods}",
-        caption=f"all layers {seconds(plan.objective_s)}, no placement below {seconds(plan.bound_s)}, "
-        f"gap {percent(plan.gap)}",
+        caption=f"all layers {seconds(plan.objective_s)}, no placement below {seconds(plan.bound_s)}, gap {percent(plan.gap)}",
     )
     table.add_column("model")
     for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", "gap"):

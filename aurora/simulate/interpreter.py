@@ -1,6 +1,7 @@
 """Price a Program event by event: ranks, models, compute locks, port turns and the switch."""
 
 import heapq
+import inspect
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
@@ -120,9 +121,7 @@ class _Run:
         ]
 
     def trace(self) -> Trace:
-        running = [
-            self._rank(rank, model) for rank in range(self.program.ranks) for model in range(len(self.profiles))
-        ]
+        running = [self._rank(rank, model) for rank in range(self.program.ranks) for model in range(len(self.profiles))]
         for process in running:
             self._step(process)
         while self._heap or self._flows:
@@ -133,7 +132,9 @@ class _Run:
                 self._arrived(key)
             if timer_s <= flow_s:
                 heapq.heappop(self._heap)[2]()
-        assert all(process.gi_frame is None for process in running), "the program stopped before its end"
+        assert not any(inspect.getgeneratorstate(process) == inspect.GEN_SUSPENDED for process in running), (
+            "the program stopped before its end"
+        )
         return self.record.trace()
 
     def _step(self, process: Process) -> None:

@@ -82,19 +82,19 @@ class Profile:
 
     @property
     def windows(self) -> int:
-        return self.tokens_TLSE.shape[0]
+        return int(self.tokens_TLSE.shape[0])
 
     @property
     def layers(self) -> int:
-        return self.tokens_TLSE.shape[1]
+        return int(self.tokens_TLSE.shape[1])
 
     @property
     def sources(self) -> int:
-        return self.tokens_TLSE.shape[2]
+        return int(self.tokens_TLSE.shape[2])
 
     @property
     def experts(self) -> int:
-        return self.tokens_TLSE.shape[3]
+        return int(self.tokens_TLSE.shape[3])
 
     @property
     def digest(self) -> str:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
-from numpy.typing import NDArray
-import numpy as np
 
 TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate")
 
@@ -72,7 +73,16 @@ class Recorder:
         self.rows.append((start_s, end_s, rank, model, step, layer, TRACE_PHASES.index(phase), -1, False, 0))
 
     def transfer(
-        self, rank: int, model: int, step: int, layer: int, phase: str, peer: int, sent: bool, size: int, start_s: float,
+        self,
+        rank: int,
+        model: int,
+        step: int,
+        layer: int,
+        phase: str,
+        peer: int,
+        sent: bool,
+        size: int,
+        start_s: float,
         end_s: float,
     ) -> None:
         """One end of a transfer of `size` bytes: `rank` sent to or received from `peer`."""
@@ -86,8 +96,20 @@ class Recorder:
         whole = [np.array(column, dtype=np.int64) for column in (rank, model, step, layer, phase, peer, size)]
         rank_X, model_X, step_X, layer_X, phase_X, peer_X, bytes_X = whole
         return Trace(
-            self.kind, self.names_M, self.ranks, rank_X, np.zeros_like(rank_X), model_X, step_X, layer_X, phase_X, peer_X,
-            np.array(sent, dtype=np.bool_), np.array(start, dtype=np.float64), np.array(end, dtype=np.float64), bytes_X,
+            self.kind,
+            self.names_M,
+            self.ranks,
+            rank_X,
+            np.zeros_like(rank_X),
+            model_X,
+            step_X,
+            layer_X,
+            phase_X,
+            peer_X,
+            np.array(sent, dtype=np.bool_),
+            np.array(start, dtype=np.float64),
+            np.array(end, dtype=np.float64),
+            bytes_X,
         )
 
 

@@ -1,0 +1,80 @@
+"""What a user may choose for each verb. The command line reads its defaults from here."""
+
+from dataclasses import dataclass
+
+from aurora.errors import BadInput
+
+TRANSPORTS = ("auto", "gloo", "nccl", "shaped")
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """sources: ranks that prompts are dealt to. prompt_tokens: length of each prompt. batch: prompts a rank decodes
+    together. max_new_tokens: 1 profiles prefill alone. limit: prompts used at most. share: how many processes compute on
+    this machine at the same time while phases are timed."""
+
+    sources: int = 4
+    prompt_tokens: int = 128
+    batch: int = 8
+    max_new_tokens: int = 1
+    limit: int | None = None
+    share: int = 1
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "sources", "prompt_tokens", "batch", "max_new_tokens", "limit", "share")
+
+
+@dataclass(frozen=True)
+class SyntheticOptions:
+    """sources: ranks. tokens: how many each of them holds in each window. windows: forward passes. seed: of the drawing."""
+
+    sources: int = 4
+    tokens: int = 1024
+    windows: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "sources", "tokens", "windows")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Strategies by name. "auto" follows the scenario: Aurora's own methods for it.
+
+    place: experts into GPU-sized groups. assign: groups of one model onto GPUs. colocate: the second model's groups onto
+    the first's GPUs. order: one all-to-all. seed: for the random strategies.
+    """
+
+    place: str = "balanced"
+    assign: str = "auto"
+    colocate: str = "auto"
+    order: str = "openshop"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to serve. batch: prompts that a rank decodes together. transport: "auto" is nccl where every rank has a GPU, else
+    gloo; "shaped" is gloo held to the cluster file's rates. timeout_s: after which a run that hangs is ended.
+    keep_logits: bring the logits home, for comparison. port: of the ranks' meeting point, 0 takes a free one."""
+
+    max_new_tokens: int = 16
+    batch: int = 8
+    transport: str = "auto"
+    timeout_s: float = 300.0
+    keep_logits: bool = False
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "max_new_tokens", "batch", "timeout_s")
+        if self.transport not in TRANSPORTS:
+            raise BadInput(f"--transport: expected one of {', '.join(TRANSPORTS)}, found {self.transport!r}")
+        if not 0 <= self.port < 65536:
+            raise BadInput(f"--port: expected a port from 0 to 65535, found {self.port}")
+
+
+def _above_zero(options: object, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise BadInput(f"--{name.removesuffix('_s').replace('_', '-')}: expected more than zero, found {value}")
