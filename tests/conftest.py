@@ -1,0 +1,36 @@
+"""Fixtures that many tests share: the shipped models and small clusters."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+from hypothesis import settings
+
+from aurora.store import shipped
+from aurora.types import Cluster, Gpu
+
+settings.register_profile("aurora", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("aurora")
+
+
+@pytest.fixture(scope="session")
+def mixtral():
+    return shipped("models/mixtral-topics")
+
+
+@pytest.fixture(scope="session")
+def qwen():
+    return shipped("models/qwen3moe-stdlib")
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A UTF-8 file of 12,000 tokens for the shipped byte-level models."""
+    file = tmp_path / "text.txt"
+    file.write_text("".join(f"def line_{i}(x): return x + {i}\n" for i in range(400))[:12000])
+    return file
+
+
+def cluster(*rates, **fields):
+    return Cluster("test", tuple(Gpu(f"g{i}", "cpu", 0, r, r, 10**9, **fields) for i, r in enumerate(rates)))

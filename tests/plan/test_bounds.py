@@ -1,0 +1,41 @@
+"""The spreading bound against every placement."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from aurora.plan.bounds import fluid, one_to_one, spread
+from tests.strategies import traffics_on_ports
+
+COSTS = st.tuples(st.integers(1, 3), st.integers(0, 4)).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.integers(0, 9).map(float))
+)
+
+
+@given(COSTS)
+def test_spread_is_below_every_placement(cost_GE):
+    gpus, experts = cost_GE.shape
+    best = min(
+        max(sum(cost_GE[g, e] for e in range(experts) if where[e] == g) for g in range(gpus))
+        for where in product(range(gpus), repeat=experts)
+    )
+    assert spread(cost_GE) <= best + 1e-9
+
+
+def test_spread_is_total_work_over_total_speed():
+    work_E, speed_G = np.array([4.0, 2.0, 6.0, 3.0]), np.array([1.0, 0.5])
+    assert spread(work_E[None, :] / speed_G[:, None]) == pytest.approx(15 / 1.5)
+
+
+@given(traffics_on_ports())
+def test_one_to_one_is_never_below_fluid(case):
+    assert one_to_one(*case) >= fluid(*case) * (1 - 1e-12)
+
+
+@given(traffics_on_ports(equal=True))
+def test_on_equal_ports_the_bounds_are_the_same(case):
+    assert one_to_one(*case) == pytest.approx(fluid(*case))

@@ -1,0 +1,94 @@
+"""The judge must find every kind of lie."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aurora.errors import BrokenPlan
+from aurora.plan.check import check_order, check_plan, check_schedule
+from aurora.plan.order import ORDER
+from aurora.plan.planner import make_plan
+from aurora.plan.switch import timed
+from aurora.plan.synthetic import synthetic_profile
+from aurora.types import Order, Schedule, SyntheticOptions
+from tests.conftest import cluster
+
+BYTES = np.array([[0, 4, 6], [5, 0, 2], [3, 7, 0]])
+ONES = np.ones(3)
+CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
+
+
+def good(method="openshop"):
+    return timed(ORDER[method](BYTES, ONES, ONES, np.random.default_rng(0)), BYTES, ONES, ONES)
+
+
+def columns(schedule, **changed):
+    names = ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X")
+    return replace(schedule, **{name: changed.get(name, getattr(schedule, name)) for name in names})
+
+
+def edited(array, index, value):
+    copy = array.copy()
+    copy[index] = value
+    return copy
+
+
+@pytest.mark.parametrize("method", ORDER)
+def test_good_schedules_pass(method):
+    check_schedule(good(method), BYTES, ONES, ONES)
+
+
+def test_a_missing_byte():
+    with pytest.raises(BrokenPlan, match="carries . bytes, expected"):
+        check_schedule(columns(good(), bytes_X=edited(good().bytes_X, 0, good().bytes_X[0] - 1)), BYTES, ONES, ONES)
+
+
+def test_a_transfer_too_fast_for_its_port():
+    s = good()
+    with pytest.raises(BrokenPlan, match="its port carries"):
+        check_schedule(columns(s, end_s_X=edited(s.end_s_X, 0, s.start_s_X[0] + 0.5)), BYTES, ONES, ONES)
+
+
+def test_shared_ports_that_are_too_full_together():
+    """Each transfer keeps to the port's rate, both at once do not."""
+    both = Schedule("x", False, [0, 1], [2, 2], [5, 5], [0.0, 0.0], [5.0, 5.0], 0, 0)
+    traffic = np.array([[0, 0, 5], [0, 0, 5], [0, 0, 0]])
+    with pytest.raises(BrokenPlan, match="rank 2 receives 10 bytes"):
+        check_schedule(both, traffic, ONES, ONES)
+    check_schedule(replace(both, end_s_X=np.array([10.0, 10.0])), traffic, ONES, ONES)
+
+
+def test_two_partners_at_once_where_one_was_claimed():
+    claimed = replace(good("all-at-once"), one_to_one=True)
+    with pytest.raises(BrokenPlan, match="two partners at once"):
+        check_schedule(claimed, BYTES, ONES, ONES)
+
+
+def test_time_running_backwards():
+    s = good()
+    with pytest.raises(BrokenPlan, match="ends before it starts"):
+        check_schedule(columns(s, end_s_X=edited(s.end_s_X, 0, -1.0)), BYTES, ONES, ONES)
+
+
+def test_a_rank_that_is_not_there():
+    s = good()
+    with pytest.raises(BrokenPlan, match="beyond the 3"):
+        check_schedule(columns(s, src_X=edited(s.src_X, 0, 7)), BYTES, ONES, ONES)
+
+
+@pytest.mark.parametrize("pairs", [[[0, 1]], [[0, 1], [0, 1]], [[0, 1], [1, 1]], [[0, 1], [1, 2]]])
+def test_an_order_must_name_each_pair_once(pairs):
+    with pytest.raises(BrokenPlan, match="ordered pairs once"):
+        check_order(Order("x", np.array(pairs)), 2)
+
+
+def test_a_plan_that_promises_too_much():
+    plan = make_plan(cluster(1e6, 1e6), [synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, tokens=64))])
+    check_plan(plan)
+    with pytest.raises(BrokenPlan, match="below its bound"):
+        check_plan(replace(plan, objective_s=plan.bound_s / 2))
+    model = plan.models[0]
+    rushed = replace(model, dispatch_s_L=model.fluid_bound_s_L * 0.9)
+    with pytest.raises(BrokenPlan, match="below the fluid bound"):
+        check_plan(replace(plan, models=(rushed,)))

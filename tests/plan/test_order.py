@@ -1,0 +1,109 @@
+"""Orders against bounds, brute force and the paper's figure."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.plan.bounds import fluid, one_to_one, pair_seconds
+from aurora.plan.check import check_order, check_schedule
+from aurora.plan.order import ORDER
+from aurora.plan.switch import timed
+from aurora.types import Order
+from tests.strategies import traffics_on_ports
+
+
+def schedule(method, bytes_GG, out, into, startup=None, seed=0):
+    return timed(ORDER[method](bytes_GG, out, into, np.random.default_rng(seed)), bytes_GG, out, into, startup)
+
+
+@pytest.mark.parametrize("method", ORDER)
+@given(case=traffics_on_ports(), startup=st.sampled_from([0.0, 0.3]))
+def test_every_order_carries_every_byte_within_the_ports(method, case, startup):
+    bytes_GG, out, into = case
+    order = ORDER[method](bytes_GG, out, into, np.random.default_rng(1))
+    check_order(order, len(bytes_GG))
+    check_order(order.reversed, len(bytes_GG))
+    made = timed(order, bytes_GG, out, into, np.full(len(bytes_GG), startup))
+    check_schedule(made, bytes_GG, out, into)
+    assert made.makespan_s >= fluid(bytes_GG, out, into) * (1 - 1e-9)
+    if order.one_to_one:
+        assert made.makespan_s >= one_to_one(bytes_GG, out, into) * (1 - 1e-9)
+
+
+@given(case=traffics_on_ports())
+def test_openshop_is_dense(case):
+    """No dense open-shop schedule takes twice the one-to-one bound, and none has more messages than pairs with traffic."""
+    bytes_GG, out, into = case
+    made = schedule("openshop", bytes_GG, out, into)
+    assert made.makespan_s <= 2 * one_to_one(bytes_GG, out, into) * (1 + 1e-9)
+    assert len(made.src_X) == (bytes_GG > 0).sum()
+    assert made.one_to_one
+
+
+@given(case=traffics_on_ports(min_ranks=2))
+def test_a_reversed_order_serves_the_transpose_in_the_same_time(case):
+    bytes_GG, out, into = case
+    order = ORDER["openshop"](bytes_GG, out, into, np.random.default_rng(0))
+    there = timed(order, bytes_GG, out, into).makespan_s
+    back = timed(order.reversed, bytes_GG.T, into, out).makespan_s
+    assert back <= there * (1 + 1e-9)
+
+
+@given(case=traffics_on_ports(min_ranks=2, max_ranks=3))
+def test_openshop_against_every_possible_list(case):
+    """Brute force over all lists of at most six transfers: how far from the best one-message order, at most."""
+    bytes_GG, out, into = case
+    pairs = [tuple(p) for p in np.argwhere(bytes_GG > 0)]
+    rest = [(i, j) for i in range(len(bytes_GG)) for j in range(len(bytes_GG)) if i != j and bytes_GG[i, j] == 0]
+    best = min(
+        timed(Order("brute", np.array([*listed, *rest], dtype=np.int64).reshape(-1, 2)), bytes_GG, out, into).makespan_s
+        for listed in permutations(pairs)
+    )
+    made = schedule("openshop", bytes_GG, out, into).makespan_s
+    assert best * (1 - 1e-9) <= made <= 1.5 * best + 1e-9
+
+
+def test_the_papers_figure_4():
+    """GPU 1 sends to 2 and 3, GPU 2 to 1 and 3, a unit each: two units ordered, three when both go to GPU 3 first."""
+    bytes_GG = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
+    ones = np.ones(3)
+    assert schedule("openshop", bytes_GG, ones, ones).makespan_s == pytest.approx(2)
+    unordered = Order("by hand", np.array([[0, 2], [1, 2], [0, 1], [1, 0], [2, 0], [2, 1]]), 1, 2)
+    assert timed(unordered, bytes_GG, ones, ones).makespan_s == pytest.approx(3)
+
+
+def test_all_at_once_on_one_busy_receiver_is_at_the_bound():
+    bytes_GG = np.array([[0, 0, 4], [0, 0, 2], [0, 0, 0]])
+    made = schedule("all-at-once", bytes_GG, np.ones(3), np.ones(3))
+    assert made.makespan_s == pytest.approx(6)
+    assert sorted(made.end_s_X) == pytest.approx([4, 6])  # both at half the rate until the smaller one ends
+
+
+def test_orders_repeat_for_a_seed_and_differ_between_seeds():
+    bytes_GG = np.arange(36).reshape(6, 6) * (1 - np.eye(6, dtype=int))
+    ones = np.ones(6)
+
+    def pairs(seed):
+        return ORDER["random"](bytes_GG, ones, ones, np.random.default_rng(seed)).pairs_X2.tolist()
+
+    assert pairs(3) == pairs(3)
+    assert pairs(3) != pairs(4)
+
+
+def test_pair_seconds_uses_the_slower_end():
+    seconds = pair_seconds(np.array([[0, 10], [10, 0]]), np.array([1.0, 5.0]), np.array([2.0, 10.0]))
+    assert seconds.tolist() == [[0, 10], [5, 0]]
+
+
+def test_openshop_mean_gap_on_equal_ports():
+    """What the README says of the default: measured over the bound, close at n = 16."""
+    rng = np.random.default_rng(0)
+    gaps = []
+    for _ in range(10):
+        bytes_GG = rng.integers(1, 1000, (16, 16))
+        np.fill_diagonal(bytes_GG, 0)
+        gaps.append(schedule("openshop", bytes_GG, np.ones(16), np.ones(16)).gap)
+    assert np.mean(gaps) < 0.05

@@ -1,0 +1,73 @@
+"""The fluid switch: fairness, capacity and hand-computed cases."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.plan.switch import fair_rates, timed
+from aurora.types import Order
+from tests.strategies import RATES
+
+
+@st.composite
+def flows(draw):
+    n = draw(st.integers(2, 5))
+    ends = st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), min_size=1, max_size=8)
+    src, dst = np.array(draw(ends)).T
+    rates = st.lists(st.sampled_from(RATES), min_size=n, max_size=n).map(np.array)
+    return src, dst, draw(rates), draw(rates)
+
+
+@given(flows())
+def test_fair_rates_fill_ports_and_favour_nobody(case):
+    """Max-min fair: no port above its rate, and every flow has a full port on which no other flow is faster."""
+    src, dst, out, into = case
+    rates = fair_rates(src, dst, out, into)
+    n = len(out)
+    used = np.concatenate([np.bincount(src, rates, n), np.bincount(dst, rates, n)])
+    room = np.concatenate([out, into])
+    assert (used <= room * (1 + 1e-9)).all()
+    for flow in range(len(src)):
+        bottlenecks = []
+        for port, mates in ((src[flow], src == src[flow]), (dst[flow] + n, dst == dst[flow])):
+            full = used[port] >= room[port] * (1 - 1e-9)
+            bottlenecks.append(full and rates[flow] >= rates[mates].max() * (1 - 1e-9))
+        assert any(bottlenecks)
+
+
+def test_fair_rates_by_hand():
+    """Three flows into a port of 3 and one of them from a port of 0.5: the others share what it cannot use."""
+    rates = fair_rates(np.array([0, 1, 2]), np.array([3, 3, 3]), np.array([0.5, 9, 9, 9]), np.array([9, 9, 9, 3.0]))
+    assert rates == pytest.approx([0.5, 1.25, 1.25])
+
+
+def test_a_fast_port_serves_slow_ones_side_by_side():
+    bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
+    out, into = np.array([2.0, 1, 1]), np.array([2.0, 1, 1])
+    pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
+    assert timed(Order("one", pairs), bytes_GG, out, into).makespan_s == pytest.approx(20)
+    assert timed(Order("both", pairs, 2, 2), bytes_GG, out, into).makespan_s == pytest.approx(10)
+
+
+def test_startup_is_paid_once_a_message_and_takes_no_bandwidth():
+    bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
+    pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
+    ones = np.ones(3)
+    made = timed(Order("one", pairs), bytes_GG, ones, ones, np.array([0.5, 0.25, 1.0]))
+    assert made.end_s_X.tolist() == pytest.approx([10.5, 21.5])  # 0.5 of rank 0, then 1.0 of rank 2
+    both = timed(Order("both", pairs, 2, 2), bytes_GG, ones, ones, np.array([0.5, 0.25, 1.0]))
+    assert both.end_s_X.tolist() == pytest.approx([20.0, 20.5])  # alone from 0.5 to 1, then at half the rate
+
+
+def test_a_receiver_that_keeps_its_order_makes_senders_wait():
+    bytes_GG = np.array([[0, 0, 5], [0, 0, 5], [0, 0, 0]])
+    pairs = np.array([[1, 2], [0, 2], [0, 1], [1, 0], [2, 0], [2, 1]])
+    made = timed(Order("kept", pairs), bytes_GG, np.ones(3), np.ones(3))
+    assert made.src_X.tolist() == [1, 0]
+    assert made.start_s_X.tolist() == pytest.approx([0, 5])
+
+
+def test_nothing_to_send_is_a_valid_empty_schedule():
+    made = timed(Order("none", np.empty((0, 2), dtype=np.int64)), np.zeros((1, 1), dtype=np.int64), np.ones(1), np.ones(1))
+    assert (made.makespan_s, made.gap, len(made.src_X)) == (0.0, 0.0, 0)

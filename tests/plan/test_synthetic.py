@@ -1,0 +1,50 @@
+"""Invented profiles keep to their description."""
+
+import numpy as np
+import pytest
+
+from aurora.errors import BadInput
+from aurora.plan.synthetic import synthetic_profile
+from aurora.types import SyntheticOptions
+
+MIXTRAL = {"num_local_experts": 8, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 56}
+DEEPSEEK = {
+    "n_routed_experts": 16, "num_hidden_layers": 4, "first_k_dense_replace": 1, "num_experts_per_tok": 4, "hidden_size": 32,
+    "moe_intermediate_size": 16, "intermediate_size": 99,
+}  # fmt: skip
+
+
+def test_every_token_picks_its_experts_once():
+    made = synthetic_profile("zipf:1.2", MIXTRAL, SyntheticOptions(sources=3, tokens=100, windows=2, seed=1))
+    assert made.tokens_TLSE.shape == (2, 3, 3, 8)
+    assert (made.tokens_TLSE.sum(axis=3) == 200).all()
+    assert made.tokens_TLSE.max() <= 100  # no token picks an expert twice
+    assert made.expert_bytes == 2 * 3 * 64 * 56
+
+
+def test_dense_first_layers_and_shared_names_are_understood():
+    made = synthetic_profile("uniform", DEEPSEEK)
+    assert (made.layers, made.experts, made.top_k) == (3, 16, 4)
+    assert made.expert_bytes == 2 * 3 * 32 * 16
+
+
+def test_skew_grows_with_the_exponent_and_seeds_repeat():
+    def skew(name, seed=0):
+        load = synthetic_profile(name, MIXTRAL, SyntheticOptions(seed=seed)).tokens_TLSE.sum(axis=(0, 2))
+        return (load.max(axis=1) / load.mean(axis=1)).mean()
+
+    assert skew("uniform") < skew("zipf:0.8") < skew("zipf:1.5")
+    a, b = (synthetic_profile("zipf:1", MIXTRAL, SyntheticOptions(seed=s)).tokens_TLSE for s in (4, 4))
+    assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("skew", ["zipf", "zipf:x", "zipf:-1", "normal:1", "zipf:nan"])
+def test_an_unknown_skew(skew):
+    with pytest.raises(BadInput, match="--synthetic: expected"):
+        synthetic_profile(skew, MIXTRAL)
+
+
+@pytest.mark.parametrize("config", [{}, {**MIXTRAL, "num_local_experts": 0}, {**MIXTRAL, "num_experts_per_tok": 9}])
+def test_a_config_that_is_no_moe(config):
+    with pytest.raises(BadInput, match="config: expected"):
+        synthetic_profile("uniform", config)

@@ -1,0 +1,53 @@
+"""Hypothesis strategies for aurora's values."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from aurora.types import Cluster, Curve, Gpu, Profile
+
+RATES = (1.0, 2.0, 2.5, 4.0, 5.0, 10.0)
+
+
+def traffics(min_ranks=1, max_ranks=6, most=50):
+    """(G, G) int64 with a zero diagonal."""
+
+    def clear(matrix):
+        np.fill_diagonal(matrix, 0)
+        return matrix
+
+    sizes = st.integers(min_ranks, max_ranks)
+    return sizes.flatmap(lambda n: arrays(np.int64, (n, n), elements=st.integers(0, most)).map(clear))
+
+
+@st.composite
+def traffics_on_ports(draw, min_ranks=1, max_ranks=6, equal=None):
+    """(bytes_GG, out_Bps, in_Bps)."""
+    bytes_GG = draw(traffics(min_ranks, max_ranks))
+    n = len(bytes_GG)
+    if draw(st.booleans()) if equal is None else equal:
+        rate = draw(st.sampled_from(RATES))
+        return bytes_GG, np.full(n, rate), np.full(n, rate)
+    rates = st.lists(st.sampled_from(RATES), min_size=n, max_size=n).map(np.array)
+    return bytes_GG, draw(rates), draw(rates)
+
+
+@st.composite
+def clusters(draw, gpus=None, equal=None):
+    n = draw(st.integers(1, 5)) if gpus is None else gpus
+    shared = draw(st.booleans()) if equal is None else equal
+    one = st.tuples(st.sampled_from(RATES), st.sampled_from((1.0, 0.5, 0.25)), st.sampled_from((0.0, 0.01)))
+    rows = [draw(one)] * n if shared else [draw(one) for _ in range(n)]
+    return Cluster("drawn", tuple(Gpu(f"g{i}", f"k{s}", 0, r, r, 10**9, s, a) for i, (r, s, a) in enumerate(rows)))
+
+
+@st.composite
+def profiles(draw, sources, max_experts=6, max_layers=3, name="drawn"):
+    experts = draw(st.integers(1, max_experts))
+    shape = (draw(st.integers(1, 3)), draw(st.integers(1, max_layers)), sources, experts)
+    tokens = draw(arrays(np.int64, shape, elements=st.integers(0, 30)))
+    curve = st.tuples(st.floats(0, 0.5), st.floats(0, 0.2)).map(
+        lambda c: Curve(np.array([1.0, 11.0]), np.array([c[0], c[0] + 10 * c[1]]))
+    )
+    curves = {"reference": {"gate": draw(curve), "expert": draw(curve), "aggregate": draw(curve)}}
+    return Profile(name, "print", tokens, 1, draw(st.integers(1, 4)), draw(st.integers(1, 4)), 10, 10, curves)

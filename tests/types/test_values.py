@@ -1,0 +1,120 @@
+"""Values refuse what they should not hold, and cannot be changed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.types import Cluster, Curve, Gpu, Order, Placement, Profile, Recorder
+
+FLAT = {p: Curve(np.array([1.0]), np.array([1.0])) for p in ("gate", "expert", "aggregate")}
+GPU = {"name": "g", "kind": "k", "node": 0, "out_Bps": 1.0, "in_Bps": 1.0, "memory_bytes": 1}
+
+
+def profile(tokens, **changed):
+    fields = {"model": "m", "fingerprint": "", "tokens_TLSE": tokens, "top_k": 1, "dispatch_bytes": 1, "combine_bytes": 1,
+              "expert_bytes": 1, "other_bytes": 1, "curves": {"k": FLAT}}  # fmt: skip
+    return Profile(**{**fields, **changed})
+
+
+@pytest.mark.parametrize("field", ["out_Bps", "in_Bps", "speed", "memory_bytes"])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
+def test_gpus_need_positive_finite_figures(field, value):
+    with pytest.raises(BadInput, match=f"gpu 'g': {field} must be a number above zero"):
+        Gpu(**{**GPU, field: value})
+
+
+def test_a_cluster_without_gpus():
+    with pytest.raises(BadInput, match="at least one"):
+        Cluster("empty", ())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.ones((1, 1, 1)), "expected 4 axes"),
+        (np.ones((1, 1, 1, 1)), "expected integers, found float64"),
+        (np.full((1, 1, 1, 1), -3), "zero or more, found -3"),
+        (np.ones((1, 0, 1, 1), dtype=int), "is empty"),
+    ],
+)
+def test_profiles_hold_counts(tokens, message):
+    with pytest.raises(BadInput, match=message):
+        profile(tokens)
+
+
+def test_profiles_need_all_curves_and_a_top_k():
+    ones = np.ones((1, 1, 1, 2), dtype=int)
+    with pytest.raises(BadInput, match="lack aggregate"):
+        profile(ones, curves={"k": {p: FLAT[p] for p in ("gate", "expert")}})
+    with pytest.raises(BadInput, match="between 1 and its 2 experts, found 3"):
+        profile(ones, top_k=3)
+
+
+def test_arrays_are_copied_in_and_locked():
+    tokens = np.ones((1, 1, 1, 1), dtype=np.int64)
+    made = profile(tokens)
+    tokens[:] = 5
+    assert made.tokens_TLSE[0, 0, 0, 0] == 1
+    with pytest.raises(ValueError, match="read-only"):
+        made.tokens_TLSE[:] = 2
+
+
+def test_the_digest_sees_every_input():
+    base = profile(np.ones((1, 1, 1, 2), dtype=int))
+    slower = {p: Curve(np.array([1.0]), np.array([2.0])) for p in FLAT}
+    others = [
+        profile(np.full((1, 1, 1, 2), 2)), profile(base.tokens_TLSE, dispatch_bytes=2), profile(base.tokens_TLSE, model="n"),
+        profile(base.tokens_TLSE, curves={"k": slower}), profile(base.tokens_TLSE, curves={"other": FLAT}),
+        profile(np.ones((1, 1, 2, 1), dtype=int)),
+    ]  # fmt: skip
+    assert len({p.digest for p in [base, *others]}) == len(others) + 1
+    assert profile(base.tokens_TLSE).digest == base.digest
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.floats(0, 9)), min_size=1, max_size=5, unique_by=lambda p: p[0]))
+def test_curves_pass_through_their_points_and_rise_beyond_them(points):
+    points = sorted(points)
+    curve = Curve(np.array([p[0] for p in points], dtype=float), np.array([p[1] for p in points]))
+    assert np.allclose(curve([p[0] for p in points]), [p[1] for p in points])
+    assert curve(0) == 0
+    assert curve(1000) >= curve(points[-1][0]) - 1e-12
+
+
+def test_a_curve_goes_on_with_its_last_slope():
+    assert Curve(np.array([1.0, 3.0]), np.array([1.0, 2.0]))([2, 3, 7]).tolist() == [1.5, 2.0, 4.0]
+
+
+def test_a_kinds_own_curve_beats_speed():
+    fast = {p: Curve(np.array([1.0]), np.array([0.5])) for p in FLAT}
+    made = profile(np.ones((1, 1, 1, 1), dtype=int), curves={"ref": FLAT, "fast": fast})
+    assert made.seconds("expert", Gpu(**{**GPU, "kind": "fast", "speed": 9.0}), 1) == 0.5
+    assert made.seconds("expert", Gpu(**{**GPU, "kind": "unknown", "speed": 4.0}), 1) == 0.25
+
+
+@pytest.mark.parametrize("slots", [(((0,), (0,)),), (((0, 1), (3,)),), (((0,), (1,)), ((0, 1), (1,))), ()])
+def test_placements_hold_every_expert_once(slots):
+    with pytest.raises(BadInput, match="placement"):
+        Placement(slots)
+
+
+def test_placement_tells_where_an_expert_is():
+    assert Placement((((2, 0), (1,)),)).gpu_E(0).tolist() == [0, 1, 0]
+
+
+def test_reversing_an_order_twice_gives_it_back():
+    order = Order("x", np.array([[0, 1], [1, 0]]), 1, 3)
+    assert order.reversed.pairs_X2.tolist() == [[0, 1], [1, 0]]
+    assert (order.reversed.sends_open, order.reversed.recvs_open) == (3, 1)
+    assert order.reversed.reversed.pairs_X2.tolist() == order.pairs_X2.tolist()
+
+
+def test_a_recorder_sorts_by_start():
+    recorder = Recorder("measured", ("m",), 2)
+    recorder.add(1, 0, 0, 0, "gate", 2.0, 3.0)
+    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 10, 0.5, 1.0)
+    trace = recorder.trace()
+    assert trace.start_s_X.tolist() == [0.5, 2.0]
+    assert trace.seconds == 2.5
+    assert Recorder("measured", ("m",), 2).trace().seconds == 0.0
