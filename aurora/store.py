@@ -283,7 +283,7 @@ def _about(form: str, values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 def _load_npz(path: Path, expected: str | None) -> Profile | Trace:
     what = expected or "aurora profile or trace"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays["about"]))
         form = about.pop("format")

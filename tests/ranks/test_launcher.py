@@ -1,0 +1,115 @@
+"""Real processes: results, failures, and nothing left behind."""
+
+import os
+import signal
+import socket
+import time
+
+import psutil
+import pytest
+
+from aurora.errors import BadInput, RankFailed
+from aurora.ranks.group import joined, seat_from_environment
+from aurora.ranks.launcher import launch
+
+
+def identity(seat, *args):
+    return seat.rank, seat.ranks, args
+
+
+def meet(seat):
+    with joined(seat):
+        return seat.rank
+
+
+def complain(seat):
+    if seat.rank == 1:
+        raise BadInput("this file is wrong")
+    time.sleep(60)
+
+
+def stumble(seat):
+    if seat.rank == 2:
+        raise ZeroDivisionError("a bug")
+    time.sleep(60)
+
+
+def die(seat, pids):
+    (pids / str(seat.rank)).write_text(str(os.getpid()))
+    if seat.rank == 1:
+        while len(list(pids.iterdir())) < seat.ranks:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def die_and_be_missed(seat):
+    """The others notice first: their errors must not hide whose death it was."""
+    import torch.distributed as dist
+
+    with joined(seat):
+        dist.barrier()
+        if seat.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+
+def hang(seat):
+    time.sleep(60 if seat.rank == 1 else 0)
+
+
+def test_results_come_back_by_rank():
+    assert launch(identity, 3, "a", 1) == [(rank, 3, ("a", 1)) for rank in range(3)]
+
+
+def test_ranks_meet():
+    assert launch(meet, 2) == [0, 1]
+
+
+def test_a_users_error_is_raised_as_it_is():
+    with pytest.raises(BadInput, match="this file is wrong"):
+        launch(complain, 2)
+
+
+def test_a_bug_names_its_rank_and_place():
+    with pytest.raises(RankFailed, match=r"rank 2: ZeroDivisionError at test_launcher\.py:\d+: a bug"):
+        launch(stumble, 3)
+
+
+def test_a_killed_rank_is_named_and_the_others_are_gone(tmp_path):
+    with pytest.raises(RankFailed, match=r"rank 1 of 3 died \(killed by signal 9\)"):
+        launch(die, 3, tmp_path)
+    pids = [int(file.read_text()) for file in tmp_path.iterdir()]
+    assert len(pids) == 3
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_death_is_blamed_on_the_dead():
+    with pytest.raises(RankFailed, match=r"rank 0 of 2 died \(killed by signal 9\)"):
+        launch(die_and_be_missed, 2)
+
+
+def test_a_rank_that_hangs_is_named():
+    with pytest.raises(RankFailed, match=r"rank 1: no answer within 2 s"):
+        launch(hang, 2, timeout_s=2.0)
+
+
+def test_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=f"port {port} on 127.0.0.1 cannot be used: Address already in use"):
+            launch(identity, 1, port=port)
+
+
+def test_torchruns_variables_make_a_seat(monkeypatch):
+    assert seat_from_environment(1.0) is None
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    seat = seat_from_environment(1.0)
+    assert (seat.rank, seat.ranks, seat.host, seat.port) == (1, 4, "10.0.0.1", 29500)
+    monkeypatch.setenv("RANK", "4")
+    with pytest.raises(BadInput, match="expected 0 <= RANK < WORLD_SIZE, found 4 and 4"):
+        seat_from_environment(1.0)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(BadInput, match="must be whole numbers"):
+        seat_from_environment(1.0)

@@ -1,0 +1,107 @@
+"""Exchanges between real ranks against what a single process says should arrive."""
+
+import numpy as np
+import pytest
+import torch
+
+import aurora
+from aurora.errors import BadInput, RankFailed
+from aurora.plan.order import ORDER
+from aurora.ranks.group import joined
+from aurora.ranks.launcher import launch
+from aurora.ranks.shaped import Port, ShapedTransport
+from aurora.ranks.transport import TorchTransport
+from tests.conftest import cluster
+
+
+def payload(src, dst, size):
+    """What src sends to dst, known to both."""
+    return torch.arange(size, dtype=torch.float32) + 1000 * src + 100 * dst
+
+
+def exchange(seat, sizes, method, machines):
+    """One exchange; gives whether everything arrived, and the events."""
+    sizes = np.array(sizes)
+    travelling = sizes * 4 * (1 - np.eye(seat.ranks, dtype=int))
+    order = ORDER[method](travelling, np.ones(seat.ranks), np.ones(seat.ranks), np.random.default_rng(seat.ranks))
+    events = []
+    with joined(seat):
+        transport = ShapedTransport(None, Port(machines, seat.rank)) if machines else TorchTransport()
+        assert transport.gather(torch.tensor([seat.rank])).flatten().tolist() == list(range(seat.ranks))
+        for _ in range(2):  # twice: nothing of the first may leak into the second
+            sends = [payload(seat.rank, dst, sizes[seat.rank, dst]) for dst in range(seat.ranks)]
+            recvs = [torch.full((int(sizes[src, seat.rank]),), -1.0) for src in range(seat.ranks)]
+            recvs[seat.rank].copy_(sends[seat.rank])
+            transport.exchange(order, sends, recvs, lambda *event: events.append(event))
+            expected = [payload(src, seat.rank, sizes[src, seat.rank]) for src in range(seat.ranks)]
+            assert all(torch.equal(*pair) for pair in zip(recvs, expected, strict=True))
+    return events
+
+
+@pytest.mark.parametrize("method", ["openshop", "random", "all-at-once"])
+@pytest.mark.parametrize("shaped", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_everything_arrives_in_every_order(ranks, shaped, method):
+    sizes = np.random.default_rng(ranks).integers(0, 3000, (ranks, ranks))
+    sizes[0, -1] = 0  # nothing at all for one pair
+    machines = cluster(*[10e6] * ranks, startup_s=0.001) if shaped else None
+    events = launch(exchange, ranks, sizes.tolist(), method, machines, timeout_s=60)
+    for rank, seen in enumerate(events):
+        moved = {(peer, sent): size for peer, sent, size, _, _ in seen}
+        expected = {(p, True): sizes[rank, p] * 4 for p in range(ranks) if p != rank and sizes[rank, p]}
+        expected |= {(p, False): sizes[p, rank] * 4 for p in range(ranks) if p != rank and sizes[p, rank]}
+        assert moved == expected
+        assert len(seen) == 2 * len(expected)
+        assert all(start <= end for *_, start, end in seen)
+
+
+def lose_a_peer(seat):
+    import os
+    import time
+
+    with joined(seat):
+        transport = TorchTransport()
+        transport.gather(torch.tensor([0]))
+        if seat.rank == 1:
+            os._exit(3)
+        time.sleep(0.2)
+        order = ORDER["openshop"](np.ones((2, 2), dtype=int) - np.eye(2, dtype=int), np.ones(2), np.ones(2), None)
+        big = [torch.zeros(10), torch.zeros(10)]
+        try:
+            transport.exchange(order, big, [t.clone() for t in big], lambda *_: None)
+        except RankFailed as error:
+            print(error)
+            raise
+
+
+def test_a_lost_peer_ends_the_exchange():
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 died \(exit code 3\)"):
+        launch(lose_a_peer, 2, timeout_s=60)
+
+
+def through_the_api(seat, order):
+    """aurora.all_to_all against torch's own all_to_all_single."""
+    import torch.distributed as dist
+
+    sizes = torch.randint(0, 50, (seat.ranks, seat.ranks), generator=torch.Generator().manual_seed(1))
+    out_sizes, in_sizes = sizes[seat.rank].tolist(), sizes[:, seat.rank].tolist()
+    rows = torch.randn(sum(out_sizes), 7, generator=torch.Generator().manual_seed(seat.rank))
+    with joined(seat):
+        theirs, ours = torch.empty(sum(in_sizes), 7), torch.empty(sum(in_sizes), 7)
+        dist.all_to_all_single(theirs, rows, in_sizes, out_sizes)
+        aurora.all_to_all(ours, rows, in_sizes, out_sizes, order=order)
+        even_theirs, even_ours = torch.empty(2 * seat.ranks, 3), torch.empty(2 * seat.ranks, 3)
+        even = torch.randn(2 * seat.ranks, 3)
+        dist.all_to_all_single(even_theirs, even)
+        aurora.all_to_all(even_ours, even, order=order)
+        with pytest.raises(BadInput, match="expected 4 input sizes that sum to its"):
+            aurora.all_to_all(ours, rows, in_sizes, [1, 2])
+        with pytest.raises(BadInput, match="do not split evenly over 4 ranks"):
+            aurora.all_to_all(ours, torch.zeros(3, 2))
+    return torch.equal(theirs, ours) and torch.equal(even_theirs, even_ours)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_all_to_all_agrees_with_torch(ordered):
+    order = ORDER["openshop"](np.arange(16).reshape(4, 4) * (1 - np.eye(4, dtype=int)), np.ones(4), np.ones(4), None)
+    assert launch(through_the_api, 4, order if ordered else None, timeout_s=60) == [True] * 4

@@ -1,0 +1,208 @@
+"""Files: round trips, and what is refused."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aurora
+from aurora.errors import AuroraError, BadInput, BrokenPlan
+from aurora.plan.planner import make_plan
+from aurora.plan.synthetic import synthetic_profile
+from aurora.simulate.interpreter import simulate_plan
+from aurora.store import load_cluster, load_plan, load_profile, load_trace, save, shipped
+from aurora.types import PlanOptions, SyntheticOptions, Trace
+from tests.conftest import cluster
+from tests.strategies import clusters, profiles
+
+CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
+GPU = """
+[[gpu]]
+name = "g"
+kind = "k"
+node = 0
+out_Bps = 1e9
+in_Bps = 1e9
+memory_bytes = 1000
+"""
+
+
+@pytest.fixture
+def profile():
+    return synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, tokens=32, windows=2))
+
+
+@pytest.fixture
+def plan(profile):
+    return make_plan(cluster(1e6, 2e6, startup_s=0.001), [profile, profile], PlanOptions(order="sjf"), ["a.npz", "a.npz"])
+
+
+@given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n))))
+def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
+    folder = tmp_path_factory.mktemp("store")
+    machines, source = case
+    made = make_plan(machines, [source])
+    save(source, folder / "p.npz")
+    save(made, folder / "plan.json")
+    assert load_profile(folder / "p.npz").digest == source.digest
+    back = load_plan(folder / "plan.json")
+    assert back.cluster == made.cluster
+    assert [m.placement for m in back.models] == [m.placement for m in made.models]
+    assert [o.pairs_X2.tolist() for o in back.models[0].dispatch_L] == [o.pairs_X2.tolist() for o in made.models[0].dispatch_L]
+    assert (back.objective_s, back.bound_s, back.methods) == (made.objective_s, made.bound_s, made.methods)
+
+
+def test_traces_come_back_as_they_were(tmp_path, plan, profile):
+    trace = simulate_plan(plan, [profile, profile])
+    save(trace, tmp_path / "t.npz")
+    back = load_trace(tmp_path / "t.npz")
+    for column in Trace.COLUMNS:
+        assert np.array_equal(getattr(back, column), getattr(trace, column))
+    assert (back.kind, back.names_M, back.ranks) == (trace.kind, trace.names_M, trace.ranks)
+
+
+def test_load_tells_files_by_their_content(tmp_path, plan, profile):
+    save(plan, tmp_path / "x.json")
+    save(profile, tmp_path / "x.npz")
+    assert aurora.load(tmp_path / "x.json").scenario == plan.scenario
+    assert aurora.load(tmp_path / "x.npz").model == profile.model
+    assert len(aurora.load(shipped("clusters/demo-4.toml"))) == 4
+    with pytest.raises(BadInput, match=r"expected a \.toml, \.json or \.npz file"):
+        aurora.load(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("path", sorted(shipped("clusters").glob("*.toml")), ids=lambda p: p.stem)
+def test_shipped_clusters_are_named_after_their_files(path):
+    assert load_cluster(path).name == path.stem
+
+
+def test_the_papers_mixed_cluster():
+    assert sorted(set(load_cluster(shipped("clusters/paper-mixed-8.toml")).out_Bps_G * 8 / 1e9)) == [40, 50, 80, 100]
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("schema = 1\n", r"expected one \[\[gpu\]\] table or more"),
+        ("schema = 2\n" + GPU, "expected schema = 1, found 2"),
+        ("schema = 1\nfoo = 3\n" + GPU, "unknown foo"),
+        ("schema = 1\n" + GPU + "colour = 'red'\n", "unknown colour"),
+        ("schema = 1\n" + GPU.replace("out_Bps = 1e9", "out_Bps = 0"), "gpu 'g': out_Bps must be a number above zero, found 0"),
+        ("schema = 1\n" + GPU.replace("in_Bps = 1e9", "in_Bps = -5"), "in_Bps must be a number above zero, found -5"),
+        ("schema = 1\n" + GPU.replace("in_Bps = 1e9", "in_Bps = nan"), "in_Bps must be a number above zero, found nan"),
+        ("schema = 1\n" + GPU.replace("in_Bps = 1e9", "in_Bps = 'fast'"), "in_Bps must be a number, found 'fast'"),
+        ("schema = 1\n" + GPU.replace("in_Bps = 1e9\n", ""), "lacks in_Bps"),
+        ("schema = 1\n" + GPU + "count = 0\n", "count must be a whole number above zero, found 0"),
+        ("schema = 1\n" + GPU.replace("node = 0", "node = 0.5"), "node must be a whole number, found 0.5"),
+        ("schema = 1\n[fabric]\ninside_Bps = 9e9\n" + GPU, r"\[fabric\] is not supported"),
+        ("schema = [", "not TOML"),
+    ],
+)
+def test_bad_clusters(tmp_path, toml, message):
+    file = tmp_path / "c.toml"
+    file.write_text(toml)
+    with pytest.raises(BadInput, match=message) as error:
+        load_cluster(file)
+    assert str(file) in str(error.value)
+
+
+def test_count_repeats_a_gpu(tmp_path):
+    (tmp_path / "c.toml").write_text("schema = 1\n" + GPU + "count = 3\n")
+    assert [g.name for g in load_cluster(tmp_path / "c.toml").gpus] == ["g-0", "g-1", "g-2"]
+
+
+def test_every_truncation_of_a_profile_is_refused(tmp_path, profile):
+    save(profile, tmp_path / "p.npz")
+    whole = (tmp_path / "p.npz").read_bytes()
+    for length in range(0, len(whole), max(1, len(whole) // 40)):
+        (tmp_path / "cut.npz").write_bytes(whole[:length])
+        with pytest.raises(BadInput, match=r"cut\.npz"):
+            load_profile(tmp_path / "cut.npz")
+
+
+def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
+    save(plan, tmp_path / "p.json")
+    whole = (tmp_path / "p.json").read_text()
+    for length in range(0, len(whole) - 2, max(1, len(whole) // 40)):
+        (tmp_path / "cut.json").write_text(whole[:length])
+        with pytest.raises(BadInput, match=r"cut\.json"):
+            load_plan(tmp_path / "cut.json")
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda p: p.update(schema=9), BadInput, "expected schema = 1, found 9"),
+        (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
+        (lambda p: p.pop("models"), BadInput, "KeyError"),
+        (
+            lambda p: p["models"][0]["layers"][0].update(slots=[[0], [1]]),
+            BadInput,
+            "expected experts 0..1 once|expected experts",
+        ),
+        (lambda p: p["cluster"]["gpu"][0].update(out_Bps=0), BadInput, "out_Bps must be a number above zero"),
+        (lambda p: p["cluster"]["gpu"].pop(), BadInput, "expected a placement on 1 GPUs, found one on 2"),
+        (lambda p: p["models"][0]["layers"][0]["order"].update(pairs="0>1 0>1"), BrokenPlan, "ordered pairs once"),
+        (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
+    ],
+)
+def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message):
+    save(plan, tmp_path / "p.json")
+    found = json.loads((tmp_path / "p.json").read_text())
+    edit(found)
+    (tmp_path / "p.json").write_text(json.dumps(found))
+    with pytest.raises(error, match=message):
+        load_plan(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens_TLSE": np.full((1, 1, 1, 1), 0.5)}, "expected integers, found float64"),
+        ({"tokens_TLSE": np.full((1, 1, 1, 1), -1)}, "zero or more"),
+        ({"tokens_TLSE": np.full((1, 1), 1)}, "expected 4 axes"),
+        ({"curve_0_gate": np.array([[1.0], [np.nan]])}, "expected finite numbers, found nan"),
+        ({"about": np.array("{}")}, "'format'"),
+        ({"about": np.array([object()], dtype=object)}, "allow_pickle"),
+    ],
+)
+def test_edited_profiles_are_refused(tmp_path, profile, change, message):
+    save(profile, tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as file:
+        arrays = {**file, **change}
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(BadInput, match=message):
+        load_profile(tmp_path / "bad.npz")
+
+
+def test_a_trace_is_no_profile(tmp_path, plan, profile):
+    save(simulate_plan(plan, [profile, profile]), tmp_path / "t.npz")
+    with pytest.raises(BadInput, match="expected an aurora profile, found format 'aurora trace'"):
+        load_profile(tmp_path / "t.npz")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, profile, monkeypatch):
+    save(profile, tmp_path / "p.npz")
+    before = (tmp_path / "p.npz").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(BadInput, match="cannot be written: No space left"):
+        save(profile, tmp_path / "p.npz")
+    assert (tmp_path / "p.npz").read_bytes() == before
+    assert os.listdir(tmp_path) == ["p.npz"]
+
+
+def test_profiles_are_written_to_exactly_the_name_given(tmp_path, profile):
+    save(profile, tmp_path / "no-suffix")
+    assert os.listdir(tmp_path) == ["no-suffix"]
+
+
+def test_writing_into_no_folder(tmp_path, profile):
+    with pytest.raises(AuroraError, match="cannot be written: No such file"):
+        save(profile, tmp_path / "none" / "p.npz")
