@@ -127,7 +127,7 @@ def _profile(folder: Path, name: str, ranks: int) -> Profile:
 def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], timeout: float) -> tuple[Plan, Outcome]:
     """Plan, predict, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`."""
     from aurora.execute.run import run, verify
-    from aurora.models.loading import load_model
+    from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
     from aurora.plan.planner import make_plan
     from aurora.simulate.interpreter import simulate_plan
@@ -144,7 +144,7 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
         save(predicted, folder / f"{slug}.predicted.npz")
         paths = [shipped(f"models/{name}") for name in names]
         prompts = [
-            read_prompts(load_model(path).tokenizer, folder / f"{name}.prompts.jsonl")
+            read_prompts(load_tokenizer(path), folder / f"{name}.prompts.jsonl")
             for path, name in zip(paths, names, strict=True)
         ]
         result = run(plan, paths, prompts, options)

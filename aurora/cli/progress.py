@@ -1,4 +1,4 @@
-"""Progress on the terminal's error stream."""
+"""Progress on the error stream, when that is a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,8 @@ def shown() -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks = {}
 
         def move(what: str, done: int, total: int) -> None:

@@ -37,7 +37,7 @@ def run(
 
     from aurora.execute.run import run as execute
     from aurora.execute.run import verify as compare
-    from aurora.models.loading import load_model
+    from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
     from aurora.report.summary import summarise
     from aurora.report.tables import summary_table
@@ -54,7 +54,7 @@ def run(
     check_output(target, output)
     options = RunOptions(max_new_tokens, batch, transport, timeout, keep_logits=verify, port=port)
     files = prompts * len(model) if len(prompts) == 1 else prompts
-    tokenizers = [load_model(path).tokenizer for path in model]
+    tokenizers = [load_tokenizer(path) for path in model]
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
 
     result = execute(loaded, model, requests, options)

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.execute.serve import RunResult, check_model, serve_rank
+from aurora.execute.serve import RunResult, serve_rank
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
 from aurora.ranks.group import seat_from_environment
-from aurora.ranks.launcher import launch, prepare
+from aurora.ranks.launcher import launch
 from aurora.types import Plan, RunOptions
 
 LOGIT_TOLERANCE = 1e-4
@@ -38,9 +38,6 @@ def run(
         if seat.ranks != len(plan.cluster):
             raise BadInput(f"run: the plan is for {len(plan.cluster)} ranks, WORLD_SIZE is {seat.ranks}")
         return serve_rank(seat, plan, paths, prompts, options)
-    prepare()
-    for index, path in enumerate(paths):
-        check_model(plan, index, load_model(path))
     results = launch(
         serve_rank, len(plan.cluster), plan, paths, prompts, options, timeout_s=options.timeout_s, port=options.port
     )

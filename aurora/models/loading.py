@@ -86,23 +86,10 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
 
     Raises BadInput where there is no model or it has no MoE layers with the shared seam.
     """
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError as error:
-        raise MissingDependency(f'transformers is needed: pip install "aurora-moe[run]" ({error})') from None
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    if Path(path).exists() and not (Path(path) / "config.json").exists():
-        raise BadInput(f"{path}: expected a model folder with a config.json, found none")
-    try:
-        config = AutoConfig.from_pretrained(path)
-        wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=wanted).to(device).eval()
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # transformers raises many kinds for a path that is no model
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(f"{path}: not a model that transformers can load: {reason}") from None
+    transformers = _transformers()
+    config = _from_pretrained(path, transformers.AutoConfig)
+    wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
+    model = _from_pretrained(path, transformers.AutoModelForCausalLM, dtype=wanted).to(device).eval()
     layers = find_moe_layers(model)
     if not layers:
         raise BadInput(f"{path}: {type(model).__name__} has no MoE layers; expected a Mixture-of-Experts causal LM")
@@ -110,7 +97,32 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     if len(sizes) > 1:
         raise BadInput(f"{path}: expected the same number of experts in every MoE layer, found {sorted(sizes)}")
     text = getattr(model.config, "text_config", model.config)
-    return MoeModel(Path(path).name, model, tokenizer, layers, int(text.num_experts_per_tok))
+    return MoeModel(Path(path).name, model, load_tokenizer(path), layers, int(text.num_experts_per_tok))
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer in a model folder. Raises BadInput where there is none."""
+    return _from_pretrained(path, _transformers().AutoTokenizer)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingDependency(f'transformers is needed: pip install "aurora-moe[run]" ({error})') from None
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
+
+
+def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
+    if Path(path).exists() and not (Path(path) / "config.json").exists():
+        raise BadInput(f"{path}: expected a model folder with a config.json, found none")
+    try:
+        return factory.from_pretrained(path, **options)
+    except Exception as error:  # transformers raises many kinds for a path that is no model
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(f"{path}: not a model that transformers can load: {reason}") from None
 
 
 def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:

@@ -151,7 +151,9 @@ def test_experts_live_only_where_the_plan_says(mixtral):
 
 def test_plans_of_other_models_are_refused_before_anything_starts(mixtral, qwen):
     prompts = [prompts_for(mixtral, 1)]
-    with pytest.raises(BadInput, match=r"model 'qwen3moe-stdlib': the plan was made for 'mixtral-topics'.*other router weights"):
+    with pytest.raises(
+        BadInput, match=r"model 'qwen3moe-stdlib': the plan was made for 'mixtral-topics'.*other router weights"
+    ):
         aurora.run(plan_for([mixtral], 2), [qwen], prompts)
     with pytest.raises(BadInput, match="the plan has 1 models, found 2"):
         aurora.run(plan_for([mixtral], 2), [mixtral, qwen], prompts * 2)

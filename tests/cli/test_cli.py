@@ -1,0 +1,306 @@
+"""The commands as a user types them: results, and one sentence with exit code 2 for everything that is wrong."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from aurora.cli.main import main
+from aurora.store import load_plan, load_profile, load_trace, shipped
+from tests.conftest import cluster
+
+DEMO = str(shipped("clusters/demo-4.toml"))
+
+
+@pytest.fixture
+def aurora(capsys, monkeypatch):
+    """Run a command in this process; gives (exit code, output, error)."""
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["aurora", *map(str, args)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """A folder with a profile of each shipped model on 4 sources, made by the command line."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "text.txt").write_text("".join(f"def line_{i}(x): return x + {i}\n" for i in range(400)))
+    for name, out in (("mixtral-topics", "a.npz"), ("qwen3moe-stdlib", "b.npz")):
+        command = [sys.executable, "-m", "aurora.cli.main", "profile", shipped(f"models/{name}"), "--text", "text.txt", "text.txt",
+                   "--sources", "4", "--limit", "16", "--prompt-tokens", "64", "-o", out]  # fmt: skip
+        done = subprocess.run([str(c) for c in command], cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "max/mean expert load" in done.stdout
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A private copy."""
+    return shutil.copytree(made, tmp_path / "work")
+
+
+def refused(result, *patterns):
+    """One sentence on the error stream, exit code 2, no traceback, nothing on the output."""
+    code, out, err = result
+    assert code == 2
+    assert err.startswith("aurora: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert "wrote" not in out
+    for pattern in patterns:
+        assert re.search(pattern, err), err
+
+
+def files(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    code = "import aurora.cli.main, sys; print([m for m in ('torch', 'transformers', 'scipy', 'numba', 'networkx') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_the_whole_way(aurora, folder):
+    a, b, plan = folder / "a.npz", folder / "b.npz", folder / "plan.json"
+    code, out, _ = aurora("plan", "--cluster", DEMO, "--profile", a, "--profile", b, "-o", plan)
+    assert code == 0
+    assert "colocated, equal GPUs: place balanced, assign matching, colocate matching, order openshop" in " ".join(out.split())
+    code, out, _ = aurora("simulate", plan)
+    assert code == 0
+    assert "utilisation" in out
+    predicted = load_trace(folder / "plan.predicted.npz")
+    assert (predicted.kind, predicted.ranks) == ("predicted", 4)
+    (folder / "prompts.txt").write_text("import os\n\nclass Thing:\n    def method(self, other):\nThe statement\n")
+    code, out, err = aurora(
+        "run", plan, "--model", shipped("models/mixtral-topics"), "--model", shipped("models/qwen3moe-stdlib"),
+        "--prompts", folder / "prompts.txt", "--max-new-tokens", 3, "--ranks", 4, "--transport", "shaped", "--verify",
+        "-o", folder / "answers.jsonl",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "verified: same greedy tokens" in out
+    assert re.search(r"mixtral-topics: 4 requests, \d+\.\d tokens/s over shaped", out)
+    assert load_trace(folder / "plan.measured.npz").kind == "measured"
+    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    assert [(x["model"], x["prompt"], len(x["tokens"])) for x in answers] == [
+        (m, p, 3) for m in ("mixtral-topics", "qwen3moe-stdlib") for p in range(4)
+    ]
+
+
+def test_one_profile_means_exclusive_and_a_mixed_cluster_means_mixed(aurora, folder):
+    mixed = folder / "mixed.toml"
+    mixed.write_text("schema = 1\n" + "".join(
+        f'[[gpu]]\nname = "g{i}"\nkind = "x"\nnode = 0\nout_Bps = {r}e6\nin_Bps = {r}e6\nmemory_bytes = 1000000000\n'
+        for i, r in enumerate((4, 3, 2, 1))
+    ))  # fmt: skip
+    for where, profiles, scenario in [
+        (DEMO, ["a.npz"], "exclusive, equal"), (mixed, ["a.npz"], "exclusive, mixed"),
+        (DEMO, ["a.npz", "b.npz"], "colocated, equal"), (mixed, ["a.npz", "b.npz"], "colocated, mixed"),
+    ]:  # fmt: skip
+        given = [arg for p in profiles for arg in ("--profile", folder / p)]
+        assert aurora("plan", "--cluster", where, *given, "-o", folder / "p.json")[0] == 0
+        assert load_plan(folder / "p.json").scenario == f"{scenario} GPUs"
+
+
+def test_synthetic_profiles_plan_without_any_model(aurora, folder):
+    config = shipped("models/mixtral-topics") / "config.json"
+    out = folder / "s.npz"
+    assert aurora("profile", "--synthetic", "zipf:0.8", "--shape", config, "--sources", 8, "-o", out)[0] == 0
+    assert load_profile(out).tokens_TLSE.shape == (1, 4, 8, 8)
+    assert (
+        aurora("plan", "--cluster", shipped("clusters/paper-mixed-8.toml"), "--profile", out, "-o", folder / "p.json")[0] == 0
+    )
+    assert aurora("simulate", folder / "p.json")[0] == 0
+
+
+def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
+    (folder / "plans").mkdir()
+    monkeypatch.chdir(folder)
+    assert aurora("plan", "--cluster", DEMO, "--profile", "a.npz", "-o", "plans/p.json")[0] == 0
+    monkeypatch.chdir("/")
+    assert aurora("simulate", folder / "plans/p.json")[0] == 0
+    shutil.copy(folder / "b.npz", folder / "a.npz")
+    refused(aurora("simulate", folder / "plans/p.json"), r"a\.npz: has changed since .*p\.json was made")
+
+
+@pytest.mark.parametrize(
+    ("args", "patterns"),
+    [
+        (["profile", "nowhere", "--text", "text.txt"], ["nowhere: not a model that transformers can load"]),
+        (["profile", ".", "--text", "text.txt"], ["expected a model folder with a config.json, found none"]),
+        (["profile", "MIXTRAL", "--text", "none.txt"], [r"none\.txt: no such file"]),
+        (["profile", "MIXTRAL"], ["expected at least one text file"]),
+        (["profile"], ["expected a model folder, or --synthetic with --shape"]),
+        (["profile", "MIXTRAL", "--text", "text.txt", "-o", "no/where.npz"], ["cannot be written: no such folder"]),
+        (["profile", "MIXTRAL", "--text", "text.txt", "-o", "."], ["cannot be written: it is a folder"]),
+        (["profile", "--synthetic", "zipf:0.8"], ["expected --shape CONFIG.json"]),
+        (
+            ["profile", "--synthetic", "fat", "--shape", "MIXTRAL/config.json"],
+            ["expected uniform or zipf:EXPONENT, found 'fat'"],
+        ),
+        (["plan", "--cluster", "none.toml", "--profile", "a.npz"], [r"none\.toml: no such file"]),
+        (["plan", "--cluster", "text.txt", "--profile", "a.npz"], [r"text\.txt: not TOML"]),
+        (
+            ["plan", "--cluster", "PAPER", "--profile", "a.npz"],
+            ["dealt to 4 source ranks, but cluster 'paper-equal-8' has 8 GPUs"],
+        ),
+        (["plan", "--cluster", "small.toml", "--profile", "a.npz"], ["has 4 expert slots a layer for 'mixtral-topics', its 8"]),
+        (["plan", "--cluster", "zero.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found 0.0"]),
+        (["plan", "--cluster", "negative.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found -1.0"]),
+        (["plan", "--cluster", "nan.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found nan"]),
+        (["plan", "--cluster", "DEMO", "--profile", "cut.npz"], [r"cut\.npz: not an aurora profile, or cut short"]),
+        (["plan", "--cluster", "DEMO", "--profile", "text.txt"], [r"text\.txt: not an aurora profile"]),
+        (["plan", "--cluster", "DEMO", "--profile", "a.npz", "--order", "best"], ["--order: expected one of openshop, sjf"]),
+        (["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "no/plan.json"], ["cannot be written: no such folder"]),
+        (["simulate", "none.json"], [r"none\.json: no such file"]),
+        (["simulate", "cut.json"], [r"cut\.json: not JSON"]),
+        (["simulate", "plan.json", "--profile", "b.npz"], ["expected 'mixtral-topics' .* other router weights"]),
+        (["run", "plan.json", "--model", "QWEN", "--prompts", "text.txt"], ["plan was made for 'mixtral-topics'"]),
+        (["run", "plan.json", "--model", "nowhere", "--prompts", "text.txt"], ["nowhere: not a model"]),
+        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "none.txt"], [r"none\.txt: no such file"]),
+        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "blank.txt"], [r"blank\.txt: expected a prompt on each line"]),
+        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "bad.jsonl"], [r'bad\.jsonl, line 2: expected {"prompt"']),
+        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--ranks", "2"], ["--ranks 2: .* is for 4 ranks"]),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--model", "QWEN", "--prompts", "text.txt"],
+            ["has 1 models, expected as many"],
+        ),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--transport", "pigeon"],
+            ["--transport: expected"],
+        ),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--max-new-tokens", "0"],
+            ["--max-new-tokens: exp"],
+        ),
+        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--port", "70000"], ["--port: expected a port"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input(aurora, folder, monkeypatch, args, patterns):
+    monkeypatch.chdir(folder)
+    gpu = 'schema = 1\n[[gpu]]\nname = "g"\nkind = "x"\nnode = 0\nout_Bps = {0}\nin_Bps = 1e6\nmemory_bytes = {1}\ncount = 4\n'
+    for name, rate, memory in [
+        ("zero", "0.0", 10**9),
+        ("negative", "-1.0", 10**9),
+        ("nan", "nan", 10**9),
+        ("small", "1e6", 500_000),
+    ]:
+        (folder / f"{name}.toml").write_text(gpu.format(rate, memory))
+    assert aurora("plan", "--cluster", DEMO, "--profile", "a.npz")[0] == 0
+    (folder / "cut.npz").write_bytes((folder / "a.npz").read_bytes()[:-400])
+    (folder / "cut.json").write_text((folder / "plan.json").read_text()[:-40])
+    (folder / "blank.txt").write_text("\n \n")
+    (folder / "bad.jsonl").write_text('{"prompt": "fine"}\n{"text": "not"}\n')
+    names = {"MIXTRAL": shipped("models/mixtral-topics"), "QWEN": shipped("models/qwen3moe-stdlib"), "DEMO": DEMO,
+             "PAPER": shipped("clusters/paper-equal-8.toml")}  # fmt: skip
+    before = files(folder)
+    refused(aurora(*[re.sub("[A-Z]{4,}", lambda m: str(names[m[0]]), arg) for arg in args]), *patterns)
+    assert files(folder) == before
+
+
+def test_a_model_without_experts(aurora, folder):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
+                                 vocab_size=259)).save_pretrained(folder / "dense")  # fmt: skip
+    refused(aurora("profile", folder / "dense", "--text", folder / "text.txt"), "LlamaForCausalLM has no MoE layers")
+
+
+def test_a_port_in_use_and_a_rank_that_dies_at_start(aurora, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert aurora("plan", "--cluster", DEMO, "--profile", "a.npz")[0] == 0
+    run = ["run", "plan.json", "--model", shipped("models/mixtral-topics"), "--prompts", "text.txt"]
+    before = files(folder)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(aurora(*run, "--port", port), f"port {port} on 127.0.0.1 cannot be used: Address already in use")
+    monkeypatch.setattr("aurora.execute.run.serve_rank", die_at_start)
+    refused(aurora(*run), r"rank 2 of 4 died \(killed by signal 9\); the others were stopped")
+    assert files(folder) == before
+
+
+def die_at_start(seat, *_):
+    if seat.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def test_killing_the_command_leaves_no_rank_behind(folder):
+    """SIGKILL gives it no chance to clean up: the ranks notice by themselves."""
+    slow = folder / "slow.toml"
+    slow.write_text(shipped("clusters/demo-4.toml").read_text().replace("3e6", "100.0"))
+    aurora = [sys.executable, "-m", "aurora.cli.main"]
+    subprocess.run(
+        [*aurora, "plan", "--cluster", "slow.toml", "--profile", "a.npz"], cwd=folder, check=True, capture_output=True
+    )
+    command = subprocess.Popen(
+        [*aurora, "run", "plan.json", "--model", shipped("models/mixtral-topics"), "--prompts", "text.txt", "--transport", "shaped"],
+        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 90
+        while len(family := psutil.Process(command.pid).children(recursive=True)) < 6:  # server, tracker, ranks
+            assert time.monotonic() < deadline, family
+            time.sleep(0.1)
+    finally:
+        command.kill()
+        command.wait()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
+
+
+def test_under_torchruns_variables_each_process_is_a_rank(folder):
+    run = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "aurora.cli.main",
+        "run",
+    ]
+    from aurora.plan.planner import make_plan
+    from aurora.store import save
+    from aurora.types import Profile
+
+    four = load_profile(folder / "a.npz")
+    two = Profile(**{**vars(four), "tokens_TLSE": np.array(four.tokens_TLSE[:, :, :2])})
+    save(make_plan(cluster(1e6, 1e6), [two]), folder / "two.json")
+    (folder / "prompts.txt").write_text("import os\nclass A:\nthe end\n")
+    given = ["two.json", "--model", str(shipped("models/mixtral-topics")), "--prompts", "prompts.txt", "--max-new-tokens", "2"]
+    done = subprocess.run([*run, *given, "--verify"], cwd=folder, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("verified: same greedy tokens") == 1
+    assert load_trace(folder / "two.measured.npz").ranks == 2
+
+
+def test_the_demo(aurora, tmp_path):
+    code, out, err = aurora("demo", "-o", tmp_path / "demo")
+    assert code == 0, err
+    report = (tmp_path / "demo" / "report.txt").read_text()
+    assert report.count(" yes ") == 3
+    assert "shaped transport" in " ".join(out.split())
+    names = files(tmp_path / "demo")
+    for expected in ("aurora.plan.json", "aurora.predicted.npz", "aurora.measured.npz", "mixtral-topics.npz", "report.txt"):
+        assert expected in names
+    predicted, measured = (load_trace(tmp_path / "demo" / f"aurora.{kind}.npz") for kind in ("predicted", "measured"))
+    assert predicted.step_X.max() == measured.step_X.max()  # the same steps, so that one can be laid over the other
+    assert predicted.names_M == measured.names_M
