@@ -47,10 +47,16 @@ class TorchTransport:
         self._pool = ThreadPoolExecutor(max(1, 2 * (self.ranks - 1)), thread_name_prefix="aurora-port")
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        rows = [torch.empty_like(row) for _ in range(self.ranks)]
+        # Every pair directly: a third of all_gather's time at 4 ranks, whose ring takes a wake-up a step.
+        rows = row.new_empty((self.ranks, *row.shape))
+        rows[self.rank] = row
+        peers = [peer for peer in range(self.ranks) if peer != self.rank]
         with _lost_peers(self.rank, "the others"):
-            dist.all_gather(rows, row.contiguous(), group=self._group)
-        return torch.stack(rows)
+            posted: list[Any] = [dist.irecv(rows[peer], group=self._group, group_src=peer) for peer in peers]
+            posted += [dist.isend(rows[self.rank], group=self._group, group_dst=peer) for peer in peers]
+            for work in posted:
+                work.wait()
+        return rows
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         pairs = order.pairs_X2.tolist()

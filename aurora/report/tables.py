@@ -19,7 +19,8 @@ def seconds(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{value:.1%}"
+    """One decimal, none where it would not be read."""
+    return f"{value:.1%}" if abs(value) < 1 else f"{value:.0%}"
 
 
 def profile_table(profile: Profile) -> Table:

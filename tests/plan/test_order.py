@@ -63,7 +63,7 @@ def test_openshop_against_every_possible_list(case):
         for listed in permutations(pairs)
     )
     made = schedule("openshop", bytes_GG, out, into).makespan_s
-    assert best * (1 - 1e-9) <= made <= 1.5 * best + 1e-9
+    assert best * (1 - 1e-9) <= made <= 1.05 * best + 1e-9
 
 
 def test_the_papers_figure_4():
