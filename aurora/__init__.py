@@ -1,16 +1,19 @@
 """Fast Mixture-of-Experts inference: where experts sit and in which order tokens travel.
 
-The public API is `load`, `save`, `plan`, `simulate`, `order`, `all_to_all` and `run`; `aurora.types` holds what they take and
-give. Importing aurora imports neither torch nor anything slow: each name is fetched on first use.
+The public API is `load`, `save`, `plan`, `simulate`, `order`, `all_to_all` and `run`, with `PlanOptions` and `RunOptions` for
+their choices; `aurora.types` holds what they take and give. Importing aurora imports neither torch nor anything slow: each
+name is fetched on first use.
 """
 
 import importlib
 from typing import Any
 
-__all__ = ["all_to_all", "load", "order", "plan", "run", "save", "simulate"]
+__all__ = ["PlanOptions", "RunOptions", "all_to_all", "load", "order", "plan", "run", "save", "simulate"]
 
 # `plan` and `simulate` are rooms of the package as well as functions: those modules are callable.
 _HOMES = {
+    "PlanOptions": ("aurora.types.options", "PlanOptions"),
+    "RunOptions": ("aurora.types.options", "RunOptions"),
     "all_to_all": ("aurora.execute.collective", "all_to_all"),
     "load": ("aurora.store", "load"),
     "order": ("aurora.plan.planner", "order"),

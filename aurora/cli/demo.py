@@ -4,7 +4,7 @@ import json
 import os
 import pydoc_data.topics
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +20,7 @@ from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, Ru
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8
+CLUSTER = shipped("clusters/demo-4.toml")
 HELD_OUT = 0.1  # the models were trained on all but the last tenth of their texts
 
 
@@ -44,9 +45,9 @@ class Outcome:
 
 NAIVE = PlanOptions("contiguous", "contiguous", "contiguous")
 WAYS = (
-    Way("random", "in turn, contiguous, random order", False, replace(NAIVE, order="random")),
-    Way("at-once", "in turn, contiguous, all at once", False, replace(NAIVE, order="all-at-once")),
-    Way("aurora", "together, under the plan", True, PlanOptions()),
+    Way("random", "in turn, random order", False, replace(NAIVE, order="random")),
+    Way("at-once", "in turn, all at once", False, replace(NAIVE, order="all-at-once")),
+    Way("aurora", "together, planned", True, PlanOptions()),
 )
 
 
@@ -63,39 +64,44 @@ def demo(
     from aurora.cli.progress import shown
 
     console = Console()
+    cluster = load_cluster(CLUSTER)
+    console.print(
+        f"Two MoE models ({', '.join(MODELS)}), {len(cluster)} ranks as processes of this machine ({os.cpu_count()} cores), "
+        f"ports held to {cluster.gpus[0].out_Bps / 1e6:g} MB/s each way over the shaped transport; fp32 on the CPU."
+    )
+    with shown() as progress:
+        outcomes = serve_all(output, timeout, progress)
+    console.print(outcome_table(outcomes))
+    console.print(f"{output}/ holds profiles, plans, traces (predicted and measured) and report.txt", soft_wrap=True)
+    if sum(outcome.differences for outcome in outcomes):
+        raise AuroraError(f"demo: outputs differ from the plain models', see {output}")
+
+
+def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[Outcome]:
+    """Profile both models and serve in each of WAYS, leaving everything in the folder `output`; one Outcome a way."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
-    cluster = load_cluster(shipped("clusters/demo-4.toml"))
-    shutil.copy(shipped("clusters/demo-4.toml"), output / "cluster.toml")
-    rate = cluster.gpus[0].out_Bps
-    console.print(
-        f"Two MoE models ({', '.join(MODELS)}), {len(cluster)} ranks as processes of this machine ({os.cpu_count()} cores), "
-        f"ports held to {rate / 1e6:g} MB/s each way over the shaped transport; fp32 on the CPU."
-    )
-    with shown() as progress:
-        _write_texts(output)
-        profiles = []
-        for number, name in enumerate(MODELS):
-            progress("profiling", number, len(MODELS))
-            profiles.append(_profile(output, name, len(cluster)))
-        progress("profiling", len(MODELS), len(MODELS))
-        plans, outcomes = [], []
-        for number, way in enumerate(WAYS):
-            progress("serving", number, len(WAYS))
-            plan, outcome = _serve(output, way, cluster, profiles, timeout)
-            plans.append(plan)
-            outcomes.append(outcome)
-        progress("serving", len(WAYS), len(WAYS))
-    table = _table(outcomes)
-    console.print(table)
-    heading = f"aurora demo, {len(cluster)} ranks on {os.cpu_count()} cores, ports of {rate / 1e6:g} MB/s"
-    report = as_text([heading, *map(profile_table, profiles), plan_table(plans[-1]), table])
+    cluster = load_cluster(CLUSTER)
+    shutil.copy(CLUSTER, output / "cluster.toml")
+    _write_texts(output)
+    profiles = []
+    for number, name in enumerate(MODELS):
+        progress("profiling", number, len(MODELS))
+        profiles.append(_profile(output, name, len(cluster)))
+    progress("profiling", len(MODELS), len(MODELS))
+    plans, outcomes = [], []
+    for number, way in enumerate(WAYS):
+        progress("serving", number, len(WAYS))
+        plan, outcome = _serve(output, way, cluster, profiles, timeout)
+        plans.append(plan)
+        outcomes.append(outcome)
+    progress("serving", len(WAYS), len(WAYS))
+    heading = f"aurora demo, {len(cluster)} ranks on {os.cpu_count()} cores"
+    report = as_text([heading, *map(profile_table, profiles), plan_table(plans[-1]), outcome_table(outcomes)])
     write_text(output / "report.txt", report)
-    console.print(f"{output}/ holds profiles, plans, traces (predicted and measured) and report.txt", soft_wrap=True)
-    if sum(outcome.differences for outcome in outcomes):
-        raise AuroraError(f"demo: outputs differ from the plain models', see {output}")
+    return outcomes
 
 
 def _write_texts(folder: Path) -> None:
@@ -156,8 +162,12 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
     return plan, outcome
 
 
-def _table(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(title="the same prompts, three ways")
+def outcome_table(outcomes: Sequence[Outcome]) -> Table:
+    """Predicted beside measured, the speed-up over the first way, and whether the outputs are the plain models'."""
+    table = Table(
+        title="the same prompts, three ways",
+        caption="in turn: one model after the other, experts placed contiguously; together: sharing the GPUs under the plan",
+    )
     table.add_column("way", no_wrap=True)
     for column in ("predicted", "measured", "off", "speed-up", "equal"):
         table.add_column(column, justify="right")

@@ -12,7 +12,7 @@ from aurora.plan.assign import ASSIGN
 from aurora.plan.bounds import spread
 from aurora.plan.check import check_plan, check_schedule
 from aurora.plan.colocate import COLOCATE
-from aurora.plan.costs import GroupCosts, group_costs
+from aurora.plan.costs import GroupCosts, group_costs, group_tokens
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
 from aurora.plan.switch import timed
@@ -171,9 +171,9 @@ def order(bytes_GG: ArrayLike, cluster: Cluster | None = None, method: str = "op
     if method not in ORDER:
         raise BadInput(f"order: expected one of {', '.join(ORDER)}, found {method!r}")
     out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
-    return _scheduled(matrix, out, into, cluster.startup_s_G if cluster else np.zeros(n), method, np.random.default_rng(seed))[
-        1
-    ]
+    startup = cluster.startup_s_G if cluster else np.zeros(n)
+    _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed))
+    return schedule
 
 
 def _scheduled(
@@ -188,9 +188,7 @@ def _scheduled(
 
 def dispatch_bytes(profile: Profile, layer: int, gpu_E: IntArray) -> IntArray:
     """(G, G) int64, zero diagonal: what each rank sends to each over the whole profile when gpu_E[e] holds expert e."""
-    tokens_SE = profile.tokens_TLSE[:, layer].sum(axis=0)
-    bytes_GG = np.zeros((profile.sources, profile.sources), dtype=np.int64)
-    np.add.at(bytes_GG.T, gpu_E, tokens_SE.T * profile.dispatch_bytes)
+    bytes_GG = group_tokens(profile.tokens_TLSE[:, layer].sum(axis=0), gpu_E, profile.sources) * profile.dispatch_bytes
     np.fill_diagonal(bytes_GG, 0)
     return bytes_GG
 

@@ -109,7 +109,7 @@ class Switch:
             if flow[3] <= self._now:
                 end_s = self._now + flow[2] / self._rates[key]
                 flow[2] -= self._rates[key] * (to_s - self._now)
-                if end_s <= to_s or flow[2] <= 1e-9 * self._rates[key]:
+                if end_s <= to_s * (1 + 1e-12):
                     ended.append(key)
             elif flow[3] <= to_s:
                 self._stale = True

@@ -9,6 +9,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.plan.compile import compile_plan
+from aurora.plan.costs import group_tokens
 from aurora.plan.switch import Gate, Switch
 from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
 from aurora.types.arrays import IntArray
@@ -221,8 +222,6 @@ class _Run:
 
     def _bytes_GG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
         profile = self.profiles[model]
-        tokens_SE = profile.tokens_TLSE[step, layer]
-        tokens_GG = np.zeros((self.program.ranks, self.program.ranks), dtype=np.int64)
-        np.add.at(tokens_GG.T, self._gpu_MLE[model][layer], tokens_SE.T)
+        tokens_GG = group_tokens(profile.tokens_TLSE[step, layer], self._gpu_MLE[model][layer], self.program.ranks)
         np.fill_diagonal(tokens_GG, 0)
         return tokens_GG * profile.dispatch_bytes if op.phase == "dispatch" else tokens_GG.T * profile.combine_bytes

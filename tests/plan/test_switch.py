@@ -71,3 +71,11 @@ def test_a_receiver_that_keeps_its_order_makes_senders_wait():
 def test_nothing_to_send_is_a_valid_empty_schedule():
     made = timed(Order("none", np.empty((0, 2), dtype=np.int64)), np.zeros((1, 1), dtype=np.int64), np.ones(1), np.ones(1))
     assert (made.makespan_s, made.gap, len(made.src_X)) == (0.0, 0.0, 0)
+
+
+def test_nanoseconds_are_times_like_any_other():
+    """Four bytes at 12.5 GB/s take 0.32 ns: nothing may be rounded away."""
+    bytes_GG = np.array([[0, 4, 6], [0, 0, 0], [0, 0, 0]])
+    rate = np.full(3, 12.5e9)
+    pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
+    assert timed(Order("one", pairs), bytes_GG, rate, rate).end_s_X == pytest.approx([0.32e-9, 0.8e-9], rel=1e-9)
