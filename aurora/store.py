@@ -5,8 +5,6 @@ import os
 import re
 import tempfile
 import tomllib
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -40,8 +38,10 @@ def save(value: Storable, path: str | Path) -> None:
     """Write a plan as JSON, a profile or trace as npz, to exactly `path`."""
     path = Path(path)
     if isinstance(value, Plan):
-        write_text(path, _compact(json.dumps(_plan_to_json(value), indent=1)) + "\n")
+        write_text(path, _compact(json.dumps(_plan_to_json(value), indent=1, allow_nan=False)) + "\n")
         return
+    if not isinstance(value, Profile | Trace):
+        raise BadInput(f"save: expected a Plan, Profile or Trace, found {type(value).__name__}")
     arrays = _profile_arrays(value) if isinstance(value, Profile) else _trace_arrays(value)
     _write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 
@@ -61,7 +61,7 @@ def load_json(path: str | Path) -> dict[str, Any]:
     """Any JSON object, or BadInput."""
     try:
         found = json.loads(read_text(Path(path)))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise BadInput(f"{path}: expected a JSON object, found {type(found).__name__}")
@@ -76,7 +76,7 @@ def load_cluster(path: str | Path) -> Cluster:
     path = Path(path)
     try:
         table = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not TOML: {error}") from None
     _schema(path, table)
     if "fabric" in table:
@@ -87,14 +87,17 @@ def load_cluster(path: str | Path) -> Cluster:
         raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
     gpus: list[Gpu] = []
     for row in rows:
-        gpus.extend(_gpus(path, row, len(gpus)))
+        gpus.extend(_gpus(str(path), row, len(gpus)))
     try:
         return Cluster(str(table.get("name", path.stem)), tuple(gpus))
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
 
-def _gpus(path: Path, row: Mapping[str, Any], index: int) -> list[Gpu]:
+def _gpus(path: str, row: Any, index: int) -> list[Gpu]:
+    """One table of a cluster, repeated `count` times."""
+    if not isinstance(row, dict):
+        raise BadInput(f"{path}: expected a table for GPU {index}, found {row!r}")
     where = f"[[gpu]] {row.get('name', index)!r}"
     known = {field.name: field for field in fields(Gpu)}
     _keys(path, where, row, {*known, "count"})
@@ -108,7 +111,10 @@ def _gpus(path: Path, row: Mapping[str, Any], index: int) -> list[Gpu]:
         value, wants = row[name], _GPU_TYPES.get(name, float)
         if isinstance(value, bool) or not isinstance(value, (int, float) if wants is float else wants):
             raise BadInput(f"{path}: {where}: {name} must be a {_SPOKEN[wants]}, found {value!r}")
-        values[name] = wants(value)
+        try:
+            values[name] = wants(value)
+        except OverflowError:
+            raise BadInput(f"{path}: {where}: {name} is too large") from None
     required = ("name", "kind", "node", "out_Bps", "in_Bps", "memory_bytes")
     if missing := [name for name in required if name not in values]:
         raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
@@ -138,7 +144,7 @@ def load_plan(path: str | Path) -> Plan:
         plan = _plan_from_json(found)
     except AuroraError as error:
         raise type(error)(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(f"{path}: not a whole aurora plan: {type(error).__name__}: {error}") from None
     try:
         check_plan(plan)
@@ -157,7 +163,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "epoch": plan.epoch,
         "objective_s": plan.objective_s,
         "bound_s": plan.bound_s,
-        "gap": plan.gap,
+        "gap": plan.gap if plan.gap < float("inf") else None,
         "cluster": {
             "name": plan.cluster.name,
             "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
@@ -173,14 +179,10 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                         "dispatch_s": float(m.dispatch_s_L[layer]),
                         "fluid_bound_s": float(m.fluid_bound_s_L[layer]),
                         "one_to_one_bound_s": float(m.one_to_one_bound_s_L[layer]),
-                        "order": {
-                            "method": order.method,
-                            "sends_open": order.sends_open,
-                            "recvs_open": order.recvs_open,
-                            "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
-                        },
+                        "dispatch": _order_to_json(m.dispatch_L[layer]),
+                        "combine": _order_to_json(m.combine_L[layer]),
                     }
-                    for layer, order in enumerate(m.dispatch_L)
+                    for layer in range(len(m.dispatch_L))
                 ],
             }
             for m in plan.models
@@ -199,13 +201,16 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 str(m["profile"]["path"]),
                 str(m["profile"]["digest"]),
                 Placement(tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)),
-                tuple(_order_from_json(layer["order"]) for layer in layers),
+                tuple(_order_from_json(layer["dispatch"]) for layer in layers),
+                tuple(_order_from_json(layer["combine"]) for layer in layers),
                 np.array([float(layer["dispatch_s"]) for layer in layers]),
                 np.array([float(layer["fluid_bound_s"]) for layer in layers]),
                 np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
             )
         )
-    cluster = Cluster(str(found["cluster"]["name"]), tuple(Gpu(**gpu) for gpu in found["cluster"]["gpu"]))
+    rows = found["cluster"]["gpu"]
+    gpus = tuple(gpu for index, row in enumerate(rows) for gpu in _gpus("cluster", row, index))
+    cluster = Cluster(str(found["cluster"]["name"]), gpus)
     return Plan(
         cluster,
         tuple(models),
@@ -216,6 +221,15 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
         float(found["bound_s"]),
         int(found["epoch"]),
     )
+
+
+def _order_to_json(order: Order) -> dict[str, Any]:
+    return {
+        "method": order.method,
+        "sends_open": order.sends_open,
+        "recvs_open": order.recvs_open,
+        "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
+    }
 
 
 def _order_from_json(found: Mapping[str, Any]) -> Order:
@@ -289,26 +303,17 @@ def _load_npz(path: Path, expected: str | None) -> Profile | Trace:
         form = about.pop("format")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except Exception as error:  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
         raise BadInput(f"{path}: not an {what}, or cut short: {error}") from None
     _schema(path, about)
     about.pop("schema")
-    if form not in _READERS or expected not in (None, form):
+    if str(form) not in _READERS or expected not in (None, form):
         raise BadInput(f"{path}: expected an {what}, found format {form!r}")
     try:
         return _READERS[form](about, arrays)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(f"{path}: not a whole {form}: {type(error).__name__}: {error}") from None
 
 
@@ -316,7 +321,10 @@ def _load_npz(path: Path, expected: str | None) -> Profile | Trace:
 
 
 def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write to a temporary name beside `path` and rename. Raises BadInput where the folder does not allow it."""
+    """Write to a temporary name beside `path` and rename; a link keeps pointing to what it points to."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path}: cannot be written: not a regular file")
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -324,7 +332,9 @@ def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
-        os.chmod(temporary, 0o644)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
@@ -346,11 +356,11 @@ def read_text(path: Path) -> str:
 
 
 def _schema(path: Path, found: Mapping[str, Any]) -> None:
-    if found.get("schema") != SCHEMA:
+    if found.get("schema") != SCHEMA or isinstance(found["schema"], bool):
         raise BadInput(f"{path}: expected schema = {SCHEMA}, found {found.get('schema')!r}")
 
 
-def _keys(path: Path, where: str, found: Mapping[str, Any], known: set[str]) -> None:
+def _keys(path: Path | str, where: str, found: Mapping[str, Any], known: set[str]) -> None:
     if unknown := sorted(set(found) - known):
         raise BadInput(f"{path}: {where}: unknown {', '.join(unknown)}; expected {', '.join(sorted(known))}")
 

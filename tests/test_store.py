@@ -1,5 +1,6 @@
 """Files: round trips, and what is refused."""
 
+import contextlib
 import json
 import os
 
@@ -99,6 +100,10 @@ def test_the_papers_mixed_cluster():
         ("schema = 1\n" + GPU.replace("node = 0", "node = 0.5"), "node must be a whole number, found 0.5"),
         ("schema = 1\n[fabric]\ninside_Bps = 9e9\n" + GPU, r"\[fabric\] is not supported"),
         ("schema = [", "not TOML"),
+        ("schema = 1\ngpu = [1]\n", "expected a table for GPU 0, found 1"),
+        ("schema = 1\n" + GPU.replace("1000", "1" + "0" * 400), "memory_bytes must lie between"),
+        ("schema = 1\n" + GPU.replace("1e9", "1" + "0" * 400), "out_Bps is too large"),
+        ("schema = 1\nx = " + "1" * 5000, "not TOML"),
     ],
 )
 def test_bad_clusters(tmp_path, toml, message):
@@ -145,8 +150,14 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         ),
         (lambda p: p["cluster"]["gpu"][0].update(out_Bps=0), BadInput, "out_Bps must be a number above zero"),
         (lambda p: p["cluster"]["gpu"].pop(), BadInput, "expected a placement on 1 GPUs, found one on 2"),
-        (lambda p: p["models"][0]["layers"][0]["order"].update(pairs="0>1 0>1"), BrokenPlan, "ordered pairs once"),
+        (lambda p: p["models"][0]["layers"][0]["dispatch"].update(pairs="0>1 0>1"), BrokenPlan, "ordered pairs once"),
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
+        (lambda p: p.update(objective_s=float("nan")), BrokenPlan, "below its bound"),
+        (lambda p: p.update(epoch=float("inf")), BadInput, "OverflowError"),
+        (lambda p: p.update(schema=True), BadInput, "expected schema = 1, found True"),
+        (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BrokenPlan, "below the fluid bound"),
+        (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
+        (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be a text, found 5"),
     ],
 )
 def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message):
@@ -176,6 +187,28 @@ def test_edited_profiles_are_refused(tmp_path, profile, change, message):
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(BadInput, match=message):
         load_profile(tmp_path / "bad.npz")
+
+
+def test_flipped_bytes_never_give_a_traceback(tmp_path, profile):
+    save(profile, tmp_path / "p.npz")
+    whole = (tmp_path / "p.npz").read_bytes()
+    for place in range(0, len(whole), 7):
+        (tmp_path / "bad.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with contextlib.suppress(BadInput):
+            load_profile(tmp_path / "bad.npz")
+
+
+def test_links_keep_pointing(tmp_path, profile):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.npz").symlink_to(tmp_path / "real" / "p.npz")
+    save(profile, tmp_path / "link.npz")
+    assert (tmp_path / "link.npz").is_symlink()
+    assert load_profile(tmp_path / "real" / "p.npz").digest == profile.digest
+
+
+def test_only_aurora_values_are_saved(tmp_path):
+    with pytest.raises(BadInput, match="expected a Plan, Profile or Trace, found int"):
+        save(5, tmp_path / "x.npz")
 
 
 def test_a_trace_is_no_profile(tmp_path, plan, profile):

@@ -1,11 +1,18 @@
 """What the verbs share: where plans find their profiles, and dependencies that come late."""
 
+from __future__ import annotations
+
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.types import Plan, Profile
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def need(*modules: str) -> None:
@@ -17,20 +24,33 @@ def need(*modules: str) -> None:
             raise MissingDependency(f'{name} is needed: pip install "aurora-moe[run]" ({error})') from None
 
 
-def check_output(*paths: Path | None) -> None:
-    """BadInput before any work when a result could not be written."""
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
+def terminal() -> Console:
+    """Where tables go; what they hold is text, never markup."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False)
+
+
+def check_output(*outputs: Path | None, inputs: Sequence[Path]) -> None:
+    """BadInput before any work when a result could not be written, or would replace an input or another result."""
+    taken = {path.resolve(): path for path in inputs}
+    for path in outputs:
+        if path is None:
+            continue
+        if not path.parent.is_dir():
             raise BadInput(f"{path}: cannot be written: no such folder {path.parent}")
-        if path is not None and path.is_dir():
+        if path.is_dir():
             raise BadInput(f"{path}: cannot be written: it is a folder")
+        if path.resolve() in taken:
+            raise BadInput(f"{path}: cannot be written: it would replace {taken[path.resolve()]}, which this command uses")
+        taken[path.resolve()] = path
 
 
 def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[Profile]:
     """The plan's profiles: those given, else those that it names, relative to its own folder."""
     from aurora.store import load_profile
 
-    paths = given or [plan_path.parent / model.profile_path for model in plan.models]
+    paths = given or [plan_path.resolve().parent / model.profile_path for model in plan.models]
     if not given and not all(model.profile_path for model in plan.models):
         raise BadInput(f"{plan_path}: names no profile; give one --profile a model")
     found = [load_profile(path) for path in paths]

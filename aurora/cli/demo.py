@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aurora.cli.common import need
+from aurora.cli.common import need, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.report.tables import as_text, percent, plan_table, profile_table, seconds
 from aurora.store import load_cluster, save, shipped, write_text
@@ -59,11 +59,9 @@ def demo(
 ) -> None:
     """Two models on four ranks: in turn with a naive placement and order, then together under a plan."""
     need("torch", "transformers")
-    from rich.console import Console
-
     from aurora.cli.progress import shown
 
-    console = Console()
+    console = terminal()
     cluster = load_cluster(CLUSTER)
     console.print(
         f"Two MoE models ({', '.join(MODELS)}), {len(cluster)} ranks as processes of this machine ({os.cpu_count()} cores), "

@@ -28,9 +28,6 @@ def main() -> None:
     except AuroraError as error:
         print(f"aurora: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("aurora: interrupted", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

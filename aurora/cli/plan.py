@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.common import check_output, relative
+from aurora.cli.common import check_output, relative, terminal
 from aurora.types import PlanOptions
 
 DEFAULTS = PlanOptions()
@@ -22,17 +22,17 @@ def plan(
     colocate: Annotated[
         str, typer.Option(help="the second model's groups: matching, sorted, decoupled, contiguous, random; or auto")
     ] = DEFAULTS.colocate,
-    order: Annotated[str, typer.Option(help="one all-to-all: openshop, sjf, random, spread-out, all-at-once")] = DEFAULTS.order,
+    order: Annotated[
+        str, typer.Option(help="one all-to-all: openshop, sjf, random, spread-out, all-at-once; auto: the shortest")
+    ] = DEFAULTS.order,
     seed: Annotated[int, typer.Option(help="for the random strategies")] = DEFAULTS.seed,
 ) -> None:
     """Decide where experts sit and in which order tokens travel; every schedule is checked before the plan is written."""
-    from rich.console import Console
-
     from aurora.plan.planner import make_plan
     from aurora.report.tables import plan_table
     from aurora.store import load_cluster, load_profile, save
 
-    check_output(output)
+    check_output(output, inputs=[cluster, *profile])
     made = make_plan(
         load_cluster(cluster),
         [load_profile(path) for path in profile],
@@ -40,6 +40,6 @@ def plan(
         [relative(path, output) for path in profile],
     )
     save(made, output)
-    console = Console()
+    console = terminal()
     console.print(plan_table(made))
     console.print(f"wrote {output}", soft_wrap=True)

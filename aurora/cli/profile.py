@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.common import check_output, need
+from aurora.cli.common import check_output, need, terminal
 from aurora.errors import BadInput
 from aurora.types import ProfileOptions, SyntheticOptions
 
@@ -30,17 +30,16 @@ def profile(
     seed: Annotated[int, typer.Option(help="with --synthetic: random seed")] = SYNTHETIC.seed,
 ) -> None:
     """Count where a model's tokens go and time its phases here; or invent a profile for planning before there is traffic."""
-    from rich.console import Console
-
     from aurora.report.tables import profile_table
     from aurora.store import load_json, save
 
-    check_output(output)
+    texts = [*(text or []), *(more_text or [])]
+    check_output(output, inputs=[*texts, *([shape] if shape else [])])
     if synthetic is not None:
         from aurora.plan.synthetic import synthetic_profile
 
-        if shape is None or model is not None:
-            raise BadInput("profile --synthetic: expected --shape CONFIG.json and no model")
+        if shape is None or model is not None or texts:
+            raise BadInput("profile --synthetic: expected --shape CONFIG.json, no model and no text")
         made = synthetic_profile(synthetic, load_json(shape), SyntheticOptions(sources, tokens, windows, seed))
     else:
         if model is None:
@@ -51,8 +50,8 @@ def profile(
 
         options = ProfileOptions(sources, prompt_tokens, batch, max_new_tokens, limit, share)
         with shown() as progress:
-            made = profile_model(model, [*(text or []), *(more_text or [])], options, progress)
+            made = profile_model(model, texts, options, progress)
     save(made, output)
-    console = Console()
+    console = terminal()
     console.print(profile_table(made))
     console.print(f"wrote {output}", soft_wrap=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.common import check_output, need
+from aurora.cli.common import check_output, need, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.types import RunOptions
 
@@ -33,8 +33,6 @@ def run(
 ) -> None:
     """Serve prompts with the plan's models on one local process a rank (or as one rank under torchrun), and measure."""
     need("torch", "transformers")
-    from rich.console import Console
-
     from aurora.execute.run import run as execute
     from aurora.execute.run import verify as compare
     from aurora.models.loading import load_tokenizer
@@ -51,7 +49,7 @@ def run(
     if len(prompts) not in (1, len(model)):
         raise BadInput(f"run: expected one --prompts file or one for each of {len(model)} models, found {len(prompts)}")
     target = trace or plan.with_suffix(".measured.npz")
-    check_output(target, output)
+    check_output(target, output, inputs=[plan, *prompts])
     options = RunOptions(max_new_tokens, batch, transport, timeout, keep_logits=verify, port=port)
     files = prompts * len(model) if len(prompts) == 1 else prompts
     tokenizers = [load_tokenizer(path) for path in model]
@@ -61,8 +59,8 @@ def run(
     if result is None:
         return  # under torchrun rank 0 speaks
     save(result.trace, target)
-    console = Console()
-    console.print(summary_table(summarise(result.trace, loaded.cluster)))
+    console = terminal()
+    console.print(summary_table(summarise(result.trace, loaded.cluster), bounded=result.transport == "shaped"))
     for index, planned in enumerate(loaded.models):
         console.print(
             f"{planned.model}: {len(result.answers_M[index].tokens)} requests, "

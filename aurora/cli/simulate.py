@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.common import check_output, profiles_of
+from aurora.cli.common import check_output, profiles_of, terminal
 
 
 def simulate(
@@ -16,8 +16,6 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(help="write the predicted trace (npz); default: beside the plan")] = None,
 ) -> None:
     """Price a plan event by event: time per layer, utilisation, and how far its exchanges are from the bound."""
-    from rich.console import Console
-
     from aurora.report.summary import summarise
     from aurora.report.tables import summary_table
     from aurora.simulate.interpreter import simulate_plan
@@ -25,9 +23,9 @@ def simulate(
 
     loaded = load_plan(plan)
     target = trace or plan.with_suffix(".predicted.npz")
-    check_output(target)
+    check_output(target, inputs=[plan, *(profile or [])])
     predicted = simulate_plan(loaded, profiles_of(loaded, plan, profile))
     save(predicted, target)
-    console = Console()
+    console = terminal()
     console.print(summary_table(summarise(predicted, loaded.cluster)))
     console.print(f"wrote {target}", soft_wrap=True)

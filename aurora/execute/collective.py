@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from aurora.errors import BadInput
+from aurora.plan.check import check_order
 from aurora.plan.order import ORDER
-from aurora.ranks.transport import TorchTransport
+from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
 from aurora.types import Order
 
 
@@ -27,6 +30,8 @@ def all_to_all(
     """
     transport = _transport(group)
     ranks = transport.ranks
+    if order is not None:
+        check_order(order, ranks)
     if order is None:
         order = ORDER["all-at-once"](
             np.ones((ranks, ranks), dtype=np.int64), np.ones(ranks), np.ones(ranks), np.random.default_rng(0)
@@ -44,7 +49,7 @@ def _slices(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks:
         if len(tensor) % ranks:
             raise BadInput(f"all_to_all: {name} has {len(tensor)} rows, which do not split evenly over {ranks} ranks")
         sizes = [len(tensor) // ranks] * ranks
-    if len(sizes) != ranks or sum(sizes) != len(tensor):
+    if len(sizes) != ranks or sum(sizes) != len(tensor) or min(sizes) < 0:
         raise BadInput(
             f"all_to_all: expected {ranks} {name} sizes that sum to its {len(tensor)} rows, "
             f"found {len(sizes)} that sum to {sum(sizes)}"
@@ -52,14 +57,14 @@ def _slices(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks:
     return list(torch.split(tensor, list(sizes)))
 
 
-_TRANSPORTS: dict[int, TorchTransport] = {}
+_TRANSPORTS: WeakKeyDictionary[Any, Transport] = WeakKeyDictionary()
 
 
-def _transport(group: Any) -> TorchTransport:
+def _transport(group: Any) -> Transport:
     """One transport a group, made on its first use."""
-    import torch.distributed as dist
-
-    key = id(group if group is not None else dist.group.WORLD)
+    key = group if group is not None else dist.group.WORLD
     if key not in _TRANSPORTS:
-        _TRANSPORTS[key] = TorchTransport(group)
+        on_gpu = dist.get_backend(group) == "nccl"
+        made = NcclTransport(group, None, f"cuda:{torch.cuda.current_device()}") if on_gpu else TorchTransport(group)
+        _TRANSPORTS[key] = made
     return _TRANSPORTS[key]

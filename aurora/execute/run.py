@@ -9,6 +9,7 @@ from aurora.errors import BadInput
 from aurora.execute.serve import RunResult, serve_rank
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
+from aurora.plan.check import check_plan
 from aurora.ranks.group import seat_from_environment
 from aurora.ranks.launcher import launch
 from aurora.types import Plan, RunOptions
@@ -29,9 +30,12 @@ def run(
     """
     if len(models) != len(plan.models) or len(prompts) != len(plan.models):
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
+    check_plan(plan)
     for name, requests in zip(models, prompts, strict=True):
         if not requests or not all(requests):
             raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")
+        if any(not isinstance(token, int) or token < 0 for prompt in requests for token in prompt):
+            raise BadInput(f"run: expected prompts for {name} as lists of token ids")
     paths = [str(model) for model in models]
     seat = seat_from_environment(options.timeout_s)
     if seat is not None:
@@ -54,7 +58,7 @@ def verify(
     """
     differences = []
     for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):
-        plain = load_model(path)
+        plain = load_model(path, "cuda:0" if result.transport == "nccl" else "cpu")
         eos = plain.tokenizer.eos_token_id
         for index, prompt in enumerate(requests):
             tokens, logits = decode_alone(plain.model, prompt, options.max_new_tokens, eos)

@@ -24,6 +24,7 @@ from aurora.ranks.shaped import Port, ShapedTransport
 from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
 from aurora.types import Plan, Program, Recorder, RunOptions, Trace
 from aurora.types.arrays import FloatArray
+from aurora.types.profile import same_model
 
 
 @dataclass
@@ -54,11 +55,22 @@ def check_model(plan: Plan, index: int, model: MoeModel) -> None:
     planned = plan.models[index]
     expected = (len(planned.dispatch_L), planned.placement.experts)
     found = (len(model.layers), model.experts)
-    if found != expected or model.fingerprint() != planned.fingerprint:
+    if found != expected or not same_model(model.fingerprint(), planned.fingerprint):
         raise BadInput(
             f"model {model.name!r}: the plan was made for {planned.model!r} with {expected[0]} MoE layers of {expected[1]} "
             f"experts, found {found[0]} layers of {found[1]}" + (" and other router weights" if found == expected else "")
         )
+
+
+def check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int) -> None:
+    """BadInput for a token that the model does not know, or a prompt with no room for its answer."""
+    config = model.model.config
+    for index, prompt in enumerate(prompts):
+        if max(prompt) >= config.vocab_size:
+            raise BadInput(f"{model.name}, prompt {index}: token {max(prompt)}, its vocabulary has {config.vocab_size}")
+        longest = getattr(config, "max_position_embeddings", None)
+        if longest is not None and len(prompt) + new_tokens > longest:
+            raise BadInput(f"{model.name}, prompt {index}: {len(prompt)} tokens and {new_tokens} new ones, it takes {longest}")
 
 
 def serve_rank(
@@ -69,8 +81,9 @@ def serve_rank(
     if options.transport == "nccl" and device == "cpu":
         raise BadInput(f"--transport nccl: expected a CUDA device for each of {seat.ranks} ranks, found too few")
     models = [load_model(path, device) for path in model_paths]
-    for index, model in enumerate(models):
+    for index, (model, prompts) in enumerate(zip(models, prompts_M, strict=True)):
         check_model(plan, index, model)
+        check_prompts(model, prompts, options.max_new_tokens)
     with joined(seat):
         transports, name = _transports(plan, len(models), seat, device, options)
         program = compile_plan(plan)
@@ -98,7 +111,8 @@ def _transports(plan: Plan, models: int, seat: Seat, device: str, options: RunOp
         port = Port(plan.cluster, seat.rank)
         return [ShapedTransport(group, port) for group in groups], "shaped"
     if backend == "nccl":
-        return [NcclTransport(group, device) for group in groups], "nccl"
+        controls = [model_group("gloo", options.timeout_s) for _ in range(models)]
+        return [NcclTransport(*pair, device) for pair in zip(groups, controls, strict=True)], "nccl"
     return [TorchTransport(group) for group in groups], "gloo"
 
 

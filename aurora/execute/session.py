@@ -70,4 +70,6 @@ class Session:
         self._turnstile.leave(self._model)
 
     def _now(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()  # a phase is over when its kernels are
         return time.perf_counter() - self._began_s

@@ -89,7 +89,10 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     transformers = _transformers()
     config = _from_pretrained(path, transformers.AutoConfig)
     wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
-    model = _from_pretrained(path, transformers.AutoModelForCausalLM, dtype=wanted).to(device).eval()
+    model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, dtype=wanted, output_loading_info=True)
+    if absent := sorted(report["missing_keys"]):  # transformers would fill them with noise, another one on every rank
+        raise BadInput(f"{path}: expected all weights in its files, {len(absent)} are missing, first {absent[0]}")
+    model = model.to(device).eval()
     layers = find_moe_layers(model)
     if not layers:
         raise BadInput(f"{path}: {type(model).__name__} has no MoE layers; expected a Mixture-of-Experts causal LM")

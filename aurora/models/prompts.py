@@ -29,12 +29,11 @@ def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
     Raises BadInput when there is none, or for a line that is no such object.
     """
     file = Path(file)
-    lines = [line for line in read_text(file).splitlines() if line.strip()]
-    if not lines:
+    numbered = [(number, line) for number, line in enumerate(read_text(file).split("\n"), 1) if line.strip()]
+    if not numbered:
         raise BadInput(f"{file}: expected a prompt on each line, found none")
-    if file.suffix == ".jsonl":
-        lines = [_prompt_field(file, number, line) for number, line in enumerate(lines, 1)]
-    return [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
+    texts = [_prompt_field(file, *row) if file.suffix == ".jsonl" else row[1] for row in numbered]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
 def _prompt_field(file: Path, number: int, line: str) -> str:

@@ -70,13 +70,14 @@ def check_plan(plan: Plan) -> None:
     """
     gpus = len(plan.cluster)
     for model in plan.models:
-        for layer, order in enumerate(model.dispatch_L):
-            check_order(order, gpus)
+        for layer, orders in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
+            for order in orders:
+                check_order(order, gpus)
             floor_s = float(model.fluid_bound_s_L[layer])
-            if model.dispatch_s_L[layer] < floor_s * (1 - 1e-6):
+            if not 0 <= floor_s * (1 - 1e-6) <= model.dispatch_s_L[layer] < np.inf:
                 raise BrokenPlan(
                     f"plan of {model.model!r}, layer {layer}: dispatch of {model.dispatch_s_L[layer]:.6g} s is below "
                     f"the fluid bound of {floor_s:.6g} s"
                 )
-    if plan.objective_s < plan.bound_s * (1 - 1e-6):
+    if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
         raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")

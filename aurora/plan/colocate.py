@@ -23,8 +23,8 @@ def matching(
     Optimal for |N_a + N_b| given a's place. Source: Aurora §6.2, case II.
     """
     gpus = np.arange(len(held_G))
-    send = a.send_bytes_GJ[gpus, held_G][:, None] + b.send_bytes_GJ
-    recv = a.recv_bytes_GJ[gpus, held_G][:, None] + b.recv_bytes_GJ
+    send = a.send_GJ[gpus, held_G][:, None] * a.dispatch_bytes + b.send_GJ * b.dispatch_bytes
+    recv = a.recv_GJ[gpus, held_G][:, None] * a.dispatch_bytes + b.recv_GJ * b.dispatch_bytes
     return held_G, bottleneck(np.maximum(send / a.out_Bps[:, None], recv / a.in_Bps[:, None]))
 
 
@@ -47,9 +47,11 @@ def decoupled(
     if not movable:
         gpus = np.arange(len(held_G))
         return held_G, bottleneck(a.alone_s_GJ[gpus, held_G][:, None] + b.alone_s_GJ)
-    send = a.send_bytes_GJ.mean(axis=0)[:, None] + b.send_bytes_GJ.mean(axis=0)[None, :]
-    recv = a.recv_bytes_GJ.mean(axis=0)[:, None] + b.recv_bytes_GJ.mean(axis=0)[None, :]
-    partner_J = bottleneck(np.maximum(send, recv))
+    # A group's own bytes, averaged over the GPUs that it could sit on.
+    send_a, recv_a, send_b, recv_b = (
+        costs.dispatch_bytes * tokens_GJ.mean(axis=0) for costs in (a, b) for tokens_GJ in (costs.send_GJ, costs.recv_GJ)
+    )
+    partner_J = bottleneck(np.maximum(send_a[:, None] + send_b[None, :], recv_a[:, None] + recv_b[None, :]))
     group_G = bottleneck(a.alone_s_GJ + b.alone_s_GJ[:, partner_J])
     return group_G, partner_J[group_G]
 

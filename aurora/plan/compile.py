@@ -11,12 +11,12 @@ def compile_plan(plan: Plan) -> Program:
             (
                 Compute("gate"),
                 Barrier("counts"),
-                Exchange("dispatch", order),
+                Exchange("dispatch", dispatch),
                 Compute("expert"),
-                Exchange("combine", order.reversed),
+                Exchange("combine", combine),
                 Compute("aggregate"),
             )
-            for order in model.dispatch_L
+            for dispatch, combine in zip(model.dispatch_L, model.combine_L, strict=True)
         ]
         ops_ML.append(tuple(layers))
     return Program(

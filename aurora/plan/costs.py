@@ -11,19 +11,18 @@ from aurora.types.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """Costs of one model's layer, in seconds over the whole profile.
+    """Costs of one model's layer over the whole profile.
 
-    load_J (J,) int64 tokens of each group. power_G (G,): GPUs by performance, larger is better. With the requests'
-    ranks fixed, what GPU g sends and receives depends on the group it holds and on nothing else:
-    send_bytes_GJ, recv_bytes_GJ (G, J) int64 of the dispatch (the combine is its transpose);
-    expert_s_GJ (G, J); gate_s_G, aggregate_s_G (G,); out_Bps, in_Bps (G,).
+    load_J (J,) int64 tokens of each group. With the requests' ranks fixed, what GPU g sends and receives depends on the group
+    it holds and on nothing else: send_GJ, recv_GJ (G, J) int64 tokens of the dispatch (the combine is its transpose), each of
+    dispatch_bytes and combine_bytes. expert_s_GJ (G, J), gate_s_G, aggregate_s_G (G,) seconds; out_Bps, in_Bps (G,).
     """
 
     load_J: IntArray
-    power_G: FloatArray
-    send_bytes_GJ: IntArray
-    recv_bytes_GJ: IntArray
-    combine_per_dispatch: float
+    send_GJ: IntArray
+    recv_GJ: IntArray
+    dispatch_bytes: int
+    combine_bytes: int
     expert_s_GJ: FloatArray
     gate_s_G: FloatArray
     aggregate_s_G: FloatArray
@@ -33,13 +32,13 @@ class GroupCosts:
     def terms(self, group_G: IntArray) -> Terms:
         """The phases' times when GPU g holds group_G[g]."""
         gpus = np.arange(len(group_G))
-        send, recv = self.send_bytes_GJ[gpus, group_G], self.recv_bytes_GJ[gpus, group_G]
+        send, recv = self.send_GJ[gpus, group_G], self.recv_GJ[gpus, group_G]
         return Terms(
             self.gate_s_G,
-            send / self.out_Bps,
-            recv / self.in_Bps,
-            recv * self.combine_per_dispatch / self.out_Bps,
-            send * self.combine_per_dispatch / self.in_Bps,
+            send * self.dispatch_bytes / self.out_Bps,
+            recv * self.dispatch_bytes / self.in_Bps,
+            recv * self.combine_bytes / self.out_Bps,
+            send * self.combine_bytes / self.in_Bps,
             self.expert_s_GJ[gpus, group_G],
             self.aggregate_s_G,
         )
@@ -48,9 +47,14 @@ class GroupCosts:
     def alone_s_GJ(self) -> FloatArray:
         """(G, J) seconds of dispatch, experts and combine on GPU g with group j."""
         out, into = self.out_Bps[:, None], self.in_Bps[:, None]
-        dispatch = np.maximum(self.send_bytes_GJ / out, self.recv_bytes_GJ / into)
-        combine = np.maximum(self.recv_bytes_GJ / out, self.send_bytes_GJ / into) * self.combine_per_dispatch
+        dispatch = np.maximum(self.send_GJ / out, self.recv_GJ / into) * self.dispatch_bytes
+        combine = np.maximum(self.recv_GJ / out, self.send_GJ / into) * self.combine_bytes
         return np.asarray(dispatch + self.expert_s_GJ + combine)
+
+    @property
+    def strongest_first(self) -> IntArray:
+        """(G,) int64: GPUs by performance, the time they would take for all experts, then their ports."""
+        return np.lexsort((-np.minimum(self.out_Bps, self.in_Bps), self.expert_s_GJ.sum(axis=1)))
 
 
 def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArray:
@@ -77,16 +81,12 @@ def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArra
         phase: np.array([profile.seconds(phase, gpu, own_TG[:, g]).sum() for g, gpu in enumerate(cluster.gpus)])
         for phase in ("gate", "aggregate")
     }
-    speed_G = np.array([gpu.speed for gpu in cluster.gpus])
-    port_G = np.minimum(cluster.out_Bps_G, cluster.in_Bps_G)
-    power_G = np.empty(n)
-    power_G[np.lexsort((-np.arange(n), port_G, speed_G))] = np.arange(n)
     return GroupCosts(
         tokens_SJ.sum(axis=0),
-        power_G,
-        send_GJ * profile.dispatch_bytes,
-        recv_GJ * profile.dispatch_bytes,
-        profile.combine_bytes / profile.dispatch_bytes if profile.dispatch_bytes else 0.0,
+        send_GJ,
+        recv_GJ,
+        profile.dispatch_bytes,
+        profile.combine_bytes,
         expert_s_GJ,
         own["gate"],
         own["aggregate"],

@@ -20,6 +20,7 @@ from aurora.types import Cluster, ModelPlan, Order, Placement, Plan, PlanOptions
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
+AUTO_ORDERS = ("openshop", "all-at-once")  # on mixed ports one partner at a time can cost twice the fluid bound
 
 
 def make_plan(
@@ -71,6 +72,8 @@ def make_plan(
             bound += _colocated_bound(*(_alone_bounds(cluster, profiles[m], layer_M[m]) for m in (0, 1)))
         models = [_model_plan(cluster, profiles[m], costs_M[m], placed_M[m], options.order, rng, paths[m]) for m in (0, 1)]
         methods = {"place": options.place, "assign": assign, "colocate": colocate, "order": options.order}
+        if colocate == "decoupled":  # it decides both
+            methods["assign"] = colocate
 
     scenario = f"{'exclusive' if len(profiles) == 1 else 'colocated'}, {'equal' if equal else 'mixed'} GPUs"
     plan = Plan(cluster, tuple(models), scenario, methods, options.seed, float(total), float(bound))
@@ -80,12 +83,16 @@ def make_plan(
 
 def _resolved(options: PlanOptions, equal: bool) -> PlanOptions:
     """Names instead of "auto"; BadInput for a name that no strategy has."""
+    if options.colocate == "decoupled" and options.assign != "auto":
+        raise BadInput(f"--assign {options.assign}: has no effect with --colocate decoupled, which decides both")
+    if options.colocate == "auto":
+        options = replace(options, colocate="matching" if equal or options.assign != "auto" else "decoupled")
     if options.assign == "auto":
         options = replace(options, assign="matching" if equal else "by-load")
-    if options.colocate == "auto":
-        options = replace(options, colocate="matching" if equal else "decoupled")
+    if options.order == "auto" and equal:
+        options = replace(options, order="openshop")
     for name, known in (("place", PLACE), ("assign", ASSIGN), ("colocate", COLOCATE), ("order", ORDER)):
-        if getattr(options, name) not in known:
+        if getattr(options, name) not in known and (name, getattr(options, name)) != ("order", "auto"):
             raise BadInput(f"--{name}: expected one of {', '.join(known)}, found {getattr(options, name)!r}")
     return options
 
@@ -138,12 +145,20 @@ def _model_plan(
     rng: np.random.Generator,
     path: str,
 ) -> ModelPlan:
-    slots, orders, schedules = [], [], []
+    slots, dispatches, combines, schedules = [], [], [], []
+    out, into, startup = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G
     for layer, ((_, group_E), held_G) in enumerate(zip(layers, placed, strict=True)):
         slots.append(tuple(tuple(np.flatnonzero(group_E == group).tolist()) for group in held_G))
-        bytes_GG = dispatch_bytes(profile, layer, np.argsort(held_G)[group_E])
-        made, schedule = _scheduled(bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G, order_name, rng)
-        orders.append(made)
+        tokens_GG = exchanged_tokens(profile, layer, np.argsort(held_G)[group_E])
+        there, back = tokens_GG * profile.dispatch_bytes, tokens_GG.T * profile.combine_bytes
+        made, schedule = _scheduled(there, out, into, startup, order_name, rng)
+        if made.one_to_one:
+            returned = made.reversed
+            check_schedule(timed(returned, back, out, into, startup), back, out, into)
+        else:  # receivers take what comes: each direction is ordered by its own senders
+            returned, _ = _scheduled(back, out, into, startup, order_name, rng)
+        dispatches.append(made)
+        combines.append(returned)
         schedules.append(schedule)
     return ModelPlan(
         profile.model,
@@ -151,7 +166,8 @@ def _model_plan(
         path,
         profile.digest,
         Placement(tuple(slots)),
-        tuple(orders),
+        tuple(dispatches),
+        tuple(combines),
         np.array([schedule.makespan_s for schedule in schedules]),
         np.array([schedule.fluid_bound_s for schedule in schedules]),
         np.array([schedule.one_to_one_bound_s for schedule in schedules]),
@@ -168,8 +184,10 @@ def order(bytes_GG: ArrayLike, cluster: Cluster | None = None, method: str = "op
     n = len(matrix)
     if cluster is not None and len(cluster) != n:
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
-    if method not in ORDER:
-        raise BadInput(f"order: expected one of {', '.join(ORDER)}, found {method!r}")
+    if method not in ORDER and method != "auto":
+        raise BadInput(f"order: expected auto or one of {', '.join(ORDER)}, found {method!r}")
+    if seed < 0:
+        raise BadInput(f"order: expected a seed of zero or more, found {seed}")
     out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
     startup = cluster.startup_s_G if cluster else np.zeros(n)
     _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed))
@@ -179,18 +197,23 @@ def order(bytes_GG: ArrayLike, cluster: Cluster | None = None, method: str = "op
 def _scheduled(
     bytes_GG: IntArray, out: FloatArray, into: FloatArray, startup: FloatArray, method: str, rng: np.random.Generator
 ) -> tuple[Order, Schedule]:
-    """An order and its schedule, which the checker has seen."""
-    made = ORDER[method](bytes_GG, out, into, rng)
-    schedule = timed(made, bytes_GG, out, into, startup)
-    check_schedule(schedule, bytes_GG, out, into)
-    return made, schedule
+    """An order and its schedule, which the checker has seen; "auto" is the shortest of AUTO_ORDERS."""
+    best: tuple[Order, Schedule] | None = None
+    for name in AUTO_ORDERS if method == "auto" else (method,):
+        made = ORDER[name](bytes_GG, out, into, rng)
+        schedule = timed(made, bytes_GG, out, into, startup)
+        check_schedule(schedule, bytes_GG, out, into)
+        if best is None or schedule.makespan_s < best[1].makespan_s:
+            best = made, schedule
+    assert best is not None
+    return best
 
 
-def dispatch_bytes(profile: Profile, layer: int, gpu_E: IntArray) -> IntArray:
-    """(G, G) int64, zero diagonal: what each rank sends to each over the whole profile when gpu_E[e] holds expert e."""
-    bytes_GG = group_tokens(profile.tokens_TLSE[:, layer].sum(axis=0), gpu_E, profile.sources) * profile.dispatch_bytes
-    np.fill_diagonal(bytes_GG, 0)
-    return bytes_GG
+def exchanged_tokens(profile: Profile, layer: int, gpu_E: IntArray) -> IntArray:
+    """(G, G) int64, zero diagonal: tokens from each rank to each over the whole profile when gpu_E[e] holds expert e."""
+    tokens_GG = group_tokens(profile.tokens_TLSE[:, layer].sum(axis=0), gpu_E, profile.sources)
+    np.fill_diagonal(tokens_GG, 0)
+    return tokens_GG
 
 
 @dataclass(frozen=True)

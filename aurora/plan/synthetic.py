@@ -7,8 +7,10 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types import Curve, Profile, SyntheticOptions
+from aurora.types.arrays import FloatArray, IntArray
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
+BLOCK = 1 << 16  # tokens drawn at a time
 
 
 def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions()) -> Profile:
@@ -19,7 +21,10 @@ def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOp
     """
     exponent = _exponent(skew)
     experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
-    layers = _number(config, "num_hidden_layers") - int(config.get("first_k_dense_replace") or 0)
+    dense = config.get("first_k_dense_replace") or 0
+    if not isinstance(dense, int):
+        raise BadInput(f"config: first_k_dense_replace must be a whole number, found {dense!r}")
+    layers = _number(config, "num_hidden_layers") - dense
     top_k = _number(config, "num_experts_per_tok")
     hidden = _number(config, "hidden_size")
     inner = _number(config, "moe_intermediate_size", "intermediate_size")
@@ -60,11 +65,14 @@ def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOp
     )
 
 
-def _draw(share_E: np.ndarray[Any, Any], tokens: int, top_k: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def _draw(share_E: FloatArray, tokens: int, top_k: int, rng: np.random.Generator) -> IntArray:
     """(E,) counts of `tokens` tokens that each pick top_k different experts (Gumbel top-k: sampling without replacement)."""
-    keys = np.log(share_E) + rng.gumbel(size=(tokens, len(share_E)))
-    chosen = np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]
-    return np.bincount(chosen.ravel(), minlength=len(share_E))
+    counts_E = np.zeros(len(share_E), dtype=np.int64)
+    for done in range(0, tokens, BLOCK):
+        keys = np.log(share_E) + rng.gumbel(size=(min(BLOCK, tokens - done), len(share_E)))
+        chosen = np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]
+        counts_E += np.bincount(chosen.ravel(), minlength=len(share_E))
+    return counts_E
 
 
 def _exponent(skew: str) -> float:

@@ -27,7 +27,8 @@ def seat_from_environment(timeout_s: float) -> Seat | None:
         raise BadInput(f"environment: RANK, WORLD_SIZE and MASTER_PORT must be whole numbers, found {found}") from None
     if not 0 <= rank < ranks:
         raise BadInput(f"environment: expected 0 <= RANK < WORLD_SIZE, found {rank} and {ranks}")
-    return Seat(rank, ranks, os.environ["MASTER_ADDR"], port, timeout_s)
+    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return Seat(rank, ranks, os.environ["MASTER_ADDR"], port, timeout_s, local_rank, local_ranks, launched=False)
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def joined(seat: Seat) -> Iterator[None]:
     """The default group (gloo, for control) stands inside the block. Raises RankFailed when the others do not come."""
     timeout = datetime.timedelta(seconds=seat.timeout_s)
     try:
-        if seat_from_environment(seat.timeout_s) is None:
+        if seat.launched:
             store = TCPStore(seat.host, seat.port, is_master=False, timeout=timeout)
             dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
         else:
@@ -51,10 +52,8 @@ def joined(seat: Seat) -> Iterator[None]:
 
 def device_of(seat: Seat) -> str:
     """The CUDA device of this rank where every local rank has one, else the CPU."""
-    local_rank = int(os.environ.get("LOCAL_RANK", seat.rank))
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", seat.ranks))
-    if torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks:
-        return f"cuda:{local_rank}"
+    if torch.cuda.is_available() and torch.cuda.device_count() >= seat.local_ranks:
+        return f"cuda:{seat.local_rank}"
     return "cpu"
 
 

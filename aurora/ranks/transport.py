@@ -97,18 +97,19 @@ class NcclTransport:
     """One grouped call of NCCL sends and receives a phase, posted in the planned order on the current stream.
 
     Within the group NCCL runs transfers side by side: the order decides which are posted first, not who waits for whom.
+    Counts travel over `control`, a gloo group, so that the models' NCCL calls come in the turnstile's order on every rank;
+    without one there is nothing to gather.
     """
 
-    def __init__(self, group: Any, device: str) -> None:
+    def __init__(self, group: Any, control: Any, device: str) -> None:
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
         self._group, self._device = group, device
+        self._control = TorchTransport(control) if control is not None else None
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        rows = [torch.empty_like(row, device=self._device) for _ in range(self.ranks)]
-        with _lost_peers(self.rank, "the others"):
-            dist.all_gather(rows, row.to(self._device), group=self._group)
-            return torch.stack(rows).cpu()
+        assert self._control is not None
+        return self._control.gather(row.cpu())
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         posts, ends = [], []
@@ -125,7 +126,7 @@ class NcclTransport:
         with _lost_peers(self.rank, "the others"):
             for work in dist.batch_isend_irecv(posts):
                 work.wait()
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self._device).synchronize()
         for peer, sent, tensor in ends:
             observe(peer, sent, tensor.numel() * tensor.element_size(), began, time.perf_counter())
 

@@ -60,25 +60,25 @@ def plan_table(plan: Plan) -> Table:
     return table
 
 
-def summary_table(summary: Summary) -> Table:
-    """Time per layer with its exchanges and their gap to the fluid bound."""
-    table = Table(
-        title=f"{summary.kind}: {seconds(summary.seconds)}",
-        caption=f"utilisation {percent(summary.utilisation)}, exchanges {percent(summary.exchange_gap)} above the fluid bound",
-    )
+def summary_table(summary: Summary, bounded: bool = True) -> Table:
+    """Time per layer with its exchanges; `bounded`: and their gap to the fluid bound, where the ports had those rates."""
+    caption = f"utilisation {percent(summary.utilisation)}"
+    if bounded:
+        caption += f", exchanges {percent(summary.exchange_gap)} above the fluid bound"
+    table = Table(title=f"{summary.kind}: {seconds(summary.seconds)}", caption=caption)
     table.add_column("model")
-    for column in ("layer", "time", "dispatch", "combine", "fluid bound", "gap"):
+    for column in ("layer", "time", "dispatch", "combine", *(("fluid bound", "gap") if bounded else ())):
         table.add_column(column, justify="right")
     for row in summary.layers:
-        cells = (row.seconds, row.dispatch_s, row.combine_s, row.bound_s)
-        table.add_row(row.model, str(row.layer), *map(seconds, cells), percent(row.gap))
+        cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s)]
+        table.add_row(row.model, str(row.layer), *cells, *((seconds(row.bound_s), percent(row.gap)) if bounded else ()))
     return table
 
 
 def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
     """The same tables as plain text."""
     buffer = StringIO()
-    console = Console(file=buffer, width=width, color_system=None)
+    console = Console(file=buffer, width=width, color_system=None, markup=False)
     for part in parts:
         console.print(part)
     return buffer.getvalue()

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
 from aurora.plan.costs import group_tokens
 from aurora.plan.switch import Gate, Switch
 from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
 from aurora.types.arrays import IntArray
+from aurora.types.profile import same_model
 
 Resume = Callable[[], None]
 Wait = Callable[[Resume], None]  # calls its argument once the wait is over
@@ -24,12 +26,13 @@ def simulate_plan(plan: Plan, profiles: Sequence[Profile]) -> Trace:
 
     Raises BadInput where a profile is not of the plan's model or was dealt to another number of ranks.
     """
+    check_plan(plan)
     if len(profiles) != len(plan.models):
         raise BadInput(f"simulate: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
     for model, profile in zip(plan.models, profiles, strict=True):
         expected = (len(plan.cluster), len(model.dispatch_L), model.placement.experts)
         found = (profile.sources, profile.layers, profile.experts)
-        if found != expected or profile.fingerprint != model.fingerprint:
+        if found != expected or not same_model(profile.fingerprint, model.fingerprint):
             raise BadInput(
                 f"profile of {profile.model!r}: expected {model.model!r} on {expected[0]} ranks with {expected[1]} MoE "
                 f"layers of {expected[2]} experts, found {found[0]} ranks, {found[1]} layers, {found[2]} experts"

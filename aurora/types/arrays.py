@@ -18,7 +18,10 @@ FloatArray = NDArray[np.float64]
 
 def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
     """A locked int64 copy of `value`; BadInput unless it is an integer array of `ndim` axes without negatives."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise BadInput(f"{what}: expected rows of one length") from None
     if array.ndim != ndim:
         raise BadInput(f"{what}: expected {ndim} axes, found shape {array.shape}")
     if array.dtype.kind not in "iu":

@@ -1,12 +1,13 @@
 """The machines: one Gpu a rank, behind a switch that never blocks (THEORY: the big switch)."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, locked
+
+SMALLEST, LARGEST = 1e-6, 1e24  # rates, speeds and sizes beyond these are typing errors
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class Gpu:
     def __post_init__(self) -> None:
         for field in ("out_Bps", "in_Bps", "speed", "memory_bytes"):
             value = getattr(self, field)
-            if not (math.isfinite(value) and value > 0):
+            if not 0 < value < float("inf"):
                 raise BadInput(f"gpu {self.name!r}: {field} must be a number above zero, found {value}")
+            if not SMALLEST <= value <= LARGEST:
+                raise BadInput(f"gpu {self.name!r}: {field} must lie between {SMALLEST:g} and {LARGEST:g}, found {value}")
         for field in ("startup_s", "failure_rate"):
             value = getattr(self, field)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise BadInput(f"gpu {self.name!r}: {field} must be zero or more, found {value}")
+            if value is not None and not 0 <= value <= LARGEST:
+                raise BadInput(f"gpu {self.name!r}: {field} must lie between zero and {LARGEST:g}, found {value}")
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,15 @@ class SyntheticOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "sources", "tokens", "windows")
+        _seed(self.seed)
+        if self.sources * self.tokens * self.windows > 10**9:
+            raise BadInput(f"--tokens: expected at most 1e9 tokens in all, found {self.sources * self.tokens * self.windows}")
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Strategies by name. "auto" follows the scenario: Aurora's own methods for it.
+    """Strategies by name. "auto" follows the scenario: Aurora's own methods for it, and the order that the switch finds
+    shortest.
 
     place: experts into GPU-sized groups. assign: groups of one model onto GPUs. colocate: the second model's groups onto
     the first's GPUs. order: one all-to-all. seed: for the random strategies.
@@ -48,8 +52,11 @@ class PlanOptions:
     place: str = "balanced"
     assign: str = "auto"
     colocate: str = "auto"
-    order: str = "openshop"
+    order: str = "auto"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _seed(self.seed)
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,13 @@ class RunOptions:
             raise BadInput(f"--port: expected a port from 0 to 65535, found {self.port}")
 
 
+def _seed(seed: int) -> None:
+    if seed < 0:
+        raise BadInput(f"--seed: expected zero or more, found {seed}")
+
+
 def _above_zero(options: object, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < float("inf"):
             raise BadInput(f"--{name.removesuffix('_s').replace('_', '-')}: expected more than zero, found {value}")

@@ -24,7 +24,9 @@ class Placement:
     slots_LG: tuple[tuple[tuple[int, ...], ...], ...]
 
     def __post_init__(self) -> None:
-        slots = tuple(tuple(tuple(sorted(map(int, held))) for held in layer) for layer in self.slots_LG)
+        if any(not isinstance(expert, int) for layer in self.slots_LG for held in layer for expert in held):
+            raise BadInput("placement: expected experts as whole numbers")
+        slots = tuple(tuple(tuple(sorted(held)) for held in layer) for layer in self.slots_LG)
         object.__setattr__(self, "slots_LG", slots)
         if not slots or len({len(layer) for layer in slots}) != 1:
             raise BadInput("placement: expected one list of GPUs for every layer, all of one length")
@@ -113,11 +115,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """One model's part of a plan. dispatch_L: the order of each layer's dispatch; combine runs it reversed.
+    """One model's part of a plan. dispatch_L, combine_L: the orders of each layer's two all-to-alls.
 
     profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
-    dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: predicted seconds of the profile's whole dispatch traffic and
-    the bounds under it.
+    dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the profile's whole dispatch traffic sent as one
+    all-to-all, and the bounds under it.
     """
 
     model: str
@@ -126,6 +128,7 @@ class ModelPlan:
     profile_digest: str
     placement: Placement
     dispatch_L: tuple[Order, ...]
+    combine_L: tuple[Order, ...]
     dispatch_s_L: FloatArray
     fluid_bound_s_L: FloatArray
     one_to_one_bound_s_L: FloatArray
@@ -133,10 +136,11 @@ class ModelPlan:
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
             object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=np.float64)))
-        if len(self.dispatch_L) != len(self.placement.slots_LG):
+        layers = len(self.placement.slots_LG)
+        if not len(self.dispatch_L) == len(self.combine_L) == layers:
             raise BadInput(
-                f"plan of {self.model!r}: expected an order for each of {len(self.placement.slots_LG)} layers, "
-                f"found {len(self.dispatch_L)}"
+                f"plan of {self.model!r}: expected two orders for each of {layers} layers, "
+                f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
             )
 
 
@@ -145,7 +149,8 @@ class Plan:
     """Where experts sit and in which order tokens travel, for one model or two that share the GPUs.
 
     scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision.
-    objective_s: predicted seconds of all layers over the profile; bound_s: below what no placement can get.
+    objective_s: seconds of all layers in the planning model (Eq. 1, or the causal Table 2), the profile's windows summed;
+    bound_s: below what no placement gets in that model.
     """
 
     cluster: Cluster

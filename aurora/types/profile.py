@@ -39,6 +39,11 @@ class Curve:
         return np.where(at > 0, seconds, 0.0)
 
 
+def same_model(found: str, planned: str) -> bool:
+    """Whether two fingerprints can be of one model; a synthetic profile has none and stands for any of its shape."""
+    return not found or not planned or found == planned
+
+
 @dataclass(frozen=True)
 class Profile:
     """Routing and compute times of one model.
@@ -50,7 +55,7 @@ class Profile:
     curves: per GPU kind a Curve for each of PHASES; the first kind is the reference. `gate` is all that a rank computes
     between two MoE layers (attention, norms, router) against its tokens, `expert` is one expert against the tokens that
     it receives, `aggregate` the weighted sum against the rank's own tokens.
-    fingerprint: a hash of the router weights, so that another model's profile is noticed.
+    fingerprint: a hash of the router weights, so that another model's profile is noticed; empty when synthetic.
     """
 
     model: str
@@ -69,11 +74,17 @@ class Profile:
         object.__setattr__(self, "tokens_TLSE", counts(f"{what}, tokens_TLSE", self.tokens_TLSE, 4))
         if 0 in self.tokens_TLSE.shape:
             raise BadInput(f"{what}: tokens_TLSE is empty, its shape is {self.tokens_TLSE.shape}")
+        for name in ("top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 <= value < 2**62:
+                raise BadInput(f"{what}: {name} must be a whole number from zero to 2**62, found {value}")
+        if not isinstance(self.model, str) or not isinstance(self.fingerprint, str):
+            raise BadInput(f"{what}: model and fingerprint must be text, found {self.fingerprint!r}")
         if not 1 <= self.top_k <= self.experts:
             raise BadInput(f"{what}: top_k must be between 1 and its {self.experts} experts, found {self.top_k}")
-        for name in ("dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes"):
-            if getattr(self, name) < 0:
-                raise BadInput(f"{what}: {name} must be zero or more, found {getattr(self, name)}")
+        most = float(self.tokens_TLSE.sum(dtype=np.float64)) * max(float(self.dispatch_bytes), float(self.combine_bytes))
+        if most >= 2**62:
+            raise BadInput(f"{what}: {most:.3g} bytes travel in all, more than 64 bits hold")
         if not self.curves:
             raise BadInput(f"{what}: expected compute curves of at least one GPU kind, found none")
         for kind, phases in self.curves.items():

@@ -167,6 +167,16 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["plan", "--cluster", "DEMO", "--profile", "text.txt"], [r"text\.txt: not an aurora profile"]),
         (["plan", "--cluster", "DEMO", "--profile", "a.npz", "--order", "best"], ["--order: expected one of openshop, sjf"]),
         (["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "no/plan.json"], ["cannot be written: no such folder"]),
+        (
+            ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "a.npz"],
+            [r"a\.npz: .* it would replace a\.npz, which this"],
+        ),
+        (["plan", "--cluster", "DEMO", "--profile", "a.npz", "--seed", "-1"], ["--seed: expected zero or more, found -1"]),
+        (
+            ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "/dev/null"],
+            ["/dev/null: cannot be written: not a regular file"],
+        ),
+        (["simulate", "plan.json", "--trace", "plan.json"], [r"it would replace plan\.json"]),
         (["simulate", "none.json"], [r"none\.json: no such file"]),
         (["simulate", "cut.json"], [r"cut\.json: not JSON"]),
         (["simulate", "plan.json", "--profile", "b.npz"], ["expected 'mixtral-topics' .* other router weights"]),
@@ -174,7 +184,7 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["run", "plan.json", "--model", "nowhere", "--prompts", "text.txt"], ["nowhere: not a model"]),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "none.txt"], [r"none\.txt: no such file"]),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "blank.txt"], [r"blank\.txt: expected a prompt on each line"]),
-        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "bad.jsonl"], [r'bad\.jsonl, line 2: expected {"prompt"']),
+        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "bad.jsonl"], [r'bad\.jsonl, line 3: expected {"prompt"']),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--ranks", "2"], ["--ranks 2: .* is for 4 ranks"]),
         (
             ["run", "plan.json", "--model", "MIXTRAL", "--model", "QWEN", "--prompts", "text.txt"],
@@ -206,7 +216,7 @@ def test_bad_input(aurora, folder, monkeypatch, args, patterns):
     (folder / "cut.npz").write_bytes((folder / "a.npz").read_bytes()[:-400])
     (folder / "cut.json").write_text((folder / "plan.json").read_text()[:-40])
     (folder / "blank.txt").write_text("\n \n")
-    (folder / "bad.jsonl").write_text('{"prompt": "fine"}\n{"text": "not"}\n')
+    (folder / "bad.jsonl").write_text('{"prompt": "fine"}\n\n{"text": "not"}\n')
     names = {"MIXTRAL": shipped("models/mixtral-topics"), "QWEN": shipped("models/qwen3moe-stdlib"), "DEMO": DEMO,
              "PAPER": shipped("clusters/paper-equal-8.toml")}  # fmt: skip
     before = files(folder)
@@ -241,28 +251,43 @@ def die_at_start(seat, *_):
     time.sleep(60)
 
 
-def test_killing_the_command_leaves_no_rank_behind(folder):
-    """SIGKILL gives it no chance to clean up: the ranks notice by themselves."""
+@pytest.mark.parametrize("victim", ["command", "rank"])
+def test_killing_the_command_or_a_rank_leaves_nothing_behind(folder, victim):
+    """SIGKILL gives nobody a chance to clean up: ranks notice a lost command, the command a lost rank, in one sentence."""
     slow = folder / "slow.toml"
     slow.write_text(shipped("clusters/demo-4.toml").read_text().replace("3e6", "100.0"))
     aurora = [sys.executable, "-m", "aurora.cli.main"]
     subprocess.run(
         [*aurora, "plan", "--cluster", "slow.toml", "--profile", "a.npz"], cwd=folder, check=True, capture_output=True
     )
+    before = files(folder)
     command = subprocess.Popen(
         [*aurora, "run", "plan.json", "--model", shipped("models/mixtral-topics"), "--prompts", "text.txt", "--transport", "shaped"],
-        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 90
         while len(family := psutil.Process(command.pid).children(recursive=True)) < 6:  # server, tracker, ranks
             assert time.monotonic() < deadline, family
             time.sleep(0.1)
+        time.sleep(2)  # let them serve
+        if victim == "rank":
+            max(family, key=lambda process: process.create_time()).kill()
+            out, err = command.communicate(timeout=60)
+            refused((command.returncode, out, err), r"rank \d of 4 died \(killed by signal 9\); the others were stopped")
     finally:
         command.kill()
-        command.wait()
+        command.communicate()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
+    assert files(folder) == before
+
+
+def test_names_are_text_and_never_markup(aurora, folder):
+    out = folder / "a[bold]b.json"
+    code, printed, err = aurora("plan", "--cluster", DEMO, "--profile", folder / "a.npz", "-o", out)
+    assert (code, err) == (0, "")
+    assert "a[bold]b.json" in printed
 
 
 def test_under_torchruns_variables_each_process_is_a_rank(folder):

@@ -1,13 +1,18 @@
 """Distributed runs against the plain model in one process: the same tokens, the same logits."""
 
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import aurora
-from aurora.errors import BadInput, RankFailed
+from aurora.errors import BadInput, BrokenPlan, RankFailed
 from aurora.execute.run import verify
+from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
 from aurora.plan.planner import make_plan
 from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile, RunOptions
@@ -130,8 +135,6 @@ def test_verify_sees_a_wrong_token_and_a_wrong_logit(mixtral):
 
 def test_experts_live_only_where_the_plan_says(mixtral):
     """A rank's share of the expert weights, counted after the layers are replaced."""
-    import torch
-
     from aurora.execute.experts import DistributedExperts
     from aurora.execute.session import Session
     from aurora.execute.turnstile import Turnstile
@@ -163,16 +166,65 @@ def test_plans_of_other_models_are_refused_before_anything_starts(mixtral, qwen)
         aurora.run(plan_for([mixtral], 2), [mixtral], prompts, RunOptions(transport="nccl"))
 
 
-def test_a_run_that_hangs_is_ended(mixtral):
-    """Ports of a byte a second: nothing arrives in time."""
+def test_prompts_are_checked_before_serving(mixtral):
     plan = plan_for([mixtral], 2)
-    slow = replace(plan.cluster, gpus=tuple(replace(g, out_Bps=10.0, in_Bps=10.0) for g in plan.cluster.gpus))
-    crawling = make_plan(slow, [_profile_of(mixtral, 2)])
-    with pytest.raises(RankFailed, match="no answer within 4 s"):
-        aurora.run(crawling, [mixtral], [prompts_for(mixtral, 4)], RunOptions(transport="shaped", timeout_s=4.0))
+    for prompts, message in [
+        (["text"], "as lists of token ids"),
+        ([[5, -1]], "as lists of token ids"),
+        ([[5, 259]], "mixtral-topics, prompt 0: token 259, its vocabulary has 259"),
+        ([[5], [5] * 1020], "prompt 1: 1020 tokens and 16 new ones, it takes 1024"),
+    ]:
+        with pytest.raises(BadInput, match=message):
+            aurora.run(plan, [mixtral], [prompts])
 
 
-def _profile_of(path, ranks):
-    model = load_model(path)
-    tokens = np.ones((1, len(model.layers), ranks, model.experts), dtype=int) * model.top_k
-    return Profile(model.name, model.fingerprint(), tokens, model.top_k, 1, 1, 1, 1, {"cpu": FLAT})
+def test_a_plan_with_a_broken_order_is_refused_before_it_runs(mixtral):
+    plan = plan_for([mixtral], 2)
+    broken = replace(plan.models[0].dispatch_L[0], pairs_X2=np.array([[0, 1]]))
+    model = replace(plan.models[0], dispatch_L=(broken, *plan.models[0].dispatch_L[1:]))
+    with pytest.raises(BrokenPlan, match="each of 2 ordered pairs once"):
+        aurora.run(replace(plan, models=(model,)), [mixtral], [prompts_for(mixtral, 1)])
+
+
+def test_a_lost_rank_ends_the_run(mixtral, monkeypatch):
+    """Rank 1 dies between two layers; everybody else is told and nothing is left."""
+    plan = plan_for([mixtral], 3)
+    monkeypatch.setattr("aurora.execute.run.serve_rank", serve_until_killed)
+    with pytest.raises(RankFailed, match=r"rank 1 of 3 died \(killed by signal 9\)"):
+        aurora.run(plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=60))
+
+
+def serve_until_killed(seat, *args):
+    from aurora.execute import serve
+    from aurora.execute.session import Session
+
+    exchange, calls = Session.exchange, []
+
+    def counted(*inner):
+        calls.append(1)
+        if seat.rank == 1 and len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return exchange(*inner)
+
+    Session.exchange = counted
+    return serve.serve_rank(seat, *args)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_the_reference_is_what_transformers_generates(name, tmp_path):
+    """`verify` compares with decode_alone; this compares decode_alone with model.generate."""
+    folder = build(name, tmp_path / name)
+    plain = load_model(folder)
+    for prompt in prompts_for(folder, 3):
+        tokens, _ = decode_alone(plain.model, prompt, 6, eos=1)
+        expected = plain.model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=1)
+        assert tokens == expected[0, len(prompt) :].tolist()
+
+
+def test_missing_weights_are_not_made_up(tmp_path):
+    folder = build("mixtral", tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if "layers.0.self_attn.q_proj" not in k}, folder / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(BadInput, match=r"1 are missing, first model\.layers\.0\.self_attn\.q_proj\.weight"):
+        load_model(folder)

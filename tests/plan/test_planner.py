@@ -17,7 +17,7 @@ from aurora.plan.costs import group_costs
 from aurora.plan.objective import causal, exclusive
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
-from aurora.plan.planner import dispatch_bytes, make_plan
+from aurora.plan.planner import exchanged_tokens, make_plan
 from aurora.types import Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
@@ -38,6 +38,8 @@ TWO = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n), pr
 def test_every_combination_gives_a_plan_that_stands(case, place, assign, colocate, order, both):
     machines, a, b = case
     chosen = [a, b] if both else [a]
+    if colocate == "decoupled":
+        assign = "auto"
     plan = make_plan(machines, chosen, PlanOptions(place, assign, colocate, order, seed=3))
     check_plan(plan)
     assert plan.objective_s >= plan.bound_s * (1 - 1e-9)
@@ -119,6 +121,45 @@ def test_by_load_puts_the_busiest_expert_on_the_strongest_gpu():
     assert plan.models[0].placement.slots_LG[0] == ((0,), (1,), (2,))
 
 
+def test_by_load_trusts_recorded_curves_more_than_speed():
+    """Both GPUs say speed 1.0; the second's own kind is a hundred times faster."""
+    fast = {phase: Curve(np.array([1.0, 1001.0]), np.array([0.01, 10.01])) for phase in ("gate", "expert", "aggregate")}
+    base = profile([[[[1, 9], [1, 9]]]], rate=1.0)
+    source = replace(base, curves={**base.curves, "quick": fast})
+    machines = cluster(1e6, 1e6)
+    machines = replace(machines, gpus=(machines.gpus[0], replace(machines.gpus[1], kind="quick")))
+    plan = make_plan(machines, [source], PlanOptions(assign="by-load"))
+    assert plan.models[0].placement.slots_LG[0] == ((0,), (1,))
+
+
+def test_auto_takes_the_shorter_order_on_mixed_ports():
+    """One fast sender, two slow receivers: one at a time takes twice as long as both at once (THEORY §1)."""
+    machines = cluster(2.0, 1.0, 1.0)
+    source = profile([[[[0, 8, 8], [0, 0, 0], [0, 0, 0]]]])
+    keep = PlanOptions("contiguous", "contiguous")
+    chosen, ordered = (make_plan(machines, [source], replace(keep, order=o)).models[0] for o in ("auto", "openshop"))
+    assert chosen.dispatch_L[0].method == "all-at-once"
+    assert chosen.dispatch_s_L[0] == pytest.approx(8)
+    assert ordered.dispatch_s_L[0] == pytest.approx(16)
+
+
+def test_baselines_order_each_direction_by_its_own_senders():
+    source = profile(np.random.default_rng(0).integers(1, 99, (1, 1, 4, 4)))
+    model = make_plan(cluster(1.0, 1.0, 1.0, 1.0), [source], PlanOptions(order="sjf")).models[0]
+    assert (model.combine_L[0].sends_open, model.combine_L[0].recvs_open) == (1, 3)
+    dense = make_plan(cluster(1.0, 1.0, 1.0, 1.0), [source], PlanOptions(order="openshop")).models[0]
+    assert dense.combine_L[0].pairs_X2.tolist() == dense.dispatch_L[0].reversed.pairs_X2.tolist()
+
+
+def test_decoupled_decides_the_assignment_too():
+    rng = np.random.default_rng(0)
+    pair = [profile(rng.integers(1, 9, (1, 1, 2, 2))) for _ in range(2)]
+    assert make_plan(cluster(1.0, 2.0), pair).methods["assign"] == "decoupled"
+    assert make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random")).methods["colocate"] == "matching"
+    with pytest.raises(BadInput, match="--assign random: has no effect with --colocate decoupled"):
+        make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random", colocate="decoupled"))
+
+
 def test_equal_gpus_can_differ_in_nothing_that_matters():
     assert cluster(2.0, 2.0).equal
     assert not cluster(2.0, 3.0).equal
@@ -147,8 +188,8 @@ def test_balanced_groups_are_lighter_than_contiguous():
 
 def test_local_tokens_do_not_travel():
     tokens = np.array([[[[5, 1], [2, 7]]]])
-    assert dispatch_bytes(profile(tokens), 0, np.array([0, 1])).tolist() == [[0, 1], [2, 0]]
-    assert dispatch_bytes(profile(tokens), 0, np.array([0, 0])).tolist() == [[0, 0], [9, 0]]
+    assert exchanged_tokens(profile(tokens), 0, np.array([0, 1])).tolist() == [[0, 1], [2, 0]]
+    assert exchanged_tokens(profile(tokens), 0, np.array([0, 0])).tolist() == [[0, 0], [9, 0]]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +233,7 @@ def test_the_api_orders_a_bare_matrix():
         ([[0.0, 1.5], [1.0, 0.0]], "expected integers, found float64"),
         ([[0, -1], [0, 0]], "zero or more, found -1"),
         (np.array([[0, 2**62], [2**62, 0]]), "more than 64 bits"),
+        ([[0, 1], [1]], "expected rows of one length"),
         (np.array([[0, 2**63 + 1], [0, 0]], dtype=np.uint64), "does not fit into 64 bits"),
         ([[0, 1, 1]] * 3, "has 2 GPUs, the traffic matrix 3 rows"),
     ],

@@ -1,5 +1,7 @@
 """Exchanges between real ranks against what a single process says should arrive."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.plan.order import ORDER
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import launch
-from aurora.ranks.shaped import Port, ShapedTransport
+from aurora.ranks.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
 from aurora.ranks.transport import TorchTransport
 from tests.conftest import cluster
 
@@ -17,6 +19,13 @@ from tests.conftest import cluster
 def payload(src, dst, size):
     """What src sends to dst, known to both."""
     return torch.arange(size, dtype=torch.float32) + 1000 * src + 100 * dst
+
+
+def planned_peers(sizes, ranks, rank, sent):
+    travelling = sizes * 4 * (1 - np.eye(ranks, dtype=int))
+    order = ORDER["openshop"](travelling, np.ones(ranks), np.ones(ranks), np.random.default_rng(ranks))
+    me, other = (0, 1) if sent else (1, 0)
+    return [p[other] for p in order.pairs_X2.tolist() if p[me] == rank and travelling[tuple(p)]]
 
 
 def exchange(seat, sizes, method, machines):
@@ -47,12 +56,38 @@ def test_everything_arrives_in_every_order(ranks, shaped, method):
     machines = cluster(*[10e6] * ranks, startup_s=0.001) if shaped else None
     events = launch(exchange, ranks, sizes.tolist(), method, machines, timeout_s=60)
     for rank, seen in enumerate(events):
+        if method == "openshop":  # the order is held: one partner at a time, each direction in the planned sequence
+            for sent in (True, False):
+                side = sorted((start, end, peer) for peer, s, _, start, end in seen if s == sent)
+                assert all(a[1] <= b[0] for a, b in pairwise(side))
+                planned = planned_peers(sizes, ranks, rank, sent)
+                assert [peer for *_, peer in side] == planned * 2
         moved = {(peer, sent): size for peer, sent, size, _, _ in seen}
         expected = {(p, True): sizes[rank, p] * 4 for p in range(ranks) if p != rank and sizes[rank, p]}
         expected |= {(p, False): sizes[p, rank] * 4 for p in range(ranks) if p != rank and sizes[p, rank]}
         assert moved == expected
         assert len(seen) == 2 * len(expected)
         assert all(start <= end for *_, start, end in seen)
+
+
+def shaped_seconds(seat, method):
+    """Wall time of one exchange of 3 x 40 kB a rank through ports of 1 MB/s, from the first start to the last end."""
+    sizes = 40_000 * (1 - np.eye(4, dtype=int))
+    machines = cluster(*[1e6] * 4)
+    order = ORDER[method](sizes, machines.out_Bps_G, machines.in_Bps_G, np.random.default_rng(0))
+    events = []
+    with joined(seat):
+        transport = ShapedTransport(None, Port(machines, seat.rank))
+        buffers = [torch.zeros(int(size), dtype=torch.uint8) for size in sizes[seat.rank]]
+        transport.gather(torch.zeros(1))
+        transport.exchange(order, buffers, [b.clone() for b in buffers], lambda *event: events.append(event))
+    return max(end for *_, end in events) - min(start for *_, start, _ in events)
+
+
+@pytest.mark.parametrize("method", ["openshop", "all-at-once"])
+def test_shaped_ports_are_never_faster_than_their_rate(method):
+    """120 kB at 1 MB/s take 0.12 s; one chunk at either end may pass on credit. Slower is the machine's affair."""
+    assert min(launch(shaped_seconds, 4, method, timeout_s=60)) >= 0.12 - 2 * CHUNK_S - LATE_S
 
 
 def lose_a_peer(seat):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import aurora
 from aurora.errors import BadInput
-from aurora.plan.planner import dispatch_bytes, make_plan
+from aurora.plan.planner import exchanged_tokens, make_plan
 from aurora.plan.switch import timed
 from aurora.simulate.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile
@@ -100,7 +100,7 @@ def test_one_window_without_compute_is_the_planned_schedule(case):
     plan = make_plan(machines, [p])
     trace = simulate_plan(plan, [p])
     order = plan.models[0].dispatch_L[0]
-    there = dispatch_bytes(p, 0, plan.models[0].placement.gpu_E(0))
+    there = exchanged_tokens(p, 0, plan.models[0].placement.gpu_E(0)) * p.dispatch_bytes
     ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G)
     dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
     assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, *ports).makespan_s)
@@ -116,11 +116,11 @@ def test_every_byte_travels_and_nobody_does_two_things_at_once(case):
     plan = make_plan(machines, [a, b], PlanOptions(order=order))
     trace = simulate_plan(plan, [a, b])
     for index, p in enumerate((a, b)):
-        expected = sum(dispatch_bytes(p, layer, plan.models[index].placement.gpu_E(layer)).sum() for layer in range(p.layers))
-        for phase, per in (("dispatch", 1), ("combine", p.combine_bytes / p.dispatch_bytes)):
+        expected = sum(exchanged_tokens(p, layer, plan.models[index].placement.gpu_E(layer)).sum() for layer in range(p.layers))
+        for phase, per in (("dispatch", p.dispatch_bytes), ("combine", p.combine_bytes)):
             rows = (trace.model_X == index) & (trace.phase_X == TRACE_PHASES.index(phase))
-            assert trace.bytes_X[rows & trace.sent_X].sum() == pytest.approx(expected * per)
-            assert trace.bytes_X[rows & ~trace.sent_X].sum() == pytest.approx(expected * per)
+            assert trace.bytes_X[rows & trace.sent_X].sum() == expected * per
+            assert trace.bytes_X[rows & ~trace.sent_X].sum() == expected * per
     computing = np.isin(trace.phase_X, [TRACE_PHASES.index(x) for x in ("gate", "expert", "aggregate")])
     for rank in range(len(machines)):
         own = computing & (trace.rank_X == rank) & (trace.end_s_X > trace.start_s_X)

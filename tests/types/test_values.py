@@ -25,6 +25,13 @@ def test_gpus_need_positive_finite_figures(field, value):
         Gpu(**{**GPU, field: value})
 
 
+def test_gpus_need_figures_that_can_be_counted_with():
+    with pytest.raises(BadInput, match="must lie between 1e-06 and 1e"):
+        Gpu(**{**GPU, "out_Bps": 1e-320})
+    with pytest.raises(BadInput, match="must lie between 1e-06 and 1e"):
+        Gpu(**{**GPU, "memory_bytes": 10**400})
+
+
 def test_a_cluster_without_gpus():
     with pytest.raises(BadInput, match="at least one"):
         Cluster("empty", ())
@@ -42,6 +49,18 @@ def test_a_cluster_without_gpus():
 def test_profiles_hold_counts(tokens, message):
     with pytest.raises(BadInput, match=message):
         profile(tokens)
+
+
+@pytest.mark.parametrize("field", ["top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes"])
+@pytest.mark.parametrize("value", [1.5, -1, float("nan"), 2**62])
+def test_profiles_hold_whole_sizes(field, value):
+    with pytest.raises(BadInput, match=f"{field} must be a whole number from zero"):
+        profile(np.ones((1, 1, 1, 2), dtype=int), **{field: value})
+
+
+def test_more_bytes_than_64_bits_hold():
+    with pytest.raises(BadInput, match="bytes travel in all, more than 64 bits hold"):
+        profile(np.full((1, 1, 1, 2), 2**61))
 
 
 def test_profiles_need_all_curves_and_a_top_k():
