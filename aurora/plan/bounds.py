@@ -29,6 +29,31 @@ def one_to_one(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> f
     return float(max(seconds_GG.sum(axis=1).max(initial=0.0), seconds_GG.sum(axis=0).max(initial=0.0)))
 
 
+def with_startup(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray) -> float:
+    """The one-to-one bound when every message also holds its two ports for its start-up, the slower end's, (G,) seconds."""
+    startup_GG = np.where(bytes_GG > 0, np.maximum(startup_s[:, None], startup_s[None, :]), 0.0)
+    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps) + startup_GG
+    return float(max(seconds_GG.sum(axis=1).max(initial=0.0), seconds_GG.sum(axis=0).max(initial=0.0)))
+
+
+def two_tier(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_Bps: float) -> float:
+    """Below any all-to-all of servers whose GPUs share their NICs by forwarding inside, one NIC of nic_Bps a GPU.
+
+    The larger of each server's traffic to or from other servers over all of its NICs, and the traffic that stays inside over
+    the inside ports, inside_Bps a GPU. node_G (G,) int64: the server of each GPU. Source: FAST (arXiv:2505.09764).
+    """
+    nodes, members = np.unique(node_G, return_counts=True)
+    outside_GG = np.where(node_G[:, None] != node_G[None, :], bytes_GG, 0)
+    inside_GG = bytes_GG - outside_GG
+    slowest = 0.0
+    for node, gpus in zip(nodes, members, strict=True):
+        own = node_G == node
+        across = max(outside_GG[own].sum(), outside_GG[:, own].sum()) / (gpus * nic_Bps)
+        within = max(inside_GG[own].sum(axis=1).max(initial=0), inside_GG[:, own].sum(axis=0).max(initial=0)) / inside_Bps
+        slowest = max(slowest, float(across), float(within))
+    return slowest
+
+
 def spread(cost_GE: FloatArray) -> float:
     """Below max over GPUs of the summed cost of their experts, however the experts are placed.
 

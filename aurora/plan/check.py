@@ -18,11 +18,10 @@ def check_order(order: Order, gpus: int) -> None:
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> None:
-    """BrokenPlan unless the schedule carries every byte once and no port is ever asked for more than its rate.
+    """BrokenPlan unless the schedule carries every byte once and no port is above its rate at any instant.
 
-    Bytes match bytes_GG (G, G) exactly. For every port and every interval between a start and an end, the transfers that
-    lie wholly inside fit into rate x length (which is also enough for rates to exist that never exceed the port). Where
-    the schedule claims one partner at a time, no two transfers of a port overlap.
+    Bytes match bytes_GG (G, G) exactly in sum, and each row's rate and time within a byte. Where the schedule claims one
+    partner at a time, no two transfers of a port overlap.
     """
     what = f"schedule {schedule.method}"
     n = len(bytes_GG)
@@ -37,30 +36,29 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, 
         raise BrokenPlan(f"{what}: {i} -> {j} carries {carried[i, j]} bytes, expected {bytes_GG[i, j]}")
     if (start < 0).any() or (end < start).any():
         raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
+    moved_X = schedule.rate_Bps_X * (end - start)
+    if (wrong := np.abs(moved_X - schedule.bytes_X) > 1 + SLACK * schedule.bytes_X).any():
+        at = int(np.argmax(wrong))
+        raise BrokenPlan(f"{what}: row {at} carries {schedule.bytes_X[at]} bytes, but its rate moves {moved_X[at]:.0f}")
     for side, ports, rates in (("sends", src, out_Bps), ("receives", dst, in_Bps)):
         for port in range(n):
             rows = np.flatnonzero(ports == port)
+            who = f"{what}: rank {port} {side}"
+            _check_rate(who, start[rows], end[rows], schedule.rate_Bps_X[rows], float(rates[port]))
             rows = rows[np.argsort(start[rows], kind="stable")]
             if schedule.one_to_one and (start[rows][1:] < end[rows][:-1] * (1 - SLACK)).any():
-                raise BrokenPlan(f"{what}: rank {port} {side} to or from two partners at once")
-            _check_rate(what, f"rank {port} {side}", schedule.bytes_X[rows], start[rows], end[rows], float(rates[port]))
+                raise BrokenPlan(f"{who} to or from two partners at once")
 
 
-def _check_rate(what: str, who: str, size_X: IntArray, start_X: FloatArray, end_X: FloatArray, rate: float) -> None:
-    ends = np.sort(end_X)
-    rank = np.searchsorted(ends, end_X, side="right") - 1
-    late_X = np.zeros(len(ends))  # bytes, by end, of the transfers that start no earlier than the current one
-    for row in np.argsort(-start_X, kind="stable"):
-        late_X[rank[row]] += size_X[row]
-        inside = np.cumsum(late_X)
-        room = rate * (ends - start_X[row])
-        over = inside > room * (1 + SLACK) + 1e-6
-        if (over & (ends >= start_X[row])).any():
-            at = int(np.argmax(over & (ends >= start_X[row])))
-            raise BrokenPlan(
-                f"{what}: {who} {inside[at]:.0f} bytes between {start_X[row]:.6g} s and {ends[at]:.6g} s, "
-                f"its port carries {room[at]:.0f}"
-            )
+def _check_rate(who: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, port_Bps: float) -> None:
+    """The port's total rate just after every start and end."""
+    at_s = np.concatenate([end_X, start_X])
+    change = np.concatenate([-rate_X, rate_X])
+    sequence = np.argsort(at_s, kind="stable")  # at one instant what ends makes room first
+    total = np.cumsum(change[sequence])
+    if (over := total > port_Bps * (1 + SLACK)).any():
+        at = int(np.argmax(over))
+        raise BrokenPlan(f"{who} {total[at]:.6g} B/s at {at_s[sequence][at]:.6g} s, its port carries {port_Bps:.6g}")
 
 
 def check_plan(plan: Plan) -> None:

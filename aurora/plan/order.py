@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from aurora.plan.bounds import one_to_one, pair_seconds
+from aurora.plan.dense import DenseShop
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -16,54 +17,36 @@ OrderMaker = Callable[[IntArray, FloatArray, FloatArray, np.random.Generator], O
 
 
 SMALL = 12  # ranks; below this one priority alone can be far from the bound, and trying more is cheap
-TRIES = 24
+SMALL_TRIES = 64
+MOST_TRIES = 4000
+BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loop
 
 
 def openshop(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
     """Dense open shop, no splits, no barriers: when a sender and a receiver are both free and have traffic, it starts.
 
-    Among the pairs that could start, the one with the busiest remaining port goes first, then the larger sum of both
-    ports, then the lower index. Below SMALL ranks TRIES further priorities are drawn and the shortest schedule is kept.
-    One message a pair, one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule.
-    Source: THEORY §1; Gonzalez & Sahni 1976.
+    Of the ports that become free the one with the largest remaining load chooses first, and takes the free partner with the
+    largest. Below SMALL ranks SMALL_TRIES further priorities are drawn and the shortest schedule is kept. One message a pair,
+    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. Source: THEORY §1; Gonzalez &
+    Sahni 1976.
     """
-    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)
+    return _open_shop("openshop", bytes_GG, out_Bps, in_Bps, rng, SMALL_TRIES if len(bytes_GG) < SMALL else 0)
+
+
+def openshop_best(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+    """The shortest of many dense open-shop schedules with drawn priorities, some tens of milliseconds' worth."""
+    tries = int(np.clip(BEST_OPERATIONS / max(1, len(bytes_GG)) ** 2.4, SMALL_TRIES, MOST_TRIES))
+    return _open_shop("openshop-best", bytes_GG, out_Bps, in_Bps, rng, tries)
+
+
+def _open_shop(
+    name: str, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, tries: int
+) -> Order:
     n = len(bytes_GG)
-    pairs, best_s = _dense(seconds_GG, np.zeros((n, n)))
-    if n < SMALL:
-        bound_s = one_to_one(bytes_GG, out_Bps, in_Bps)
-        for _ in range(TRIES):
-            if best_s <= bound_s:
-                break
-            drawn, drawn_s = _dense(seconds_GG, rng.uniform(-0.5, 0.5, (n, n)) * bound_s)
-            if drawn_s < best_s:
-                pairs, best_s = drawn, drawn_s
-    return _order("openshop", pairs + [pair for pair in _all_pairs(n) if bytes_GG[pair] == 0])
-
-
-def _dense(seconds_GG: FloatArray, favour_GG: FloatArray) -> tuple[list[tuple[int, int]], float]:
-    """Pairs in order of their start in a dense open-shop schedule, and its makespan; favour_GG adds to a pair's priority."""
-    n = len(seconds_GG)
-    waiting_GG = seconds_GG > 0
-    left_out, left_in = seconds_GG.sum(axis=1), seconds_GG.sum(axis=0)
-    free_out, free_in = np.zeros(n), np.zeros(n)
-    pairs: list[tuple[int, int]] = []
-    now = 0.0
-    while waiting_GG.any():
-        ready_GG = waiting_GG & (free_out <= now)[:, None] & (free_in <= now)[None, :]
-        if not ready_GG.any():
-            now = float(min(free_out[free_out > now].min(initial=np.inf), free_in[free_in > now].min(initial=np.inf)))
-            continue
-        busiest_GG = np.maximum(left_out[:, None], left_in[None, :]) + favour_GG
-        sum_GG = left_out[:, None] + left_in[None, :]
-        best = np.flatnonzero(ready_GG & (busiest_GG == busiest_GG[ready_GG].max()))
-        src, dst = divmod(int(best[np.argmax(sum_GG.flat[best])]), n)
-        free_out[src] = free_in[dst] = now + seconds_GG[src, dst]
-        left_out[src] -= seconds_GG[src, dst]
-        left_in[dst] -= seconds_GG[src, dst]
-        waiting_GG[src, dst] = False
-        pairs.append((src, dst))
-    return pairs, float(max(free_out.max(initial=0.0), free_in.max(initial=0.0)))
+    shop = DenseShop(n)
+    shop.search(pair_seconds(bytes_GG, out_Bps, in_Bps), tries, one_to_one(bytes_GG, out_Bps, in_Bps) * (1 + 1e-12), rng)
+    pairs = zip(shop.src_X[: shop.count].tolist(), shop.dst_X[: shop.count].tolist(), strict=True)
+    return _order(name, [*pairs, *(pair for pair in _all_pairs(n) if bytes_GG[pair] == 0)])
 
 
 def smallest_first(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
@@ -91,6 +74,7 @@ def all_at_once(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng
 
 ORDER: dict[str, OrderMaker] = {
     "openshop": openshop,
+    "openshop-best": openshop_best,
     "sjf": smallest_first,
     "random": random_order,
     "spread-out": spread_out,

@@ -1,6 +1,7 @@
 """The big switch: ports with their own rates, flows that share them max-min fairly, orders that gate who may start."""
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -92,6 +93,11 @@ class Switch:
         self._stale = True
         return key
 
+    def rates(self) -> dict[int, float]:
+        """Bytes per second of each flow that has left its start-up."""
+        self._share()
+        return self._rates
+
     def next_event(self) -> float:
         """When a flow next ends or leaves its start-up; infinity without flows."""
         self._share()
@@ -129,6 +135,18 @@ class Switch:
         self._rates = dict(zip(keys, rates.tolist(), strict=True))
 
 
+@dataclass
+class _Flight:
+    """A transfer under way in `timed`: what it has carried since when at which rate."""
+
+    src: int
+    dst: int
+    size: int
+    rate_Bps: float = 0.0
+    since_s: float = 0.0
+    carried: float = 0.0
+
+
 def timed(
     order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray | None = None
 ) -> Schedule:
@@ -139,28 +157,43 @@ def timed(
     n = len(bytes_GG)
     switch = Switch(out_Bps, in_Bps, np.zeros(n) if startup_s is None else startup_s)
     gate = Gate(order, bytes_GG)
-    now, rows = 0.0, []
-    flying: dict[int, tuple[int, int, float]] = {}
+    now = 0.0
+    rows: list[tuple[float, int, int, int, float, float]] = []
+    flying: dict[int, _Flight] = {}
+
+    def change(flight: _Flight, rate_Bps: float, ended: bool = False) -> None:
+        """Close the row that flowed until now; the next flows at rate_Bps."""
+        if flight.rate_Bps > 0:
+            before = round(flight.carried)
+            flight.carried += flight.rate_Bps * (now - flight.since_s)
+            part = (flight.size if ended else round(flight.carried)) - before
+            rows.append((flight.since_s, flight.src, flight.dst, part, now, flight.rate_Bps))
+        flight.rate_Bps, flight.since_s = rate_Bps, now
+
     fresh = deque(pair for rank in range(n) for pair in gate.join(rank))
     while fresh or flying:
         while fresh:
             src, dst = fresh.popleft()
-            flying[switch.open(src, dst, int(bytes_GG[src, dst]))] = (src, dst, now)
+            flying[switch.open(src, dst, int(bytes_GG[src, dst]))] = _Flight(src, dst, int(bytes_GG[src, dst]))
+        for key, rate_Bps in switch.rates().items():
+            if rate_Bps != flying[key].rate_Bps:
+                change(flying[key], rate_Bps)
         now = switch.next_event()
         for key in switch.advance(now):
-            src, dst, start_s = flying.pop(key)
-            rows.append((start_s, src, dst, now))
-            fresh.extend(gate.finish(src, dst))
+            flight = flying.pop(key)
+            change(flight, 0.0, ended=True)
+            fresh.extend(gate.finish(flight.src, flight.dst))
     rows.sort()
-    pairs = np.array([(src, dst) for _, src, dst, _ in rows], dtype=np.int64).reshape(-1, 2)
+    start_s, src_X, dst_X, part_X, end_s, rates = ([row[i] for row in rows] for i in range(6))
     return Schedule(
         order.method,
         order.one_to_one,
-        pairs[:, 0],
-        pairs[:, 1],
-        bytes_GG[pairs[:, 0], pairs[:, 1]],
-        np.array([row[0] for row in rows]),
-        np.array([row[3] for row in rows]),
+        np.array(src_X, dtype=np.int64),
+        np.array(dst_X, dtype=np.int64),
+        np.array(part_X, dtype=np.int64),
+        np.array(start_s, dtype=np.float64),
+        np.array(end_s, dtype=np.float64),
+        np.array(rates, dtype=np.float64),
         fluid(bytes_GG, out_Bps, in_Bps),
         one_to_one(bytes_GG, out_Bps, in_Bps),
     )

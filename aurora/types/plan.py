@@ -82,7 +82,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A timed all-to-all. src_X, dst_X, bytes_X int64, start_s_X, end_s_X float64: one row a transfer, by start."""
+    """A timed all-to-all. src_X, dst_X, bytes_X int64, start_s_X, end_s_X, rate_Bps_X float64, by start.
+
+    A row is a transfer, or the part of one that flows at one rate: where ports are shared, rates change. A transfer's
+    start-up time lies before its first row.
+    """
 
     method: str
     one_to_one: bool
@@ -91,15 +95,16 @@ class Schedule:
     bytes_X: IntArray
     start_s_X: FloatArray
     end_s_X: FloatArray
+    rate_Bps_X: FloatArray
     fluid_bound_s: float
     one_to_one_bound_s: float
 
     def __post_init__(self) -> None:
         for name in ("src_X", "dst_X", "bytes_X"):
             object.__setattr__(self, name, counts(f"schedule, {name}", getattr(self, name), 1))
-        for name in ("start_s_X", "end_s_X"):
+        for name in ("start_s_X", "end_s_X", "rate_Bps_X"):
             object.__setattr__(self, name, numbers(f"schedule, {name}", getattr(self, name)))
-        lengths = {len(getattr(self, n)) for n in ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X")}
+        lengths = {len(getattr(self, n)) for n in ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")}
         if len(lengths) != 1:
             raise BadInput(f"schedule: expected columns of one length, found {sorted(lengths)}")
 

@@ -24,7 +24,7 @@ def good(method="openshop"):
 
 
 def columns(schedule, **changed):
-    names = ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X")
+    names = ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")
     return replace(schedule, **{name: changed.get(name, getattr(schedule, name)) for name in names})
 
 
@@ -46,17 +46,21 @@ def test_a_missing_byte():
 
 def test_a_transfer_too_fast_for_its_port():
     s = good()
-    with pytest.raises(BrokenPlan, match="its port carries"):
-        check_schedule(columns(s, end_s_X=edited(s.end_s_X, 0, s.start_s_X[0] + 0.5)), BYTES, ONES, ONES)
+    halved = edited(s.end_s_X, 0, (s.start_s_X[0] + s.end_s_X[0]) / 2)
+    with pytest.raises(BrokenPlan, match="but its rate moves"):
+        check_schedule(columns(s, end_s_X=halved), BYTES, ONES, ONES)
+    with pytest.raises(BrokenPlan, match="its port carries 1"):
+        check_schedule(columns(s, end_s_X=halved, rate_Bps_X=edited(s.rate_Bps_X, 0, 2.0)), BYTES, ONES, ONES)
 
 
 def test_shared_ports_that_are_too_full_together():
     """Each transfer keeps to the port's rate, both at once do not."""
-    both = Schedule("x", False, [0, 1], [2, 2], [5, 5], [0.0, 0.0], [5.0, 5.0], 0, 0)
+    both = Schedule("x", False, [0, 1], [2, 2], [5, 5], [0.0, 0.0], [5.0, 5.0], [1.0, 1.0], 0, 0)
     traffic = np.array([[0, 0, 5], [0, 0, 5], [0, 0, 0]])
-    with pytest.raises(BrokenPlan, match="rank 2 receives 10 bytes"):
+    with pytest.raises(BrokenPlan, match="rank 2 receives 2 B/s at 0 s, its port carries 1"):
         check_schedule(both, traffic, ONES, ONES)
-    check_schedule(replace(both, end_s_X=np.array([10.0, 10.0])), traffic, ONES, ONES)
+    slower = replace(both, end_s_X=np.array([10.0, 10.0]), rate_Bps_X=np.array([0.5, 0.5]))
+    check_schedule(slower, traffic, ONES, ONES)
 
 
 def test_two_partners_at_once_where_one_was_claimed():

@@ -79,7 +79,8 @@ def test_all_at_once_on_one_busy_receiver_is_at_the_bound():
     bytes_GG = np.array([[0, 0, 4], [0, 0, 2], [0, 0, 0]])
     made = schedule("all-at-once", bytes_GG, np.ones(3), np.ones(3))
     assert made.makespan_s == pytest.approx(6)
-    assert sorted(made.end_s_X) == pytest.approx([4, 6])  # both at half the rate until the smaller one ends
+    rows = sorted(zip(made.src_X.tolist(), made.bytes_X.tolist(), made.end_s_X.tolist(), made.rate_Bps_X.tolist(), strict=True))
+    assert rows == [(0, 2, 4.0, 0.5), (0, 2, 6.0, 1.0), (1, 2, 4.0, 0.5)]  # half the rate each until the smaller one ends
 
 
 def test_orders_repeat_for_a_seed_and_differ_between_seeds():

@@ -55,9 +55,12 @@ def test_startup_is_paid_once_a_message_and_takes_no_bandwidth():
     pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
     ones = np.ones(3)
     made = timed(Order("one", pairs), bytes_GG, ones, ones, np.array([0.5, 0.25, 1.0]))
-    assert made.end_s_X.tolist() == pytest.approx([10.5, 21.5])  # 0.5 of rank 0, then 1.0 of rank 2
+    assert made.start_s_X.tolist() == pytest.approx([0.5, 11.5])  # after 0.5 of rank 0, then 1.0 of rank 2
+    assert made.end_s_X.tolist() == pytest.approx([10.5, 21.5])
     both = timed(Order("both", pairs, 2, 2), bytes_GG, ones, ones, np.array([0.5, 0.25, 1.0]))
-    assert both.end_s_X.tolist() == pytest.approx([20.0, 20.5])  # alone from 0.5 to 1, then at half the rate
+    # 0 -> 1 alone from 0.5 to 1, then both at half the rate, then 0 -> 2 alone again
+    assert both.end_s_X.tolist() == pytest.approx([1.0, 20.0, 20.0, 20.5])
+    assert both.rate_Bps_X.tolist() == pytest.approx([1.0, 0.5, 0.5, 1.0])
 
 
 def test_a_receiver_that_keeps_its_order_makes_senders_wait():
