@@ -130,8 +130,7 @@ def _check_fits(cluster: Cluster, profile: Profile, profiles: Sequence[Profile])
 
 def _costs(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> tuple[GroupCosts, IntArray]:
     n = len(cluster)
-    room_J = np.full(n, profile.experts // n, dtype=np.int64)
-    room_J[: profile.experts % n] += 1
+    room_J = _equal_room(profile.experts, n)
     group_E = PLACE[place](profile.tokens_TLSE[:, layer].sum(axis=(0, 1)), room_J, rng)
     return group_costs(cluster, profile, layer, group_E), group_E
 
@@ -174,24 +173,48 @@ def _model_plan(
     )
 
 
-def order(bytes_GG: ArrayLike, cluster: Cluster | None = None, method: str = "openshop", seed: int = 0) -> Schedule:
-    """The checked schedule of one all-to-all, by a method of ORDER.
+def order(
+    bytes_GG: ArrayLike,
+    cluster: Cluster | None = None,
+    method: str = "openshop",
+    seed: int = 0,
+    startup_s: float | None = None,
+) -> Schedule:
+    """The checked schedule of one all-to-all, by a method of ORDER or "auto".
 
-    bytes_GG (G, G) integers: i to j; the diagonal does not travel. Without a cluster every port has DEFAULT_BPS. Raises
-    BadInput for a matrix that is not square, whole or non-negative, or does not fit the cluster. Source: Aurora Thm 4.2.
+    bytes_GG (G, G) integers: i to j; the diagonal does not travel. Without a cluster every port has DEFAULT_BPS. startup_s:
+    what a message costs, instead of the cluster's. Raises BadInput for a matrix that is not square, whole or non-negative, or
+    does not fit the cluster. Source: Aurora Thm 4.2.
     """
     matrix = square_bytes("traffic", bytes_GG)
     n = len(matrix)
     if cluster is not None and len(cluster) != n:
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
     if method not in ORDER and method != "auto":
-        raise BadInput(f"order: expected auto or one of {', '.join(ORDER)}, found {method!r}")
+        raise BadInput(f"--method: expected one of auto, {', '.join(ORDER)}, found {method!r}")
     if seed < 0:
-        raise BadInput(f"order: expected a seed of zero or more, found {seed}")
+        raise BadInput(f"--seed: expected zero or more, found {seed}")
+    if startup_s is not None and not 0 <= startup_s < float("inf"):
+        raise BadInput(f"--startup: expected seconds of zero or more, found {startup_s}")
     out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
-    startup = cluster.startup_s_G if cluster else np.zeros(n)
+    own = cluster.startup_s_G if cluster else np.zeros(n)
+    startup = own if startup_s is None else np.full(n, startup_s)
     _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed))
     return schedule
+
+
+def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
+    """(S, S) int64: the dispatch of `layer` over the whole profile when each rank holds an equal share of experts in order."""
+    load_E = profile.tokens_TLSE[:, layer].sum(axis=(0, 1))
+    gpu_E = PLACE["contiguous"](load_E, _equal_room(profile.experts, profile.sources), np.random.default_rng(0))
+    return exchanged_tokens(profile, layer, gpu_E) * profile.dispatch_bytes
+
+
+def _equal_room(experts: int, gpus: int) -> IntArray:
+    """(G,) int64: how many experts each GPU holds, as equal as can be."""
+    room_J = np.full(gpus, experts // gpus, dtype=np.int64)
+    room_J[: experts % gpus] += 1
+    return room_J
 
 
 def _scheduled(

@@ -7,15 +7,15 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aurora.report.summary import Summary
-from aurora.types import Plan, Profile
+from aurora.types import Plan, Profile, Schedule
 
 
 def seconds(value: float) -> str:
     """Three significant digits with a unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= size:
             return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
-    return f"{value * 1e6:.3g} us"
+    return f"{value * 1e9:.3g} ns"
 
 
 def percent(value: float) -> str:
@@ -73,6 +73,42 @@ def summary_table(summary: Summary, bounded: bool = True) -> Table:
         cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s)]
         table.add_row(row.model, str(row.layer), *cells, *((seconds(row.bound_s), percent(row.gap)) if bounded else ()))
     return table
+
+
+def order_table(schedules: Sequence[Schedule]) -> Table:
+    """One row an order: its makespan, the bounds and the gap to the fluid one."""
+    table = Table()
+    table.add_column("method", no_wrap=True)
+    for column in ("makespan", "fluid bound", "one-to-one bound", "gap", "rows", "one to one"):
+        table.add_column(column, justify="right")
+    for one in schedules:
+        table.add_row(
+            one.method,
+            seconds(one.makespan_s),
+            seconds(one.fluid_bound_s),
+            seconds(one.one_to_one_bound_s),
+            percent(one.gap),
+            str(len(one.src_X)),
+            "yes" if one.one_to_one else "no",
+        )
+    return table
+
+
+def gantt(schedule: Schedule, ranks: int, width: int) -> str:
+    """One line a sender: whom it sends to (the last digit of the rank) over time; `+` where it sends to several at once."""
+    columns = max(10, width - 8)
+    lines = []
+    for rank in range(min(ranks, 40)):
+        cells = ["."] * columns
+        for row in (schedule.src_X == rank).nonzero()[0]:
+            begin = int(schedule.start_s_X[row] / schedule.makespan_s * columns)
+            end = max(begin + 1, int(schedule.end_s_X[row] / schedule.makespan_s * columns))
+            for at in range(begin, min(end, columns)):
+                cells[at] = str(schedule.dst_X[row] % 10) if cells[at] == "." else "+"
+        lines.append(f"{rank:>5}  {''.join(cells)}")
+    if ranks > len(lines):
+        lines.append(f"  and {ranks - len(lines)} more")
+    return "\n".join(lines)
 
 
 def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:

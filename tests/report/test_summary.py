@@ -47,7 +47,7 @@ def test_tables_show_every_layer_of_every_model():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0 us"), (1e-6, "1 us"), (2.5e-3, "2.5 ms"), (1.234, "1.23 s"), (2500, "2500 s")]
+    ("value", "text"), [(0.0, "0 ns"), (2e-9, "2 ns"), (1e-6, "1 us"), (2.5e-3, "2.5 ms"), (1.234, "1.23 s"), (2500, "2500 s")]
 )
 def test_seconds_have_units(value, text):
     assert seconds(value) == text

@@ -1,0 +1,84 @@
+"""aurora order: one all-to-all -> its schedule, bounds and gap."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aurora.cli.common import check_output, terminal
+from aurora.errors import BadInput
+
+if TYPE_CHECKING:
+    from aurora.types import Schedule
+    from aurora.types.arrays import IntArray
+
+
+def order(
+    traffic: Annotated[Path, typer.Argument(help="bytes from row to column: .csv (no header), .npy, or a profile and --layer")],
+    cluster: Annotated[Path | None, typer.Option(help="cluster TOML; without one every port has 12.5e9 Bps")] = None,
+    method: Annotated[str, typer.Option(help="an order by name, or all to compare them")] = "openshop",
+    startup: Annotated[float | None, typer.Option(help="seconds that a message costs; default: the cluster's")] = None,
+    layer: Annotated[int | None, typer.Option(help="of a profile: this MoE layer, experts placed contiguously")] = None,
+    seed: Annotated[int, typer.Option(help="for random orders and drawn priorities")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print the schedule as JSON")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the JSON to a file")] = None,
+) -> None:
+    """Order one all-to-all and say how good the order is; `gap` is against the fluid bound."""
+    from aurora.plan.order import ORDER
+    from aurora.plan.planner import order as schedule
+    from aurora.report.tables import gantt, order_table
+    from aurora.store import load_cluster, write_text
+
+    check_output(output, inputs=[traffic, *([cluster] if cluster else [])])
+    ports = load_cluster(cluster) if cluster else None
+    bytes_GG = _bytes(traffic, layer)
+    if method == "all":
+        if as_json or output:
+            raise BadInput("order: --method all prints a table; --json and -o take one method")
+        made = [schedule(bytes_GG, ports, name, seed, startup) for name in ORDER]
+        terminal().print(order_table(made))
+        return
+    one = schedule(bytes_GG, ports, method, seed, startup)
+    if output is not None:
+        write_text(output, json.dumps(_as_json(one, len(bytes_GG))) + "\n")
+    if as_json:
+        print(json.dumps(_as_json(one, len(bytes_GG))))
+        return
+    console = terminal()
+    console.print(order_table([one]))
+    if console.is_terminal:
+        console.print(gantt(one, len(bytes_GG), console.width), soft_wrap=True)
+    if output is not None:
+        console.print(f"wrote {output}", soft_wrap=True)
+
+
+def _bytes(traffic: Path, layer: int | None) -> "IntArray":
+    from aurora.plan.planner import contiguous_bytes
+    from aurora.store import load_matrix, load_profile
+
+    if traffic.suffix != ".npz":
+        if layer is not None:
+            raise BadInput(f"{traffic}: --layer is for a profile (.npz)")
+        return load_matrix(traffic)
+    profile = load_profile(traffic)
+    if layer is None or not 0 <= layer < profile.layers:
+        raise BadInput(f"{traffic}: expected --layer from 0 to {profile.layers - 1}, found {layer}")
+    return contiguous_bytes(profile, layer)
+
+
+def _as_json(schedule: "Schedule", ranks: int) -> dict[str, object]:
+    columns = (
+        schedule.src_X, schedule.dst_X, schedule.bytes_X, schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
+    )  # fmt: skip
+    names = ("src", "dst", "bytes", "start_s", "end_s", "rate_Bps")
+    return {
+        "schema": 1,
+        "method": schedule.method,
+        "n": ranks,
+        "makespan_s": schedule.makespan_s,
+        "fluid_bound_s": schedule.fluid_bound_s,
+        "one_to_one_bound_s": schedule.one_to_one_bound_s,
+        "gap": schedule.gap,
+        "transfers": [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)],
+    }

@@ -1,0 +1,126 @@
+"""Profiles and traces (npz), and bare matrices (.csv, .npy)."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aurora.errors import AuroraError, BadInput
+from aurora.store.files import SCHEMA, check_schema, read_text, write_whole
+from aurora.types import Curve, Profile, Trace
+from aurora.types.arrays import IntArray, square_bytes
+
+
+def load_profile(path: str | Path) -> Profile:
+    """A profile npz (schema 1), or BadInput."""
+    found = load_npz(Path(path), "aurora profile")
+    assert isinstance(found, Profile)
+    return found
+
+
+def load_trace(path: str | Path) -> Trace:
+    """A trace npz (schema 1), or BadInput."""
+    found = load_npz(Path(path), "aurora trace")
+    assert isinstance(found, Trace)
+    return found
+
+
+def save_npz(value: Profile | Trace, path: Path) -> None:
+    """Write a profile or a trace to exactly `path`."""
+    arrays = _profile_arrays(value) if isinstance(value, Profile) else _trace_arrays(value)
+    write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def _profile_arrays(profile: Profile) -> dict[str, Any]:
+    scalars = ("model", "fingerprint", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes")
+    about = {name: getattr(profile, name) for name in scalars}
+    about |= {"provenance": dict(profile.provenance), "kinds": list(profile.curves)}
+    arrays: dict[str, Any] = {"about": _about("aurora profile", about), "tokens_TLSE": profile.tokens_TLSE}
+    for index, phases in enumerate(profile.curves.values()):
+        for phase, curve in phases.items():
+            arrays[f"curve_{index}_{phase}"] = np.stack([curve.tokens_X, curve.seconds_X])
+    return arrays
+
+
+def _profile_from(about: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> Profile:
+    curves = {}
+    for index, kind in enumerate(about.pop("kinds")):
+        prefix = f"curve_{index}_"
+        curves[kind] = {k.removeprefix(prefix): Curve(*arrays[k]) for k in arrays if k.startswith(prefix)}
+    return Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, **about)
+
+
+def _trace_arrays(trace: Trace) -> dict[str, Any]:
+    about = {"kind": trace.kind, "names_M": list(trace.names_M), "ranks": trace.ranks}
+    return {"about": _about("aurora trace", about)} | {name: getattr(trace, name) for name in Trace.COLUMNS}
+
+
+def _trace_from(about: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> Trace:
+    columns = {name: arrays[name] for name in Trace.COLUMNS}
+    return Trace(str(about["kind"]), tuple(about["names_M"]), int(about["ranks"]), **columns)
+
+
+_READERS: dict[str, Callable[[dict[str, Any], Mapping[str, np.ndarray[Any, Any]]], Profile | Trace]] = {
+    "aurora profile": _profile_from,
+    "aurora trace": _trace_from,
+}
+
+
+def _about(form: str, values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    return np.array(json.dumps({"schema": SCHEMA, "format": form, **values}))
+
+
+def load_npz(path: Path, expected: str | None) -> Profile | Trace:
+    what = expected or "aurora profile or trace"
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays["about"]))
+        form = about.pop("format")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except Exception as error:  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
+        raise BadInput(f"{path}: not an {what}, or cut short: {error}") from None
+    check_schema(path, about)
+    about.pop("schema")
+    if str(form) not in _READERS or expected not in (None, form):
+        raise BadInput(f"{path}: expected an {what}, found format {form!r}")
+    try:
+        return _READERS[form](about, arrays)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadInput(f"{path}: not a whole {form}: {type(error).__name__}: {error}") from None
+
+
+def load_matrix(path: str | Path) -> IntArray:
+    """A square matrix of whole numbers from .csv (no header) or .npy, as int64. Raises BadInput for anything else."""
+    path = Path(path)
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as raw:
+                found = np.load(raw, allow_pickle=False)
+        elif path.suffix == ".csv":
+            rows = [line.split(",") for line in read_text(path).splitlines() if line.strip()]
+            found = np.array([[_whole(path, cell) for cell in row] for row in rows], dtype=object)
+            found = found.reshape(len(rows), -1) if rows else np.zeros((0, 0), dtype=np.int64)
+            if found.dtype == object:
+                found = found.astype(np.int64)
+        else:
+            raise BadInput(f"{path}: expected .csv, .npy, or a profile (.npz), found {path.suffix or 'no suffix'}")
+        return square_bytes(str(path), found)
+    except AuroraError:
+        raise
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except Exception as error:  # numpy raises many kinds for a file that is not its own
+        raise BadInput(f"{path}: not a matrix of whole numbers: {error}") from None
+
+
+def _whole(path: Path, cell: str) -> int:
+    try:
+        return int(cell)
+    except ValueError:
+        raise BadInput(f"{path}: expected whole numbers, found {cell.strip()!r}") from None

@@ -1,0 +1,130 @@
+"""Plan JSON files."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aurora.errors import AuroraError, BadInput
+from aurora.plan.check import check_plan
+from aurora.store.clusters import read_gpus
+from aurora.store.files import SCHEMA, check_schema, load_json, write_text
+from aurora.types import Cluster, ModelPlan, Order, Placement, Plan
+
+
+def load_plan(path: str | Path) -> Plan:
+    """A plan JSON (schema 1), checked. Raises BadInput or BrokenPlan."""
+    path = Path(path)
+    found = load_json(path)
+    check_schema(path, found)
+    if found.get("format") != "aurora plan":
+        raise BadInput(f"{path}: expected an aurora plan, found format {found.get('format')!r}")
+    try:
+        plan = _plan_from_json(found)
+    except AuroraError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadInput(f"{path}: not a whole aurora plan: {type(error).__name__}: {error}") from None
+    try:
+        check_plan(plan)
+    except AuroraError as error:
+        raise type(error)(f"{path}: {error}") from None
+    return plan
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Write a plan as JSON that people can read."""
+    write_text(path, _compact(json.dumps(_plan_to_json(plan), indent=1, allow_nan=False)) + "\n")
+
+
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "format": "aurora plan",
+        "scenario": plan.scenario,
+        "methods": dict(plan.methods),
+        "seed": plan.seed,
+        "epoch": plan.epoch,
+        "objective_s": plan.objective_s,
+        "bound_s": plan.bound_s,
+        "gap": plan.gap if plan.gap < float("inf") else None,
+        "cluster": {
+            "name": plan.cluster.name,
+            "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
+        },
+        "models": [
+            {
+                "model": m.model,
+                "fingerprint": m.fingerprint,
+                "profile": {"path": m.profile_path, "digest": m.profile_digest},
+                "layers": [
+                    {
+                        "slots": [list(held) for held in m.placement.slots_LG[layer]],
+                        "dispatch_s": float(m.dispatch_s_L[layer]),
+                        "fluid_bound_s": float(m.fluid_bound_s_L[layer]),
+                        "one_to_one_bound_s": float(m.one_to_one_bound_s_L[layer]),
+                        "dispatch": _order_to_json(m.dispatch_L[layer]),
+                        "combine": _order_to_json(m.combine_L[layer]),
+                    }
+                    for layer in range(len(m.dispatch_L))
+                ],
+            }
+            for m in plan.models
+        ],
+    }
+
+
+def _plan_from_json(found: Mapping[str, Any]) -> Plan:
+    models = []
+    for m in found["models"]:
+        layers = m["layers"]
+        models.append(
+            ModelPlan(
+                str(m["model"]),
+                str(m["fingerprint"]),
+                str(m["profile"]["path"]),
+                str(m["profile"]["digest"]),
+                Placement(tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)),
+                tuple(_order_from_json(layer["dispatch"]) for layer in layers),
+                tuple(_order_from_json(layer["combine"]) for layer in layers),
+                np.array([float(layer["dispatch_s"]) for layer in layers]),
+                np.array([float(layer["fluid_bound_s"]) for layer in layers]),
+                np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
+            )
+        )
+    rows = found["cluster"]["gpu"]
+    gpus = tuple(gpu for index, row in enumerate(rows) for gpu in read_gpus("cluster", row, index))
+    cluster = Cluster(str(found["cluster"]["name"]), gpus)
+    return Plan(
+        cluster,
+        tuple(models),
+        str(found["scenario"]),
+        dict(found["methods"]),
+        int(found["seed"]),
+        float(found["objective_s"]),
+        float(found["bound_s"]),
+        int(found["epoch"]),
+    )
+
+
+def _order_to_json(order: Order) -> dict[str, Any]:
+    return {
+        "method": order.method,
+        "sends_open": order.sends_open,
+        "recvs_open": order.recvs_open,
+        "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
+    }
+
+
+def _order_from_json(found: Mapping[str, Any]) -> Order:
+    pairs = [[int(end) for end in pair.split(">")] for pair in found["pairs"].split()]
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return Order(str(found["method"]), array, int(found["sends_open"]), int(found["recvs_open"]))
+
+
+def _compact(text: str) -> str:
+    """Lists of plain numbers on one line each, as people write them."""
+    return re.sub(r"\[[\s\d,]*\]", lambda m: re.sub(r"\s+", "", m[0]).replace(",", ", "), text)

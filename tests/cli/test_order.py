@@ -1,0 +1,133 @@
+"""aurora order: matrices in, schedules out, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+
+from aurora.plan.order import ORDER
+from aurora.plan.planner import exchanged_tokens
+from aurora.plan.synthetic import synthetic_profile
+from aurora.store import save, shipped
+from aurora.types import SyntheticOptions
+from tests.cli.test_cli import aurora, refused  # noqa: F401
+
+MATRIX = np.array([[7, 4, 6], [5, 0, 2], [3, 7, 0]])
+
+
+@pytest.fixture
+def csv(tmp_path):
+    np.savetxt(tmp_path / "m.csv", MATRIX, fmt="%d", delimiter=",")
+    return tmp_path / "m.csv"
+
+
+def schedule(aurora, *args):  # noqa: F811
+    code, out, err = aurora("order", *args, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("method", ORDER)
+def test_json_is_a_schedule_that_replays(aurora, csv, method):  # noqa: F811
+    """From the printed rows alone: bytes, ports, starts in order, makespan and gap."""
+    found = schedule(aurora, csv, "--method", method, "--startup", "1e-10")
+    assert list(found) == [
+        "schema", "method", "n", "makespan_s", "fluid_bound_s", "one_to_one_bound_s", "gap", "transfers",
+    ]  # fmt: skip
+    assert (found["schema"], found["method"], found["n"]) == (1, method, 3)
+    rows = found["transfers"]
+    carried = np.zeros((3, 3), dtype=int)
+    for row in rows:
+        carried[row["src"], row["dst"]] += row["bytes"]
+        assert row["bytes"] == pytest.approx(row["rate_Bps"] * (row["end_s"] - row["start_s"]), abs=1.01)
+    assert np.array_equal(carried, MATRIX - np.diag(np.diag(MATRIX)))
+    assert [row["start_s"] for row in rows] == sorted(row["start_s"] for row in rows)
+    assert found["makespan_s"] == max(row["end_s"] for row in rows)
+    assert found["fluid_bound_s"] == pytest.approx(11 / 12.5e9)
+    assert found["gap"] == pytest.approx(found["makespan_s"] / found["fluid_bound_s"] - 1)
+    for instant in {row["start_s"] for row in rows}:
+        for end in ("src", "dst"):
+            for rank in range(3):
+                flowing = [r["rate_Bps"] for r in rows if r[end] == rank and r["start_s"] <= instant < r["end_s"] * (1 - 1e-12)]
+                assert sum(flowing) <= 12.5e9 * (1 + 1e-9)
+
+
+def test_csv_npy_and_profile_agree(aurora, tmp_path):  # noqa: F811
+    config = {
+        "num_local_experts": 6,
+        "num_hidden_layers": 2,
+        "num_experts_per_tok": 2,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+    }
+    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=3, tokens=50))
+    save(profile, tmp_path / "p.npz")
+    matrix = exchanged_tokens(profile, 1, np.array([0, 0, 1, 1, 2, 2])) * profile.dispatch_bytes
+    np.save(tmp_path / "m.npy", matrix)
+    np.savetxt(tmp_path / "m.csv", matrix, fmt="%d", delimiter=",")
+    by_profile = schedule(aurora, tmp_path / "p.npz", "--layer", 1)
+    assert by_profile == schedule(aurora, tmp_path / "m.npy") == schedule(aurora, tmp_path / "m.csv")
+
+
+def test_a_cluster_gives_the_ports(aurora, tmp_path):  # noqa: F811
+    np.save(tmp_path / "m.npy", np.ones((8, 8), dtype=int) * 10**6)
+    found = schedule(aurora, tmp_path / "m.npy", "--cluster", shipped("clusters/paper-mixed-8.toml"))
+    assert found["fluid_bound_s"] == pytest.approx(7e6 / 5e9)
+
+
+@pytest.mark.parametrize(("content", "ranks"), [("", 0), ("5", 1), ("0,0\n0,0", 2)])
+def test_nothing_to_send_is_a_valid_empty_order(aurora, tmp_path, content, ranks):  # noqa: F811
+    (tmp_path / "m.csv").write_text(content)
+    found = schedule(aurora, tmp_path / "m.csv")
+    assert (found["n"], found["makespan_s"], found["gap"], found["transfers"]) == (ranks, 0, 0, [])
+
+
+def test_all_methods_in_one_table(aurora, csv):  # noqa: F811
+    code, out, _ = aurora("order", csv, "--method", "all")
+    assert code == 0
+    for method in ORDER:
+        assert f" {method} " in out
+
+
+def test_the_json_goes_to_a_file(aurora, csv, tmp_path):  # noqa: F811
+    code, out, _ = aurora("order", csv, "-o", tmp_path / "s.json")
+    assert code == 0
+    assert json.loads((tmp_path / "s.json").read_text()) == schedule(aurora, csv)
+    assert "makespan" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "message"),
+    [
+        ("1,2", [], "expected a square matrix, found shape"),
+        ("1,2\n3", [], "not a matrix of whole numbers|square|one length"),
+        ("0,1.5\n2,0", [], "expected whole numbers, found '1.5'"),
+        ("0,-1\n2,0", [], "zero or more, found -1"),
+        ("0,nan\n2,0", [], "expected whole numbers, found 'nan'"),
+        ("0,99999999999999999999\n2,0", [], "too large"),
+        (f"0,{2**62}\n{2**62},0", [], "more than 64 bits hold"),
+        ("0,1\n1,0", ["--method", "best"], "--method: expected one of auto, openshop"),
+        ("0,1\n1,0", ["--startup", "-1"], "--startup: expected seconds of zero or more"),
+        ("0,1\n1,0", ["--seed", "-1"], "--seed: expected zero or more"),
+        ("0,1\n1,0", ["--layer", "0"], "--layer is for a profile"),
+        ("0,1\n1,0", ["--cluster", shipped("clusters/demo-4.toml")], "has 4 GPUs, the traffic matrix 2 rows"),
+        ("0,1\n1,0", ["--method", "all", "--json"], "--method all prints a table"),
+        ("0,1\n1,0", ["-o", "no/where.json"], "cannot be written: no such folder"),
+    ],
+)
+def test_bad_traffic(aurora, tmp_path, content, args, message):  # noqa: F811
+    (tmp_path / "m.csv").write_text(content)
+    refused(aurora("order", tmp_path / "m.csv", *args), message)
+
+
+def test_other_files(aurora, tmp_path):  # noqa: F811
+    refused(aurora("order", tmp_path / "none.csv"), r"none\.csv: no such file")
+    refused(aurora("order", tmp_path / "none.npy"), r"none\.npy: no such file")
+    (tmp_path / "m.txt").write_text("1")
+    refused(aurora("order", tmp_path / "m.txt"), r"expected \.csv, \.npy, or a profile")
+    np.save(tmp_path / "m.npy", np.array([[0.5]]))
+    refused(aurora("order", tmp_path / "m.npy"), "expected integers, found float64")
+    np.save(tmp_path / "o.npy", np.array([[object()]], dtype=object))
+    refused(aurora("order", tmp_path / "o.npy"), "not a matrix of whole numbers")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "m.npy").read_bytes()[:-3])
+    refused(aurora("order", tmp_path / "cut.npy"), "not a matrix of whole numbers")
