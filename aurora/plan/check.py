@@ -10,11 +10,21 @@ SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
 
 
 def check_order(order: Order, gpus: int) -> None:
-    """Every ordered pair of `gpus` ranks exactly once, or BrokenPlan."""
-    found = order.pairs_X2
-    expected = gpus * (gpus - 1)
-    if len(found) != expected or len({(s, d) for s, d in found.tolist() if s != d and max(s, d) < gpus}) != expected:
-        raise BrokenPlan(f"order {order.method}: expected each of {expected} ordered pairs once, found {len(found)} rows")
+    """Every byte of every ordered pair of `gpus` ranks exactly once, or BrokenPlan."""
+    what = f"order {order.method}"
+    whole = [(0.0, 1.0)] * len(order.pairs_X2) if order.share_X2 is None else [tuple(row) for row in order.share_X2.tolist()]
+    parts: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for (src, dst), part in zip(order.pairs_X2.tolist(), whole, strict=True):
+        if src == dst or max(src, dst) >= gpus:
+            raise BrokenPlan(f"{what}: {src} -> {dst} is no pair of {gpus} ranks")
+        parts.setdefault((src, dst), []).append(part)
+    if len(parts) != gpus * (gpus - 1):
+        raise BrokenPlan(f"{what}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {len(parts)}")
+    for (src, dst), own in parts.items():
+        own.sort()
+        edges = [0.0, *(end for _, end in own)]
+        if edges[-1] != 1.0 or any(begin != edge or end < begin for (begin, end), edge in zip(own, edges, strict=False)):
+            raise BrokenPlan(f"{what}: expected {src} -> {dst} once, found the parts {own}")
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> None:

@@ -1,6 +1,7 @@
 """The big switch: ports with their own rates, flows that share them max-min fairly, orders that gate who may start."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,68 +11,88 @@ from aurora.types import Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
 
-def fair_rates(src_X: IntArray, dst_X: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray:
-    """(X,) max-min fair rates of concurrent flows by progressive filling: the tightest port fixes its flows, and so on."""
+def fair_rates(
+    src_X: IntArray, dst_X: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, most_Bps_X: FloatArray | None = None
+) -> FloatArray:
+    """(X,) max-min fair rates of concurrent flows by progressive filling: the tightest port fixes its flows, and so on.
+
+    most_Bps_X (X,): what a flow is held to at most.
+    """
     n = len(out_Bps)
     ends_2X = np.stack([src_X, dst_X + n])
     room = np.concatenate([out_Bps, in_Bps])
     rates = np.zeros(len(src_X))
     open_X = np.ones(len(src_X), dtype=bool)
+    most_X = np.full(len(src_X), np.inf) if most_Bps_X is None else most_Bps_X
     while open_X.any():
         flows = np.bincount(ends_2X[:, open_X].ravel(), minlength=2 * n)
         share = np.divide(room, flows, out=np.full(2 * n, np.inf), where=flows > 0)
         port = int(share.argmin())
-        fixed = open_X & (ends_2X == port).any(axis=0)
-        rates[fixed] = share[port]
-        room = room - share[port] * np.bincount(ends_2X[:, fixed].ravel(), minlength=2 * n)
+        held = open_X & (most_X <= share[port])
+        fixed = held if held.any() else open_X & (ends_2X == port).any(axis=0)
+        rates[fixed] = most_X[fixed] if held.any() else share[port]
+        room = room - np.bincount(ends_2X[:, fixed].ravel(), np.tile(rates[fixed], 2), minlength=2 * n)
         np.maximum(room, 0.0, out=room)
         open_X &= ~fixed
     return rates
 
 
 class Gate:
-    """Who may start in one all-to-all: both ends have joined, and the pair is among the first open ones of each."""
+    """Which rows of an order may start in one all-to-all: both ends have joined, and it is among the first open ones of each.
+
+    size_X (X,) int64: the bytes of each row, for the all-to-all's bytes_GG.
+    """
 
     def __init__(self, order: Order, bytes_GG: IntArray) -> None:
         n = len(bytes_GG)
-        self.bytes_GG = bytes_GG
+        self.pairs = order.pairs_X2.tolist()
+        self.size_X: list[int] = np.diff(order.cuts(bytes_GG[order.pairs_X2[:, 0], order.pairs_X2[:, 1]]), axis=1)[
+            :, 0
+        ].tolist()
         self._windows = (order.sends_open, order.recvs_open)
         self._sends: list[list[int]] = [[] for _ in range(n)]
         self._recvs: list[list[int]] = [[] for _ in range(n)]
-        for src, dst in order.pairs_X2.tolist():
-            if bytes_GG[src, dst] > 0:
-                self._sends[src].append(dst)
-                self._recvs[dst].append(src)
-        self._started: set[tuple[int, int]] = set()
+        for row, (src, dst) in enumerate(self.pairs):
+            if self.size_X[row] > 0:
+                self._sends[src].append(row)
+                self._recvs[dst].append(row)
+        self._started: set[int] = set()
         self._joined: set[int] = set()
 
-    def join(self, rank: int) -> list[tuple[int, int]]:
-        """`rank` takes part from now on; gives the pairs that start with that."""
+    def join(self, rank: int) -> list[int]:
+        """`rank` takes part from now on; gives the rows that start with that."""
         self._joined.add(rank)
-        return self._startable({rank})
+        return self._startable((rank,))
 
-    def finish(self, src: int, dst: int) -> list[tuple[int, int]]:
-        """The transfer is over; gives the pairs that start with that."""
-        self._sends[src].remove(dst)
-        self._recvs[dst].remove(src)
-        return self._startable({src, dst})
+    def finish(self, row: int) -> list[int]:
+        """The row is over; gives the rows that start with that."""
+        src, dst = self.pairs[row]
+        self._sends[src].remove(row)
+        self._recvs[dst].remove(row)
+        return self._startable(sorted((src, dst)))
 
     def done(self, rank: int) -> bool:
         """Whether `rank` has nothing more to send or receive."""
         return not self._sends[rank] and not self._recvs[rank]
 
-    def _startable(self, near: set[int]) -> list[tuple[int, int]]:
+    def _startable(self, near: Sequence[int]) -> list[int]:
         sends_open, recvs_open = self._windows
-        pairs = [(rank, dst) for rank in sorted(near) for dst in self._sends[rank][:sends_open]]
-        pairs += [(src, rank) for rank in sorted(near) for src in self._recvs[rank][:recvs_open]]
+        rows = [row for rank in near for row in (*self._sends[rank][:sends_open], *self._recvs[rank][:recvs_open])]
         fresh = []
-        for src, dst in pairs:
-            if (src, dst) in self._started or not {src, dst} <= self._joined:
+        for row in rows:
+            src, dst = self.pairs[row]
+            if row in self._started or src not in self._joined or dst not in self._joined:
                 continue
-            if dst in self._sends[src][:sends_open] and src in self._recvs[dst][:recvs_open]:
-                self._started.add((src, dst))
-                fresh.append((src, dst))
+            if row in self._sends[src][:sends_open] and row in self._recvs[dst][:recvs_open]:
+                self._started.add(row)
+                fresh.append(row)
         return fresh
+
+
+def paces(order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray | None:
+    """(G, G) the rate that each pair is held to, bytes / fluid bound, or None where the order is not paced (coflow MADD)."""
+    bound_s = fluid(bytes_GG, out_Bps, in_Bps)
+    return bytes_GG / bound_s if order.paced and bound_s > 0 else None
 
 
 class Switch:
@@ -80,16 +101,16 @@ class Switch:
     def __init__(self, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray) -> None:
         self._out, self._in, self._startup = out_Bps, in_Bps, startup_s
         self._now = 0.0
-        self._flows: dict[int, list[float]] = {}  # key -> [source, destination, bytes left, flows from]
+        self._flows: dict[int, list[float]] = {}  # key -> [source, destination, bytes left, flows from, rate at most]
         self._rates: dict[int, float] = {}
         self._keys = 0
         self._stale = False
 
-    def open(self, src: int, dst: int, size: int) -> int:
-        """Start a flow of `size` bytes now; gives its key."""
+    def open(self, src: int, dst: int, size: int, most_Bps: float = float("inf")) -> int:
+        """Start a flow of `size` bytes now, held to most_Bps; gives its key."""
         key, self._keys = self._keys, self._keys + 1
         from_s = self._now + max(self._startup[src], self._startup[dst])
-        self._flows[key] = [src, dst, float(size), from_s]
+        self._flows[key] = [src, dst, float(size), from_s, most_Bps]
         self._stale = True
         return key
 
@@ -103,7 +124,7 @@ class Switch:
         self._share()
         times = [
             from_s if from_s > self._now else self._now + left / self._rates[key]
-            for key, (_, _, left, from_s) in self._flows.items()
+            for key, (_, _, left, from_s, _) in self._flows.items()
         ]
         return min(times, default=float("inf"))
 
@@ -131,7 +152,8 @@ class Switch:
         self._stale = False
         keys = [key for key, flow in self._flows.items() if flow[3] <= self._now]
         ends = np.array([self._flows[key][:2] for key in keys], dtype=np.int64).reshape(-1, 2)
-        rates = fair_rates(ends[:, 0], ends[:, 1], self._out, self._in)
+        most = np.array([self._flows[key][4] for key in keys])
+        rates = fair_rates(ends[:, 0], ends[:, 1], self._out, self._in, most)
         self._rates = dict(zip(keys, rates.tolist(), strict=True))
 
 
@@ -139,6 +161,7 @@ class Switch:
 class _Flight:
     """A transfer under way in `timed`: what it has carried since when at which rate."""
 
+    row: int
     src: int
     dst: int
     size: int
@@ -170,11 +193,14 @@ def timed(
             rows.append((flight.since_s, flight.src, flight.dst, part, now, flight.rate_Bps))
         flight.rate_Bps, flight.since_s = rate_Bps, now
 
-    fresh = deque(pair for rank in range(n) for pair in gate.join(rank))
+    pace_GG = paces(order, bytes_GG, out_Bps, in_Bps)
+    fresh = deque(row for rank in range(n) for row in gate.join(rank))
     while fresh or flying:
         while fresh:
-            src, dst = fresh.popleft()
-            flying[switch.open(src, dst, int(bytes_GG[src, dst]))] = _Flight(src, dst, int(bytes_GG[src, dst]))
+            row = fresh.popleft()
+            (src, dst), size = gate.pairs[row], gate.size_X[row]
+            most_Bps = float("inf") if pace_GG is None else float(pace_GG[src, dst])
+            flying[switch.open(src, dst, size, most_Bps)] = _Flight(row, src, dst, size)
         for key, rate_Bps in switch.rates().items():
             if rate_Bps != flying[key].rate_Bps:
                 change(flying[key], rate_Bps)
@@ -182,7 +208,7 @@ def timed(
         for key in switch.advance(now):
             flight = flying.pop(key)
             change(flight, 0.0, ended=True)
-            fresh.extend(gate.finish(flight.src, flight.dst))
+            fresh.extend(gate.finish(flight.row))
     rows.sort()
     start_s, src_X, dst_X, part_X, end_s, rates = ([row[i] for row in rows] for i in range(6))
     return Schedule(

@@ -5,8 +5,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -14,6 +16,17 @@ from aurora.errors import RankFailed
 from aurora.types import Order
 
 Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, bytes, start, end by time.perf_counter
+
+
+def parts(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> list[tuple[int, torch.Tensor]]:
+    """(peer, slice of its tensor along the first axis) of each row that `rank` sends or receives, in order; none is empty."""
+    me, other = (0, 1) if sending else (1, 0)
+    mine = order.pairs_X2[:, me] == rank
+    peers = order.pairs_X2[:, other]
+    lengths_X = np.array([len(tensors[peer]) for peer in peers.tolist()], dtype=np.int64)
+    cuts = order.cuts(lengths_X)[mine].tolist()
+    found = [(peer, tensors[peer][begin:end]) for peer, (begin, end) in zip(peers[mine].tolist(), cuts, strict=True)]
+    return [(peer, tensor) for peer, tensor in found if tensor.numel()]
 
 
 class Transport(Protocol):
@@ -59,31 +72,27 @@ class TorchTransport:
         return rows
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        pairs = order.pairs_X2.tolist()
-        outgoing = deque(dst for src, dst in pairs if src == self.rank and sends[dst].numel())
-        incoming = deque(src for src, dst in pairs if dst == self.rank and recvs[src].numel())
+        outgoing = deque(parts(order, self.rank, sends, sending=True))
+        incoming = deque(parts(order, self.rank, recvs, sending=False))
         jobs: list[Future[None]] = [
-            self._pool.submit(self._drain, outgoing, sends, True, observe) for _ in range(min(order.sends_open, len(outgoing)))
+            self._pool.submit(self._drain, outgoing, True, observe) for _ in range(min(order.sends_open, len(outgoing)))
         ]
-        jobs += [
-            self._pool.submit(self._drain, incoming, recvs, False, observe) for _ in range(min(order.recvs_open, len(incoming)))
-        ]
+        jobs += [self._pool.submit(self._drain, incoming, False, observe) for _ in range(min(order.recvs_open, len(incoming)))]
         for job in jobs:
             job.result()
 
-    def _drain(self, peers: deque[int], tensors: Sequence[torch.Tensor], sending: bool, observe: Observe) -> None:
+    def _drain(self, rows: deque[tuple[int, torch.Tensor]], sending: bool, observe: Observe) -> None:
         while True:
             try:
-                peer = peers.popleft()
+                peer, tensor = rows.popleft()
             except IndexError:
                 return
             began = time.perf_counter()
             with _lost_peers(self.rank, f"rank {peer}"):
                 if sending:
-                    self._send(peer, tensors[peer])
+                    self._send(peer, tensor)
                 else:
-                    self._receive(peer, tensors[peer])
-            tensor = tensors[peer]
+                    self._receive(peer, tensor)
             observe(peer, sending, tensor.numel() * tensor.element_size(), began, time.perf_counter())
 
     def _send(self, peer: int, tensor: torch.Tensor) -> None:
@@ -112,14 +121,14 @@ class NcclTransport:
         return self._control.gather(row.cpu())
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        posts, ends = [], []
-        for src, dst in order.pairs_X2.tolist():
-            if src == self.rank and sends[dst].numel():
-                posts.append(dist.P2POp(dist.isend, sends[dst], group=self._group, group_peer=dst))
-                ends.append((dst, True, sends[dst]))
-            elif dst == self.rank and recvs[src].numel():
-                posts.append(dist.P2POp(dist.irecv, recvs[src], group=self._group, group_peer=src))
-                ends.append((src, False, recvs[src]))
+        # A pair's parts go in one message here: within a group nobody waits between them.
+        whole = replace(order, pairs_X2=np.array(list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))), share_X2=None)
+        ends = [(peer, True, tensor) for peer, tensor in parts(whole, self.rank, sends, sending=True)]
+        ends += [(peer, False, tensor) for peer, tensor in parts(whole, self.rank, recvs, sending=False)]
+        posts = [
+            dist.P2POp(dist.isend if sent else dist.irecv, tensor, group=self._group, group_peer=peer)
+            for peer, sent, tensor in ends
+        ]
         if not posts:
             return
         began = time.perf_counter()

@@ -11,9 +11,9 @@ from aurora.errors import BadInput
 from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
 from aurora.plan.costs import group_tokens
-from aurora.plan.switch import Gate, Switch
+from aurora.plan.switch import Gate, Switch, paces
 from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.profile import same_model
 
 Resume = Callable[[], None]
@@ -103,6 +103,7 @@ class _Turns:
 @dataclass
 class _AllToAll:
     gate: Gate
+    pace_GG: FloatArray | None
     key: tuple[int, int, int, str]  # model, step, layer, phase
     joined: dict[int, Resume] = field(default_factory=dict)
 
@@ -119,7 +120,7 @@ class _Run:
         self._barriers: dict[tuple[int, int, int], list[Resume]] = {}
         self._exchanges: dict[tuple[int, int, int, str], _AllToAll] = {}
         self._switch = Switch(cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G)
-        self._flows: dict[int, tuple[_AllToAll, int, int, float]] = {}
+        self._flows: dict[int, tuple[_AllToAll, int, float]] = {}
         self._gpu_MLE = [
             [placement.gpu_E(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
         ]
@@ -198,7 +199,9 @@ class _Run:
     def _join(self, rank: int, op: Exchange, key: tuple[int, int, int, str]) -> Wait:
         def wait(resume: Resume) -> None:
             if key not in self._exchanges:
-                self._exchanges[key] = _AllToAll(Gate(op.order, self._bytes_GG(op, *key[:3])), key)
+                bytes_GG = self._bytes_GG(op, *key[:3])
+                pace_GG = paces(op.order, bytes_GG, self.cluster.out_Bps_G, self.cluster.in_Bps_G)
+                self._exchanges[key] = _AllToAll(Gate(op.order, bytes_GG), pace_GG, key)
             exchange = self._exchanges[key]
             self._open(exchange, exchange.gate.join(rank))
             if exchange.gate.done(rank):
@@ -208,17 +211,18 @@ class _Run:
 
         return wait
 
-    def _open(self, exchange: _AllToAll, pairs: list[tuple[int, int]]) -> None:
-        for src, dst in pairs:
-            flow = self._switch.open(src, dst, int(exchange.gate.bytes_GG[src, dst]))
-            self._flows[flow] = (exchange, src, dst, self.now)
+    def _open(self, exchange: _AllToAll, rows: list[int]) -> None:
+        for row in rows:
+            (src, dst), size = exchange.gate.pairs[row], exchange.gate.size_X[row]
+            most_Bps = float("inf") if exchange.pace_GG is None else float(exchange.pace_GG[src, dst])
+            self._flows[self._switch.open(src, dst, size, most_Bps)] = (exchange, row, self.now)
 
     def _arrived(self, flow: int) -> None:
-        exchange, src, dst, began = self._flows.pop(flow)
-        size = int(exchange.gate.bytes_GG[src, dst])
+        exchange, row, began = self._flows.pop(flow)
+        (src, dst), size = exchange.gate.pairs[row], exchange.gate.size_X[row]
         self.record.transfer(src, *exchange.key, dst, True, size, began, self.now)
         self.record.transfer(dst, *exchange.key, src, False, size, began, self.now)
-        self._open(exchange, exchange.gate.finish(src, dst))
+        self._open(exchange, exchange.gate.finish(row))
         for rank in (src, dst):
             if exchange.gate.done(rank) and rank in exchange.joined:
                 exchange.joined.pop(rank)()

@@ -116,13 +116,18 @@ def _order_to_json(order: Order) -> dict[str, Any]:
         "sends_open": order.sends_open,
         "recvs_open": order.recvs_open,
         "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
+        **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
+        **({"paced": True} if order.paced else {}),
     }
 
 
 def _order_from_json(found: Mapping[str, Any]) -> Order:
-    pairs = [[int(end) for end in pair.split(">")] for pair in found["pairs"].split()]
-    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return Order(str(found["method"]), array, int(found["sends_open"]), int(found["recvs_open"]))
+    pairs = np.array([[int(end) for end in pair.split(">")] for pair in found["pairs"].split()], dtype=np.int64)
+    shares = found.get("shares")
+    if shares is not None:
+        shares = np.array([[float(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
+    windows = int(found["sends_open"]), int(found["recvs_open"])
+    return Order(str(found["method"]), pairs.reshape(-1, 2), *windows, shares, found.get("paced") is True)
 
 
 def _compact(text: str) -> str:

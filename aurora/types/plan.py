@@ -55,20 +55,27 @@ class Placement:
 class Order:
     """The order of one all-to-all; it holds no sizes, so it serves any batch.
 
-    pairs_X2 (G(G-1), 2) int64: every ordered (source, destination) pair once. A rank sends and receives its own pairs in
+    pairs_X2 (X, 2) int64: (source, destination) rows that cover every ordered pair. A rank sends and receives its own rows in
     this sequence, with at most `sends_open` and `recvs_open` of them under way at a time; a transfer starts when both of
-    its ends are ready. One and one means one partner at a time.
+    its ends are ready. One and one means one partner at a time. share_X2 (X, 2) float64: which part of its pair's bytes a row
+    carries, from and to; None: each pair is one row, whole. paced: rates are held so that all rows end together.
     """
 
     method: str
     pairs_X2: IntArray
     sends_open: int = 1
     recvs_open: int = 1
+    share_X2: FloatArray | None = None
+    paced: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs_X2", counts("order", self.pairs_X2, 2))
         if min(self.sends_open, self.recvs_open) < 1:
             raise BadInput(f"order {self.method}: expected at least one open send and receive")
+        if self.share_X2 is not None:
+            object.__setattr__(self, "share_X2", numbers("order shares", self.share_X2, 2))
+            if self.share_X2.shape != self.pairs_X2.shape:
+                raise BadInput(f"order {self.method}: expected a share for each row, found {self.share_X2.shape}")
 
     @property
     def one_to_one(self) -> bool:
@@ -77,7 +84,17 @@ class Order:
     @property
     def reversed(self) -> "Order":
         """The order of the transposed all-to-all (combine after dispatch): the same transfers backwards in time."""
-        return Order(self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open)
+        share_X2 = None if self.share_X2 is None else self.share_X2[::-1]
+        return Order(self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced)
+
+    def cuts(self, sizes_X: IntArray) -> IntArray:
+        """(X, 2) int64: from where to where each row goes in something of sizes_X units, the size of its pair, (X,) int64.
+
+        Whole units: the rows of a pair cover it without gap or overlap.
+        """
+        if self.share_X2 is None:
+            return np.stack([np.zeros_like(sizes_X), sizes_X], axis=1)
+        return np.rint(self.share_X2 * sizes_X[:, None]).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,11 @@ import numpy as np
 import psutil
 import pytest
 
-from aurora.cli.main import main
 from aurora.store import load_plan, load_profile, load_trace, shipped
+from tests.cli.refusal import refused
 from tests.conftest import cluster
 
 DEMO = str(shipped("clusters/demo-4.toml"))
-
-
-@pytest.fixture
-def aurora(capsys, monkeypatch):
-    """Run a command in this process; gives (exit code, output, error)."""
-
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["aurora", *map(str, args)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="session")
@@ -53,18 +39,6 @@ def made(tmp_path_factory):
 def folder(made, tmp_path):
     """A private copy."""
     return shutil.copytree(made, tmp_path / "work")
-
-
-def refused(result, *patterns):
-    """One sentence on the error stream, exit code 2, no traceback, nothing on the output."""
-    code, out, err = result
-    assert code == 2
-    assert err.startswith("aurora: ")
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-    assert "wrote" not in out
-    for pattern in patterns:
-        assert re.search(pattern, err), err
 
 
 def files(folder):

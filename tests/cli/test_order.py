@@ -10,7 +10,7 @@ from aurora.plan.planner import exchanged_tokens
 from aurora.plan.synthetic import synthetic_profile
 from aurora.store import save, shipped
 from aurora.types import SyntheticOptions
-from tests.cli.test_cli import aurora, refused  # noqa: F401
+from tests.cli.refusal import refused
 
 MATRIX = np.array([[7, 4, 6], [5, 0, 2], [3, 7, 0]])
 
@@ -21,14 +21,14 @@ def csv(tmp_path):
     return tmp_path / "m.csv"
 
 
-def schedule(aurora, *args):  # noqa: F811
+def schedule(aurora, *args):
     code, out, err = aurora("order", *args, "--json")
     assert (code, err) == (0, "")
     return json.loads(out)
 
 
 @pytest.mark.parametrize("method", ORDER)
-def test_json_is_a_schedule_that_replays(aurora, csv, method):  # noqa: F811
+def test_json_is_a_schedule_that_replays(aurora, csv, method):
     """From the printed rows alone: bytes, ports, starts in order, makespan and gap."""
     found = schedule(aurora, csv, "--method", method, "--startup", "1e-10")
     assert list(found) == [
@@ -52,7 +52,7 @@ def test_json_is_a_schedule_that_replays(aurora, csv, method):  # noqa: F811
                 assert sum(flowing) <= 12.5e9 * (1 + 1e-9)
 
 
-def test_csv_npy_and_profile_agree(aurora, tmp_path):  # noqa: F811
+def test_csv_npy_and_profile_agree(aurora, tmp_path):
     config = {
         "num_local_experts": 6,
         "num_hidden_layers": 2,
@@ -69,27 +69,27 @@ def test_csv_npy_and_profile_agree(aurora, tmp_path):  # noqa: F811
     assert by_profile == schedule(aurora, tmp_path / "m.npy") == schedule(aurora, tmp_path / "m.csv")
 
 
-def test_a_cluster_gives_the_ports(aurora, tmp_path):  # noqa: F811
+def test_a_cluster_gives_the_ports(aurora, tmp_path):
     np.save(tmp_path / "m.npy", np.ones((8, 8), dtype=int) * 10**6)
     found = schedule(aurora, tmp_path / "m.npy", "--cluster", shipped("clusters/paper-mixed-8.toml"))
     assert found["fluid_bound_s"] == pytest.approx(7e6 / 5e9)
 
 
 @pytest.mark.parametrize(("content", "ranks"), [("", 0), ("5", 1), ("0,0\n0,0", 2)])
-def test_nothing_to_send_is_a_valid_empty_order(aurora, tmp_path, content, ranks):  # noqa: F811
+def test_nothing_to_send_is_a_valid_empty_order(aurora, tmp_path, content, ranks):
     (tmp_path / "m.csv").write_text(content)
     found = schedule(aurora, tmp_path / "m.csv")
     assert (found["n"], found["makespan_s"], found["gap"], found["transfers"]) == (ranks, 0, 0, [])
 
 
-def test_all_methods_in_one_table(aurora, csv):  # noqa: F811
+def test_all_methods_in_one_table(aurora, csv):
     code, out, _ = aurora("order", csv, "--method", "all")
     assert code == 0
     for method in ORDER:
         assert f" {method} " in out
 
 
-def test_the_json_goes_to_a_file(aurora, csv, tmp_path):  # noqa: F811
+def test_the_json_goes_to_a_file(aurora, csv, tmp_path):
     code, out, _ = aurora("order", csv, "-o", tmp_path / "s.json")
     assert code == 0
     assert json.loads((tmp_path / "s.json").read_text()) == schedule(aurora, csv)
@@ -115,12 +115,12 @@ def test_the_json_goes_to_a_file(aurora, csv, tmp_path):  # noqa: F811
         ("0,1\n1,0", ["-o", "no/where.json"], "cannot be written: no such folder"),
     ],
 )
-def test_bad_traffic(aurora, tmp_path, content, args, message):  # noqa: F811
+def test_bad_traffic(aurora, tmp_path, content, args, message):
     (tmp_path / "m.csv").write_text(content)
     refused(aurora("order", tmp_path / "m.csv", *args), message)
 
 
-def test_other_files(aurora, tmp_path):  # noqa: F811
+def test_other_files(aurora, tmp_path):
     refused(aurora("order", tmp_path / "none.csv"), r"none\.csv: no such file")
     refused(aurora("order", tmp_path / "none.npy"), r"none\.npy: no such file")
     (tmp_path / "m.txt").write_text("1")
