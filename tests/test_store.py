@@ -56,6 +56,17 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert (back.objective_s, back.bound_s, back.methods) == (made.objective_s, made.bound_s, made.methods)
 
 
+@pytest.mark.parametrize("order", ["birkhoff", "all-at-once", "openshop-best"])
+def test_orders_come_back_with_their_parts(tmp_path, profile, order):
+    made = make_plan(cluster(1e6, 2e6), [profile], PlanOptions(order=order))
+    save(made, tmp_path / "plan.json")
+    back = load_plan(tmp_path / "plan.json").models[0]
+    for a, b in zip(made.models[0].dispatch_L + made.models[0].combine_L, back.dispatch_L + back.combine_L, strict=True):
+        assert np.array_equal(a.pairs_X2, b.pairs_X2)
+        assert (a.share_X2 is None and b.share_X2 is None) or np.array_equal(a.share_X2, b.share_X2)
+        assert (a.sends_open, a.recvs_open, a.paced) == (b.sends_open, b.recvs_open, b.paced)
+
+
 def test_traces_come_back_as_they_were(tmp_path, plan, profile):
     trace = simulate_plan(plan, [profile, profile])
     save(trace, tmp_path / "t.npz")

@@ -1,13 +1,16 @@
-"""Orders of one all-to-all, by name. Each takes (bytes_GG, out_Bps_G, in_Bps_G, rng) and gives an Order of all pairs.
+"""ORDER: one all-to-all, by name. Each takes (bytes_GG, out_Bps_G, in_Bps_G, rng) and gives an Order of all pairs.
 
 bytes_GG (G, G) int64 with a zero diagonal, rates (G,) float64 in bytes per second. How long an order takes is
 `switch.timed`'s to say, so makers and baselines are timed by the same switch.
 """
 
+from bisect import insort
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from aurora.plan.birkhoff import slots
 from aurora.plan.bounds import one_to_one, pair_seconds
 from aurora.plan.dense import DenseShop
 from aurora.types import Order
@@ -19,6 +22,7 @@ OrderMaker = Callable[[IntArray, FloatArray, FloatArray, np.random.Generator], O
 SMALL = 12  # ranks; below this one priority alone can be far from the bound, and trying more is cheap
 SMALL_TRIES = 64
 MOST_TRIES = 4000
+SLOTS = 8  # times n: more than Birkhoff's fattest matchings need
 BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loop
 
 
@@ -49,6 +53,81 @@ def _open_shop(
     return _order(name, [*pairs, *(pair for pair in _all_pairs(n) if bytes_GG[pair] == 0)])
 
 
+def birkhoff(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+    """Birkhoff-von Neumann slots, one partner at a time, transfers split between slots; meets the one-to-one bound.
+
+    Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most SLOTS n slots are peeled; what is
+    left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2, THEORY §1.
+    """
+    n = len(bytes_GG)
+    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)
+    equal = len(np.unique(np.concatenate([out_Bps, in_Bps]))) <= 1
+    bound_s = one_to_one(bytes_GG, out_Bps, in_Bps)
+    work_GG = bytes_GG if equal or bound_s == 0 else np.ceil(seconds_GG / bound_s * 2**40).astype(np.int64)
+    done_GG = np.zeros_like(work_GG)
+    rows: list[tuple[int, int]] = []
+    shares: list[tuple[float, float]] = []
+
+    def serve(src: int, dst: int, units: int) -> None:
+        before = done_GG[src, dst]
+        done_GG[src, dst] += units
+        rows.append((src, dst))
+        shares.append((float(before / work_GG[src, dst]), float(done_GG[src, dst] / work_GG[src, dst])))
+
+    for length, partner_G in slots(work_GG, SLOTS * n):
+        for src in np.flatnonzero(partner_G >= 0).tolist():
+            serve(src, int(partner_G[src]), min(length, int((work_GG - done_GG)[src, partner_G[src]])))
+    left_GG = work_GG - done_GG
+    if left_GG.any():
+        shop = DenseShop(n)
+        shop.run(left_GG.astype(np.float64))
+        for src, dst in zip(shop.src_X[: shop.count].tolist(), shop.dst_X[: shop.count].tolist(), strict=True):
+            serve(src, dst, int(left_GG[src, dst]))
+    silent = [pair for pair in _all_pairs(n) if bytes_GG[pair] == 0]
+    share_X2 = np.array([*shares, *([(0.0, 1.0)] * len(silent))]).reshape(-1, 2)
+    return replace(_order("birkhoff", rows + silent), share_X2=share_X2)
+
+
+def aurora_alg1(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+    """Aurora's Algorithm 1, read literally: the busiest GPU's transfers in random order, then GPU by GPU, busiest first, each
+    transfer at the earliest time at which both of its ends are still free. One partner at a time. Source: Aurora §4.2.
+    """
+    n = len(bytes_GG)
+    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)
+    busy: list[list[tuple[float, float]]] = [[] for _ in range(2 * n)]  # of each port, senders first, by start
+    started: list[tuple[float, int, int]] = []
+    left_GG = bytes_GG.copy()
+    for turn in range(n):
+        traffic = np.maximum(left_GG.sum(axis=1) / out_Bps, left_GG.sum(axis=0) / in_Bps)
+        gpu = int(np.argmax(traffic))
+        pairs = [(gpu, j) for j in range(n) if left_GG[gpu, j]] + [(i, gpu) for i in range(n) if left_GG[i, gpu]]
+        if turn == 0:
+            pairs = [pairs[k] for k in rng.permutation(len(pairs))]
+        for src, dst in pairs:
+            begin = _earliest(busy[src], busy[n + dst], float(seconds_GG[src, dst]))
+            for port in (src, n + dst):
+                insort(busy[port], (begin, begin + float(seconds_GG[src, dst])))
+            started.append((begin, src, dst))
+            left_GG[src, dst] = 0
+    silent = [pair for pair in _all_pairs(n) if bytes_GG[pair] == 0]
+    return _order("aurora-alg1", [(src, dst) for _, src, dst in sorted(started)] + silent)
+
+
+def _earliest(a: list[tuple[float, float]], b: list[tuple[float, float]], seconds: float) -> float:
+    """The first time at which neither port is busy for `seconds`."""
+    at = 0.0
+    for begin, end in sorted(a + b):
+        if begin - at >= seconds * (1 - 1e-12):
+            break
+        at = max(at, end)
+    return at
+
+
+def paced(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+    """Everything posted together, each pair held to bytes / T, T the fluid bound: all end at T on any ports (coflow MADD)."""
+    return replace(all_at_once(bytes_GG, out_Bps, in_Bps, rng), method="paced", paced=True)
+
+
 def smallest_first(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
     """SJF: every sender sends its smallest transfer first, one at a time; receivers take what comes (Aurora §8.1)."""
     return _sender_order("sjf", sorted(_all_pairs(len(bytes_GG)), key=lambda p: (bytes_GG[p], p)), len(bytes_GG))
@@ -75,6 +154,9 @@ def all_at_once(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng
 ORDER: dict[str, OrderMaker] = {
     "openshop": openshop,
     "openshop-best": openshop_best,
+    "birkhoff": birkhoff,
+    "paced": paced,
+    "aurora-alg1": aurora_alg1,
     "sjf": smallest_first,
     "random": random_order,
     "spread-out": spread_out,

@@ -46,9 +46,8 @@ class Gate:
     def __init__(self, order: Order, bytes_GG: IntArray) -> None:
         n = len(bytes_GG)
         self.pairs = order.pairs_X2.tolist()
-        self.size_X: list[int] = np.diff(order.cuts(bytes_GG[order.pairs_X2[:, 0], order.pairs_X2[:, 1]]), axis=1)[
-            :, 0
-        ].tolist()
+        cuts_X2 = order.cuts(bytes_GG[order.pairs_X2[:, 0], order.pairs_X2[:, 1]])
+        self.size_X: list[int] = (cuts_X2[:, 1] - cuts_X2[:, 0]).tolist()
         self._windows = (order.sends_open, order.recvs_open)
         self._sends: list[list[int]] = [[] for _ in range(n)]
         self._recvs: list[list[int]] = [[] for _ in range(n)]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.plan.birkhoff import slots
 from aurora.plan.bounds import fluid, one_to_one, pair_seconds
 from aurora.plan.check import check_order, check_schedule
 from aurora.plan.order import ORDER
@@ -108,3 +109,56 @@ def test_openshop_mean_gap_on_equal_ports():
         np.fill_diagonal(bytes_GG, 0)
         gaps.append(schedule("openshop", bytes_GG, np.ones(16), np.ones(16)).gap)
     assert np.mean(gaps) < 0.05
+
+
+@given(case=traffics_on_ports(min_ranks=1, max_ranks=6))
+def test_birkhoff_meets_the_one_to_one_bound(case):
+    """Exactly in bytes on equal ports; a rounding of 2^-40 elsewhere. Bytes are whole and conserved either way."""
+    bytes_GG, out, into = case
+    order = ORDER["birkhoff"](bytes_GG, out, into, np.random.default_rng(0))
+    check_order(order, len(bytes_GG))
+    made = timed(order, bytes_GG, out, into)
+    check_schedule(made, bytes_GG, out, into)
+    rounding = 0.0 if len({*out, *into}) == 1 else len(bytes_GG) ** 2 / min(*out, *into)  # a byte a part
+    assert made.makespan_s <= one_to_one(bytes_GG, out, into) * (1 + 1e-9) + rounding
+
+
+@given(st.integers(1, 6).flatmap(lambda n: st.lists(st.integers(0, 40), min_size=n * n, max_size=n * n)))
+def test_slots_serve_every_unit_in_exactly_the_largest_sum(flat):
+    n = round(len(flat) ** 0.5)
+    work = np.array(flat).reshape(n, n)
+    served, length = np.zeros_like(work), 0
+    for units, partner in slots(work, 10**6):
+        senders = np.flatnonzero(partner >= 0)
+        assert len(set(partner[senders])) == len(senders)
+        served[senders, partner[senders]] += units
+        length += units
+    assert np.array_equal(served, work)
+    assert length <= max(work.sum(axis=0).max(), work.sum(axis=1).max())
+
+
+def test_fattest_matchings_need_few_slots():
+    """THEORY §1: n = 8 takes 48 slots with any matching, about 29 with the fattest."""
+    rng = np.random.default_rng(0)
+    used = []
+    for _ in range(10):
+        work = rng.integers(1, 1000, (8, 8)) * (1 - np.eye(8, dtype=int))
+        used.append(sum(1 for _ in slots(work, 10**6)))
+    assert np.mean(used) <= 40
+
+
+@given(case=traffics_on_ports())
+def test_paced_flows_all_end_at_the_fluid_bound(case):
+    bytes_GG, out, into = case
+    made = schedule("paced", bytes_GG, out, into)
+    assert made.makespan_s == pytest.approx(fluid(bytes_GG, out, into))
+    assert made.end_s_X == pytest.approx(np.full(len(made.end_s_X), made.makespan_s))
+
+
+def test_a_literal_algorithm_1_keeps_its_bottleneck_busy():
+    """The busiest GPU's transfers follow each other without a gap, whatever comes after."""
+    bytes_GG = np.array([[0, 9, 9, 9], [1, 0, 2, 1], [1, 1, 0, 2], [2, 1, 1, 0]])
+    made = schedule("aurora-alg1", bytes_GG, np.ones(4), np.ones(4))
+    rows = made.src_X == 0
+    assert made.start_s_X[rows].tolist() == [0, 9, 18]
+    assert made.makespan_s == 27

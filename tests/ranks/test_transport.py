@@ -1,5 +1,6 @@
 """Exchanges between real ranks against what a single process says should arrive."""
 
+from collections import defaultdict
 from itertools import pairwise
 
 import numpy as np
@@ -47,7 +48,7 @@ def exchange(seat, sizes, method, machines):
     return events
 
 
-@pytest.mark.parametrize("method", ["openshop", "random", "all-at-once"])
+@pytest.mark.parametrize("method", ["openshop", "birkhoff", "random", "all-at-once"])
 @pytest.mark.parametrize("shaped", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_everything_arrives_in_every_order(ranks, shaped, method):
@@ -62,11 +63,13 @@ def test_everything_arrives_in_every_order(ranks, shaped, method):
                 assert all(a[1] <= b[0] for a, b in pairwise(side))
                 planned = planned_peers(sizes, ranks, rank, sent)
                 assert [peer for *_, peer in side] == planned * 2
-        moved = {(peer, sent): size for peer, sent, size, _, _ in seen}
+        moved = defaultdict(int)
+        for peer, sent, size, _, _ in seen:
+            moved[peer, sent] += size
         expected = {(p, True): sizes[rank, p] * 4 for p in range(ranks) if p != rank and sizes[rank, p]}
         expected |= {(p, False): sizes[p, rank] * 4 for p in range(ranks) if p != rank and sizes[p, rank]}
-        assert moved == expected
-        assert len(seen) == 2 * len(expected)
+        assert moved == {pair: 2 * size for pair, size in expected.items()}
+        assert method == "birkhoff" or len(seen) == 2 * len(expected)
         assert all(start <= end for *_, start, end in seen)
 
 
