@@ -6,21 +6,13 @@ medians, with the smallest and largest speed-up beside.
 
 import argparse
 import datetime
-import os
-import platform
 import statistics
 import tempfile
 from pathlib import Path
 
+from machine import machine
+
 from aurora.cli.demo import WAYS, Outcome, serve_all
-
-
-def machine() -> str:
-    """The processor's name as the kernel gives it, and how many cores there are."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, {platform.system()}, no GPU"
 
 
 def main() -> None:

@@ -1,0 +1,232 @@
+"""How good orders are and how long they take to find: `python bench/order.py` writes bench/results/order-DATE.md.
+
+Ratios are makespan over the bound, mean and worst over MATRICES matrices a row; times are medians after a warm-up, on one core.
+Recorded traffic is read from AURORA_DATA (default ../shared/data) and its rows are left out where that folder is absent.
+"""
+
+import csv
+import datetime
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from machine import machine
+
+from aurora.plan.bounds import fluid, one_to_one, pair_seconds, with_startup
+from aurora.plan.dense import DenseShop, warm_up
+from aurora.plan.order import ORDER
+from aurora.plan.switch import timed
+
+ROOT = Path(__file__).parents[1]
+RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "olmoe_mixtral_domains" / "counts_dev.csv"
+MATRICES = 50
+Maker = Callable[[int, np.random.Generator], np.ndarray]
+
+
+def uniform(n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(1, 10**6, (n, n))
+
+
+def zipf(exponent: float) -> Maker:
+    def make(n: int, rng: np.random.Generator) -> np.ndarray:
+        share = rng.permutation((1.0 + np.arange(n)) ** -exponent)
+        return (rng.uniform(0.5, 1.0, (n, 1)) * share[None, :] * 1e6).astype(np.int64)
+
+    return make
+
+
+def lognormal(n: int, rng: np.random.Generator) -> np.ndarray:
+    return (rng.lognormal(0.0, 1.0, (n, n)) * 1e5).astype(np.int64) + 1
+
+
+def recorded() -> Maker | None:
+    """OLMoE's 64 experts contiguous on n GPUs; source s draws 4096 x 8 choices from domain s mod 5, layer 0, 7 or 15."""
+    if not RECORDED.exists():
+        return None
+    counts: dict[tuple[str, str], np.ndarray] = {}
+    with RECORDED.open() as file:
+        for row in csv.DictReader(file):
+            if "olmoe" in row["model"].lower() and row["selection"] == "topk":
+                load = counts.setdefault((row["domain"], row["layer"]), np.zeros(64))
+                load[int(row["expert"])] = float(row["count"])
+    domains, layers = (sorted({key[i] for key in counts}) for i in (0, 1))
+
+    def make(n: int, rng: np.random.Generator) -> np.ndarray:
+        layer = layers[rng.integers(len(layers))]
+        rows = [counts[domains[s % len(domains)], layer] for s in range(n)]
+        drawn = np.stack([rng.multinomial(4096 * 8, row / row.sum()) for row in rows])
+        return drawn.reshape(n, n, 64 // n).sum(axis=2) * 4096  # 2048 hidden values of 2 bytes
+
+    return make
+
+
+def kinds() -> dict[str, Maker]:
+    made: dict[str, Maker] = {"uniform": uniform, "zipf 0.8": zipf(0.8), "zipf 1.2": zipf(1.2), "lognormal": lognormal}
+    if (olmoe := recorded()) is not None:
+        made["recorded OLMoE"] = olmoe
+    return made
+
+
+def matrices(make: Maker, n: int, count: int = MATRICES) -> Iterator[np.ndarray]:
+    for seed in range(count):
+        bytes_GG = make(n, np.random.default_rng(seed))
+        np.fill_diagonal(bytes_GG, 0)
+        yield bytes_GG
+
+
+def ratios(values: list[float]) -> str:
+    return f"{np.mean(values):.4f} / {max(values):.4f}"
+
+
+def equal_ports() -> list[str]:
+    lines = [
+        "## Equal ports, one message a pair: makespan / bound, mean / worst",
+        "",
+        "| n | traffic | openshop | openshop-best | seconds a search |",
+        "|---|---|---|---|---|",
+    ]
+    for n in (4, 8, 16, 32, 40, 64):
+        ones = np.ones(n)
+        shop = DenseShop(n)
+        for name, make in kinds().items():
+            if name.startswith("recorded") and 64 % n:
+                continue
+            plain, best, took = [], [], []
+            for bytes_GG in matrices(make, n):
+                bound = one_to_one(bytes_GG, ones, ones)
+                plain.append(_makespan(shop, "openshop", bytes_GG) / bound)
+                began = time.perf_counter()
+                best.append(_makespan(shop, "openshop-best", bytes_GG) / bound)
+                took.append(time.perf_counter() - began)
+            lines.append(f"| {n} | {name} | {ratios(plain)} | {ratios(best)} | {statistics.median(took):.4f} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def _makespan(shop: DenseShop, method: str, bytes_GG: np.ndarray) -> float:
+    """The order as the planner makes it, timed by the dense shop: its rows in sequence give the switch's makespan."""
+    ones = np.ones(len(bytes_GG))
+    order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0))
+    free_out, free_in = np.zeros(len(bytes_GG)), np.zeros(len(bytes_GG))
+    for src, dst in order.pairs_X2.tolist():
+        if bytes_GG[src, dst]:
+            free_out[src] = free_in[dst] = max(free_out[src], free_in[dst]) + bytes_GG[src, dst]
+    return float(max(free_out.max(), free_in.max()))
+
+
+def baselines() -> list[str]:
+    methods = ("birkhoff", "aurora-alg1", "sjf", "random", "spread-out", "all-at-once")
+    lines = [
+        "## Equal ports, the others on the same switch (10 matrices a row)",
+        "",
+        f"| n | traffic | {' | '.join(methods)} | birkhoff's slots |",
+        "|---|---|" + "---|" * (len(methods) + 1),
+    ]
+    for n in (4, 8, 16):
+        ones = np.ones(n)
+        for name, make in kinds().items():
+            found: dict[str, list[float]] = {method: [] for method in methods}
+            parts = []
+            for bytes_GG in matrices(make, n, 10):
+                for method in methods:
+                    order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0))
+                    made = timed(order, bytes_GG, ones, ones)
+                    found[method].append(made.makespan_s / made.fluid_bound_s)
+                    if method == "birkhoff":
+                        parts.append(len(np.unique(made.start_s_X)))
+            cells = " | ".join(ratios(found[method]) for method in methods)
+            lines.append(f"| {n} | {name} | {cells} | {np.mean(parts):.0f} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def mixed_ports() -> list[str]:
+    methods = ("openshop", "openshop-best", "paced", "all-at-once")
+    lines = [
+        "## Mixed ports 100/80/50/40, uniform traffic: makespan / fluid bound (10 matrices a row)",
+        "",
+        f"| n | one-to-one bound | {' | '.join(methods)} |",
+        "|---|---|" + "---|" * len(methods),
+    ]
+    for n in (4, 8, 16, 32):
+        rate = np.array([100.0, 80.0, 50.0, 40.0])[np.arange(n) * 4 // n]
+        bounds: list[float] = []
+        found: dict[str, list[float]] = {method: [] for method in methods}
+        for bytes_GG in matrices(uniform, n, 10 if n < 32 else 3):
+            floor = fluid(bytes_GG, rate, rate)
+            bounds.append(one_to_one(bytes_GG, rate, rate) / floor)
+            for method in methods:
+                order = ORDER[method](bytes_GG, rate, rate, np.random.default_rng(0))
+                found[method].append(timed(order, bytes_GG, rate, rate).makespan_s / floor)
+        lines.append(f"| {n} | {ratios(bounds)} | {' | '.join(ratios(found[m]) for m in methods)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def startups() -> list[str]:
+    lines = [
+        "## Equal ports with a start-up: makespan / bound that counts start-ups, uniform traffic (10 matrices a row)",
+        "",
+        "| n | start-up / mean transfer | openshop | openshop-best | birkhoff |",
+        "|---|---|---|---|---|",
+    ]
+    for n in (8, 16):
+        ones = np.ones(n)
+        for share in (0.01, 0.05, 0.20):
+            found: dict[str, list[float]] = {m: [] for m in ("openshop", "openshop-best", "birkhoff")}
+            for bytes_GG in matrices(uniform, n, 10):
+                startup = np.full(n, share * bytes_GG[bytes_GG > 0].mean())
+                floor = with_startup(bytes_GG, ones, ones, startup)
+                for method, values in found.items():
+                    order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0))
+                    values.append(timed(order, bytes_GG, ones, ones, startup).makespan_s / floor)
+            lines.append(f"| {n} | {share:.0%} | {' | '.join(ratios(v) for v in found.values())} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def times() -> list[str]:
+    lines = [
+        "## Time of one dense open-shop schedule (`DenseShop.run`: per-port lists with starts, in buffers)",
+        "",
+        "| n | uniform | zipf 0.8 | recorded OLMoE |",
+        "|---|---|---|---|",
+    ]
+    warm_up()
+    for n in (8, 16, 32, 64, 128, 320, 1024):
+        shop, cells = DenseShop(n), []
+        for name in ("uniform", "zipf 0.8", "recorded OLMoE"):
+            make = kinds().get(name)
+            if make is None or (name.startswith("recorded") and 64 % n):
+                cells.append("-")
+                continue
+            took = []
+            for bytes_GG in matrices(make, n, 9 if n < 500 else 3):
+                seconds_GG = pair_seconds(bytes_GG, np.ones(n), np.ones(n))
+                shop.run(seconds_GG)
+                repeats = max(1, min(200, 200_000 // n**2))
+                began = time.perf_counter()
+                for _ in range(repeats):
+                    shop.run(seconds_GG)
+                took.append((time.perf_counter() - began) / repeats)
+            cells.append(f"{statistics.median(took) * 1e6:.4g} us")
+        lines.append(f"| {n} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    parts = [[f"# Orders, {today}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]]
+    for part in (times, equal_ports, baselines, mixed_ports, startups):
+        parts.append(part())
+    out = Path(__file__).parent / "results" / f"order-{today}.md"
+    out.write_text("\n\n".join("\n".join(lines) for lines in parts) + "\n")
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()
