@@ -9,8 +9,8 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from aurora.types.arrays import IntArray
 
 
-def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray]]:
-    """(length, partner_G): in each slot sender i works on partner_G[i] for `length` units; -1: it rests.
+def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray, IntArray]]:
+    """(length, partner_G, units_G): in each slot sender i does units_G[i] <= length units of its work for partner_G[i].
 
     work_GG (n, n) int64, whole units. The slots' lengths sum to the largest row or column sum, exactly, and every unit is
     served once (Birkhoff 1946; Aurora Thm 4.2). Each slot is the perfect matching whose smallest entry is largest, which
@@ -18,21 +18,17 @@ def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray]]:
     """
     left_GG = work_GG.copy()
     padding_GG = _padding(work_GG)
+    senders = np.arange(len(work_GG))
     for _ in range(most):
-        total_GG = left_GG + padding_GG
         if not left_GG.any():
             return
+        total_GG = left_GG + padding_GG
         partner_G = _fattest_matching(total_GG)
-        senders = np.arange(len(total_GG))
         length = int(total_GG[senders, partner_G].min())
-        # Real work first: a pair whose real work ends inside a slot rests for what the padding fills.
-        real_G = np.minimum(left_GG[senders, partner_G], length)
-        if (cut := real_G[(real_G > 0) & (real_G < length)]).size:
-            length = int(cut.min())
-            real_G = np.minimum(real_G, length)
-        left_GG[senders, partner_G] -= real_G
-        padding_GG[senders, partner_G] -= length - real_G
-        yield length, np.where(real_G > 0, partner_G, -1)
+        units_G = np.minimum(left_GG[senders, partner_G], length)  # the real work first, then what only pads
+        left_GG[senders, partner_G] -= units_G
+        padding_GG[senders, partner_G] -= length - units_G
+        yield length, partner_G, units_G
 
 
 def _padding(work_GG: IntArray) -> IntArray:

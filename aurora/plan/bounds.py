@@ -18,21 +18,24 @@ def fluid(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> float:
     return float(port_seconds(bytes_GG, out_Bps, in_Bps).max(initial=0.0))
 
 
-def pair_seconds(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray:
-    """(G, G) seconds of each transfer when it has both of its ports to itself."""
-    return bytes_GG / np.minimum(out_Bps[:, None], in_Bps[None, :])
+def pair_seconds(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray | None = None
+) -> FloatArray:
+    """(G, G) seconds of each transfer when it has both of its ports to itself, with the start-up of its slower end."""
+    seconds_GG = bytes_GG / np.minimum(out_Bps[:, None], in_Bps[None, :])
+    if startup_s is None:
+        return np.asarray(seconds_GG)
+    return np.where(bytes_GG > 0, seconds_GG + np.maximum(startup_s[:, None], startup_s[None, :]), 0.0)
 
 
 def one_to_one(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> float:
     """max row or column sum of pair_seconds: the optimum with one partner at a time (Gonzalez & Sahni 1976)."""
-    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)
-    return float(max(seconds_GG.sum(axis=1).max(initial=0.0), seconds_GG.sum(axis=0).max(initial=0.0)))
+    return with_startup(bytes_GG, out_Bps, in_Bps, np.zeros(len(bytes_GG)))
 
 
 def with_startup(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray) -> float:
     """The one-to-one bound when every message also holds its two ports for its start-up, the slower end's, (G,) seconds."""
-    startup_GG = np.where(bytes_GG > 0, np.maximum(startup_s[:, None], startup_s[None, :]), 0.0)
-    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps) + startup_GG
+    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps, startup_s)
     return float(max(seconds_GG.sum(axis=1).max(initial=0.0), seconds_GG.sum(axis=0).max(initial=0.0)))
 
 

@@ -26,9 +26,7 @@ class DenseShop:
         self.dst_X: IntArray = np.zeros(rows, dtype=np.int64)
         self.start_s_X: FloatArray = np.zeros(rows)
         self.end_s_X: FloatArray = np.zeros(rows)
-        self._plain = (np.zeros(2 * ranks), np.zeros((ranks, ranks)))
-        self._drawn = (np.zeros(2 * ranks), np.zeros((ranks, ranks)))
-        self._best = (np.zeros(2 * ranks), np.zeros((ranks, ranks)))
+        self._plain, self._drawn, self._best = np.zeros((3, 2 * ranks))
         self._scratch = (
             np.zeros(2 * ranks),  # remaining load of each port, senders first
             np.zeros(2 * ranks, dtype=np.int64),  # transfers left on each port
@@ -54,19 +52,17 @@ class DenseShop:
         for number in range(tries):
             if makespan_s <= bound_s:
                 break
-            ports, pairs = self._drawn
             amplitude_s = AMPLITUDES[number % len(AMPLITUDES)] * bound_s
-            ports[:] = (rng.random(len(ports)) - 0.5) * amplitude_s
-            pairs[:] = (rng.random(pairs.shape) - 0.5) * (2 * amplitude_s * (number % 2))
+            self._drawn[:] = (rng.random(2 * self.ranks) - 0.5) * amplitude_s
             drawn_s = self._run(seconds_GG, self._drawn)
             if drawn_s < makespan_s:
                 self._best, self._drawn = self._drawn, self._best
                 makespan_s, best = drawn_s, self._best
         return self._run(seconds_GG, best)
 
-    def _run(self, seconds_GG: FloatArray, favours: tuple[FloatArray, FloatArray]) -> float:
+    def _run(self, seconds_GG: FloatArray, favour: FloatArray) -> float:
         outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
-        self.count, makespan_s = _dense(seconds_GG, *favours, *outputs, *self._scratch)
+        self.count, makespan_s = _dense(seconds_GG, favour, *outputs, *self._scratch)
         return float(makespan_s)
 
 
@@ -76,17 +72,15 @@ def warm_up() -> None:
 
 
 @njit(cache=True)
-def _dense(
-    seconds_GG, port_favour, pair_favour_GG, src_X, dst_X, start_X, end_X, left, todo, waits, free, place, heap_s, heap_p, fresh
-):
+def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, free, place, heap_s, heap_p, fresh):
     """Whenever ports become free, the busiest of them first takes its busiest free partner. Gives (transfers, makespan).
 
     Only pairs with a port that has just become free need a look: of two that have both been free for a while nothing waits.
-    Ports are numbered senders first. port_favour is added to a port's load, pair_favour_GG to a partner's.
+    Ports are numbered senders first; favour is added to a port's load.
     """
     n = seconds_GG.shape[0]
     for port in range(2 * n):
-        left[port] = port_favour[port]
+        left[port] = favour[port]
         todo[port] = 0
         place[port] = -1
     for i in range(n):
@@ -137,15 +131,15 @@ def _dense(
             if port < n:
                 for at in range(receivers):
                     other = free[1, at]
-                    if waits[port, other] and left[n + other] + pair_favour_GG[port, other] > most:
-                        most = left[n + other] + pair_favour_GG[port, other]
+                    if waits[port, other] and left[n + other] > most:
+                        most = left[n + other]
                         partner = other
                 src, dst = port, partner
             else:
                 for at in range(senders):
                     other = free[0, at]
-                    if waits[other, port - n] and left[other] + pair_favour_GG[other, port - n] > most:
-                        most = left[other] + pair_favour_GG[other, port - n]
+                    if waits[other, port - n] and left[other] > most:
+                        most = left[other]
                         partner = other
                 src, dst = partner, port - n
             if partner < 0:

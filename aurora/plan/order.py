@@ -1,22 +1,34 @@
-"""ORDER: one all-to-all, by name. Each takes (bytes_GG, out_Bps_G, in_Bps_G, rng) and gives an Order of all pairs.
+"""ORDER: one all-to-all, by name. Each takes (bytes_GG, out_Bps_G, in_Bps_G, rng, startup_s_G) and gives an Order of all pairs.
 
-bytes_GG (G, G) int64 with a zero diagonal, rates (G,) float64 in bytes per second. How long an order takes is
+bytes_GG (G, G) int64 with a zero diagonal, rates (G,) float64 in bytes per second, start-ups (G,) in seconds a message (none
+by default; only the open shops look at them). How long an order takes is
 `switch.timed`'s to say, so makers and baselines are timed by the same switch.
 """
 
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
 from aurora.plan.birkhoff import slots
-from aurora.plan.bounds import one_to_one, pair_seconds
+from aurora.plan.bounds import one_to_one, pair_seconds, with_startup
 from aurora.plan.dense import DenseShop
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
 
-OrderMaker = Callable[[IntArray, FloatArray, FloatArray, np.random.Generator], Order]
+
+class OrderMaker(Protocol):
+    """What every entry of ORDER is."""
+
+    def __call__(
+        self,
+        bytes_GG: IntArray,
+        out_Bps: FloatArray,
+        in_Bps: FloatArray,
+        rng: np.random.Generator,
+        startup_s: FloatArray | None = None,
+    ) -> Order: ...
 
 
 SMALL = 12  # ranks; below this one priority alone can be far from the bound, and trying more is cheap
@@ -26,7 +38,9 @@ SLOTS = 8  # times n: more than Birkhoff's fattest matchings need
 BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loop
 
 
-def openshop(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def openshop(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """Dense open shop, no splits, no barriers: when a sender and a receiver are both free and have traffic, it starts.
 
     Of the ports that become free the one with the largest remaining load chooses first, and takes the free partner with the
@@ -34,26 +48,38 @@ def openshop(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: n
     one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. Source: THEORY §1; Gonzalez &
     Sahni 1976.
     """
-    return _open_shop("openshop", bytes_GG, out_Bps, in_Bps, rng, SMALL_TRIES if len(bytes_GG) < SMALL else 0)
+    return _open_shop("openshop", bytes_GG, out_Bps, in_Bps, rng, SMALL_TRIES if len(bytes_GG) < SMALL else 0, startup_s)
 
 
-def openshop_best(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def openshop_best(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """The shortest of many dense open-shop schedules with drawn priorities, some tens of milliseconds' worth."""
     tries = int(np.clip(BEST_OPERATIONS / max(1, len(bytes_GG)) ** 2.4, SMALL_TRIES, MOST_TRIES))
-    return _open_shop("openshop-best", bytes_GG, out_Bps, in_Bps, rng, tries)
+    return _open_shop("openshop-best", bytes_GG, out_Bps, in_Bps, rng, tries, startup_s)
 
 
 def _open_shop(
-    name: str, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, tries: int
+    name: str,
+    bytes_GG: IntArray,
+    out_Bps: FloatArray,
+    in_Bps: FloatArray,
+    rng: np.random.Generator,
+    tries: int,
+    startup_s: FloatArray | None,
 ) -> Order:
     n = len(bytes_GG)
     shop = DenseShop(n)
-    shop.search(pair_seconds(bytes_GG, out_Bps, in_Bps), tries, one_to_one(bytes_GG, out_Bps, in_Bps) * (1 + 1e-12), rng)
+    startup_s = np.zeros(n) if startup_s is None else startup_s
+    bound_s = with_startup(bytes_GG, out_Bps, in_Bps, startup_s)
+    shop.search(pair_seconds(bytes_GG, out_Bps, in_Bps, startup_s), tries, bound_s * (1 + 1e-12), rng)
     pairs = zip(shop.src_X[: shop.count].tolist(), shop.dst_X[: shop.count].tolist(), strict=True)
     return _order(name, [*pairs, *(pair for pair in _all_pairs(n) if bytes_GG[pair] == 0)])
 
 
-def birkhoff(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def birkhoff(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """Birkhoff-von Neumann slots, one partner at a time, transfers split between slots; meets the one-to-one bound.
 
     Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most SLOTS n slots are peeled; what is
@@ -74,9 +100,9 @@ def birkhoff(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: n
         rows.append((src, dst))
         shares.append((float(before / work_GG[src, dst]), float(done_GG[src, dst] / work_GG[src, dst])))
 
-    for length, partner_G in slots(work_GG, SLOTS * n):
-        for src in np.flatnonzero(partner_G >= 0).tolist():
-            serve(src, int(partner_G[src]), min(length, int((work_GG - done_GG)[src, partner_G[src]])))
+    for _, partner_G, units_G in slots(work_GG, SLOTS * n):
+        for src in np.flatnonzero(units_G).tolist():
+            serve(src, int(partner_G[src]), int(units_G[src]))
     left_GG = work_GG - done_GG
     if left_GG.any():
         shop = DenseShop(n)
@@ -88,7 +114,9 @@ def birkhoff(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: n
     return replace(_order("birkhoff", rows + silent), share_X2=share_X2)
 
 
-def aurora_alg1(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def aurora_alg1(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """Aurora's Algorithm 1, read literally: the busiest GPU's transfers in random order, then GPU by GPU, busiest first, each
     transfer at the earliest time at which both of its ends are still free. One partner at a time. Source: Aurora §4.2.
     """
@@ -123,29 +151,39 @@ def _earliest(a: list[tuple[float, float]], b: list[tuple[float, float]], second
     return at
 
 
-def paced(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def paced(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """Everything posted together, each pair held to bytes / T, T the fluid bound: all end at T on any ports (coflow MADD)."""
     return replace(all_at_once(bytes_GG, out_Bps, in_Bps, rng), method="paced", paced=True)
 
 
-def smallest_first(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def smallest_first(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """SJF: every sender sends its smallest transfer first, one at a time; receivers take what comes (Aurora §8.1)."""
     return _sender_order("sjf", sorted(_all_pairs(len(bytes_GG)), key=lambda p: (bytes_GG[p], p)), len(bytes_GG))
 
 
-def random_order(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def random_order(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """RCS: every sender sends in random order, one at a time; receivers take what comes (Aurora §8.1)."""
     pairs = _all_pairs(len(bytes_GG))
     return _sender_order("random", [pairs[i] for i in rng.permutation(len(pairs))], len(bytes_GG))
 
 
-def spread_out(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def spread_out(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """Step s sends to (i + s) mod G, one at a time; receivers take what comes."""
     n = len(bytes_GG)
     return _sender_order("spread-out", [(i, (i + step) % n) for step in range(1, n) for i in range(n)], n)
 
 
-def all_at_once(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator) -> Order:
+def all_at_once(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
     """Every transfer posted together; ports are shared."""
     n = len(bytes_GG)
     return _order("all-at-once", _all_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))

@@ -226,7 +226,7 @@ def _scheduled(
     """An order and its schedule, which the checker has seen; "auto" is the shortest of AUTO_ORDERS."""
     best: tuple[Order, Schedule] | None = None
     for name in AUTO_ORDERS if method == "auto" else (method,):
-        made = ORDER[name](bytes_GG, out, into, rng)
+        made = ORDER[name](bytes_GG, out, into, rng, startup)
         schedule = timed(made, bytes_GG, out, into, startup)
         check_schedule(schedule, bytes_GG, out, into)
         if best is None or schedule.makespan_s < best[1].makespan_s:

@@ -128,23 +128,23 @@ def test_slots_serve_every_unit_in_exactly_the_largest_sum(flat):
     n = round(len(flat) ** 0.5)
     work = np.array(flat).reshape(n, n)
     served, length = np.zeros_like(work), 0
-    for units, partner in slots(work, 10**6):
-        senders = np.flatnonzero(partner >= 0)
-        assert len(set(partner[senders])) == len(senders)
-        served[senders, partner[senders]] += units
-        length += units
+    for took, partner, units in slots(work, 10**6):
+        assert sorted(partner) == list(range(n))
+        assert units.max() <= took
+        served[np.arange(n), partner] += units
+        length += took
     assert np.array_equal(served, work)
     assert length <= max(work.sum(axis=0).max(), work.sum(axis=1).max())
 
 
 def test_fattest_matchings_need_few_slots():
-    """THEORY §1: n = 8 takes 48 slots with any matching, about 29 with the fattest."""
+    """THEORY §1: n = 8 takes 48 slots with any matching, about 4 n with the fattest."""
     rng = np.random.default_rng(0)
     used = []
     for _ in range(10):
         work = rng.integers(1, 1000, (8, 8)) * (1 - np.eye(8, dtype=int))
         used.append(sum(1 for _ in slots(work, 10**6)))
-    assert np.mean(used) <= 40
+    assert np.mean(used) <= 36
 
 
 @given(case=traffics_on_ports())
