@@ -19,6 +19,7 @@ from aurora.plan.birkhoff import slots
 from aurora.plan.bounds import fluid, one_to_one, pair_seconds, with_startup
 from aurora.plan.dense import DenseShop, warm_up
 from aurora.plan.order import ORDER
+from aurora.plan.robust import order_for_many, priced
 from aurora.plan.switch import timed
 
 ROOT = Path(__file__).parents[1]
@@ -43,23 +44,35 @@ def lognormal(n: int, rng: np.random.Generator) -> np.ndarray:
     return (rng.lognormal(0.0, 1.0, (n, n)) * 1e5).astype(np.int64) + 1
 
 
-def recorded() -> Maker | None:
-    """OLMoE's 64 experts contiguous on n GPUs; source s draws 4096 x 8 choices from domain s mod 5, layer 0, 7 or 15."""
-    if not RECORDED.exists():
-        return None
+def recorded_counts() -> dict[tuple[str, str], np.ndarray]:
+    """OLMoE's (64,) top-8 counts by domain and layer; empty where the recording is absent."""
     counts: dict[tuple[str, str], np.ndarray] = {}
-    with RECORDED.open() as file:
-        for row in csv.DictReader(file):
-            if "olmoe" in row["model"].lower() and row["selection"] == "topk":
-                load = counts.setdefault((row["domain"], row["layer"]), np.zeros(64))
-                load[int(row["expert"])] = float(row["count"])
+    if RECORDED.exists():
+        with RECORDED.open() as file:
+            for row in csv.DictReader(file):
+                if "olmoe" in row["model"].lower() and row["selection"] == "topk":
+                    load = counts.setdefault((row["domain"], row["layer"]), np.zeros(64))
+                    load[int(row["expert"])] = float(row["count"])
+    return counts
+
+
+def drawn_bytes(rows: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """(n, n) bytes: source s draws 4096 x 8 choices by rows[s], 64 experts contiguous on n GPUs, 4096 bytes each."""
+    n = len(rows)
+    drawn = np.stack([rng.multinomial(4096 * 8, row / row.sum()) for row in rows])
+    return drawn.reshape(n, n, 64 // n).sum(axis=2) * 4096
+
+
+def recorded() -> Maker | None:
+    """Recorded OLMoE traffic: source s draws from domain s mod 5; layer 0, 7 or 15."""
+    counts = recorded_counts()
+    if not counts:
+        return None
     domains, layers = (sorted({key[i] for key in counts}) for i in (0, 1))
 
     def make(n: int, rng: np.random.Generator) -> np.ndarray:
         layer = layers[rng.integers(len(layers))]
-        rows = [counts[domains[s % len(domains)], layer] for s in range(n)]
-        drawn = np.stack([rng.multinomial(4096 * 8, row / row.sum()) for row in rows])
-        return drawn.reshape(n, n, 64 // n).sum(axis=2) * 4096  # 2048 hidden values of 2 bytes
+        return drawn_bytes([counts[domains[s % len(domains)], layer] for s in range(n)], rng)
 
     return make
 
@@ -189,6 +202,39 @@ def startups() -> list[str]:
     return lines
 
 
+def reuse() -> list[str]:
+    """Planned on one recorded domain, serving another: what is lost against re-ordering every batch."""
+    counts = recorded_counts()
+    if not counts:
+        return ["Order reuse: the recording is absent."]
+    lines = [
+        "## Order reuse: openshop-best planned on one recorded domain, serving another (all pairs, layers 0, 7, 15)",
+        "",
+        "| n | reused / re-ordered, mean / worst | one order for all domains (`order_for_many`) / re-ordered |",
+        "|---|---|---|",
+    ]
+    domains, layers = (sorted({key[i] for key in counts}) for i in (0, 1))
+    for n in (8, 16):
+        ones, foreign, shared = np.ones(n), [], []
+        for layer in layers:
+            batches = []
+            for seed, domain in enumerate(domains):
+                bytes_GG = drawn_bytes([counts[domain, layer]] * n, np.random.default_rng(seed))
+                np.fill_diagonal(bytes_GG, 0)
+                batches.append(bytes_GG)
+            orders = [ORDER["openshop-best"](bytes_GG, ones, ones, np.random.default_rng(0)) for bytes_GG in batches]
+            own = [priced(order, [bytes_GG], ones, ones)[0] for order, bytes_GG in zip(orders, batches, strict=True)]
+            for served, best in enumerate(own):
+                foreign += [
+                    priced(order, [batches[served]], ones, ones)[0] / best for k, order in enumerate(orders) if k != served
+                ]
+            common = order_for_many(batches, ones, ones, np.random.default_rng(0))
+            shared += list(priced(common, batches, ones, ones) / own)
+        lines.append(f"| {n} | {ratios(foreign)} | {ratios(shared)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
 def times() -> list[str]:
     lines = [
         "## Time of one dense open-shop schedule (`DenseShop.run`: per-port lists with starts, in buffers)",
@@ -222,7 +268,7 @@ def times() -> list[str]:
 def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     parts = [[f"# Orders, {today}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]]
-    for part in (times, equal_ports, baselines, mixed_ports, startups):
+    for part in (times, equal_ports, baselines, mixed_ports, startups, reuse):
         parts.append(part())
     out = Path(__file__).parent / "results" / f"order-{today}.md"
     out.write_text("\n\n".join("\n".join(lines) for lines in parts) + "\n")

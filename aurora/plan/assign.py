@@ -13,7 +13,7 @@ AssignMaker = Callable[[GroupCosts, np.random.Generator], IntArray]
 
 def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
     """The busiest group on the strongest GPU, and so on down. Source: Aurora Thm 5.1, which holds only where rows and
-    columns are proportional (THEORY §2: 1.058x the optimum on average, 1.42x at worst)."""
+    columns are proportional (on 40 random cases of 8 GPUs 1.058x the optimum on average, 1.42x at worst)."""
     group_G = np.empty(len(costs.load_J), dtype=np.int64)
     group_G[costs.strongest_first] = np.argsort(-costs.load_J, kind="stable")
     return group_G

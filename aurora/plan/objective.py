@@ -49,7 +49,7 @@ def paper(a: Terms, b: Terms) -> float:
 def causal(a: Terms, b: Terms) -> float:
     """Two colocated models; no transfer ends before what it waits for. `paper` <= `causal` where combines mirror dispatches.
 
-    Source: THEORY §2.
+    As printed, Table 2 lets C_a end before F_a and N_b ignore G_b; this is the same table with those waits in it.
     """
     return causal_timeline(
         gate=(_max(a.gate_G), _max(b.gate_G)),

@@ -45,8 +45,8 @@ def openshop(
 
     Of the ports that become free the one with the largest remaining load chooses first, and takes the free partner with the
     largest. Below SMALL ranks SMALL_TRIES further priorities are drawn and the shortest schedule is kept. One message a pair,
-    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. Source: THEORY §1; Gonzalez &
-    Sahni 1976.
+    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. Source: Gonzalez & Sahni
+    1976.
     """
     return _open_shop("openshop", bytes_GG, out_Bps, in_Bps, rng, SMALL_TRIES if len(bytes_GG) < SMALL else 0, startup_s)
 
@@ -83,7 +83,7 @@ def birkhoff(
     """Birkhoff-von Neumann slots, one partner at a time, transfers split between slots; meets the one-to-one bound.
 
     Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most SLOTS n slots are peeled; what is
-    left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2, THEORY §1.
+    left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2.
     """
     n = len(bytes_GG)
     seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)

@@ -33,7 +33,7 @@ def make_plan(
     """Plan one model alone or two that share every GPU; which scenario of Aurora's four it is follows from the inputs.
 
     Raises BadInput where profiles and cluster do not fit together, InfeasiblePlan where the experts do not fit.
-    Source: Aurora §4-§7; the requests' ranks stay where they are and only experts move (THEORY §2).
+    Source: Aurora §4-§7; the requests' ranks stay where they are and only experts move.
     """
     if not 1 <= len(profiles) <= 2:
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")

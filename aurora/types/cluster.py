@@ -1,4 +1,4 @@
-"""The machines: one Gpu a rank, behind a switch that never blocks (THEORY: the big switch)."""
+"""The machines: one Gpu a rank, behind a switch that never blocks (Aurora §2.4: the big switch)."""
 
 from dataclasses import dataclass
 

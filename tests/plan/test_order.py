@@ -138,7 +138,7 @@ def test_slots_serve_every_unit_in_exactly_the_largest_sum(flat):
 
 
 def test_fattest_matchings_need_few_slots():
-    """THEORY §1: n = 8 takes 48 slots with any matching, about 4 n with the fattest."""
+    """n = 8 takes 48 slots with any matching, about 4 n with the fattest."""
     rng = np.random.default_rng(0)
     used = []
     for _ in range(10):

@@ -133,7 +133,7 @@ def test_by_load_trusts_recorded_curves_more_than_speed():
 
 
 def test_auto_takes_the_shorter_order_on_mixed_ports():
-    """One fast sender, two slow receivers: one at a time takes twice as long as both at once (THEORY §1)."""
+    """One fast sender, two slow receivers: one at a time takes twice as long as both at once."""
     machines = cluster(2.0, 1.0, 1.0)
     source = profile([[[[0, 8, 8], [0, 0, 0], [0, 0, 0]]]])
     keep = PlanOptions("contiguous", "contiguous")
