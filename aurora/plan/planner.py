@@ -39,47 +39,73 @@ def make_plan(
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")
     for profile in profiles:
         _check_fits(cluster, profile, profiles)
-    equal = cluster.equal
-    options = _resolved(options, equal)
-    assign, colocate = options.assign, options.colocate
+    options = _resolved(options, cluster.equal)
     rng = np.random.default_rng(options.seed)
-
+    costs_M = [[_costs(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
+    place = _place_alone if len(profiles) == 1 else _place_together
+    placed_M, objective_s, bound_s = place(cluster, profiles, costs_M, options, rng)
     paths = list(profile_paths) or [""] * len(profiles)
-    if len(profiles) == 1:
-        layers = [_costs(cluster, profiles[0], layer, options.place, rng) for layer in range(profiles[0].layers)]
-        placed = [ASSIGN[assign](costs, rng) for costs, _ in layers]
-        total = sum(objective.exclusive(c.terms(held_G)) for (c, _), held_G in zip(layers, placed, strict=True))
-        bound = sum(_exclusive_bound(_alone_bounds(cluster, profiles[0], layer)) for layer in range(len(layers)))
-        models = [_model_plan(cluster, profiles[0], layers, placed, options.order, rng, paths[0])]
-        methods = {"place": options.place, "assign": assign, "order": options.order}
-    else:
-        # The model with fewer layers is placed first; layer l of the longer meets layer l mod the shorter's.
-        first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
-        costs_M = [[_costs(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
-        placed_M: list[list[IntArray]] = [[], []]
-        total = bound = 0.0
-        for layer in range(profiles[second].layers):
-            partner = layer % profiles[first].layers
-            (a, _), (b, _) = costs_M[first][partner], costs_M[second][layer]
-            movable = partner == layer
-            held_G = ASSIGN[assign](a, rng) if movable else placed_M[first][partner]
-            held_a, held_b = COLOCATE[colocate](a, b, held_G, movable, rng)
-            if movable:
-                placed_M[first].append(held_a)
-            placed_M[second].append(held_b)
-            pair = (a.terms(held_a), b.terms(held_b))
-            total += objective.causal(*(pair if first == 0 else pair[::-1]))
-            layer_M = (partner, layer) if first == 0 else (layer, partner)
-            bound += _colocated_bound(*(_alone_bounds(cluster, profiles[m], layer_M[m]) for m in (0, 1)))
-        models = [_model_plan(cluster, profiles[m], costs_M[m], placed_M[m], options.order, rng, paths[m]) for m in (0, 1)]
-        methods = {"place": options.place, "assign": assign, "colocate": colocate, "order": options.order}
-        if colocate == "decoupled":  # it decides both
-            methods["assign"] = colocate
-
-    scenario = f"{'exclusive' if len(profiles) == 1 else 'colocated'}, {'equal' if equal else 'mixed'} GPUs"
-    plan = Plan(cluster, tuple(models), scenario, methods, options.seed, float(total), float(bound))
+    models = tuple(
+        _model_plan(cluster, profile, costs_M[m], placed_M[m], options.order, rng, paths[m])
+        for m, profile in enumerate(profiles)
+    )
+    methods = {"place": options.place, "assign": options.assign, "order": options.order}
+    if len(profiles) == 2:
+        methods["colocate"] = options.colocate
+        if options.colocate == "decoupled":  # it decides both
+            methods["assign"] = options.colocate
+    scenario = f"{'exclusive' if len(profiles) == 1 else 'colocated'}, {'equal' if cluster.equal else 'mixed'} GPUs"
+    plan = Plan(cluster, models, scenario, methods, options.seed, objective_s, bound_s)
     check_plan(plan)
     return plan
+
+
+LayerCosts = tuple[GroupCosts, IntArray]  # of one layer, and its experts' groups (E,)
+Placed = tuple[
+    list[list[IntArray]], float, float
+]  # by model and layer the group on each GPU (G,); objective and bound, seconds
+
+
+def _place_alone(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    costs_M: list[list[LayerCosts]],
+    options: PlanOptions,
+    rng: np.random.Generator,
+) -> Placed:
+    placed, objective_s, bound_s = [], 0.0, 0.0
+    for layer, (costs, _) in enumerate(costs_M[0]):
+        placed.append(ASSIGN[options.assign](costs, rng))
+        objective_s += objective.exclusive(costs.terms(placed[-1]))
+        bound_s += _exclusive_bound(_alone_bounds(cluster, profiles[0], layer))
+    return [placed], objective_s, bound_s
+
+
+def _place_together(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    costs_M: list[list[LayerCosts]],
+    options: PlanOptions,
+    rng: np.random.Generator,
+) -> Placed:
+    """The model with fewer layers is placed first; layer l of the longer meets layer l mod the shorter's."""
+    first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
+    placed_M: list[list[IntArray]] = [[], []]
+    objective_s = bound_s = 0.0
+    for layer in range(profiles[second].layers):
+        partner = layer % profiles[first].layers
+        layers = {first: partner, second: layer}
+        a, b = costs_M[first][partner][0], costs_M[second][layer][0]
+        movable = partner == layer
+        held_G = ASSIGN[options.assign](a, rng) if movable else placed_M[first][partner]
+        held_a, held_b = COLOCATE[options.colocate](a, b, held_G, movable, rng)
+        if movable:
+            placed_M[first].append(held_a)
+        placed_M[second].append(held_b)
+        terms = {first: a.terms(held_a), second: b.terms(held_b)}
+        objective_s += objective.causal(terms[0], terms[1])
+        bound_s += _colocated_bound(*(_alone_bounds(cluster, profiles[m], layers[m]) for m in (0, 1)))
+    return placed_M, objective_s, bound_s
 
 
 def _resolved(options: PlanOptions, equal: bool) -> PlanOptions:
@@ -107,31 +133,28 @@ def _check_fits(cluster: Cluster, profile: Profile, profiles: Sequence[Profile])
             f"profile of {profile.model!r}: its prompts were dealt to {profile.sources} source ranks, but cluster "
             f"{cluster.name!r} has {n} GPUs; profile with --sources {n}"
         )
+    weakest = min(cluster.gpus, key=lambda gpu: gpu.memory_bytes)
     others = sum(p.other_bytes for p in profiles)
-    shares = [p.experts / n * p.layers * p.expert_bytes for p in profiles]
-    most = {id(p): -(-p.experts // n) for p in profiles}
-    if sum(shares) and any(g.memory_bytes < others for g in cluster.gpus):
-        worst = min(cluster.gpus, key=lambda g: g.memory_bytes)
+    if weakest.memory_bytes < others:
         raise InfeasiblePlan(
-            f"gpu {worst.name!r}: {worst.memory_bytes} bytes of memory, but the weights outside experts need {others}"
+            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but the weights outside experts need {others}"
         )
-    slot_bytes = profile.expert_bytes * profile.layers
-    slots = sum(int((g.memory_bytes - others) // slot_bytes) for g in cluster.gpus) if slot_bytes else profile.experts
-    if slots < profile.experts:
-        raise InfeasiblePlan(
-            f"cluster {cluster.name!r} has {slots} expert slots a layer for {profile.model!r}, its {profile.experts} "
-            f"experts need {profile.experts}"
-        )
-    for gpu in cluster.gpus:
-        need = others + sum(most[id(p)] * p.layers * p.expert_bytes for p in profiles)
-        if gpu.memory_bytes < need:
+    if slot_bytes := profile.expert_bytes * profile.layers:
+        slots = sum(int((gpu.memory_bytes - others) // slot_bytes) for gpu in cluster.gpus)
+        if slots < profile.experts:
             raise InfeasiblePlan(
-                f"gpu {gpu.name!r}: {gpu.memory_bytes} bytes of memory, but an equal share of every layer's experts "
-                f"needs {need}"
+                f"cluster {cluster.name!r} has {slots} expert slots a layer for {profile.model!r}, its {profile.experts} "
+                f"experts need {profile.experts}"
             )
+    need = others + sum(-(-p.experts // n) * p.layers * p.expert_bytes for p in profiles)
+    if weakest.memory_bytes < need:
+        raise InfeasiblePlan(
+            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of every layer's experts "
+            f"needs {need}"
+        )
 
 
-def _costs(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> tuple[GroupCosts, IntArray]:
+def _costs(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> LayerCosts:
     n = len(cluster)
     room_J = _equal_room(profile.experts, n)
     group_E = PLACE[place](profile.tokens_TLSE[:, layer].sum(axis=(0, 1)), room_J, rng)
@@ -141,7 +164,7 @@ def _costs(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.r
 def _model_plan(
     cluster: Cluster,
     profile: Profile,
-    layers: list[tuple[GroupCosts, IntArray]],
+    layers: list[LayerCosts],
     placed: list[IntArray],
     order_name: str,
     rng: np.random.Generator,
