@@ -20,7 +20,7 @@ from aurora.plan.bounds import fluid, one_to_one, pair_seconds, with_startup
 from aurora.plan.dense import DenseShop, warm_up
 from aurora.plan.order import ORDER
 from aurora.plan.robust import order_for_many, priced
-from aurora.plan.switch import timed
+from aurora.plan.timing import timed
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "olmoe_mixtral_domains" / "counts_dev.csv"

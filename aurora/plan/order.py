@@ -2,7 +2,7 @@
 
 bytes_GG (G, G) int64 with a zero diagonal, rates (G,) float64 in bytes per second, start-ups (G,) in seconds a message (none
 by default; only the open shops look at them). How long an order takes is
-`switch.timed`'s to say, so makers and baselines are timed by the same switch.
+`timing.timed`'s to say, so makers and baselines are timed by the same switch.
 """
 
 from bisect import insort

@@ -15,7 +15,7 @@ from aurora.plan.colocate import COLOCATE
 from aurora.plan.costs import GroupCosts, group_costs, group_tokens
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
-from aurora.plan.switch import timed
+from aurora.plan.timing import timed
 from aurora.types import Cluster, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 

@@ -7,7 +7,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.plan.bounds import fluid
 from aurora.plan.order import ORDER
-from aurora.plan.switch import timed
+from aurora.plan.timing import timed
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -1,13 +1,11 @@
 """The big switch: ports with their own rates, flows that share them max-min fairly, orders that gate who may start."""
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.plan.bounds import fluid, one_to_one
-from aurora.types import Order, Schedule
+from aurora.plan.bounds import fluid
+from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
 
 
@@ -154,71 +152,3 @@ class Switch:
         most = np.array([self._flows[key][4] for key in keys])
         rates = fair_rates(ends[:, 0], ends[:, 1], self._out, self._in, most)
         self._rates = dict(zip(keys, rates.tolist(), strict=True))
-
-
-@dataclass
-class _Flight:
-    """A transfer under way in `timed`: what it has carried since when at which rate."""
-
-    row: int
-    src: int
-    dst: int
-    size: int
-    rate_Bps: float = 0.0
-    since_s: float = 0.0
-    carried: float = 0.0
-
-
-def timed(
-    order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray | None = None
-) -> Schedule:
-    """The schedule that `order` gives for these bytes when all ranks begin together.
-
-    bytes_GG (G, G) int64 with a zero diagonal, rates (G,) bytes per second, startup_s (G,) seconds a message.
-    """
-    n = len(bytes_GG)
-    switch = Switch(out_Bps, in_Bps, np.zeros(n) if startup_s is None else startup_s)
-    gate = Gate(order, bytes_GG)
-    now = 0.0
-    rows: list[tuple[float, int, int, int, float, float]] = []
-    flying: dict[int, _Flight] = {}
-
-    def change(flight: _Flight, rate_Bps: float, ended: bool = False) -> None:
-        """Close the row that flowed until now; the next flows at rate_Bps."""
-        if flight.rate_Bps > 0:
-            before = round(flight.carried)
-            flight.carried += flight.rate_Bps * (now - flight.since_s)
-            part = (flight.size if ended else round(flight.carried)) - before
-            rows.append((flight.since_s, flight.src, flight.dst, part, now, flight.rate_Bps))
-        flight.rate_Bps, flight.since_s = rate_Bps, now
-
-    pace_GG = paces(order, bytes_GG, out_Bps, in_Bps)
-    fresh = deque(row for rank in range(n) for row in gate.join(rank))
-    while fresh or flying:
-        while fresh:
-            row = fresh.popleft()
-            (src, dst), size = gate.pairs[row], gate.size_X[row]
-            most_Bps = float("inf") if pace_GG is None else float(pace_GG[src, dst])
-            flying[switch.open(src, dst, size, most_Bps)] = _Flight(row, src, dst, size)
-        for key, rate_Bps in switch.rates().items():
-            if rate_Bps != flying[key].rate_Bps:
-                change(flying[key], rate_Bps)
-        now = switch.next_event()
-        for key in switch.advance(now):
-            flight = flying.pop(key)
-            change(flight, 0.0, ended=True)
-            fresh.extend(gate.finish(flight.row))
-    rows.sort()
-    start_s, src_X, dst_X, part_X, end_s, rates = ([row[i] for row in rows] for i in range(6))
-    return Schedule(
-        order.method,
-        order.one_to_one,
-        np.array(src_X, dtype=np.int64),
-        np.array(dst_X, dtype=np.int64),
-        np.array(part_X, dtype=np.int64),
-        np.array(start_s, dtype=np.float64),
-        np.array(end_s, dtype=np.float64),
-        np.array(rates, dtype=np.float64),
-        fluid(bytes_GG, out_Bps, in_Bps),
-        one_to_one(bytes_GG, out_Bps, in_Bps),
-    )

@@ -9,8 +9,8 @@ from aurora.errors import BrokenPlan
 from aurora.plan.check import check_order, check_plan, check_schedule
 from aurora.plan.order import ORDER
 from aurora.plan.planner import make_plan
-from aurora.plan.switch import timed
 from aurora.plan.synthetic import synthetic_profile
+from aurora.plan.timing import timed
 from aurora.types import Order, Schedule, SyntheticOptions
 from tests.conftest import cluster
 

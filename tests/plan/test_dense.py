@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aurora.plan.bounds import one_to_one, pair_seconds
 from aurora.plan.dense import DenseShop
 from aurora.plan.order import ORDER
-from aurora.plan.switch import timed
+from aurora.plan.timing import timed
 from tests.strategies import traffics_on_ports
 
 

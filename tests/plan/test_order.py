@@ -11,7 +11,7 @@ from aurora.plan.birkhoff import slots
 from aurora.plan.bounds import fluid, one_to_one, pair_seconds
 from aurora.plan.check import check_order, check_schedule
 from aurora.plan.order import ORDER
-from aurora.plan.switch import timed
+from aurora.plan.timing import timed
 from aurora.types import Order
 from tests.strategies import traffics_on_ports
 

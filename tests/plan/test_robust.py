@@ -11,7 +11,7 @@ from aurora.plan.bounds import fluid
 from aurora.plan.check import check_order
 from aurora.plan.order import ORDER
 from aurora.plan.robust import AIMS, order_for_many, priced
-from aurora.plan.switch import timed
+from aurora.plan.timing import timed
 
 SETS = st.tuples(st.integers(2, 4), st.integers(1, 3)).flatmap(
     lambda shape: st.lists(

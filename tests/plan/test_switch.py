@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.plan.switch import fair_rates, timed
+from aurora.plan.order import ORDER
+from aurora.plan.switch import fair_rates
+from aurora.plan.timing import fluid_rows, one_to_one_rows, timed
 from aurora.types import Order
-from tests.strategies import RATES
+from tests.strategies import RATES, traffics_on_ports
 
 
 @st.composite
@@ -82,3 +84,15 @@ def test_nanoseconds_are_times_like_any_other():
     rate = np.full(3, 12.5e9)
     pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
     assert timed(Order("one", pairs), bytes_GG, rate, rate).end_s_X == pytest.approx([0.32e-9, 0.8e-9], rel=1e-9)
+
+
+@given(traffics_on_ports(), st.sampled_from(["openshop", "birkhoff", "aurora-alg1"]), st.sampled_from([0.0, 0.3]))
+def test_with_one_partner_at_a_time_the_shortcut_is_the_switch(case, method, startup):
+    bytes_GG, out, into = case
+    order = ORDER[method](bytes_GG, out, into, np.random.default_rng(0))
+    startup_s = np.full(len(bytes_GG), startup)
+    quick, slow = (sorted(rows(order, bytes_GG, out, into, startup_s)) for rows in (one_to_one_rows, fluid_rows))
+    assert [row[1:4] for row in quick] == [row[1:4] for row in slow] or np.allclose(
+        sorted(row[0] for row in quick), sorted(row[0] for row in slow)
+    )
+    assert np.allclose([row[4] for row in quick], [row[4] for row in slow])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import aurora
 from aurora.errors import BadInput
 from aurora.plan.planner import exchanged_tokens, make_plan
-from aurora.plan.switch import timed
+from aurora.plan.timing import timed
 from aurora.simulate.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile
 from tests.conftest import cluster
