@@ -139,7 +139,10 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["plan", "--cluster", "nan.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found nan"]),
         (["plan", "--cluster", "DEMO", "--profile", "cut.npz"], [r"cut\.npz: not an aurora profile, or cut short"]),
         (["plan", "--cluster", "DEMO", "--profile", "text.txt"], [r"text\.txt: not an aurora profile"]),
-        (["plan", "--cluster", "DEMO", "--profile", "a.npz", "--order", "best"], ["--order: expected one of openshop, sjf"]),
+        (
+            ["plan", "--cluster", "DEMO", "--profile", "a.npz", "--order", "best"],
+            ["--order: expected one of openshop, openshop-best"],
+        ),
         (["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "no/plan.json"], ["cannot be written: no such folder"]),
         (
             ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "a.npz"],
