@@ -49,11 +49,12 @@ def make_plan(
         _model_plan(cluster, profile, costs_M[m], placed_M[m], options.order, rng, paths[m])
         for m, profile in enumerate(profiles)
     )
-    methods = {"place": options.place, "assign": options.assign, "order": options.order}
+    methods = {"place": options.place, "assign": options.assign}
     if len(profiles) == 2:
         methods["colocate"] = options.colocate
         if options.colocate == "decoupled":  # it decides both
             methods["assign"] = options.colocate
+    methods["order"] = options.order
     scenario = f"{'exclusive' if len(profiles) == 1 else 'colocated'}, {'equal' if cluster.equal else 'mixed'} GPUs"
     plan = Plan(cluster, models, scenario, methods, options.seed, objective_s, bound_s)
     check_plan(plan)
