@@ -55,7 +55,7 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for profiles, plans, traces and the report")] = Path(
         "demo"
     ),
-    timeout: Annotated[float, typer.Option(help="seconds after which a run that hangs is ended")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="seconds that a rank waits for a peer before a run is ended")] = 120.0,
 ) -> None:
     """Two models on four ranks: in turn with a naive placement and order, then together under a plan."""
     need("torch", "transformers")

@@ -29,7 +29,9 @@ def run(
     trace: Annotated[Path | None, typer.Option(help="write the measured trace (npz); default: beside the plan")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
     port: Annotated[int, typer.Option(help="port for the ranks' meeting point; 0 takes a free one")] = DEFAULTS.port,
-    timeout: Annotated[float, typer.Option(help="seconds after which a run that hangs is ended")] = DEFAULTS.timeout_s,
+    timeout: Annotated[
+        float, typer.Option(help="seconds that a rank waits for a peer before the run is ended")
+    ] = DEFAULTS.timeout_s,
 ) -> None:
     """Serve prompts with the plan's models on one local process a rank (or as one rank under torchrun), and measure."""
     need("torch", "transformers")

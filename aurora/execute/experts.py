@@ -22,7 +22,7 @@ class DistributedExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.num_experts = int(experts.num_experts)
-        self._slots_G, self._ops, self._layer, self._session = slots_G, ops, layer, session
+        self._ops, self._layer, self._session = ops, layer, session
         self._rank = session.transport.rank
         position = np.empty(self.num_experts, dtype=np.int64)
         position[[expert for held in slots_G for expert in held]] = np.arange(self.num_experts)

@@ -122,7 +122,8 @@ class NcclTransport:
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         # A pair's parts go in one message here: within a group nobody waits between them.
-        whole = replace(order, pairs_X2=np.array(list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))), share_X2=None)
+        pairs = list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))
+        whole = replace(order, pairs_X2=np.array(pairs, dtype=np.int64).reshape(-1, 2), share_X2=None)
         ends = [(peer, True, tensor) for peer, tensor in parts(whole, self.rank, sends, sending=True)]
         ends += [(peer, False, tensor) for peer, tensor in parts(whole, self.rank, recvs, sending=False)]
         posts = [

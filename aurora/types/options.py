@@ -62,7 +62,7 @@ class PlanOptions:
 @dataclass(frozen=True)
 class RunOptions:
     """How to serve. batch: prompts that a rank decodes together. transport: "auto" is nccl where every rank has a GPU, else
-    gloo; "shaped" is gloo held to the cluster file's rates. timeout_s: after which a run that hangs is ended.
+    gloo; "shaped" is gloo held to the cluster file's rates. timeout_s: how long a rank waits for a peer.
     keep_logits: bring the logits home, for comparison. port: of the ranks' meeting point, 0 takes a free one."""
 
     max_new_tokens: int = 16

@@ -13,7 +13,7 @@ from aurora.plan.order import ORDER
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import launch
 from aurora.ranks.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
-from aurora.ranks.transport import TorchTransport
+from aurora.ranks.transport import NcclTransport, TorchTransport
 from tests.conftest import cluster
 
 
@@ -143,3 +143,16 @@ def through_the_api(seat, order):
 def test_all_to_all_agrees_with_torch(ordered):
     order = ORDER["openshop"](np.arange(16).reshape(4, 4) * (1 - np.eye(4, dtype=int)), np.ones(4), np.ones(4), None)
     assert launch(through_the_api, 4, order if ordered else None, timeout_s=60) == [True] * 4
+
+
+def alone_on_nccl(seat):
+    """One rank has nothing to send: the exchange is over before it touches a device, so this runs without one."""
+    order = ORDER["birkhoff"](np.zeros((1, 1), dtype=int), np.ones(1), np.ones(1), np.random.default_rng(0))
+    with joined(seat):
+        transport = NcclTransport(None, None, "cuda:0")
+        transport.exchange(order, [torch.zeros(3)], [torch.zeros(3)], lambda *_: None)
+        return transport.rank, transport.ranks
+
+
+def test_one_rank_on_nccl_exchanges_nothing():
+    assert launch(alone_on_nccl, 1, timeout_s=60) == [(0, 1)]
