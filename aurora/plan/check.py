@@ -10,7 +10,7 @@ SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
 
 
 def check_order(order: Order, gpus: int) -> None:
-    """Every byte of every ordered pair of `gpus` ranks exactly once, or BrokenPlan."""
+    """Every byte of every ordered pair of `gpus` ranks exactly once, no row wider than its ports, or BrokenPlan."""
     what = f"order {order.method}"
     whole = [(0.0, 1.0)] * len(order.pairs_X2) if order.share_X2 is None else [tuple(row) for row in order.share_X2.tolist()]
     parts: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -20,11 +20,23 @@ def check_order(order: Order, gpus: int) -> None:
         parts.setdefault((src, dst), []).append(part)
     if len(parts) != gpus * (gpus - 1):
         raise BrokenPlan(f"{what}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {len(parts)}")
+    _check_lanes(order, gpus)
     for (src, dst), own in parts.items():
         own.sort()
         edges = [0.0, *(end for _, end in own)]
         if edges[-1] != 1.0 or any(begin != edge or end < begin for (begin, end), edge in zip(own, edges, strict=False)):
             raise BrokenPlan(f"{what}: expected {src} -> {dst} once, found the parts {own}")
+
+
+def _check_lanes(order: Order, gpus: int) -> None:
+    lanes = order.lanes
+    if lanes is None:
+        return
+    if len(lanes.out_G) != gpus:
+        raise BrokenPlan(f"order {order.method}: expected the lanes of {gpus} ranks, found {len(lanes.out_G)}")
+    for (src, dst), taken in zip(order.pairs_X2.tolist(), lanes.row_X.tolist(), strict=True):
+        if not 1 <= taken <= min(lanes.out_G[src], lanes.in_G[dst]):
+            raise BrokenPlan(f"order {order.method}: {src} -> {dst} takes {taken} lanes, which its ports do not have")
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from aurora.plan.birkhoff import slots
 from aurora.plan.bounds import one_to_one, pair_seconds, with_startup
 from aurora.plan.dense import DenseShop
-from aurora.types import Order
+from aurora.plan.lanes import lane_counts, lane_slots
+from aurora.types import Lanes, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 
@@ -90,28 +91,64 @@ def birkhoff(
     equal = len(np.unique(np.concatenate([out_Bps, in_Bps]))) <= 1
     bound_s = one_to_one(bytes_GG, out_Bps, in_Bps)
     work_GG = bytes_GG if equal or bound_s == 0 else np.ceil(seconds_GG / bound_s * 2**40).astype(np.int64)
-    done_GG = np.zeros_like(work_GG)
-    rows: list[tuple[int, int]] = []
-    shares: list[tuple[float, float]] = []
-
-    def serve(src: int, dst: int, units: int) -> None:
-        before = done_GG[src, dst]
-        done_GG[src, dst] += units
-        rows.append((src, dst))
-        shares.append((float(before / work_GG[src, dst]), float(done_GG[src, dst] / work_GG[src, dst])))
-
+    pieces = _Pieces(work_GG)
     for _, partner_G, units_G in slots(work_GG, SLOTS * n):
         for src in np.flatnonzero(units_G).tolist():
-            serve(src, int(partner_G[src]), int(units_G[src]))
-    left_GG = work_GG - done_GG
-    if left_GG.any():
-        shop = DenseShop(n)
-        shop.run(left_GG.astype(np.float64))
-        for src, dst in zip(shop.src_X[: shop.count].tolist(), shop.dst_X[: shop.count].tolist(), strict=True):
-            serve(src, dst, int(left_GG[src, dst]))
-    silent = [pair for pair in _all_pairs(n) if bytes_GG[pair] == 0]
-    share_X2 = np.array([*shares, *([(0.0, 1.0)] * len(silent))]).reshape(-1, 2)
-    return replace(_order("birkhoff", rows + silent), share_X2=share_X2)
+            pieces.serve(src, int(partner_G[src]), int(units_G[src]))
+    return pieces.order("birkhoff")
+
+
+def lanes(
+    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+) -> Order:
+    """Slots in which a fast port serves several slow ones at once, each over whole lanes; meets the fluid bound.
+
+    To within the rounding of rates to lanes (`lane_counts`) and of every piece to whole bytes. At most SLOTS n slots are
+    peeled; what is left after them goes last, one partner at a time. Transfers are split between slots, and each piece costs a
+    start-up. Source: the fluid bound of Aurora Thm 5.2, which one partner at a time does not reach on mixed ports.
+    """
+    out_G, in_G = lane_counts(bytes_GG, out_Bps, in_Bps)
+    finer = max(1, 2**40 // max(1, int(bytes_GG.sum())))  # so that a lane's length rounds to nothing
+    pieces = _Pieces(bytes_GG * finer)
+    for lanes_GG, units_GG in lane_slots(bytes_GG * finer, out_G, in_G, SLOTS * len(bytes_GG)):
+        for src, dst in np.argwhere(units_GG).tolist():
+            pieces.serve(src, dst, int(units_GG[src, dst]), int(lanes_GG[src, dst]))
+    return pieces.order("lanes", out_G, in_G)
+
+
+class _Pieces:
+    """Rows of an order that splits its transfers, while slots are peeled off."""
+
+    def __init__(self, work_GG: IntArray) -> None:
+        self.work_GG, self.done_GG = work_GG, np.zeros_like(work_GG)
+        self.rows: list[tuple[int, int]] = []
+        self.shares: list[tuple[float, float]] = []
+        self.lanes: list[int] = []
+
+    def serve(self, src: int, dst: int, units: int, lanes: int = 1) -> None:
+        before, whole = int(self.done_GG[src, dst]), int(self.work_GG[src, dst])
+        self.done_GG[src, dst] += units
+        self.rows.append((src, dst))
+        self.shares.append((before / whole, (before + units) / whole))
+        self.lanes.append(lanes)
+
+    def order(self, method: str, out_G: IntArray | None = None, in_G: IntArray | None = None) -> Order:
+        """What is served so far, then what is left in dense open-shop order over all lanes that both ports have."""
+        n = len(self.work_GG)
+        wide_GG = np.ones((n, n)) if out_G is None or in_G is None else np.minimum(out_G[:, None], in_G[None, :])
+        left_GG = self.work_GG - self.done_GG
+        if left_GG.any():
+            shop = DenseShop(n)
+            shop.run(left_GG / wide_GG)
+            for src, dst in zip(shop.src_X[: shop.count].tolist(), shop.dst_X[: shop.count].tolist(), strict=True):
+                self.serve(src, dst, int(left_GG[src, dst]), int(wide_GG[src, dst]))
+        silent = [pair for pair in _all_pairs(n) if self.work_GG[pair] == 0]
+        share_X2 = np.array([*self.shares, *([(0.0, 1.0)] * len(silent))]).reshape(-1, 2)
+        made = replace(_order(method, self.rows + silent), share_X2=share_X2)
+        if out_G is None or in_G is None:
+            return made
+        row_X = np.array([*self.lanes, *([1] * len(silent))], dtype=np.int64)
+        return replace(made, lanes=Lanes(row_X, out_G, in_G))
 
 
 def aurora_alg1(
@@ -193,6 +230,7 @@ ORDER: dict[str, OrderMaker] = {
     "openshop": openshop,
     "openshop-best": openshop_best,
     "birkhoff": birkhoff,
+    "lanes": lanes,
     "paced": paced,
     "aurora-alg1": aurora_alg1,
     "sjf": smallest_first,

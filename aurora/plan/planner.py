@@ -20,7 +20,7 @@ from aurora.types import Cluster, ModelPlan, Order, Placement, Plan, PlanOptions
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
-PRICED_ONLY = ("paced",)
+PRICED_ONLY = ("paced", "lanes")
 AUTO_ORDERS = ("openshop", "all-at-once")  # on mixed ports one partner at a time can cost twice the fluid bound
 
 

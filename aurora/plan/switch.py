@@ -38,15 +38,25 @@ def fair_rates(
 class Gate:
     """Which rows of an order may start in one all-to-all: both ends have joined, and it is among the first open ones of each.
 
-    size_X (X,) int64: the bytes of each row, for the all-to-all's bytes_GG.
+    size_X: the bytes of each row, for the all-to-all's bytes_GG (G, G). most_Bps_X: what each row is held to: its lanes' share
+    of the slower port, its bytes over the fluid bound where the order is paced (coflow MADD), infinity otherwise.
     """
 
-    def __init__(self, order: Order, bytes_GG: IntArray) -> None:
+    def __init__(self, order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> None:
         n = len(bytes_GG)
+        src_X, dst_X = order.pairs_X2.T
+        cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
+        size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
+        most_Bps_X = np.full(len(size_X), np.inf)
+        if order.lanes is not None:
+            lane_Bps_X = np.minimum((out_Bps / order.lanes.out_G)[src_X], (in_Bps / order.lanes.in_G)[dst_X])
+            most_Bps_X = order.lanes.row_X * lane_Bps_X
+        elif order.paced and (bound_s := fluid(bytes_GG, out_Bps, in_Bps)) > 0:
+            most_Bps_X = size_X / bound_s
         self.pairs = order.pairs_X2.tolist()
-        cuts_X2 = order.cuts(bytes_GG[order.pairs_X2[:, 0], order.pairs_X2[:, 1]])
-        self.size_X: list[int] = (cuts_X2[:, 1] - cuts_X2[:, 0]).tolist()
-        self._windows = (order.sends_open, order.recvs_open)
+        self.size_X: list[int] = size_X.tolist()
+        self.most_Bps_X: list[float] = most_Bps_X.tolist()
+        self._order, self._lanes = order, order.lanes
         self._sends: list[list[int]] = [[] for _ in range(n)]
         self._recvs: list[list[int]] = [[] for _ in range(n)]
         for row, (src, dst) in enumerate(self.pairs):
@@ -73,23 +83,35 @@ class Gate:
         return not self._sends[rank] and not self._recvs[rank]
 
     def _startable(self, near: Sequence[int]) -> list[int]:
-        sends_open, recvs_open = self._windows
-        rows = [row for rank in near for row in (*self._sends[rank][:sends_open], *self._recvs[rank][:recvs_open])]
+        rows = [row for rank in near for row in (*self._open_sends(rank), *self._open_recvs(rank))]
         fresh = []
         for row in rows:
             src, dst = self.pairs[row]
             if row in self._started or src not in self._joined or dst not in self._joined:
                 continue
-            if row in self._sends[src][:sends_open] and row in self._recvs[dst][:recvs_open]:
+            if row in self._open_sends(src) and row in self._open_recvs(dst):
                 self._started.add(row)
                 fresh.append(row)
         return fresh
 
+    def _open_sends(self, rank: int) -> list[int]:
+        if self._lanes is None:
+            return self._sends[rank][: self._order.sends_open]
+        return _fitting(self._sends[rank], self._lanes.row_X, int(self._lanes.out_G[rank]))
 
-def paces(order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray | None:
-    """(G, G) the rate that each pair is held to, bytes / fluid bound, or None where the order is not paced (coflow MADD)."""
-    bound_s = fluid(bytes_GG, out_Bps, in_Bps)
-    return bytes_GG / bound_s if order.paced and bound_s > 0 else None
+    def _open_recvs(self, rank: int) -> list[int]:
+        if self._lanes is None:
+            return self._recvs[rank][: self._order.recvs_open]
+        return _fitting(self._recvs[rank], self._lanes.row_X, int(self._lanes.in_G[rank]))
+
+
+def _fitting(rows: list[int], lanes_X: IntArray, room: int) -> list[int]:
+    """The first rows that have lanes in a port of `room` lanes together."""
+    for count, row in enumerate(rows):
+        room -= int(lanes_X[row])
+        if room < 0:
+            return rows[:count]
+    return rows[:]
 
 
 class Switch:

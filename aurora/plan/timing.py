@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.plan.bounds import fluid, one_to_one
-from aurora.plan.switch import Gate, Switch, paces
+from aurora.plan.switch import Gate, Switch
 from aurora.types import Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -43,7 +43,7 @@ def one_to_one_rows(
     order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray
 ) -> list[Row]:
     """With one partner at a time nothing is shared: a transfer starts when both of its ports are through with the last."""
-    gate = Gate(order, bytes_GG)
+    gate = Gate(order, bytes_GG, out_Bps, in_Bps)
     rate_GG = np.minimum(out_Bps[:, None], in_Bps[None, :]).tolist()
     startup = startup_s.tolist()
     free_out, free_in = [0.0] * len(bytes_GG), [0.0] * len(bytes_GG)
@@ -75,7 +75,7 @@ def fluid_rows(order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: Fl
     """Event by event on the switch: whatever is open shares the ports, and a row ends where its rate changes."""
     n = len(bytes_GG)
     switch = Switch(out_Bps, in_Bps, startup_s)
-    gate = Gate(order, bytes_GG)
+    gate = Gate(order, bytes_GG, out_Bps, in_Bps)
     now = 0.0
     rows: list[Row] = []
     flying: dict[int, _Flight] = {}
@@ -89,14 +89,12 @@ def fluid_rows(order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: Fl
             rows.append((flight.since_s, flight.src, flight.dst, part, now, flight.rate_Bps))
         flight.rate_Bps, flight.since_s = rate_Bps, now
 
-    pace_GG = paces(order, bytes_GG, out_Bps, in_Bps)
     fresh = deque(row for rank in range(n) for row in gate.join(rank))
     while fresh or flying:
         while fresh:
             row = fresh.popleft()
             (src, dst), size = gate.pairs[row], gate.size_X[row]
-            most_Bps = float("inf") if pace_GG is None else float(pace_GG[src, dst])
-            flying[switch.open(src, dst, size, most_Bps)] = _Flight(row, src, dst, size)
+            flying[switch.open(src, dst, size, gate.most_Bps_X[row])] = _Flight(row, src, dst, size)
         for key, rate_Bps in switch.rates().items():
             if rate_Bps != flying[key].rate_Bps:
                 change(flying[key], rate_Bps)

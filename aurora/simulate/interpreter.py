@@ -11,9 +11,9 @@ from aurora.errors import BadInput
 from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
 from aurora.plan.costs import group_tokens
-from aurora.plan.switch import Gate, Switch, paces
+from aurora.plan.switch import Gate, Switch
 from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
 
 Resume = Callable[[], None]
@@ -103,7 +103,6 @@ class _Turns:
 @dataclass
 class _AllToAll:
     gate: Gate
-    pace_GG: FloatArray | None
     key: tuple[int, int, int, str]  # model, step, layer, phase
     joined: dict[int, Resume] = field(default_factory=dict)
 
@@ -200,8 +199,8 @@ class _Run:
         def wait(resume: Resume) -> None:
             if key not in self._exchanges:
                 bytes_GG = self._bytes_GG(op, *key[:3])
-                pace_GG = paces(op.order, bytes_GG, self.cluster.out_Bps_G, self.cluster.in_Bps_G)
-                self._exchanges[key] = _AllToAll(Gate(op.order, bytes_GG), pace_GG, key)
+                gate = Gate(op.order, bytes_GG, self.cluster.out_Bps_G, self.cluster.in_Bps_G)
+                self._exchanges[key] = _AllToAll(gate, key)
             exchange = self._exchanges[key]
             self._open(exchange, exchange.gate.join(rank))
             if exchange.gate.done(rank):
@@ -214,8 +213,7 @@ class _Run:
     def _open(self, exchange: _AllToAll, rows: list[int]) -> None:
         for row in rows:
             (src, dst), size = exchange.gate.pairs[row], exchange.gate.size_X[row]
-            most_Bps = float("inf") if exchange.pace_GG is None else float(exchange.pace_GG[src, dst])
-            self._flows[self._switch.open(src, dst, size, most_Bps)] = (exchange, row, self.now)
+            self._flows[self._switch.open(src, dst, size, exchange.gate.most_Bps_X[row])] = (exchange, row, self.now)
 
     def _arrived(self, flow: int) -> None:
         exchange, row, began = self._flows.pop(flow)

@@ -12,7 +12,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.plan.check import check_plan
 from aurora.store.clusters import read_gpus
 from aurora.store.files import SCHEMA, check_schema, load_json, write_text
-from aurora.types import Cluster, ModelPlan, Order, Placement, Plan
+from aurora.types import Cluster, Lanes, ModelPlan, Order, Placement, Plan
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -118,6 +118,7 @@ def _order_to_json(order: Order) -> dict[str, Any]:
         "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
         **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
         **({"paced": True} if order.paced else {}),
+        **({} if order.lanes is None else {"lanes": _lanes_to_json(order.lanes)}),
     }
 
 
@@ -127,7 +128,16 @@ def _order_from_json(found: Mapping[str, Any]) -> Order:
     if shares is not None:
         shares = np.array([[float(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
     windows = int(found["sends_open"]), int(found["recvs_open"])
-    return Order(str(found["method"]), pairs.reshape(-1, 2), *windows, shares, found.get("paced") is True)
+    lanes = _lanes_from_json(found["lanes"]) if "lanes" in found else None
+    return Order(str(found["method"]), pairs.reshape(-1, 2), *windows, shares, found.get("paced") is True, lanes)
+
+
+def _lanes_to_json(lanes: Lanes) -> dict[str, list[int]]:
+    return {"rows": lanes.row_X.tolist(), "out": lanes.out_G.tolist(), "in": lanes.in_G.tolist()}
+
+
+def _lanes_from_json(found: Mapping[str, Any]) -> Lanes:
+    return Lanes(*(np.array(found[name], dtype=np.int64) for name in ("rows", "out", "in")))
 
 
 def _compact(text: str) -> str:

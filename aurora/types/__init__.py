@@ -2,7 +2,7 @@
 
 from aurora.types.cluster import Cluster, Gpu
 from aurora.types.options import PlanOptions, ProfileOptions, RunOptions, SyntheticOptions
-from aurora.types.plan import ModelPlan, Order, Placement, Plan, Schedule
+from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
 from aurora.types.program import Barrier, Compute, Exchange, Op, Program
 from aurora.types.trace import TRACE_PHASES, Recorder, Trace
@@ -16,6 +16,7 @@ __all__ = [
     "Curve",
     "Exchange",
     "Gpu",
+    "Lanes",
     "ModelPlan",
     "Op",
     "Order",

@@ -52,13 +52,37 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """Ports cut into lanes of about one rate, so that a fast one serves several slow ones at once.
+
+    row_X (X,) int64: how many lanes of both of its ports each row of an order takes. out_G, in_G (G,) int64: how many lanes
+    each port has. A row is held to its lanes' share of the slower port.
+    """
+
+    row_X: IntArray
+    out_G: IntArray
+    in_G: IntArray
+
+    def __post_init__(self) -> None:
+        for name in ("row_X", "out_G", "in_G"):
+            object.__setattr__(self, name, counts(f"lanes, {name}", getattr(self, name), 1))
+        if len(self.out_G) != len(self.in_G):
+            raise BadInput(f"lanes: expected as many senders as receivers, found {len(self.out_G)} and {len(self.in_G)}")
+
+    @property
+    def reversed(self) -> "Lanes":
+        return Lanes(self.row_X[::-1], self.in_G, self.out_G)
+
+
+@dataclass(frozen=True)
 class Order:
     """The order of one all-to-all; it holds no sizes, so it serves any batch.
 
     pairs_X2 (X, 2) int64: (source, destination) rows that cover every ordered pair. A rank sends and receives its own rows in
-    this sequence, with at most `sends_open` and `recvs_open` of them under way at a time; a transfer starts when both of
-    its ends are ready. One and one means one partner at a time. share_X2 (X, 2) float64: which part of its pair's bytes a row
-    carries, from and to; None: each pair is one row, whole. paced: rates are held so that all rows end together.
+    this sequence, with at most `sends_open` and `recvs_open` of them under way at a time, or as many as its lanes hold;
+    a transfer starts when both of its ends are ready. One and one means one partner at a time. share_X2 (X, 2) float64: which
+    part of its pair's bytes a row carries, from and to; None: each pair is one row, whole. paced: rates are held so that all
+    rows end together.
     """
 
     method: str
@@ -67,11 +91,14 @@ class Order:
     recvs_open: int = 1
     share_X2: FloatArray | None = None
     paced: bool = False
+    lanes: Lanes | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs_X2", counts("order", self.pairs_X2, 2))
         if min(self.sends_open, self.recvs_open) < 1:
             raise BadInput(f"order {self.method}: expected at least one open send and receive")
+        if self.lanes is not None and len(self.lanes.row_X) != len(self.pairs_X2):
+            raise BadInput(f"order {self.method}: expected lanes for each of {len(self.pairs_X2)} rows")
         if self.share_X2 is not None:
             object.__setattr__(self, "share_X2", numbers("order shares", self.share_X2, 2))
             if self.share_X2.shape != self.pairs_X2.shape:
@@ -79,13 +106,14 @@ class Order:
 
     @property
     def one_to_one(self) -> bool:
-        return self.sends_open == self.recvs_open == 1
+        return self.sends_open == self.recvs_open == 1 and self.lanes is None
 
     @property
     def reversed(self) -> "Order":
         """The order of the transposed all-to-all (combine after dispatch): the same transfers backwards in time."""
         share_X2 = None if self.share_X2 is None else self.share_X2[::-1]
-        return Order(self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced)
+        lanes = None if self.lanes is None else self.lanes.reversed
+        return Order(self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced, lanes)
 
     def cuts(self, sizes_X: IntArray) -> IntArray:
         """(X, 2) int64: from where to where each row goes in something of sizes_X units, the size of its pair, (X,) int64.

@@ -63,6 +63,16 @@ def test_shared_ports_that_are_too_full_together():
     check_schedule(slower, traffic, ONES, ONES)
 
 
+def test_rows_wider_than_their_ports():
+    made = ORDER["lanes"](BYTES, np.array([2.0, 1.0, 1.0]), ONES, np.random.default_rng(0))
+    check_order(made, 3)
+    for taken in (0, 3):
+        with pytest.raises(BrokenPlan, match=f"takes {taken} lanes, which its ports do not have"):
+            check_order(replace(made, lanes=replace(made.lanes, row_X=edited(made.lanes.row_X, 0, taken))), 3)
+    with pytest.raises(BrokenPlan, match="expected the lanes of 3 ranks, found 2"):
+        check_order(replace(made, lanes=replace(made.lanes, out_G=[2, 1], in_G=[1, 1])), 3)
+
+
 def test_two_partners_at_once_where_one_was_claimed():
     claimed = replace(good("all-at-once"), one_to_one=True)
     with pytest.raises(BrokenPlan, match="two partners at once"):

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from aurora.plan.birkhoff import slots
 from aurora.plan.bounds import fluid, one_to_one, pair_seconds
 from aurora.plan.check import check_order, check_schedule
+from aurora.plan.lanes import LOSS, lane_slots
 from aurora.plan.order import ORDER
 from aurora.plan.timing import timed
 from aurora.types import Order
@@ -121,6 +123,48 @@ def test_birkhoff_meets_the_one_to_one_bound(case):
     check_schedule(made, bytes_GG, out, into)
     rounding = 0.0 if len({*out, *into}) == 1 else len(bytes_GG) ** 2 / min(*out, *into)  # a byte a part
     assert made.makespan_s <= one_to_one(bytes_GG, out, into) * (1 + 1e-9) + rounding
+
+
+@given(case=traffics_on_ports())
+def test_lanes_meet_the_fluid_bound(case):
+    """To the rounding of rates to lanes and of every piece to a byte; the checker sees no port above its rate."""
+    bytes_GG, out, into = case
+    order = ORDER["lanes"](bytes_GG, out, into, np.random.default_rng(0))
+    check_order(order, len(bytes_GG))
+    made = timed(order, bytes_GG, out, into)
+    check_schedule(made, bytes_GG, out, into)
+    rounding = len(order.pairs_X2) / min(*out, *into)
+    assert made.makespan_s <= fluid(bytes_GG, out, into) * (1 + LOSS) + rounding
+
+
+def test_a_fast_port_serves_two_slow_ones_at_once():
+    """Ten units each from a port of two to two ports of one: ten seconds together, twenty one after the other."""
+    bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
+    out, into = np.array([2.0, 1.0, 1.0]), np.ones(3)
+    assert schedule("openshop", bytes_GG, out, into).makespan_s == pytest.approx(20)
+    assert schedule("lanes", bytes_GG, out, into).makespan_s == pytest.approx(10)
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.tuples(
+            arrays(np.int64, (n, n), elements=st.integers(0, 400)),
+            arrays(np.int64, (2, n), elements=st.integers(1, 4)),
+        )
+    )
+)
+def test_lane_slots_serve_every_unit_within_the_lanes(case):
+    work, (out, into) = case
+    served = np.zeros_like(work)
+    length = 0
+    for lanes, units in lane_slots(work, out, into, 10**6):
+        assert (lanes.sum(axis=1) <= out).all()
+        assert (lanes.sum(axis=0) <= into).all()
+        assert not units[lanes == 0].any()
+        length += int(-(-units[lanes > 0] // lanes[lanes > 0]).max(initial=0))
+        served += units
+    assert np.array_equal(served, work)
+    assert length <= max((-(-work.sum(axis=1) // out)).max(), (-(-work.sum(axis=0) // into)).max())
 
 
 @given(st.integers(1, 6).flatmap(lambda n: st.lists(st.integers(0, 40), min_size=n * n, max_size=n * n)))
