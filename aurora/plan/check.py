@@ -42,8 +42,8 @@ def _check_lanes(order: Order, gpus: int) -> None:
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> None:
     """BrokenPlan unless the schedule carries every byte once and no port is above its rate at any instant.
 
-    Bytes match bytes_GG (G, G) exactly in sum, and each row's rate and time within a byte. Where the schedule claims one
-    partner at a time, no two transfers of a port overlap.
+    Bytes match bytes_GG (G, G) exactly in sum, and each row's rate and time within a byte or what floats resolve. Where the
+    schedule claims one partner at a time, no two transfers of a port overlap.
     """
     what = f"schedule {schedule.method}"
     n = len(bytes_GG)
@@ -59,7 +59,8 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, 
     if (start < 0).any() or (end < start).any():
         raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
     moved_X = schedule.rate_Bps_X * (end - start)
-    if (wrong := np.abs(moved_X - schedule.bytes_X) > 1 + SLACK * schedule.bytes_X).any():
+    unsure_X = 1 + SLACK * schedule.bytes_X + schedule.rate_Bps_X * 4 * np.spacing(end)
+    if (wrong := np.abs(moved_X - schedule.bytes_X) > unsure_X).any():
         at = int(np.argmax(wrong))
         raise BrokenPlan(f"{what}: row {at} carries {schedule.bytes_X[at]} bytes, but its rate moves {moved_X[at]:.0f}")
     for side, ports, rates in (("sends", src, out_Bps), ("receives", dst, in_Bps)):

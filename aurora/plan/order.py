@@ -90,7 +90,7 @@ def birkhoff(
     seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)
     equal = len(np.unique(np.concatenate([out_Bps, in_Bps]))) <= 1
     bound_s = one_to_one(bytes_GG, out_Bps, in_Bps)
-    work_GG = bytes_GG if equal or bound_s == 0 else np.ceil(seconds_GG / bound_s * 2**40).astype(np.int64)
+    work_GG = bytes_GG if equal else _ticks(seconds_GG, bound_s)
     pieces = _Pieces(work_GG)
     for _, partner_G, units_G in slots(work_GG, SLOTS * n):
         for src in np.flatnonzero(units_G).tolist():
@@ -108,9 +108,9 @@ def lanes(
     start-up. Source: the fluid bound of Aurora Thm 5.2, which one partner at a time does not reach on mixed ports.
     """
     out_G, in_G = lane_counts(bytes_GG, out_Bps, in_Bps)
-    finer = max(1, 2**40 // max(1, int(bytes_GG.sum())))  # so that a lane's length rounds to nothing
-    pieces = _Pieces(bytes_GG * finer)
-    for lanes_GG, units_GG in lane_slots(bytes_GG * finer, out_G, in_G, SLOTS * len(bytes_GG)):
+    work_GG = _ticks(bytes_GG, float(bytes_GG.sum()))
+    pieces = _Pieces(work_GG)
+    for lanes_GG, units_GG in lane_slots(work_GG, out_G, in_G, SLOTS * len(bytes_GG)):
         for src, dst in np.argwhere(units_GG).tolist():
             pieces.serve(src, dst, int(units_GG[src, dst]), int(lanes_GG[src, dst]))
     return pieces.order("lanes", out_G, in_G)
@@ -238,6 +238,11 @@ ORDER: dict[str, OrderMaker] = {
     "spread-out": spread_out,
     "all-at-once": all_at_once,
 }
+
+
+def _ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:
+    """(n, n) int64: the work in 2^40ths of the whole, rounded up."""
+    return np.ceil(work_GG / max(whole, 1e-300) * 2**40).astype(np.int64)
 
 
 def _all_pairs(n: int) -> list[tuple[int, int]]:
