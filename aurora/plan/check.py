@@ -84,6 +84,47 @@ def _check_rate(who: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatA
         raise BrokenPlan(f"{who} {total[at]:.6g} B/s at {at_s[sequence][at]:.6g} s, its port carries {port_Bps:.6g}")
 
 
+def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArray, inside_Bps: float) -> None:
+    """BrokenPlan unless every byte of bytes_GG (G, G) goes from its source to its destination, by hops that can be.
+
+    A GPU sends on only what has arrived whole; between servers (node_G (G,)) no NIC is above its rate, inside one no GPU above
+    inside_Bps either way.
+    """
+    what = f"schedule {schedule.method}"
+    assert schedule.hop_X2 is not None
+    start, end, rate = schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
+    unsure_X = 1 + SLACK * schedule.bytes_X + rate * 4 * np.spacing(end)
+    if (np.abs(rate * (end - start) - schedule.bytes_X) > unsure_X).any() or (start < 0).any():
+        raise BrokenPlan(f"{what}: a hop's rate and time do not give its bytes")
+    inside_X = node_G[schedule.hop_X2[:, 0]] == node_G[schedule.hop_X2[:, 1]]
+    for tier, name in ((inside_X, "inside its server"), (~inside_X, "by its NIC")):
+        for side, verb in ((0, "sends"), (1, "receives")):
+            for gpu in range(len(bytes_GG)):
+                rows = np.flatnonzero(tier & (schedule.hop_X2[:, side] == gpu))
+                port_Bps = inside_Bps if tier is inside_X else float(nic_Bps_G[gpu])
+                _check_rate(f"{what}: rank {gpu} {verb} {name}", start[rows], end[rows], rate[rows], port_Bps)
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    for row, pair in enumerate(zip(schedule.src_X.tolist(), schedule.dst_X.tolist(), strict=True)):
+        rows_of.setdefault(pair, []).append(row)
+    for src, dst in sorted({*rows_of, *map(tuple, np.argwhere(bytes_GG).tolist())}):
+        _check_journey(what, schedule, rows_of.get((src, dst), []), src, dst, int(bytes_GG[src, dst]))
+
+
+def _check_journey(what: str, schedule: Schedule, rows: list[int], src: int, dst: int, size: int) -> None:
+    """All hops of one pair: what leaves a GPU had arrived there, and all of it ends up at dst."""
+    assert schedule.hop_X2 is not None
+    here: dict[int, int] = {src: size}
+    events = [(float(schedule.start_s_X[row]), 1, row) for row in rows]
+    events += [(float(schedule.end_s_X[row]) * (1 - SLACK), 0, row) for row in rows]
+    for _, leaves, row in sorted(events):
+        gpu, moved = int(schedule.hop_X2[row, 1 - leaves]), int(schedule.bytes_X[row])
+        here[gpu] = here.get(gpu, 0) + (-moved if leaves else moved)
+        if here[gpu] < 0:
+            raise BrokenPlan(f"{what}: rank {gpu} sends bytes of {src} -> {dst} that it does not have")
+    if {gpu: left for gpu, left in here.items() if left} != ({dst: size} if size else {}):
+        raise BrokenPlan(f"{what}: {src} -> {dst}: expected {size} bytes at rank {dst}, found {here}")
+
+
 def check_plan(plan: Plan) -> None:
     """BrokenPlan unless the plan can be what it says (placements check themselves).
 

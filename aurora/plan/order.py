@@ -35,7 +35,7 @@ class OrderMaker(Protocol):
 SMALL = 12  # ranks; below this one priority alone can be far from the bound, and trying more is cheap
 SMALL_TRIES = 64
 MOST_TRIES = 4000
-SLOTS = 8  # times n: more than Birkhoff's fattest matchings need
+SLOTS = 8  # times n: more than Birkhoff's fattest matchings need on most traffic
 BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loop
 
 
@@ -79,12 +79,17 @@ def _open_shop(
 
 
 def birkhoff(
-    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+    bytes_GG: IntArray,
+    out_Bps: FloatArray,
+    in_Bps: FloatArray,
+    rng: np.random.Generator,
+    startup_s: FloatArray | None = None,
+    most: int | None = None,
 ) -> Order:
     """Birkhoff-von Neumann slots, one partner at a time, transfers split between slots; meets the one-to-one bound.
 
-    Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most SLOTS n slots are peeled; what is
-    left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2.
+    Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most `most` slots are peeled, SLOTS n by default;
+    what is left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2.
     """
     n = len(bytes_GG)
     seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)
@@ -92,25 +97,30 @@ def birkhoff(
     bound_s = one_to_one(bytes_GG, out_Bps, in_Bps)
     work_GG = bytes_GG if equal else _ticks(seconds_GG, bound_s)
     pieces = _Pieces(work_GG)
-    for _, partner_G, units_G in slots(work_GG, SLOTS * n):
+    for _, partner_G, units_G in slots(work_GG, SLOTS * n if most is None else most):
         for src in np.flatnonzero(units_G).tolist():
             pieces.serve(src, int(partner_G[src]), int(units_G[src]))
     return pieces.order("birkhoff")
 
 
 def lanes(
-    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+    bytes_GG: IntArray,
+    out_Bps: FloatArray,
+    in_Bps: FloatArray,
+    rng: np.random.Generator,
+    startup_s: FloatArray | None = None,
+    most: int | None = None,
 ) -> Order:
     """Slots in which a fast port serves several slow ones at once, each over whole lanes; meets the fluid bound.
 
-    To within the rounding of rates to lanes (`lane_counts`) and of every piece to whole bytes. At most SLOTS n slots are
-    peeled; what is left after them goes last, one partner at a time. Transfers are split between slots, and each piece costs a
+    To within the rounding of rates to lanes (`lane_counts`) and of every piece to whole bytes. At most `most` slots are
+    peeled, SLOTS n by default; what is left after them goes last, one partner at a time. Transfers are split between slots, and each piece costs a
     start-up. Source: the fluid bound of Aurora Thm 5.2, which one partner at a time does not reach on mixed ports.
     """
     out_G, in_G = lane_counts(bytes_GG, out_Bps, in_Bps)
     work_GG = _ticks(bytes_GG, float(bytes_GG.sum()))
     pieces = _Pieces(work_GG)
-    for lanes_GG, units_GG in lane_slots(work_GG, out_G, in_G, SLOTS * len(bytes_GG)):
+    for lanes_GG, units_GG in lane_slots(work_GG, out_G, in_G, SLOTS * len(bytes_GG) if most is None else most):
         for src, dst in np.argwhere(units_GG).tolist():
             pieces.serve(src, dst, int(units_GG[src, dst]), int(lanes_GG[src, dst]))
     return pieces.order("lanes", out_G, in_G)

@@ -130,7 +130,8 @@ class Schedule:
     """A timed all-to-all. src_X, dst_X, bytes_X int64, start_s_X, end_s_X, rate_Bps_X float64, by start.
 
     A row is a transfer, or the part of one that flows at one rate: where ports are shared, rates change. A transfer's
-    start-up time lies before its first row.
+    start-up time lies before its first row. hop_X2 (X, 2) int64: where bytes are forwarded, the GPUs that a row goes from and
+    to on its way from src to dst; None: every row goes all the way.
     """
 
     method: str
@@ -143,8 +144,11 @@ class Schedule:
     rate_Bps_X: FloatArray
     fluid_bound_s: float
     one_to_one_bound_s: float
+    hop_X2: IntArray | None = None
 
     def __post_init__(self) -> None:
+        if self.hop_X2 is not None:
+            object.__setattr__(self, "hop_X2", counts("schedule, hop_X2", self.hop_X2, 2))
         for name in ("src_X", "dst_X", "bytes_X"):
             object.__setattr__(self, name, counts(f"schedule, {name}", getattr(self, name), 1))
         for name in ("start_s_X", "end_s_X", "rate_Bps_X"):
