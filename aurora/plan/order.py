@@ -88,8 +88,8 @@ def birkhoff(
 ) -> Order:
     """Birkhoff-von Neumann slots, one partner at a time, transfers split between slots; meets the one-to-one bound.
 
-    Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most `most` slots are peeled, SLOTS n by default;
-    what is left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2.
+    Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most `most` slots are peeled (SLOTS n by
+    default); what is left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2.
     """
     n = len(bytes_GG)
     seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps)
@@ -113,9 +113,9 @@ def lanes(
 ) -> Order:
     """Slots in which a fast port serves several slow ones at once, each over whole lanes; meets the fluid bound.
 
-    To within the rounding of rates to lanes (`lane_counts`) and of every piece to whole bytes. At most `most` slots are
-    peeled, SLOTS n by default; what is left after them goes last, one partner at a time. Transfers are split between slots, and each piece costs a
-    start-up. Source: the fluid bound of Aurora Thm 5.2, which one partner at a time does not reach on mixed ports.
+    To within the rounding of rates to lanes (`lane_counts`) and of every piece to whole bytes. At most `most` slots are peeled
+    (SLOTS n by default); what is left after them goes last, one partner at a time. Transfers are split between slots, and each
+    piece costs a start-up. Source: the fluid bound of Aurora Thm 5.2, which one partner at a time does not reach on mixed ports.
     """
     out_G, in_G = lane_counts(bytes_GG, out_Bps, in_Bps)
     work_GG = _ticks(bytes_GG, float(bytes_GG.sum()))
