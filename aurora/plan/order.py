@@ -115,7 +115,7 @@ def lanes(
 
     To within the rounding of rates to lanes (`lane_counts`) and of every piece to whole bytes. At most `most` slots are peeled
     (SLOTS n by default); what is left after them goes last, one partner at a time. Transfers are split between slots, and each
-    piece costs a start-up. Source: the fluid bound of Aurora Thm 5.2, which one partner at a time does not reach on mixed ports.
+    piece costs a start-up. Source: the fluid bound of Aurora Thm 5.2, which one partner at a time misses on mixed ports.
     """
     out_G, in_G = lane_counts(bytes_GG, out_Bps, in_Bps)
     work_GG = _ticks(bytes_GG, float(bytes_GG.sum()))
