@@ -16,11 +16,12 @@ import numpy as np
 from machine import machine
 
 from aurora.plan.birkhoff import slots
-from aurora.plan.bounds import fluid, one_to_one, pair_seconds, with_startup
+from aurora.plan.bounds import fluid, one_to_one, pair_seconds, two_tier, with_startup
 from aurora.plan.dense import DenseShop, warm_up
 from aurora.plan.order import ORDER
 from aurora.plan.robust import order_for_many, priced
 from aurora.plan.timing import timed
+from aurora.plan.two_tier import TwoTier, two_tier_schedule
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "olmoe_mixtral_domains" / "counts_dev.csv"
@@ -147,7 +148,7 @@ def baselines() -> list[str]:
 
 
 def mixed_ports() -> list[str]:
-    methods = ("openshop", "openshop-best", "paced", "all-at-once")
+    methods = ("openshop", "openshop-best", "lanes", "paced", "all-at-once")
     lines = [
         "## Mixed ports 100/80/50/40, uniform traffic: makespan / fluid bound (10 matrices a row)",
         "",
@@ -166,6 +167,68 @@ def mixed_ports() -> list[str]:
                 found[method].append(timed(order, bytes_GG, rate, rate).makespan_s / floor)
         lines.append(f"| {n} | {ratios(bounds)} | {' | '.join(ratios(found[m]) for m in methods)} |")
         print(lines[-1], flush=True)
+    return lines
+
+
+def caps() -> list[str]:
+    """What it costs to peel fewer slots: what is left goes last, one partner at a time."""
+    lines = [
+        "## A cap on the slots: makespan / bound (rows a pair), uniform traffic (10 matrices a row)",
+        "",
+        "| n | method | n slots | 2 n | 4 n | 8 n |",
+        "|---|---|---|---|---|---|",
+    ]
+    for n in (8, 16, 32):
+        mixed = np.array([100.0, 80.0, 50.0, 40.0])[np.arange(n) * 4 // n]
+        for method, rate, bound in (("birkhoff", np.ones(n), one_to_one), ("lanes", mixed, fluid)):
+            cells = []
+            for most in (n, 2 * n, 4 * n, 8 * n):
+                found, rows = [], []
+                for bytes_GG in matrices(uniform, n, 10):
+                    order = ORDER[method](bytes_GG, rate, rate, np.random.default_rng(0), most=most)
+                    found.append(timed(order, bytes_GG, rate, rate).makespan_s / bound(bytes_GG, rate, rate))
+                    rows.append(len(order.pairs_X2) / (n * (n - 1)))
+                cells.append(f"{ratios(found)} ({np.mean(rows):.1f})")
+            lines.append(f"| {n} | {method} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+NIC_BPS, INSIDE_BPS = 50e9, 450e9  # an H100 server: 400 Gbps a GPU outside, NVLink inside
+
+
+def servers() -> list[str]:
+    lines = [
+        "## Two tiers: servers of 8 GPUs, 50e9 B/s outside and 450e9 inside a GPU (10 matrices a row)",
+        "",
+        "| GPUs | traffic | time to find, moves included | moves | NICs / bound | whole schedule / bound | without forwarding: NIC bound / bound |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for count in (2, 4, 8, 40):
+        n = count * 8
+        node_G, nic_Bps_G = np.arange(n) // 8, np.full(n, NIC_BPS)
+        outside_GG = node_G[:, None] != node_G[None, :]
+        for name, make in kinds().items():
+            if name.startswith("recorded") and 64 % n:
+                continue
+            tiers = TwoTier(count, 8)
+            took, moves, nics, whole, plain = [], [], [], [], []
+            for bytes_GG in matrices(make, n, 10 if count < 40 else 3):
+                bound_s = two_tier(bytes_GG, node_G, NIC_BPS, INSIDE_BPS)
+                nics.append(tiers.run(bytes_GG, NIC_BPS) / bound_s)
+                began = time.perf_counter()
+                for _ in range(20):
+                    tiers.run(bytes_GG, NIC_BPS)
+                took.append((time.perf_counter() - began) / 20)
+                moves.append(tiers.count)
+                if count < 40:
+                    whole.append(two_tier_schedule(bytes_GG, node_G, nic_Bps_G, INSIDE_BPS).makespan_s / bound_s)
+                plain.append(fluid(np.where(outside_GG, bytes_GG, 0), nic_Bps_G, nic_Bps_G) / bound_s)
+            lines.append(
+                f"| {n} | {name} | {statistics.median(took) * 1e6:.4g} us | {np.mean(moves):.0f} | {ratios(nics)} "
+                f"| {ratios(whole) if whole else '-'} | {ratios(plain)} |"
+            )
+            print(lines[-1], flush=True)
     return lines
 
 
@@ -257,7 +320,7 @@ def times() -> list[str]:
 def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     parts = [[f"# Orders, {today}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]]
-    for part in (times, equal_ports, baselines, mixed_ports, startups, reuse):
+    for part in (times, equal_ports, baselines, mixed_ports, caps, servers, startups, reuse):
         parts.append(part())
     out = Path(__file__).parent / "results" / f"order-{today}.md"
     out.write_text("\n\n".join("\n".join(lines) for lines in parts) + "\n")
