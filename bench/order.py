@@ -201,7 +201,7 @@ def servers() -> list[str]:
     lines = [
         "## Two tiers: servers of 8 GPUs, 50e9 B/s outside and 450e9 inside a GPU (10 matrices a row)",
         "",
-        "| GPUs | traffic | time to find, moves included | moves | NICs / bound | whole schedule / bound | without forwarding: NIC bound / bound |",
+        "| GPUs | traffic | to find, with moves | moves | NICs / bound | schedule / bound | not forwarded: NIC bound / bound |",
         "|---|---|---|---|---|---|---|",
     ]
     for count in (2, 4, 8, 40):
