@@ -42,17 +42,19 @@ def fit_link(message_bytes_X: ArrayLike, seconds_X: ArrayLike) -> Link:
     for what, least in (("message bytes", bytes_X.min()), ("seconds", took_X.min())):
         if least <= 0:
             raise BadInput(f"fit_link: {what} must be above zero, found {least}")
-    each_X2 = np.stack([1 / took_X, bytes_X / took_X], axis=1)
-    unit_2 = each_X2.max(axis=0)  # so that both unknowns are about one
+    per_X2 = np.stack([1 / took_X, bytes_X / took_X], axis=1)
+    unit_2 = per_X2.max(axis=0)
+    scaled_X2 = per_X2 / unit_2  # so that both unknowns are about one
     count = len(took_X)
     slack_XX = np.eye(count)
     found = linprog(
         np.concatenate([np.zeros(2), np.full(count, 1 / count)]),
-        A_ub=np.block([[each_X2 / unit_2, -slack_XX], [-each_X2 / unit_2, -slack_XX]]),
+        A_ub=np.block([[scaled_X2, -slack_XX], [-scaled_X2, -slack_XX]]),
         b_ub=np.concatenate([np.ones(count), -np.ones(count)]),
     )
-    assert found.success, found.message
-    startup, slope = found.x[:2]
-    if slope < 1e-9:
+    assert found.x is not None, found.message
+    line_2 = found.x[:2]
+    if line_2[1] < 1e-9:
         raise BadInput("fit_link: expected seconds that grow with the message bytes, found none that do: no rate can be told")
-    return Link(float(startup / unit_2[0]), float(unit_2[1] / slope), float(found.fun))
+    error = float(abs(scaled_X2 @ line_2 - 1).mean())
+    return Link(float(line_2[0] / unit_2[0]), float(unit_2[1] / line_2[1]), error)

@@ -71,7 +71,7 @@ def test_no_line_has_less_error(points):
 @pytest.mark.parametrize(
     ("sizes", "seconds", "found"),
     [
-        ([], [], "floats|integers|two sizes"),
+        ([], [], "expected integers, found float64"),
         ([8], [1.0], "two sizes, found 1"),
         ([8, 8], [1.0, 2.0], "two sizes, found 1"),
         ([8, 16], [1.0], "found 1 and 2"),
