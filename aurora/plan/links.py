@@ -27,10 +27,10 @@ class Link:
 
 
 def fit_link(message_bytes_X: ArrayLike, seconds_X: ArrayLike) -> Link:
-    """The start-up (zero or more) and rate of least mean |predicted / measured - 1|: a linear program, so no fit has less.
+    """The start-up (zero or more) and rate of least mean |predicted / measured - 1|: a linear program, so no line has less.
 
-    message_bytes_X (X,) int64, seconds_X (X,) float64, both above zero, with at least two sizes. Relative errors, because small
-    messages tell the start-up and large ones the rate; absolute ones, because a few slow outliers then move nothing.
+    message_bytes_X (X,) int64, seconds_X (X,) float64, both above zero, with at least two sizes. Relative, because small
+    messages tell the start-up and large ones the rate; not squared, because a few slow outliers then move nothing.
     Raises BadInput for other arrays, and where the seconds do not grow with the bytes.
     """
     bytes_X = counts("fit_link: message bytes", message_bytes_X, 1)

@@ -1,6 +1,9 @@
-"""A fitted link against the link that made the seconds, and against every line that could be the best."""
+"""A fitted link against the link that made the seconds, every line that could be the best, the switch, and recorded seconds."""
 
+import csv
+import os
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,10 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.plan.links import Link, fit_link
+from aurora.plan.order import ORDER
+from aurora.plan.timing import timed
 
+RECORDED = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gpu_moe_aiconfigurator"
 SIZES = 2 ** np.arange(9, 30)
 STARTUPS = st.floats(1e-6, 1e-4)
 RATES = st.floats(1e9, 1e12)
@@ -66,6 +72,37 @@ def test_no_line_has_less_error(points):
     else:
         assert link.error == pytest.approx(best, abs=1e-7)
         assert np.mean(abs(link.seconds(sizes) / seconds - 1)) == pytest.approx(link.error, abs=1e-7)
+
+
+@given(st.integers(2, 6), st.integers(1, 10**9), STARTUPS, RATES)
+def test_a_uniform_all_to_all_posted_at_once_takes_what_its_link_says(gpus, part, startup, rate):
+    """Every port shares its rate evenly and pays its start-ups together; one partner at a time pays them in turn."""
+    bytes_GG = np.where(np.eye(gpus, dtype=bool), 0, part)
+    ports, startups = (np.full(gpus, rate), np.full(gpus, rate)), np.full(gpus, startup)
+    link = Link(startup, rate, 0.0)
+    seconds = {}
+    for method in ("all-at-once", "openshop"):
+        order = ORDER[method](bytes_GG, *ports, np.random.default_rng(0), startups)
+        seconds[method] = timed(order, bytes_GG, *ports, startups).makespan_s
+    assert seconds["all-at-once"] == pytest.approx(float(link.seconds((gpus - 1) * part)))
+    assert seconds["openshop"] >= (gpus - 1) * float(link.seconds(part)) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["a100_sxm", "h100_sxm"])
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_recorded_all_to_alls_from_1_mib_on_follow_a_link(kind, gpus):
+    """Fitted to every other size on NVLink, the link is within 10 % of most of the sizes held back."""
+    path = RECORDED / f"collectives_{kind}.csv"
+    if not path.exists():
+        pytest.skip("the recorded collectives are absent")
+    with path.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["op_name"] == "alltoall" and row["nccl_dtype"] == "int8"]
+    points = sorted((int(r["message_size_elems"]), float(r["latency_ms"]) / 1e3) for r in rows if int(r["num_gpus"]) == gpus)
+    sizes, seconds = (np.array(column) for column in zip(*points, strict=True))
+    sent = sizes // gpus * (gpus - 1)
+    sent, seconds = sent[sent >= 1 << 20], seconds[sent >= 1 << 20]
+    link = fit_link(sent[::2], seconds[::2])
+    assert np.median(abs(link.seconds(sent[1::2]) / seconds[1::2] - 1)) < 0.1
 
 
 @pytest.mark.parametrize(
