@@ -244,8 +244,8 @@ def uncaptured() -> list[str]:
         "## What the switch does not capture",
         "",
         "- Steps of protocol: between small and large sizes the recorded seconds stand on a plateau where several sizes cost "
-        "the same. On NVLink one line over all sizes is up to about half too low there, and the start-up fitted from 1 MiB on is "
-        "1.3 to 2.2 times that of all sizes.",
+        "the same. On NVLink one line over all sizes is up to about half too low there, and the start-up fitted from 1 MiB on "
+        "is 1.3 to 2.2 times that of all sizes.",
         "- Posting together: NCCL's all-to-all launches all sends and receives at once, and on NVLink its fitted start-up "
         "hardly grows with the GPUs. `openshop` prices one start-up after another for n - 1 messages, as if each were "
         "launched alone, which nothing here recorded.",
