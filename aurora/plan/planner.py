@@ -16,7 +16,7 @@ from aurora.plan.costs import GroupCosts, group_costs, group_tokens
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
 from aurora.plan.timing import timed
-from aurora.types import Cluster, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
+from aurora.types import Cluster, Fabric, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
@@ -39,7 +39,7 @@ def make_plan(
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")
     for profile in profiles:
         _check_fits(cluster, profile, profiles)
-    options = _resolved(options, cluster.equal)
+    options = _resolved(options, cluster)
     rng = np.random.default_rng(options.seed)
     costs_M = [[_costs(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
     place = _place_alone if len(profiles) == 1 else _place_together
@@ -109,15 +109,16 @@ def _place_together(
     return placed_M, objective_s, bound_s
 
 
-def _resolved(options: PlanOptions, equal: bool) -> PlanOptions:
+def _resolved(options: PlanOptions, cluster: Cluster) -> PlanOptions:
     """Names instead of "auto"; BadInput for a name that no strategy has."""
+    equal = cluster.equal
     if options.colocate == "decoupled" and options.assign != "auto":
         raise BadInput(f"--assign {options.assign}: has no effect with --colocate decoupled, which decides both")
     if options.colocate == "auto":
         options = replace(options, colocate="matching" if equal or options.assign != "auto" else "decoupled")
     if options.assign == "auto":
         options = replace(options, assign="matching" if equal else "by-load")
-    if options.order == "auto" and equal:
+    if options.order == "auto" and equal and cluster.fabric is None:
         options = replace(options, order="openshop")
     if options.order in PRICED_ONLY:
         raise BadInput(f"--order {options.order}: no transport holds its rates yet; `aurora order` prices it")
@@ -177,12 +178,12 @@ def _model_plan(
         slots.append(tuple(tuple(np.flatnonzero(group_E == group).tolist()) for group in held_G))
         tokens_GG = exchanged_tokens(profile, layer, np.argsort(held_G)[group_E])
         there, back = tokens_GG * profile.dispatch_bytes, tokens_GG.T * profile.combine_bytes
-        made, schedule = _scheduled(there, out, into, startup, order_name, rng)
+        made, schedule = _scheduled(there, out, into, startup, order_name, rng, cluster.fabric)
         if made.one_to_one:
             returned = made.reversed
-            check_schedule(timed(returned, back, out, into, startup), back, out, into)
+            check_schedule(timed(returned, back, out, into, startup, cluster.fabric), back, out, into, cluster.fabric)
         else:  # receivers take what comes: each direction is ordered by its own senders
-            returned, _ = _scheduled(back, out, into, startup, order_name, rng)
+            returned, _ = _scheduled(back, out, into, startup, order_name, rng, cluster.fabric)
         dispatches.append(made)
         combines.append(returned)
         schedules.append(schedule)
@@ -197,6 +198,7 @@ def _model_plan(
         np.array([schedule.makespan_s for schedule in schedules]),
         np.array([schedule.fluid_bound_s for schedule in schedules]),
         np.array([schedule.one_to_one_bound_s for schedule in schedules]),
+        tuple(schedule.cut for schedule in schedules if schedule.cut),
     )
 
 
@@ -226,7 +228,8 @@ def order(
     out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
     own = cluster.startup_s_G if cluster else np.zeros(n)
     startup = own if startup_s is None else np.full(n, startup_s)
-    _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed))
+    fabric = cluster.fabric if cluster else None
+    _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed), fabric)
     return schedule
 
 
@@ -245,14 +248,20 @@ def _equal_room(experts: int, gpus: int) -> IntArray:
 
 
 def _scheduled(
-    bytes_GG: IntArray, out: FloatArray, into: FloatArray, startup: FloatArray, method: str, rng: np.random.Generator
+    bytes_GG: IntArray,
+    out: FloatArray,
+    into: FloatArray,
+    startup: FloatArray,
+    method: str,
+    rng: np.random.Generator,
+    fabric: Fabric | None,
 ) -> tuple[Order, Schedule]:
     """An order and its schedule, which the checker has seen; "auto" is the shortest of AUTO_ORDERS."""
     best: tuple[Order, Schedule] | None = None
     for name in AUTO_ORDERS if method == "auto" else (method,):
         made = ORDER[name](bytes_GG, out, into, rng, startup)
-        schedule = timed(made, bytes_GG, out, into, startup)
-        check_schedule(schedule, bytes_GG, out, into)
+        schedule = timed(made, bytes_GG, out, into, startup, fabric)
+        check_schedule(schedule, bytes_GG, out, into, fabric)
         if best is None or schedule.makespan_s < best[1].makespan_s:
             best = made, schedule
     assert best is not None

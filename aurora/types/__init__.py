@@ -1,6 +1,7 @@
 """Frozen values that the rooms hand to each other."""
 
 from aurora.types.cluster import Cluster, Gpu
+from aurora.types.fabric import Cut, Fabric, Link, leaf_spine
 from aurora.types.options import PlanOptions, ProfileOptions, RunOptions, SyntheticOptions
 from aurora.types.plan import ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
@@ -14,8 +15,11 @@ __all__ = [
     "Cluster",
     "Compute",
     "Curve",
+    "Cut",
     "Exchange",
+    "Fabric",
     "Gpu",
+    "Link",
     "ModelPlan",
     "Op",
     "Order",
@@ -30,4 +34,5 @@ __all__ = [
     "Schedule",
     "SyntheticOptions",
     "Trace",
+    "leaf_spine",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
 from aurora.types.cluster import Cluster
+from aurora.types.fabric import Cut
 
 
 def gap(value: float, bound: float) -> float:
@@ -102,7 +103,7 @@ class Schedule:
     """A timed all-to-all. src_X, dst_X, bytes_X int64, start_s_X, end_s_X, rate_Bps_X float64, by start.
 
     A row is a transfer, or the part of one that flows at one rate: where ports are shared, rates change. A transfer's
-    start-up time lies before its first row.
+    start-up time lies before its first row. fluid_bound_s is the ports'; cut: what limits on a fabric, None on the big switch.
     """
 
     method: str
@@ -115,6 +116,7 @@ class Schedule:
     rate_Bps_X: FloatArray
     fluid_bound_s: float
     one_to_one_bound_s: float
+    cut: Cut | None = None
 
     def __post_init__(self) -> None:
         for name in ("src_X", "dst_X", "bytes_X"):
@@ -131,8 +133,8 @@ class Schedule:
 
     @property
     def gap(self) -> float:
-        """Against the fluid bound."""
-        return gap(self.makespan_s, self.fluid_bound_s)
+        """Against the fluid bound or, where it is larger, the cut's."""
+        return gap(self.makespan_s, max(self.fluid_bound_s, self.cut.bound_s if self.cut else 0.0))
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class ModelPlan:
 
     profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
     dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the profile's whole dispatch traffic sent as one
-    all-to-all, and the bounds under it.
+    all-to-all, and the bounds under it. cut_L: what limits each layer's dispatch on a fabric; empty on the big switch.
     """
 
     model: str
@@ -154,6 +156,7 @@ class ModelPlan:
     dispatch_s_L: FloatArray
     fluid_bound_s_L: FloatArray
     one_to_one_bound_s_L: FloatArray
+    cut_L: tuple[Cut, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
@@ -165,6 +168,11 @@ class ModelPlan:
                 f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
             )
 
+    @property
+    def bound_s_L(self) -> FloatArray:
+        """Below each layer's dispatch_s_L: the fluid bound or, where it is larger, the cut's."""
+        return np.maximum(self.fluid_bound_s_L, [cut.bound_s for cut in self.cut_L] or 0.0)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -172,7 +180,8 @@ class Plan:
 
     scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision.
     objective_s: seconds of all layers in the planning model (Eq. 1, or the causal Table 2), the profile's windows summed;
-    bound_s: below what no placement gets in that model.
+    bound_s: below what no placement gets in that model. The planning model knows ports, not the links of a fabric; orders are
+    timed on both.
     """
 
     cluster: Cluster
