@@ -55,8 +55,8 @@ def profiles(draw, sources, max_experts=6, max_layers=3, name="drawn"):
 
 @st.composite
 def fabrics(draw, gpus, kind):
-    """kind: "tree" of switches with different rates each way, "leaf-spine" with equal uplinks, or "graph" of switches in a ring
-    with chords, on which GPUs may have one switch or two."""
+    """kind: "tree" of switches with different rates each way, "leaf-spine" with equal uplinks, or "graph": a tree with more
+    cables, between switches or from a GPU to further switches."""
     rate = st.sampled_from(RATES)
     if kind == "leaf-spine":
         leaf_G = [f"leaf-{draw(st.integers(0, 2))}" for _ in range(gpus)]
@@ -67,9 +67,9 @@ def fabrics(draw, gpus, kind):
     pairs |= {(gpu, draw(st.sampled_from(switches))) for gpu in range(gpus)}
     if kind == "graph":
         ends = st.tuples(st.sampled_from([*range(gpus), *switches]), st.sampled_from(switches))
-        pairs |= {(a, b) for a, b in draw(st.lists(ends, max_size=6)) if a != b and (b, a) not in pairs}
-    links = [Link(a, b, draw(rate)) for pair in sorted(pairs, key=str) for a, b in (pair, pair[::-1])]
-    return Fabric(gpus, tuple(dict.fromkeys(links)))
+        pairs |= {(a, b) for a, b in draw(st.lists(ends, max_size=6)) if a != b}
+    cables = sorted({tuple(sorted(pair, key=str)) for pair in pairs}, key=str)
+    return Fabric(gpus, tuple(Link(*way, draw(rate)) for pair in cables for way in (pair, pair[::-1])))
 
 
 @st.composite

@@ -15,6 +15,7 @@ from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.fabric import named
 
 SLACK = 1e-9  # relative, where a float sum must not count as progress
+EXACT = 2**40  # parts of a byte: flows in whole numbers, as push-relabel needs
 BoolArray = NDArray[np.bool_]  # sets of vertices: (V,), or (C, V) for C candidates
 
 
@@ -74,9 +75,7 @@ def fluid_optimum(bytes_GG: IntArray, fabric: Fabric, out_Bps: FloatArray, in_Bp
     found = milp(
         np.append(np.zeros(len(sources) * arcs), 1.0),
         constraints=[
-            LinearConstraint(
-                sparse.hstack([conserve, sparse.csr_array((supply_SV.size, 1))]), supply_SV.ravel(), supply_SV.ravel()
-            ),
+            LinearConstraint(sparse.hstack([conserve, sparse.csr_array((len(supply), 1))]), supply, supply),
             LinearConstraint(sparse.hstack([within, rates]), -np.inf, 0.0),
         ],
     )
@@ -163,10 +162,10 @@ class _Network:
         """The set that most stops bytes_GG, all of one source or all to one destination, from crossing within within_s."""
         graph = nx.DiGraph()
         for tail, head, rate in zip(self.tail_A.tolist(), self.head_A.tolist(), self.Bps_A.tolist(), strict=True):
-            graph.add_edge(tail, head, capacity=rate * within_s)
+            graph.add_edge(tail, head, capacity=int(rate * within_s * EXACT))
         for gpu in range(self.gpus):
-            graph.add_edge("all", gpu, capacity=float(bytes_GG[gpu].sum()))
-            graph.add_edge(self.gpus + gpu, "over", capacity=float(bytes_GG[:, gpu].sum()))
+            graph.add_edge("all", gpu, capacity=int(bytes_GG[gpu].sum()) * EXACT)
+            graph.add_edge(self.gpus + gpu, "over", capacity=int(bytes_GG[:, gpu].sum()) * EXACT)
         _, (inside, _) = nx.minimum_cut(graph, "all", "over")
         return np.isin(np.arange(self.vertices), [v for v in inside if v != "all"])
 
