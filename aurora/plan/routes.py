@@ -21,10 +21,15 @@ class Routes:
     use_GGK: IntArray
     share_GGK: FloatArray
 
+    def load_R(self, bytes_GG: IntArray) -> FloatArray:
+        """(R,) bytes that each resource carries of bytes_GG (G, G)."""
+        parts_GGK = self.share_GGK * bytes_GG[:, :, None]
+        load_R = np.bincount(self.use_GGK.ravel(), parts_GGK.ravel(), minlength=len(self.room_R))
+        return load_R.astype(np.float64)
+
     def seconds(self, bytes_GG: IntArray) -> float:
         """Until the slowest resource has carried its part of bytes_GG (G, G): the fluid optimum on these routes."""
-        load_R = np.bincount(self.use_GGK.ravel(), (self.share_GGK * bytes_GG[:, :, None]).ravel(), minlength=len(self.room_R))
-        return float((load_R / self.room_R).max(initial=0.0))
+        return float((self.load_R(bytes_GG) / self.room_R).max(initial=0.0))
 
 
 def route(out_Bps: FloatArray, in_Bps: FloatArray, fabric: Fabric | None = None) -> Routes:

@@ -84,14 +84,10 @@ def test_a_ring_of_four_switches_is_bound_by_its_bisection():
     """Each sends 6 to each: 24 cross each half's two links of 2; single switches only 18 over two."""
     bytes_GG = 6 * (1 - np.eye(4, dtype=np.int64))
     fabric, ports = ring(4, 2.0, 100.0), (np.full(4, 100.0), np.full(4, 100.0))
-    fast = replace(
-        fabric,
-        links=tuple(replace(k, Bps=100.0) if isinstance(k.src, int) or isinstance(k.dst, int) else k for k in fabric.links),
-    )
-    cut = cut_bound(bytes_GG, fast, *ports)
-    assert cut.bound_s == pytest.approx(24 / 4)
+    cut = cut_bound(bytes_GG, fabric, *ports)
+    assert (cut.bound_s, cut.load_bytes) == (pytest.approx(24 / 4), 24)
     assert len(cut.links) == 2
-    assert fluid_optimum(bytes_GG, fast, *ports) == pytest.approx(6)
+    assert fluid_optimum(bytes_GG, fabric, *ports) == pytest.approx(6)
 
 
 def test_traffic_is_divided_equally_over_all_shortest_paths():
@@ -100,6 +96,22 @@ def test_traffic_is_divided_equally_over_all_shortest_paths():
     assert fair_rates(np.array([0]), np.array([2]), routes).tolist() == [2.0]  # its own link of 2, half each way round
     both = fair_rates(np.array([0, 1]), np.array([2, 2]), routes)
     assert both == pytest.approx([1, 1])  # what they share is the last link: 2
+
+
+def test_links_that_no_set_of_vertices_cuts():
+    """Two nodes of two GPUs, fast inside, one rail a GPU number; what changes node and rail must take its rail's one uplink.
+
+    No vertex set parts just those pairs from the rest, but the uplink does: 2 x 12 bytes over 2.
+    """
+    cables = [("rail-0", "spine", 2.0), ("rail-1", "spine", 2.0)]
+    for gpu in range(4):
+        cables += [(gpu, f"inside-{gpu // 2}", 100.0), (gpu, f"nic-{gpu}", 10.0), (f"nic-{gpu}", f"rail-{gpu % 2}", 10.0)]
+    fabric = Fabric(4, tuple(Link(*way, rate) for a, b, rate in cables for way in ((a, b), (b, a))))
+    bytes_GG = 12 * (1 - np.eye(4, dtype=np.int64))
+    ports = (np.full(4, 100.0), np.full(4, 100.0))
+    cut = cut_bound(bytes_GG, fabric, *ports)
+    assert (cut.bound_s, cut.load_bytes) == (pytest.approx(12), 24)
+    assert fluid_optimum(bytes_GG, fabric, *ports) == pytest.approx(12)
 
 
 def test_gpus_do_not_forward():
