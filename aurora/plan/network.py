@@ -20,10 +20,10 @@ Found = tuple[float, int, BoolArray]  # seconds, the bytes that must cross, the 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Ports and links as arcs. Vertices: where traffic starts (G), where it ends (G), the GPUs' sending sides (G) and receiving
-    sides (G), so that none forwards, and the switches.
+    """Ports and links as arcs (A,). Vertices (V,): where traffic starts (G), where it ends (G), the GPUs' sending sides (G) and
+    receiving sides (G), so that none forwards, and the switches.
 
-    tail_A, head_A (A,): arcs; block_V (V,): a switch with the GPUs that have no other, or one GPU.
+    block_V: which vertices stay together when sets grow: a switch with the GPUs that have no other, or one GPU.
     """
 
     gpus: int
@@ -38,7 +38,7 @@ class Network:
         return len(self.block_V)
 
     def load(self, sets_CV: BoolArray, bytes_GG: IntArray) -> IntArray:
-        """(C,) bytes that start in the set and end outside."""
+        """(C,) bytes that start in the set and end outside, of bytes_GG (G, G)."""
         n = self.gpus
         return np.asarray(((sets_CV[:, :n].astype(np.int64) @ bytes_GG) * ~sets_CV[:, n : 2 * n]).sum(axis=1))
 
@@ -50,7 +50,9 @@ class Network:
         """The worst of the arcs that load_C (C,) bytes must cross; the one before unless another is clearly worse."""
         seconds_C = self._over(load_C, arcs_CA)
         at = int(seconds_C.argmax())
-        return (float(seconds_C[at]), int(load_C[at]), arcs_CA[at]) if seconds_C[at] > best[0] * (1 + SLACK) else best
+        if seconds_C[at] <= best[0] * (1 + SLACK):
+            return best
+        return float(seconds_C[at]), int(load_C[at]), arcs_CA[at]
 
     def _over(self, load_C: IntArray, arcs_CA: BoolArray) -> FloatArray:
         return np.divide(load_C, arcs_CA @ self.Bps_A, out=np.zeros(len(load_C)), where=load_C > 0)
@@ -68,15 +70,13 @@ class Network:
     def bundles(self, load_A: FloatArray) -> list[BoolArray]:
         """The busiest links when they carry load_A (A,): into each switch, out of each, and of all; busiest bundles first."""
         links_A = np.arange(len(self.Bps_A)) >= 2 * self.gpus
+        switches = range(4 * self.gpus, self.vertices)
+        around = [links_A & (end_A == switch) for switch in switches for end_A in (self.tail_A, self.head_A)]
+        around = [arcs for arcs in around if arcs.any()]
         busy_A = load_A / self.Bps_A
-        groups = [links_A, *(links_A & (end_A == v) for v in range(4 * self.gpus, self.vertices) for end_A in self._ends)]
-        found = [group & (busy_A >= busy_A[group].max() * (1 - SLACK)) for group in groups if group.any()] + groups[1:]
-        found = [arcs for arcs in found if arcs.any()]
+        busiest = [arcs & (busy_A >= busy_A[arcs].max() * (1 - SLACK)) for arcs in (*around, links_A) if arcs.any()]
+        found = busiest + around
         return sorted(found, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
-
-    @property
-    def _ends(self) -> tuple[IntArray, IntArray]:
-        return self.tail_A, self.head_A
 
     def ports(self) -> BoolArray:
         """Each GPU's sending side by itself, and everything but its receiving side."""
@@ -123,6 +123,7 @@ class Network:
 
 
 def network_of(fabric: Fabric, out_Bps: FloatArray, in_Bps: FloatArray) -> Network:
+    """Arcs in the sequence of `route`'s resources: sending ports, receiving ports, links."""
     n = fabric.gpus
     switch = {name: at for at, name in enumerate(fabric.switches)}
     around: list[set[int | str]] = [set() for _ in range(n)]

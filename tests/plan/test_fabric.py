@@ -166,6 +166,25 @@ def test_every_order_keeps_to_links_and_bounds(case, method, startup):
     assert made.gap >= -1e-9
 
 
+@given(st.sampled_from(KINDS).flatmap(traffics_on_fabrics))
+def test_the_judge_counts_links_like_the_price(case):
+    """Behind fast ports some link is always full, so the same schedule breaks links that are one percent slower."""
+    bytes_GG, fabric, *_ = case
+    ports = (np.full(len(bytes_GG), 1000.0),) * 2
+    made = timed(ORDER["all-at-once"](bytes_GG, *ports, RNG), bytes_GG, *ports, None, fabric)
+    slower = replace(fabric, links=tuple(replace(link, Bps=0.99 * link.Bps) for link in fabric.links))
+    check_schedule(made, bytes_GG, *ports, fabric)
+    if bytes_GG.any():
+        with pytest.raises(BrokenPlan, match="its link carries"):
+            check_schedule(made, bytes_GG, *ports, slower)
+
+
+def test_one_gpu_needs_no_links():
+    alone = np.zeros((1, 1), dtype=np.int64), np.ones(1), np.ones(1)
+    made = timed(ORDER["openshop"](*alone, RNG), *alone, None, Fabric(1, ()))
+    assert (made.makespan_s, made.cut.bound_s, made.gap) == (0, 0, 0)
+
+
 @given(traffics_on_ports(), st.sampled_from([*ORDER]))
 def test_a_star_of_fast_links_is_the_big_switch(case, method):
     bytes_GG, out, into = case
