@@ -29,7 +29,7 @@ def plan(
 ) -> None:
     """Decide where experts sit and in which order tokens travel; every schedule is checked before the plan is written."""
     from aurora.plan.planner import make_plan
-    from aurora.report.tables import plan_table
+    from aurora.report.tables import cut_line, plan_table
     from aurora.store import load_cluster, load_profile, save
 
     check_output(output, inputs=[cluster, *profile])
@@ -42,4 +42,8 @@ def plan(
     save(made, output)
     console = terminal()
     console.print(plan_table(made))
+    cuts = [(cut, model.model, layer) for model in made.models for layer, cut in enumerate(model.cut_L)]
+    if cuts:
+        worst, name, layer = max(cuts, key=lambda each: each[0].bound_s)
+        console.print(f"{name}, layer {layer}: {cut_line(worst)}", soft_wrap=True)
     console.print(f"wrote {output}", soft_wrap=True)

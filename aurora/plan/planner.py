@@ -10,17 +10,19 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.plan import objective
 from aurora.plan.assign import ASSIGN
 from aurora.plan.bounds import spread
-from aurora.plan.check import check_plan, check_schedule
+from aurora.plan.check import check_hops, check_plan, check_schedule
 from aurora.plan.colocate import COLOCATE
 from aurora.plan.costs import GroupCosts, group_costs, group_tokens
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
 from aurora.plan.timing import timed
-from aurora.types import Cluster, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
+from aurora.plan.two_tier import two_tier_schedule
+from aurora.types import Cluster, Fabric, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
 PRICED_ONLY = ("paced", "lanes")
+TWO_TIER = "two-tier"  # forwards bytes, so it is a schedule of hops and no Order
 AUTO_ORDERS = ("openshop", "all-at-once")  # on mixed ports one partner at a time can cost twice the fluid bound
 
 
@@ -39,7 +41,7 @@ def make_plan(
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")
     for profile in profiles:
         _check_fits(cluster, profile, profiles)
-    options = _resolved(options, cluster.equal)
+    options = _resolved(options, cluster)
     rng = np.random.default_rng(options.seed)
     costs_M = [[_costs(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
     place = _place_alone if len(profiles) == 1 else _place_together
@@ -109,15 +111,16 @@ def _place_together(
     return placed_M, objective_s, bound_s
 
 
-def _resolved(options: PlanOptions, equal: bool) -> PlanOptions:
+def _resolved(options: PlanOptions, cluster: Cluster) -> PlanOptions:
     """Names instead of "auto"; BadInput for a name that no strategy has."""
+    equal = cluster.equal
     if options.colocate == "decoupled" and options.assign != "auto":
         raise BadInput(f"--assign {options.assign}: has no effect with --colocate decoupled, which decides both")
     if options.colocate == "auto":
         options = replace(options, colocate="matching" if equal or options.assign != "auto" else "decoupled")
     if options.assign == "auto":
         options = replace(options, assign="matching" if equal else "by-load")
-    if options.order == "auto" and equal:
+    if options.order == "auto" and equal and cluster.fabric is None:
         options = replace(options, order="openshop")
     if options.order in PRICED_ONLY:
         raise BadInput(f"--order {options.order}: no transport holds its rates yet; `aurora order` prices it")
@@ -177,12 +180,12 @@ def _model_plan(
         slots.append(tuple(tuple(np.flatnonzero(group_E == group).tolist()) for group in held_G))
         tokens_GG = exchanged_tokens(profile, layer, np.argsort(held_G)[group_E])
         there, back = tokens_GG * profile.dispatch_bytes, tokens_GG.T * profile.combine_bytes
-        made, schedule = _scheduled(there, out, into, startup, order_name, rng)
+        made, schedule = _scheduled(there, out, into, startup, order_name, rng, cluster.fabric)
         if made.one_to_one:
             returned = made.reversed
-            check_schedule(timed(returned, back, out, into, startup), back, out, into)
+            check_schedule(timed(returned, back, out, into, startup, cluster.fabric), back, out, into, cluster.fabric)
         else:  # receivers take what comes: each direction is ordered by its own senders
-            returned, _ = _scheduled(back, out, into, startup, order_name, rng)
+            returned, _ = _scheduled(back, out, into, startup, order_name, rng, cluster.fabric)
         dispatches.append(made)
         combines.append(returned)
         schedules.append(schedule)
@@ -197,6 +200,7 @@ def _model_plan(
         np.array([schedule.makespan_s for schedule in schedules]),
         np.array([schedule.fluid_bound_s for schedule in schedules]),
         np.array([schedule.one_to_one_bound_s for schedule in schedules]),
+        tuple(schedule.cut for schedule in schedules if schedule.cut),
     )
 
 
@@ -207,7 +211,7 @@ def order(
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:
-    """The checked schedule of one all-to-all, by a method of ORDER or "auto".
+    """The checked schedule of one all-to-all, by a method of ORDER, "two-tier" or "auto".
 
     bytes_GG (G, G) integers: i to j; the diagonal does not travel. Without a cluster every port has DEFAULT_BPS. startup_s:
     what a message costs, instead of the cluster's. Raises BadInput for a matrix that is not square, whole or non-negative, or
@@ -217,8 +221,8 @@ def order(
     n = len(matrix)
     if cluster is not None and len(cluster) != n:
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
-    if method not in ORDER and method != "auto":
-        raise BadInput(f"--method: expected one of auto, {', '.join(ORDER)}, found {method!r}")
+    if method not in ORDER and method not in ("auto", TWO_TIER):
+        raise BadInput(f"--method: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
     if seed < 0:
         raise BadInput(f"--seed: expected zero or more, found {seed}")
     if startup_s is not None and not 0 <= startup_s < float("inf"):
@@ -226,7 +230,24 @@ def order(
     out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
     own = cluster.startup_s_G if cluster else np.zeros(n)
     startup = own if startup_s is None else np.full(n, startup_s)
-    _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed))
+    fabric = cluster.fabric if cluster else None
+    if method == TWO_TIER:
+        return _forwarded(matrix, cluster, out, into, startup)
+    _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed), fabric)
+    return schedule
+
+
+def _forwarded(bytes_GG: IntArray, cluster: Cluster | None, out: FloatArray, into: FloatArray, startup: FloatArray) -> Schedule:
+    """The checked two-tier schedule; where the cluster's fabric is none of servers, every GPU is a server by itself."""
+    nic_Bps = cluster.fabric.nic_Bps if cluster and cluster.fabric else None
+    ports_Bps = np.unique(np.concatenate([out, into]))
+    if len(ports_Bps) > 1:
+        raise BadInput(f"--method {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
+    node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster and nic_Bps else np.arange(len(bytes_GG))
+    inside_Bps = float(ports_Bps.max(initial=DEFAULT_BPS))
+    nic_Bps_G = np.full(len(bytes_GG), nic_Bps or inside_Bps)
+    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, startup)
+    check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps)
     return schedule
 
 
@@ -245,14 +266,20 @@ def _equal_room(experts: int, gpus: int) -> IntArray:
 
 
 def _scheduled(
-    bytes_GG: IntArray, out: FloatArray, into: FloatArray, startup: FloatArray, method: str, rng: np.random.Generator
+    bytes_GG: IntArray,
+    out: FloatArray,
+    into: FloatArray,
+    startup: FloatArray,
+    method: str,
+    rng: np.random.Generator,
+    fabric: Fabric | None,
 ) -> tuple[Order, Schedule]:
     """An order and its schedule, which the checker has seen; "auto" is the shortest of AUTO_ORDERS."""
     best: tuple[Order, Schedule] | None = None
     for name in AUTO_ORDERS if method == "auto" else (method,):
         made = ORDER[name](bytes_GG, out, into, rng, startup)
-        schedule = timed(made, bytes_GG, out, into, startup)
-        check_schedule(schedule, bytes_GG, out, into)
+        schedule = timed(made, bytes_GG, out, into, startup, fabric)
+        check_schedule(schedule, bytes_GG, out, into, fabric)
         if best is None or schedule.makespan_s < best[1].makespan_s:
             best = made, schedule
     assert best is not None

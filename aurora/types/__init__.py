@@ -1,6 +1,7 @@
 """Frozen values that the rooms hand to each other."""
 
 from aurora.types.cluster import Cluster, Gpu
+from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
 from aurora.types.options import PlanOptions, ProfileOptions, RunOptions, SyntheticOptions
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
@@ -14,9 +15,12 @@ __all__ = [
     "Cluster",
     "Compute",
     "Curve",
+    "Cut",
     "Exchange",
+    "Fabric",
     "Gpu",
     "Lanes",
+    "Link",
     "ModelPlan",
     "Op",
     "Order",
@@ -31,4 +35,6 @@ __all__ = [
     "Schedule",
     "SyntheticOptions",
     "Trace",
+    "leaf_spine",
+    "servers",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
 from aurora.types.cluster import Cluster
+from aurora.types.fabric import Cut
 
 
 def gap(value: float, bound: float) -> float:
@@ -130,8 +131,9 @@ class Schedule:
     """A timed all-to-all. src_X, dst_X, bytes_X int64, start_s_X, end_s_X, rate_Bps_X float64, by start.
 
     A row is a transfer, or the part of one that flows at one rate: where ports are shared, rates change. A transfer's
-    start-up time lies before its first row. hop_X2 (X, 2) int64: where bytes are forwarded, the GPUs that a row goes from and
-    to on its way from src to dst; None: every row goes all the way.
+    start-up time lies before its first row. fluid_bound_s is the ports'; cut: what limits on a fabric, None on the big switch.
+    hop_X2 (X, 2) int64: where bytes are forwarded, the GPUs that a row goes from and to on its way from src to dst; None: every
+    row goes all the way.
     """
 
     method: str
@@ -144,6 +146,7 @@ class Schedule:
     rate_Bps_X: FloatArray
     fluid_bound_s: float
     one_to_one_bound_s: float
+    cut: Cut | None = None
     hop_X2: IntArray | None = None
 
     def __post_init__(self) -> None:
@@ -163,8 +166,8 @@ class Schedule:
 
     @property
     def gap(self) -> float:
-        """Against the fluid bound."""
-        return gap(self.makespan_s, self.fluid_bound_s)
+        """Against the fluid bound or, where it is larger, the cut's."""
+        return gap(self.makespan_s, max(self.fluid_bound_s, self.cut.bound_s if self.cut else 0.0))
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ class ModelPlan:
 
     profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
     dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the profile's whole dispatch traffic sent as one
-    all-to-all, and the bounds under it.
+    all-to-all, and the bounds under it. cut_L: what limits each layer's dispatch on a fabric; empty on the big switch.
     """
 
     model: str
@@ -186,6 +189,7 @@ class ModelPlan:
     dispatch_s_L: FloatArray
     fluid_bound_s_L: FloatArray
     one_to_one_bound_s_L: FloatArray
+    cut_L: tuple[Cut, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
@@ -197,6 +201,11 @@ class ModelPlan:
                 f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
             )
 
+    @property
+    def bound_s_L(self) -> FloatArray:
+        """Below each layer's dispatch_s_L: the fluid bound or, where it is larger, the cut's."""
+        return np.maximum(self.fluid_bound_s_L, [cut.bound_s for cut in self.cut_L] or 0.0)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -204,7 +213,8 @@ class Plan:
 
     scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision.
     objective_s: seconds of all layers in the planning model (Eq. 1, or the causal Table 2), the profile's windows summed;
-    bound_s: below what no placement gets in that model.
+    bound_s: below what no placement gets in that model. The planning model knows ports, not the links of a fabric; orders are
+    timed on both.
     """
 
     cluster: Cluster

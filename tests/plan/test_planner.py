@@ -34,7 +34,7 @@ TWO = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n), pr
 
 
 @given(TWO, st.sampled_from(sorted(PLACE)), st.sampled_from(["auto", *ASSIGN]), st.sampled_from(["auto", *COLOCATE]),
-       st.sampled_from(sorted(set(ORDER) - {"paced"})), st.booleans())  # fmt: skip
+       st.sampled_from(sorted(set(ORDER) - set(PRICED_ONLY))), st.booleans())  # fmt: skip
 def test_every_combination_gives_a_plan_that_stands(case, place, assign, colocate, order, both):
     machines, a, b = case
     chosen = [a, b] if both else [a]
