@@ -8,6 +8,9 @@ from numba import njit
 
 from aurora.types.arrays import FloatArray, IntArray
 
+DE_BRUIJN = 0x077CB531  # times a power of two below 2^32: bits 27 to 31 differ for each
+PLACE = np.zeros(32, dtype=np.int64)
+PLACE[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32)
 AMPLITUDES = (0.1, 0.3, 1.0)  # of drawn priorities, as shares of the bound, in turn
 
 
@@ -20,6 +23,7 @@ class DenseShop:
 
     def __init__(self, ranks: int) -> None:
         rows = max(1, ranks * ranks)
+        words = (ranks + 31) // 32
         self.ranks = ranks
         self.count = 0
         self.src_X: IntArray = np.zeros(rows, dtype=np.int64)
@@ -30,11 +34,10 @@ class DenseShop:
         self._scratch = (
             np.zeros(2 * ranks),  # remaining load of each port, senders first
             np.zeros(2 * ranks, dtype=np.int64),  # transfers left on each port
-            np.zeros((ranks, ranks), dtype=np.bool_),  # pairs that wait
-            np.zeros((2, ranks + 1), dtype=np.int64),  # free senders, free receivers
-            np.zeros(2 * ranks, dtype=np.int64),  # place of a port in its list, -1 when busy
-            np.zeros(ranks + 1),  # heap of ends
-            np.zeros(ranks + 1, dtype=np.int64),  # and of the pairs that end
+            np.zeros((2 * ranks, words), dtype=np.int64),  # whom a port waits for
+            np.zeros((2, words), dtype=np.int64),  # free senders, free receivers
+            np.zeros(2 * ranks + 2),  # heap of ends, infinite beyond the last
+            np.zeros(2 * ranks + 2, dtype=np.int64),  # and of the rows that end
             np.zeros(2 * ranks, dtype=np.int64),  # ports that have just become free
         )
 
@@ -71,49 +74,51 @@ def warm_up() -> None:
     DenseShop(2).run(np.array([[0.0, 1.0], [1.0, 0.0]]))
 
 
-@njit(cache=True)
-def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, free, place, heap_s, heap_p, fresh):
+@njit(cache=True, fastmath={"nnan", "nsz"})
+def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, free, heap_s, heap_p, fresh):
     """Whenever ports become free, the busiest of them first takes its busiest free partner. Gives (transfers, makespan).
 
     Only pairs with a port that has just become free need a look: of two that have both been free for a while nothing waits.
-    Ports are numbered senders first; favour is added to a port's load.
+    Ports are numbered senders first; favour is added to a port's load. waits[port] and free[0 senders, 1 receivers] are sets of
+    partners, BITS to a word, so that a look touches only those who are free and wait.
     """
     n = seconds_GG.shape[0]
+    words = free.shape[1]
     for port in range(2 * n):
         left[port] = favour[port]
         todo[port] = 0
-        place[port] = -1
+        for word in range(words):
+            waits[port, word] = 0
+    for word in range(words):
+        free[0, word] = 0
+        free[1, word] = 0
     for i in range(n):
         for j in range(n):
-            waits[i, j] = seconds_GG[i, j] > 0.0
-            if waits[i, j]:
-                left[i] += seconds_GG[i, j]
-                left[n + j] += seconds_GG[i, j]
+            took = seconds_GG[i, j]
+            if took > 0.0:
+                waits[i, j >> 5] |= 1 << (j & 31)
+                waits[n + j, i >> 5] |= 1 << (i & 31)
+                left[i] += took
+                left[n + j] += took
                 todo[i] += 1
                 todo[n + j] += 1
-    senders = 0
-    receivers = 0
     arrivals = 0
-    for i in range(n):
-        if todo[i] > 0:
-            free[0, senders] = i
-            place[i] = senders
-            senders += 1
-            fresh[arrivals] = i
+    for port in range(2 * n):
+        if todo[port] > 0:
+            side = port // n
+            i = port - side * n
+            free[side, i >> 5] |= 1 << (i & 31)
+            fresh[arrivals] = port
             arrivals += 1
-        if todo[n + i] > 0:
-            free[1, receivers] = i
-            place[n + i] = receivers
-            receivers += 1
-            fresh[arrivals] = n + i
-            arrivals += 1
+    heap_s[:] = np.inf
+    through = False  # whether the heap's first has ended and makes room
     flying = 0
     done = 0
     now = 0.0
     while True:
         # Busiest first: insertion sort for the few of an event, a real sort for the many at the start.
         if arrivals > 32:
-            fresh[:arrivals] = fresh[:arrivals][np.argsort(-left[fresh[:arrivals]])]
+            fresh[:arrivals] = fresh[:arrivals][np.argsort(-left[fresh[:arrivals]], kind="mergesort")]
         else:
             for k in range(1, arrivals):
                 port = fresh[k]
@@ -124,36 +129,32 @@ def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, 
                 fresh[at + 1] = port
         for k in range(arrivals):
             port = fresh[k]
-            if place[port] < 0:
+            side = 1 if port >= n else 0
+            i = port - side * n
+            if free[side, i >> 5] >> (i & 31) & 1 == 0:
                 continue
             partner = -1
             most = -np.inf
-            if port < n:
-                for at in range(receivers):
-                    other = free[1, at]
-                    if waits[port, other] and left[n + other] > most:
-                        most = left[n + other]
-                        partner = other
-                src, dst = port, partner
-            else:
-                for at in range(senders):
-                    other = free[0, at]
-                    if waits[other, port - n] and left[other] > most:
-                        most = left[other]
-                        partner = other
-                src, dst = partner, port - n
+            others = n - side * n
+            for word in range(words):
+                found = waits[port, word] & free[1 - side, word]
+                while found != 0:
+                    lowest = found & -found
+                    other = (word << 5) + PLACE[(lowest * DE_BRUIJN >> 27) & 31]
+                    load = left[others + other]
+                    partner = other if load > most else partner
+                    most = max(load, most)
+                    found ^= lowest
             if partner < 0:
                 continue
-            senders -= 1
-            last = free[0, senders]
-            free[0, place[src]] = last
-            place[last] = place[src]
-            place[src] = -1
-            receivers -= 1
-            last = free[1, receivers]
-            free[1, place[n + dst]] = last
-            place[n + last] = place[n + dst]
-            place[n + dst] = -1
+            if side == 0:
+                src, dst = i, partner
+            else:
+                src, dst = partner, i
+            free[0, src >> 5] ^= 1 << (src & 31)
+            free[1, dst >> 5] ^= 1 << (dst & 31)
+            waits[src, dst >> 5] ^= 1 << (dst & 31)
+            waits[n + dst, src >> 5] ^= 1 << (src & 31)
             took = seconds_GG[src, dst]
             end = now + took
             src_X[done] = src
@@ -161,50 +162,73 @@ def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, 
             start_X[done] = now
             end_X[done] = end
             done += 1
-            waits[src, dst] = False
             left[src] -= took
             left[n + dst] -= took
             todo[src] -= 1
             todo[n + dst] -= 1
-            at = flying
-            flying += 1
-            while at > 0 and heap_s[(at - 1) >> 1] > end:
-                heap_s[at] = heap_s[(at - 1) >> 1]
-                heap_p[at] = heap_p[(at - 1) >> 1]
-                at = (at - 1) >> 1
-            heap_s[at] = end
-            heap_p[at] = src * n + dst
+            if through:
+                _sink(heap_s, heap_p, end, src << 32 | dst)
+                through = False
+            else:
+                _rise(heap_s, heap_p, flying, end, src << 32 | dst)
+                flying += 1
+        if through:
+            flying -= 1
+            _drop(heap_s, heap_p, flying)
         if flying == 0:
             return done, now
         now = heap_s[0]
         arrivals = 0
-        while flying > 0 and heap_s[0] <= now:
-            src = heap_p[0] // n
-            dst = heap_p[0] - src * n
-            flying -= 1
-            end = heap_s[flying]
-            pair = heap_p[flying]
-            at = 0
-            while 2 * at + 1 < flying:
-                child = 2 * at + 1
-                if child + 1 < flying and heap_s[child + 1] < heap_s[child]:
-                    child += 1
-                if heap_s[child] >= end:
-                    break
-                heap_s[at] = heap_s[child]
-                heap_p[at] = heap_p[child]
-                at = child
-            heap_s[at] = end
-            heap_p[at] = pair
+        through = False
+        while not through:
+            src = heap_p[0] >> 32
+            dst = heap_p[0] & 0xFFFFFFFF
             if todo[src] > 0:
-                free[0, senders] = src
-                place[src] = senders
-                senders += 1
+                free[0, src >> 5] |= 1 << (src & 31)
                 fresh[arrivals] = src
                 arrivals += 1
             if todo[n + dst] > 0:
-                free[1, receivers] = dst
-                place[n + dst] = receivers
-                receivers += 1
+                free[1, dst >> 5] |= 1 << (dst & 31)
                 fresh[arrivals] = n + dst
                 arrivals += 1
+            through = min(heap_s[1], heap_s[2]) > now
+            if not through:
+                flying -= 1
+                _drop(heap_s, heap_p, flying)
+
+
+@njit(cache=True)
+def _sink(heap_s, heap_p, end, row):
+    """Puts (end, row) in the place of the heap's first."""
+    at = 0
+    child = 1
+    while child < heap_s.shape[0]:
+        child += heap_s[child + 1] < heap_s[child]
+        if heap_s[child] >= end:
+            break
+        heap_s[at] = heap_s[child]
+        heap_p[at] = heap_p[child]
+        at = child
+        child = 2 * at + 1
+    heap_s[at] = end
+    heap_p[at] = row
+
+
+@njit(cache=True)
+def _rise(heap_s, heap_p, at, end, row):
+    """Adds (end, row) to a heap of `at`."""
+    while at > 0 and heap_s[(at - 1) >> 1] > end:
+        heap_s[at] = heap_s[(at - 1) >> 1]
+        heap_p[at] = heap_p[(at - 1) >> 1]
+        at = (at - 1) >> 1
+    heap_s[at] = end
+    heap_p[at] = row
+
+
+@njit(cache=True)
+def _drop(heap_s, heap_p, last):
+    """Takes away the heap's first; `last` is the place of its last."""
+    end = heap_s[last]
+    heap_s[last] = np.inf
+    if last > 0:
+        _sink(heap_s, heap_p, end, heap_p[last])
