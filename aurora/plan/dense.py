@@ -8,6 +8,9 @@ from numba import njit
 
 from aurora.types.arrays import FloatArray, IntArray
 
+MOST_CUTS = 4
+NO_CUT_C2: IntArray = np.zeros((0, 2), dtype=np.int64)
+NO_PART_S_C2: FloatArray = np.zeros((0, 2))
 DE_BRUIJN = 0x077CB531  # times a power of two below 2^32: bits 27 to 31 differ for each
 PLACE = np.zeros(32, dtype=np.int64)
 PLACE[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32)
@@ -22,7 +25,7 @@ class DenseShop:
     """
 
     def __init__(self, ranks: int) -> None:
-        rows = max(1, ranks * ranks)
+        rows = ranks * ranks + MOST_CUTS
         words = (ranks + 31) // 32
         self.ranks = ranks
         self.count = 0
@@ -39,34 +42,41 @@ class DenseShop:
             np.zeros(2 * ranks + 2),  # heap of ends, infinite beyond the last
             np.zeros(2 * ranks + 2, dtype=np.int64),  # and of the rows that end
             np.zeros(2 * ranks, dtype=np.int64),  # ports that have just become free
+            np.zeros(MOST_CUTS, dtype=np.int64),  # parts of each cut that have begun
         )
 
-    def run(self, seconds_GG: FloatArray) -> float:
+    def run(
+        self,
+        seconds_GG: FloatArray,
+        favour: FloatArray | None = None,
+        cut_C2: IntArray = NO_CUT_C2,
+        part_s_C2: FloatArray = NO_PART_S_C2,
+    ) -> float:
         """The makespan in seconds of the schedule that serves the port with the largest remaining load first.
 
-        seconds_GG (ranks, ranks) float64: how long each transfer takes alone; zero means none.
+        seconds_GG (ranks, ranks) float64: how long each transfer takes alone; zero means none. favour (2 ranks,) seconds:
+        added to the load of each port, senders first. cut_C2 (C, 2) int64: up to MOST_CUTS pairs that go in two parts, not at
+        once, of part_s_C2 (C, 2) seconds.
         """
-        return self._run(seconds_GG, self._plain)
+        favour = self._plain if favour is None else favour
+        outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
+        self.count, makespan_s = _dense(seconds_GG, favour, cut_C2, part_s_C2, *outputs, *self._scratch)
+        return float(makespan_s)
 
     def search(self, seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator) -> float:
         """The shortest of `run` and `tries` schedules with drawn priorities; stops at bound_s. Deterministic for rng."""
-        makespan_s = self._run(seconds_GG, self._plain)
+        makespan_s = self.run(seconds_GG, self._plain)
         best = self._plain
         for number in range(tries):
             if makespan_s <= bound_s:
                 break
             amplitude_s = AMPLITUDES[number % len(AMPLITUDES)] * bound_s
             self._drawn[:] = (rng.random(2 * self.ranks) - 0.5) * amplitude_s
-            drawn_s = self._run(seconds_GG, self._drawn)
+            drawn_s = self.run(seconds_GG, self._drawn)
             if drawn_s < makespan_s:
                 self._best, self._drawn = self._drawn, self._best
                 makespan_s, best = drawn_s, self._best
-        return self._run(seconds_GG, best)
-
-    def _run(self, seconds_GG: FloatArray, favour: FloatArray) -> float:
-        outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
-        self.count, makespan_s = _dense(seconds_GG, favour, *outputs, *self._scratch)
-        return float(makespan_s)
+        return self.run(seconds_GG, best)
 
 
 def warm_up() -> None:
@@ -75,7 +85,9 @@ def warm_up() -> None:
 
 
 @njit(cache=True, fastmath={"nnan", "nsz"})
-def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, free, heap_s, heap_p, fresh):
+def _dense(
+    seconds_GG, favour, cut_C2, part_s_C2, src_X, dst_X, start_X, end_X, left, todo, waits, free, heap_s, heap_p, fresh, begun_C
+):
     """Whenever ports become free, the busiest of them first takes its busiest free partner. Gives (transfers, makespan).
 
     Only pairs with a port that has just become free need a look: of two that have both been free for a while nothing waits.
@@ -102,6 +114,14 @@ def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, 
                 left[n + j] += took
                 todo[i] += 1
                 todo[n + j] += 1
+    for cut in range(len(cut_C2)):
+        i, j = cut_C2[cut]
+        longer = part_s_C2[cut, 0] + part_s_C2[cut, 1] - seconds_GG[i, j]
+        left[i] += longer
+        left[n + j] += longer
+        todo[i] += 1
+        todo[n + j] += 1
+        begun_C[cut] = 0
     arrivals = 0
     for port in range(2 * n):
         if todo[port] > 0:
@@ -156,6 +176,10 @@ def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, 
             waits[src, dst >> 5] ^= 1 << (dst & 31)
             waits[n + dst, src >> 5] ^= 1 << (src & 31)
             took = seconds_GG[src, dst]
+            for cut in range(len(cut_C2)):
+                if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst:
+                    took = part_s_C2[cut, begun_C[cut]]
+                    begun_C[cut] += 1
             end = now + took
             src_X[done] = src
             dst_X[done] = dst
@@ -183,6 +207,10 @@ def _dense(seconds_GG, favour, src_X, dst_X, start_X, end_X, left, todo, waits, 
         while not through:
             src = heap_p[0] >> 32
             dst = heap_p[0] & 0xFFFFFFFF
+            for cut in range(len(cut_C2)):
+                if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst and begun_C[cut] == 1:
+                    waits[src, dst >> 5] |= 1 << (dst & 31)
+                    waits[n + dst, src >> 5] |= 1 << (src & 31)
             if todo[src] > 0:
                 free[0, src >> 5] |= 1 << (src & 31)
                 fresh[arrivals] = src

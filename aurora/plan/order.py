@@ -14,6 +14,7 @@ import numpy as np
 from aurora.plan.birkhoff import slots
 from aurora.plan.bounds import one_to_one, pair_seconds, with_startup
 from aurora.plan.dense import DenseShop
+from aurora.plan.split import CUT_RUNS, CutShop, best_split, best_whole
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -54,9 +55,21 @@ def openshop(
 def openshop_best(
     bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
 ) -> Order:
-    """The shortest of many dense open-shop schedules with drawn priorities, some tens of milliseconds' worth."""
-    tries = int(np.clip(BEST_OPERATIONS / max(1, len(bytes_GG)) ** 2.4, SMALL_TRIES, MOST_TRIES))
-    return _open_shop("openshop-best", bytes_GG, out_Bps, in_Bps, rng, tries, startup_s)
+    """The shortest of many dense open-shop schedules with drawn priorities, some tens of milliseconds' worth; splits a little.
+
+    Up to exact.MOST_RANKS ranks the shortest schedule with one message a pair. Where that stays above the bound, up to
+    dense.MOST_CUTS pairs go in two parts, as long as each further message gains split.WORTH of the bound, start-ups counted:
+    never longer than without. For one message a pair always, take `openshop`.
+    """
+    n = len(bytes_GG)
+    tries = int(np.clip(BEST_OPERATIONS / max(1, n) ** 2.4, SMALL_TRIES, MOST_TRIES))
+    shop = CutShop(bytes_GG, out_Bps, in_Bps, np.zeros(n) if startup_s is None else startup_s)
+    found = best_split(shop, best_whole(shop, tries, rng), min(CUT_RUNS, tries), rng)
+    silent = [pair for pair in _all_pairs(n) if bytes_GG[pair] == 0]
+    order = _order("openshop-best", [*map(tuple, found.pairs_X2.tolist()), *silent])
+    if len(found.pairs_X2) + len(silent) == n * (n - 1):
+        return order
+    return replace(order, share_X2=np.concatenate([found.share_X2, np.tile([0.0, 1.0], (len(silent), 1))]))
 
 
 def _open_shop(
