@@ -34,7 +34,7 @@ class OrderMaker(Protocol):
 
 SMALL = 12  # ranks; below this one priority alone can be far from the bound, and trying more is cheap
 SMALL_TRIES = 64
-MOST_TRIES = 4000
+MOST_TRIES = 2500
 SLOTS = 8  # times n: more than Birkhoff's fattest matchings need
 BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loop
 

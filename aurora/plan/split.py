@@ -8,12 +8,14 @@ import numpy as np
 from numba import njit
 
 from aurora.plan.bounds import pair_seconds, with_startup
-from aurora.plan.dense import AMPLITUDES, MOST_CUTS, DenseShop
+from aurora.plan.dense import MOST_CUTS, DenseShop
 from aurora.plan.exact import MOST_RANKS, shortest_whole
 from aurora.types.arrays import FloatArray, IntArray
 
 WORTH = 0.002  # of the bound: what a further message must gain
-CUT_RUNS = 4000  # schedules, at most, that the search for cuts looks at
+CUT_RUNS = 2000  # schedules, at most, that the search for cuts looks at
+AMPLITUDE = 0.1  # of drawn priorities, as a share of the bound
+NEAR = 0.06  # a schedule that is longer than the shortest whole one by this share is not cut
 
 Cut = tuple[int, int, int]  # source, destination, bytes of the first part
 
@@ -99,16 +101,17 @@ def best_split(shop: CutShop, whole: Rows, tries: int, rng: np.random.Generator)
     that keeps a partner from the port that ends last, at the instant at which that port begins to wait. Start-ups count for
     each part. Looks at `tries` schedules at most. Deterministic for rng.
     """
-    price_s = WORTH * shop.bound_s
+    price_s, near_s = WORTH * shop.bound_s, whole.makespan_s * (1 + NEAR)
     best_s, best_cuts, best_favour = whole.makespan_s, [], np.zeros(0)
-    runs = number = 0
+    runs = 0
     while runs < tries and best_s > (shop.bound_s + price_s) * (1 + 1e-12):
-        favour = (rng.random(2 * shop.ranks) - 0.5) * AMPLITUDES[number % len(AMPLITUDES)] * shop.bound_s
-        number += 1
+        favour = (rng.random(2 * shop.ranks) - 0.5) * AMPLITUDE * shop.bound_s
         cuts: list[Cut] = []
         while runs < tries and len(cuts) < MOST_CUTS:
             makespan_s = shop.run(favour, cuts)
             runs += 1
+            if makespan_s > near_s:
+                break
             found = None
             for cut in shop.sparing(cuts)[: tries - runs]:
                 runs += 1
