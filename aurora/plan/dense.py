@@ -45,6 +45,12 @@ class DenseShop:
             np.zeros(MOST_CUTS, dtype=np.int64),  # parts of each cut that have begun
         )
 
+    @property
+    def buffer_bytes(self) -> int:
+        """What it holds in memory."""
+        outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
+        return sum(array.nbytes for array in (*outputs, *self._scratch, self._plain, self._drawn, self._best))
+
     def run(
         self,
         seconds_GG: FloatArray,
@@ -77,11 +83,6 @@ class DenseShop:
                 self._best, self._drawn = self._drawn, self._best
                 makespan_s, best = drawn_s, self._best
         return self.run(seconds_GG, best)
-
-
-def warm_up() -> None:
-    """Compile now (a second or two, once on a machine) instead of in the first schedule."""
-    DenseShop(2).run(np.array([[0.0, 1.0], [1.0, 0.0]]))
 
 
 @njit(cache=True, fastmath={"nnan", "nsz"})

@@ -62,7 +62,7 @@ def openshop_best(
     never longer than without. For one message a pair always, take `openshop`.
     """
     n = len(bytes_GG)
-    tries = int(np.clip(BEST_OPERATIONS / max(1, n) ** 2.4, SMALL_TRIES, MOST_TRIES))
+    tries = search_tries(n)
     shop = CutShop(bytes_GG, out_Bps, in_Bps, np.zeros(n) if startup_s is None else startup_s)
     found = best_split(shop, best_whole(shop, tries, rng), min(CUT_RUNS, tries), rng)
     silent = [pair for pair in _all_pairs(n) if bytes_GG[pair] == 0]
@@ -70,6 +70,11 @@ def openshop_best(
     if len(found.pairs_X2) + len(silent) == n * (n - 1):
         return order
     return replace(order, share_X2=np.concatenate([found.share_X2, np.tile([0.0, 1.0], (len(silent), 1))]))
+
+
+def search_tries(ranks: int) -> int:
+    """How many dense schedules openshop-best looks at."""
+    return int(np.clip(BEST_OPERATIONS / max(1, ranks) ** 2.4, SMALL_TRIES, MOST_TRIES))
 
 
 def _open_shop(

@@ -127,6 +127,14 @@ def best_split(shop: CutShop, whole: Rows, tries: int, rng: np.random.Generator)
     return shop.rows(best_cuts, shop.run(best_favour, best_cuts))
 
 
+def warm_up() -> None:
+    """Compile what searches, now (seconds, once on a machine) instead of in the first search."""
+    ones = np.ones(4)
+    shop = CutShop(np.array([[0, 2, 1, 1], [0, 0, 2, 2], [0, 2, 0, 0], [2, 0, 1, 0]]), ones, ones, np.zeros(4))
+    rng = np.random.default_rng(0)
+    best_split(shop, best_whole(shop, 1, rng), 2, rng)
+
+
 @njit(cache=True)
 def _in_the_way(
     n: int, src_X: IntArray, dst_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, least_s: float,
