@@ -101,8 +101,8 @@ def equal_ports() -> list[str]:
     lines = [
         "## Equal ports: makespan / bound, mean / worst",
         "",
-        f"`openshop` and `whole` send one message a pair; `openshop-best` starts from `whole`, the optimum up to {MOST_RANKS} ranks. "
-        "`messages more`: mean, and most, of what `openshop-best` adds by splitting.",
+        f"`openshop` and `whole` send one message a pair; `openshop-best` starts from `whole`, the optimum up to {MOST_RANKS} "
+        "ranks. `messages more`: mean, and most, of what `openshop-best` adds by splitting.",
         "",
         "| n | traffic | openshop | whole | openshop-best | messages more | seconds, median / worst |",
         "|---|---|---|---|---|---|---|",

@@ -5,7 +5,7 @@ from numba import njit
 
 from aurora.types.arrays import FloatArray, IntArray
 
-MOST_RANKS = 5  # a millisecond or two; a rank more takes a hundred times as long
+MOST_RANKS = 4  # well under a millisecond; each rank more takes tens of times as long
 
 
 def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, float] | None:
