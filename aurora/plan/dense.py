@@ -93,7 +93,7 @@ def _dense(
 
     Only pairs with a port that has just become free need a look: of two that have both been free for a while nothing waits.
     Ports are numbered senders first; favour is added to a port's load. waits[port] and free[0 senders, 1 receivers] are sets of
-    partners, BITS to a word, so that a look touches only those who are free and wait.
+    partners, 32 to a word, so that a look touches only those who are free and wait.
     """
     n = seconds_GG.shape[0]
     words = free.shape[1]

@@ -108,7 +108,8 @@ def test_the_same_code_runs_without_the_compiler():
     code = (
         "import numpy as np; from aurora.plan.dense import DenseShop; shop = DenseShop(9);"
         "m = np.random.default_rng(5).integers(0, 99, (9, 9)) * (1 - np.eye(9));"
-        "print(shop.search(m, 3, 0.0, np.random.default_rng(0)), shop.src_X[:shop.count].tolist())"
+        "print(shop.search(m, 3, 0.0, np.random.default_rng(0)), shop.src_X[:shop.count].tolist());"
+        "many = DenseShop(40); print(many.run(np.minimum(np.arange(1600).reshape(40, 40) % 3, 1.0)), many.dst_X.tolist())"
     )
     outputs = {
         subprocess.run([sys.executable, "-c", code], env={**os.environ, "NUMBA_DISABLE_JIT": flag}, capture_output=True, text=True,
