@@ -17,7 +17,7 @@ from aurora.plan.planner import make_plan
 from aurora.plan.synthetic import synthetic_profile
 from aurora.simulate.interpreter import simulate_plan
 from aurora.store import load_cluster, load_plan, load_profile, load_trace, save, shipped
-from aurora.types import Link, PlanOptions, SyntheticOptions, Trace
+from aurora.types import Link, PlanOptions, SyntheticOptions, Trace, servers
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -163,7 +163,7 @@ def test_the_shipped_fabric_is_two_to_one():
 @pytest.mark.parametrize(
     ("fabric", "message"),
     [
-        ("inside_Bps = 9e9", r"\[fabric\]: expected kind = 'leaf-spine' or 'graph', found None"),
+        ("inside_Bps = 9e9", r"\[fabric\]: expected kind = 'leaf-spine' or 'servers' or 'graph', found None"),
         ("kind = 'torus'", "found 'torus'"),
         ("kind = 'leaf-spine'\nuplink_Bps = 1", "spines must be a whole number, found None"),
         ("kind = 'leaf-spine'\nspines = true\nuplink_Bps = 1", "spines must be a whole number, found True"),
@@ -172,6 +172,8 @@ def test_the_shipped_fabric_is_two_to_one():
         ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = nan", "Bps must be a number above zero, found nan"),
         ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1" + "0" * 400, "uplink_Bps is too large"),
         ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1\ncolour = 2", "unknown colour"),
+        ("kind = 'servers'\nnic_Bps = 0", "Bps must be a number above zero, found 0"),
+        ("kind = 'servers'", "nic_Bps must be a number, found None"),
         ("kind = 'graph'", r"expected links = \[...\], found None"),
         ("kind = 'graph'\nlinks = [1]", "link 0: expected a table, found 1"),
         ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1, both=1}]", "both must be true or false, found 1"),
@@ -187,6 +189,13 @@ def test_bad_fabrics(tmp_path, fabric, message):
             tmp_path, f"[fabric]\n{fabric}\n" + GPU + GPU.replace('"g"', '"h"') + "rack = 'r'\n" * ("spine" not in fabric)
         )
     assert str(error.value).count("c.toml") == 1
+
+
+def test_servers_come_back_from_a_plan(tmp_path, profile):
+    machines = replace(cluster(4.0, 4.0), fabric=servers([0, 0], [4.0, 4.0], [4.0, 4.0], 1.0))
+    save(make_plan(machines, [profile]), tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").cluster == machines
+    assert load_cluster(shipped("clusters/h100-servers-32.toml")).fabric.nic_Bps == 50e9
 
 
 def test_names_that_say_no_single_gpu(tmp_path):

@@ -232,12 +232,19 @@ def order(
     startup = own if startup_s is None else np.full(n, startup_s)
     fabric = cluster.fabric if cluster else None
     if method == TWO_TIER:
-        return _forwarded(matrix, cluster, out, into, startup)
+        return _forwarded(matrix, cluster, out, into, startup, np.random.default_rng(seed))
     _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed), fabric)
     return schedule
 
 
-def _forwarded(bytes_GG: IntArray, cluster: Cluster | None, out: FloatArray, into: FloatArray, startup: FloatArray) -> Schedule:
+def _forwarded(
+    bytes_GG: IntArray,
+    cluster: Cluster | None,
+    out: FloatArray,
+    into: FloatArray,
+    startup: FloatArray,
+    rng: np.random.Generator,
+) -> Schedule:
     """The checked two-tier schedule; where the cluster's fabric is none of servers, every GPU is a server by itself."""
     nic_Bps = cluster.fabric.nic_Bps if cluster and cluster.fabric else None
     ports_Bps = np.unique(np.concatenate([out, into]))
@@ -246,9 +253,9 @@ def _forwarded(bytes_GG: IntArray, cluster: Cluster | None, out: FloatArray, int
     node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster and nic_Bps else np.arange(len(bytes_GG))
     inside_Bps = float(ports_Bps.max(initial=DEFAULT_BPS))
     nic_Bps_G = np.full(len(bytes_GG), nic_Bps or inside_Bps)
-    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, startup)
+    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, rng, startup)
     check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps)
-    return schedule
+    return schedule if nic_Bps else replace(schedule, hop_X2=None)
 
 
 def contiguous_bytes(profile: Profile, layer: int) -> IntArray:

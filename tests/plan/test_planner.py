@@ -17,7 +17,7 @@ from aurora.plan.costs import group_costs
 from aurora.plan.objective import causal, exclusive
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
-from aurora.plan.planner import exchanged_tokens, make_plan
+from aurora.plan.planner import PRICED_ONLY, exchanged_tokens, make_plan
 from aurora.types import Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
