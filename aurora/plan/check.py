@@ -74,7 +74,7 @@ def _check_rate(who: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatA
 def check_plan(plan: Plan) -> None:
     """BrokenPlan unless the plan can be what it says (placements check themselves).
 
-    Every order names each pair once, no layer is predicted faster than the fluid bound, the objective not below its bound.
+    Every order names each pair once, no layer is predicted faster than the fluid bound, the objective not below its bounds.
     """
     gpus = len(plan.cluster)
     for model in plan.models:
@@ -87,5 +87,7 @@ def check_plan(plan: Plan) -> None:
                     f"plan of {model.model!r}, layer {layer}: dispatch of {model.dispatch_s_L[layer]:.6g} s is below "
                     f"the fluid bound of {floor_s:.6g} s"
                 )
+    if not 0 <= plan.free_bound_s * (1 - 1e-6) <= plan.bound_s:
+        raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
     if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
         raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")

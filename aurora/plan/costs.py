@@ -1,6 +1,7 @@
 """What it costs to put group j of one layer's experts on GPU g: the arrays that ASSIGN and COLOCATE look at."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -31,25 +32,31 @@ class GroupCosts:
 
     def terms(self, group_G: IntArray) -> Terms:
         """The phases' times when GPU g holds group_G[g]."""
-        gpus = np.arange(len(group_G))
-        send, recv = self.send_GJ[gpus, group_G], self.recv_GJ[gpus, group_G]
-        return Terms(
-            self.gate_s_G,
-            send * self.dispatch_bytes / self.out_Bps,
-            recv * self.dispatch_bytes / self.in_Bps,
-            recv * self.combine_bytes / self.out_Bps,
-            send * self.combine_bytes / self.in_Bps,
-            self.expert_s_GJ[gpus, group_G],
-            self.aggregate_s_G,
-        )
+        send_G, recv_G, csend_G, crecv_G, expert_G = self.seconds_XGJ[:, np.arange(len(group_G)), group_G]
+        return Terms(self.gate_s_G, send_G, recv_G, csend_G, crecv_G, expert_G, self.aggregate_s_G)
+
+    @cached_property
+    def seconds_XGJ(self) -> FloatArray:
+        """(5, G, J) seconds of what depends on where group j sits: the dispatch's send and receive, the combine's send and
+        receive, and the experts."""
+        out, into = self.out_Bps[:, None], self.in_Bps[:, None]
+        there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
+        back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
+        return np.stack([*there, *back, self.expert_s_GJ])
+
+    @property
+    def dispatch_s_GJ(self) -> FloatArray:
+        """(G, J) seconds of GPU g's port in the dispatch when it holds group j."""
+        return np.asarray(self.seconds_XGJ[:2].max(axis=0))
+
+    @property
+    def combine_s_GJ(self) -> FloatArray:
+        return np.asarray(self.seconds_XGJ[2:4].max(axis=0))
 
     @property
     def alone_s_GJ(self) -> FloatArray:
         """(G, J) seconds of dispatch, experts and combine on GPU g with group j."""
-        out, into = self.out_Bps[:, None], self.in_Bps[:, None]
-        dispatch = np.maximum(self.send_GJ / out, self.recv_GJ / into) * self.dispatch_bytes
-        combine = np.maximum(self.recv_GJ / out, self.send_GJ / into) * self.combine_bytes
-        return np.asarray(dispatch + self.expert_s_GJ + combine)
+        return self.dispatch_s_GJ + self.expert_s_GJ + self.combine_s_GJ
 
     @property
     def strongest_first(self) -> IntArray:

@@ -41,7 +41,8 @@ def plan_table(plan: Plan) -> Table:
     methods = ", ".join(f"{what} {name}" for what, name in plan.methods.items())
     table = Table(
         title=f"{plan.scenario}: {methods}",
-        caption=f"all layers {seconds(plan.objective_s)}, no placement below {seconds(plan.bound_s)}, gap {percent(plan.gap)}",
+        caption=f"{plan.objective} objective {seconds(plan.objective_s)}, no assignment of these groups below "
+        f"{seconds(plan.bound_s)}, gap {percent(plan.gap)}; no placement at all below {seconds(plan.free_bound_s)}",
     )
     table.add_column("model")
     for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", "gap"):
