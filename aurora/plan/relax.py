@@ -104,7 +104,7 @@ def relaxed(sharing: Sharing, open_MGJ: BoolArray) -> Relaxed:
     within = coo_array((np.concatenate(values), cells), shape=(top + paths, count + 9)).tocsr()
     sums = np.concatenate([model * n + gpu, 2 * n + model * n + group]), np.tile(np.arange(count), 2)
     whole = coo_array((np.ones(2 * count), sums), shape=(4 * n, count + 9)).tocsr()
-    least = np.concatenate([np.zeros(count), floor, [0.0]])
+    least = np.concatenate([np.zeros(count), floor, [-np.inf]])
     solved = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
         np.eye(1, count + 9, count + 8)[0],
         within,
