@@ -8,6 +8,7 @@ import datetime
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def mixed(n: int) -> Cluster:
 
 
 def drawn(name: str, n: int, seed: int, model: int = 0, layers: int = 1) -> Profile:
-    """n groups of experts on n ranks, tokens as the traffic `name` of bench/order.py; compute against traffic drawn from RATIOS."""
+    """n groups of experts on n ranks, tokens as the traffic `name` of bench/order.py, compute against traffic from RATIOS."""
     rng = np.random.default_rng([n, seed, model])
     scale = TOKEN_BYTES if name.startswith("recorded") else 100
     tokens_LSE = np.stack([kinds()[name](n, rng) // scale for _ in range(layers)])
@@ -77,7 +78,7 @@ def exclusive() -> list[str]:
             cases = 40 if n == 8 else 10 if n == 64 else 3
             for seed in range(cases):
                 costs = layer_costs(name, n, seed)
-                took.append(timed(lambda costs=costs: ASSIGN["exact"](costs, np.random.default_rng(0))))
+                took.append(timed(partial(ASSIGN["exact"], costs, np.random.default_rng(0))))
                 best = objective.exclusive(costs.terms(ASSIGN["exact"](costs, np.random.default_rng(0))))
                 for method, values in found.items():
                     values.append(objective.exclusive(costs.terms(ASSIGN[method](costs, np.random.default_rng(seed)))) / best)
@@ -158,12 +159,12 @@ def plans() -> list[str]:
         "| n | local-search | exact | decoupled |",
         "|---|---|---|---|",
     ]
-    for n in (8, 16, 32):
+    for n in (4, 8, 16, 32):
         pair = [drawn("uniform", n, 0, model, layers=4) for model in (0, 1)]
         cells = []
         for method in ("local-search", "exact", "decoupled"):
             options = PlanOptions(colocate=method, order="openshop")
-            took = [timed(lambda options=options: make_plan(mixed(n), pair, options)) for _ in range(4)]
+            took = [timed(partial(make_plan, mixed(n), pair, options)) for _ in range(6)]
             cells.append(f"{statistics.median(took[1:]):.3f}")
         lines.append(f"| {n} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)

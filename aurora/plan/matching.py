@@ -11,7 +11,7 @@ def bottleneck(weight_GJ: FloatArray) -> IntArray:
     """(G,) int64: the column matched to each row, so that the largest weight used is the smallest possible.
 
     Hopcroft-Karp under bisection over the distinct weights. Optimal; ties resolve the same way every time.
-    weight_GJ (n, n), infinite where nothing else is left. Source: Aurora §6.2, case II.
+    weight_GJ (n, n), finite. Source: Aurora §6.2, case II.
     """
     levels = np.unique(weight_GJ)
     low, high = 0, len(levels) - 1

@@ -6,9 +6,9 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from aurora.plan.matching import bottleneck
 from aurora.plan.search import C_A, C_AB, C_B, CRECV, CSEND, D_A, D_AB, D_B, EXPERT, F_A, F_B, RECV, SEND
 from aurora.plan.sharing import BoolArray, Sharing
+from aurora.plan.sweep import least_bottleneck
 from aurora.types.arrays import FloatArray
 
 SLACK = 1e-9  # relative: a proof shows that nothing is better by more than this
@@ -139,9 +139,7 @@ def floors(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
     floor_X = np.zeros(8)
     for model in (0, 1):
         for term, least_GJ in enumerate(_least_XGJ(seconds_MXGJ, open_MGJ, model)):
-            weight_GJ = np.where(open_MGJ[model], least_GJ, np.inf)
-            match_G = bottleneck(weight_GJ)
-            floor_X[term] = max(floor_X[term], float(weight_GJ[np.arange(len(match_G)), match_G].max()))
+            floor_X[term] = max(floor_X[term], least_bottleneck(np.where(open_MGJ[model], least_GJ, np.inf)))
     return floor_X
 
 

@@ -8,7 +8,7 @@ from aurora.types.arrays import IntArray
 
 SEND, RECV, CSEND, CRECV, EXPERT = range(5)  # the rows of GroupCosts.seconds_XGJ
 D_A, D_B, D_AB, F_A, F_B, C_A, C_B, C_AB = range(8)  # the rows of MOVED
-STEPS_A_GPU = 2500  # 0.15 us each
+STEPS = 80  # for every pair of GPUs, 0.15 us each
 HOT, COLD = 0.03, 0.0003  # first and last temperature, as shares of the start's time
 
 
@@ -21,7 +21,7 @@ def annealed(sharing: Sharing, a_G: IntArray, b_G: IntArray, rng: np.random.Gene
     value_s = sharing.value_s(a_G, b_G)
     if len(a_G) > 1 and value_s > 0:
         problem = sharing.seconds_MXGJ, sharing.count_PX, sharing.base_P
-        steps = STEPS_A_GPU * len(a_G)
+        steps = STEPS * len(a_G) ** 2
         _anneal(*problem, a_G, b_G, sharing.movable, steps, HOT * value_s, COLD * value_s, rng)
     return a_G, b_G
 

@@ -28,6 +28,12 @@ def least_sum(first_GJ: FloatArray, second_GJ: FloatArray, third_GJ: FloatArray 
     return best_G
 
 
+def least_bottleneck(weight_GJ: FloatArray) -> float:
+    """The largest entry used by the perfect matching whose largest is smallest; infinite where entries leave none."""
+    value, _ = _sweep(weight_GJ, np.zeros_like(weight_GJ), np.inf)
+    return float(value)
+
+
 @njit(cache=True)
 def _sweep(first, second, best):
     """(sum, match) of the best matching whose sum is below `best`; (inf, rubbish) where there is none.
