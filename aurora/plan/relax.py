@@ -74,20 +74,43 @@ def relaxed(sharing: Sharing, open_MGJ: BoolArray) -> Relaxed:
 
     seconds are infinite where no assignment uses open edges only.
     """
-    n = open_MGJ.shape[1]
     floor_X = floors(sharing.seconds_MXGJ, open_MGJ)
+    nothing_MGJ = np.zeros(open_MGJ.shape)
     if not np.isfinite(floor_X).all():
-        return Relaxed(np.inf, np.zeros(open_MGJ.shape), floor_X, floor_X)
-    by_floor = Relaxed(float((sharing.count_PX @ floor_X + sharing.base_P).max()), np.zeros(open_MGJ.shape), floor_X, floor_X)
-    scale = float(max(sharing.seconds_MXGJ.max(), sharing.base_P.max()))
-    if scale == 0:
-        return by_floor
+        return Relaxed(np.inf, nothing_MGJ, floor_X, floor_X)
+    scale = float(max(sharing.seconds_MXGJ.max(), sharing.base_P.max())) or 1.0
     base_P, floor, parts = sharing.base_P / scale, floor_X / scale, _parts(sharing.seconds_MXGJ / scale)
-    paths, edges = len(base_P), np.nonzero(open_MGJ)
-    model, gpu, group = edges
-    count = len(model)
+    solved = _solved(sharing.count_PX, base_P, floor, parts, open_MGJ)
+    if solved is None:
+        return Relaxed(float((sharing.count_PX @ floor_X + sharing.base_P).max()), nothing_MGJ, floor_X, floor_X)
+    term_X, dual_P, dual_KG, price_MJ = solved
+    # Any weights of paths that sum to one, and of parts that sum to no more than their term's, give a bound: the solver's best.
+    weight_P = dual_P / dual_P.sum()
+    weight_X = weight_P @ sharing.count_PX
+    used_X, cost_MGJ = np.zeros(8), nothing_MGJ.copy()
+    for (term, _), dual_G in zip(parts, dual_KG, strict=True):
+        used_X[term] += dual_G.sum()
+    shrink_X = np.divide(weight_X, used_X, out=np.ones(8), where=used_X > weight_X)
+    for (term, part_MGJ), dual_G in zip(parts, dual_KG, strict=True):
+        cost_MGJ += part_MGJ * (dual_G * shrink_X[term])[None, :, None]
+    spare_MGJ = np.where(open_MGJ, cost_MGJ - price_MJ[:, None, :], np.inf)
+    price_MG = spare_MGJ.min(axis=2)
+    rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
+    bound = float(weight_P @ base_P + rest_X @ floor + price_MG.sum() + price_MJ.sum())
+    return Relaxed(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, term_X * scale, floor_X)
+
+
+def _solved(
+    count_PX: FloatArray, base_P: FloatArray, floor_X: FloatArray, parts: list[tuple[int, FloatArray]], open_MGJ: BoolArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray] | None:
+    """(MOVED, dual prices of the paths, of each part on each GPU, of each model's groups) of the relaxed optimum, if solved.
+
+    Columns: a share of each open edge, MOVED, the longest path. Rows: each part on each GPU within its term, then the paths
+    within the longest; every GPU's and every group's shares sum to one.
+    """
+    edges = model, gpu, group = np.nonzero(open_MGJ)
+    n, count, paths, top = open_MGJ.shape[1], len(model), len(base_P), len(parts) * open_MGJ.shape[1]
     gpus = np.arange(n)
-    # Columns: a share of each open edge, MOVED, the objective. Rows: each part on each GPU within its term, then the paths.
     rows, cols, values = [], [], []
     for number, (term, part_MGJ) in enumerate(parts):
         held = part_MGJ[edges]
@@ -95,16 +118,15 @@ def relaxed(sharing: Sharing, open_MGJ: BoolArray) -> Relaxed:
         rows += [number * n + gpu[some], number * n + gpus]
         cols += [some, np.full(n, count + term)]
         values += [held[some], np.full(n, -1.0)]
-    path, term_P = np.nonzero(sharing.count_PX)
-    top = len(parts) * n
+    path, term_P = np.nonzero(count_PX)
     rows += [top + path, top + np.arange(paths)]
     cols += [count + term_P, np.full(paths, count + 8)]
-    values += [sharing.count_PX[path, term_P], np.full(paths, -1.0)]
+    values += [count_PX[path, term_P], np.full(paths, -1.0)]
     cells = np.concatenate(rows), np.concatenate(cols)
     within = coo_array((np.concatenate(values), cells), shape=(top + paths, count + 9)).tocsr()
     sums = np.concatenate([model * n + gpu, 2 * n + model * n + group]), np.tile(np.arange(count), 2)
     whole = coo_array((np.ones(2 * count), sums), shape=(4 * n, count + 9)).tocsr()
-    least = np.concatenate([np.zeros(count), floor, [-np.inf]])
+    least = np.concatenate([np.zeros(count), floor_X, [-np.inf]])
     solved = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
         np.eye(1, count + 9, count + 8)[0],
         within,
@@ -115,23 +137,10 @@ def relaxed(sharing: Sharing, open_MGJ: BoolArray) -> Relaxed:
         method="highs",
     )
     if solved.status != 0:
-        return by_floor
+        return None
     dual = np.maximum(-solved.ineqlin.marginals, 0.0)
-    weight_P = dual[top:] / dual[top:].sum()
-    weight_X = weight_P @ sharing.count_PX
-    weight_KG = dual[:top].reshape(len(parts), n)
-    cost_MGJ, used_X = np.zeros(open_MGJ.shape), np.zeros(8)
-    for (term, _), weight_G in zip(parts, weight_KG, strict=True):
-        used_X[term] += weight_G.sum()
-    shrink_X = np.divide(weight_X, used_X, out=np.ones(8), where=used_X > weight_X)
-    for (term, part_MGJ), weight_G in zip(parts, weight_KG, strict=True):
-        cost_MGJ += part_MGJ * (weight_G * shrink_X[term])[None, :, None]
     price_MJ = solved.eqlin.marginals[2 * n :].reshape(2, n)
-    spare_MGJ = np.where(open_MGJ, cost_MGJ - price_MJ[:, None, :], np.inf)
-    price_MG = spare_MGJ.min(axis=2)
-    rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
-    bound = float(weight_P @ base_P + rest_X @ floor + price_MG.sum() + price_MJ.sum())
-    return Relaxed(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, solved.x[count : count + 8] * scale, floor_X)
+    return solved.x[count : count + 8], dual[top:], dual[:top].reshape(len(parts), n), price_MJ
 
 
 def floors(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
