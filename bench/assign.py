@@ -63,7 +63,7 @@ def timed(call: Callable[[], object]) -> float:
 def exclusive() -> list[str]:
     methods = ("by-load", "matching", "contiguous", "random")
     lines = [
-        "## One model, mixed GPUs: Eq. 1 over the optimum (`exact`; 40 cases a row at n = 8, 10 beyond)",
+        "## One model, mixed GPUs: Eq. 1 over the optimum (`exact`; 40 cases a row at n = 8, 10 at 64, 3 at 256)",
         "",
         f"| n | traffic | {' | '.join(methods)} | brute force agrees | by-load, coupled | seconds, exact |",
         "|---|---|" + "---|" * (len(methods) + 3),

@@ -42,8 +42,8 @@ class SyntheticOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Strategies by name. "auto" follows the scenario: Aurora's own methods for it, and the order that the switch finds
-    shortest.
+    """Strategies by name. "auto" follows the scenario: the optimum or a search on mixed GPUs and for one model, Aurora's
+    matching for two on equal GPUs, and the order that the switch finds shortest.
 
     place: experts into GPU-sized groups. assign: groups of one model onto GPUs. colocate: the second model's groups onto
     the first's GPUs. order: one all-to-all. seed: for the random strategies. objective: of two models that share the GPUs,

@@ -15,6 +15,7 @@ from aurora.plan.planner import make_plan
 from aurora.plan.sweep import least_sum
 from aurora.types import PlanOptions
 from tests.conftest import cluster
+from tests.plan.test_planner import profile
 from tests.strategies import clusters, profiles
 
 MATRICES = st.tuples(st.integers(1, 5), st.integers(2, 3)).flatmap(
@@ -79,8 +80,6 @@ def test_requests_that_move_along_price_like_requests_that_were_there(case):
 
 def test_an_expert_spares_the_tokens_that_start_where_it_sits():
     """Two equal GPUs, no compute: expert 0 is asked for by rank 1 only, expert 1 by rank 0 only, so they swap."""
-    from tests.plan.test_planner import profile
-
     plan = make_plan(cluster(1.0, 1.0), [profile([[[[0, 5], [5, 0]]]])])
     assert plan.methods["assign"] == "exact"
     assert plan.models[0].placement.slots_LG[0] == ((1,), (0,))

@@ -1,7 +1,7 @@
 """Two models on the same GPUs: bound <= optimum <= every method, against all pairs of permutations."""
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import count, permutations
 
 import numpy as np
 import pytest
@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from aurora.plan.branch import branched
 from aurora.plan.colocate import COLOCATE
 from aurora.plan.costs import GroupCosts, group_costs
-from aurora.plan.objective import OBJECTIVE
+from aurora.plan.objective import MOVED, OBJECTIVE
 from aurora.plan.planner import make_plan
 from aurora.plan.relax import SLACK, proved, relaxed
-from aurora.plan.search import annealed
+from aurora.plan.search import annealed, longest_path, term
 from aurora.plan.sharing import Sharing
 from aurora.types import PlanOptions
 from tests.conftest import cluster
+from tests.plan.test_planner import profile
 from tests.strategies import clusters, profiles
 
 
@@ -48,6 +49,17 @@ def random_sharing(seed, n, objective="causal"):
 def optimum(sharing):
     every = [np.array(p) for p in permutations(range(len(sharing.held_G)))]
     return min(sharing.value_s(a, b) for a in (every if sharing.movable else [sharing.held_G]) for b in every)
+
+
+@given(sharings())
+def test_the_compiled_price_is_the_objective(sharing):
+    assert MOVED == ("dispatch_a", "dispatch_b", "dispatch_ab", "expert_a", "expert_b", "combine_a", "combine_b", "combine_ab")
+    gpus = range(len(sharing.held_G))
+    held_GX = np.zeros((len(gpus), len(MOVED)))
+    for g in gpus:
+        term(sharing.seconds_MXGJ, g, sharing.held_G[g], g, held_GX[g])
+    found = longest_path(sharing.count_PX, sharing.base_P, held_GX.max(axis=0))
+    assert found == pytest.approx(sharing.value_s(sharing.held_G, np.arange(len(gpus))))
 
 
 @given(sharings(), st.sampled_from([1.0, 1.02, 2.0]))
@@ -177,10 +189,17 @@ def test_matching_holds_for_unequal_numbers_of_experts_and_many_a_gpu(case):
     assert port_bytes(*layout) == min(every)
 
 
+def test_a_plan_whose_time_is_up_still_stands():
+    """Every look at the clock finds a thousand seconds gone."""
+    rng = np.random.default_rng(1)
+    pair = [profile(rng.integers(1, 99, (1, 2, 4, 4)), rate=1.0) for _ in range(2)]
+    late = count(0, 1000)
+    plan = make_plan(cluster(4.0, 3.0, 2.0, 1.0), pair, PlanOptions(colocate="exact"), clock=lambda: next(late))
+    assert plan.free_bound_s <= plan.bound_s <= plan.objective_s * (1 + 1e-12)
+
+
 def test_the_objective_changes_what_is_planned_for():
     rng = np.random.default_rng(0)
-    from tests.plan.test_planner import profile
-
     pair = [profile(rng.integers(1, 99, (1, 1, 4, 4)), rate=1.0) for _ in range(2)]
     machines = cluster(4.0, 3.0, 2.0, 1.0)
     causal, paper = (make_plan(machines, pair, PlanOptions(colocate="exact", objective=name)) for name in ("causal", "paper"))
