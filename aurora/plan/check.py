@@ -175,7 +175,7 @@ def check_plan(plan: Plan) -> None:
     """BrokenPlan unless the plan can be what it says (placements check themselves).
 
     Every order names each pair once, no layer is predicted faster than the fluid bound or a cut, the objective not below its
-    bound.
+    bounds.
     """
     gpus = len(plan.cluster)
     for model in plan.models:
@@ -192,5 +192,7 @@ def check_plan(plan: Plan) -> None:
                     f"plan of {model.model!r}, layer {layer}: dispatch of {model.dispatch_s_L[layer]:.6g} s is below "
                     f"the fluid bound or cut of {floor_s:.6g} s"
                 )
+    if not 0 <= plan.free_bound_s * (1 - 1e-6) <= plan.bound_s:
+        raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
     if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
         raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")

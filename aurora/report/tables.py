@@ -41,7 +41,10 @@ def profile_table(profile: Profile) -> Table:
 def plan_table(plan: Plan) -> Table:
     """Each model's layers: predicted dispatch, its bounds and gap."""
     methods = ", ".join(f"{what} {name}" for what, name in plan.methods.items())
-    caption = f"all layers {seconds(plan.objective_s)}, no placement below {seconds(plan.bound_s)}, gap {percent(plan.gap)}"
+    caption = (
+        f"{plan.objective} objective {seconds(plan.objective_s)}, no assignment of these groups below "
+        f"{seconds(plan.bound_s)}, gap {percent(plan.gap)}; no placement at all below {seconds(plan.free_bound_s)}"
+    )
     if plan.cluster.fabric is not None:
         caption += "; these by the ports alone, dispatch on the fabric"
     table = Table(title=f"{plan.scenario}: {methods}", caption=caption)

@@ -49,8 +49,10 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "methods": dict(plan.methods),
         "seed": plan.seed,
         "epoch": plan.epoch,
+        "objective": plan.objective,
         "objective_s": plan.objective_s,
         "bound_s": plan.bound_s,
+        "free_bound_s": plan.free_bound_s,
         "gap": plan.gap if plan.gap < float("inf") else None,
         "cluster": {
             "name": plan.cluster.name,
@@ -110,8 +112,10 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
         str(found["scenario"]),
         dict(found["methods"]),
         int(found["seed"]),
+        str(found["objective"]),
         float(found["objective_s"]),
         float(found["bound_s"]),
+        float(found["free_bound_s"]),
         int(found["epoch"]),
     )
 

@@ -212,9 +212,10 @@ class Plan:
     """Where experts sit and in which order tokens travel, for one model or two that share the GPUs.
 
     scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision.
-    objective_s: seconds of all layers in the planning model (Eq. 1, or the causal Table 2), the profile's windows summed;
-    bound_s: below what no placement gets in that model. The planning model knows ports, not the links of a fabric; orders are
-    timed on both.
+    objective: the planning model, "exclusive" (Eq. 1), "causal" or "paper" (Table 2). objective_s: its seconds of all layers,
+    the profile's windows summed; bound_s: proved, below what no assignment of the same groups of experts gets, one a GPU;
+    free_bound_s: below what no placement gets at all. The planning model knows ports, not the links of a
+    fabric; orders are timed on both.
     """
 
     cluster: Cluster
@@ -222,8 +223,10 @@ class Plan:
     scenario: str
     methods: Mapping[str, str]
     seed: int
+    objective: str
     objective_s: float
     bound_s: float
+    free_bound_s: float
     epoch: int = 0
     notes: tuple[str, ...] = field(default=())
 
