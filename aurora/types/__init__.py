@@ -1,6 +1,7 @@
 """Frozen values that the rooms hand to each other."""
 
 from aurora.types.cluster import Cluster, Gpu
+from aurora.types.layout import Layout, Room
 from aurora.types.options import PlanOptions, ProfileOptions, RunOptions, SyntheticOptions
 from aurora.types.plan import ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
@@ -16,6 +17,7 @@ __all__ = [
     "Curve",
     "Exchange",
     "Gpu",
+    "Layout",
     "ModelPlan",
     "Op",
     "Order",
@@ -26,6 +28,7 @@ __all__ = [
     "ProfileOptions",
     "Program",
     "Recorder",
+    "Room",
     "RunOptions",
     "Schedule",
     "SyntheticOptions",
