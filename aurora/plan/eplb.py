@@ -1,4 +1,4 @@
-"""EPLB, the baseline: greedy replicas, then packs of equal size. Source: DeepSeek-V3 (arXiv:2412.19437) §3.4 and its EPLB notes.
+"""EPLB, the baseline: greedy replicas, then packs of equal size. Source: DeepSeek-V3 (arXiv:2412.19437) §3.4, and EPLB's notes.
 
 Global: slot after slot to the expert with the largest load a replica; then the heaviest replica first, to the lightest GPU with
 room. Hierarchical: groups of experts are packed onto nodes in equal numbers, experts are replicated within each node, and
@@ -47,9 +47,11 @@ def eplb(load_E: FloatArray, room: Room, count_E: IntArray | None) -> tuple[IntA
             f"eplb: expected groups that divide {len(load_E)} experts and are divided by {nodes} nodes, found {room.groups}"
         )
     if count_E is not None and (nodes > 1 or count_E.sum() != room.gpus * slots):
-        raise BadInput(f"eplb: expected --replicas only without --groups and to fill {room.gpus * slots} slots, found {count_E.sum()}")
+        raise BadInput(
+            f"eplb: expected --replicas only without --groups and to fill {room.gpus * slots} slots, found {count_E.sum()}"
+        )
     group_E = np.arange(len(load_E)) * room.groups // len(load_E)
-    node_E = packed(np.bincount(group_E, weights=load_E), nodes)[group_E]
+    node_E = packed(np.bincount(group_E, weights=load_E).astype(np.float64), nodes)[group_E]
     within = room.gpus // nodes
     held_GP = np.full((room.gpus, slots), -1, dtype=np.int64)
     share_GP = np.zeros((room.gpus, slots))

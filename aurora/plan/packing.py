@@ -30,8 +30,8 @@ def replica_counts(load_E, slots, most):
 
 @njit(cache=True)
 def holds(held_P, expert):
-    for slot in range(held_P.shape[0]):
-        if held_P[slot] == expert:
+    for held in held_P:  # noqa: SIM110 (numba compiles no generators)
+        if held == expert:
             return True
     return False
 
@@ -212,7 +212,7 @@ def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
 
 @njit(cache=True)
 def pack_counting(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, count_E, held_GP):
-    """Pack with the counts of `replica_counts`, with those for replicas of each of sizes_X times `share`, and with those met
+    """Pack with the counts for replicas of each of sizes_X times `share`, with those of `replica_counts`, and with those met
     on a walk: at each row of draws_X3 one replica goes from an expert to another.
 
     The walk goes on from a step that is worse by less than a drawn, falling margin; the best of all is kept in count_E and
@@ -221,20 +221,24 @@ def pack_counting(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, cou
     experts = load_E.shape[0]
     most = slots_G.shape[0]
     slots = slots_G.sum()
-    count_E[:] = replica_counts(load_E, slots, most)
-    best = pack(load_E, count_E, slots_G, cost_G, enough, held_GP)
     try_GP = np.empty_like(held_GP)
-    for size in sizes_X:
-        if best <= enough or share <= 0.0:
-            return best
-        try_E = sized_counts(load_E, size * share, slots, most)
+    best = np.inf
+    for attempt in range(sizes_X.shape[0] + 1):
+        if attempt == sizes_X.shape[0]:
+            try_E = replica_counts(load_E, slots, most)
+        elif share > 0.0:
+            try_E = sized_counts(load_E, sizes_X[attempt] * share, slots, most)
+        else:
+            continue
         if try_E[0] == 0:
             continue
         found = pack(load_E, try_E, slots_G, cost_G, enough, try_GP)
-        if found < best * (1.0 - CLOSE):
+        if found < best * (1.0 - CLOSE) or best == np.inf:
             best = found
             count_E[:] = try_E
             held_GP[:] = try_GP
+        if best <= enough:
+            return best
     now = best
     here_E = count_E.copy()
     steps = draws_X3.shape[0]

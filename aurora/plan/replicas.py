@@ -1,13 +1,14 @@
 """REPLICAS: how many replicas each expert of a layer has, where they are, and how its load divides over them, by name.
 
-Each maker takes (load_E, room, count_E, rng): loads (E,) float64; the room of the GPUs; how many replicas each expert must have,
-(E,) int64, or None to choose; and gives the expert in each slot, (G, P) int64 with -1 where there is none, and how much of its
-expert's load each slot takes, (G, P) float64. None puts an expert twice on a GPU. The first two use every slot:
-a further replica makes no GPU slower where its share may be zero, and evenly divided ones are chosen to fill the slots.
+Each maker takes (load_E, room, count_E, rng): loads (E,) float64; the room of the GPUs; how many replicas each expert must
+have, (E,) int64, or None to choose; and gives the expert in each slot, (G, P) int64 with -1 where there is none, and the part
+of its expert's load that each slot takes, (G, P) float64. None puts an expert twice on a GPU. Counts that a method chooses fill
+the slots: a further replica slows nobody where its share may be zero, and evenly divided ones are chosen together.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ Maker = Callable[[FloatArray, Room, IntArray | None, np.random.Generator], Slots
 Bound = Callable[[FloatArray, Room, float], float]
 
 ENOUGH = 1e-3  # relative: a search stops this close to the bound
-SIZES = np.array([0.85, 0.8, 0.9, 0.75, 0.7, 0.95, 0.65, 0.6, 0.5])  # of replicas, over the mean load of a GPU
+SIZES = np.array([0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95])  # of replicas, over the mean load of a GPU, best first
 WALK_OPERATIONS = 4e5  # what a walk over counts may spend, in slots x GPUs
 MOST_STEPS = 3000
 
@@ -39,7 +40,8 @@ class Strategy(NamedTuple):
 
 
 def equal_split(load_E: FloatArray, room: Room, count_E: IntArray | None, rng: np.random.Generator) -> Slots:
-    """Every replica takes the same part of its expert's load: counts by several rules and a walk, packed and improved by swaps."""
+    """Every replica takes the same part of its expert's load: counts by several rules and a walk, packed, then
+    improved by swaps."""
     useful_G = room.useful_G(len(load_E))
     held_GP = np.full((room.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
     enough = (1 + ENOUGH) * share_bounds.mean_load(load_E, room)
@@ -64,16 +66,15 @@ def free_split(load_E: FloatArray, room: Room, count_E: IntArray | None, rng: np
     is full, either with the best shares for its places (`shares.even_out`)."""
     if not load_E.any():
         return equal_split(load_E, room, count_E, rng)
-    tables = []
-    if count_E is None and (laid := _laid(load_E, room)) is not None:
-        tables.append(laid)
-    if not tables or (_slowest(*tables[0], room) > (1 + ENOUGH) * share_bounds.mean_load(load_E, room)):
-        held_GP, share_GP = equal_split(load_E, room, count_E, rng)
-        tables.append((held_GP, np.where(held_GP >= 0, share_GP * load_E[held_GP], 0.0)))
-    for held_GP, part_GP in tables:
-        even_out(held_GP, room.cost_G, part_GP)
-    held_GP, part_GP = min(tables, key=lambda table: _slowest(*table, room))
-    return held_GP, _shares(held_GP, part_GP, load_E)
+    laid = _laid(load_E, room) if count_E is None else None
+    top = even_out(laid[0], room.cost_G, laid[1]) if laid else np.inf
+    if laid and top <= (1 + ENOUGH) * share_bounds.mean_load(load_E, room):
+        return laid[0], _shares(*laid, load_E)
+    held_GP, share_GP = equal_split(load_E, room, count_E, rng)
+    part_GP = share_GP * load_E[held_GP]
+    if even_out(held_GP, room.cost_G, part_GP) < top or laid is None:
+        return held_GP, _shares(held_GP, part_GP, load_E)
+    return laid[0], _shares(*laid, load_E)
 
 
 def eplb(load_E: FloatArray, room: Room, count_E: IntArray | None, rng: np.random.Generator) -> Slots:
@@ -97,10 +98,10 @@ def place(
 ) -> Layout:
     """Each layer's experts and replicas in `room`, with bounds. load_LE (L, E), or (E,) for one layer: numbers >= 0.
 
-    replicas: how many each expert has, in every layer; by default the method chooses. Raises BadInput, or InfeasiblePlan where the
-    slots do not suffice.
+    replicas: how many each expert has, in every layer; by default the method chooses. Raises BadInput, or InfeasiblePlan
+    where the slots do not suffice.
     """
-    load_LE = expert_loads("loads", load_LE)
+    load_LE = expert_loads("loads", load_LE).copy()  # as compiled code has other versions for locked arrays
     experts = load_LE.shape[1]
     if method not in REPLICAS:
         raise BadInput(f"--method: expected one of {', '.join(REPLICAS)}, found {method!r}")
@@ -110,10 +111,11 @@ def place(
     if experts > room.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {room.gpus} GPUs have {room.slots_G.sum()}")
     strategy = REPLICAS[method]
+    warm_up(method)
     began = time.perf_counter()
     tables = [strategy.make(load_E, room, count_E, np.random.default_rng(seed)) for load_E in load_LE]
     seconds = time.perf_counter() - began
-    top_L = [_slowest(held, share * load[held], room) for (held, share), load in zip(tables, load_LE, strict=True)]
+    top_L = [_slowest(share * load[held], room) for (held, share), load in zip(tables, load_LE, strict=True)]
     if count_E is None:
         bound_L = [strategy.bound(load_E, room, top) for load_E, top in zip(load_LE, top_L, strict=True)]
     else:
@@ -131,20 +133,21 @@ def place(
 def slots_needed(load_E: FloatArray, room: Room, utilisation: float, seed: int = 0) -> tuple[int, int]:
     """How many slots bring mean / largest load of one layer to `utilisation`: a number below which no placement does, by
     counting, and the first at which `free-split` does when every GPU gets equally many more."""
+    load_E = load_E.copy()
     most = share_bounds.mean_load(load_E, room) / utilisation
     wider = room
     while wider.slots_G.min() < len(load_E):
         held_GP, share_GP = free_split(load_E, wider, None, np.random.default_rng(seed))
-        if _slowest(held_GP, share_GP * load_E[held_GP], wider) <= most:
+        if _slowest(share_GP * load_E[held_GP], wider) <= most:
             break
         wider = Room(wider.slots_G + 1, room.cost_G)
     return share_bounds.counted_slots(load_E, room, most), int(wider.slots_G.sum())
 
 
-def warm_up() -> None:
-    """Compile now (some seconds, once on a machine) instead of in the first placement."""
-    for method in REPLICAS:
-        place(np.array([3.0, 1.0, 1.0]), Room.equal(2, 2), method)
+@cache
+def warm_up(method: str) -> None:
+    """Compile the method now (up to half a minute, once on a machine) instead of in its first placement."""
+    REPLICAS[method].make(np.array([3.0, 1.0, 1.0, 1.0]), Room.equal(2, 2), None, np.random.default_rng(0))
 
 
 def _given(replicas: Sequence[int] | None, experts: int, room: Room) -> IntArray | None:
@@ -154,7 +157,9 @@ def _given(replicas: Sequence[int] | None, experts: int, room: Room) -> IntArray
     if len(count_E) != experts or (count_E < 1).any():
         raise BadInput(f"--replicas: expected {experts} counts of one or more, found {count_E.tolist()}")
     if (count_E > room.gpus).any():
-        raise InfeasiblePlan(f"expert {count_E.argmax()} has {count_E.max()} replicas for {room.gpus} GPUs, one on each at most")
+        raise InfeasiblePlan(
+            f"expert {count_E.argmax()} has {count_E.max()} replicas for {room.gpus} GPUs, one on each at most"
+        )
     if count_E.sum() > room.slots_G.sum():
         raise InfeasiblePlan(f"{count_E.sum()} replicas need as many slots; {room.gpus} GPUs have {room.slots_G.sum()}")
     return count_E
@@ -177,9 +182,9 @@ def _laid(load_E: FloatArray, room: Room) -> Slots | None:
     return held_GP, part_GP
 
 
-def _slowest(held_GP: IntArray, part_GP: FloatArray, room: Room) -> float:
-    """The largest load times cost of a GPU whose slots carry part_GP."""
-    return float((np.where(held_GP >= 0, part_GP, 0.0).sum(axis=1) * room.cost_G).max())
+def _slowest(part_GP: FloatArray, room: Room) -> float:
+    """The largest load times cost of a GPU whose slots carry part_GP, empty ones zero."""
+    return float((part_GP.sum(axis=1) * room.cost_G).max())
 
 
 def _shares(held_GP: IntArray, part_GP: FloatArray, load_E: FloatArray) -> FloatArray:

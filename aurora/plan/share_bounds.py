@@ -34,7 +34,9 @@ def counted(load_E: FloatArray, room: Room) -> float:
     speed_R = np.cumsum(np.sort(1 / room.cost_G)[::-1])  # of the R fastest GPUs
     spare = int(room.useful_G(len(load_E)).sum()) - len(load_E)
     count_E = np.ones(len(load_E), dtype=np.int64)
-    for _ in range(spare):  # slot after slot to the expert that needs the largest T; one on every GPU needs no more than the mean
+    for _ in range(
+        spare
+    ):  # slot after slot to the expert that needs the largest T; one on every GPU needs no more than the mean
         expert = int(np.argmax(load_E / speed_R[count_E - 1]))
         if count_E[expert] == len(speed_R):
             break
@@ -50,7 +52,7 @@ def counted_slots(load_E: FloatArray, room: Room, most: float) -> int:
 
 
 def fixed(load_E: FloatArray, room: Room, count_E: IntArray, divided_evenly: bool) -> float:
-    """With these counts: the mean, and each expert on as many of the fastest GPUs; evenly, its replica on the slowest of them."""
+    """With these counts: the mean, and each expert on that many of the fastest GPUs, evenly its one on the slowest of them."""
     speed_R = np.sort(1 / room.cost_G)[::-1]
     carried_R = speed_R * np.arange(1, room.gpus + 1) if divided_evenly else np.cumsum(speed_R)
     return max(mean_load(load_E, room), float((load_E / carried_R[count_E - 1]).max()))
@@ -73,9 +75,7 @@ def equal_split(load_E: FloatArray, room: Room, value: float) -> float:
     if not room.alike or base <= 0 or (count_VE := _every_count(len(load_E), int(slots_G.sum()))) is None:
         return base
     slots = int(slots_G[0])
-    return _raised(
-        base, value, lambda most: _equal_certified(load_E * room.cost_G[0] / most, room.gpus, slots, count_VE)
-    )
+    return _raised(base, value, lambda most: _equal_certified(load_E * room.cost_G[0] / most, room.gpus, slots, count_VE))
 
 
 def _raised(base: float, value: float, certified: Callable[[float], bool]) -> float:

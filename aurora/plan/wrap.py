@@ -126,7 +126,7 @@ def lay(load_E, members_X, caps_G, slots_G, gpus_X, held_GP, part_GP):
                 held_GP[gpu, place] = expert_X[at]
                 part_GP[gpu, place] = left_X[at]
                 place += 1
-        if 0 <= cut and not chosen[cut]:
+        if cut >= 0 and not chosen[cut]:
             part = min(left_X[cut], cap - total)
             held_GP[gpu, place] = expert_X[cut]
             part_GP[gpu, place] = part

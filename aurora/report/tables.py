@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aurora.report.summary import Summary
-from aurora.types import Plan, Profile, Schedule
+from aurora.types import Layout, Plan, Profile, Schedule
 
 
 def seconds(value: float) -> str:
@@ -90,6 +90,24 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
             percent(one.gap),
             str(len(one.src_X)),
             "yes" if one.one_to_one else "no",
+        )
+    return table
+
+
+def layout_table(layout: Layout) -> Table:
+    """A layer's largest load, one row each, with what it is measured against."""
+    table = Table(title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
+    for column in ("layer", "max load", "mean load", "max/mean", "bound", "gap", "replicas"):
+        table.add_column(column, justify="right")
+    for layer, (top, mean, bound) in enumerate(zip(layout.max_load_L, layout.mean_load_L, layout.bound_L, strict=True)):
+        table.add_row(
+            str(layer),
+            f"{top:.6g}",
+            f"{mean:.6g}",
+            f"{top / mean if mean else 1.0:.4f}",
+            f"{bound:.6g}",
+            percent(float(layout.gap_L[layer])),
+            str(sum(map(len, layout.placement.slots_LG[layer]))),
         )
     return table
 

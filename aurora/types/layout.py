@@ -31,7 +31,9 @@ class Room:
         if not len(self.slots_G) or (self.slots_G < 1).any():
             raise BadInput(f"slots: expected at least one GPU and one slot on each, found {self.slots_G.tolist()}")
         if self.cost_G.shape != self.slots_G.shape or (self.cost_G <= 0).any():
-            raise BadInput(f"cost of load: expected a number above zero for each of {self.gpus} GPUs, found {self.cost_G.tolist()}")
+            raise BadInput(
+                f"cost of load: expected a number above zero for each of {self.gpus} GPUs, found {self.cost_G.tolist()}"
+            )
         if self.nodes < 1 or self.gpus % self.nodes:
             raise BadInput(f"--nodes: expected a divisor of the {self.gpus} GPUs, found {self.nodes}")
         if self.groups < 1:
