@@ -203,6 +203,29 @@ def fill_spare(load_E, slots_G, held_GP):
 
 
 @njit(cache=True)
+def fill_unharmed(load_E, slots_G, cost_G, most, count_E, held_GP):
+    """Into each empty slot the hottest replica's expert that its GPU does not hold and can take within `most`; by count_E."""
+    for gpu in range(held_GP.shape[0]):
+        for slot in range(slots_G[gpu]):
+            if held_GP[gpu, slot] >= 0:
+                continue
+            load = 0.0
+            for other in held_GP[gpu]:
+                load += load_E[other] / count_E[other] if other >= 0 else 0.0
+            chosen = -1
+            for expert in range(load_E.shape[0]):
+                if (
+                    (chosen < 0 or load_E[expert] * count_E[chosen] > load_E[chosen] * count_E[expert])
+                    and (load + load_E[expert] / (count_E[expert] + 1)) * cost_G[gpu] <= most
+                    and not holds(held_GP[gpu], expert)
+                ):
+                    chosen = expert
+            if chosen >= 0:
+                held_GP[gpu, slot] = chosen
+                count_E[chosen] += 1
+
+
+@njit(cache=True)
 def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
     """Longest first, then descend, into held_GP; gives the largest time. What finds no place is taken off count_E."""
     time_G = np.zeros(slots_G.shape[0])
@@ -213,7 +236,7 @@ def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
 @njit(cache=True)
 def pack_counting(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, count_E, held_GP):
     """Pack with the counts for replicas of each of sizes_X times `share`, with those of `replica_counts`, and with those met
-    on a walk: at each row of draws_X3 one replica goes from an expert to another.
+    on a walk: at each row of draws_X3 one slot goes from an expert to another, to nobody, or from nobody.
 
     The walk goes on from a step that is worse by less than a drawn, falling margin; the best of all is kept in count_E and
     held_GP. Gives its largest time; stops at `enough`.
@@ -245,15 +268,19 @@ def pack_counting(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, cou
     for step in range(steps):
         if best <= enough:
             break
-        gains = int(draws_X3[step, 0] * experts)
-        gives = int(draws_X3[step, 1] * experts)
-        if gains == gives or here_E[gains] >= most or here_E[gives] < 2:
+        gains = int(draws_X3[step, 0] * (experts + 1))
+        gives = int(draws_X3[step, 1] * (experts + 1))
+        if gains == gives or (gains < experts and here_E[gains] >= most):
+            continue
+        if here_E[gives] < 2 if gives < experts else here_E.sum() >= slots:
             continue
         try_E = here_E.copy()
-        try_E[gains] += 1
-        try_E[gives] -= 1
+        if gains < experts:
+            try_E[gains] += 1
+        if gives < experts:
+            try_E[gives] -= 1
         found = pack(load_E, try_E, slots_G, cost_G, enough, try_GP)
-        if found <= now * (1.0 + 0.1 * draws_X3[step, 2] * (1.0 - step / steps)):
+        if found <= now * (1.0 + 0.5 * draws_X3[step, 2] * (1.0 - step / steps)):
             now = found
             here_E[:] = try_E
         if found < best * (1.0 - CLOSE):

@@ -2,8 +2,8 @@
 
 Each maker takes (load_E, room, count_E, rng): loads (E,) float64; the room of the GPUs; how many replicas each expert must
 have, (E,) int64, or None to choose; and gives the expert in each slot, (G, P) int64 with -1 where there is none, and the part
-of its expert's load that each slot takes, (G, P) float64. None puts an expert twice on a GPU. Counts that a method chooses fill
-the slots: a further replica slows nobody where its share may be zero, and evenly divided ones are chosen together.
+of its expert's load that each slot takes, (G, P) float64. None puts an expert twice on a GPU. Where counts are chosen, a slot
+stays empty only if no further replica fits there without making the slowest GPU slower; free-split's last may take nothing.
 """
 
 import time
@@ -16,7 +16,7 @@ import numpy as np
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.plan import share_bounds
 from aurora.plan.eplb import eplb as eplb_packs
-from aurora.plan.packing import EMPTY, fill_spare, pack, pack_counting
+from aurora.plan.packing import EMPTY, fill_spare, fill_unharmed, pack, pack_counting
 from aurora.plan.shares import even_out
 from aurora.plan.wrap import lay, wrap
 from aurora.types import Layout, Placement, Room
@@ -49,7 +49,8 @@ def equal_split(load_E: FloatArray, room: Room, count_E: IntArray | None, rng: n
         count_E = np.ones(len(load_E), dtype=np.int64)
         steps = int(min(MOST_STEPS, WALK_OPERATIONS / (useful_G.sum() * room.gpus)))
         share = load_E.sum() / room.gpus
-        pack_counting(load_E, useful_G, room.cost_G, share, SIZES, rng.random((steps, 3)), enough, count_E, held_GP)
+        top = pack_counting(load_E, useful_G, room.cost_G, share, SIZES, rng.random((steps, 3)), enough, count_E, held_GP)
+        fill_unharmed(load_E, useful_G, room.cost_G, top, count_E, held_GP)
     else:
         wanted, count_E = count_E, count_E.copy()
         pack(load_E, count_E, useful_G, room.cost_G, enough, held_GP)
