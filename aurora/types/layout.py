@@ -10,6 +10,8 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
 from aurora.types.plan import Placement, gap
 
+TINY = 1e-200
+
 
 @dataclass(frozen=True)
 class Room:
@@ -88,7 +90,10 @@ class Layout:
 
 
 def expert_loads(what: str, value: ArrayLike) -> FloatArray:
-    """A locked (L, E) float64 table of loads; one axis is one layer. BadInput unless numbers of zero or more, some of each."""
+    """A locked (L, E) float64 table of loads; one axis is one layer. BadInput unless numbers of zero or more, some of each.
+
+    Loads below TINY count as zero, so that what is divided by GPUs and slots stays a normal float.
+    """
     array = np.asarray(value)
     table = numbers(what, array[None, :] if array.ndim == 1 else array, 2)
     if not table.size:
@@ -97,4 +102,4 @@ def expert_loads(what: str, value: ArrayLike) -> FloatArray:
         raise BadInput(f"{what}: expected loads of zero or more, found {table.min():g}")
     if not np.isfinite(table.sum(axis=1)).all():
         raise BadInput(f"{what}: a layer's loads sum to more than a float holds")
-    return locked(table)
+    return locked(np.where(table < TINY, 0.0, table))
