@@ -64,7 +64,7 @@ def main() -> None:
         "",
         *lines,
         "",
-        f"144 GPUs x 2: counting slots alone bounds mean/max by {counted:.4f}; no placement reaches that, as the bound above proves.",
+        f"144 GPUs x 2: counting slots alone bounds mean/max by {counted:.4f}; none reaches that, as the bound above proves.",
         f"A mean/max of 0.95 takes at least {fewest} slots; free-split reaches it with {enough}.",
     ]
     out = Path(__file__).parent / "results" / f"place-{today}.md"
