@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aurora.report.summary import Summary
-from aurora.types import Cut, Plan, Profile, Schedule
+from aurora.types import Cut, Layout, Plan, Profile, Schedule
 
 LINKS = 6  # of a cut, by name
 
@@ -107,6 +107,24 @@ def cut_line(cut: Cut) -> str:
     """What limits an all-to-all on its fabric, in one line."""
     links = ", ".join(cut.links[:LINKS]) + (f" and {len(cut.links) - LINKS} more" if len(cut.links) > LINKS else "")
     return f"bound by {links}: {cut.load_bytes} bytes must cross, {seconds(cut.bound_s)} at least"
+
+
+def layout_table(layout: Layout) -> Table:
+    """A layer's largest load, one row each, with what it is measured against."""
+    table = Table(title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
+    for column in ("layer", "max load", "mean load", "max/mean", "bound", "gap", "replicas"):
+        table.add_column(column, justify="right")
+    for layer, (top, mean, bound) in enumerate(zip(layout.max_load_L, layout.mean_load_L, layout.bound_L, strict=True)):
+        table.add_row(
+            str(layer),
+            f"{top:.6g}",
+            f"{mean:.6g}",
+            f"{top / mean if mean else 1.0:.4f}",
+            f"{bound:.6g}",
+            percent(float(layout.gap_L[layer])),
+            str(sum(map(len, layout.placement.slots_LG[layer]))),
+        )
+    return table
 
 
 def gantt(schedule: Schedule, ranks: int, width: int) -> str:

@@ -2,6 +2,7 @@
 
 from aurora.types.cluster import Cluster, Gpu
 from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
+from aurora.types.layout import Layout, Room
 from aurora.types.options import PlanOptions, ProfileOptions, RunOptions, SyntheticOptions
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
@@ -20,6 +21,7 @@ __all__ = [
     "Fabric",
     "Gpu",
     "Lanes",
+    "Layout",
     "Link",
     "ModelPlan",
     "Op",
@@ -31,6 +33,7 @@ __all__ = [
     "ProfileOptions",
     "Program",
     "Recorder",
+    "Room",
     "RunOptions",
     "Schedule",
     "SyntheticOptions",

@@ -175,3 +175,27 @@ def test_a_recorder_sorts_by_start():
     assert trace.start_s_X.tolist() == [0.5, 2.0]
     assert trace.seconds == 2.5
     assert Recorder("measured", ("m",), 2).trace().seconds == 0.0
+
+
+def test_a_placement_with_replicas_says_how_each_experts_load_divides():
+    made = Placement((((1, 0), (0,)),), (((1.0, 0.25), (0.75,)),))
+    assert (made.slots_LG, made.split_LG) == ((((0, 1), (0,)),), (((0.25, 1.0), (0.75,)),))
+    assert made.split_EG(0).tolist() == [[0.25, 0.75], [1.0, 0.0]]
+    assert Placement((((1, 0), (2,)),)).split_EG(0).tolist() == [[1, 0], [1, 0], [0, 1]]
+    with pytest.raises(AssertionError):
+        made.gpu_E(0)
+
+
+@pytest.mark.parametrize(
+    ("slots", "split"),
+    [
+        ((((0,), (0,)),), (((0.5,), (0.4,)),)),
+        ((((0,), (0,)),), (((1.5,), (-0.5,)),)),
+        ((((0, 0), ()),), (((0.5, 0.5), ()),)),
+        ((((0,), (0,)),), (((0.5,), ()),)),
+        ((((1,), (1,)),), (((0.5,), (0.5,)),)),
+    ],
+)
+def test_shares_that_do_not_add_up(slots, split):
+    with pytest.raises(BadInput, match="placement"):
+        Placement(slots, split)
