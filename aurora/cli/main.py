@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from aurora.cli import demo, order, place, plan, profile, run, simulate
+from aurora.cli import demo, engines, order, place, plan, profile, run, simulate
 from aurora.errors import AuroraError
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app.command("profile")(profile.profile)
 app.command("plan")(plan.plan)
 app.command("order")(order.order)
 app.command("place")(place.place)
+app.command("export")(engines.export)
+app.command("import")(engines.import_)
 app.command("simulate")(simulate.simulate)
 app.command("run")(run.run)
 app.command("demo")(demo.demo)

@@ -77,20 +77,11 @@ def _counts(text: str) -> list[int]:
 
 
 def _as_json(layout: "Layout") -> dict[str, object]:
-    layers = []
-    for layer, held_G in enumerate(layout.placement.slots_LG):
-        split_EG = layout.placement.split_EG(layer)
-        split: dict[str, list[list[float]]] = {str(expert): [] for expert in range(len(split_EG))}
-        for gpu, held in enumerate(held_G):
-            for expert in held:
-                split[str(expert)].append([gpu, float(split_EG[expert, gpu])])
-        layers.append(
-            {
-                "slots": [list(held) for held in held_G],
-                "split": split,
-                "max_load": float(layout.max_load_L[layer]),
-                "mean_load": float(layout.mean_load_L[layer]),
-                "bound": float(layout.bound_L[layer]),
-            }
-        )
+    from aurora.store.placements import layers_json
+
+    loads = zip(layout.max_load_L.tolist(), layout.mean_load_L.tolist(), layout.bound_L.tolist(), strict=True)
+    layers = [
+        {**placed, "max_load": most, "mean_load": mean, "bound": bound}
+        for placed, (most, mean, bound) in zip(layers_json(layout.placement), loads, strict=True)
+    ]
     return {"schema": 1, "method": layout.method, "layers": layers, "seconds": layout.seconds}

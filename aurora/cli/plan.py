@@ -7,16 +7,23 @@ from typing import Annotated
 import typer
 
 from aurora.cli.common import check_output, relative, terminal
+from aurora.errors import BadInput
 from aurora.types import PlanOptions
 
 DEFAULTS = PlanOptions()
 
 
 def plan(
-    cluster: Annotated[Path, typer.Option(help="cluster TOML")],
     profile: Annotated[list[Path], typer.Option(help="a model's profile; give two to share the GPUs between two models")],
+    cluster: Annotated[Path | None, typer.Option(help="cluster TOML")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="the plan to write")] = Path("plan.json"),
-    place: Annotated[str, typer.Option(help="experts into groups: balanced, contiguous, random")] = DEFAULTS.place,
+    place: Annotated[
+        str,
+        typer.Option(
+            help="experts: refined (one by one), or in groups: balanced, contiguous, random; with --slots-per-gpu and "
+            "replicas: equal-split, free-split, eplb; or auto"
+        ),
+    ] = DEFAULTS.place,
     assign: Annotated[
         str, typer.Option(help="groups onto GPUs: exact, by-load, matching, contiguous, random; auto follows the scenario")
     ] = DEFAULTS.assign,
@@ -37,24 +44,57 @@ def plan(
     time_limit: Annotated[
         float, typer.Option(help="seconds in all after which --colocate exact ends with the best found and its bound")
     ] = DEFAULTS.time_limit_s,
+    slots_per_gpu: Annotated[
+        int | None, typer.Option(help="experts that each GPU holds, replicas included; default: what its memory holds")
+    ] = DEFAULTS.slots_per_gpu,
+    domain: Annotated[list[Path] | None, typer.Option(help="another profile of the one model that the plan must serve")] = None,
+    aim: Annotated[
+        str, typer.Option(help="over domains, else windows: mean, cvar (the worse half), worst; sum takes them as one")
+    ] = DEFAULTS.aim,
+    old: Annotated[
+        Path | None, typer.Option("--from", help="the plan in force: relabel GPUs so that few bytes move, and price the move")
+    ] = None,
+    max_move_bytes: Annotated[
+        int | None, typer.Option(help="with --from: move the layers that save most within so many bytes")
+    ] = None,
+    evaluate: Annotated[
+        Path | None, typer.Option(help="make no plan: price this one on --profile, beside a plan made for it")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="print what each layer's time consists of")] = False,
 ) -> None:
     """Decide where experts sit and in which order tokens travel; every schedule is checked before the plan is written."""
+    from aurora.plan.evaluate import evaluate as evaluated
     from aurora.plan.explain import explain as explained
+    from aurora.plan.moving import move
     from aurora.plan.planner import make_plan
     from aurora.report.explain import explain_tables
-    from aurora.report.tables import cut_line, plan_table, seconds
-    from aurora.store import load_cluster, load_profile, save
+    from aurora.report.tables import cut_line, evaluation_table, move_table, plan_table, seconds
+    from aurora.store import load_cluster, load_plan, load_profile, save
 
-    check_output(output, inputs=[cluster, *profile])
-    options = PlanOptions(place, assign, colocate, order, seed, objective, time_limit)
+    if evaluate is not None:
+        served = load_plan(evaluate)
+        terminal().print(evaluation_table(served, evaluated(served, [load_profile(path) for path in profile])))
+        return
+    if cluster is None:
+        raise BadInput("plan: expected --cluster, the machines to plan for")
+    domains = domain or []
+    check_output(output, inputs=[cluster, *profile, *domains])
+    if max_move_bytes is not None and old is None:
+        raise BadInput("--max-move-bytes: expected --from, the plan in force")
+    options = PlanOptions(place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim)
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
+    paths = [relative(path, output) for path in profile]
+    in_force = load_plan(old) if old is not None else None
     began = time.perf_counter()
-    made = make_plan(machines, profiles, options, [relative(path, output) for path in profile])
+    made = make_plan(machines, profiles, options, paths, domains=[load_profile(path) for path in domains])
+    moved = None
+    if in_force is not None:
+        made, moved = move(made, in_force, profiles, max_move_bytes)
     took = time.perf_counter() - began
     save(made, output)
     console = terminal()
-    for table in [plan_table(made), *(explain_tables(made, explained(made, profiles)) if explain else [])]:
+    tables = [plan_table(made), *([move_table(moved)] if moved else [])]
+    for table in [*tables, *(explain_tables(made, explained(made, profiles)) if explain else [])]:
         console.print(table)
     cuts = [(cut, model.model, layer) for model in made.models for layer, cut in enumerate(model.cut_L)]
     if cuts:

@@ -64,11 +64,14 @@ def spread(cost_GE: FloatArray) -> float:
     dual solution of the fractional assignment: sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v
     inverse to each GPU's cost of everything. On GPUs that differ only in speed this is total work over total speed.
     """
-    if cost_GE.size == 0:
-        return 0.0
+    return max(float(cost_GE.min(axis=0).max(initial=0.0)), spread_split(cost_GE)) if cost_GE.size else 0.0
+
+
+def spread_split(cost_GE: FloatArray) -> float:
+    """`spread` where an expert may also be divided over GPUs, each part for its part of the cost."""
     everything_G = cost_GE.sum(axis=1)
-    if (everything_G <= 0).any():
-        return float(cost_GE.min(axis=0).max())
+    if cost_GE.size == 0 or (everything_G <= 0).any():
+        return 0.0
     weight_G = everything_G.min() / everything_G
     weight_G /= weight_G.sum()
-    return float(max(cost_GE.min(axis=0).max(), (cost_GE * weight_G[:, None]).min(axis=0).sum()))
+    return float((cost_GE * weight_G[:, None]).min(axis=0).sum())

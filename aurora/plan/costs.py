@@ -71,6 +71,20 @@ def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArra
     return tokens_SJ
 
 
+def exchanged(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
+    """(S, G) int64: tokens from each source to each GPU, when split_EG (E, G) says how experts' tokens divide over GPUs.
+
+    A source's tokens for a replicated expert are cut at the rounded running sum of its shares, so that every rank, computing
+    apart, agrees, and all are sent.
+    """
+    whole_E = (split_EG == 1).any(axis=1)
+    tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
+    for expert in np.flatnonzero(~whole_E).tolist():
+        upto_SG = np.rint(tokens_SE[:, expert, None] * split_EG[expert].cumsum()).astype(np.int64)
+        tokens_SG += np.diff(upto_SG, axis=1, prepend=0)
+    return np.asarray(tokens_SG)
+
+
 def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray) -> GroupCosts:
     """GroupCosts of `layer`, its experts grouped by group_E (E,). Source rank s sits on GPU s."""
     n = len(cluster)

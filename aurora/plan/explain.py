@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aurora.errors import BadInput
 from aurora.plan.assign import ASSIGN
 from aurora.plan.costs import GroupCosts, group_costs
 from aurora.plan.objective import FIXED, OBJECTIVE, TERMS, exclusive_G, path_counts, shared_XG
@@ -38,6 +39,8 @@ class Explained:
 
 def explain(plan: Plan, profiles: Sequence[Profile]) -> list[Explained]:
     """Every layer of the plan (of the longer of two models); profiles: those that it was made from."""
+    if any(model.placement.split_LG is not None for model in plan.models):
+        raise BadInput("--explain: expected a plan that holds every expert once, found replicas")
     layers = max(len(model.dispatch_L) for model in plan.models)
     return [_explained(plan, profiles, layer) for layer in range(layers)]
 

@@ -2,32 +2,25 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.plan import objective
 from aurora.plan.assign import ASSIGN
-from aurora.plan.bounds import spread
-from aurora.plan.check import check_hops, check_plan, check_schedule
+from aurora.plan.check import check_plan
 from aurora.plan.colocate import COLOCATE, JOINT
-from aurora.plan.costs import GroupCosts, group_costs, group_tokens
+from aurora.plan.costs import exchanged
 from aurora.plan.order import ORDER
+from aurora.plan.ordering import PRICED_ONLY, both_ways
 from aurora.plan.place import PLACE
-from aurora.plan.relax import proved
-from aurora.plan.sharing import Sharing
-from aurora.plan.timing import timed
-from aurora.plan.two_tier import two_tier_schedule
-from aurora.types import Cluster, Fabric, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
-from aurora.types.arrays import FloatArray, IntArray, square_bytes
-
-DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
-PRICED_ONLY = ("paced", "lanes")
-TWO_TIER = "two-tier"  # forwards bytes, so it is a schedule of hops and no Order
-AUTO_ORDERS = ("openshop", "all-at-once")  # on mixed ports one partner at a time can cost twice the fluid bound
+from aurora.plan.placing import REFINED, even_rooms, memory_room_G, place_alone, place_together
+from aurora.plan.replicas import REPLICAS
+from aurora.plan.scenarios import AIMS
+from aurora.types import Cluster, ModelPlan, Placement, Plan, PlanOptions, Profile
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.profile import same_model
 
 
 def make_plan(
@@ -36,112 +29,64 @@ def make_plan(
     options: PlanOptions = PlanOptions(),
     profile_paths: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
+    domains: Sequence[Profile] = (),
 ) -> Plan:
     """Plan one model alone or two that share every GPU; which scenario of Aurora's four it is follows from the inputs.
 
-    Raises BadInput where profiles and cluster do not fit together, InfeasiblePlan where the experts do not fit. clock gives
-    seconds, for searches with a time limit.
+    domains: further profiles of one model alone, which the placement must serve as well; options.aim says how they count.
+    clock gives seconds, for searches with a time limit. Raises BadInput where profiles and cluster do not fit together,
+    InfeasiblePlan where the experts do not fit.
     Source: Aurora §4-§7; the requests' ranks stay where they are and only experts move.
     """
     if not 1 <= len(profiles) <= 2:
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")
-    for profile in profiles:
-        _check_fits(cluster, profile, profiles)
-    options = _resolved(options, cluster, len(profiles) == 2)
+    together = len(profiles) == 2
+    for profile in (*profiles, *domains):
+        check_sources(cluster, profile)
+    _check_domains(profiles, domains)
+    options = _resolved(options, cluster, profiles)
     rng = np.random.default_rng(options.seed)
-    costs_M = [[_costs(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
-    if len(profiles) == 1:
-        placed = _place_alone(cluster, profiles[0], costs_M[0], options, rng)
+    if together:
+        _check_equal_shares(cluster, profiles)
+        placed = place_together(cluster, profiles, options, rng, clock)
     else:
-        placed = _place_together(cluster, profiles, costs_M, options, rng, clock)
+        placed = place_alone(cluster, profiles[0], domains, options, rng)
     paths = list(profile_paths) or [""] * len(profiles)
     models = tuple(
-        _model_plan(cluster, profile, costs_M[m], placed.group_MLG[m], options.order, rng, paths[m])
-        for m, profile in enumerate(profiles)
+        model_plan(cluster, (profile, *domains), placement, options.order, rng, path)
+        for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
     )
-    methods = {"place": options.place, "assign": options.assign}
-    if len(profiles) == 2:
+    methods = {"place": options.place}
+    if options.place not in REPLICAS:
+        methods["assign"] = options.assign
+    if together:
         methods["colocate"] = options.colocate
         if options.colocate in JOINT:
             methods["assign"] = options.colocate
+    elif options.aim in AIMS:
+        methods["aim"] = options.aim
     methods["order"] = options.order
-    scenario = f"{'exclusive' if len(profiles) == 1 else 'colocated'}, {'equal' if cluster.equal else 'mixed'} GPUs"
-    priced_by = "exclusive" if len(profiles) == 1 else options.objective
+    scenario = f"{'colocated' if together else 'exclusive'}, {'equal' if cluster.equal else 'mixed'} GPUs"
+    priced_by = options.objective if together else "exclusive"
     seconds = placed.objective_s, placed.bound_s, placed.free_bound_s
     plan = Plan(cluster, models, scenario, methods, options.seed, priced_by, *seconds)
     check_plan(plan)
     return plan
 
 
-LayerCosts = tuple[GroupCosts, IntArray]  # of one layer, and its experts' groups (E,)
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """group_MLG: by model and layer the group on each GPU (G,). Seconds: the objective, and its bounds as in Plan."""
-
-    group_MLG: list[list[IntArray]]
-    objective_s: float
-    bound_s: float
-    free_bound_s: float
-
-
-def _place_alone(
-    cluster: Cluster, profile: Profile, layers: list[LayerCosts], options: PlanOptions, rng: np.random.Generator
-) -> _Placed:
-    placed, objective_s, bound_s, free_bound_s = [], 0.0, 0.0, 0.0
-    for layer, (costs, _) in enumerate(layers):
-        placed.append(ASSIGN[options.assign](costs, rng))
-        objective_s += objective.exclusive(costs.terms(placed[-1]))
-        bound_s += objective.exclusive(costs.terms(ASSIGN["exact"](costs, rng)))
-        free_bound_s += _exclusive_bound(_alone_bounds(cluster, profile, layer))
-    return _Placed([placed], objective_s, bound_s, min(free_bound_s, bound_s))
-
-
-def _place_together(
-    cluster: Cluster,
-    profiles: Sequence[Profile],
-    costs_M: list[list[LayerCosts]],
-    options: PlanOptions,
-    rng: np.random.Generator,
-    clock: Callable[[], float],
-) -> _Placed:
-    """The model with fewer layers is placed first; layer l of the longer meets layer l mod the shorter's.
-
-    The time limit is shared out evenly among the layers that are left.
-    """
-    first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
-    placed_M: list[list[IntArray]] = [[], []]
-    objective_s = bound_s = free_bound_s = 0.0
-    end_s = clock() + options.time_limit_s
-    for layer in range(profiles[second].layers):
-        partner = layer % profiles[first].layers
-        layers = {first: partner, second: layer}
-        a, b = costs_M[first][partner][0], costs_M[second][layer][0]
-        movable = partner == layer
-        held_G = ASSIGN[options.assign](a, rng) if movable else placed_M[first][partner]
-        until_s = clock() + (end_s - clock()) / (profiles[second].layers - layer)
-        sharing = Sharing(a, b, held_G, movable, options.objective, first == 0, partial(_before, clock, until_s))
-        found = COLOCATE[options.colocate](sharing, rng)
-        if movable:
-            placed_M[first].append(found.a_G)
-        placed_M[second].append(found.b_G)
-        value_s = sharing.value_s(found.a_G, found.b_G)
-        known_s = found.bound_s if movable else 0.0  # where a is held, other places for a were not looked at
-        free_s = _colocated_bound(options.objective, *(_alone_bounds(cluster, profiles[m], layers[m]) for m in (0, 1)))
-        objective_s += value_s
-        free_bound_s += free_s
-        bound_s += max(known_s or proved(replace(sharing, movable=True), value_s).bound_s, free_s)
-    return _Placed(placed_M, objective_s, bound_s, free_bound_s)
-
-
-def _before(clock: Callable[[], float], until_s: float) -> bool:
-    return clock() < until_s
-
-
-def _resolved(options: PlanOptions, cluster: Cluster, together: bool) -> PlanOptions:
+def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> PlanOptions:
     """Names instead of "auto"; BadInput for a name that no strategy has."""
-    equal = cluster.equal
+    equal, together = cluster.equal, len(profiles) == 2
+    places: tuple[str, ...] = tuple(PLACE) if together else (*PLACE, REFINED, *REPLICAS)
+    if together and (options.slots_per_gpu is not None or options.aim != "sum"):
+        what = "--slots-per-gpu" if options.slots_per_gpu is not None else f"--aim {options.aim}"
+        raise BadInput(f"{what}: expected one model alone, found two that share the GPUs")
+    if options.place == "auto":
+        spare = options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster) > profiles[0].experts
+        whole = together or options.assign != "auto"  # who chooses how groups are assigned wants groups
+        options = replace(options, place="equal-split" if spare else "balanced" if whole else REFINED)
+    if options.place in REPLICAS and options.slots_per_gpu is None:
+        raise BadInput(f"--place {options.place}: expected --slots-per-gpu, the slots that replicas may fill")
     if options.colocate in JOINT and options.assign != "auto":
         raise BadInput(f"--assign {options.assign}: has no effect with --colocate {options.colocate}, which decides both")
     if options.colocate == "auto":
@@ -153,7 +98,8 @@ def _resolved(options: PlanOptions, cluster: Cluster, together: bool) -> PlanOpt
     if options.order in PRICED_ONLY:
         raise BadInput(f"--order {options.order}: no transport holds its rates yet; `aurora order` prices it")
     known_by_name: dict[str, Mapping[str, object]] = {
-        "place": PLACE,
+        "place": dict.fromkeys(places),
+        "aim": {"sum": None, **AIMS},
         "assign": ASSIGN,
         "colocate": COLOCATE,
         "order": ORDER,
@@ -165,27 +111,36 @@ def _resolved(options: PlanOptions, cluster: Cluster, together: bool) -> PlanOpt
     return options
 
 
-def _check_fits(cluster: Cluster, profile: Profile, profiles: Sequence[Profile]) -> None:
-    n = len(cluster)
-    if profile.sources != n:
+def check_sources(cluster: Cluster, profile: Profile) -> None:
+    """BadInput unless the profile's requests come from as many ranks as the cluster has."""
+    if profile.sources != len(cluster):
         raise BadInput(
             f"profile of {profile.model!r}: its prompts were dealt to {profile.sources} source ranks, but cluster "
-            f"{cluster.name!r} has {n} GPUs; profile with --sources {n}"
+            f"{cluster.name!r} has {len(cluster)} GPUs; profile with --sources {len(cluster)}"
         )
-    weakest = min(cluster.gpus, key=lambda gpu: gpu.memory_bytes)
-    others = sum(p.other_bytes for p in profiles)
-    if weakest.memory_bytes < others:
-        raise InfeasiblePlan(
-            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but the weights outside experts need {others}"
-        )
-    if slot_bytes := profile.expert_bytes * profile.layers:
-        slots = sum(int((gpu.memory_bytes - others) // slot_bytes) for gpu in cluster.gpus)
-        if slots < profile.experts:
-            raise InfeasiblePlan(
-                f"cluster {cluster.name!r} has {slots} expert slots a layer for {profile.model!r}, its {profile.experts} "
-                f"experts need {profile.experts}"
+
+
+def _check_domains(profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
+    for domain in domains:
+        found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
+        if len(profiles) > 1 or found != expected or not same_model(domain.fingerprint, profiles[0].fingerprint):
+            raise BadInput(
+                f"--domain: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
+                f"back {expected}), found {domain.model!r} with {found}"
             )
-    need = others + sum(-(-p.experts // n) * p.layers * p.expert_bytes for p in profiles)
+
+
+def _check_equal_shares(cluster: Cluster, profiles: Sequence[Profile]) -> None:
+    """InfeasiblePlan unless an equal share of both models' experts fits on every GPU."""
+    n = len(cluster)
+    for ahead in (profiles, profiles[::-1]):
+        if (slots := int(memory_room_G(cluster, ahead).sum())) < ahead[0].experts:
+            raise InfeasiblePlan(
+                f"cluster {cluster.name!r} has {slots} expert slots a layer for {ahead[0].model!r}, its {ahead[0].experts} "
+                f"experts need {ahead[0].experts}"
+            )
+    weakest = min(cluster.gpus, key=lambda gpu: gpu.memory_bytes)
+    need = sum(p.other_bytes + -(-p.experts // n) * p.layers * p.expert_bytes for p in profiles)
     if weakest.memory_bytes < need:
         raise InfeasiblePlan(
             f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of every layer's experts "
@@ -193,45 +148,24 @@ def _check_fits(cluster: Cluster, profile: Profile, profiles: Sequence[Profile])
         )
 
 
-def _costs(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> LayerCosts:
-    n = len(cluster)
-    room_J = _equal_room(profile.experts, n)
-    group_E = PLACE[place](profile.tokens_TLSE[:, layer].sum(axis=(0, 1)), room_J, rng)
-    return group_costs(cluster, profile, layer, group_E), group_E
-
-
-def _model_plan(
-    cluster: Cluster,
-    profile: Profile,
-    layers: list[LayerCosts],
-    placed: list[IntArray],
-    order_name: str,
-    rng: np.random.Generator,
-    path: str,
+def model_plan(
+    cluster: Cluster, profiles: Sequence[Profile], placement: Placement, order: str, rng: np.random.Generator, path: str
 ) -> ModelPlan:
-    slots, dispatches, combines, schedules = [], [], [], []
-    out, into, startup = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G
-    for layer, ((_, group_E), held_G) in enumerate(zip(layers, placed, strict=True)):
-        slots.append(tuple(tuple(np.flatnonzero(group_E == group).tolist()) for group in held_G))
-        tokens_GG = exchanged_tokens(profile, layer, np.argsort(held_G)[group_E])
-        there, back = tokens_GG * profile.dispatch_bytes, tokens_GG.T * profile.combine_bytes
-        made, schedule = _scheduled(there, out, into, startup, order_name, rng, cluster.fabric)
-        if made.one_to_one:
-            returned = made.reversed
-            check_schedule(timed(returned, back, out, into, startup, cluster.fabric), back, out, into, cluster.fabric)
-        else:  # receivers take what comes: each direction is ordered by its own senders
-            returned, _ = _scheduled(back, out, into, startup, order_name, rng, cluster.fabric)
-        dispatches.append(made)
-        combines.append(returned)
-        schedules.append(schedule)
+    """A placed model with its orders, made for the traffic of all of `profiles`, which are of one model."""
+    profile = profiles[0]
+    made = []
+    for layer in range(profile.layers):
+        tokens_GG = np.sum([exchanged_tokens(each, layer, placement.split_EG(layer)) for each in profiles], axis=0)
+        made.append(both_ways(cluster, tokens_GG * profile.dispatch_bytes, tokens_GG.T * profile.combine_bytes, order, rng))
+    dispatches, combines, schedules = zip(*made, strict=True)
     return ModelPlan(
         profile.model,
         profile.fingerprint,
         path,
         profile.digest,
-        Placement(tuple(slots)),
-        tuple(dispatches),
-        tuple(combines),
+        placement,
+        dispatches,
+        combines,
         np.array([schedule.makespan_s for schedule in schedules]),
         np.array([schedule.fluid_bound_s for schedule in schedules]),
         np.array([schedule.one_to_one_bound_s for schedule in schedules]),
@@ -239,135 +173,15 @@ def _model_plan(
     )
 
 
-def order(
-    bytes_GG: ArrayLike,
-    cluster: Cluster | None = None,
-    method: str = "openshop",
-    seed: int = 0,
-    startup_s: float | None = None,
-) -> Schedule:
-    """The checked schedule of one all-to-all, by a method of ORDER, "two-tier" or "auto".
-
-    bytes_GG (G, G) integers: i to j; the diagonal does not travel. Without a cluster every port has DEFAULT_BPS. startup_s:
-    what a message costs, instead of the cluster's. Raises BadInput for a matrix that is not square, whole or non-negative, or
-    does not fit the cluster. Source: Aurora Thm 4.2.
-    """
-    matrix = square_bytes("traffic", bytes_GG)
-    n = len(matrix)
-    if cluster is not None and len(cluster) != n:
-        raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
-    if method not in ORDER and method not in ("auto", TWO_TIER):
-        raise BadInput(f"--method: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
-    if seed < 0:
-        raise BadInput(f"--seed: expected zero or more, found {seed}")
-    if startup_s is not None and not 0 <= startup_s < float("inf"):
-        raise BadInput(f"--startup: expected seconds of zero or more, found {startup_s}")
-    out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
-    own = cluster.startup_s_G if cluster else np.zeros(n)
-    startup = own if startup_s is None else np.full(n, startup_s)
-    fabric = cluster.fabric if cluster else None
-    if method == TWO_TIER:
-        return _forwarded(matrix, cluster, out, into, startup, np.random.default_rng(seed))
-    _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed), fabric)
-    return schedule
-
-
-def _forwarded(
-    bytes_GG: IntArray,
-    cluster: Cluster | None,
-    out: FloatArray,
-    into: FloatArray,
-    startup: FloatArray,
-    rng: np.random.Generator,
-) -> Schedule:
-    """The checked two-tier schedule; where the cluster's fabric is none of servers, every GPU is a server by itself."""
-    nic_Bps = cluster.fabric.nic_Bps if cluster and cluster.fabric else None
-    ports_Bps = np.unique(np.concatenate([out, into]))
-    if len(ports_Bps) > 1:
-        raise BadInput(f"--method {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
-    node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster and nic_Bps else np.arange(len(bytes_GG))
-    inside_Bps = float(ports_Bps.max(initial=DEFAULT_BPS))
-    nic_Bps_G = np.full(len(bytes_GG), nic_Bps or inside_Bps)
-    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, rng, startup)
-    check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps)
-    return schedule if nic_Bps else replace(schedule, hop_X2=None)
-
-
 def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
     """(S, S) int64: the dispatch of `layer` over the whole profile when each rank holds an equal share of experts in order."""
-    load_E = profile.tokens_TLSE[:, layer].sum(axis=(0, 1))
-    gpu_E = PLACE["contiguous"](load_E, _equal_room(profile.experts, profile.sources), np.random.default_rng(0))
-    return exchanged_tokens(profile, layer, gpu_E) * profile.dispatch_bytes
+    own_G = even_rooms(profile.experts, np.full(profile.sources, profile.experts))
+    gpu_E = np.repeat(np.arange(profile.sources), own_G)
+    return exchanged_tokens(profile, layer, np.eye(profile.sources)[gpu_E]) * profile.dispatch_bytes
 
 
-def _equal_room(experts: int, gpus: int) -> IntArray:
-    """(G,) int64: how many experts each GPU holds, as equal as can be."""
-    room_J = np.full(gpus, experts // gpus, dtype=np.int64)
-    room_J[: experts % gpus] += 1
-    return room_J
-
-
-def _scheduled(
-    bytes_GG: IntArray,
-    out: FloatArray,
-    into: FloatArray,
-    startup: FloatArray,
-    method: str,
-    rng: np.random.Generator,
-    fabric: Fabric | None,
-) -> tuple[Order, Schedule]:
-    """An order and its schedule, which the checker has seen; "auto" is the shortest of AUTO_ORDERS."""
-    best: tuple[Order, Schedule] | None = None
-    for name in AUTO_ORDERS if method == "auto" else (method,):
-        made = ORDER[name](bytes_GG, out, into, rng, startup)
-        schedule = timed(made, bytes_GG, out, into, startup, fabric)
-        check_schedule(schedule, bytes_GG, out, into, fabric)
-        if best is None or schedule.makespan_s < best[1].makespan_s:
-            best = made, schedule
-    assert best is not None
-    return best
-
-
-def exchanged_tokens(profile: Profile, layer: int, gpu_E: IntArray) -> IntArray:
-    """(G, G) int64, zero diagonal: tokens from each rank to each over the whole profile when gpu_E[e] holds expert e."""
-    tokens_GG = group_tokens(profile.tokens_TLSE[:, layer].sum(axis=0), gpu_E, profile.sources)
+def exchanged_tokens(profile: Profile, layer: int, split_EG: FloatArray) -> IntArray:
+    """(G, G) int64, zero diagonal: tokens from each rank to each over the whole profile, experts divided by split_EG (E, G)."""
+    tokens_GG = exchanged(profile.tokens_TLSE[:, layer].sum(axis=0), split_EG)
     np.fill_diagonal(tokens_GG, 0)
     return tokens_GG
-
-
-@dataclass(frozen=True)
-class _Bounds:
-    """Per-expert costs and per-GPU certainties of one model's layer, from which any placement's time is bounded below."""
-
-    gate_G: FloatArray
-    aggregate_G: FloatArray
-    dispatch_GE: FloatArray
-    combine_GE: FloatArray
-    expert_GE: FloatArray
-
-
-def _alone_bounds(cluster: Cluster, profile: Profile, layer: int) -> _Bounds:
-    tokens_TSE = profile.tokens_TLSE[:, layer]
-    tokens_SE = tokens_TSE.sum(axis=0)
-    arriving_GE = tokens_SE.sum(axis=0)[None, :] - tokens_SE  # an expert on GPU g spares the tokens that start there
-    gpus = cluster.gpus
-    own_TG = tokens_TSE.sum(axis=2) // profile.top_k
-    return _Bounds(
-        np.array([profile.seconds("gate", gpu, own_TG[:, g]).sum() for g, gpu in enumerate(gpus)]),
-        np.array([profile.seconds("aggregate", gpu, own_TG[:, g]).sum() for g, gpu in enumerate(gpus)]),
-        arriving_GE * profile.dispatch_bytes / cluster.in_Bps_G[:, None],
-        arriving_GE * profile.combine_bytes / cluster.out_Bps_G[:, None],
-        np.array([profile.seconds("expert", gpu, tokens_TSE.sum(axis=1)).sum(axis=0) for gpu in gpus]),
-    )
-
-
-def _exclusive_bound(a: _Bounds) -> float:
-    first = max(float(a.gate_G.max()), float(a.gate_G.min()) + spread(a.dispatch_GE))
-    return first + spread(a.expert_GE + a.combine_GE) + float(a.aggregate_G.max())
-
-
-def _colocated_bound(name: str, a: _Bounds, b: _Bounds) -> float:
-    fixed = [float(own_G.max()) for own_G in (a.gate_G, b.gate_G, a.aggregate_G, b.aggregate_G)]
-    dispatch, combine = (a.dispatch_GE, b.dispatch_GE), (a.combine_GE, b.combine_GE)
-    moved = [*dispatch, np.concatenate(dispatch, axis=1), a.expert_GE, b.expert_GE, *combine, np.concatenate(combine, axis=1)]
-    return objective.longest(name, np.array([*fixed, *map(spread, moved)]))

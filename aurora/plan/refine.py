@@ -1,75 +1,13 @@
-"""Experts moved and swapped between GPUs one at a time, for one traffic matrix or a set of them."""
-
-from dataclasses import dataclass
+"""Experts moved and swapped between GPUs one at a time, for one scenario or the worst of many."""
 
 import numpy as np
 from numba import njit
 
-from aurora.types import Cluster, Profile
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.plan.scenarios import Scenarios
+from aurora.types.arrays import IntArray
 
 KICKS = 64  # restarts from the best placement, each after a few random moves and swaps
 SHAKES = 3
-
-
-@dataclass(frozen=True)
-class Scenarios:
-    """What one model's layer costs in each of W scenarios (domains, windows), expert by expert.
-
-    own_WGE (W, G, E) int64: tokens that source rank g sends to expert e. expert_s_WGE (W, G, E): seconds of expert e on GPU g.
-    gate_s_WG (W, G), aggregate_s_W (W,) seconds. send_s_G, recv_s_G, csend_s_G, crecv_s_G (G,): seconds a token on each port,
-    dispatch and combine.
-    """
-
-    own_WGE: IntArray
-    expert_s_WGE: FloatArray
-    gate_s_WG: FloatArray
-    aggregate_s_W: FloatArray
-    send_s_G: FloatArray
-    recv_s_G: FloatArray
-    csend_s_G: FloatArray
-    crecv_s_G: FloatArray
-
-    def seconds(self, gpu_E: IntArray) -> FloatArray:
-        """(W,) Eq. 1 in each scenario when gpu_E[e] holds expert e. Source: Aurora Eq. 1."""
-        at_GE = np.arange(len(self.send_s_G))[:, None] == gpu_E[None, :]
-        local_WG = (self.own_WGE * at_GE).sum(axis=2)
-        send_WG = self.own_WGE.sum(axis=2) - local_WG
-        recv_WG = self.own_WGE.sum(axis=1) @ at_GE.T - local_WG
-        dispatch = np.maximum(send_WG * self.send_s_G, recv_WG * self.recv_s_G)
-        combine = np.maximum(recv_WG * self.csend_s_G, send_WG * self.crecv_s_G)
-        expert = (self.expert_s_WGE * at_GE).sum(axis=2)
-        first, second = (self.gate_s_WG + dispatch).max(axis=1), (expert + combine).max(axis=1)
-        return np.asarray(first + second + self.aggregate_s_W)
-
-
-def scenarios(cluster: Cluster, profile_layers: list[tuple[Profile, int, slice]]) -> Scenarios:
-    """Scenarios of one model on `cluster`: each a (profile, layer, windows), whose windows are summed."""
-    first = profile_layers[0][0]
-    own, expert = [], []
-    phases: dict[str, list[list[float]]] = {"gate": [], "aggregate": []}
-    for profile, layer, windows in profile_layers:
-        tokens_TSE = profile.tokens_TLSE[windows, layer]
-        tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
-        own.append(tokens_TSE.sum(axis=0))
-        expert.append([profile.seconds("expert", gpu, tokens_TE).sum(axis=0) for gpu in cluster.gpus])
-        for phase, found in phases.items():
-            found.append([float(profile.seconds(phase, gpu, own_TG[:, g]).sum()) for g, gpu in enumerate(cluster.gpus)])
-    return Scenarios(
-        np.array(own),
-        np.array(expert),
-        np.array(phases["gate"]),
-        np.array(phases["aggregate"]).max(axis=1),
-        first.dispatch_bytes / cluster.out_Bps_G,
-        first.dispatch_bytes / cluster.in_Bps_G,
-        first.combine_bytes / cluster.out_Bps_G,
-        first.combine_bytes / cluster.in_Bps_G,
-    )
-
-
-def tail_mean(seconds_W: FloatArray, worst: int) -> float:
-    """The mean of the `worst` largest: the mean of all, CVaR, or with 1 the worst case."""
-    return float(np.sort(seconds_W)[-worst:].mean())
 
 
 def refined(
@@ -82,7 +20,7 @@ def refined(
     """
     experts, best_E = len(gpu_E), gpu_E.copy()
     arrays = (
-        costs.own_WGE, costs.own_WGE.sum(axis=1), costs.expert_s_WGE, costs.gate_s_WG, costs.aggregate_s_W,
+        costs.own_WGE, costs.load_WE, costs.expert_s_WGE, costs.gate_s_WG, costs.aggregate_s_WG.max(axis=1),
         costs.send_s_G, costs.recv_s_G, costs.csend_s_G, costs.crecv_s_G, room_G, worst,
     )  # fmt: skip
     best_s = _descend(best_E, *arrays)

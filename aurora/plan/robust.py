@@ -1,20 +1,16 @@
 """Orders that serve traffic they were not made for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from aurora.errors import BadInput
 from aurora.plan.bounds import fluid
 from aurora.plan.order import ORDER
+from aurora.plan.scenarios import AIMS, tail_mean
 from aurora.plan.timing import timed
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
-
-AIMS: dict[str, Callable[[FloatArray], float]] = {
-    "mean": lambda ratios: float(ratios.mean()),
-    "worst": lambda ratios: float(ratios.max()),
-}
 
 
 def priced(
@@ -35,7 +31,7 @@ def order_for_many(
     method: str = "openshop-best",
     startup_s: FloatArray | None = None,
 ) -> Order:
-    """One order for a set of traffic matrices (G, G) int64: the candidate with the least mean or worst ratio to the bound.
+    """One order for a set of traffic matrices (G, G) int64: the candidate with the least ratio to the bound, by an aim of AIMS.
 
     Candidates: `method`'s order of each matrix and of their sum, so it is never worse in its aim than the best order that was
     made for one of them. Raises BadInput for an empty set or an unknown aim or method.
@@ -49,5 +45,6 @@ def order_for_many(
         ORDER[method](bytes_GG, out_Bps, in_Bps, rng, startup_s) for bytes_GG in (np.sum(matrices, axis=0), *matrices)
     ]
     bounds = np.array([max(fluid(bytes_GG, out_Bps, in_Bps), 1e-300) for bytes_GG in matrices])
-    scores = [AIMS[aim](priced(order, matrices, out_Bps, in_Bps, startup_s) / bounds) for order in candidates]
+    worst = AIMS[aim](len(matrices))
+    scores = [tail_mean(priced(order, matrices, out_Bps, in_Bps, startup_s) / bounds, worst) for order in candidates]
     return candidates[int(np.argmin(scores))]

@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from io import StringIO
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aurora.report.summary import Summary
 from aurora.types import Cut, Layout, Plan, Profile, Schedule
+
+if TYPE_CHECKING:
+    from aurora.plan.evaluate import Evaluation
+    from aurora.plan.moving import Move
 
 LINKS = 6  # of a cut, by name
 
@@ -22,7 +27,7 @@ def seconds(value: float) -> str:
 
 def percent(value: float) -> str:
     """One decimal, none where it would not be read."""
-    return f"{value:.1%}" if abs(value) < 1 else f"{value:.0%}"
+    return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
 
 
 def profile_table(profile: Profile) -> Table:
@@ -41,9 +46,10 @@ def profile_table(profile: Profile) -> Table:
 def plan_table(plan: Plan) -> Table:
     """Each model's layers: predicted dispatch, its bounds and gap."""
     methods = ", ".join(f"{what} {name}" for what, name in plan.methods.items())
+    groups = f", no assignment of these groups below {seconds(plan.bound_s)}" if plan.bound_s > plan.free_bound_s else ""
     caption = (
-        f"{plan.objective} objective {seconds(plan.objective_s)}, no assignment of these groups below "
-        f"{seconds(plan.bound_s)}, gap {percent(plan.gap)}; no placement at all below {seconds(plan.free_bound_s)}"
+        f"{plan.objective} objective {seconds(plan.objective_s)}{groups}, gap {percent(plan.gap)}; "
+        f"no placement at all below {seconds(plan.free_bound_s)}"
     )
     if plan.cluster.fabric is not None:
         caption += "; these by the ports alone, dispatch on the fabric"
@@ -64,6 +70,34 @@ def plan_table(plan: Plan) -> Table:
                 *([seconds(model.cut_L[layer].bound_s)] if model.cut_L else []),
                 percent(value / floor - 1 if floor else 0.0),
             )
+    return table
+
+
+def move_table(move: "Move") -> Table:
+    """What travels from the plan in force to the new one, how long that takes, and what it saves."""
+    layers = ", ".join(map(str, move.layers)) or "none"
+    table = Table(title=f"moving from the plan in force: layers {layers}")
+    for column in ("bytes", "takes", "bound", "objective before", "as planned", "after"):
+        table.add_column(column, justify="right")
+    times = (move.schedule.makespan_s, move.schedule.fluid_bound_s, move.kept_s, move.planned_s, move.moved_s)
+    table.add_row(str(move.bytes_GG.sum()), *map(seconds, times))
+    return table
+
+
+def evaluation_table(plan: Plan, evaluation: "Evaluation") -> Table:
+    """What a plan takes on other traffic, layer by layer, beside a plan made for it."""
+    own = evaluation.own
+    table = Table(
+        title=f"{plan.objective} objective {seconds(float(evaluation.served_s_L.sum()))}; a plan of its own takes "
+        f"{seconds(own.objective_s)}: loss {percent(evaluation.loss)}",
+    )
+    table.add_column("model")
+    for column in ("layer", "objective of the layer", "dispatch in the plan's order", "in its own plan"):
+        table.add_column(column, justify="right")
+    for model, own_model, dispatch_s_L in zip(plan.models, own.models, evaluation.dispatch_s_ML, strict=True):
+        for layer, took in enumerate(dispatch_s_L):
+            cells = (evaluation.served_s_L[layer], took, own_model.dispatch_s_L[layer])
+            table.add_row(model.model, str(layer), *(seconds(float(value)) for value in cells))
     return table
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
-from aurora.plan.costs import group_tokens
+from aurora.plan.costs import exchanged
 from aurora.plan.routes import route
 from aurora.plan.switch import Gate, Switch
 from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
@@ -122,8 +122,8 @@ class _Run:
         self._routes = route(cluster.out_Bps_G, cluster.in_Bps_G, cluster.fabric)
         self._switch = Switch(self._routes, cluster.startup_s_G)
         self._flows: dict[int, tuple[_AllToAll, int, float]] = {}
-        self._gpu_MLE = [
-            [placement.gpu_E(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
+        self._split_MLEG = [
+            [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
         ]
 
     def trace(self) -> Trace:
@@ -176,8 +176,8 @@ class _Run:
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]
         tokens_SE = profile.tokens_TLSE[step, layer]
         if phase == "expert":
-            held = self.program.placements_M[model].slots_LG[layer][rank]
-            return float(profile.seconds(phase, gpu, tokens_SE[:, list(held)].sum(axis=0)).sum())
+            held_E = tokens_SE.sum(axis=0) * self._split_MLEG[model][layer][:, rank]
+            return float(profile.seconds(phase, gpu, held_E).sum())
         return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
 
     def _sleep(self, seconds: float) -> Wait:
@@ -229,6 +229,6 @@ class _Run:
 
     def _bytes_GG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
         profile = self.profiles[model]
-        tokens_GG = group_tokens(profile.tokens_TLSE[step, layer], self._gpu_MLE[model][layer], self.program.ranks)
+        tokens_GG = exchanged(profile.tokens_TLSE[step, layer], self._split_MLEG[model][layer])
         np.fill_diagonal(tokens_GG, 0)
         return tokens_GG * profile.dispatch_bytes if op.phase == "dispatch" else tokens_GG.T * profile.combine_bytes

@@ -1,11 +1,13 @@
 """Placements in the formats of serving engines: SGLang, EPLB, vllm-ascend and TensorRT-LLM.
 
-Most of them number physical experts: slot p of a layer lies on GPU p // (slots a GPU), so every GPU has as many slots.
+Most of them number physical experts: slot p of a layer lies on GPU p // (slots a GPU), so every GPU has as many slots. Engines
+divide an expert's tokens evenly over its slots: other shares do not survive an export.
 Sources: the engines' documentation of `--init-expert-location` (SGLang), `phy2log` (deepseek-ai/EPLB), `expert_map_path`
 (vllm-ascend) and `MoeLoadBalancerConfig` (TensorRT-LLM).
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ import yaml
 
 from aurora.errors import AuroraError, BadInput
 from aurora.store.files import load_json, read_text
+from aurora.store.placements import evenly_split
 from aurora.types import Placement
 
 Physical = list[list[int]]  # by layer and slot: the logical expert there
@@ -54,10 +57,29 @@ def _known(form: str) -> EngineFormat:
 
 
 def _physical(placement: Placement) -> Physical:
-    for layer, held_G in enumerate(placement.slots_LG):
-        if len(sizes := sorted({len(held) for held in held_G})) > 1:
-            raise BadInput(f"layer {layer}: expected as many slots on every GPU, found {sizes[0]} to {sizes[-1]}")
-    return [[expert for held in layer for expert in held] for layer in placement.slots_LG]
+    """By layer, the slots of one GPU after the other, equally many.
+
+    A GPU with fewer experts repeats those that it alone holds, where it has such: an engine divides an expert's tokens evenly
+    over its slots, so that changes no GPU's load.
+    """
+    each = max(len(held) for layer in placement.slots_LG for held in layer)
+    physical = []
+    for number, layer in enumerate(placement.slots_LG):
+        holders = Counter(expert for held in layer for expert in held)
+        row: list[int] = []
+        for gpu, held in enumerate(layer):
+            again = [expert for expert in held if holders[expert] == 1] or held
+            if len(held) < each and not again:
+                raise BadInput(f"layer {number}: expected an expert on every GPU, found none on GPU {gpu}")
+            row += sorted([*held, *(again[at % len(again)] for at in range(each - len(held)))])
+        physical.append(row)
+    return physical
+
+
+def off_by(placement: Placement, form: str) -> float:
+    """The largest difference between a share in the placement and in what the engine makes of its export."""
+    even = evenly_split(placement.slots_LG) if form == "vllm-ascend" else _placed(_physical(placement), placement.gpus)
+    return max(float(abs(placement.split_EG(l) - even.split_EG(l)).max()) for l in range(len(placement.slots_LG)))
 
 
 def _placed(physical: Physical, gpus: int | None) -> Placement:
@@ -67,7 +89,7 @@ def _placed(physical: Physical, gpus: int | None) -> Placement:
     if len(slots) != 1 or gpus < 1 or slots.copy().pop() % gpus:
         raise BadInput(f"expected as many slots in every layer, on {gpus} GPUs evenly, found {sorted(slots)}")
     each = slots.pop() // gpus
-    return Placement(tuple(tuple(tuple(layer[g * each : (g + 1) * each]) for g in range(gpus)) for layer in physical))
+    return evenly_split(tuple(tuple(tuple(layer[g * each : (g + 1) * each]) for g in range(gpus)) for layer in physical))
 
 
 def _write_sglang(placement: Placement, dense_layers: int) -> str:
@@ -111,7 +133,7 @@ def _write_ascend(placement: Placement, dense_layers: int) -> str:
 def _read_ascend(path: Path, gpus: int | None, dense_layers: int) -> Placement:
     layers = sorted(load_json(path)["layer_list"], key=lambda layer: layer["layer_id"])
     devices = [sorted(layer["device_list"], key=lambda device: device["device_id"]) for layer in layers]
-    placement = Placement(tuple(tuple(tuple(device["device_expert"]) for device in layer) for layer in devices))
+    placement = evenly_split(tuple(tuple(tuple(device["device_expert"]) for device in layer) for layer in devices))
     if gpus not in (None, placement.gpus):
         raise BadInput(f"expected {gpus} GPUs, found {placement.gpus}")
     return placement

@@ -13,7 +13,8 @@ from aurora.plan.check import check_plan
 from aurora.store.clusters import read_gpus
 from aurora.store.fabrics import fabric_json, read_fabric
 from aurora.store.files import SCHEMA, check_schema, load_json, write_text
-from aurora.types import Cluster, Cut, Lanes, ModelPlan, Order, Placement, Plan
+from aurora.store.placements import layers_json, placement_from_json
+from aurora.types import Cluster, Cut, Lanes, ModelPlan, Order, Plan
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -66,7 +67,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                 "profile": {"path": m.profile_path, "digest": m.profile_digest},
                 "layers": [
                     {
-                        "slots": [list(held) for held in m.placement.slots_LG[layer]],
+                        **placed,
                         "dispatch_s": float(m.dispatch_s_L[layer]),
                         "fluid_bound_s": float(m.fluid_bound_s_L[layer]),
                         "one_to_one_bound_s": float(m.one_to_one_bound_s_L[layer]),
@@ -74,7 +75,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                         "dispatch": _order_to_json(m.dispatch_L[layer]),
                         "combine": _order_to_json(m.combine_L[layer]),
                     }
-                    for layer in range(len(m.dispatch_L))
+                    for layer, placed in enumerate(layers_json(m.placement))
                 ],
             }
             for m in plan.models
@@ -92,7 +93,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 str(m["fingerprint"]),
                 str(m["profile"]["path"]),
                 str(m["profile"]["digest"]),
-                Placement(tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)),
+                placement_from_json(layers),
                 tuple(_order_from_json(layer["dispatch"]) for layer in layers),
                 tuple(_order_from_json(layer["combine"]) for layer in layers),
                 np.array([float(layer["dispatch_s"]) for layer in layers]),

@@ -45,21 +45,27 @@ class PlanOptions:
     """Strategies by name. "auto" follows the scenario: the optimum or a search on mixed GPUs and for one model, Aurora's
     matching for two on equal GPUs, and the order that the switch finds shortest.
 
-    place: experts into GPU-sized groups. assign: groups of one model onto GPUs. colocate: the second model's groups onto
-    the first's GPUs. order: one all-to-all. seed: for the random strategies. objective: of two models that share the GPUs,
-    "causal" or "paper". time_limit_s: what searches that end by themselves may take in all before they end early.
+    place: experts into GPU-sized groups, or onto GPUs one by one, or with replicas. assign: groups of one model onto GPUs.
+    colocate: the second model's groups onto the first's GPUs. order: one all-to-all. seed: for the random strategies.
+    objective: of two models that share the GPUs, "causal" or "paper". time_limit_s: what searches that end by themselves may
+    take in all before they end early. slots_per_gpu: how many experts each GPU holds, replicas included; by default as many as
+    its memory does. aim: over a profile's windows or over domains, "mean", "cvar" (the worse half) or "worst"; "sum" takes them
+    as one.
     """
 
-    place: str = "balanced"
+    place: str = "auto"
     assign: str = "auto"
     colocate: str = "auto"
     order: str = "auto"
     seed: int = 0
     objective: str = "causal"
     time_limit_s: float = 60.0
+    slots_per_gpu: int | None = None
+    aim: str = "sum"
 
     def __post_init__(self) -> None:
         _seed(self.seed)
+        _above_zero(self, "slots_per_gpu")
         if not 0 < self.time_limit_s < float("inf"):
             raise BadInput(f"--time-limit: expected seconds above zero, found {self.time_limit_s}")
 

@@ -1,6 +1,6 @@
 """What planning makes: placements, orders, timed schedules, and the Plan that holds them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,6 +72,30 @@ class Placement:
     @property
     def gpus(self) -> int:
         return len(self.slots_LG[0])
+
+    def layer(self, number: int) -> "Placement":
+        """One of its layers by itself."""
+        return Placement(
+            self.slots_LG[number : number + 1], None if self.split_LG is None else self.split_LG[number : number + 1]
+        )
+
+    @classmethod
+    def stack(cls, parts: "Sequence[Placement]") -> "Placement":
+        """The layers of `parts`, one after the other."""
+        slots = tuple(layer for part in parts for layer in part.slots_LG)
+        if all(part.split_LG is None for part in parts):
+            return cls(slots)
+        once = [tuple(tuple(tuple(1.0 for _ in held) for held in layer) for layer in part.slots_LG) for part in parts]
+        return cls(slots, tuple(layer for part, whole in zip(parts, once, strict=True) for layer in part.split_LG or whole))
+
+    def relabelled(self, from_G: IntArray) -> "Placement":
+        """GPU g holds what GPU from_G[g] held."""
+        slots, split = (
+            None if table is None else tuple(tuple(layer[gpu] for gpu in from_G.tolist()) for layer in table)
+            for table in (self.slots_LG, self.split_LG)
+        )
+        assert slots is not None
+        return Placement(slots, split)
 
     def gpu_E(self, layer: int) -> IntArray:
         """(E,) int64: the GPU that holds each expert of `layer`, where each is held once."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from aurora.plan.order import ORDER
-from aurora.plan.planner import TWO_TIER, exchanged_tokens
+from aurora.plan.ordering import TWO_TIER
+from aurora.plan.planner import exchanged_tokens
 from aurora.plan.synthetic import synthetic_profile
 from aurora.store import save, shipped
 from aurora.types import SyntheticOptions
@@ -62,7 +63,7 @@ def test_csv_npy_and_profile_agree(aurora, tmp_path):
     }
     profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=3, tokens=50))
     save(profile, tmp_path / "p.npz")
-    matrix = exchanged_tokens(profile, 1, np.array([0, 0, 1, 1, 2, 2])) * profile.dispatch_bytes
+    matrix = exchanged_tokens(profile, 1, np.eye(3)[[0, 0, 1, 1, 2, 2]]) * profile.dispatch_bytes
     np.save(tmp_path / "m.npy", matrix)
     np.savetxt(tmp_path / "m.csv", matrix, fmt="%d", delimiter=",")
     by_profile = schedule(aurora, tmp_path / "p.npz", "--layer", 1)

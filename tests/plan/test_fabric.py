@@ -13,8 +13,8 @@ from aurora.plan.bounds import fluid
 from aurora.plan.check import check_plan, check_schedule
 from aurora.plan.fabric import cut_bound, fluid_optimum
 from aurora.plan.order import ORDER
+from aurora.plan.ordering import order as schedule_of
 from aurora.plan.planner import exchanged_tokens, make_plan
-from aurora.plan.planner import order as schedule_of
 from aurora.plan.routes import route
 from aurora.plan.switch import fair_rates
 from aurora.plan.synthetic import synthetic_profile
@@ -236,7 +236,7 @@ def test_plans_are_timed_on_the_fabric(drawn, method):
     machines = cluster_on(TWO_LEAVES)
     model = make_plan(machines, [drawn], PlanOptions(order=method)).models[0]
     for layer, order in enumerate(model.dispatch_L):
-        there = exchanged_tokens(drawn, layer, model.placement.gpu_E(layer)) * drawn.dispatch_bytes
+        there = exchanged_tokens(drawn, layer, model.placement.split_EG(layer)) * drawn.dispatch_bytes
         alone = timed(order, there, *PORTS, machines.startup_s_G, TWO_LEAVES)
         assert model.dispatch_s_L[layer] == alone.makespan_s
         assert model.cut_L[layer] == cut_bound(there, TWO_LEAVES, *PORTS)

@@ -108,7 +108,7 @@ def test_one_window_without_compute_is_the_planned_schedule(case):
     plan = make_plan(machines, [p])
     trace = simulate_plan(plan, [p])
     order = plan.models[0].dispatch_L[0]
-    there = exchanged_tokens(p, 0, plan.models[0].placement.gpu_E(0)) * p.dispatch_bytes
+    there = exchanged_tokens(p, 0, plan.models[0].placement.split_EG(0)) * p.dispatch_bytes
     ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G, machines.fabric)
     dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
     assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, *ports).makespan_s)
@@ -124,7 +124,9 @@ def test_every_byte_travels_and_nobody_does_two_things_at_once(case):
     plan = make_plan(machines, [a, b], PlanOptions(order=order))
     trace = simulate_plan(plan, [a, b])
     for index, p in enumerate((a, b)):
-        expected = sum(exchanged_tokens(p, layer, plan.models[index].placement.gpu_E(layer)).sum() for layer in range(p.layers))
+        expected = sum(
+            exchanged_tokens(p, layer, plan.models[index].placement.split_EG(layer)).sum() for layer in range(p.layers)
+        )
         for phase, per in (("dispatch", p.dispatch_bytes), ("combine", p.combine_bytes)):
             rows = (trace.model_X == index) & (trace.phase_X == TRACE_PHASES.index(phase))
             assert trace.bytes_X[rows & trace.sent_X].sum() == expected * per

@@ -1,0 +1,90 @@
+"""A plan in front of traffic that it was not made for: what it takes, and what is lost against a plan of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.plan.colocate import JOINT
+from aurora.plan.objective import OBJECTIVE, exclusive
+from aurora.plan.planner import check_sources, exchanged_tokens, make_plan
+from aurora.plan.scenarios import scenarios
+from aurora.plan.timing import timed
+from aurora.types import Placement, Plan, PlanOptions, Profile
+from aurora.types.arrays import FloatArray
+from aurora.types.plan import gap
+from aurora.types.profile import same_model
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """served_s_L (L,): seconds of each layer in the plan's objective, on the profiles given. own: a plan made for them, by the
+    same methods. dispatch_s_ML: by model and layer, the whole dispatch in the plan's order."""
+
+    served_s_L: FloatArray
+    own: Plan
+    dispatch_s_ML: tuple[FloatArray, ...]
+
+    @property
+    def loss(self) -> float:
+        """How much longer the plan takes than one made for this traffic."""
+        return gap(float(self.served_s_L.sum()), self.own.objective_s)
+
+
+def layer_seconds(plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile]) -> FloatArray:
+    """(L,) seconds of each layer (of the longer of two models) in the plan's objective, experts placed by `placements`."""
+    layers = max(profile.layers for profile in profiles)
+    seconds = []
+    for layer in range(layers):
+        own = [layer % profile.layers for profile in profiles]
+        terms = [
+            scenarios(plan.cluster, [(profile, at, slice(None))]).terms(0, placement.split_EG(at))
+            for profile, placement, at in zip(profiles, placements, own, strict=True)
+        ]
+        seconds.append(exclusive(terms[0]) if len(terms) == 1 else OBJECTIVE[plan.objective](terms[0], terms[1]))
+    return np.array(seconds)
+
+
+def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
+    """What `plan` takes on other profiles of its models. Raises BadInput for profiles of other models or cluster sizes."""
+    if len(profiles) != len(plan.models):
+        raise BadInput(f"evaluate: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
+    for model, profile in zip(plan.models, profiles, strict=True):
+        check_sources(plan.cluster, profile)
+        found, expected = (profile.layers, profile.experts), (len(model.dispatch_L), model.placement.experts)
+        if found != expected or not same_model(profile.fingerprint, model.fingerprint):
+            raise BadInput(
+                f"profile of {profile.model!r}: expected {model.model!r} with {expected[0]} MoE layers of {expected[1]} "
+                f"experts, found {found[0]} of {found[1]}" + (" and other router weights" if found == expected else "")
+            )
+    placements = [model.placement for model in plan.models]
+    ports = plan.cluster.out_Bps_G, plan.cluster.in_Bps_G, plan.cluster.startup_s_G, plan.cluster.fabric
+    dispatch_s_ML = tuple(
+        np.array(
+            [
+                timed(
+                    order, exchanged_tokens(profile, layer, placement.split_EG(layer)) * profile.dispatch_bytes, *ports
+                ).makespan_s
+                for layer, order in enumerate(model.dispatch_L)
+            ]
+        )
+        for model, placement, profile in zip(plan.models, placements, profiles, strict=True)
+    )
+    own = make_plan(plan.cluster, profiles, _options(plan))
+    return Evaluation(layer_seconds(plan, placements, profiles), own, dispatch_s_ML)
+
+
+def _options(plan: Plan) -> PlanOptions:
+    """The options by which `plan` was made, as far as they matter for another plan's quality."""
+    methods, default = plan.methods, PlanOptions()
+    placement = plan.models[0].placement
+    return PlanOptions(
+        place=methods.get("place", default.place),
+        assign=default.assign if methods.get("colocate") in JOINT else methods.get("assign", default.assign),
+        colocate=methods.get("colocate", default.colocate),
+        order=methods.get("order", default.order),
+        seed=plan.seed,
+        objective=plan.objective if plan.objective in OBJECTIVE else default.objective,
+        slots_per_gpu=max(map(len, placement.slots_LG[0])) if placement.split_LG is not None else None,
+    )

@@ -1,0 +1,120 @@
+"""From the plan in force to a new one: relabel GPUs so that little moves, move what is worth it, price and order the move."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.plan.check import check_plan
+from aurora.plan.evaluate import layer_seconds
+from aurora.plan.migrate import fewest_moves, holds, moved_bytes, worth_moving
+from aurora.plan.ordering import scheduled
+from aurora.plan.planner import model_plan
+from aurora.types import Cluster, Placement, Plan, Profile, Schedule
+from aurora.types.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class Move:
+    """What travels between the plans. bytes_GG (G, G) int64 expert weights; schedule: their all-to-all, in order.
+
+    layers: those that move, of the longer of two models; kept_s, planned_s, moved_s: the objective of the plan in force, of the
+    new plan as it was made, and of what comes out.
+    """
+
+    bytes_GG: IntArray
+    schedule: Schedule
+    layers: tuple[int, ...]
+    kept_s: float
+    planned_s: float
+    moved_s: float
+
+
+def move(
+    new: Plan, old: Plan, profiles: Sequence[Profile], max_bytes: int | None = None, order: str = "openshop"
+) -> tuple[Plan, Move]:
+    """The plan that follows `old`: `new` with its GPUs relabelled so that the fewest bytes move, layer by layer.
+
+    GPUs stand in for each other where they are alike. A layer keeps its old placement unless the new one saves time; with
+    max_bytes the layers move that save most within it. Both plans must be for the same cluster and models, else BadInput.
+    Layers of two models that meet move together.
+    """
+    shapes = [(p.cluster, [(m.placement.experts, len(m.dispatch_L)) for m in p.models]) for p in (old, new)]
+    if shapes[0] != shapes[1]:
+        raise BadInput("--from: expected a plan for the same cluster and the same models' layers and experts")
+    if max_bytes is not None and max_bytes < 0:
+        raise BadInput(f"--max-move-bytes: expected zero or more, found {max_bytes}")
+    periods = min(profile.layers for profile in profiles)
+    kept, planned = ([model.placement for model in plan.models] for plan in (old, new))
+    relabelled = _relabelled(kept, planned, profiles, periods, _alike(new.cluster))
+    seconds_L = {id(each): layer_seconds(new, each, profiles) for each in (kept, planned, relabelled)}
+    choices, saved_s, size_P = [], [], []
+    for period in range(periods):
+        kept_s, planned_s, again_s = (float(s_L[period::periods].sum()) for s_L in seconds_L.values())
+        choice = relabelled if again_s < kept_s else planned
+        choices.append(choice)
+        saved_s.append(kept_s - (again_s if choice is relabelled else planned_s))
+        size_P.append(int(moved_bytes(*_held(kept, choice, profiles, period, periods)).sum()))
+    moves_P = worth_moving(np.array(saved_s), np.array(size_P), sum(size_P) if max_bytes is None else max_bytes)
+    final = [
+        Placement.stack(
+            [
+                (choices[layer % periods] if moves_P[layer % periods] else kept)[m].layer(layer)
+                for layer in range(profile.layers)
+            ]
+        )
+        for m, profile in enumerate(profiles)
+    ]
+    bytes_GG = sum(
+        (moved_bytes(*_held(kept, final, profiles, period, periods)) for period in range(periods)),
+        start=np.zeros((len(new.cluster),) * 2, dtype=np.int64),
+    )
+    rng = np.random.default_rng(new.seed)
+    ports = new.cluster.out_Bps_G, new.cluster.in_Bps_G, new.cluster.startup_s_G
+    _, schedule = scheduled(bytes_GG, *ports, order, rng, new.cluster.fabric)
+    models = tuple(
+        model_plan(new.cluster, [profile], placement, new.methods["order"], rng, model.profile_path)
+        for model, profile, placement in zip(new.models, profiles, final, strict=True)
+    )
+    moved_s = float(layer_seconds(new, final, profiles).sum())
+    bound_s = min(new.free_bound_s, moved_s)
+    plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, free_bound_s=bound_s, epoch=old.epoch + 1)
+    check_plan(plan)
+    layers = tuple(layer for layer in range(max(profile.layers for profile in profiles)) if moves_P[layer % periods])
+    kept_s, planned_s, _ = (float(s_L.sum()) for s_L in seconds_L.values())
+    return plan, Move(bytes_GG, schedule, layers, kept_s, planned_s, moved_s)
+
+
+def _relabelled(
+    old: Sequence[Placement], new: Sequence[Placement], profiles: Sequence[Profile], periods: int, alike_G: IntArray
+) -> list[Placement]:
+    """`new` with GPUs renamed, layers that meet together, such that the fewest bytes move from `old`."""
+    from_PG = [np.argsort(fewest_moves(*_held(old, new, profiles, period, periods), alike_G)) for period in range(periods)]
+    return [
+        Placement.stack([placement.layer(l).relabelled(from_PG[l % periods]) for l in range(profile.layers)])
+        for placement, profile in zip(new, profiles, strict=True)
+    ]
+
+
+def _alike(cluster: Cluster) -> IntArray:
+    """(G,) int64: one number for GPUs that planning cannot tell apart; on a fabric each has its own place."""
+    keys = [
+        (g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s, g.node if cluster.fabric else 0)
+        for g in cluster.gpus
+    ]
+    return np.array([keys.index(key) for key in keys], dtype=np.int64)
+
+
+def _held(
+    old: Sequence[Placement], new: Sequence[Placement], profiles: Sequence[Profile], period: int, periods: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Who holds what before and after, (G, E) each, and the experts' bytes (E,): all layers that move with `period` side by
+    side."""
+    before, after, sizes = [], [], []
+    for a, b, profile in zip(old, new, profiles, strict=True):
+        for layer in range(period, profile.layers, periods):
+            before.append(holds(a.slots_LG[layer], profile.experts))
+            after.append(holds(b.slots_LG[layer], profile.experts))
+            sizes.append(np.full(profile.experts, profile.expert_bytes, dtype=np.int64))
+    return np.concatenate(before, axis=1), np.concatenate(after, axis=1), np.concatenate(sizes)

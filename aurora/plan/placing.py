@@ -1,0 +1,269 @@
+"""Where experts sit: each layer of one model alone, or of two models that share the GPUs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.plan import objective
+from aurora.plan.assign import ASSIGN
+from aurora.plan.bounds import spread
+from aurora.plan.colocate import COLOCATE
+from aurora.plan.costs import GroupCosts, group_costs
+from aurora.plan.place import PLACE
+from aurora.plan.refine import refined
+from aurora.plan.relax import proved
+from aurora.plan.replicas import REPLICAS, place
+from aurora.plan.scenarios import AIMS, Scenarios, scenarios, tail_mean
+from aurora.plan.sharing import Sharing
+from aurora.types import Cluster, Placement, PlanOptions, Profile, Room
+from aurora.types.arrays import FloatArray, IntArray
+
+REFINED = "refined"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement of each model. Seconds: the objective, and its bounds as in Plan."""
+
+    placements_M: tuple[Placement, ...]
+    objective_s: float
+    bound_s: float
+    free_bound_s: float
+
+
+def memory_room_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
+    """(G,) int64: how many experts of profiles[0] in every layer fit on each GPU beside all other weights.
+
+    Raises InfeasiblePlan where not even those fit.
+    """
+    profile, others = profiles[0], sum(p.other_bytes for p in profiles)
+    slot_bytes = profile.expert_bytes * profile.layers
+    spare_G = np.array([gpu.memory_bytes - others for gpu in cluster.gpus])
+    if (spare_G < 0).any():
+        weakest = cluster.gpus[int(spare_G.argmin())]
+        raise InfeasiblePlan(
+            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but the weights outside experts need {others}"
+        )
+    return np.minimum(spare_G // slot_bytes, profile.experts) if slot_bytes else np.full(len(spare_G), profile.experts)
+
+
+def place_alone(
+    cluster: Cluster, profile: Profile, domains: Sequence[Profile], options: PlanOptions, rng: np.random.Generator
+) -> Placed:
+    """One model. domains: what else it must serve, profiles of the same model; how they count is options.aim."""
+    room_G = _room_G(cluster, profile, options)
+    placements: list[Placement] = []
+    objective_s = bound_s = free_bound_s = 0.0
+    for layer in range(profile.layers):
+        costs = _scenarios(cluster, profile, domains, layer, options.aim)
+        worst = AIMS[options.aim](len(costs.own_WGE)) if options.aim in AIMS else 1
+        placement = _layer(cluster, profile, layer, costs, worst, room_G, options, rng)
+        split_EG = placement.split_EG(0)
+        value_s = tail_mean(costs.seconds(split_EG), worst)
+        free_s = min(tail_mean(costs.bounds(options.place in REPLICAS), worst), value_s)
+        objective_s += value_s
+        free_bound_s += free_s
+        once = placement.split_LG is None and len(costs.own_WGE) == 1 and not domains
+        bound_s += _same_groups_s(cluster, profile, layer, placement) if once else free_s
+        placements.append(placement)
+    return Placed((Placement.stack(placements),), objective_s, bound_s, free_bound_s)
+
+
+def _room_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArray:
+    """(G,) int64: the slots of each GPU, as asked for or as memory allows."""
+    memory_G = memory_room_G(cluster, [profile])
+    if options.slots_per_gpu is None:
+        room_G = memory_G
+    elif (memory_G < options.slots_per_gpu).any():
+        gpu = int((memory_G < options.slots_per_gpu).argmax())
+        raise InfeasiblePlan(
+            f"gpu {cluster.gpus[gpu].name!r}: --slots-per-gpu {options.slots_per_gpu}, but its memory holds {memory_G[gpu]} "
+            f"experts of {profile.model!r} in every layer"
+        )
+    else:
+        room_G = np.full(len(cluster), options.slots_per_gpu)
+    if room_G.sum() < profile.experts:
+        raise InfeasiblePlan(
+            f"cluster {cluster.name!r} has {room_G.sum()} expert slots a layer for {profile.model!r}, its {profile.experts} "
+            f"experts need {profile.experts}"
+        )
+    return room_G
+
+
+def _scenarios(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> Scenarios:
+    """Each profile a scenario, or without domains each window; with the aim "sum" all of it one."""
+    if domains:
+        found = scenarios(cluster, [(each, layer, slice(None)) for each in (profile, *domains)])
+    elif aim in AIMS:
+        found = scenarios(cluster, [(profile, layer, slice(t, t + 1)) for t in range(profile.windows)])
+    else:
+        found = scenarios(cluster, [(profile, layer, slice(None))])
+    return found if aim in AIMS else found.summed
+
+
+def _token_s_G(costs: Scenarios) -> FloatArray:
+    """(G,) what a token costs on each GPU, computing, arriving and leaving; in all 1 on average."""
+    tokens = max(1, int(costs.load_WE.sum()))
+    token_s_G = costs.expert_s_WGE.sum(axis=(0, 2)) / tokens + costs.recv_s_G + costs.csend_s_G
+    return np.asarray(token_s_G / token_s_G.mean())
+
+
+def _layer(
+    cluster: Cluster,
+    profile: Profile,
+    layer: int,
+    costs: Scenarios,
+    worst: int,
+    room_G: IntArray,
+    options: PlanOptions,
+    rng: np.random.Generator,
+) -> Placement:
+    """The placement of one layer by options.place; with replicas where they make it shorter."""
+    if options.place not in REPLICAS:
+        return _once(cluster, profile, layer, costs, worst, room_G, options, rng)
+    alone = _once(cluster, profile, layer, costs, worst, room_G, replace(options, place=REFINED), rng)
+    layout = place(costs.load_WE.sum(axis=0), Room(room_G, _token_s_G(costs)), options.place, seed=options.seed)
+    copies = _refined_copies(costs, layout.placement, room_G, worst, rng)
+    return min(alone, copies, key=lambda each: tail_mean(costs.seconds(each.split_EG(0)), worst))
+
+
+def _once(
+    cluster: Cluster,
+    profile: Profile,
+    layer: int,
+    costs: Scenarios,
+    worst: int,
+    room_G: IntArray,
+    options: PlanOptions,
+    rng: np.random.Generator,
+) -> Placement:
+    """Every expert on one GPU."""
+    own_G = even_rooms(profile.experts, room_G)
+    alike = (room_G >= -(-profile.experts // len(cluster))).all()  # any group fits on any GPU
+    if not alike and options.place != REFINED:
+        raise InfeasiblePlan(
+            f"--place {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "
+            f"--place {REFINED} gives the larger GPUs more"
+        )
+    load_E = costs.load_WE.sum(axis=0)
+    gpu_E = PLACE["balanced" if options.place == REFINED else options.place](load_E, own_G, rng)
+    if alike:
+        held_G = ASSIGN[options.assign](group_costs(cluster, profile, layer, gpu_E), rng)
+        gpu_E = np.argsort(held_G)[gpu_E]
+    if options.place == REFINED:
+        gpu_E = refined(costs, gpu_E, room_G, worst, rng)
+    return placed_once(gpu_E, len(cluster))
+
+
+def _refined_copies(
+    costs: Scenarios, placement: Placement, room_G: IntArray, worst: int, rng: np.random.Generator
+) -> Placement:
+    """The replicas of one layer, each with its share, moved and swapped as if they were experts; two that meet become one."""
+    expert_P, gpu_P = (np.array(column) for column in zip(*_copies(placement), strict=True))
+    share_P = placement.split_EG(0)[expert_P, gpu_P]
+    found_P = refined(costs.divided(expert_P, share_P), gpu_P, room_G, worst, rng)
+    split_EG = np.zeros((placement.experts, placement.gpus))
+    np.add.at(split_EG, (expert_P, found_P), share_P)
+    held = [sorted(set(expert_P[found_P == gpu].tolist())) for gpu in range(placement.gpus)]
+    split = [split_EG[experts, gpu].tolist() for gpu, experts in enumerate(held)]
+    return Placement((tuple(map(tuple, held)),), (tuple(map(tuple, split)),))
+
+
+def _copies(placement: Placement) -> list[tuple[int, int]]:
+    """(expert, GPU) of each slot of one layer."""
+    return [(expert, gpu) for gpu, held in enumerate(placement.slots_LG[0]) for expert in held]
+
+
+def placed_once(gpu_E: IntArray, gpus: int) -> Placement:
+    """One layer, expert e on GPU gpu_E[e]."""
+    return Placement((tuple(tuple(np.flatnonzero(gpu_E == gpu).tolist()) for gpu in range(gpus)),))
+
+
+def _same_groups_s(cluster: Cluster, profile: Profile, layer: int, placement: Placement) -> float:
+    """Seconds of the best assignment of the placement's groups to GPUs."""
+    costs = group_costs(cluster, profile, layer, placement.gpu_E(0))
+    return objective.exclusive(costs.terms(ASSIGN["exact"](costs, np.random.default_rng(0))))
+
+
+def place_together(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    options: PlanOptions,
+    rng: np.random.Generator,
+    clock: Callable[[], float],
+) -> Placed:
+    """Two models. The one with fewer layers is placed first; layer l of the longer meets layer l mod the shorter's.
+
+    The time limit is shared out evenly among the layers that are left.
+    """
+    first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
+    costs_M = [[_grouped(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
+    held_MLG: list[list[IntArray]] = [[], []]
+    objective_s = bound_s = free_bound_s = 0.0
+    end_s = clock() + options.time_limit_s
+    for layer in range(profiles[second].layers):
+        partner = layer % profiles[first].layers
+        layers = {first: partner, second: layer}
+        a, b = costs_M[first][partner][0], costs_M[second][layer][0]
+        movable = partner == layer
+        held_G = ASSIGN[options.assign](a, rng) if movable else held_MLG[first][partner]
+        until_s = clock() + (end_s - clock()) / (profiles[second].layers - layer)
+        sharing = Sharing(a, b, held_G, movable, options.objective, first == 0, partial(_before, clock, until_s))
+        found = COLOCATE[options.colocate](sharing, rng)
+        if movable:
+            held_MLG[first].append(found.a_G)
+        held_MLG[second].append(found.b_G)
+        value_s = sharing.value_s(found.a_G, found.b_G)
+        known_s = found.bound_s if movable else 0.0  # where a is held, other places for a were not looked at
+        whole = [scenarios(cluster, [(profiles[m], layers[m], slice(None))]) for m in (0, 1)]
+        free_s = _together_bound(options.objective, *whole)
+        objective_s += value_s
+        free_bound_s += free_s
+        bound_s += max(known_s or proved(replace(sharing, movable=True), value_s).bound_s, free_s)
+    placements = tuple(
+        Placement.stack(
+            [placed_once(np.argsort(held_G)[group_E], len(cluster)) for (_, group_E), held_G in zip(*both, strict=True)]
+        )
+        for both in zip(costs_M, held_MLG, strict=True)
+    )
+    return Placed(placements, objective_s, bound_s, free_bound_s)
+
+
+def _before(clock: Callable[[], float], until_s: float) -> bool:
+    return clock() < until_s
+
+
+def _grouped(
+    cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator
+) -> tuple[GroupCosts, IntArray]:
+    """The costs of one layer's groups, and its experts' groups (E,)."""
+    own_G = even_rooms(profile.experts, np.full(len(cluster), profile.experts))
+    group_E = PLACE[place](profile.tokens_TLSE[:, layer].sum(axis=(0, 1)), own_G, rng)
+    return group_costs(cluster, profile, layer, group_E), group_E
+
+
+def even_rooms(experts: int, room_G: IntArray) -> IntArray:
+    """(G,) int64: how many experts each GPU holds, as equal as room_G (G,) allows."""
+    own_G = np.zeros_like(room_G)
+    while (left := experts - int(own_G.sum())) > 0:
+        open_G = np.flatnonzero(own_G < room_G)
+        if not len(open_G):
+            raise BadInput(f"expected room for {experts} experts, found {room_G.sum()}")
+        share = max(1, min(left // len(open_G), int((room_G - own_G)[open_G].min())))
+        own_G[open_G[: left if share == 1 else None]] += share
+    return own_G
+
+
+def _together_bound(name: str, a: Scenarios, b: Scenarios) -> float:
+    """Below Table 2 for any placement of both models; each is one scenario."""
+    fixed = [float(own_WG.max()) for own_WG in (a.gate_s_WG, b.gate_s_WG, a.aggregate_s_WG, b.aggregate_s_WG)]
+    arriving = [costs.load_WE[0] - costs.own_WGE[0] for costs in (a, b)]
+    dispatch = [each * costs.recv_s_G[:, None] for each, costs in zip(arriving, (a, b), strict=True)]
+    combine = [each * costs.csend_s_G[:, None] for each, costs in zip(arriving, (a, b), strict=True)]
+    expert = [costs.expert_s_WGE[0] for costs in (a, b)]
+    both_there, both_back = np.concatenate(dispatch, axis=1), np.concatenate(combine, axis=1)
+    moved = [*dispatch, both_there, *expert, *combine, both_back]
+    return objective.longest(name, np.array([*fixed, *map(spread, moved)]))
