@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from aurora.cli import demo, order, plan, profile, run, simulate
+from aurora.cli import demo, order, plan, profile, reproduce, run, simulate
 from aurora.errors import AuroraError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command("order")(order.order)
 app.command("simulate")(simulate.simulate)
 app.command("run")(run.run)
 app.command("demo")(demo.demo)
+app.add_typer(reproduce.app, name="reproduce")
 
 
 def main() -> None:

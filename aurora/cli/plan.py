@@ -15,7 +15,7 @@ def plan(
     cluster: Annotated[Path, typer.Option(help="cluster TOML")],
     profile: Annotated[list[Path], typer.Option(help="a model's profile; give two to share the GPUs between two models")],
     output: Annotated[Path, typer.Option("--output", "-o", help="the plan to write")] = Path("plan.json"),
-    place: Annotated[str, typer.Option(help="experts into groups: balanced, contiguous, random")] = DEFAULTS.place,
+    place: Annotated[str, typer.Option(help="experts into groups: balanced, lina, contiguous, random")] = DEFAULTS.place,
     assign: Annotated[
         str, typer.Option(help="groups onto GPUs: by-load, matching, contiguous, random; auto follows the scenario")
     ] = DEFAULTS.assign,

@@ -1,7 +1,7 @@
 """Frozen values that the rooms hand to each other."""
 
 from aurora.types.cluster import Cluster, Gpu
-from aurora.types.options import PlanOptions, ProfileOptions, RunOptions, SyntheticOptions
+from aurora.types.options import PlanOptions, ProfileOptions, ReproduceOptions, RunOptions, SyntheticOptions
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
 from aurora.types.program import Barrier, Compute, Exchange, Op, Program
@@ -27,6 +27,7 @@ __all__ = [
     "ProfileOptions",
     "Program",
     "Recorder",
+    "ReproduceOptions",
     "RunOptions",
     "Schedule",
     "SyntheticOptions",
