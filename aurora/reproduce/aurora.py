@@ -12,6 +12,8 @@ from aurora.reproduce.studies import STUDIES
 from aurora.reproduce.traffic import TRAFFIC, Workload, counts_file
 from aurora.types import ReproduceOptions
 
+NOT_SIMULATED = ("same-images",)  # a variation on the generated traffic; simulating takes most of the time
+
 
 def reproduce(options: ReproduceOptions, folder: Path, progress: Callable[[str, int, int], None]) -> list[Run]:
     """The runs behind the chosen figures, each over options.seeds draws of the traffic, the same at every call.
@@ -24,7 +26,13 @@ def reproduce(options: ReproduceOptions, folder: Path, progress: Callable[[str, 
     if options.traffic == "all" and not counts_file(folder).exists():
         traffics.remove("recorded")
     studies = list(dict.fromkeys(FIGURES[figure].study for figure in figures))
-    work = [(traffic, study, pricing) for traffic in traffics for study in studies for pricing in STUDIES[study].pricings]
+    work = [
+        (traffic, study, pricing)
+        for traffic in traffics
+        for study in studies
+        for pricing in STUDIES[study].pricings
+        if pricing != "simulated" or traffic not in NOT_SIMULATED
+    ]
     runs = []
     workloads = {traffic: [_workload(traffic, seed, folder) for seed in range(options.seeds)] for traffic in traffics}
     for number, (traffic, study, pricing) in enumerate(work):

@@ -68,13 +68,13 @@ def colocated_equal(workload: Workload, pricing: Pricing, rng: np.random.Generat
     cluster, found = equal_cluster(), _empty()
     for profiles, layer in workload.pairs():
         jobs = [job(cluster, profile, layer, pricing.coupled) for profile in profiles]
-        found_here = {
+        shared = {
             "Aurora": pricing.price(jobs, together("matching", jobs, rng)),
             "ours": pricing.price(jobs, together(OURS_TOGETHER, jobs, rng)),
             "REC": _drawn(pricing, jobs, rng),
         }
         for profile, alone in zip(profiles, jobs, strict=True):
-            for way, outcome in found_here.items():
+            for way, outcome in shared.items():
                 found[way][_case(profile, layer)] = outcome
             found["exclusive"][_case(profile, layer)] = pricing.price([alone], [np.arange(len(cluster))])
         _lina(found, cluster, profiles, layer, pricing, rng)
@@ -86,14 +86,14 @@ def colocated_mixed(workload: Workload, pricing: Pricing, rng: np.random.Generat
     cluster, found = mixed_cluster(), _empty()
     for profiles, layer in workload.pairs():
         jobs = [job(cluster, profile, layer, pricing.coupled) for profile in profiles]
-        found_here = {
+        shared = {
             "Aurora": pricing.price(jobs, together("decoupled", jobs, rng)),
             "ours": pricing.price(jobs, together(OURS_TOGETHER, jobs, rng)),
             "REC": _mean([pricing.price(jobs, _random_pairs(jobs, rng)) for _ in range(pricing.draws)]),
             "RGA + REC": _drawn(pricing, jobs, rng),
         }
         for profile, alone in zip(profiles, jobs, strict=True):
-            for way, outcome in found_here.items():
+            for way, outcome in shared.items():
                 found[way][_case(profile, layer)] = outcome
             found["exclusive"][_case(profile, layer)] = pricing.price([alone], [ASSIGN["by-load"](alone.costs, rng)])
             packed = lina_half(cluster, profile, layer, pricing.coupled)

@@ -12,13 +12,14 @@ from aurora.reproduce.traffic import TRAFFIC
 SETUP = """\
 8 GPUs on one big switch: equal (100 Gbps), or 100/80/50/40 Gbps, two of each, compute speed in proportion to bandwidth. Two
 models of 8 experts on two data sets, top-1, tokens of 1536 bytes each way, compute times from a ViT-B layer's arithmetic at
-100 TFLOPS. The paper's traffic, compute times and token sizes are not public; these were fixed before any result was seen.
+100 TFLOPS. The paper's traffic, compute times and token sizes are not public; ours were fixed before any result was seen.
 Row and column of a traffic matrix move together, as in the paper (the shard that sits with an expert moves with it); in the
 rows "only experts move" the requests' shards stay, as in serving.
 
 - **generated**: both models hold 8192 tokens a source. Popularity by Zipf, exponents from 0.4 to 1.2, shuffled for every model,
   data set and layer; every source's own mix by a Dirichlet (concentration 40) around it.
-- **same-images**: the same with equal images, so that B/16 holds four times as many tokens as B/32 (196 and 49 patches).
+- **same-images**: the same with equal images, so that B/16 holds four times as many tokens as B/32 (196 and 49 patches); by
+  formulas alone.
 - **recorded**: routing recorded from OLMoE-1B-7B (64 experts folded to 8, eight neighbours each) and Mixtral-8x7B, layers 0, 7
   and 15, sources dealt over the domains of a data set (prose: book, c4, wikipedia; technical: arxiv, github); token sizes and
   compute times as above.
@@ -29,6 +30,7 @@ load. **Lina on all in turn**: a model has all 8 GPUs, each pair on two of them 
 turns; its time is both turns'. The paper does not say which it means. **in random order**: Lina's tokens are not ordered but
 sent as RCS sends them; every other all-to-all outside Fig. 11a takes its ports' time, which the best order reaches. Random
 ways are means of 16 draws, in the simulator of one."""
+UNKNOWN = ", there being no exact one: these rows say nothing"
 
 
 def as_markdown(found: Sequence[Measured], runs: Sequence[Run], pictures: Sequence[str]) -> str:
@@ -61,7 +63,7 @@ def as_markdown(found: Sequence[Measured], runs: Sequence[Run], pictures: Sequen
     lines += [f"- **{'; '.join(dict.fromkeys(names))}.** {why}" for why, names in missed.items()] or ["Every headline is met."]
     lines += ["", *_exclusive_share(runs)]
     if any(run.study == "optimum" for run in runs):
-        lines += [f"The reference of Fig. 13 is the colocation {OPTIMUM!r}.", ""]
+        lines += [f"The reference of Fig. 13 is the colocation {OPTIMUM!r}" + UNKNOWN * (OPTIMUM != "exact") + ".", ""]
     lines += ["## Beside the headlines", "", *_table([one for one in found if not one.headline.why], traffics), ""]
     lines += [f"![{picture}]({picture})" for picture in pictures]
     return "\n".join(lines).rstrip() + "\n"
@@ -73,15 +75,15 @@ def _table(found: Sequence[Measured], traffics: Sequence[str]) -> list[str]:
         "|---|---|---|---|" + "---|" * (len(traffics) + 2),
     ]
     for cells in _rows(found):
-        first = cells[0]
+        first, by_traffic = cells[0], {one.traffic: one for one in cells}
         columns = [
             first.headline.name,
             first.headline.figure,
             PRICINGS[first.pricing].name,
             _range(first.headline.paper, Range()),
-            *(_range(one.found, one.half) for one in cells),
+            *(_range(by_traffic[t].found, by_traffic[t].half) if t in by_traffic else "-" for t in traffics),
             _ratio(first.headline.paper, first.found),
-            ", ".join(one.met for one in cells),
+            ", ".join(by_traffic[t].met if t in by_traffic else "-" for t in traffics),
         ]
         lines.append(f"| {' | '.join(columns)} |")
     return lines

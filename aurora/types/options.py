@@ -86,7 +86,7 @@ class ReproduceOptions:
 
     figure: str = "all"
     traffic: str = "all"
-    seeds: int = 5
+    seeds: int = 6
 
     def __post_init__(self) -> None:
         _above_zero(self, "seeds")
