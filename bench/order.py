@@ -16,11 +16,14 @@ import numpy as np
 from machine import machine
 
 from aurora.plan.birkhoff import slots
-from aurora.plan.bounds import fluid, one_to_one, pair_seconds, with_startup
-from aurora.plan.dense import DenseShop, warm_up
-from aurora.plan.order import ORDER
+from aurora.plan.bounds import fluid, one_to_one, pair_seconds, two_tier, with_startup
+from aurora.plan.dense import DenseShop
+from aurora.plan.exact import MOST_RANKS
+from aurora.plan.order import ORDER, search_tries
 from aurora.plan.robust import order_for_many, priced
+from aurora.plan.split import CutShop, best_whole, warm_up
 from aurora.plan.timing import timed
+from aurora.plan.two_tier import TwoTier, two_tier_schedule
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "olmoe_mixtral_domains" / "counts_dev.csv"
@@ -38,6 +41,10 @@ def zipf(exponent: float) -> Maker:
         return (rng.uniform(0.5, 1.0, (n, 1)) * share[None, :] * 1e6).astype(np.int64)
 
     return make
+
+
+def nearly_equal(n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(950_000, 1_050_000, (n, n))
 
 
 def lognormal(n: int, rng: np.random.Generator) -> np.ndarray:
@@ -78,7 +85,13 @@ def recorded() -> Maker | None:
 
 
 def kinds() -> dict[str, Maker]:
-    made: dict[str, Maker] = {"uniform": uniform, "zipf 0.8": zipf(0.8), "zipf 1.2": zipf(1.2), "lognormal": lognormal}
+    made: dict[str, Maker] = {
+        "uniform": uniform,
+        "zipf 0.8": zipf(0.8),
+        "zipf 1.2": zipf(1.2),
+        "lognormal": lognormal,
+        "nearly equal": nearly_equal,
+    }
     if (olmoe := recorded()) is not None:
         made["recorded OLMoE"] = olmoe
     return made
@@ -97,25 +110,35 @@ def ratios(values: list[float]) -> str:
 
 def equal_ports() -> list[str]:
     lines = [
-        "## Equal ports, one message a pair: makespan / bound, mean / worst",
+        "## Equal ports: makespan / bound, mean / worst",
         "",
-        "| n | traffic | openshop | openshop-best | seconds a search |",
-        "|---|---|---|---|---|",
+        f"`openshop` and `whole` send one message a pair; `openshop-best` starts from `whole`, the optimum up to {MOST_RANKS} "
+        "ranks. `messages more`: mean, and most, of what `openshop-best` adds by splitting.",
+        "",
+        "| n | traffic | openshop | whole | openshop-best | messages more | seconds, median / worst |",
+        "|---|---|---|---|---|---|---|",
     ]
     for n in (4, 8, 16, 32, 40, 64):
         ones = np.ones(n)
         for name, make in kinds().items():
             if name.startswith("recorded") and 64 % n:
                 continue
-            plain, best, took = [], [], []
+            found: dict[str, list[float]] = {"openshop": [], "openshop-best": []}
+            whole, more, took = [], [], []
             for bytes_GG in matrices(make, n):
-                for method, values in (("openshop", plain), ("openshop-best", best)):
+                floor = one_to_one(bytes_GG, ones, ones)
+                for method, values in found.items():
                     began = time.perf_counter()
                     order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0))
                     seconds = time.perf_counter() - began
-                    values.append(timed(order, bytes_GG, ones, ones).makespan_s / one_to_one(bytes_GG, ones, ones))
+                    values.append(timed(order, bytes_GG, ones, ones).makespan_s / floor)
                 took.append(seconds)
-            lines.append(f"| {n} | {name} | {ratios(plain)} | {ratios(best)} | {statistics.median(took):.4f} |")
+                more.append(len(order.pairs_X2) - n * (n - 1))
+                shop = CutShop(bytes_GG, ones, ones, np.zeros(n))
+                whole.append(best_whole(shop, search_tries(n), np.random.default_rng(0)).makespan_s / floor)
+            cells = " | ".join(ratios(values) for values in (found["openshop"], whole, found["openshop-best"]))
+            messages, seconds = f"{np.mean(more):.2f} / {max(more)}", f"{statistics.median(took):.4f} / {max(took):.4f}"
+            lines.append(f"| {n} | {name} | {cells} | {messages} | {seconds} |")
             print(lines[-1], flush=True)
     return lines
 
@@ -147,7 +170,7 @@ def baselines() -> list[str]:
 
 
 def mixed_ports() -> list[str]:
-    methods = ("openshop", "openshop-best", "paced", "all-at-once")
+    methods = ("openshop", "openshop-best", "lanes", "paced", "all-at-once")
     lines = [
         "## Mixed ports 100/80/50/40, uniform traffic: makespan / fluid bound (10 matrices a row)",
         "",
@@ -166,6 +189,69 @@ def mixed_ports() -> list[str]:
                 found[method].append(timed(order, bytes_GG, rate, rate).makespan_s / floor)
         lines.append(f"| {n} | {ratios(bounds)} | {' | '.join(ratios(found[m]) for m in methods)} |")
         print(lines[-1], flush=True)
+    return lines
+
+
+def caps() -> list[str]:
+    """What it costs to peel fewer slots: what is left goes last, one partner at a time."""
+    lines = [
+        "## A cap on the slots: makespan / bound (rows a pair), uniform traffic (10 matrices a row)",
+        "",
+        "| n | method | n slots | 2 n | 4 n | 8 n |",
+        "|---|---|---|---|---|---|",
+    ]
+    for n in (8, 16, 32):
+        mixed = np.array([100.0, 80.0, 50.0, 40.0])[np.arange(n) * 4 // n]
+        for method, rate, bound in (("birkhoff", np.ones(n), one_to_one), ("lanes", mixed, fluid)):
+            cells = []
+            for most in (n, 2 * n, 4 * n, 8 * n):
+                found, rows = [], []
+                for bytes_GG in matrices(uniform, n, 10):
+                    order = ORDER[method](bytes_GG, rate, rate, np.random.default_rng(0), most=most)
+                    found.append(timed(order, bytes_GG, rate, rate).makespan_s / bound(bytes_GG, rate, rate))
+                    rows.append(len(order.pairs_X2) / (n * (n - 1)))
+                cells.append(f"{ratios(found)} ({np.mean(rows):.1f})")
+            lines.append(f"| {n} | {method} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+NIC_BPS, INSIDE_BPS = 50e9, 450e9  # an H100 server: 400 Gbps a GPU outside, NVLink inside
+
+
+def servers() -> list[str]:
+    lines = [
+        "## Two tiers: servers of 8 GPUs, 50e9 B/s outside and 450e9 inside a GPU (10 matrices a row)",
+        "",
+        "| GPUs | traffic | to find, with moves | moves | NICs / bound | schedule / bound | not forwarded: NIC bound / bound |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for count in (2, 4, 8, 40):
+        n = count * 8
+        node_G, nic_Bps_G = np.arange(n) // 8, np.full(n, NIC_BPS)
+        outside_GG = node_G[:, None] != node_G[None, :]
+        for name, make in kinds().items():
+            if name.startswith("recorded") and 64 % n:
+                continue
+            tiers, rng = TwoTier(count, 8), np.random.default_rng(0)
+            took, moves, nics, whole, plain = [], [], [], [], []
+            for bytes_GG in matrices(make, n, 10 if count < 40 else 3):
+                bound_s = two_tier(bytes_GG, node_G, NIC_BPS, INSIDE_BPS)
+                nics.append(tiers.run(bytes_GG, NIC_BPS, rng) / bound_s)
+                began = time.perf_counter()
+                for _ in range(20):
+                    tiers.run(bytes_GG, NIC_BPS, rng)
+                took.append((time.perf_counter() - began) / 20)
+                moves.append(tiers.count)
+                if count < 40:
+                    made = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, INSIDE_BPS, rng)
+                    whole.append(made.makespan_s / bound_s)
+                plain.append(fluid(np.where(outside_GG, bytes_GG, 0), nic_Bps_G, nic_Bps_G) / bound_s)
+            lines.append(
+                f"| {n} | {name} | {statistics.median(took) * 1e6:.4g} us | {np.mean(moves):.0f} | {ratios(nics)} "
+                f"| {ratios(whole) if whole else '-'} | {ratios(plain)} |"
+            )
+            print(lines[-1], flush=True)
     return lines
 
 
@@ -225,16 +311,17 @@ def reuse() -> list[str]:
 
 
 def times() -> list[str]:
+    names = ("uniform", "zipf 0.8", "recorded OLMoE")
     lines = [
-        "## Time of one dense open-shop schedule (`DenseShop.run`: per-port lists with starts, in buffers)",
+        "## Time of one dense open-shop schedule (`DenseShop.run`, in buffers; each matrix over and over)",
         "",
-        "| n | uniform | zipf 0.8 | recorded OLMoE |",
-        "|---|---|---|---|",
+        f"| n | {' | '.join(names)} | buffers, bytes / n^2 |",
+        "|---|---|---|---|---|",
     ]
-    warm_up()
+    medians: dict[str, dict[int, float]] = {name: {} for name in names}
     for n in (8, 16, 32, 64, 128, 320, 1024):
         shop, cells = DenseShop(n), []
-        for name in ("uniform", "zipf 0.8", "recorded OLMoE"):
+        for name in names:
             make = kinds().get(name)
             if make is None or (name.startswith("recorded") and 64 % n):
                 cells.append("-")
@@ -248,16 +335,27 @@ def times() -> list[str]:
                 for _ in range(repeats):
                     shop.run(seconds_GG)
                 took.append((time.perf_counter() - began) / repeats)
-            cells.append(f"{statistics.median(took) * 1e6:.4g} us")
-        lines.append(f"| {n} | {' | '.join(cells)} |")
+            medians[name][n] = statistics.median(took)
+            cells.append(f"{medians[name][n] * 1e6:.4g} us")
+        lines.append(f"| {n} | {' | '.join(cells)} | {shop.buffer_bytes / n**2:.1f} |")
         print(lines[-1], flush=True)
+    lines += ["", f"Growth from n = 64 to 1024: {', '.join(growth(name, medians[name]) for name in names[:2])}."]
+    print(lines[-1], flush=True)
     return lines
+
+
+def growth(name: str, seconds_by_n: dict[int, float]) -> str:
+    """The exponent of time in n: least squares on logarithms, n of 64 and more."""
+    large = {n: seconds for n, seconds in seconds_by_n.items() if n >= 64}
+    exponent = np.polyfit(np.log(list(large)), np.log(list(large.values())), 1)[0]
+    return f"n^{exponent:.2f} ({name})"
 
 
 def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     parts = [[f"# Orders, {today}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]]
-    for part in (times, equal_ports, baselines, mixed_ports, startups, reuse):
+    warm_up()
+    for part in (times, equal_ports, baselines, mixed_ports, caps, servers, startups, reuse):
         parts.append(part())
     out = Path(__file__).parent / "results" / f"order-{today}.md"
     out.write_text("\n\n".join("\n".join(lines) for lines in parts) + "\n")

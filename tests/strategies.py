@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.types import Cluster, Curve, Gpu, Profile
+from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Profile, leaf_spine
 
 RATES = (1.0, 2.0, 2.5, 4.0, 5.0, 10.0)
 
@@ -51,3 +51,29 @@ def profiles(draw, sources, max_experts=6, max_layers=3, name="drawn"):
     )
     curves = {"reference": {"gate": draw(curve), "expert": draw(curve), "aggregate": draw(curve)}}
     return Profile(name, "print", tokens, 1, draw(st.integers(1, 4)), draw(st.integers(1, 4)), 10, 10, curves)
+
+
+@st.composite
+def fabrics(draw, gpus, kind):
+    """kind: "tree" of switches with different rates each way, "leaf-spine" with equal uplinks, or "graph": a tree with more
+    cables, between switches or from a GPU to further switches."""
+    rate = st.sampled_from(RATES)
+    if kind == "leaf-spine":
+        leaf_G = [f"leaf-{draw(st.integers(0, 2))}" for _ in range(gpus)]
+        ports = [draw(rate) for _ in range(gpus)]
+        return leaf_spine(leaf_G, ports, ports, draw(st.integers(1, 3)), draw(rate))
+    switches = [f"s{i}" for i in range(draw(st.integers(1, 5)))]
+    pairs = {(switches[draw(st.integers(0, i - 1))], switches[i]) for i in range(1, len(switches))}
+    pairs |= {(gpu, draw(st.sampled_from(switches))) for gpu in range(gpus)}
+    if kind == "graph":
+        ends = st.tuples(st.sampled_from([*range(gpus), *switches]), st.sampled_from(switches))
+        pairs |= {(a, b) for a, b in draw(st.lists(ends, max_size=6)) if a != b}
+    cables = sorted({tuple(sorted(pair, key=str)) for pair in pairs}, key=str)
+    return Fabric(gpus, tuple(Link(*way, draw(rate)) for pair in cables for way in (pair, pair[::-1])))
+
+
+@st.composite
+def traffics_on_fabrics(draw, kind, max_ranks=5):
+    """(bytes_GG, fabric, out_Bps, in_Bps)."""
+    bytes_GG, out, into = draw(traffics_on_ports(1, max_ranks))
+    return bytes_GG, draw(fabrics(len(bytes_GG), kind)), out, into

@@ -17,9 +17,9 @@ from aurora.plan.planner import make_plan
 from aurora.plan.synthetic import synthetic_profile
 from aurora.simulate.interpreter import simulate_plan
 from aurora.store import load_cluster, load_plan, load_profile, load_trace, save, shipped
-from aurora.types import PlanOptions, SyntheticOptions, Trace
+from aurora.types import Link, PlanOptions, SyntheticOptions, Trace, servers
 from tests.conftest import cluster
-from tests.strategies import clusters, profiles
+from tests.strategies import clusters, fabrics, profiles
 
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
 GPU = """
@@ -56,6 +56,7 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert [m.placement for m in back.models] == [m.placement for m in made.models]
     assert [o.pairs_X2.tolist() for o in back.models[0].dispatch_L] == [o.pairs_X2.tolist() for o in made.models[0].dispatch_L]
     assert (back.objective_s, back.bound_s, back.methods) == (made.objective_s, made.bound_s, made.methods)
+    assert (back.objective, back.free_bound_s) == (made.objective, made.free_bound_s)
 
 
 @pytest.mark.parametrize("method", ORDER)
@@ -112,7 +113,6 @@ def test_the_papers_mixed_cluster():
         ("schema = 1\n" + GPU.replace("in_Bps = 1e9\n", ""), "lacks in_Bps"),
         ("schema = 1\n" + GPU + "count = 0\n", "count must be a whole number above zero, found 0"),
         ("schema = 1\n" + GPU.replace("node = 0", "node = 0.5"), "node must be a whole number, found 0.5"),
-        ("schema = 1\n[fabric]\ninside_Bps = 9e9\n" + GPU, r"\[fabric\] is not supported"),
         ("schema = [", "not TOML"),
         ("schema = 1\ngpu = [1]\n", "expected a table for GPU 0, found 1"),
         ("schema = 1\n" + GPU.replace("1000", "1" + "0" * 400), "memory_bytes must lie between"),
@@ -126,6 +126,94 @@ def test_bad_clusters(tmp_path, toml, message):
     with pytest.raises(BadInput, match=message) as error:
         load_cluster(file)
     assert str(file) in str(error.value)
+
+
+LEAVES = '[fabric]\nkind = "leaf-spine"\nspines = 2\nuplink_Bps = 5e8\n'
+
+
+def fabric_of(tmp_path, toml):
+    file = tmp_path / "c.toml"
+    file.write_text("schema = 1\n" + toml)
+    return load_cluster(file).fabric
+
+
+def test_leaves_are_nodes_or_racks(tmp_path):
+    second = GPU.replace("node = 0", "node = 1")
+    by_node = fabric_of(tmp_path, LEAVES + GPU + "count = 2\n" + second)
+    assert by_node.switches == ("leaf-0", "leaf-1", "spine-0", "spine-1")
+    assert {str(link): link.Bps for link in by_node.links if link.src == "leaf-0"} == {
+        "leaf-0 -> rank 0": 1e9, "leaf-0 -> rank 1": 1e9, "leaf-0 -> spine-0": 5e8, "leaf-0 -> spine-1": 5e8,
+    }  # fmt: skip
+    by_rack = fabric_of(tmp_path, LEAVES + GPU + "rack = 'r'\n" + second + "rack = 'r'\n")
+    assert by_rack.switches == ("leaf-r", "spine-0", "spine-1")
+
+
+def test_a_graph_names_gpus_and_switches(tmp_path):
+    links = '[fabric]\nkind = "graph"\nlinks = [{from="g-0", to="s", Bps=2, both=true}, {from=1, to="s", Bps=3.5}, {from="s", to=1, Bps=4}]\n'
+    found = fabric_of(tmp_path, links + GPU + "count = 2\n")
+    assert found.links == (Link(0, "s", 2.0), Link("s", 0, 2.0), Link(1, "s", 3.5), Link("s", 1, 4.0))
+
+
+def test_the_shipped_fabric_is_two_to_one():
+    machines = load_cluster(shipped("clusters/leaf-spine-16.toml"))
+    up = sum(link.Bps for link in machines.fabric.links if link.src == "leaf-0" and isinstance(link.dst, str))
+    assert len(machines) == 16
+    assert machines.out_Bps_G[:4].sum() == 2 * up
+
+
+@pytest.mark.parametrize(
+    ("fabric", "message"),
+    [
+        ("inside_Bps = 9e9", r"\[fabric\]: expected kind = 'leaf-spine' or 'servers' or 'graph', found None"),
+        ("kind = 'torus'", "found 'torus'"),
+        ("kind = 'leaf-spine'\nuplink_Bps = 1", "spines must be a whole number, found None"),
+        ("kind = 'leaf-spine'\nspines = true\nuplink_Bps = 1", "spines must be a whole number, found True"),
+        ("kind = 'leaf-spine'\nspines = 0\nuplink_Bps = 1", "expected one spine or more, found 0"),
+        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 'x'", "uplink_Bps must be a number, found 'x'"),
+        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = nan", "Bps must be a number above zero, found nan"),
+        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1" + "0" * 400, "uplink_Bps is too large"),
+        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1\ncolour = 2", "unknown colour"),
+        ("kind = 'servers'\nnic_Bps = 0", "Bps must be a number above zero, found 0"),
+        ("kind = 'servers'", "nic_Bps must be a number, found None"),
+        ("kind = 'graph'", r"expected links = \[...\], found None"),
+        ("kind = 'graph'\nlinks = [1]", "link 0: expected a table, found 1"),
+        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1, both=1}]", "both must be true or false, found 1"),
+        ("kind = 'graph'\nlinks = [{from='g', Bps=1}]", "link 0: to must be the name of a GPU or a switch, found None"),
+        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=0}]", "link rank 0 -> s: Bps must be a number above zero"),
+        ("kind = 'graph'\nlinks = [{from='g', to=7, Bps=1}]", "expected ranks 0 to 1, found 7"),
+        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1}]", "found none from 0 to 1"),
+    ],
+)
+def test_bad_fabrics(tmp_path, fabric, message):
+    with pytest.raises(BadInput, match=message) as error:
+        fabric_of(
+            tmp_path, f"[fabric]\n{fabric}\n" + GPU + GPU.replace('"g"', '"h"') + "rack = 'r'\n" * ("spine" not in fabric)
+        )
+    assert str(error.value).count("c.toml") == 1
+
+
+def test_servers_come_back_from_a_plan(tmp_path, profile):
+    machines = replace(cluster(4.0, 4.0), fabric=servers([0, 0], [4.0, 4.0], [4.0, 4.0], 1.0))
+    save(make_plan(machines, [profile]), tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").cluster == machines
+    assert load_cluster(shipped("clusters/h100-servers-32.toml")).fabric.nic_Bps == 50e9
+
+
+def test_names_that_say_no_single_gpu(tmp_path):
+    with pytest.raises(BadInput, match="expected one GPU named 'g', found 2; say it by rank"):
+        fabric_of(tmp_path, "[fabric]\nkind = 'graph'\nlinks = [{from='g', to='s', Bps=1}]\n" + GPU + GPU)
+    with pytest.raises(BadInput, match="expected a rack for each GPU or for none, found none for 'g'"):
+        fabric_of(tmp_path, LEAVES + GPU + GPU + "rack = 'r'\n")
+
+
+@given(st.sampled_from(["tree", "leaf-spine", "graph"]).flatmap(lambda kind: fabrics(3, kind)), profiles(3, max_layers=2))
+def test_plans_come_back_with_their_fabric(tmp_path_factory, fabric, source):
+    folder = tmp_path_factory.mktemp("fabric")
+    made = make_plan(replace(cluster(2.0, 2.0, 2.0), fabric=fabric), [source])
+    save(made, folder / "plan.json")
+    back = load_plan(folder / "plan.json")
+    assert back.cluster == made.cluster
+    assert back.models[0].cut_L == made.models[0].cut_L
 
 
 def test_count_repeats_a_gpu(tmp_path):

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from aurora.cli import demo, order, plan, profile, reproduce, run, simulate
+from aurora.cli import demo, order, place, plan, profile, reproduce, run, simulate
 from aurora.errors import AuroraError
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command("profile")(profile.profile)
 app.command("plan")(plan.plan)
 app.command("order")(order.order)
+app.command("place")(place.place)
 app.command("simulate")(simulate.simulate)
 app.command("run")(run.run)
 app.command("demo")(demo.demo)

@@ -11,7 +11,7 @@ from aurora.errors import BadInput
 
 if TYPE_CHECKING:
     from aurora.types import Schedule
-    from aurora.types.arrays import IntArray
+    from aurora.types.arrays import FloatArray, IntArray
 
 
 def order(
@@ -24,8 +24,9 @@ def order(
     as_json: Annotated[bool, typer.Option("--json", help="print the schedule as JSON")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the JSON to a file")] = None,
 ) -> None:
-    """Order one all-to-all and say how good the order is; `gap` is against the fluid bound."""
+    """Order one all-to-all and say how good the order is; `gap` is against the larger of the fluid and the cut bound."""
     from aurora.plan.order import ORDER
+    from aurora.plan.planner import TWO_TIER
     from aurora.plan.planner import order as schedule
     from aurora.report.tables import gantt, order_table
     from aurora.store import load_cluster, write_text
@@ -36,8 +37,10 @@ def order(
     if method == "all":
         if as_json or output:
             raise BadInput("order: --method all prints a table; --json and -o take one method")
-        made = [schedule(bytes_GG, ports, name, seed, startup) for name in ORDER]
+        servers = ports is not None and ports.fabric is not None and ports.fabric.nic_Bps is not None
+        made = [schedule(bytes_GG, ports, name, seed, startup) for name in (*ORDER, *([TWO_TIER] if servers else []))]
         terminal().print(order_table(made))
+        _print_cut(made[0])
         return
     one = schedule(bytes_GG, ports, method, seed, startup)
     if output is not None:
@@ -47,6 +50,7 @@ def order(
         return
     console = terminal()
     console.print(order_table([one]))
+    _print_cut(one)
     if console.is_terminal:
         console.print(gantt(one, len(bytes_GG), console.width), soft_wrap=True)
     if output is not None:
@@ -67,11 +71,20 @@ def _bytes(traffic: Path, layer: int | None) -> "IntArray":
     return contiguous_bytes(profile, layer)
 
 
+def _print_cut(schedule: "Schedule") -> None:
+    from aurora.report.tables import cut_line
+
+    if schedule.cut is not None:
+        terminal().print(cut_line(schedule.cut), soft_wrap=True)
+
+
 def _as_json(schedule: "Schedule", ranks: int) -> dict[str, object]:
-    columns = (
+    columns: tuple[IntArray | FloatArray, ...] = (
         schedule.src_X, schedule.dst_X, schedule.bytes_X, schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
     )  # fmt: skip
-    names = ("src", "dst", "bytes", "start_s", "end_s", "rate_Bps")
+    names: tuple[str, ...] = ("src", "dst", "bytes", "start_s", "end_s", "rate_Bps")
+    if schedule.hop_X2 is not None:
+        columns, names = (*columns, *schedule.hop_X2.T), (*names, "from", "to")
     return {
         "schema": 1,
         "method": schedule.method,
@@ -79,6 +92,7 @@ def _as_json(schedule: "Schedule", ranks: int) -> dict[str, object]:
         "makespan_s": schedule.makespan_s,
         "fluid_bound_s": schedule.fluid_bound_s,
         "one_to_one_bound_s": schedule.one_to_one_bound_s,
+        **({} if schedule.cut is None else {"cut_bound_s": schedule.cut.bound_s, "cut_links": list(schedule.cut.links)}),
         "gap": schedule.gap,
         "transfers": [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)],
     }

@@ -31,6 +31,8 @@ def run(
     if len(models) != len(plan.models) or len(prompts) != len(plan.models):
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
     check_plan(plan)
+    if options.transport == "shaped" and plan.cluster.fabric is not None:
+        raise BadInput("--transport shaped: holds ports to their rates, but not the links of the plan's fabric")
     for name, requests in zip(models, prompts, strict=True):
         if not requests or not all(requests):
             raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")

@@ -69,5 +69,6 @@ def spread(cost_GE: FloatArray) -> float:
     everything_G = cost_GE.sum(axis=1)
     if (everything_G <= 0).any():
         return float(cost_GE.min(axis=0).max())
-    weight_G = (1 / everything_G) / (1 / everything_G).sum()
+    weight_G = everything_G.min() / everything_G
+    weight_G /= weight_G.sum()
     return float(max(cost_GE.min(axis=0).max(), (cost_GE * weight_G[:, None]).min(axis=0).sum()))

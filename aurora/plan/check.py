@@ -1,10 +1,13 @@
 """The judge: replays plans and schedules from first principles. It calls none of the makers."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from aurora.errors import BrokenPlan
-from aurora.types import Order, Plan, Schedule
+from aurora.types import Fabric, Order, Plan, Schedule
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.fabric import Vertex
 
 SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
 
@@ -39,11 +42,14 @@ def _check_lanes(order: Order, gpus: int) -> None:
             raise BrokenPlan(f"order {order.method}: {src} -> {dst} takes {taken} lanes, which its ports do not have")
 
 
-def check_schedule(schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> None:
-    """BrokenPlan unless the schedule carries every byte once and no port is above its rate at any instant.
+def check_schedule(
+    schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, fabric: Fabric | None = None
+) -> None:
+    """BrokenPlan unless the schedule carries every byte once and no port or link is above its rate at any instant.
 
     Bytes match bytes_GG (G, G) exactly in sum, and each row's rate and time within a byte or what floats resolve. Where the
-    schedule claims one partner at a time, no two transfers of a port overlap.
+    schedule claims one partner at a time, no two transfers of a port overlap. On a fabric each pair's rate is divided over its
+    shortest paths.
     """
     what = f"schedule {schedule.method}"
     n = len(bytes_GG)
@@ -67,21 +73,61 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, 
         for port in range(n):
             rows = np.flatnonzero(ports == port)
             who = f"{what}: rank {port} {side}"
-            _check_rate(who, start[rows], end[rows], schedule.rate_Bps_X[rows], float(rates[port]))
+            _check_rate(who, "port", start[rows], end[rows], schedule.rate_Bps_X[rows], float(rates[port]))
             rows = rows[np.argsort(start[rows], kind="stable")]
             if schedule.one_to_one and (start[rows][1:] < end[rows][:-1] * (1 - SLACK)).any():
                 raise BrokenPlan(f"{who} to or from two partners at once")
+    if fabric is not None:
+        for link, share_GG in zip(fabric.links, _link_shares(fabric), strict=True):
+            rows = np.flatnonzero(share_GG[src, dst])
+            rate_X = schedule.rate_Bps_X[rows] * share_GG[src[rows], dst[rows]]
+            _check_rate(f"{what}: {link} takes", "link", start[rows], end[rows], rate_X, link.Bps)
 
 
-def _check_rate(who: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, port_Bps: float) -> None:
-    """The port's total rate just after every start and end."""
+@lru_cache(maxsize=8)
+def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
+    """For each link (G, G): which part of each pair's shortest paths takes it, counted from the destination back."""
+    n = fabric.gpus
+    shares = {(link.src, link.dst): np.zeros((n, n)) for link in fabric.links}
+    onward: dict[Vertex, list[Vertex]] = {}
+    for src, dst in shares:
+        onward.setdefault(src, []).append(dst)
+    for source in range(n):
+        before: dict[Vertex, list[Vertex]] = {source: []}
+        paths: dict[Vertex, int] = {source: 1}
+        ring: list[Vertex] = [source]
+        rings = []
+        while ring:
+            further: dict[Vertex, list[Vertex]] = {}
+            for vertex in ring:
+                if vertex == source or isinstance(vertex, str):  # GPUs do not forward
+                    for end in onward.get(vertex, []):
+                        if end not in before:
+                            further.setdefault(end, []).append(vertex)
+            before |= further
+            paths |= {end: sum(paths[vertex] for vertex in back) for end, back in further.items()}
+            ring = list(further)
+            rings.append(ring)
+        for target in set(range(n)) - {source}:
+            part: dict[Vertex, float] = {target: 1.0}
+            for ring in reversed(rings):
+                for end in ring:
+                    for vertex in before[end] if end in part else ():
+                        along = part[end] * paths[vertex] / paths[end]
+                        shares[vertex, end][source, target] = along
+                        part[vertex] = part.get(vertex, 0.0) + along
+    return tuple(shares.values())
+
+
+def _check_rate(who: str, what: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, most_Bps: float) -> None:
+    """The port's or link's total rate just after every start and end."""
     at_s = np.concatenate([end_X, start_X])
     change = np.concatenate([-rate_X, rate_X])
     sequence = np.argsort(at_s, kind="stable")  # at one instant what ends makes room first
     total = np.cumsum(change[sequence])
-    if (over := total > port_Bps * (1 + SLACK)).any():
+    if (over := total > most_Bps * (1 + SLACK)).any():
         at = int(np.argmax(over))
-        raise BrokenPlan(f"{who} {total[at]:.6g} B/s at {at_s[sequence][at]:.6g} s, its port carries {port_Bps:.6g}")
+        raise BrokenPlan(f"{who} {total[at]:.6g} B/s at {at_s[sequence][at]:.6g} s, its {what} carries {most_Bps:.6g}")
 
 
 def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArray, inside_Bps: float) -> None:
@@ -102,7 +148,7 @@ def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps
             for gpu in range(len(bytes_GG)):
                 rows = np.flatnonzero(tier & (schedule.hop_X2[:, side] == gpu))
                 port_Bps = inside_Bps if tier is inside_X else float(nic_Bps_G[gpu])
-                _check_rate(f"{what}: rank {gpu} {verb} {name}", start[rows], end[rows], rate[rows], port_Bps)
+                _check_rate(f"{what}: rank {gpu} {verb} {name}", "port", start[rows], end[rows], rate[rows], port_Bps)
     rows_of: dict[tuple[int, int], list[int]] = {}
     for row, pair in enumerate(zip(schedule.src_X.tolist(), schedule.dst_X.tolist(), strict=True)):
         rows_of.setdefault(pair, []).append(row)
@@ -128,18 +174,25 @@ def _check_journey(what: str, schedule: Schedule, rows: list[int], src: int, dst
 def check_plan(plan: Plan) -> None:
     """BrokenPlan unless the plan can be what it says (placements check themselves).
 
-    Every order names each pair once, no layer is predicted faster than the fluid bound, the objective not below its bound.
+    Every order names each pair once, no layer is predicted faster than the fluid bound or a cut, the objective not below its
+    bounds.
     """
     gpus = len(plan.cluster)
     for model in plan.models:
+        if len(model.cut_L) != (0 if plan.cluster.fabric is None else len(model.dispatch_L)):
+            raise BrokenPlan(
+                f"plan of {model.model!r}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}"
+            )
         for layer, orders in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
             for order in orders:
                 check_order(order, gpus)
-            floor_s = float(model.fluid_bound_s_L[layer])
+            floor_s = float(model.bound_s_L[layer])
             if not 0 <= floor_s * (1 - 1e-6) <= model.dispatch_s_L[layer] < np.inf:
                 raise BrokenPlan(
                     f"plan of {model.model!r}, layer {layer}: dispatch of {model.dispatch_s_L[layer]:.6g} s is below "
-                    f"the fluid bound of {floor_s:.6g} s"
+                    f"the fluid bound or cut of {floor_s:.6g} s"
                 )
+    if not 0 <= plan.free_bound_s * (1 - 1e-6) <= plan.bound_s:
+        raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
     if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
         raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")

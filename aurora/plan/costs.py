@@ -1,6 +1,7 @@
 """What it costs to put group j of one layer's experts on GPU g: the arrays that ASSIGN and COLOCATE look at."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -31,25 +32,31 @@ class GroupCosts:
 
     def terms(self, group_G: IntArray) -> Terms:
         """The phases' times when GPU g holds group_G[g]."""
-        gpus = np.arange(len(group_G))
-        send, recv = self.send_GJ[gpus, group_G], self.recv_GJ[gpus, group_G]
-        return Terms(
-            self.gate_s_G,
-            send * self.dispatch_bytes / self.out_Bps,
-            recv * self.dispatch_bytes / self.in_Bps,
-            recv * self.combine_bytes / self.out_Bps,
-            send * self.combine_bytes / self.in_Bps,
-            self.expert_s_GJ[gpus, group_G],
-            self.aggregate_s_G,
-        )
+        send_G, recv_G, csend_G, crecv_G, expert_G = self.seconds_XGJ[:, np.arange(len(group_G)), group_G]
+        return Terms(self.gate_s_G, send_G, recv_G, csend_G, crecv_G, expert_G, self.aggregate_s_G)
+
+    @cached_property
+    def seconds_XGJ(self) -> FloatArray:
+        """(5, G, J) seconds of what depends on where group j sits: the dispatch's send and receive, the combine's send and
+        receive, and the experts."""
+        out, into = self.out_Bps[:, None], self.in_Bps[:, None]
+        there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
+        back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
+        return np.stack([*there, *back, self.expert_s_GJ])
+
+    @property
+    def dispatch_s_GJ(self) -> FloatArray:
+        """(G, J) seconds of GPU g's port in the dispatch when it holds group j."""
+        return np.asarray(self.seconds_XGJ[:2].max(axis=0))
+
+    @property
+    def combine_s_GJ(self) -> FloatArray:
+        return np.asarray(self.seconds_XGJ[2:4].max(axis=0))
 
     @property
     def alone_s_GJ(self) -> FloatArray:
         """(G, J) seconds of dispatch, experts and combine on GPU g with group j."""
-        out, into = self.out_Bps[:, None], self.in_Bps[:, None]
-        dispatch = np.maximum(self.send_GJ / out, self.recv_GJ / into) * self.dispatch_bytes
-        combine = np.maximum(self.recv_GJ / out, self.send_GJ / into) * self.combine_bytes
-        return np.asarray(dispatch + self.expert_s_GJ + combine)
+        return self.dispatch_s_GJ + self.expert_s_GJ + self.combine_s_GJ
 
     @property
     def strongest_first(self) -> IntArray:
@@ -93,3 +100,22 @@ def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArra
         cluster.out_Bps_G,
         cluster.in_Bps_G,
     )
+
+
+def coupled_s(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray) -> FloatArray:
+    """(3, G, J) seconds of Eq. 1's parts, gate and dispatch, experts and combine, aggregation, if rank j's requests moved to
+    GPU g together with group j. Source: the model of Aurora §5; in serving the requests stay where they are."""
+    tokens_TSE = profile.tokens_TLSE[:, layer]
+    n = len(cluster)
+    costs = group_costs(cluster, profile, layer, group_E)
+    tokens_SJ = group_tokens(tokens_TSE.sum(axis=0), group_E, n)
+    stay_J = np.diag(tokens_SJ)
+    send_J, recv_J = tokens_SJ.sum(axis=1) - stay_J, tokens_SJ.sum(axis=0) - stay_J
+    own_TS = tokens_TSE.sum(axis=2) // profile.top_k
+    gate, aggregate = (
+        np.stack([profile.seconds(phase, gpu, own_TS).sum(axis=0) for gpu in cluster.gpus]) for phase in ("gate", "aggregate")
+    )
+    out, into = cluster.out_Bps_G[:, None], cluster.in_Bps_G[:, None]
+    dispatch = np.maximum(send_J / out, recv_J / into) * profile.dispatch_bytes
+    combine = np.maximum(recv_J / out, send_J / into) * profile.combine_bytes
+    return np.stack([gate + dispatch, costs.expert_s_GJ + combine, aggregate])

@@ -1,13 +1,48 @@
 """The time of one MoE layer from its phases' times: Aurora's Eq. 1 and Table 2, and the causal reading of the latter.
 
-Every term is a maximum over GPUs of per-port or per-GPU seconds; the simulator, not these formulas, prices a Program.
+Every term is a maximum over GPUs of per-port or per-GPU seconds, and a time is the longest of a few sums of terms, its paths.
+The simulator, not these formulas, prices a Program.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.types.arrays import FloatArray
+from aurora.types.arrays import FloatArray, IntArray
+
+FIXED = ("gate_a", "gate_b", "aggregate_a", "aggregate_b")  # of the requests' ranks: no placement of experts moves them
+MOVED = (
+    "dispatch_a", "dispatch_b", "dispatch_ab", "expert_a", "expert_b", "combine_a", "combine_b", "combine_ab",
+)  # fmt: skip
+TERMS = (*FIXED, *MOVED)
+OTHER = {term: term[:-1] + {"a": "b", "b": "a"}[term[-1]] for term in TERMS if not term.endswith("_ab")}
+
+Path = tuple[str, ...]
+_PAPER: tuple[Path, ...] = (
+    ("gate_b", "expert_a", "expert_b", "aggregate_a"),
+    ("dispatch_a", "expert_a", "expert_b", "aggregate_a"),
+    ("dispatch_ab", "expert_b", "aggregate_a"),
+    ("dispatch_ab", "combine_a", "aggregate_a"),
+    ("dispatch_ab", "dispatch_ab"),
+)
+_CAUSAL_STARTS: tuple[Path, ...] = (
+    ("dispatch_ab",),
+    ("gate_b", "dispatch_b"),
+    ("gate_b", "expert_a"),
+    ("dispatch_a", "expert_a"),
+)
+_CAUSAL_ENDS: tuple[Path, ...] = (
+    ("expert_b", "aggregate_a"),
+    ("combine_a", "aggregate_a"),
+    ("combine_ab",),
+    ("expert_b", "combine_b"),
+)
+_ALWAYS = ("gate_a", "aggregate_b")
+PATHS: dict[str, tuple[Path, ...]] = {
+    "paper": tuple((*path, *_ALWAYS) for path in _PAPER),
+    "causal": tuple((*start, *end, *_ALWAYS) for start in _CAUSAL_STARTS for end in _CAUSAL_ENDS),
+}
 
 
 @dataclass(frozen=True)
@@ -33,62 +68,49 @@ class Terms:
 
 def exclusive(a: Terms) -> float:
     """max(G + N) + max(F + C) + max(A). Source: Aurora Eq. 1."""
-    return _max(a.gate_G + a.dispatch_G) + _max(a.expert_G + a.combine_G) + _max(a.aggregate_G)
+    return float(exclusive_G(a).max(axis=1, initial=0.0).sum())
+
+
+def exclusive_G(a: Terms) -> FloatArray:
+    """(3, G) seconds of Eq. 1's parts on each GPU: gate and dispatch, experts and combine, aggregation."""
+    return np.stack([a.gate_G + a.dispatch_G, a.expert_G + a.combine_G, a.aggregate_G])
 
 
 def paper(a: Terms, b: Terms) -> float:
     """Two colocated models, Aurora's Table 2 as printed: a lower bound, not a timeline."""
-    both_N = _both(a.send_G, a.recv_G, b.send_G, b.recv_G)
-    f_a = max(_max(b.gate_G), _max(a.dispatch_G)) + _max(a.expert_G)
-    f_b = max(f_a, both_N) + _max(b.expert_G)
-    a_a = max(f_b, both_N + _max(a.combine_G)) + _max(a.aggregate_G)
-    a_b = max(a_a, 2 * both_N) + _max(b.aggregate_G)
-    return a_b + _max(a.gate_G)
+    return longest("paper", shared_XG(a, b).max(axis=1, initial=0.0))
 
 
 def causal(a: Terms, b: Terms) -> float:
     """Two colocated models; no transfer ends before what it waits for. `paper` <= `causal` where combines mirror dispatches.
 
-    As printed, Table 2 lets C_a end before F_a and N_b ignore G_b; this is the same table with those waits in it.
+    As printed, Table 2 lets C_a end before F_a and N_b ignore G_b. Here N_b ends max(|N_a + N_b|, G_b + |N_b|); with
+    s = max(end N_b, end F_a), C_a ends s + |C_a| and C_b ends max(s + |C_a + C_b|, end F_b + |C_b|); the rest is Table 2.
     """
-    return causal_timeline(
-        gate=(_max(a.gate_G), _max(b.gate_G)),
-        dispatch=(_max(a.dispatch_G), _max(b.dispatch_G)),
-        both_dispatch=_both(a.send_G, a.recv_G, b.send_G, b.recv_G),
-        expert=(_max(a.expert_G), _max(b.expert_G)),
-        combine=(_max(a.combine_G), _max(b.combine_G)),
-        both_combine=_both(a.csend_G, a.crecv_G, b.csend_G, b.crecv_G),
-        aggregate=(_max(a.aggregate_G), _max(b.aggregate_G)),
+    return longest("causal", shared_XG(a, b).max(axis=1, initial=0.0))
+
+
+OBJECTIVE: dict[str, Callable[[Terms, Terms], float]] = {"causal": causal, "paper": paper}
+
+
+def shared_XG(a: Terms, b: Terms) -> FloatArray:
+    """(X, G) seconds of each of TERMS on each GPU; of an all-to-all of both models those of the port that takes longer."""
+    dispatch_ab = np.maximum(a.send_G + b.send_G, a.recv_G + b.recv_G)
+    combine_ab = np.maximum(a.csend_G + b.csend_G, a.crecv_G + b.crecv_G)
+    return np.stack(
+        [
+            *(a.gate_G, b.gate_G, a.aggregate_G, b.aggregate_G, a.dispatch_G, b.dispatch_G, dispatch_ab),
+            *(a.expert_G, b.expert_G, a.combine_G, b.combine_G, combine_ab),
+        ]
     )
 
 
-def causal_timeline(
-    *,
-    gate: tuple[float, float],
-    dispatch: tuple[float, float],
-    both_dispatch: float,
-    expert: tuple[float, float],
-    combine: tuple[float, float],
-    both_combine: float,
-    aggregate: tuple[float, float],
-) -> float:
-    """The causal timeline of models (a, b) from maxima over GPUs in seconds; it never falls when one of them rises.
-
-    N_b ends max(|N_a + N_b|, G_b + |N_b|); s = max(end N_b, end F_a); C_a ends s + |C_a|;
-    C_b ends max(s + |C_a + C_b|, end F_b + |C_b|); the rest as in Table 2.
-    """
-    f_a = max(gate[1], dispatch[0]) + expert[0]
-    n_b = max(both_dispatch, gate[1] + dispatch[1])
-    f_b = max(f_a, n_b) + expert[1]
-    s = max(n_b, f_a)
-    a_a = max(f_b, s + combine[0]) + aggregate[0]
-    a_b = max(a_a, s + both_combine, f_b + combine[1]) + aggregate[1]
-    return a_b + gate[0]
+def path_counts(objective: str, leads: bool = True) -> IntArray:
+    """(P, X) int64: how often each path of `objective` holds each of TERMS; unless a leads, a's terms are Table 2's b."""
+    terms = TERMS if leads else [OTHER.get(term, term) for term in TERMS]
+    return np.array([[path.count(term) for term in terms] for path in PATHS[objective]], dtype=np.int64)
 
 
-def _max(values_G: FloatArray) -> float:
-    return float(values_G.max(initial=0.0))
-
-
-def _both(send_a: FloatArray, recv_a: FloatArray, send_b: FloatArray, recv_b: FloatArray) -> float:
-    return max(_max(send_a + send_b), _max(recv_a + recv_b))
+def longest(objective: str, term_X: FloatArray) -> float:
+    """Seconds of the longest path when TERMS take term_X (X,) seconds; it never falls when one of them rises."""
+    return float((path_counts(objective) @ term_X).max())

@@ -1,7 +1,9 @@
 """The wiring of planning: a cluster and one or two profiles become a Plan, layer by layer."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,17 +12,21 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.plan import objective
 from aurora.plan.assign import ASSIGN
 from aurora.plan.bounds import spread
-from aurora.plan.check import check_plan, check_schedule
-from aurora.plan.colocate import COLOCATE
+from aurora.plan.check import check_hops, check_plan, check_schedule
+from aurora.plan.colocate import COLOCATE, JOINT
 from aurora.plan.costs import GroupCosts, group_costs, group_tokens
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
+from aurora.plan.relax import proved
+from aurora.plan.sharing import Sharing
 from aurora.plan.timing import timed
-from aurora.types import Cluster, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
+from aurora.plan.two_tier import two_tier_schedule
+from aurora.types import Cluster, Fabric, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
 PRICED_ONLY = ("paced", "lanes")
+TWO_TIER = "two-tier"  # forwards bytes, so it is a schedule of hops and no Order
 AUTO_ORDERS = ("openshop", "all-at-once")  # on mixed ports one partner at a time can cost twice the fluid bound
 
 
@@ -29,57 +35,67 @@ def make_plan(
     profiles: Sequence[Profile],
     options: PlanOptions = PlanOptions(),
     profile_paths: Sequence[str] = (),
+    clock: Callable[[], float] = time.monotonic,
 ) -> Plan:
     """Plan one model alone or two that share every GPU; which scenario of Aurora's four it is follows from the inputs.
 
-    Raises BadInput where profiles and cluster do not fit together, InfeasiblePlan where the experts do not fit.
+    Raises BadInput where profiles and cluster do not fit together, InfeasiblePlan where the experts do not fit. clock gives
+    seconds, for searches with a time limit.
     Source: Aurora §4-§7; the requests' ranks stay where they are and only experts move.
     """
     if not 1 <= len(profiles) <= 2:
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")
     for profile in profiles:
         _check_fits(cluster, profile, profiles)
-    options = _resolved(options, cluster.equal)
+    options = _resolved(options, cluster, len(profiles) == 2)
     rng = np.random.default_rng(options.seed)
     costs_M = [[_costs(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
-    place = _place_alone if len(profiles) == 1 else _place_together
-    placed_M, objective_s, bound_s = place(cluster, profiles, costs_M, options, rng)
+    if len(profiles) == 1:
+        placed = _place_alone(cluster, profiles[0], costs_M[0], options, rng)
+    else:
+        placed = _place_together(cluster, profiles, costs_M, options, rng, clock)
     paths = list(profile_paths) or [""] * len(profiles)
     models = tuple(
-        _model_plan(cluster, profile, costs_M[m], placed_M[m], options.order, rng, paths[m])
+        _model_plan(cluster, profile, costs_M[m], placed.group_MLG[m], options.order, rng, paths[m])
         for m, profile in enumerate(profiles)
     )
     methods = {"place": options.place, "assign": options.assign}
     if len(profiles) == 2:
         methods["colocate"] = options.colocate
-        if options.colocate == "decoupled":  # it decides both
+        if options.colocate in JOINT:
             methods["assign"] = options.colocate
     methods["order"] = options.order
     scenario = f"{'exclusive' if len(profiles) == 1 else 'colocated'}, {'equal' if cluster.equal else 'mixed'} GPUs"
-    plan = Plan(cluster, models, scenario, methods, options.seed, objective_s, bound_s)
+    priced_by = "exclusive" if len(profiles) == 1 else options.objective
+    seconds = placed.objective_s, placed.bound_s, placed.free_bound_s
+    plan = Plan(cluster, models, scenario, methods, options.seed, priced_by, *seconds)
     check_plan(plan)
     return plan
 
 
 LayerCosts = tuple[GroupCosts, IntArray]  # of one layer, and its experts' groups (E,)
-Placed = tuple[
-    list[list[IntArray]], float, float
-]  # by model and layer the group on each GPU (G,); objective and bound, seconds
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """group_MLG: by model and layer the group on each GPU (G,). Seconds: the objective, and its bounds as in Plan."""
+
+    group_MLG: list[list[IntArray]]
+    objective_s: float
+    bound_s: float
+    free_bound_s: float
 
 
 def _place_alone(
-    cluster: Cluster,
-    profiles: Sequence[Profile],
-    costs_M: list[list[LayerCosts]],
-    options: PlanOptions,
-    rng: np.random.Generator,
-) -> Placed:
-    placed, objective_s, bound_s = [], 0.0, 0.0
-    for layer, (costs, _) in enumerate(costs_M[0]):
+    cluster: Cluster, profile: Profile, layers: list[LayerCosts], options: PlanOptions, rng: np.random.Generator
+) -> _Placed:
+    placed, objective_s, bound_s, free_bound_s = [], 0.0, 0.0, 0.0
+    for layer, (costs, _) in enumerate(layers):
         placed.append(ASSIGN[options.assign](costs, rng))
         objective_s += objective.exclusive(costs.terms(placed[-1]))
-        bound_s += _exclusive_bound(_alone_bounds(cluster, profiles[0], layer))
-    return [placed], objective_s, bound_s
+        bound_s += objective.exclusive(costs.terms(ASSIGN["exact"](costs, rng)))
+        free_bound_s += _exclusive_bound(_alone_bounds(cluster, profile, layer))
+    return _Placed([placed], objective_s, bound_s, min(free_bound_s, bound_s))
 
 
 def _place_together(
@@ -88,40 +104,62 @@ def _place_together(
     costs_M: list[list[LayerCosts]],
     options: PlanOptions,
     rng: np.random.Generator,
-) -> Placed:
-    """The model with fewer layers is placed first; layer l of the longer meets layer l mod the shorter's."""
+    clock: Callable[[], float],
+) -> _Placed:
+    """The model with fewer layers is placed first; layer l of the longer meets layer l mod the shorter's.
+
+    The time limit is shared out evenly among the layers that are left.
+    """
     first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
     placed_M: list[list[IntArray]] = [[], []]
-    objective_s = bound_s = 0.0
+    objective_s = bound_s = free_bound_s = 0.0
+    end_s = clock() + options.time_limit_s
     for layer in range(profiles[second].layers):
         partner = layer % profiles[first].layers
         layers = {first: partner, second: layer}
         a, b = costs_M[first][partner][0], costs_M[second][layer][0]
         movable = partner == layer
         held_G = ASSIGN[options.assign](a, rng) if movable else placed_M[first][partner]
-        held_a, held_b = COLOCATE[options.colocate](a, b, held_G, movable, rng)
+        until_s = clock() + (end_s - clock()) / (profiles[second].layers - layer)
+        sharing = Sharing(a, b, held_G, movable, options.objective, first == 0, partial(_before, clock, until_s))
+        found = COLOCATE[options.colocate](sharing, rng)
         if movable:
-            placed_M[first].append(held_a)
-        placed_M[second].append(held_b)
-        terms = {first: a.terms(held_a), second: b.terms(held_b)}
-        objective_s += objective.causal(terms[0], terms[1])
-        bound_s += _colocated_bound(*(_alone_bounds(cluster, profiles[m], layers[m]) for m in (0, 1)))
-    return placed_M, objective_s, bound_s
+            placed_M[first].append(found.a_G)
+        placed_M[second].append(found.b_G)
+        value_s = sharing.value_s(found.a_G, found.b_G)
+        known_s = found.bound_s if movable else 0.0  # where a is held, other places for a were not looked at
+        free_s = _colocated_bound(options.objective, *(_alone_bounds(cluster, profiles[m], layers[m]) for m in (0, 1)))
+        objective_s += value_s
+        free_bound_s += free_s
+        bound_s += max(known_s or proved(replace(sharing, movable=True), value_s).bound_s, free_s)
+    return _Placed(placed_M, objective_s, bound_s, free_bound_s)
 
 
-def _resolved(options: PlanOptions, equal: bool) -> PlanOptions:
+def _before(clock: Callable[[], float], until_s: float) -> bool:
+    return clock() < until_s
+
+
+def _resolved(options: PlanOptions, cluster: Cluster, together: bool) -> PlanOptions:
     """Names instead of "auto"; BadInput for a name that no strategy has."""
-    if options.colocate == "decoupled" and options.assign != "auto":
-        raise BadInput(f"--assign {options.assign}: has no effect with --colocate decoupled, which decides both")
+    equal = cluster.equal
+    if options.colocate in JOINT and options.assign != "auto":
+        raise BadInput(f"--assign {options.assign}: has no effect with --colocate {options.colocate}, which decides both")
     if options.colocate == "auto":
-        options = replace(options, colocate="matching" if equal or options.assign != "auto" else "decoupled")
+        options = replace(options, colocate="matching" if equal or options.assign != "auto" else "local-search")
     if options.assign == "auto":
-        options = replace(options, assign="matching" if equal else "by-load")
-    if options.order == "auto" and equal:
+        options = replace(options, assign="matching" if equal and together else "exact")
+    if options.order == "auto" and equal and cluster.fabric is None:
         options = replace(options, order="openshop")
     if options.order in PRICED_ONLY:
         raise BadInput(f"--order {options.order}: no transport holds its rates yet; `aurora order` prices it")
-    for name, known in (("place", PLACE), ("assign", ASSIGN), ("colocate", COLOCATE), ("order", ORDER)):
+    known_by_name: dict[str, Mapping[str, object]] = {
+        "place": PLACE,
+        "assign": ASSIGN,
+        "colocate": COLOCATE,
+        "order": ORDER,
+        "objective": objective.OBJECTIVE,
+    }
+    for name, known in known_by_name.items():
         if getattr(options, name) not in known and (name, getattr(options, name)) != ("order", "auto"):
             raise BadInput(f"--{name}: expected one of {', '.join(known)}, found {getattr(options, name)!r}")
     return options
@@ -177,12 +215,12 @@ def _model_plan(
         slots.append(tuple(tuple(np.flatnonzero(group_E == group).tolist()) for group in held_G))
         tokens_GG = exchanged_tokens(profile, layer, np.argsort(held_G)[group_E])
         there, back = tokens_GG * profile.dispatch_bytes, tokens_GG.T * profile.combine_bytes
-        made, schedule = _scheduled(there, out, into, startup, order_name, rng)
+        made, schedule = _scheduled(there, out, into, startup, order_name, rng, cluster.fabric)
         if made.one_to_one:
             returned = made.reversed
-            check_schedule(timed(returned, back, out, into, startup), back, out, into)
+            check_schedule(timed(returned, back, out, into, startup, cluster.fabric), back, out, into, cluster.fabric)
         else:  # receivers take what comes: each direction is ordered by its own senders
-            returned, _ = _scheduled(back, out, into, startup, order_name, rng)
+            returned, _ = _scheduled(back, out, into, startup, order_name, rng, cluster.fabric)
         dispatches.append(made)
         combines.append(returned)
         schedules.append(schedule)
@@ -197,6 +235,7 @@ def _model_plan(
         np.array([schedule.makespan_s for schedule in schedules]),
         np.array([schedule.fluid_bound_s for schedule in schedules]),
         np.array([schedule.one_to_one_bound_s for schedule in schedules]),
+        tuple(schedule.cut for schedule in schedules if schedule.cut),
     )
 
 
@@ -207,7 +246,7 @@ def order(
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:
-    """The checked schedule of one all-to-all, by a method of ORDER or "auto".
+    """The checked schedule of one all-to-all, by a method of ORDER, "two-tier" or "auto".
 
     bytes_GG (G, G) integers: i to j; the diagonal does not travel. Without a cluster every port has DEFAULT_BPS. startup_s:
     what a message costs, instead of the cluster's. Raises BadInput for a matrix that is not square, whole or non-negative, or
@@ -217,8 +256,8 @@ def order(
     n = len(matrix)
     if cluster is not None and len(cluster) != n:
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
-    if method not in ORDER and method != "auto":
-        raise BadInput(f"--method: expected one of auto, {', '.join(ORDER)}, found {method!r}")
+    if method not in ORDER and method not in ("auto", TWO_TIER):
+        raise BadInput(f"--method: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
     if seed < 0:
         raise BadInput(f"--seed: expected zero or more, found {seed}")
     if startup_s is not None and not 0 <= startup_s < float("inf"):
@@ -226,8 +265,32 @@ def order(
     out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
     own = cluster.startup_s_G if cluster else np.zeros(n)
     startup = own if startup_s is None else np.full(n, startup_s)
-    _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed))
+    fabric = cluster.fabric if cluster else None
+    if method == TWO_TIER:
+        return _forwarded(matrix, cluster, out, into, startup, np.random.default_rng(seed))
+    _, schedule = _scheduled(matrix, out, into, startup, method, np.random.default_rng(seed), fabric)
     return schedule
+
+
+def _forwarded(
+    bytes_GG: IntArray,
+    cluster: Cluster | None,
+    out: FloatArray,
+    into: FloatArray,
+    startup: FloatArray,
+    rng: np.random.Generator,
+) -> Schedule:
+    """The checked two-tier schedule; where the cluster's fabric is none of servers, every GPU is a server by itself."""
+    nic_Bps = cluster.fabric.nic_Bps if cluster and cluster.fabric else None
+    ports_Bps = np.unique(np.concatenate([out, into]))
+    if len(ports_Bps) > 1:
+        raise BadInput(f"--method {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
+    node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster and nic_Bps else np.arange(len(bytes_GG))
+    inside_Bps = float(ports_Bps.max(initial=DEFAULT_BPS))
+    nic_Bps_G = np.full(len(bytes_GG), nic_Bps or inside_Bps)
+    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, rng, startup)
+    check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps)
+    return schedule if nic_Bps else replace(schedule, hop_X2=None)
 
 
 def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
@@ -245,14 +308,20 @@ def _equal_room(experts: int, gpus: int) -> IntArray:
 
 
 def _scheduled(
-    bytes_GG: IntArray, out: FloatArray, into: FloatArray, startup: FloatArray, method: str, rng: np.random.Generator
+    bytes_GG: IntArray,
+    out: FloatArray,
+    into: FloatArray,
+    startup: FloatArray,
+    method: str,
+    rng: np.random.Generator,
+    fabric: Fabric | None,
 ) -> tuple[Order, Schedule]:
     """An order and its schedule, which the checker has seen; "auto" is the shortest of AUTO_ORDERS."""
     best: tuple[Order, Schedule] | None = None
     for name in AUTO_ORDERS if method == "auto" else (method,):
         made = ORDER[name](bytes_GG, out, into, rng, startup)
-        schedule = timed(made, bytes_GG, out, into, startup)
-        check_schedule(schedule, bytes_GG, out, into)
+        schedule = timed(made, bytes_GG, out, into, startup, fabric)
+        check_schedule(schedule, bytes_GG, out, into, fabric)
         if best is None or schedule.makespan_s < best[1].makespan_s:
             best = made, schedule
     assert best is not None
@@ -297,13 +366,8 @@ def _exclusive_bound(a: _Bounds) -> float:
     return first + spread(a.expert_GE + a.combine_GE) + float(a.aggregate_G.max())
 
 
-def _colocated_bound(a: _Bounds, b: _Bounds) -> float:
-    return objective.causal_timeline(
-        gate=(float(a.gate_G.max()), float(b.gate_G.max())),
-        dispatch=(spread(a.dispatch_GE), spread(b.dispatch_GE)),
-        both_dispatch=spread(np.concatenate([a.dispatch_GE, b.dispatch_GE], axis=1)),
-        expert=(spread(a.expert_GE), spread(b.expert_GE)),
-        combine=(spread(a.combine_GE), spread(b.combine_GE)),
-        both_combine=spread(np.concatenate([a.combine_GE, b.combine_GE], axis=1)),
-        aggregate=(float(a.aggregate_G.max()), float(b.aggregate_G.max())),
-    )
+def _colocated_bound(name: str, a: _Bounds, b: _Bounds) -> float:
+    fixed = [float(own_G.max()) for own_G in (a.gate_G, b.gate_G, a.aggregate_G, b.aggregate_G)]
+    dispatch, combine = (a.dispatch_GE, b.dispatch_GE), (a.combine_GE, b.combine_GE)
+    moved = [*dispatch, np.concatenate(dispatch, axis=1), a.expert_GE, b.expert_GE, *combine, np.concatenate(combine, axis=1)]
+    return objective.longest(name, np.array([*fixed, *map(spread, moved)]))

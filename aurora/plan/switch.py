@@ -1,37 +1,37 @@
-"""The big switch: ports with their own rates, flows that share them max-min fairly, orders that gate who may start."""
+"""The switch: ports and links with their own rates, flows that share them max-min fairly, orders that gate who may start."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from aurora.plan.bounds import fluid
+from aurora.plan.routes import Routes
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
 
 
-def fair_rates(
-    src_X: IntArray, dst_X: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, most_Bps_X: FloatArray | None = None
-) -> FloatArray:
-    """(X,) max-min fair rates of concurrent flows by progressive filling: the tightest port fixes its flows, and so on.
+def fair_rates(src_X: IntArray, dst_X: IntArray, routes: Routes, most_Bps_X: FloatArray | None = None) -> FloatArray:
+    """(X,) max-min fair rates of concurrent flows by progressive filling: the tightest resource fixes its flows, and so on.
 
     most_Bps_X (X,): what a flow is held to at most.
     """
-    n = len(out_Bps)
-    ends_2X = np.stack([src_X, dst_X + n])
-    room = np.concatenate([out_Bps, in_Bps])
-    rates = np.zeros(len(src_X))
-    open_X = np.ones(len(src_X), dtype=bool)
+    use_KX = np.ascontiguousarray(routes.use_GGK[src_X, dst_X].T)
+    share_KX = np.ascontiguousarray(routes.share_GGK[src_X, dst_X].T)
     most_X = np.full(len(src_X), np.inf) if most_Bps_X is None else most_Bps_X
-    while open_X.any():
-        flows = np.bincount(ends_2X[:, open_X].ravel(), minlength=2 * n)
-        share = np.divide(room, flows, out=np.full(2 * n, np.inf), where=flows > 0)
-        port = int(share.argmin())
-        held = open_X & (most_X <= share[port])
-        fixed = held if held.any() else open_X & (ends_2X == port).any(axis=0)
-        rates[fixed] = most_X[fixed] if held.any() else share[port]
-        room = room - np.bincount(ends_2X[:, fixed].ravel(), np.tile(rates[fixed], 2), minlength=2 * n)
-        np.maximum(room, 0.0, out=room)
-        open_X &= ~fixed
+    room, resources = routes.room_R, len(routes.room_R)
+    rates = np.zeros(len(src_X))
+    open_X = np.arange(len(src_X))
+    while len(open_X):
+        flows = np.bincount(use_KX.ravel(), share_KX.ravel(), minlength=resources)
+        level = np.divide(room, flows, out=np.full(resources, np.inf), where=flows > 0)
+        tightest = int(level.argmin())
+        held = most_X <= level[tightest]
+        fixed = held if held.any() else (use_KX == tightest).any(axis=0)
+        rate_X = np.minimum(most_X[fixed], level[tightest])
+        rates[open_X[fixed]] = rate_X
+        taken = np.bincount(use_KX[:, fixed].ravel(), (share_KX[:, fixed] * rate_X).ravel(), minlength=resources)
+        room = np.maximum(room - taken, 0.0)
+        rest = np.flatnonzero(~fixed)
+        use_KX, share_KX, most_X, open_X = use_KX[:, rest], share_KX[:, rest], most_X[rest], open_X[rest]
     return rates
 
 
@@ -39,20 +39,21 @@ class Gate:
     """Which rows of an order may start in one all-to-all: both ends have joined, and it is among the first open ones of each.
 
     size_X: the bytes of each row, for the all-to-all's bytes_GG (G, G). most_Bps_X: what each row is held to: its lanes' share
-    of the slower port, its bytes over the fluid bound where the order is paced (coflow MADD), infinity otherwise.
+    of the slower port, its bytes over the fluid optimum where the order is paced (coflow MADD), infinity otherwise.
     """
 
-    def __init__(self, order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> None:
+    def __init__(self, order: Order, bytes_GG: IntArray, routes: Routes) -> None:
         n = len(bytes_GG)
         src_X, dst_X = order.pairs_X2.T
         cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
         size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
         most_Bps_X = np.full(len(size_X), np.inf)
         if order.lanes is not None:
+            out_Bps, in_Bps = routes.room_R[:n], routes.room_R[n : 2 * n]
             lane_Bps_X = np.minimum((out_Bps / order.lanes.out_G)[src_X], (in_Bps / order.lanes.in_G)[dst_X])
             most_Bps_X = order.lanes.row_X * lane_Bps_X
-        elif order.paced and (bound_s := fluid(bytes_GG, out_Bps, in_Bps)) > 0:
-            most_Bps_X = size_X / bound_s
+        elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
+            most_Bps_X = size_X / optimum_s
         self.pairs = order.pairs_X2.tolist()
         self.size_X: list[int] = size_X.tolist()
         self.most_Bps_X: list[float] = most_Bps_X.tolist()
@@ -117,8 +118,8 @@ def _fitting(rows: list[int], lanes_X: IntArray, room: int) -> list[int]:
 class Switch:
     """Flows under way. Each pays the start-up of its slower end, during which it holds no bandwidth, then flows."""
 
-    def __init__(self, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray) -> None:
-        self._out, self._in, self._startup = out_Bps, in_Bps, startup_s
+    def __init__(self, routes: Routes, startup_s: FloatArray) -> None:
+        self._routes, self._startup = routes, startup_s
         self._now = 0.0
         self._flows: dict[int, list[float]] = {}  # key -> [source, destination, bytes left, flows from, rate at most]
         self._rates: dict[int, float] = {}
@@ -172,5 +173,5 @@ class Switch:
         keys = [key for key, flow in self._flows.items() if flow[3] <= self._now]
         ends = np.array([self._flows[key][:2] for key in keys], dtype=np.int64).reshape(-1, 2)
         most = np.array([self._flows[key][4] for key in keys])
-        rates = fair_rates(ends[:, 0], ends[:, 1], self._out, self._in, most)
+        rates = fair_rates(ends[:, 0], ends[:, 1], self._routes, most)
         self._rates = dict(zip(keys, rates.tolist(), strict=True))

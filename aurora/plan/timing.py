@@ -6,23 +6,33 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.plan.bounds import fluid, one_to_one
+from aurora.plan.fabric import cut_bound
+from aurora.plan.routes import route
 from aurora.plan.switch import Gate, Switch
-from aurora.types import Order, Schedule
+from aurora.types import Fabric, Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
 Row = tuple[float, int, int, int, float, float]  # start, source, destination, bytes, end, rate
 
 
 def timed(
-    order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray | None = None
+    order: Order,
+    bytes_GG: IntArray,
+    out_Bps: FloatArray,
+    in_Bps: FloatArray,
+    startup_s: FloatArray | None = None,
+    fabric: Fabric | None = None,
 ) -> Schedule:
     """The schedule that `order` gives for these bytes when all ranks begin together.
 
-    bytes_GG (G, G) int64 with a zero diagonal, rates (G,) bytes per second, startup_s (G,) seconds a message.
+    bytes_GG (G, G) int64 with a zero diagonal, rates (G,) bytes per second, startup_s (G,) seconds a message. On a fabric its
+    links are shared as well as the ports, and the schedule names the cut that limits it.
     """
     startup_s = np.zeros(len(bytes_GG)) if startup_s is None else startup_s
-    alone = order.one_to_one and not order.paced
-    rows = (one_to_one_rows if alone else fluid_rows)(order, bytes_GG, out_Bps, in_Bps, startup_s)
+    if order.one_to_one and not order.paced and fabric is None:
+        rows = one_to_one_rows(order, bytes_GG, out_Bps, in_Bps, startup_s)
+    else:
+        rows = fluid_rows(order, bytes_GG, out_Bps, in_Bps, startup_s, fabric)
     rows.sort()
     start_s, src_X, dst_X, part_X, end_s, rates = ([row[i] for row in rows] for i in range(6))
     return Schedule(
@@ -36,6 +46,7 @@ def timed(
         np.array(rates, dtype=np.float64),
         fluid(bytes_GG, out_Bps, in_Bps),
         one_to_one(bytes_GG, out_Bps, in_Bps),
+        None if fabric is None else cut_bound(bytes_GG, fabric, out_Bps, in_Bps),
     )
 
 
@@ -43,7 +54,7 @@ def one_to_one_rows(
     order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray
 ) -> list[Row]:
     """With one partner at a time nothing is shared: a transfer starts when both of its ports are through with the last."""
-    gate = Gate(order, bytes_GG, out_Bps, in_Bps)
+    gate = Gate(order, bytes_GG, route(out_Bps, in_Bps))
     rate_GG = np.minimum(out_Bps[:, None], in_Bps[None, :]).tolist()
     startup = startup_s.tolist()
     free_out, free_in = [0.0] * len(bytes_GG), [0.0] * len(bytes_GG)
@@ -71,11 +82,19 @@ class _Flight:
     carried: float = 0.0
 
 
-def fluid_rows(order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray) -> list[Row]:
-    """Event by event on the switch: whatever is open shares the ports, and a row ends where its rate changes."""
+def fluid_rows(
+    order: Order,
+    bytes_GG: IntArray,
+    out_Bps: FloatArray,
+    in_Bps: FloatArray,
+    startup_s: FloatArray,
+    fabric: Fabric | None = None,
+) -> list[Row]:
+    """Event by event on the switch: whatever is open shares ports and links, and a row ends where its rate changes."""
     n = len(bytes_GG)
-    switch = Switch(out_Bps, in_Bps, startup_s)
-    gate = Gate(order, bytes_GG, out_Bps, in_Bps)
+    routes = route(out_Bps, in_Bps, fabric)
+    switch = Switch(routes, startup_s)
+    gate = Gate(order, bytes_GG, routes)
     now = 0.0
     rows: list[Row] = []
     flying: dict[int, _Flight] = {}

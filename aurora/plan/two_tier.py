@@ -11,6 +11,9 @@ from aurora.plan.dense import DenseShop
 from aurora.types import Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
+FEW = 12  # servers; up to here some drawn priorities and rings are worth their microseconds
+TRIES = 4
+
 
 class TwoTier:
     """All-to-alls of `servers` servers with `width` GPUs and as many NICs each, found into buffers that are allocated once.
@@ -32,12 +35,18 @@ class TwoTier:
         self._seconds_SS = np.zeros((servers, servers))
         self._held, self._room = np.zeros((2, width), dtype=np.int64)
 
-    def run(self, bytes_GG: IntArray, nic_Bps: float) -> float:
-        """Seconds that the NICs need. bytes_GG (servers x width, servers x width) int64, a server's GPUs side by side."""
+    def run(self, bytes_GG: IntArray, nic_Bps: float, rng: np.random.Generator, startup_s: float = 0.0) -> float:
+        """Seconds that the NICs need. bytes_GG (servers x width, servers x width) int64, a server's GPUs side by side.
+
+        Levelled servers' transfers are nearly equal, so that a ring is often the shortest. Deterministic for rng.
+        """
         outputs = (self.src_X, self.via_X, self.dst_X, self.bytes_X, self.carried_SS)
         self.count = _level(bytes_GG, self.width, *outputs, self._held, self._room)
         np.divide(self.carried_SS, nic_Bps, out=self._seconds_SS)
-        return self.shop.run(self._seconds_SS)
+        if startup_s > 0:
+            self._seconds_SS[self.carried_SS > 0] += startup_s
+        bound_s = float(max(self._seconds_SS.sum(axis=0).max(initial=0.0), self._seconds_SS.sum(axis=1).max(initial=0.0)))
+        return self.shop.search(self._seconds_SS, TRIES if self.shop.ranks <= FEW else 0, bound_s, rng)
 
 
 @njit(cache=True)
@@ -95,13 +104,21 @@ def _level(bytes_GG, width, src_X, via_X, dst_X, bytes_X, carried_SS, held, room
     return count
 
 
-def two_tier_schedule(bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArray, inside_Bps: float) -> Schedule:
+def two_tier_schedule(
+    bytes_GG: IntArray,
+    node_G: IntArray,
+    nic_Bps_G: FloatArray,
+    inside_Bps: float,
+    rng: np.random.Generator,
+    startup_s_G: FloatArray | None = None,
+) -> Schedule:
     """The hops of an all-to-all over servers: level inside, send NIC to NIC, hand over inside; stages overlap.
 
     bytes_GG (G, G) int64 with a zero diagonal, node_G (G,) the server of each GPU, nic_Bps_G (G,) its NIC's rate, inside_Bps
-    what a GPU sends and receives at once inside its server. A server does one thing inside at a time: levels in the order of
-    its transfers, then serves its own traffic, then hands over what has arrived. The bound is `bounds.two_tier`, which no
-    forwarding beats. Raises BadInput for servers of unlike sizes or NICs of unlike rates. Source: FAST (arXiv:2505.09764).
+    what a GPU sends and receives at once inside its server, startup_s_G (G,) seconds that a message between NICs costs at
+    most. A server does one thing inside at a time: levels in the order of its transfers, then serves its own traffic, then
+    hands over what has arrived. The bound is `bounds.two_tier`, which no forwarding beats. Raises BadInput for servers of
+    unlike sizes or NICs of unlike rates. Source: FAST (arXiv:2505.09764).
     """
     nodes, members = np.unique(node_G, return_counts=True)
     if len(set(members.tolist())) > 1 or len(np.unique(nic_Bps_G)) > 1:
@@ -112,21 +129,23 @@ def two_tier_schedule(bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArra
     where_G = np.argsort(node_G, kind="stable")  # a server's GPUs side by side
     tiers = TwoTier(len(nodes), int(members.max(initial=1)))
     nic_Bps = float(nic_Bps_G.max(initial=1.0))
-    rows = [*_hops(tiers, np.ascontiguousarray(bytes_GG[np.ix_(where_G, where_G)]), nic_Bps, inside_Bps)]
+    startup_s = 0.0 if startup_s_G is None else float(startup_s_G.max(initial=0.0))
+    rows = [*_hops(tiers, np.ascontiguousarray(bytes_GG[np.ix_(where_G, where_G)]), nic_Bps, inside_Bps, rng, startup_s)]
     rows.sort()
     start_s, src, dst, at, to, size, end_s, rate = (np.array([row[i] for row in rows]) for i in range(8))
     bound_s = two_tier(bytes_GG, node_G, nic_Bps, inside_Bps)
     src, dst, at, to = (where_G[ends.astype(np.int64)] for ends in (src, dst, at, to))
-    return Schedule(
-        "two-tier", False, src, dst, size.astype(np.int64), start_s, end_s, rate, bound_s, bound_s, np.stack([at, to], axis=1)
-    )
+    hop_X2 = np.stack([at, to], axis=1)
+    return Schedule("two-tier", False, src, dst, size.astype(np.int64), start_s, end_s, rate, bound_s, bound_s, hop_X2=hop_X2)
 
 
 Hop = tuple[float, int, int, int, int, int, float, float]  # start, source, destination, from, to, bytes, end, rate
 
 
-def _hops(tiers: TwoTier, bytes_GG: IntArray, nic_Bps: float, inside_Bps: float) -> Iterator[Hop]:
-    tiers.run(bytes_GG, nic_Bps)
+def _hops(
+    tiers: TwoTier, bytes_GG: IntArray, nic_Bps: float, inside_Bps: float, rng: np.random.Generator, startup_s: float
+) -> Iterator[Hop]:
+    tiers.run(bytes_GG, nic_Bps, rng, startup_s)
     m, servers = tiers.width, len(tiers.carried_SS)
     leaving = _leaving(tiers, bytes_GG)
     inside_free = [0.0] * servers
@@ -138,7 +157,7 @@ def _hops(tiers: TwoTier, bytes_GG: IntArray, nic_Bps: float, inside_Bps: float)
         inside_free[a], hops = _together(level, inside_free[a], inside_Bps)
         yield from hops
         begin = max(inside_free[a] if level else 0.0, out_free[a], in_free[b])
-        nic_s = [begin] * m
+        nic_s = [begin + startup_s] * m
         for src, dst, via, size in leaving[a, b]:
             k = via % m
             end = nic_s[k] + size / nic_Bps

@@ -7,7 +7,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aurora.report.summary import Summary
-from aurora.types import Plan, Profile, Schedule
+from aurora.types import Cut, Layout, Plan, Profile, Schedule
+
+LINKS = 6  # of a cut, by name
 
 
 def seconds(value: float) -> str:
@@ -39,23 +41,28 @@ def profile_table(profile: Profile) -> Table:
 def plan_table(plan: Plan) -> Table:
     """Each model's layers: predicted dispatch, its bounds and gap."""
     methods = ", ".join(f"{what} {name}" for what, name in plan.methods.items())
-    table = Table(
-        title=f"{plan.scenario}: {methods}",
-        caption=f"all layers {seconds(plan.objective_s)}, no placement below {seconds(plan.bound_s)}, gap {percent(plan.gap)}",
+    caption = (
+        f"{plan.objective} objective {seconds(plan.objective_s)}, no assignment of these groups below "
+        f"{seconds(plan.bound_s)}, gap {percent(plan.gap)}; no placement at all below {seconds(plan.free_bound_s)}"
     )
+    if plan.cluster.fabric is not None:
+        caption += "; these by the ports alone, dispatch on the fabric"
+    table = Table(title=f"{plan.scenario}: {methods}", caption=caption)
     table.add_column("model")
-    for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", "gap"):
+    cut = ("cut bound",) if plan.cluster.fabric is not None else ()
+    for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", *cut, "gap"):
         table.add_column(column, justify="right")
     for model in plan.models:
         for layer, value in enumerate(model.dispatch_s_L):
-            fluid = model.fluid_bound_s_L[layer]
+            floor = model.bound_s_L[layer]
             table.add_row(
                 model.model,
                 str(layer),
                 seconds(value),
-                seconds(fluid),
+                seconds(model.fluid_bound_s_L[layer]),
                 seconds(model.one_to_one_bound_s_L[layer]),
-                percent(value / fluid - 1 if fluid else 0.0),
+                *([seconds(model.cut_L[layer].bound_s)] if model.cut_L else []),
+                percent(value / floor - 1 if floor else 0.0),
             )
     return table
 
@@ -76,10 +83,11 @@ def summary_table(summary: Summary, bounded: bool = True) -> Table:
 
 
 def order_table(schedules: Sequence[Schedule]) -> Table:
-    """One row an order: its makespan, the bounds and the gap to the fluid one."""
+    """One row an order: its makespan, the bounds and the gap to the fluid one, or to the cut's where that is larger."""
     table = Table()
     table.add_column("method", no_wrap=True)
-    for column in ("makespan", "fluid bound", "one-to-one bound", "gap", "rows", "one to one"):
+    cut = ("cut bound",) if any(one.cut for one in schedules) else ()
+    for column in ("makespan", "fluid bound", "one-to-one bound", *cut, "gap", "rows", "one to one"):
         table.add_column(column, justify="right")
     for one in schedules:
         table.add_row(
@@ -87,6 +95,7 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
             seconds(one.makespan_s),
             seconds(one.fluid_bound_s),
             seconds(one.one_to_one_bound_s),
+            *([seconds(one.cut.bound_s) if one.cut else "-"] if cut else []),
             percent(one.gap),
             str(len(one.src_X)),
             "yes" if one.one_to_one else "no",
@@ -94,13 +103,38 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
     return table
 
 
+def cut_line(cut: Cut) -> str:
+    """What limits an all-to-all on its fabric, in one line."""
+    links = ", ".join(cut.links[:LINKS]) + (f" and {len(cut.links) - LINKS} more" if len(cut.links) > LINKS else "")
+    return f"bound by {links}: {cut.load_bytes} bytes must cross, {seconds(cut.bound_s)} at least"
+
+
+def layout_table(layout: Layout) -> Table:
+    """A layer's largest load, one row each, with what it is measured against."""
+    table = Table(title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
+    for column in ("layer", "max load", "mean load", "max/mean", "bound", "gap", "replicas"):
+        table.add_column(column, justify="right")
+    for layer, (top, mean, bound) in enumerate(zip(layout.max_load_L, layout.mean_load_L, layout.bound_L, strict=True)):
+        table.add_row(
+            str(layer),
+            f"{top:.6g}",
+            f"{mean:.6g}",
+            f"{top / mean if mean else 1.0:.4f}",
+            f"{bound:.6g}",
+            percent(float(layout.gap_L[layer])),
+            str(sum(map(len, layout.placement.slots_LG[layer]))),
+        )
+    return table
+
+
 def gantt(schedule: Schedule, ranks: int, width: int) -> str:
     """One line a sender: whom it sends to (the last digit of the rank) over time; `+` where it sends to several at once."""
     columns = max(10, width - 8)
+    sender_X = schedule.src_X if schedule.hop_X2 is None else schedule.hop_X2[:, 0]
     lines = []
     for rank in range(min(ranks, 40)):
         cells = ["."] * columns
-        for row in (schedule.src_X == rank).nonzero()[0]:
+        for row in (sender_X == rank).nonzero()[0]:
             begin = int(schedule.start_s_X[row] / schedule.makespan_s * columns)
             end = max(begin + 1, int(schedule.end_s_X[row] / schedule.makespan_s * columns))
             for at in range(begin, min(end, columns)):

@@ -132,7 +132,8 @@ As printed the paper's range lies inside ours, whose spread is wider: a case com
 one model's own, and a model that is through quickly alone gains least from company that is not. The causal reading
 and the simulator let combines wait for their experts, which costs a part of the gain."""
 OPTIMAL = """\
-The two matchings know nothing of Table 2: the first pairs experts by ports that no GPU has yet."""
+The two matchings know nothing of Table 2: the first pairs experts before it is known which GPU's ports they get. Local
+search from there is the row beside."""
 STALE = """\
 Layers' popular experts are drawn independently here, so a plan of the first layer knows nothing of three quarters of
 this traffic; and mixed traffic is more even, which leaves less to accelerate for any plan. The rows "over planned
@@ -152,6 +153,7 @@ HEADLINES: tuple[Headline, ...] = (
     Headline("mixed: Lina on half by load / Aurora", "11d", MIXED, _speed("Lina, half, by load")),
     Headline("mixed: Lina on all in turn / Aurora", "11d", MIXED, _speed("Lina, all in turn")),
     Headline("mixed: RGA + REC / Aurora", "11d", Range(), _speed("RGA + REC")),
+    Headline("mixed: RGA + REC / ours", "11d", Range(), _speed("RGA + REC", "ours")),
     Headline("equal: utilisation, Aurora / Lina on half", "12a", LINA_BUSY, _busier("Lina, half"), BUSY),
     Headline("equal: utilisation, Aurora / Lina on half in random order", "12a", LINA_BUSY, _busier("Lina, half, RCS")),
     Headline("equal: utilisation, Aurora / Lina on all in turn", "12a", LINA_BUSY, _busier("Lina, all in turn")),

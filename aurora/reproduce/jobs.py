@@ -112,17 +112,19 @@ def _outcome(terms: Sequence[Terms], seconds: float) -> Outcome:
 
 @dataclass(frozen=True)
 class Pricing:
-    """A way to find outcomes. draws: how many random placements a random baseline is the mean of."""
+    """A way to find outcomes. objective: the name in OBJECTIVE by which searches go. draws: how many random placements a
+    random baseline is the mean of."""
 
     name: str
     price: Price
     ordered: OrderedPrice
+    objective: str = "causal"
     coupled: bool = True
     draws: int = 16
 
 
 PRICINGS: dict[str, Pricing] = {
-    "printed": Pricing("Eq. 1, Table 2 as printed", by_formula(paper), timed_order),
+    "printed": Pricing("Eq. 1, Table 2 as printed", by_formula(paper), timed_order, "paper"),
     "causal": Pricing("Table 2, causal", by_formula(causal), timed_order),
     "simulated": Pricing("event simulator", simulated, simulated_order, draws=1),
     "experts-only": Pricing("Eq. 1, Table 2 causal, only experts move", by_formula(causal), timed_order, coupled=False),

@@ -6,7 +6,6 @@ from typing import Any
 from aurora.reproduce.figures import Run
 from aurora.reproduce.headlines import CONFIDENCE, ENDS, Measured, Range
 from aurora.reproduce.jobs import PRICINGS
-from aurora.reproduce.studies import OPTIMUM
 from aurora.reproduce.traffic import TRAFFIC
 
 SETUP = """\
@@ -24,13 +23,13 @@ rows "only experts move" the requests' shards stay, as in serving.
   and 15, sources dealt over the domains of a data set (prose: book, c4, wikipedia; technical: arxiv, github); token sizes and
   compute times as above.
 
-Ways. **Aurora**: the paper's own method for the scenario. **ours**: the best named strategy here. **Lina on half**: a model has
+Ways. **Aurora**: the paper's own method for the scenario. **ours**: the exact assignment of one model, local search for
+two, by the objective that prices them; **optimum**: branch and bound. **Lina on half**: a model has
 4 GPUs, one of each kind, and packs its most popular expert with its least popular; on mixed GPUs its pairs sit at random, or by
 load. **Lina on all in turn**: a model has all 8 GPUs, each pair on two of them with its tokens halved, and the two models take
 turns; its time is both turns'. The paper does not say which it means. **in random order**: Lina's tokens are not ordered but
 sent as RCS sends them; every other all-to-all outside Fig. 11a takes its ports' time, which the best order reaches. Random
 ways are means of 16 draws, in the simulator of one."""
-UNKNOWN = ", there being no exact one: these rows say nothing"
 
 
 def as_markdown(found: Sequence[Measured], runs: Sequence[Run], pictures: Sequence[str]) -> str:
@@ -62,8 +61,6 @@ def as_markdown(found: Sequence[Measured], runs: Sequence[Run], pictures: Sequen
             missed.setdefault(" ".join(one.headline.why.split()), []).append(one.headline.name)
     lines += [f"- **{'; '.join(dict.fromkeys(names))}.** {why}" for why, names in missed.items()] or ["Every headline is met."]
     lines += ["", *_exclusive_share(runs)]
-    if any(run.study == "optimum" for run in runs):
-        lines += [f"The reference of Fig. 13 is the colocation {OPTIMUM!r}" + UNKNOWN * (OPTIMUM != "exact") + ".", ""]
     lines += ["## Beside the headlines", "", *_table([one for one in found if not one.headline.why], traffics), ""]
     lines += [f"![{picture}]({picture})" for picture in pictures]
     return "\n".join(lines).rstrip() + "\n"

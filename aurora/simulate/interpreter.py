@@ -11,6 +11,7 @@ from aurora.errors import BadInput
 from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
 from aurora.plan.costs import group_tokens
+from aurora.plan.routes import route
 from aurora.plan.switch import Gate, Switch
 from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
 from aurora.types.arrays import IntArray
@@ -118,7 +119,8 @@ class _Run:
         self._turns = [_Turns(len(profiles)) for _ in range(program.ranks)]
         self._barriers: dict[tuple[int, int, int], list[Resume]] = {}
         self._exchanges: dict[tuple[int, int, int, str], _AllToAll] = {}
-        self._switch = Switch(cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G)
+        self._routes = route(cluster.out_Bps_G, cluster.in_Bps_G, cluster.fabric)
+        self._switch = Switch(self._routes, cluster.startup_s_G)
         self._flows: dict[int, tuple[_AllToAll, int, float]] = {}
         self._gpu_MLE = [
             [placement.gpu_E(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
@@ -199,7 +201,7 @@ class _Run:
         def wait(resume: Resume) -> None:
             if key not in self._exchanges:
                 bytes_GG = self._bytes_GG(op, *key[:3])
-                gate = Gate(op.order, bytes_GG, self.cluster.out_Bps_G, self.cluster.in_Bps_G)
+                gate = Gate(op.order, bytes_GG, self._routes)
                 self._exchanges[key] = _AllToAll(gate, key)
             exchange = self._exchanges[key]
             self._open(exchange, exchange.gate.join(rank))

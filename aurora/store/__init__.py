@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from aurora.errors import BadInput
-from aurora.store.arrays import load_matrix, load_npz, load_profile, load_trace, save_npz
+from aurora.store.arrays import load_loads, load_matrix, load_npz, load_profile, load_trace, save_npz
 from aurora.store.clusters import load_cluster
 from aurora.store.files import load_json, read_text, shipped, write_text
 from aurora.store.plans import load_plan, save_plan
@@ -13,6 +13,7 @@ __all__ = [
     "load",
     "load_cluster",
     "load_json",
+    "load_loads",
     "load_matrix",
     "load_plan",
     "load_profile",

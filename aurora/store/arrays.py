@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput
 from aurora.store.files import SCHEMA, check_schema, read_text, write_whole
 from aurora.types import Curve, Profile, Trace
-from aurora.types.arrays import IntArray, square_bytes
+from aurora.types.arrays import FloatArray, IntArray, square_bytes
+from aurora.types.layout import expert_loads
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -97,26 +99,36 @@ def load_npz(path: Path, expected: str | None) -> Profile | Trace:
 
 def load_matrix(path: str | Path) -> IntArray:
     """A square matrix of whole numbers from .csv (no header) or .npy, as int64. Raises BadInput for anything else."""
-    path = Path(path)
+    return _read_table(Path(path), ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers", _whole, square_bytes)
+
+
+def load_loads(path: str | Path) -> FloatArray:
+    """Loads (L, E) float64, zero or more, from .csv (no header) or .npy; one row or axis is one layer. Raises BadInput."""
+    return _read_table(Path(path), ".csv or .npy", "a table of loads", _number, expert_loads)
+
+
+def _read_table(
+    path: Path, suffixes: str, what: str, read: Callable[[Path, str], Any], check: Callable[[str, ArrayLike], NDArray[Any]]
+) -> NDArray[Any]:
     try:
         if path.suffix == ".npy":
             with path.open("rb") as raw:
                 found = np.load(raw, allow_pickle=False)
         elif path.suffix == ".csv":
             rows = [line.split(",") for line in read_text(path).splitlines() if line.strip()]
-            found = np.array([[_whole(path, cell) for cell in row] for row in rows], dtype=object)
+            found = np.array([[read(path, cell) for cell in row] for row in rows], dtype=object)
             found = found.reshape(len(rows), -1) if rows else np.zeros((0, 0), dtype=np.int64)
             if found.dtype == object:
-                found = found.astype(np.int64)
+                found = found.astype(np.int64 if read is _whole else np.float64)
         else:
-            raise BadInput(f"{path}: expected .csv, .npy, or a profile (.npz), found {path.suffix or 'no suffix'}")
-        return square_bytes(str(path), found)
+            raise BadInput(f"{path}: expected {suffixes}, found {path.suffix or 'no suffix'}")
+        return check(str(path), found)
     except AuroraError:
         raise
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except Exception as error:  # numpy raises many kinds for a file that is not its own
-        raise BadInput(f"{path}: not a matrix of whole numbers: {error}") from None
+        raise BadInput(f"{path}: not {what}: {error}") from None
 
 
 def _whole(path: Path, cell: str) -> int:
@@ -124,3 +136,10 @@ def _whole(path: Path, cell: str) -> int:
         return int(cell)
     except ValueError:
         raise BadInput(f"{path}: expected whole numbers, found {cell.strip()!r}") from None
+
+
+def _number(path: Path, cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        raise BadInput(f"{path}: expected numbers, found {cell.strip()!r}") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
+from aurora.store.fabrics import read_fabric
 from aurora.store.files import check_keys, check_schema, read_text
 from aurora.types import Cluster, Gpu
 
@@ -18,17 +19,16 @@ def load_cluster(path: str | Path) -> Cluster:
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not TOML: {error}") from None
     check_schema(path, table)
-    if "fabric" in table:
-        raise BadInput(f"{path}: [fabric] is not supported: plans price one switch that never blocks; remove the table")
-    check_keys(path, "the file", table, {"schema", "name", "gpu"})
+    check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric"})
     rows = table.get("gpu")
     if not isinstance(rows, list) or not rows:
         raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
     gpus: list[Gpu] = []
     for row in rows:
         gpus.extend(read_gpus(str(path), row, len(gpus)))
+    fabric = read_fabric(str(path), table["fabric"], gpus) if "fabric" in table else None
     try:
-        return Cluster(str(table.get("name", path.stem)), tuple(gpus))
+        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 

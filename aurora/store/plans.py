@@ -11,8 +11,9 @@ import numpy as np
 from aurora.errors import AuroraError, BadInput
 from aurora.plan.check import check_plan
 from aurora.store.clusters import read_gpus
+from aurora.store.fabrics import fabric_json, read_fabric
 from aurora.store.files import SCHEMA, check_schema, load_json, write_text
-from aurora.types import Cluster, Lanes, ModelPlan, Order, Placement, Plan
+from aurora.types import Cluster, Cut, Lanes, ModelPlan, Order, Placement, Plan
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -48,12 +49,15 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "methods": dict(plan.methods),
         "seed": plan.seed,
         "epoch": plan.epoch,
+        "objective": plan.objective,
         "objective_s": plan.objective_s,
         "bound_s": plan.bound_s,
+        "free_bound_s": plan.free_bound_s,
         "gap": plan.gap if plan.gap < float("inf") else None,
         "cluster": {
             "name": plan.cluster.name,
             "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
+            **({} if plan.cluster.fabric is None else {"fabric": fabric_json(plan.cluster.fabric)}),
         },
         "models": [
             {
@@ -66,6 +70,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                         "dispatch_s": float(m.dispatch_s_L[layer]),
                         "fluid_bound_s": float(m.fluid_bound_s_L[layer]),
                         "one_to_one_bound_s": float(m.one_to_one_bound_s_L[layer]),
+                        **({"cut": vars(m.cut_L[layer])} if m.cut_L else {}),
                         "dispatch": _order_to_json(m.dispatch_L[layer]),
                         "combine": _order_to_json(m.combine_L[layer]),
                     }
@@ -93,19 +98,24 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 np.array([float(layer["dispatch_s"]) for layer in layers]),
                 np.array([float(layer["fluid_bound_s"]) for layer in layers]),
                 np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
+                tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
             )
         )
     rows = found["cluster"]["gpu"]
     gpus = tuple(gpu for index, row in enumerate(rows) for gpu in read_gpus("cluster", row, index))
-    cluster = Cluster(str(found["cluster"]["name"]), gpus)
+    links = found["cluster"].get("fabric")
+    fabric = None if links is None else read_fabric("cluster", links, gpus)
+    cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric)
     return Plan(
         cluster,
         tuple(models),
         str(found["scenario"]),
         dict(found["methods"]),
         int(found["seed"]),
+        str(found["objective"]),
         float(found["objective_s"]),
         float(found["bound_s"]),
+        float(found["free_bound_s"]),
         int(found["epoch"]),
     )
 
@@ -138,6 +148,10 @@ def _lanes_to_json(lanes: Lanes) -> dict[str, list[int]]:
 
 def _lanes_from_json(found: Mapping[str, Any]) -> Lanes:
     return Lanes(*(np.array(found[name], dtype=np.int64) for name in ("rows", "out", "in")))
+
+
+def _cut_from_json(found: Mapping[str, Any]) -> Cut:
+    return Cut(float(found["bound_s"]), int(found["load_bytes"]), tuple(str(link) for link in found["links"]))
 
 
 def _compact(text: str) -> str:

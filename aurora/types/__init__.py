@@ -1,6 +1,8 @@
 """Frozen values that the rooms hand to each other."""
 
 from aurora.types.cluster import Cluster, Gpu
+from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
+from aurora.types.layout import Layout, Room
 from aurora.types.options import PlanOptions, ProfileOptions, ReproduceOptions, RunOptions, SyntheticOptions
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
@@ -14,9 +16,13 @@ __all__ = [
     "Cluster",
     "Compute",
     "Curve",
+    "Cut",
     "Exchange",
+    "Fabric",
     "Gpu",
     "Lanes",
+    "Layout",
+    "Link",
     "ModelPlan",
     "Op",
     "Order",
@@ -28,8 +34,11 @@ __all__ = [
     "Program",
     "Recorder",
     "ReproduceOptions",
+    "Room",
     "RunOptions",
     "Schedule",
     "SyntheticOptions",
     "Trace",
+    "leaf_spine",
+    "servers",
 ]

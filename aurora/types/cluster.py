@@ -1,4 +1,4 @@
-"""The machines: one Gpu a rank, behind a switch that never blocks (Aurora §2.4: the big switch)."""
+"""The machines: one Gpu a rank, behind a switch that never blocks (Aurora §2.4: the big switch) or a fabric of links."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, locked
+from aurora.types.fabric import Fabric
 
 SMALLEST, LARGEST = 1e-6, 1e24  # rates, speeds and sizes beyond these are typing errors
 
@@ -44,15 +45,20 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Rank r is the r-th GPU."""
+    """Rank r is the r-th GPU. fabric: the links between them; None is the big switch, where only ports limit."""
 
     name: str
     gpus: tuple[Gpu, ...]
+    fabric: Fabric | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gpus", tuple(self.gpus))
         if not self.gpus:
             raise BadInput(f"cluster {self.name!r}: expected at least one [[gpu]], found none")
+        if self.fabric is not None and self.fabric.gpus != len(self.gpus):
+            raise BadInput(
+                f"cluster {self.name!r}: expected a fabric of {len(self.gpus)} GPUs, found one of {self.fabric.gpus}"
+            )
 
     def __len__(self) -> int:
         return len(self.gpus)

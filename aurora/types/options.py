@@ -42,11 +42,12 @@ class SyntheticOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Strategies by name. "auto" follows the scenario: Aurora's own methods for it, and the order that the switch finds
-    shortest.
+    """Strategies by name. "auto" follows the scenario: the optimum or a search on mixed GPUs and for one model, Aurora's
+    matching for two on equal GPUs, and the order that the switch finds shortest.
 
     place: experts into GPU-sized groups. assign: groups of one model onto GPUs. colocate: the second model's groups onto
-    the first's GPUs. order: one all-to-all. seed: for the random strategies.
+    the first's GPUs. order: one all-to-all. seed: for the random strategies. objective: of two models that share the GPUs,
+    "causal" or "paper". time_limit_s: what searches that end by themselves may take in all before they end early.
     """
 
     place: str = "balanced"
@@ -54,9 +55,13 @@ class PlanOptions:
     colocate: str = "auto"
     order: str = "auto"
     seed: int = 0
+    objective: str = "causal"
+    time_limit_s: float = 60.0
 
     def __post_init__(self) -> None:
         _seed(self.seed)
+        if not 0 < self.time_limit_s < float("inf"):
+            raise BadInput(f"--time-limit: expected seconds above zero, found {self.time_limit_s}")
 
 
 @dataclass(frozen=True)

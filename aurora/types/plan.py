@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
 from aurora.types.cluster import Cluster
+from aurora.types.fabric import Cut
 
 
 def gap(value: float, bound: float) -> float:
@@ -19,36 +20,73 @@ def gap(value: float, bound: float) -> float:
 
 @dataclass(frozen=True)
 class Placement:
-    """slots_LG[l][g]: the experts that GPU g holds in layer l, ascending; every expert exactly once a layer."""
+    """slots_LG[l][g]: the experts that GPU g holds in layer l, ascending; every expert at least once a layer.
+
+    split_LG, of the same shape: how much of each expert's load its replica there takes; None where every expert is held once.
+    """
 
     slots_LG: tuple[tuple[tuple[int, ...], ...], ...]
+    split_LG: tuple[tuple[tuple[float, ...], ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if any(not isinstance(expert, int) for layer in self.slots_LG for held in layer for expert in held):
             raise BadInput("placement: expected experts as whole numbers")
-        slots = tuple(tuple(tuple(sorted(held)) for held in layer) for layer in self.slots_LG)
-        object.__setattr__(self, "slots_LG", slots)
-        if not slots or len({len(layer) for layer in slots}) != 1:
+        if not self.slots_LG or len({len(layer) for layer in self.slots_LG}) != 1:
             raise BadInput("placement: expected one list of GPUs for every layer, all of one length")
-        for number, layer in enumerate(slots):
+        if self.split_LG is None:
+            object.__setattr__(self, "slots_LG", tuple(tuple(tuple(sorted(held)) for held in layer) for layer in self.slots_LG))
+        else:
+            self._sort_with_split(self.split_LG)
+        experts = self.experts
+        for number, layer in enumerate(self.slots_LG):
             found = sorted(expert for held in layer for expert in held)
-            if found != list(range(self.experts)):
-                raise BadInput(f"placement, layer {number}: expected experts 0..{self.experts - 1} once, found {found}")
+            if (found if self.split_LG is None else sorted(set(found))) != list(range(experts)):
+                raise BadInput(f"placement, layer {number}: expected experts 0..{experts - 1} once, found {found}")
+            if self.split_LG is not None:
+                self._check_split(number)
+
+    def _sort_with_split(self, split_LG: tuple[tuple[tuple[float, ...], ...], ...]) -> None:
+        shapes = [[tuple(map(len, layer)) for layer in table] for table in (self.slots_LG, split_LG)]
+        if shapes[0] != shapes[1]:
+            raise BadInput("placement: expected a share for each slot")
+        pairs = [
+            [sorted(zip(held, share, strict=True)) for held, share in zip(*layer, strict=True)]
+            for layer in zip(self.slots_LG, split_LG, strict=True)
+        ]
+        for index, name in enumerate(("slots_LG", "split_LG")):
+            column = tuple(tuple(tuple(pair[index] for pair in held) for held in layer) for layer in pairs)
+            object.__setattr__(self, name, column)
+
+    def _check_split(self, layer: int) -> None:
+        if any(len(set(held)) != len(held) for held in self.slots_LG[layer]):
+            raise BadInput(f"placement, layer {layer}: expected no expert twice on a GPU")
+        split_EG = self.split_EG(layer)
+        total_E = split_EG.sum(axis=1)
+        if not (split_EG >= 0).all() or not (abs(total_E - 1) < 1e-9).all():
+            raise BadInput(f"placement, layer {layer}: expected shares of zero or more that sum to 1 for every expert")
 
     @property
     def experts(self) -> int:
-        return sum(len(held) for held in self.slots_LG[0])
+        return 1 + max((expert for held in self.slots_LG[0] for expert in held), default=-1)
 
     @property
     def gpus(self) -> int:
         return len(self.slots_LG[0])
 
     def gpu_E(self, layer: int) -> IntArray:
-        """(E,) int64: the GPU that holds each expert of `layer`."""
+        """(E,) int64: the GPU that holds each expert of `layer`, where each is held once."""
+        assert self.split_LG is None, "a replicated expert has no one GPU"
         where = np.empty(self.experts, dtype=np.int64)
         for gpu, held in enumerate(self.slots_LG[layer]):
             where[list(held)] = gpu
         return where
+
+    def split_EG(self, layer: int) -> FloatArray:
+        """(E, G) float64: how much of each expert's load each GPU takes in `layer`."""
+        split_EG = np.zeros((self.experts, self.gpus))
+        for gpu, held in enumerate(self.slots_LG[layer]):
+            split_EG[list(held), gpu] = 1.0 if self.split_LG is None else self.split_LG[layer][gpu]
+        return split_EG
 
 
 @dataclass(frozen=True)
@@ -130,8 +168,9 @@ class Schedule:
     """A timed all-to-all. src_X, dst_X, bytes_X int64, start_s_X, end_s_X, rate_Bps_X float64, by start.
 
     A row is a transfer, or the part of one that flows at one rate: where ports are shared, rates change. A transfer's
-    start-up time lies before its first row. hop_X2 (X, 2) int64: where bytes are forwarded, the GPUs that a row goes from and
-    to on its way from src to dst; None: every row goes all the way.
+    start-up time lies before its first row. fluid_bound_s is the ports'; cut: what limits on a fabric, None on the big switch.
+    hop_X2 (X, 2) int64: where bytes are forwarded, the GPUs that a row goes from and to on its way from src to dst; None: every
+    row goes all the way.
     """
 
     method: str
@@ -144,6 +183,7 @@ class Schedule:
     rate_Bps_X: FloatArray
     fluid_bound_s: float
     one_to_one_bound_s: float
+    cut: Cut | None = None
     hop_X2: IntArray | None = None
 
     def __post_init__(self) -> None:
@@ -163,8 +203,8 @@ class Schedule:
 
     @property
     def gap(self) -> float:
-        """Against the fluid bound."""
-        return gap(self.makespan_s, self.fluid_bound_s)
+        """Against the fluid bound or, where it is larger, the cut's."""
+        return gap(self.makespan_s, max(self.fluid_bound_s, self.cut.bound_s if self.cut else 0.0))
 
 
 @dataclass(frozen=True)
@@ -173,7 +213,7 @@ class ModelPlan:
 
     profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
     dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the profile's whole dispatch traffic sent as one
-    all-to-all, and the bounds under it.
+    all-to-all, and the bounds under it. cut_L: what limits each layer's dispatch on a fabric; empty on the big switch.
     """
 
     model: str
@@ -186,6 +226,7 @@ class ModelPlan:
     dispatch_s_L: FloatArray
     fluid_bound_s_L: FloatArray
     one_to_one_bound_s_L: FloatArray
+    cut_L: tuple[Cut, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
@@ -197,14 +238,21 @@ class ModelPlan:
                 f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
             )
 
+    @property
+    def bound_s_L(self) -> FloatArray:
+        """Below each layer's dispatch_s_L: the fluid bound or, where it is larger, the cut's."""
+        return np.maximum(self.fluid_bound_s_L, [cut.bound_s for cut in self.cut_L] or 0.0)
+
 
 @dataclass(frozen=True)
 class Plan:
     """Where experts sit and in which order tokens travel, for one model or two that share the GPUs.
 
     scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision.
-    objective_s: seconds of all layers in the planning model (Eq. 1, or the causal Table 2), the profile's windows summed;
-    bound_s: below what no placement gets in that model.
+    objective: the planning model, "exclusive" (Eq. 1), "causal" or "paper" (Table 2). objective_s: its seconds of all layers,
+    the profile's windows summed; bound_s: proved, below what no assignment of the same groups of experts gets, one a GPU;
+    free_bound_s: below what no placement gets at all. The planning model knows ports, not the links of a
+    fabric; orders are timed on both.
     """
 
     cluster: Cluster
@@ -212,8 +260,10 @@ class Plan:
     scenario: str
     methods: Mapping[str, str]
     seed: int
+    objective: str
     objective_s: float
     bound_s: float
+    free_bound_s: float
     epoch: int = 0
     notes: tuple[str, ...] = field(default=())
 

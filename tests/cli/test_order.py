@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aurora.plan.order import ORDER
-from aurora.plan.planner import exchanged_tokens
+from aurora.plan.planner import TWO_TIER, exchanged_tokens
 from aurora.plan.synthetic import synthetic_profile
 from aurora.store import save, shipped
 from aurora.types import SyntheticOptions
@@ -27,7 +27,7 @@ def schedule(aurora, *args):
     return json.loads(out)
 
 
-@pytest.mark.parametrize("method", ORDER)
+@pytest.mark.parametrize("method", [*ORDER, TWO_TIER])
 def test_json_is_a_schedule_that_replays(aurora, csv, method):
     """From the printed rows alone: bytes, ports, starts in order, makespan and gap."""
     found = schedule(aurora, csv, "--method", method, "--startup", "1e-10")
@@ -69,10 +69,49 @@ def test_csv_npy_and_profile_agree(aurora, tmp_path):
     assert by_profile == schedule(aurora, tmp_path / "m.npy") == schedule(aurora, tmp_path / "m.csv")
 
 
+def test_servers_forward_bytes(aurora, tmp_path):
+    """All of server 0's traffic for server 1 starts on one GPU: eight NICs share what one would take eight times as long for."""
+    matrix = np.zeros((32, 32), dtype=int)
+    matrix[0, 8:16] = 10**6
+    np.save(tmp_path / "m.npy", matrix)
+    servers = shipped("clusters/h100-servers-32.toml")
+    found = schedule(aurora, tmp_path / "m.npy", "--cluster", servers, "--method", "two-tier")
+    assert found["fluid_bound_s"] == pytest.approx(10**6 / 50e9)
+    assert found["makespan_s"] == pytest.approx(7 * 10**6 / 450e9 + 10**6 / 50e9)  # seven eighths move inside, then all go
+    across = [row for row in found["transfers"] if row["from"] // 8 != row["to"] // 8]
+    assert sorted({(row["from"], row["to"]) for row in across}) == [(k, 8 + k) for k in range(8)]
+    assert schedule(aurora, tmp_path / "m.npy", "--cluster", servers)["makespan_s"] == pytest.approx(8 * 10**6 / 50e9)
+    code, out, _ = aurora("order", tmp_path / "m.npy", "--cluster", servers, "--method", "all")
+    assert code == 0
+    assert "two-tier" in out
+
+
+def test_two_tier_wants_equal_ports(aurora, tmp_path):
+    np.save(tmp_path / "m.npy", np.ones((8, 8), dtype=int))
+    args = ("order", tmp_path / "m.npy", "--cluster", shipped("clusters/paper-mixed-8.toml"), "--method", "two-tier")
+    refused(aurora(*args), r"--method two-tier: expected equal ports, found 5e\+09, 6.25e\+09, 1e\+10, 1.25e\+10 B/s")
+
+
 def test_a_cluster_gives_the_ports(aurora, tmp_path):
     np.save(tmp_path / "m.npy", np.ones((8, 8), dtype=int) * 10**6)
     found = schedule(aurora, tmp_path / "m.npy", "--cluster", shipped("clusters/paper-mixed-8.toml"))
     assert found["fluid_bound_s"] == pytest.approx(7e6 / 5e9)
+
+
+def test_on_a_fabric_the_binding_cut_is_named(aurora, tmp_path):
+    """A node of four sends 4 x 12 x 1 MB over its two uplinks of 12.5 GB/s: longer than its ports need."""
+    np.save(tmp_path / "m.npy", np.ones((16, 16), dtype=int) * 10**6)
+    where = ("--cluster", shipped("clusters/leaf-spine-16.toml"))
+    found = schedule(aurora, tmp_path / "m.npy", "--method", "all-at-once", *where)
+    assert found["fluid_bound_s"] == pytest.approx(15e6 / 12.5e9)
+    assert found["cut_bound_s"] == pytest.approx(48e6 / 25e9)
+    assert len(found["cut_links"]) == 2
+    assert found["gap"] == pytest.approx(found["makespan_s"] / found["cut_bound_s"] - 1)
+    code, out, _ = aurora("order", tmp_path / "m.npy", "--method", "all-at-once", *where)
+    assert code == 0
+    assert "cut" in out.splitlines()[1]
+    assert "bound by " in out
+    assert "48000000 bytes must cross, 1.92 ms at least" in out
 
 
 @pytest.mark.parametrize(("content", "ranks"), [("", 0), ("5", 1), ("0,0\n0,0", 2)])

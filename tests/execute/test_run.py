@@ -15,7 +15,7 @@ from aurora.execute.run import verify
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
 from aurora.plan.planner import make_plan
-from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile, RunOptions
+from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, PlanOptions, Profile, RunOptions
 from tests.conftest import cluster
 from tests.models.architectures import CONFIGS, build
 
@@ -164,6 +164,15 @@ def test_plans_of_other_models_are_refused_before_anything_starts(mixtral, qwen)
         aurora.run(plan_for([mixtral], 2), [mixtral], [[]])
     with pytest.raises(BadInput, match="--transport nccl: expected a CUDA device for each of 2 ranks"):
         aurora.run(plan_for([mixtral], 2), [mixtral], prompts, RunOptions(transport="nccl"))
+
+
+def test_links_of_a_fabric_are_held_by_no_transport(mixtral):
+    plan = plan_for([mixtral], 2)
+    links = (Link(0, 1, 1.0), Link(1, 0, 1.0))
+    cuts = tuple(Cut(0.0, 0, ()) for _ in plan.models[0].dispatch_L)
+    wired = replace(plan, cluster=replace(plan.cluster, fabric=Fabric(2, links)), models=(replace(plan.models[0], cut_L=cuts),))
+    with pytest.raises(BadInput, match="--transport shaped: holds ports to their rates, but not the links"):
+        aurora.run(wired, [mixtral], [prompts_for(mixtral, 1)], RunOptions(transport="shaped"))
 
 
 def test_prompts_are_checked_before_serving(mixtral):

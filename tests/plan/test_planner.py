@@ -12,12 +12,13 @@ import aurora
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.plan.assign import ASSIGN
 from aurora.plan.check import check_plan, check_schedule
-from aurora.plan.colocate import COLOCATE
+from aurora.plan.colocate import COLOCATE, JOINT
 from aurora.plan.costs import group_costs
 from aurora.plan.objective import causal, exclusive
 from aurora.plan.order import ORDER
 from aurora.plan.place import PLACE
-from aurora.plan.planner import exchanged_tokens, make_plan
+from aurora.plan.planner import PRICED_ONLY, exchanged_tokens, make_plan
+from aurora.plan.sharing import Sharing
 from aurora.types import Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
@@ -34,15 +35,16 @@ TWO = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n), pr
 
 
 @given(TWO, st.sampled_from(sorted(PLACE)), st.sampled_from(["auto", *ASSIGN]), st.sampled_from(["auto", *COLOCATE]),
-       st.sampled_from(sorted(set(ORDER) - {"paced"})), st.booleans())  # fmt: skip
+       st.sampled_from(sorted(set(ORDER) - set(PRICED_ONLY))), st.booleans())  # fmt: skip
 def test_every_combination_gives_a_plan_that_stands(case, place, assign, colocate, order, both):
     machines, a, b = case
     chosen = [a, b] if both else [a]
-    if colocate == "decoupled":
+    if colocate in JOINT:
         assign = "auto"
     plan = make_plan(machines, chosen, PlanOptions(place, assign, colocate, order, seed=3))
     check_plan(plan)
     assert plan.objective_s >= plan.bound_s * (1 - 1e-9)
+    assert plan.bound_s >= plan.free_bound_s * (1 - 1e-9)
     assert plan.scenario == f"{'colocated' if both else 'exclusive'}, {'equal' if machines.equal else 'mixed'} GPUs"
     for model, source in zip(plan.models, chosen, strict=True):
         assert model.placement.experts == source.experts
@@ -66,7 +68,7 @@ def test_plans_repeat_for_a_seed(case):
 def test_the_bound_is_below_every_placement(case):
     machines, source = case
     n = len(machines)
-    bound = make_plan(machines, [source]).bound_s
+    bound = make_plan(machines, [source]).free_bound_s
     for where in product(range(n), repeat=source.experts):
         costs = group_costs(machines, source, 0, np.array(where))
         assert exclusive(costs.terms(np.arange(n))) >= bound * (1 - 1e-9)
@@ -75,7 +77,7 @@ def test_the_bound_is_below_every_placement(case):
 @given(st.tuples(clusters(2), profiles(2, max_experts=3, max_layers=1), profiles(2, max_experts=3, max_layers=1)))
 def test_the_colocated_bound_is_below_every_pair_of_placements(case):
     machines, a, b = case
-    bound = make_plan(machines, [a, b]).bound_s
+    bound = make_plan(machines, [a, b]).free_bound_s
     gpus = np.arange(2)
     for first in product(range(2), repeat=a.experts):
         terms = group_costs(machines, a, 0, np.array(first)).terms(gpus)
@@ -95,8 +97,8 @@ def test_colocation_by_matching_is_optimal_for_the_shared_dispatch(case):
         ta, tb = costs[0].terms(held), costs[1].terms(group_G)
         return max((ta.send_G + tb.send_G).max(), (ta.recv_G + tb.recv_G).max())
 
-    _, found = COLOCATE["matching"](*costs, held, True, np.random.default_rng(0))
-    assert port_time(found) == min(port_time(np.array(p)) for p in permutations(range(n)))
+    found = COLOCATE["matching"](Sharing(*costs, held), np.random.default_rng(0))
+    assert port_time(found.b_G) == min(port_time(np.array(p)) for p in permutations(range(n)))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5).flatmap(lambda a: st.tuples(st.just(a), st.permutations(a))))
@@ -104,8 +106,8 @@ def test_sorting_one_up_one_down_is_optimal_when_sends_equal_receives(loads):
     """Aurora Thm 6.2 against brute force on the sum of two load vectors."""
     a, b = map(np.array, loads)
     costs = [_Loads(a), _Loads(b)]
-    held, group = COLOCATE["sorted"](*costs, np.arange(len(a)), True, np.random.default_rng(0))
-    assert (a[held] + b[group]).max() == min((a + b[list(p)]).max() for p in permutations(range(len(a))))
+    found = COLOCATE["sorted"](Sharing(*costs, np.arange(len(a))), np.random.default_rng(0))
+    assert (a[found.a_G] + b[found.b_G]).max() == min((a + b[list(p)]).max() for p in permutations(range(len(a))))
 
 
 class _Loads:
@@ -116,8 +118,7 @@ class _Loads:
 def test_by_load_puts_the_busiest_expert_on_the_strongest_gpu():
     machines = cluster(1.0, 4.0, 2.0)
     tokens = np.array([[[[1, 9, 5], [1, 9, 5], [1, 9, 5]]]])
-    plan = make_plan(machines, [profile(tokens)])
-    assert plan.methods["assign"] == "by-load"
+    plan = make_plan(machines, [profile(tokens)], PlanOptions(assign="by-load"))
     assert plan.models[0].placement.slots_LG[0] == ((0,), (1,), (2,))
 
 
@@ -151,13 +152,14 @@ def test_baselines_order_each_direction_by_its_own_senders():
     assert dense.combine_L[0].pairs_X2.tolist() == dense.dispatch_L[0].reversed.pairs_X2.tolist()
 
 
-def test_decoupled_decides_the_assignment_too():
+def test_what_places_both_models_decides_the_assignment_too():
     rng = np.random.default_rng(0)
     pair = [profile(rng.integers(1, 9, (1, 1, 2, 2))) for _ in range(2)]
-    assert make_plan(cluster(1.0, 2.0), pair).methods["assign"] == "decoupled"
+    assert make_plan(cluster(1.0, 2.0), pair).methods["assign"] == "local-search"
     assert make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random")).methods["colocate"] == "matching"
-    with pytest.raises(BadInput, match="--assign random: has no effect with --colocate decoupled"):
-        make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random", colocate="decoupled"))
+    for name in JOINT:
+        with pytest.raises(BadInput, match=f"--assign random: has no effect with --colocate {name}"):
+            make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random", colocate=name))
 
 
 def test_equal_gpus_can_differ_in_nothing_that_matters():
@@ -206,9 +208,9 @@ def test_inputs_that_do_not_fit(change, error, message):
         make_plan(cluster(1.0, 1.0), [profile(tokens, **change)])
 
 
-@pytest.mark.parametrize("name", ["place", "assign", "colocate", "order"])
+@pytest.mark.parametrize("name", ["place", "assign", "colocate", "order", "objective"])
 def test_an_unknown_strategy_names_the_known_ones(name):
-    with pytest.raises(BadInput, match=f"--{name}: expected one of .*random.*, found 'best'"):
+    with pytest.raises(BadInput, match=f"--{name}: expected one of .*(random|paper).*, found 'best'"):
         make_plan(cluster(1.0, 1.0), [profile([[[[1, 1], [1, 1]]]])], replace(PlanOptions(), **{name: "best"}))
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.plan.order import ORDER
+from aurora.plan.routes import route
 from aurora.plan.switch import fair_rates
 from aurora.plan.timing import fluid_rows, one_to_one_rows, timed
 from aurora.types import Order
@@ -25,7 +26,7 @@ def flows(draw):
 def test_fair_rates_fill_ports_and_favour_nobody(case):
     """Max-min fair: no port above its rate, and every flow has a full port on which no other flow is faster."""
     src, dst, out, into = case
-    rates = fair_rates(src, dst, out, into)
+    rates = fair_rates(src, dst, route(out, into))
     n = len(out)
     used = np.concatenate([np.bincount(src, rates, n), np.bincount(dst, rates, n)])
     room = np.concatenate([out, into])
@@ -40,7 +41,8 @@ def test_fair_rates_fill_ports_and_favour_nobody(case):
 
 def test_fair_rates_by_hand():
     """Three flows into a port of 3 and one of them from a port of 0.5: the others share what it cannot use."""
-    rates = fair_rates(np.array([0, 1, 2]), np.array([3, 3, 3]), np.array([0.5, 9, 9, 9]), np.array([9, 9, 9, 3.0]))
+    ports = route(np.array([0.5, 9, 9, 9]), np.array([9, 9, 9, 3.0]))
+    rates = fair_rates(np.array([0, 1, 2]), np.array([3, 3, 3]), ports)
     assert rates == pytest.approx([0.5, 1.25, 1.25])
 
 

@@ -1,5 +1,7 @@
 """The interpreter on hand-computed programs, and against the single all-to-all that the planner times."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from aurora.plan.timing import timed
 from aurora.simulate.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile
 from tests.conftest import cluster
-from tests.strategies import clusters, profiles
+from tests.strategies import clusters, fabrics, profiles
 
 
 def flat(seconds):
@@ -92,16 +94,22 @@ def test_slow_gpus_take_longer():
     assert simulate_plan(make_plan(cluster(1.0, 1.0, speed=0.5), [p], KEEP), [p]).seconds == pytest.approx(6)
 
 
-@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=1))))
+@st.composite
+def clusters_on_any_fabric(draw, gpus):
+    kind = draw(st.sampled_from([None, "tree", "leaf-spine", "graph"]))
+    return replace(draw(clusters(gpus)), fabric=None if kind is None else draw(fabrics(gpus, kind)))
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters_on_any_fabric(n), profiles(n, max_layers=1))))
 def test_one_window_without_compute_is_the_planned_schedule(case):
-    """simulate(order) equals the planner's timing of the same all-to-all."""
+    """simulate(order) equals the planner's timing of the same all-to-all, on the big switch and on fabrics."""
     machines, drawn = case
     p = profile(drawn.tokens_TLSE[:1], name="m")
     plan = make_plan(machines, [p])
     trace = simulate_plan(plan, [p])
     order = plan.models[0].dispatch_L[0]
     there = exchanged_tokens(p, 0, plan.models[0].placement.gpu_E(0)) * p.dispatch_bytes
-    ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G)
+    ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G, machines.fabric)
     dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
     assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, *ports).makespan_s)
 

@@ -1,0 +1,66 @@
+"""The shortest schedule with one message a pair, of a few ranks, by branch and bound; compiled."""
+
+import numpy as np
+from numba import njit
+
+from aurora.types.arrays import FloatArray, IntArray
+
+MOST_RANKS = 4  # well under a millisecond; each rank more takes tens of times as long
+
+
+def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, float] | None:
+    """((X, 2) pairs by start, makespan in seconds) of the non-preemptive open shop's optimum; None unless below known_s.
+
+    seconds_GG (n, n) float64: how long each transfer takes alone; zero means none. Tries every active schedule (one in which
+    nothing can start earlier without delaying something else), among which an optimum is, but for those that a port's
+    remaining load rules out. Source: Giffler & Thompson 1960.
+    """
+    n = len(seconds_GG)
+    waits_GG = seconds_GG > 0
+    left = np.concatenate([seconds_GG.sum(axis=1), seconds_GG.sum(axis=0)])
+    rows = int(waits_GG.sum())
+    pairs_X2, best_X2 = np.zeros((2, rows, 2), dtype=np.int64)
+    start_s_X, best_s_X = np.zeros((2, rows))
+    best_s = _branch(seconds_GG, waits_GG, np.zeros(2 * n), left, pairs_X2, start_s_X, 0, best_X2, best_s_X, known_s)
+    return (best_X2[np.argsort(best_s_X, kind="stable")], float(best_s)) if best_s < known_s else None
+
+
+@njit(cache=True)
+def _branch(took_GG, waits_GG, free_s, left_s, pairs_X2, start_s_X, depth, best_X2, best_s_X, best_s):
+    """The best makespan once all that continues the `depth` transfers in pairs_X2 has been tried; fills best_X2, best_s_X.
+
+    free_s, left_s (2 n,): when each port is through with them, and what it still has to carry; senders first.
+    """
+    n = took_GG.shape[0]
+    floor_s = 0.0
+    for port in range(2 * n):
+        floor_s = max(floor_s, free_s[port] + left_s[port])
+    if floor_s >= best_s * (1 - 1e-12):
+        return best_s
+    if depth == len(pairs_X2):
+        best_X2[:] = pairs_X2
+        best_s_X[:] = start_s_X
+        return floor_s
+    first_s = np.inf
+    src = dst = -1
+    for i in range(n):
+        for j in range(n):
+            if waits_GG[i, j] and max(free_s[i], free_s[n + j]) + took_GG[i, j] < first_s:
+                first_s = max(free_s[i], free_s[n + j]) + took_GG[i, j]
+                src, dst = i, j
+    for i in range(n):
+        for j in range(n):
+            start_s = max(free_s[i], free_s[n + j])
+            if waits_GG[i, j] and (i == src or j == dst) and start_s < first_s:  # what keeps the earliest end from being it
+                took = took_GG[i, j]
+                before = free_s[i], free_s[n + j], left_s[i], left_s[n + j]
+                pairs_X2[depth] = i, j
+                start_s_X[depth] = start_s
+                waits_GG[i, j] = False
+                free_s[i] = free_s[n + j] = start_s + took
+                left_s[i] -= took
+                left_s[n + j] -= took
+                best_s = _branch(took_GG, waits_GG, free_s, left_s, pairs_X2, start_s_X, depth + 1, best_X2, best_s_X, best_s)
+                waits_GG[i, j] = True
+                free_s[i], free_s[n + j], left_s[i], left_s[n + j] = before
+    return best_s

@@ -1,0 +1,290 @@
+"""Equal-split placements, compiled: replica counts, longest processing time, swaps, and a walk over the counts.
+
+Tables are held_GP (G, P) int64: the expert in each slot of a GPU, EMPTY where it has none. A GPU's time is its load times its
+cost. No expert is twice on a GPU. Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
+"""
+
+import numpy as np
+from numba import njit
+
+EMPTY = -1
+CLOSE = 1e-12  # relative: what is nearer than this is equal
+
+
+@njit(cache=True)
+def replica_counts(load_E, slots, most):
+    """(E,) int64: one slot each, then slot after slot to the largest load a replica, at most `most` an expert."""
+    count_E = np.ones(load_E.shape[0], dtype=np.int64)
+    for _ in range(slots - load_E.shape[0]):
+        chosen = -1
+        for expert in range(load_E.shape[0]):
+            if count_E[expert] < most and (
+                chosen < 0 or load_E[expert] * count_E[chosen] > load_E[chosen] * count_E[expert] * (1.0 + CLOSE)
+            ):
+                chosen = expert
+        if chosen < 0:
+            break
+        count_E[chosen] += 1
+    return count_E
+
+
+@njit(cache=True)
+def holds(held_P, expert):
+    for held in held_P:  # noqa: SIM110 (numba compiles no generators)
+        if held == expert:
+            return True
+    return False
+
+
+@njit(cache=True)
+def longest_first(load_E, count_E, slots_G, cost_G, held_GP, time_G):
+    """Fill held_GP and time_G: the largest replica first, onto the GPU that ends first with it and has room.
+
+    Where only GPUs that hold the expert have room, a full one that does not trades a slot for it. What finds no place even so
+    is taken off count_E; gives how many those were.
+    """
+    gpus = slots_G.shape[0]
+    held_GP[:] = EMPTY
+    time_G[:] = 0.0
+    used_G = np.zeros(gpus, dtype=np.int64)
+    lost = 0
+    for expert in np.argsort(-(load_E / count_E), kind="mergesort"):
+        size = load_E[expert] / count_E[expert]
+        left = count_E[expert]
+        while left > 0:
+            chosen = -1
+            best = np.inf
+            for gpu in range(gpus):
+                ends = time_G[gpu] + size * cost_G[gpu]
+                if used_G[gpu] < slots_G[gpu] and ends < best * (1.0 - CLOSE) and not holds(held_GP[gpu], expert):
+                    chosen = gpu
+                    best = ends
+            if chosen < 0:
+                chosen = _make_room(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert)
+            if chosen < 0:
+                count_E[expert] -= left
+                lost += left
+                break
+            held_GP[chosen, used_G[chosen]] = expert
+            used_G[chosen] += 1
+            time_G[chosen] += size * cost_G[chosen]
+            left -= 1
+    if lost > 0:
+        times(load_E, count_E, cost_G, held_GP, time_G)
+    return lost
+
+
+@njit(cache=True)
+def _make_room(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert):
+    """Move some expert of a full GPU that lacks `expert` to one with room; gives the GPU that has a slot now, or -1."""
+    for open_gpu in range(slots_G.shape[0]):
+        if used_G[open_gpu] == slots_G[open_gpu]:
+            continue
+        for full in range(slots_G.shape[0]):
+            if holds(held_GP[full], expert):
+                continue
+            for slot in range(used_G[full]):
+                other = held_GP[full, slot]
+                if not holds(held_GP[open_gpu], other):
+                    size = load_E[other] / count_E[other]
+                    held_GP[open_gpu, used_G[open_gpu]] = other
+                    used_G[open_gpu] += 1
+                    time_G[open_gpu] += size * cost_G[open_gpu]
+                    used_G[full] -= 1
+                    held_GP[full, slot] = held_GP[full, used_G[full]]
+                    held_GP[full, used_G[full]] = EMPTY
+                    time_G[full] -= size * cost_G[full]
+                    return full
+    return -1
+
+
+@njit(cache=True)
+def times(load_E, count_E, cost_G, held_GP, time_G):
+    """Recompute time_G; gives the largest."""
+    for gpu in range(held_GP.shape[0]):
+        load = 0.0
+        for slot in range(held_GP.shape[1]):
+            expert = held_GP[gpu, slot]
+            if expert >= 0:
+                load += load_E[expert] / count_E[expert]
+        time_G[gpu] = load * cost_G[gpu]
+    return time_G.max()
+
+
+@njit(cache=True)
+def descend(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
+    """While it lowers the slowest GPU: swap one of its replicas for a smaller one, or for an empty slot, of another GPU.
+
+    Of all such swaps the one that leaves the lower maximum of the two; stops at `enough`. Gives the largest time.
+    """
+    gpus = held_GP.shape[0]
+    while True:
+        worst = np.argmax(time_G)
+        top = time_G[worst]
+        if top <= enough:
+            return top
+        best = top * (1.0 - CLOSE)
+        found = False
+        for slot in range(slots_G[worst]):
+            mine = held_GP[worst, slot]
+            if mine < 0:
+                continue
+            size = load_E[mine] / count_E[mine]
+            for gpu in range(gpus):
+                if gpu == worst or time_G[gpu] >= best:
+                    continue
+                for place in range(slots_G[gpu]):
+                    theirs = held_GP[gpu, place]
+                    less = size if theirs < 0 else size - load_E[theirs] / count_E[theirs]
+                    if less <= 0.0:
+                        continue
+                    after = max(top - less * cost_G[worst], time_G[gpu] + less * cost_G[gpu])
+                    if after < best and not holds(held_GP[gpu], mine) and (theirs < 0 or not holds(held_GP[worst], theirs)):
+                        best = after
+                        found = True
+                        at_slot, at_gpu, at_place = slot, gpu, place
+        if not found:
+            return times(load_E, count_E, cost_G, held_GP, time_G)
+        mine = held_GP[worst, at_slot]
+        theirs = held_GP[at_gpu, at_place]
+        less = load_E[mine] / count_E[mine] - (0.0 if theirs < 0 else load_E[theirs] / count_E[theirs])
+        held_GP[worst, at_slot] = theirs
+        held_GP[at_gpu, at_place] = mine
+        time_G[worst] -= less * cost_G[worst]
+        time_G[at_gpu] += less * cost_G[at_gpu]
+
+
+@njit(cache=True)
+def sized_counts(load_E, size, slots, most):
+    """(E,) int64: replicas no larger than `size`, what is left over to the largest load / count^2; all zero if too few slots.
+
+    Replicas a little below a GPU's share leave room for the small experts that must sit beside them; the spare slots then
+    better halve middling experts than cut the hottest once more.
+    """
+    count_E = np.ones(load_E.shape[0], dtype=np.int64)
+    for expert in range(load_E.shape[0]):
+        count_E[expert] = min(most, max(1, int(np.ceil(load_E[expert] / size * (1.0 - CLOSE)))))
+    spare = slots - count_E.sum()
+    if spare < 0:
+        count_E[:] = 0
+    for _ in range(spare):
+        chosen = -1
+        most_left = -1.0
+        for expert in range(load_E.shape[0]):
+            left = load_E[expert] / (count_E[expert] * count_E[expert])
+            if count_E[expert] < most and left > most_left * (1.0 + CLOSE):
+                chosen = expert
+                most_left = left
+        if chosen < 0:
+            break
+        count_E[chosen] += 1
+    return count_E
+
+
+@njit(cache=True)
+def fill_spare(load_E, slots_G, held_GP):
+    """Put into each empty slot the expert with the largest load a replica that its GPU does not hold."""
+    count_E = np.zeros(load_E.shape[0], dtype=np.int64)
+    for expert in held_GP.flat:
+        if expert >= 0:
+            count_E[expert] += 1
+    for gpu in range(held_GP.shape[0]):
+        for slot in range(slots_G[gpu]):
+            if held_GP[gpu, slot] >= 0:
+                continue
+            chosen = -1
+            for expert in range(load_E.shape[0]):
+                if (chosen < 0 or load_E[expert] * count_E[chosen] > load_E[chosen] * count_E[expert]) and not holds(
+                    held_GP[gpu], expert
+                ):
+                    chosen = expert
+            held_GP[gpu, slot] = chosen
+            count_E[chosen] += 1
+
+
+@njit(cache=True)
+def fill_unharmed(load_E, slots_G, cost_G, most, count_E, held_GP):
+    """Into each empty slot the hottest replica's expert that its GPU does not hold and can take within `most`; by count_E."""
+    for gpu in range(held_GP.shape[0]):
+        for slot in range(slots_G[gpu]):
+            if held_GP[gpu, slot] >= 0:
+                continue
+            load = 0.0
+            for other in held_GP[gpu]:
+                load += load_E[other] / count_E[other] if other >= 0 else 0.0
+            chosen = -1
+            for expert in range(load_E.shape[0]):
+                if (
+                    (chosen < 0 or load_E[expert] * count_E[chosen] > load_E[chosen] * count_E[expert])
+                    and (load + load_E[expert] / (count_E[expert] + 1)) * cost_G[gpu] <= most
+                    and not holds(held_GP[gpu], expert)
+                ):
+                    chosen = expert
+            if chosen >= 0:
+                held_GP[gpu, slot] = chosen
+                count_E[chosen] += 1
+
+
+@njit(cache=True)
+def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
+    """Longest first, then descend, into held_GP; gives the largest time. What finds no place is taken off count_E."""
+    time_G = np.zeros(slots_G.shape[0])
+    longest_first(load_E, count_E, slots_G, cost_G, held_GP, time_G)
+    return descend(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough)
+
+
+@njit(cache=True)
+def pack_counting(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, count_E, held_GP):
+    """Pack with the counts for replicas of each of sizes_X times `share`, with those of `replica_counts`, and with those met
+    on a walk: at each row of draws_X3 one slot goes from an expert to another, to nobody, or from nobody.
+
+    The walk goes on from a step that is worse by less than a drawn, falling margin; the best of all is kept in count_E and
+    held_GP. Gives its largest time; stops at `enough`.
+    """
+    experts = load_E.shape[0]
+    most = slots_G.shape[0]
+    slots = slots_G.sum()
+    try_GP = np.empty_like(held_GP)
+    best = np.inf
+    for attempt in range(sizes_X.shape[0] + 1):
+        if attempt == sizes_X.shape[0]:
+            try_E = replica_counts(load_E, slots, most)
+        elif share > 0.0:
+            try_E = sized_counts(load_E, sizes_X[attempt] * share, slots, most)
+        else:
+            continue
+        if try_E[0] == 0:
+            continue
+        found = pack(load_E, try_E, slots_G, cost_G, enough, try_GP)
+        if found < best * (1.0 - CLOSE) or best == np.inf:
+            best = found
+            count_E[:] = try_E
+            held_GP[:] = try_GP
+        if best <= enough:
+            return best
+    now = best
+    here_E = count_E.copy()
+    steps = draws_X3.shape[0]
+    for step in range(steps):
+        if best <= enough:
+            break
+        gains = int(draws_X3[step, 0] * (experts + 1))
+        gives = int(draws_X3[step, 1] * (experts + 1))
+        if gains == gives or (gains < experts and here_E[gains] >= most):
+            continue
+        if here_E[gives] < 2 if gives < experts else here_E.sum() >= slots:
+            continue
+        try_E = here_E.copy()
+        if gains < experts:
+            try_E[gains] += 1
+        if gives < experts:
+            try_E[gives] -= 1
+        found = pack(load_E, try_E, slots_G, cost_G, enough, try_GP)
+        if found <= now * (1.0 + 0.5 * draws_X3[step, 2] * (1.0 - step / steps)):
+            now = found
+            here_E[:] = try_E
+        if found < best * (1.0 - CLOSE):
+            best = found
+            count_E[:] = try_E
+            held_GP[:] = try_GP
+    return best

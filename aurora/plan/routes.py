@@ -1,0 +1,96 @@
+"""What each pair's traffic takes from ports and links."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from aurora.types import Fabric
+from aurora.types.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """A flow from s to d at rate r takes r * share_GGK[s, d, k] of resource use_GGK[s, d, k], for each k.
+
+    room_R (R,) bytes per second of each resource: the sending ports, the receiving ports, then the links. Where a pair uses
+    fewer than K resources, the last, which has no limit, fills up with shares of zero.
+    """
+
+    room_R: FloatArray
+    use_GGK: IntArray
+    share_GGK: FloatArray
+
+    def load_R(self, bytes_GG: IntArray) -> FloatArray:
+        """(R,) bytes that each resource carries of bytes_GG (G, G)."""
+        parts_GGK = self.share_GGK * bytes_GG[:, :, None]
+        load_R = np.bincount(self.use_GGK.ravel(), parts_GGK.ravel(), minlength=len(self.room_R))
+        return load_R.astype(np.float64)
+
+    def seconds(self, bytes_GG: IntArray) -> float:
+        """Until the slowest resource has carried its part of bytes_GG (G, G): the fluid optimum on these routes."""
+        return float((self.load_R(bytes_GG) / self.room_R).max(initial=0.0))
+
+
+def route(out_Bps: FloatArray, in_Bps: FloatArray, fabric: Fabric | None = None) -> Routes:
+    """The big switch, where a flow takes two ports and nothing else, or a fabric's shortest paths between those ports.
+
+    Shortest is fewest links. A flow is divided equally over all shortest paths of its pair (equal-cost multipath in its ideal
+    form, packet by packet; hashing whole flows onto one path can only be worse balanced). Rates (G,) bytes per second.
+    """
+    n = len(out_Bps)
+    sends_GG, recvs_GG = np.broadcast_arrays(np.arange(n)[:, None], n + np.arange(n)[None, :])
+    use_GGK = np.stack([sends_GG, recvs_GG], axis=2)
+    room_R = np.concatenate([out_Bps, in_Bps])
+    if fabric is None:
+        return Routes(room_R, use_GGK, np.ones(use_GGK.shape))
+    link_GGK, share_GGK = _shortest(fabric)
+    return Routes(
+        np.concatenate([room_R, [link.Bps for link in fabric.links], [np.inf]]),
+        np.concatenate([use_GGK, 2 * n + link_GGK], axis=2),
+        np.concatenate([np.ones(use_GGK.shape), share_GGK], axis=2),
+    )
+
+
+@lru_cache(maxsize=8)
+def _shortest(fabric: Fabric) -> tuple[IntArray, FloatArray]:
+    """(G, G, K) the links on each pair's shortest paths, and which part of the paths takes each."""
+    n = fabric.gpus
+    place = {vertex: at for at, vertex in enumerate((*range(n), *fabric.switches))}
+    ends = [(place[link.src], place[link.dst]) for link in fabric.links]
+    hops_VV, ways_VV = _ways(len(place), n, ends)
+    from_GV, to_VG = ways_VV[:n].copy(), ways_VV[:, :n].copy()
+    from_GV[:, :n], to_VG[:n] = np.eye(n), np.eye(n)  # a path leaves a GPU only at its start and meets one only at its end
+    pairs, links, shares = [], [], []
+    for link, (u, v) in enumerate(ends):
+        on_GG = hops_VV[:n, u, None] + 1 + hops_VV[v, None, :n] == hops_VV[:n, :n]
+        part_GG = np.where(on_GG, from_GV[:, u, None] * to_VG[v], 0.0)
+        src, dst = np.nonzero(part_GG)
+        pairs.append(src * n + dst)
+        links.append(np.full(len(src), link))
+        shares.append(part_GG[src, dst] / ways_VV[src, dst])
+    pair_X, link_X, share_X = (np.concatenate(parts) if parts else np.empty(0) for parts in (pairs, links, shares))
+    by_pair = np.argsort(pair_X, kind="stable")
+    pair_X = pair_X[by_pair].astype(np.int64)
+    count_P = np.bincount(pair_X, minlength=n * n)
+    nth_X = np.arange(len(pair_X)) - (np.cumsum(count_P) - count_P)[pair_X]
+    link_PK = np.full((n * n, int(count_P.max(initial=0))), len(ends), dtype=np.int64)
+    share_PK = np.zeros(link_PK.shape)
+    link_PK[pair_X, nth_X], share_PK[pair_X, nth_X] = link_X[by_pair], share_X[by_pair]
+    return link_PK.reshape(n, n, -1), share_PK.reshape(n, n, -1)
+
+
+def _ways(vertices: int, gpus: int, ends: list[tuple[int, int]]) -> tuple[FloatArray, FloatArray]:
+    """(V, V) links on the shortest paths between vertices, infinite where there are none, and the number of such paths."""
+    next_VV = np.zeros((vertices, vertices))
+    for u, v in ends:
+        next_VV[u, v] = 1.0
+    forward_VV = next_VV.copy()
+    forward_VV[:gpus] = 0.0
+    hops_VV = np.where(np.eye(vertices) > 0, 0.0, np.inf)
+    ways_VV = np.eye(vertices)
+    front_VV, hops = next_VV, 1
+    while (fresh := (front_VV > 0) & np.isinf(hops_VV)).any():
+        hops_VV[fresh], ways_VV[fresh] = hops, front_VV[fresh]
+        front_VV, hops = np.where(fresh, front_VV, 0.0) @ forward_VV, hops + 1
+    return hops_VV, ways_VV

@@ -1,0 +1,189 @@
+"""How good placements of one group of experts a GPU are: `python bench/assign.py` writes bench/results/assign-DATE.md.
+
+Mixed GPUs of 100, 80, 50 and 40 Gbps in equal parts, compute speeds in that ratio. Ratios are mean / worst over the cases of a
+row; seconds are medians a layer, on one core. Recorded traffic is read as in bench/order.py.
+"""
+
+import datetime
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+from machine import machine
+from order import kinds, ratios
+
+from aurora.plan import objective
+from aurora.plan.assign import ASSIGN
+from aurora.plan.colocate import COLOCATE
+from aurora.plan.costs import GroupCosts, coupled_s, group_costs
+from aurora.plan.planner import make_plan
+from aurora.plan.relax import proved
+from aurora.plan.sharing import Sharing
+from aurora.plan.sweep import least_sum
+from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
+
+GBPS = (100, 80, 50, 40)
+TOKEN_BYTES = 4096
+RATIOS = (0.25, 1.0, 4.0)  # an expert's seconds a token on the fastest GPU, over the token's seconds on its port
+LIMIT_S = 10.0
+
+
+def mixed(n: int) -> Cluster:
+    rates = [GBPS[g * 4 // n] for g in range(n)]
+    return Cluster(
+        "mixed", tuple(Gpu(f"g{g}", f"{r}", 0, r * 1.25e8, r * 1.25e8, 10**12, r / 100) for g, r in enumerate(rates))
+    )
+
+
+def drawn(name: str, n: int, seed: int, model: int = 0, layers: int = 1) -> Profile:
+    """n groups of experts on n ranks, tokens as the traffic `name` of bench/order.py, compute against traffic from RATIOS."""
+    rng = np.random.default_rng([n, seed, model])
+    scale = TOKEN_BYTES if name.startswith("recorded") else 100
+    tokens_LSE = np.stack([kinds()[name](n, rng) // scale for _ in range(layers)])
+    second = float(rng.choice(RATIOS)) * TOKEN_BYTES / 12.5e9
+    at = np.array([1.0, 2.0])
+    phases = {phase: Curve(at, at * second * share) for phase, share in (("gate", 0.3), ("expert", 1.0), ("aggregate", 0.1))}
+    return Profile(name, "", tokens_LSE[None], 1, TOKEN_BYTES, TOKEN_BYTES, 1, 1, {"reference": phases})
+
+
+def layer_costs(name: str, n: int, seed: int, model: int = 0) -> GroupCosts:
+    return group_costs(mixed(n), drawn(name, n, seed, model), 0, np.arange(n))
+
+
+def timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def exclusive() -> list[str]:
+    methods = ("by-load", "matching", "contiguous", "random")
+    lines = [
+        "## One model, mixed GPUs: Eq. 1 over the optimum (`exact`; 40 cases a row at n = 8, 10 at 64, 3 at 256)",
+        "",
+        f"| n | traffic | {' | '.join(methods)} | brute force agrees | by-load, coupled | seconds, exact |",
+        "|---|---|" + "---|" * (len(methods) + 3),
+    ]
+    every = np.array(list(permutations(range(8))))
+    for n in (8, 64, 256):
+        for name in kinds():
+            if name.startswith("recorded") and n != 8:
+                continue
+            found: dict[str, list[float]] = {method: [] for method in methods}
+            coupled, took, agree = [], [], 0
+            cases = 40 if n == 8 else 10 if n == 64 else 3
+            for seed in range(cases):
+                costs = layer_costs(name, n, seed)
+                took.append(timed(partial(ASSIGN["exact"], costs, np.random.default_rng(0))))
+                best = objective.exclusive(costs.terms(ASSIGN["exact"](costs, np.random.default_rng(0))))
+                for method, values in found.items():
+                    values.append(objective.exclusive(costs.terms(ASSIGN[method](costs, np.random.default_rng(seed)))) / best)
+                if n == 8:
+                    first, second = costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ
+                    parts = [part[np.arange(8), every].max(axis=1) for part in (first, second)]
+                    agree += bool(abs((parts[0] + parts[1]).min() + costs.aggregate_s_G.max() - best) <= 1e-12 * best)
+                    moved = coupled_s(mixed(n), drawn(name, n, seed), 0, np.arange(n))
+                    worth = [
+                        sum(part[np.arange(n), held].max() for part in moved)
+                        for held in (ASSIGN["by-load"](costs, np.random.default_rng(0)), least_sum(*moved))
+                    ]
+                    coupled.append(worth[0] / worth[1])
+            brute = f"{agree} of {cases}" if n == 8 else "-"
+            cells = " | ".join(ratios(found[method]) for method in methods)
+            sorted_ = ratios(coupled) if coupled else "-"
+            lines.append(f"| {n} | {name} | {cells} | {brute} | {sorted_} | {statistics.median(took):.5f} |")
+            print(lines[-1], flush=True)
+    return [
+        *lines,
+        "",
+        "Coupled: the paper's model, in which a rank's requests move with its experts; over that model's own optimum.",
+    ]
+
+
+def shared(name: str, n: int, seed: int, priced_by: str) -> Sharing:
+    end_s = time.perf_counter() + LIMIT_S
+    costs = [layer_costs(name, n, seed, model) for model in (0, 1)]
+    return Sharing(*costs, np.arange(n), objective=priced_by, running=lambda: time.perf_counter() < end_s)
+
+
+def colocated() -> list[str]:
+    methods = ("local-search", "decoupled", "random")
+    lines = [
+        f"## Two models, mixed GPUs: over the best bound that `exact` proved within {LIMIT_S:g} s",
+        "",
+        f"| n | objective | traffic | cases | exact | {' | '.join(methods)} | local-search optimal | beats or equals decoupled "
+        "| local-search's own bound: gap | seconds: local-search | its bound | exact, median | exact, worst |",
+        "|---|---|---|---|" + "---|" * (len(methods) + 8),
+    ]
+    for n, cases in ((8, 40), (16, 20), (32, 10), (64, 5)):
+        for priced_by in ("causal", "paper"):
+            for name in kinds():
+                found: dict[str, list[float]] = {method: [] for method in ("exact", *methods)}
+                own, took = [], {"search": [], "bound": [], "exact": []}
+                for seed in range(cases):
+                    sharing = shared(name, n, seed, priced_by)
+                    began = time.perf_counter()
+                    best = COLOCATE["exact"](sharing, np.random.default_rng(0))
+                    took["exact"].append(time.perf_counter() - began)
+                    for method, values in found.items():
+                        began = time.perf_counter()
+                        made = best if method == "exact" else COLOCATE[method](sharing, np.random.default_rng(0))
+                        if method == "local-search":
+                            took["search"].append(time.perf_counter() - began)
+                        value = sharing.value_s(made.a_G, made.b_G)
+                        values.append(value / best.bound_s)
+                        if method == "local-search":
+                            began = time.perf_counter()
+                            own.append(value / proved(sharing, value).bound_s)
+                            took["bound"].append(time.perf_counter() - began)
+                cells = " | ".join(ratios(values) for values in found.values())
+                optimal = sum(value < 1 + 1e-6 for value in found["local-search"])
+                beats = sum(a <= b for a, b in zip(found["local-search"], found["decoupled"], strict=True))
+                spent = " | ".join(f"{statistics.median(values):.3f}" for values in took.values())
+                lines.append(
+                    f"| {n} | {priced_by} | {name} | {cases} | {cells} | {optimal} | {beats} | {ratios(own)} | {spent} "
+                    f"| {max(took['exact']):.2f} |"
+                )
+                print(lines[-1], flush=True)
+    return lines
+
+
+def plans() -> list[str]:
+    lines = [
+        "## Whole plans of two models with 4 layers, uniform traffic: seconds, orders included",
+        "",
+        "| n | local-search | exact | decoupled |",
+        "|---|---|---|---|",
+    ]
+    for n in (4, 8, 16, 32):
+        pair = [drawn("uniform", n, 0, model, layers=4) for model in (0, 1)]
+        cells = []
+        for method in ("local-search", "exact", "decoupled"):
+            options = PlanOptions(colocate=method, order="openshop")
+            took = [timed(partial(make_plan, mixed(n), pair, options)) for _ in range(6)]
+            cells.append(f"{statistics.median(took[1:]):.3f}")
+        lines.append(f"| {n} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    heading = f"`python bench/assign.py` on {machine()}. 100, 80, 50 and 40 Gbps in equal parts, compute speeds in that ratio;"
+    parts = [
+        [f"# Placement of one group a GPU, {today}", "", heading, f"compute a token over traffic a token: one of {RATIOS}."]
+    ]
+    COLOCATE["exact"](shared("uniform", 4, 0, "causal"), np.random.default_rng(0))  # compiles
+    for part in (exclusive, plans, colocated):
+        parts.append(part())
+    out = Path(__file__).parent / "results" / f"assign-{today}.md"
+    out.write_text("\n\n".join("\n".join(lines) for lines in parts) + "\n")
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()

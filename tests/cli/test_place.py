@@ -1,0 +1,87 @@
+"""aurora place: loads in, slots and shares out, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.cli.refusal import refused
+
+LOADS = "600,560,120,120,20,10,10,10\n0,0,0,0,0,0,0,0\n"
+
+
+@pytest.fixture
+def csv(tmp_path):
+    (tmp_path / "loads.csv").write_text(LOADS)
+    return tmp_path / "loads.csv"
+
+
+@pytest.mark.parametrize("method", ["equal-split", "free-split", "eplb"])
+def test_the_json_holds_what_it_says(aurora, csv, method):
+    """From the printed slots and shares alone."""
+    code, out, err = aurora("place", csv, "--gpus", 8, "--slots", 2, "--method", method, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert list(found) == ["schema", "method", "layers", "seconds"]
+    assert (found["schema"], found["method"], len(found["layers"])) == (1, method, 2)
+    for load, layer in zip(np.array([[600, 560, 120, 120, 20, 10, 10, 10], [0] * 8]), found["layers"], strict=True):
+        carried = np.zeros(8)
+        for expert, parts in layer["split"].items():
+            assert sum(share for _, share in parts) == pytest.approx(1)
+            for gpu, share in parts:
+                assert int(expert) in layer["slots"][gpu]
+                carried[gpu] += share * load[int(expert)]
+        assert all(len(held) == len(set(held)) <= 2 for held in layer["slots"])
+        assert layer["max_load"] == pytest.approx(carried.max())
+        assert layer["mean_load"] == pytest.approx(load.sum() / 8)
+        assert layer["mean_load"] <= layer["bound"] * (1 + 1e-9)
+        assert layer["bound"] <= layer["max_load"]
+
+
+def test_npy_of_one_layer_and_nodes_of_one_gpu(aurora, tmp_path):
+    np.save(tmp_path / "l.npy", np.array([3.0, 1.0, 2.0]))
+    code, out, _ = aurora("place", tmp_path / "l.npy", "--nodes", 2, "--slots", 2, "--replicas", "2,1,1", "--json")
+    assert code == 0
+    layer = json.loads(out)["layers"][0]
+    assert sorted(expert for held in layer["slots"] for expert in held) == [0, 0, 1, 2]
+    assert layer["max_load"] == 3.5
+
+
+def test_the_table_and_the_explanation(aurora, csv):
+    code, out, _ = aurora("place", csv, "--gpus", 8, "--slots", 2, "--explain")
+    assert code == 0
+    for text in ("196.667", "181.25", "0.95 takes at least", "16 (2 a GPU)"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "message"),
+    [
+        (LOADS, ["--gpus", 3, "--slots", 2], "8 experts need 8 slots; 3 GPUs have 6"),
+        (LOADS, ["--gpus", 3, "--slots", 0], "at least one GPU and one slot"),
+        (LOADS, ["--gpus", 0, "--slots", 2], "--gpus: expected one or more"),
+        (LOADS, ["--slots", 2], "expected --gpus, or --nodes"),
+        (LOADS, ["--gpus", 5, "--nodes", 2, "--slots", 2], "--nodes: expected a divisor of the 5 GPUs, found 2"),
+        (LOADS, ["--gpus", 5, "--slots", 2, "--replicas", "1,1"], "--replicas: expected 8 counts"),
+        (LOADS, ["--gpus", 5, "--slots", 2, "--replicas", "1,x"], "--replicas: expected whole numbers"),
+        (LOADS, ["--gpus", 5, "--slots", 2, "--method", "best"], "--method: expected one of equal-split"),
+        (LOADS, ["--gpus", 5, "--slots", 2, "--seed", "-1"], "--seed: expected zero or more"),
+        (LOADS, ["--gpus", 5, "--slots", 2, "--explain", "--json"], "--explain prints text"),
+        ("1,nan", ["--gpus", 2, "--slots", 2], "finite numbers, found nan"),
+        ("1,-1", ["--gpus", 2, "--slots", 2], "zero or more, found -1"),
+        ("1,a", ["--gpus", 2, "--slots", 2], "expected numbers, found 'a'"),
+        ("1,2\n3", ["--gpus", 2, "--slots", 2], "not a table of loads"),
+        ("", ["--gpus", 2, "--slots", 2], "at least one layer and one expert"),
+    ],
+)
+def test_what_it_refuses(aurora, tmp_path, content, args, message):
+    (tmp_path / "loads.csv").write_text(content)
+    refused(aurora("place", tmp_path / "loads.csv", *args), message)
+
+
+def test_other_files(aurora, tmp_path):
+    refused(aurora("place", tmp_path / "none.csv", "--gpus", 1, "--slots", 1), "no such file")
+    (tmp_path / "l.txt").write_text("1")
+    refused(aurora("place", tmp_path / "l.txt", "--gpus", 1, "--slots", 1), r"expected \.csv or \.npy")
+    np.save(tmp_path / "l.npy", np.array(["a"]))
+    refused(aurora("place", tmp_path / "l.npy", "--gpus", 1, "--slots", 1), "expected numbers")

@@ -1,0 +1,76 @@
+"""`aurora plan`: objectives, exact placements, explanations, and what is refused."""
+
+import json
+
+import pytest
+
+from aurora.plan.synthetic import synthetic_profile
+from aurora.store import load_plan, save, shipped
+from aurora.types import SyntheticOptions
+from tests.cli.refusal import refused
+
+CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64}
+MIXED = shipped("clusters/paper-mixed-8.toml")
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """The arguments that name two profiles on 8 sources."""
+    given = []
+    for seed, name in enumerate(("a.npz", "b.npz")):
+        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, tokens=256, seed=seed)), tmp_path / name)
+        given += ["--profile", tmp_path / name]
+    return given
+
+
+def test_the_plan_says_by_what_it_was_chosen_and_how_far_it_is_from_the_optimum(aurora, pair, tmp_path):
+    for objective in ("causal", "paper"):
+        out = tmp_path / "plan.json"
+        code, printed, err = aurora(
+            "plan", "--cluster", MIXED, *pair, "--colocate", "exact", "--objective", objective, "-o", out
+        )
+        assert (code, err) == (0, "")
+        assert f"{objective} objective" in printed
+        assert "planned in" in printed
+        found = json.loads(out.read_text())
+        assert found["objective"] == objective
+        assert found["methods"]["colocate"] == "exact"
+        assert found["free_bound_s"] <= found["bound_s"] <= found["objective_s"]
+        assert found["gap"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_same_seed_gives_the_same_bytes(aurora, pair, tmp_path):
+    for colocate in ("auto", "exact"):
+        texts = []
+        for name in ("first.json", "second.json"):
+            assert aurora("plan", "--cluster", MIXED, *pair, "--colocate", colocate, "-o", tmp_path / name)[0] == 0
+            texts.append((tmp_path / name).read_bytes())
+        assert texts[0] == texts[1]
+
+
+def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
+    out = tmp_path / "plan.json"
+    code, printed, _ = aurora("plan", "--cluster", MIXED, *pair, "--explain", "-o", out)
+    assert code == 0
+    assert load_plan(out).methods["colocate"] == "local-search"
+    for layer in (0, 1):
+        assert f"layer {layer}, causal" in printed
+    for word in ("dispatch_ab", "on the longest path", "most of the bound is", "gpu-40-0", "synthetic"):
+        assert word in " ".join(printed.split())
+    code, printed, _ = aurora("plan", "--cluster", MIXED, *pair[:2], "--explain", "-o", out)
+    assert "expert + combine" in printed
+    assert load_plan(out).objective == "exclusive"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--time-limit", 0], r"--time-limit: expected seconds above zero, found 0\.0"),
+        (["--time-limit", "nan"], "--time-limit: expected seconds above zero, found nan"),
+        (["--objective", "best"], "--objective: expected one of causal, paper, found 'best'"),
+        (["--colocate", "local-search", "--assign", "exact"], "--assign exact: has no effect with --colocate local-search"),
+    ],
+)
+def test_options_that_are_refused(aurora, pair, tmp_path, args, message):
+    refused(aurora("plan", "--cluster", MIXED, *pair, *args, "-o", tmp_path / "plan.json"), message)
+    assert not (tmp_path / "plan.json").exists()
