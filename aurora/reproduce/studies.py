@@ -107,7 +107,7 @@ def optimum(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> O
     """Fig. 13: the paper's two matchings, and ours, beside the optimum, by branch and bound."""
     cluster, found = mixed_cluster(), _empty()
     for profiles, layer in workload.pairs():
-        jobs, case = [job(cluster, profile, layer, pricing.coupled) for profile in profiles], _case(profiles[0], layer)
+        jobs, case = [job(cluster, profile, layer, pricing.coupled) for profile in profiles], f"{_data(profiles)} {layer + 1}"
         for way, name in (("Aurora", "decoupled"), ("ours", "local-search"), ("optimum", "exact")):
             found[way][case] = pricing.price(jobs, together(name, jobs, pricing, rng))
     return found
@@ -135,7 +135,7 @@ def foreign_colocated(workload: Workload, pricing: Pricing, rng: np.random.Gener
         planned = together("decoupled", [job(cluster, profile, 0, pricing.coupled) for profile in profiles], pricing, rng)
         for level in LEVELS:
             served = [job(cluster, with_foreign(profile, level), 0, pricing.coupled) for profile in profiles]
-            case = profiles[0].model
+            case = _data(profiles)
             found[f"Aurora, {level} %"][case] = pricing.price(served, planned)
             found[f"planned again, {level} %"][case] = pricing.price(served, together("decoupled", served, pricing, rng))
             found[f"RGA + REC, {level} %"][case] = _drawn(pricing, served, rng)
@@ -198,6 +198,11 @@ def _mean(outcomes: Sequence[Outcome]) -> Outcome:
 
 def _case(profile: Profile, layer: int) -> str:
     return f"{profile.model} {layer + 1}"
+
+
+def _data(profiles: Sequence[Profile]) -> str:
+    """The data set that both models' profiles are of."""
+    return profiles[0].model.split()[-1]
 
 
 def _empty() -> Outcomes:
