@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def need(*modules: str) -> None:
-    """MissingDependency with the pip command unless all of `modules` import."""
+def need(*modules: str, extra: str = "run") -> None:
+    """MissingDependency with the pip command of `extra` unless all of `modules` import."""
     for name in modules:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise MissingDependency(f'{name} is needed: pip install "aurora-moe[run]" ({error})') from None
+            raise MissingDependency(f'{name} is needed: pip install "aurora-moe[{extra}]" ({error})') from None
 
 
 def terminal() -> Console:
@@ -29,6 +29,14 @@ def terminal() -> Console:
     from rich.console import Console
 
     return Console(markup=False, highlight=False)
+
+
+def make_folder(path: Path) -> None:
+    """The folder `path`, with its parents, or BadInput."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be made a folder: {error.strerror}") from None
 
 
 def check_output(*outputs: Path | None, inputs: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aurora.cli.common import need, terminal
+from aurora.cli.common import make_folder, need, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.report.tables import as_text, percent, plan_table, profile_table, seconds
 from aurora.store import load_cluster, save, shipped, write_text
@@ -77,10 +77,7 @@ def demo(
 
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[Outcome]:
     """Profile both models and serve in each of WAYS, leaving everything in the folder `output`; one Outcome a way."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
+    make_folder(output)
     cluster = load_cluster(CLUSTER)
     shutil.copy(CLUSTER, output / "cluster.toml")
     _write_texts(output)

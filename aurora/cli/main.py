@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from aurora.cli import demo, engines, order, place, plan, profile, run, simulate
+from aurora.cli import demo, engines, order, place, plan, profile, reproduce, run, simulate
 from aurora.errors import AuroraError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("import")(engines.import_)
 app.command("simulate")(simulate.simulate)
 app.command("run")(run.run)
 app.command("demo")(demo.demo)
+app.add_typer(reproduce.app, name="reproduce")
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ def plan(
     place: Annotated[
         str,
         typer.Option(
-            help="experts: refined (one by one), or in groups: balanced, contiguous, random; with --slots-per-gpu and "
+            help="experts: refined (one by one), or in groups: balanced, lina, contiguous, random; with --slots-per-gpu and "
             "replicas: equal-split, free-split, eplb; or auto"
         ),
     ] = DEFAULTS.place,

@@ -26,6 +26,17 @@ def balanced(load_E: IntArray, room_J: IntArray, rng: np.random.Generator) -> In
     return group_E
 
 
+def lina(load_E: IntArray, room_J: IntArray, rng: np.random.Generator) -> IntArray:
+    """The most popular expert with the least popular: experts by falling load, dealt to groups forth and back again.
+
+    Source: Lina's packing as in Aurora §8.1, where every group holds two.
+    """
+    turns = [np.flatnonzero(room_J > turn)[:: -1 if turn % 2 else 1] for turn in range(int(room_J.max()))]
+    group_E = np.empty(len(load_E), dtype=np.int64)
+    group_E[np.argsort(-load_E, kind="stable")] = np.concatenate(turns)
+    return group_E
+
+
 def contiguous(load_E: IntArray, room_J: IntArray, rng: np.random.Generator) -> IntArray:
     """Experts in index order, as engines place them without a plan."""
     return np.repeat(np.arange(len(room_J)), room_J)[: len(load_E)]
@@ -36,4 +47,4 @@ def shuffled(load_E: IntArray, room_J: IntArray, rng: np.random.Generator) -> In
     return rng.permutation(contiguous(load_E, room_J, rng))
 
 
-PLACE: dict[str, PlaceMaker] = {"balanced": balanced, "contiguous": contiguous, "random": shuffled}
+PLACE: dict[str, PlaceMaker] = {"balanced": balanced, "lina": lina, "contiguous": contiguous, "random": shuffled}

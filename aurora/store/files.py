@@ -38,7 +38,12 @@ def load_json(path: str | Path) -> dict[str, Any]:
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text whole or not at all. Raises BadInput where the folder does not allow it."""
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` whole or not at all, as `write_text`."""
+    write_whole(path, lambda file: file.write(content))
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:

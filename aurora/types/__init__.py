@@ -3,7 +3,7 @@
 from aurora.types.cluster import Cluster, Gpu
 from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
 from aurora.types.layout import Layout, Room
-from aurora.types.options import PlanOptions, ProfileOptions, RunOptions, SyntheticOptions
+from aurora.types.options import PlanOptions, ProfileOptions, ReproduceOptions, RunOptions, SyntheticOptions
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
 from aurora.types.program import Barrier, Compute, Exchange, Op, Program
@@ -33,6 +33,7 @@ __all__ = [
     "ProfileOptions",
     "Program",
     "Recorder",
+    "ReproduceOptions",
     "Room",
     "RunOptions",
     "Schedule",

@@ -91,6 +91,18 @@ class RunOptions:
             raise BadInput(f"--port: expected a port from 0 to 65535, found {self.port}")
 
 
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """figure, traffic: by name, or "all". seeds: how many draws of the traffic."""
+
+    figure: str = "all"
+    traffic: str = "all"
+    seeds: int = 6
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "seeds")
+
+
 def _seed(seed: int) -> None:
     if seed < 0:
         raise BadInput(f"--seed: expected zero or more, found {seed}")

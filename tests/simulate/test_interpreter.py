@@ -154,3 +154,15 @@ def test_profiles_of_other_models_are_refused():
         simulate_plan(plan, [p, p])
     with pytest.raises(BadInput, match="with 1 MoE layers of 2 experts, found 2 ranks, 1 layers, 3 experts"):
         simulate_plan(plan, [profile([[[[0, 4, 1], [4, 0, 1]]]])])
+
+
+def test_ports_that_a_shared_table_forgets():
+    """a: 0 -> 1 and 3 -> 4, two units each; b: 2 -> 1 and 2 -> 4, two each. No port carries more than 4 units in all, which is
+    where Aurora's Table 2 ends N_b; but N_a fills both receivers until 2, and from then on rank 2 sends for 4: the end is 6."""
+    a, b = np.zeros((5, 5), dtype=int), np.zeros((5, 5), dtype=int)
+    a[0, 1] = a[3, 4] = b[2, 1] = b[2, 4] = 2
+    pair = [profile(tokens[None, None], name=name) for tokens, name in ((a, "a"), (b, "b"))]
+    plan = make_plan(cluster(1.0, 1.0, 1.0, 1.0, 1.0), pair, KEEP)
+    trace = simulate_plan(plan, pair)
+    assert max(end for _, _, end in rows(trace, "dispatch", 0)) == pytest.approx(2)
+    assert max(end for _, _, end in rows(trace, "dispatch", 1)) == pytest.approx(6)

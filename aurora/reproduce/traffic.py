@@ -1,0 +1,149 @@
+"""The traffic of Aurora's evaluation, which is not public: two models of 8 experts on two data sets, drawn or recorded.
+
+Sizes and skews were fixed before any result was seen. How many tokens each model holds the paper does not say: `generated` and
+`same-images` are two answers.
+"""
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.types import Curve, Profile
+from aurora.types.arrays import IntArray
+
+EXPERTS = 8  # as many source ranks: shard i sits with expert i
+LAYERS = 4
+MODELS = ("B/16", "B/32")
+DATA_SETS = ("COCO", "ImageNet")
+
+# A ViT-B layer: tokens of 768 half-precision numbers, experts of two 768 x 3072 matrices, a linear router, top-1.
+HIDDEN, INNER = 768, 3072
+TOKEN_BYTES = 2 * HIDDEN
+# The paper gives no compute times. These are a layer's arithmetic on a middling GPU of 100 TFLOPS, the gate being the router
+# alone (Aurora §2.1), which keeps exclusive utilisation below 20 % for most models, as its §8.2 reports.
+FLOPS = 100e12
+TOKEN_FLOPS = {"gate": 2 * HIDDEN * EXPERTS, "expert": 4 * HIDDEN * INNER, "aggregate": 2 * HIDDEN}
+
+TOKENS = 8192  # of each source in one forward pass; without start-ups only proportions matter
+SKEW = (0.4, 1.2)  # Zipf exponents of expert popularity, uniform, one a model, data set and layer
+CONCENTRATION = 40.0  # Dirichlet: how close a source's own mix is to the popularity
+PATCHES = {"B/16": 196, "B/32": 49}  # of one image of 224 x 224
+
+
+@dataclass(frozen=True)
+class Workload:
+    """profiles_DM[d][m]: model m on data set d, one window, as many source ranks as experts, equal tokens a source."""
+
+    profiles_DM: tuple[tuple[Profile, ...], ...]
+
+    @property
+    def layers(self) -> int:
+        return self.profiles_DM[0][0].layers
+
+    def pairs(self) -> Iterator[tuple[tuple[Profile, ...], int]]:
+        """Both models on one data set, and a layer: one bar of the colocated figures."""
+        for profiles in self.profiles_DM:
+            for layer in range(self.layers):
+                yield profiles, layer
+
+
+TrafficMaker = Callable[[np.random.Generator, Path], Workload]
+
+
+def generated(rng: np.random.Generator, folder: Path) -> Workload:
+    """Equal tokens for both models: popularity by Zipf with an exponent from SKEW, experts shuffled, for every model, data
+    set and layer apart; each source's own mix by a Dirichlet around it, its tokens by a multinomial."""
+    return _drawn(dict.fromkeys(MODELS, TOKENS), rng)
+
+
+def same_images(rng: np.random.Generator, folder: Path) -> Workload:
+    """As `generated`, with equal images instead of equal tokens: B/16 cuts four times as many patches as B/32."""
+    return _drawn({model: TOKENS * PATCHES[model] // PATCHES["B/16"] for model in MODELS}, rng)
+
+
+def _drawn(tokens: dict[str, int], rng: np.random.Generator) -> Workload:
+    def layer(count: int) -> IntArray:
+        share_E = rng.permutation((1.0 + np.arange(EXPERTS)) ** -rng.uniform(*SKEW))
+        mix_SE = rng.dirichlet(CONCENTRATION * share_E / share_E.sum(), size=EXPERTS)
+        return rng.multinomial(count, mix_SE)
+
+    return Workload(
+        tuple(
+            tuple(profile(f"{model} {data}", np.stack([layer(tokens[model]) for _ in range(LAYERS)])) for model in MODELS)
+            for data in DATA_SETS
+        )
+    )
+
+
+RECORDED_MODELS = ("olmoe-1b-7b-0924", "mixtral-8x7b-v0.1")
+RECORDED_SETS = {"prose": ("book", "c4", "wikipedia"), "technical": ("arxiv", "github")}
+
+
+def counts_file(folder: Path) -> Path:
+    return folder / "olmoe_mixtral_domains" / "counts_dev.csv"
+
+
+def recorded(rng: np.random.Generator, folder: Path) -> Workload:
+    """Recorded routing in the same set-up: OLMoE (64 experts folded to 8, eight neighbours each) and Mixtral (8), top-k
+    choices, layers 0, 7 and 15, the only ones recorded. Source s draws TOKENS choices from the s-th domain of its data set,
+    in turn. Token sizes and compute times stay those of the paper's models. BadInput where the recording is absent."""
+    found = _counts(counts_file(folder))
+    layers = sorted({layer for _, _, layer in found})
+
+    def drawn(model: str, domains: tuple[str, ...], layer: int) -> IntArray:
+        share_SE = np.stack([found[model, domains[s % len(domains)], layer] for s in range(EXPERTS)])
+        return rng.multinomial(TOKENS, share_SE / share_SE.sum(axis=1, keepdims=True))
+
+    return Workload(
+        tuple(
+            tuple(
+                profile(f"{model.split('-')[0]} {data}", np.stack([drawn(model, domains, layer) for layer in layers]))
+                for model in RECORDED_MODELS
+            )
+            for data, domains in RECORDED_SETS.items()
+        )
+    )
+
+
+def _counts(path: Path) -> dict[tuple[str, str, int], IntArray]:
+    """(EXPERTS,) counts by model, domain and layer."""
+    counts: dict[tuple[str, str, int], dict[int, int]] = {}
+    try:
+        with path.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["selection"] == "topk":
+                    experts = counts.setdefault((row["model"], row["domain"], int(row["layer"])), {})
+                    experts[int(row["expert"])] = int(row["count"])
+    except OSError as error:
+        raise BadInput(f"{path}: recorded traffic cannot be read: {error.strerror}; --traffic generated needs none") from None
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"{path}: expected columns model,domain,selection,layer,expert,count: {error}") from None
+    return {
+        key: np.array([experts[e] for e in range(len(experts))], dtype=np.int64).reshape(EXPERTS, -1).sum(axis=1)
+        for key, experts in counts.items()
+    }
+
+
+TRAFFIC: dict[str, TrafficMaker] = {"generated": generated, "same-images": same_images, "recorded": recorded}
+
+
+def profile(name: str, tokens_LSE: IntArray) -> Profile:
+    """One window of the paper's models: top-1, TOKEN_BYTES each way, compute times in proportion to tokens."""
+    at = np.array([1.0, 1e6])
+    curves = {phase: Curve(at, at * flops / FLOPS) for phase, flops in TOKEN_FLOPS.items()}
+    return Profile(
+        name,
+        "",
+        tokens_LSE[None],
+        1,
+        TOKEN_BYTES,
+        TOKEN_BYTES,
+        2 * 2 * HIDDEN * INNER,
+        0,
+        {"reference": curves},
+        {"tool": "aurora reproduce"},
+    )

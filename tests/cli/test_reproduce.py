@@ -1,0 +1,45 @@
+"""aurora reproduce: what it writes and refuses."""
+
+import json
+
+import pytest
+
+from aurora.reproduce.traffic import TRAFFIC
+from tests.cli.refusal import refused
+from tests.reproduce.test_aurora import small
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(TRAFFIC, "generated", small)
+
+
+def test_page_and_json(aurora, tmp_path):
+    folder = tmp_path / "new" / "folder"
+    code, out, err = aurora(
+        "reproduce", "aurora", "--figure", "12b", "--traffic", "generated", "--seeds", 1, "--no-plots", "-o", folder
+    )
+    assert (code, err) == (0, "")
+    assert "wrote" in out
+    found = json.loads((folder / "aurora.json").read_text())
+    assert {row["figure"] for row in found["headlines"]} == {"12b"}
+    assert "| mixed: utilisation, Aurora / exclusive | 12b |" in (folder / "aurora.md").read_text()
+
+
+def test_pictures_are_the_same_every_time(aurora, tmp_path):
+    pytest.importorskip("matplotlib")
+    written = []
+    for name in ("one", "two"):
+        args = ("--figure", "14a", "--traffic", "generated", "--seeds", 2, "-o", tmp_path / name)
+        assert aurora("reproduce", "aurora", *args)[0] == 0
+        assert "figure-14a-generated.svg" in (tmp_path / name / "aurora.md").read_text()
+        written.append({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()})
+    assert set(written[0]) == {"aurora.md", "aurora.json", "figure-14a-generated.svg", "figure-14a-generated.png"}
+    assert written[0] == written[1]
+
+
+def test_refusals(aurora, tmp_path):
+    refused(aurora("reproduce", "aurora", "--no-plots", "--seeds", "0", "-o", tmp_path), "--seeds: expected more than zero")
+    refused(aurora("reproduce", "aurora", "--no-plots", "--figure", "9", "-o", tmp_path), "--figure: expected one of all")
+    (tmp_path / "file").write_text("")
+    refused(aurora("reproduce", "aurora", "--no-plots", "-o", tmp_path / "file"), "cannot be made a folder")
