@@ -40,16 +40,22 @@ BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loo
 
 
 def openshop(
-    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+    bytes_GG: IntArray,
+    out_Bps: FloatArray,
+    in_Bps: FloatArray,
+    rng: np.random.Generator,
+    startup_s: FloatArray | None = None,
+    shop: DenseShop | None = None,
 ) -> Order:
     """Dense open shop, no splits, no barriers: when a sender and a receiver are both free and have traffic, it starts.
 
     Of the ports that become free the one with the largest remaining load chooses first, and takes the free partner with the
     largest. Below SMALL ranks SMALL_TRIES further priorities are drawn and the shortest schedule is kept. One message a pair,
-    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. Source: Gonzalez & Sahni
-    1976.
+    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. shop: buffers to work in, for
+    who orders every batch. Source: Gonzalez & Sahni 1976.
     """
-    return _open_shop("openshop", bytes_GG, out_Bps, in_Bps, rng, SMALL_TRIES if len(bytes_GG) < SMALL else 0, startup_s)
+    tries = SMALL_TRIES if len(bytes_GG) < SMALL else 0
+    return _open_shop("openshop", bytes_GG, out_Bps, in_Bps, rng, tries, startup_s, shop or DenseShop(len(bytes_GG)))
 
 
 def openshop_best(
@@ -57,7 +63,7 @@ def openshop_best(
 ) -> Order:
     """The shortest of many dense open-shop schedules with drawn priorities, some tens of milliseconds' worth."""
     tries = int(np.clip(BEST_OPERATIONS / max(1, len(bytes_GG)) ** 2.4, SMALL_TRIES, MOST_TRIES))
-    return _open_shop("openshop-best", bytes_GG, out_Bps, in_Bps, rng, tries, startup_s)
+    return _open_shop("openshop-best", bytes_GG, out_Bps, in_Bps, rng, tries, startup_s, DenseShop(len(bytes_GG)))
 
 
 def _open_shop(
@@ -68,14 +74,15 @@ def _open_shop(
     rng: np.random.Generator,
     tries: int,
     startup_s: FloatArray | None,
+    shop: DenseShop,
 ) -> Order:
     n = len(bytes_GG)
-    shop = DenseShop(n)
     startup_s = np.zeros(n) if startup_s is None else startup_s
     bound_s = with_startup(bytes_GG, out_Bps, in_Bps, startup_s)
     shop.search(pair_seconds(bytes_GG, out_Bps, in_Bps, startup_s), tries, bound_s * (1 + 1e-12), rng)
-    pairs = zip(shop.src_X[: shop.count].tolist(), shop.dst_X[: shop.count].tolist(), strict=True)
-    return _order(name, [*pairs, *(pair for pair in _all_pairs(n) if bytes_GG[pair] == 0)])
+    planned_X2 = np.stack([shop.src_X[: shop.count], shop.dst_X[: shop.count]], axis=1)
+    silent_X2 = np.argwhere((bytes_GG == 0) & ~np.eye(n, dtype=np.bool_))
+    return Order(name, np.concatenate([planned_X2, silent_X2]))
 
 
 def birkhoff(
