@@ -41,13 +41,13 @@ def all_to_all(
     if dist.get_rank(group) < 0:
         return None  # as torch does for ranks that are not in the group
     post = _post(group)
+    in_sizes = _sizes("input", input, input_split_sizes, post.ranks)
+    out_sizes = _sizes("output", output, output_split_sizes, post.ranks)
     if output.dtype != input.dtype or output.shape[1:] != input.shape[1:]:
         raise BadInput(
             f"all_to_all: expected output rows like the input's, {input.dtype} of shape {tuple(input.shape[1:])}, "
             f"found {output.dtype} of shape {tuple(output.shape[1:])}"
         )
-    in_sizes = _sizes("input", input, input_split_sizes, post.ranks)
-    out_sizes = _sizes("output", output, output_split_sizes, post.ranks)
     exchange = _Exchange(post, out_sizes, in_sizes, post.checked(order), async_op)
     if torch.is_grad_enabled() and input.requires_grad:
         _Differentiable.apply(output, input, exchange)  # type: ignore[no-untyped-call]

@@ -133,7 +133,7 @@ def refuse(seat):
             with pytest.raises(BadInput) as caught:
                 aurora.all_to_all(torch.empty(3, 2), torch.empty(sum(sizes), width), [2, 1], sizes, order="openshop")
             said.append(str(caught.value))
-        with pytest.raises(BadInput, match="expected an order named openshop, .* found 'fastest'"):
+        with pytest.raises(BadInput, match=r"expected an order named openshop, .* found 'fastest'"):
             aurora.all_to_all(torch.empty(2), torch.empty(2), order="fastest")
         with pytest.raises(BadInput, match="expected a contiguous input"):
             aurora.all_to_all(torch.empty(2, 2), torch.empty(2, 2).T, order="openshop")
