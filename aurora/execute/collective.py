@@ -15,7 +15,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.plan.check import check_order
 from aurora.plan.dense import DenseShop
 from aurora.plan.order import ORDER, openshop
-from aurora.ranks.transport import NcclTransport, TorchTransport
+from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
 from aurora.types import Order
 
 UNORDERED = (None, "all-at-once")
@@ -92,10 +92,11 @@ class _Post:
         self.group = group
         on_gpu = dist.get_backend(group) == "nccl"
         self._device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
-        self.transport = NcclTransport(group, None, self._device) if on_gpu else TorchTransport(group)
+        self.transport: Transport = NcclTransport(group, None, self._device) if on_gpu else TorchTransport(group)
         self.ranks = self.transport.ranks
         self._makers = {**ORDER, "openshop": partial(openshop, shop=DenseShop(self.ranks))}
         self._rate_G = np.ones(self.ranks)
+        self._said = torch.empty(self.ranks, 2, self.ranks, dtype=torch.long, device=self._device)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-all-to-all")
         self._under_way: Future[Order] | None = None
         self._checked: Order | None = None
@@ -108,15 +109,21 @@ class _Post:
             raise BadInput(f"all_to_all: expected an order named {', '.join(ORDER)}, found {order!r}")
         return order
 
+    def at_once(
+        self, into: torch.Tensor, rows: torch.Tensor, out_sizes: list[int] | None, in_sizes: list[int] | None, async_op: bool
+    ) -> Any:
+        """torch's own collective, and its handle."""
+        try:
+            return dist.all_to_all_single(into, rows, out_sizes, in_sizes, group=self.group, async_op=async_op)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise RankFailed(f"rank {self.transport.rank} lost the others: {reason}") from None
+
     def planned(self, name: str, out_sizes: list[int], in_sizes: list[int]) -> Order:
         """The order by that name for the rows that all ranks say they send; BadInput unless they agree with who receives."""
-        mine = torch.tensor([in_sizes, out_sizes])
-        if isinstance(self.transport, NcclTransport):
-            found = list(torch.empty(self.ranks, *mine.shape, dtype=torch.long, device=self._device))
-            dist.all_gather(found, mine.to(self._device), group=self.group)
-            said = torch.stack(found).cpu().numpy()
-        else:
-            said = self.transport.gather(mine).numpy()
+        mine = torch.tensor([in_sizes, out_sizes], device=self._device).expand(self.ranks, 2, self.ranks).contiguous()
+        self.at_once(self._said, mine, None, None, False)  # a gather: every rank sends everybody the same
+        said = self._said.cpu().numpy()
         rows_RR, awaited_RR = said[:, 0].copy(), said[:, 1].T
         if (rows_RR != awaited_RR).any():
             src, dst = np.argwhere(rows_RR != awaited_RR)[0]
@@ -158,13 +165,7 @@ class _Exchange:
     def begin(self, output: torch.Tensor, input: torch.Tensor) -> None:
         into, rows = _as_bytes(output), _as_bytes(input)
         if self._order in UNORDERED:
-            try:
-                self.work = dist.all_to_all_single(
-                    into, rows, self._out_sizes, self._in_sizes, group=self._post.group, async_op=self._async
-                )
-            except RuntimeError as error:
-                reason = str(error).strip().splitlines()[0]
-                raise RankFailed(f"rank {self._post.transport.rank} lost the others: {reason}") from None
+            self.work = self._post.at_once(into, rows, self._out_sizes, self._in_sizes, self._async)
         else:
             self._done = self._post.run(lambda: self._perform(into, rows), self._async)
             self.work = _Handle(self._done) if self._async else None
@@ -179,7 +180,7 @@ class _Exchange:
         if not isinstance(order, Order):
             assert order is not None
             order = post.planned(order, self._out_sizes, self._in_sizes)
-        sends, recvs = torch.split(rows, self._in_sizes), torch.split(into, self._out_sizes)
+        sends, recvs = rows.split_with_sizes(self._in_sizes), into.split_with_sizes(self._out_sizes)
         recvs[post.transport.rank].copy_(sends[post.transport.rank])
         post.transport.exchange(order, sends, recvs, lambda *_event: None)
         return order

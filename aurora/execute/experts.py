@@ -39,7 +39,9 @@ class DistributedExperts(nn.Module):
         """hidden_states (N, H), top_k_index and top_k_weights (N, K) -> (N, H). All ranks call it for the same layer."""
         session, layer, rank = self._session, self._layer, self._rank
         once = self._deduplicate and top_k_index.shape[1] > 1
-        counts = sizes_RR = arrived = answers = out = torch.empty(0)
+        counts = arrived = answers = out = torch.empty(0)
+        out_sizes: list[int] = []
+        in_sizes: list[int] = []
         for op in self._ops:
             match op:
                 case Compute("gate"):  # what transformers did since the last layer
@@ -48,26 +50,27 @@ class DistributedExperts(nn.Module):
                     session.stop_compute("gate", layer)
                 case Barrier():
                     counts = session.counts(parcels.counts, layer)
-                    sizes_RR = parcels.sizes(counts)
+                    sizes = parcels.sizes(counts)
+                    out_sizes, in_sizes = sizes[rank], [row[rank] for row in sizes]
                 case Exchange("dispatch", order):
-                    arrived = self._exchange("dispatch", order, parcels.rows, sizes_RR[rank], sizes_RR[:, rank])
+                    arrived = self._exchange("dispatch", order, parcels.rows, out_sizes, in_sizes)
                 case Compute("expert"):
                     with session.computing("expert", layer):
                         arrived = parcels.run(arrived, counts, self.local)
                 case Exchange("combine", order):
-                    answers = self._exchange("combine", order, arrived, sizes_RR[:, rank], sizes_RR[rank])
+                    answers = self._exchange("combine", order, arrived, in_sizes, out_sizes)
                 case Compute("aggregate"):
                     with session.computing("aggregate", layer):
                         out = parcels.combine(answers)
         session.start_compute()
         return out
 
-    def _exchange(self, phase: str, order: Order, rows: torch.Tensor, out_R: torch.Tensor, in_R: torch.Tensor) -> torch.Tensor:
-        """Send this rank's rows, cut by out_R, and give what arrives, in_R rows from each rank, by rank."""
-        in_sizes = in_R.tolist()
+    def _exchange(
+        self, phase: str, order: Order, rows: torch.Tensor, out_sizes: list[int], in_sizes: list[int]
+    ) -> torch.Tensor:
+        """Send this rank's rows, cut by out_sizes, and give what arrives, in_sizes rows from each rank, by rank."""
         arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
-        sends = torch.split(rows, out_R.tolist())
-        recvs = torch.split(arrived, in_sizes)
+        sends, recvs = rows.split_with_sizes(out_sizes), arrived.split_with_sizes(in_sizes)
         recvs[self._rank].copy_(sends[self._rank])
         self._session.exchange(phase, self._layer, order, sends, recvs)
         return arrived

@@ -35,13 +35,14 @@ def weighted_sum(rows: torch.Tensor, place_NK: torch.Tensor, weights_NK: torch.T
     if len(rows) == 0:
         return rows.new_zeros(len(place_NK), rows.shape[1])
     exact = exact_dtype(rows.dtype)
+    weights = None if weights_NK is None else weights_NK.to(exact)
     there_NK = place_NK >= 0
+    if bool(there_NK.all()):
+        return F.embedding_bag(place_NK, rows.to(exact), mode="sum", per_sample_weights=weights).to(rows.dtype)
     count_N = there_NK.sum(dim=1)
-    weights = None if weights_NK is None else weights_NK[there_NK].to(exact)
-    summed = F.embedding_bag(
-        place_NK[there_NK], rows.to(exact), count_N.cumsum(0) - count_N, mode="sum", per_sample_weights=weights
-    )
-    return summed.to(rows.dtype)
+    weights = None if weights is None else weights[there_NK]
+    first_N = count_N.cumsum(0) - count_N
+    return F.embedding_bag(place_NK[there_NK], rows.to(exact), first_N, mode="sum", per_sample_weights=weights).to(rows.dtype)
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -17,14 +17,16 @@ class Seats(nn.Module):
     def __init__(self, slots_G: tuple[tuple[int, ...], ...], rank: int) -> None:
         super().__init__()
         self.rank, self.ranks = rank, len(slots_G)
-        self.held_G = [len(slots) for slots in slots_G]
-        self.experts = sum(self.held_G)
         held = torch.tensor([expert for slots in slots_G for expert in slots])
-        self.rank_of_place = torch.arange(self.ranks).repeat_interleave(torch.tensor(self.held_G))  # places go by (rank, slot)
+        held_G = torch.tensor([len(slots) for slots in slots_G])
+        first_G = held_G.cumsum(0) - held_G
+        self.experts = len(held)
+        self.rank_of_place = torch.arange(self.ranks).repeat_interleave(held_G)  # places go by (rank, slot)
+        self.mine = slice(int(first_G[rank]), int(first_G[rank] + held_G[rank]))  # this rank's places
+        self.slots_RE = torch.arange(len(slots_G[rank])).repeat(self.ranks)  # here, once for every sender
         place_E = torch.empty(self.experts, dtype=torch.long)
         place_E[held] = torch.arange(self.experts)
         rank_E = self.rank_of_place[place_E]
-        first_G = torch.tensor([0, *self.held_G]).cumsum(0)
         for name, array in (("place_E", place_E), ("rank_E", rank_E), ("slot_E", place_E - first_G[rank_E])):
             self.register_buffer(name, array, persistent=False)
 
@@ -44,28 +46,27 @@ class EveryChoice:
         self, seats: Seats, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> None:
         self._seats, self._weights = seats, weights
-        place = seats.place_E[index.flatten()]
+        place = seats.place_E.index_select(0, index.flatten())
         if mask is not None:
             place = torch.where(mask.repeat_interleave(index.shape[1]), place, seats.experts)
         self.counts = torch.bincount(place, minlength=seats.experts + 1)[: seats.experts]
         choice = torch.argsort(place, stable=True)
         if mask is not None:
             choice = choice[: int(self.counts.sum())]
-        self._row_NK = torch.full_like(place, -1)
-        self._row_NK[choice] = torch.arange(len(choice), device=choice.device)
-        self._row_NK = self._row_NK.view(index.shape)
+        self._row_NK = torch.full_like(index, -1)
+        self._row_NK.view(-1).scatter_(0, choice, torch.arange(len(choice), device=choice.device))
         self.rows = hidden.new_empty(len(choice), hidden.shape[1])
         gather_rows(hidden, choice // index.shape[1], self.rows)
 
-    def sizes(self, counts_RE: torch.Tensor) -> torch.Tensor:
-        """(R, R) int64: rows from each rank to each, from what all ranks count."""
+    def sizes(self, counts_RE: torch.Tensor) -> list[list[int]]:
+        """(R, R) rows from each rank to each, from what all ranks count."""
         sizes_RR = counts_RE.new_zeros(self._seats.ranks, self._seats.ranks)
-        return sizes_RR.index_add_(1, self._seats.rank_of_place, counts_RE)
+        sizes: list[list[int]] = sizes_RR.index_add_(1, self._seats.rank_of_place, counts_RE).tolist()
+        return sizes
 
     def run(self, rows: torch.Tensor, counts_RE: torch.Tensor, experts: Any) -> torch.Tensor:
         """The answers (P, H) to the rows (P, H) that came by rank, then by slot."""
-        mine = counts_RE[:, self._seats.rank_of_place == self._seats.rank]
-        slots = torch.arange(mine.shape[1]).repeat(len(mine)).repeat_interleave(mine.flatten())
+        slots = self._seats.slots_RE.repeat_interleave(counts_RE[:, self._seats.mine].flatten())
         return _run(experts, rows, slots.to(rows.device))
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
@@ -95,18 +96,19 @@ class OncePerRank:
 
         row_NR = torch.full(goes_NR.shape, -1, device=index.device)
         row_NR[token_P, rank_P] = torch.arange(len(token_P), device=index.device)
-        again_NK = (rank_NK[:, :, None] == rank_NK[:, None, :]).tril(-1).any(dim=2)  # an earlier choice is there already
-        self._row_NK = row_NR.gather(1, rank_NK).masked_fill(again_NK, -1)
+        self._row_NK = row_NR[:, : seats.ranks].topk(min(seats.ranks, index.shape[1])).values  # the -1 come last
 
         self.rows = self._packing.new(len(token_P), hidden.device)
         hidden_P, weights_PK, slots_PK = self._packing.parts(self.rows)
         gather_rows(hidden, token_P, hidden_P)
         gather_rows(weights.to(exact_dtype(hidden.dtype)), token_P, weights_PK)
-        slots_PK.copy_(torch.where(rank_NK[token_P] == rank_P[:, None], seats.slot_E[index[token_P]], -1))
+        there_PK = rank_NK.index_select(0, token_P) == rank_P[:, None]
+        slots_PK.copy_(torch.where(there_PK, seats.slot_E[index].index_select(0, token_P), -1))
 
-    def sizes(self, counts_RR: torch.Tensor) -> torch.Tensor:
-        """(R, R) int64: rows from each rank to each, from what all ranks count."""
-        return counts_RR
+    def sizes(self, counts_RR: torch.Tensor) -> list[list[int]]:
+        """(R, R) rows from each rank to each, from what all ranks count."""
+        sizes: list[list[int]] = counts_RR.tolist()
+        return sizes
 
     def run(self, rows: torch.Tensor, counts_RR: torch.Tensor, experts: Any) -> torch.Tensor:
         """The answers (P, H) to a message of P rows: for each the sum over its experts here."""

@@ -58,12 +58,12 @@ def test_parcels_give_the_plain_sum_over_a_tokens_experts(kind, layer):
     parcels_G = [kind(seats, hidden, *routing) for seats, hidden, routing in zip(seats_G, hidden_G, routing_G, strict=True)]
     counts = torch.stack([parcels.counts for parcels in parcels_G])
     sizes_RR = parcels_G[0].sizes(counts)
-    outgoing = [parcels.rows.split(sizes_RR[rank].tolist()) for rank, parcels in enumerate(parcels_G)]
+    outgoing = [parcels.rows.split(sizes_RR[rank]) for rank, parcels in enumerate(parcels_G)]
     returned = []
     for rank in range(ranks):
         arrived = torch.cat([outgoing[source][rank] for source in range(ranks)])
         local = Linear(weight_EHH[list(slots_G[rank])])
-        returned.append(parcels_G[rank].run(arrived, counts, local).split(sizes_RR[:, rank].tolist()))
+        returned.append(parcels_G[rank].run(arrived, counts, local).split([row[rank] for row in sizes_RR]))
     for rank, (index, weights, mask) in enumerate(routing_G):
         answers = torch.cat([returned[source][rank] for source in range(ranks)])
         wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
@@ -77,7 +77,7 @@ def test_parcels_give_the_plain_sum_over_a_tokens_experts(kind, layer):
     for rank, (index, _, mask) in enumerate(routing_G):
         kept = index if mask is None else index[mask]
         goes = [homes[row].tolist() if kind is EveryChoice else set(homes[row].tolist()) for row in kept]
-        assert sizes_RR[rank].tolist() == [sum(list(homes_of).count(r) for homes_of in goes) for r in range(ranks)]
+        assert sizes_RR[rank] == [sum(list(homes_of).count(r) for homes_of in goes) for r in range(ranks)]
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))
