@@ -8,7 +8,7 @@ compared is run in turn, and figures are medians.
 import datetime
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from aurora.ranks.group import joined
 from aurora.ranks.launcher import Seat, launch
 from aurora.ranks.transport import TorchTransport
 from aurora.store import shipped
-from aurora.types import Barrier, Compute, Exchange, Recorder
+from aurora.types import Barrier, Compute, Exchange, Order, Recorder
 
 TOKENS, TOP_K, EXPERTS, WIDTH = 8, 2, 8, 1024
 CALLS = 500
@@ -88,10 +88,23 @@ def experts() -> list[str]:
 class Echo(nn.Module):
     """Experts that answer what they are asked, so that only dispatch and combine are timed."""
 
-    num_experts = EXPERTS
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.num_experts = experts
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         return hidden_states
+
+
+def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicate: bool) -> DistributedExperts:
+    ranks = len(slots_G)
+    every = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
+    order = ORDER["openshop"](every, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
+    ops = (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
+           Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
+    session = Session(0, transport, Turnstile(1), Recorder("measured", ("bench",), ranks), time.perf_counter())
+    session.start_compute()
+    return DistributedExperts(Echo(sum(map(len, slots_G))), slots_G, ops, 0, session, deduplicate)
 
 
 class Watch:
@@ -141,8 +154,6 @@ def on_rank(seat: Seat) -> tuple[dict[str, float], dict[str, float], dict[str, f
     slots_G = tuple(tuple(range(rank * held, (rank + 1) * held)) for rank in range(ranks))
     every = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
     order = ORDER["openshop"](every, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
-    ops = (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
-           Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
     tokens = (
         torch.randn(TOKENS, WIDTH, generator=generator),
         torch.rand(TOKENS, EXPERTS, generator=generator).topk(TOP_K).indices,
@@ -155,10 +166,7 @@ def on_rank(seat: Seat) -> tuple[dict[str, float], dict[str, float], dict[str, f
         for name, once in (("a row for every choice", False), ("deduplicated", True)):
             watch, transport = Watch(), TorchTransport()
             transport.gather, transport.exchange = watch(transport.gather), watch(transport.exchange)
-            session = Session(0, transport, Turnstile(1), Recorder("measured", ("bench",), ranks), time.perf_counter())
-            session.start_compute()
-            spread = DistributedExperts(Echo(), slots_G, ops, 0, session, once)
-            watches[name], layers[name] = watch, lambda spread=spread: spread(*tokens)
+            watches[name], layers[name] = watch, partial(distributed(transport, slots_G, once), *tokens)
         whole = medians({name: lambda n=name, way=way: watches[n].lap(way) for name, way in layers.items()}, CALLS)
         inside = {name: statistics.median(watch.laps_us) for name, watch in watches.items()}
         rows = torch.randn(TOKENS * TOP_K, WIDTH)
@@ -200,19 +208,34 @@ def layer() -> list[str]:
     return lines
 
 
+class Mirror:
+    """The network of rank 0 of two that send each other the same, and takes no time."""
+
+    rank, ranks = 0, 2
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        return row.expand(2, -1)
+
+    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: object) -> None:
+        recvs[1].copy_(sends[1])
+
+
 def local() -> list[str]:
-    """Both ends' work without any network: one process packs, runs its part and sums, as rank 0 of 2."""
+    """Both ends' work without any network; a layer is all that a rank does, its trace and its turns included."""
     lines = [
         "## Local work of one layer's dispatch and combine, no network (one thread, fp32)",
         "",
-        "| tokens | top k of experts | width | torch's index and index_add, us | every choice | deduplicated |",
-        "|---|---|---|---|---|---|",
+        "| tokens | top k of experts | width | torch's index and index_add, us | every choice, us | deduplicated, us "
+        "| layer, every choice, us | layer, deduplicated, us |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     torch.set_num_threads(1)
     for tokens, top_k, count, width in ((8, 2, 8, 1024), (512, 2, 8, 1024), (512, 8, 64, 2048)):
-        seats = Seats((tuple(range(count // 2)), tuple(range(count // 2, count))), 0)
+        slots_G = (tuple(range(count // 2)), tuple(range(count // 2, count)))
+        seats = Seats(slots_G, 0)
         hidden, weights = torch.randn(tokens, width), torch.rand(tokens, top_k)
-        index = torch.rand(tokens, count).topk(top_k).indices
+        half = torch.rand(tokens // 2, count).topk(top_k).indices
+        index = torch.cat([half, (half + count // 2) % count])  # as much for one rank as for the other
 
         def plain(hidden=hidden, index=index, weights=weights) -> torch.Tensor:
             choice = torch.argsort(index.flatten(), stable=True)
@@ -228,10 +251,14 @@ def local() -> list[str]:
             parcels = OncePerRank(seats, hidden, index, weights, None)
             return parcels.combine(parcels.run(parcels.rows, parcels.counts, lambda rows, *_: rows))
 
+        ways: dict[str, Callable[[], object]] = {"plain": plain, "every": every, "once": once}
+        for name, deduplicate in (("layer", False), ("layer once", True)):
+            spread = distributed(Mirror(), slots_G, deduplicate)
+            ways[name] = partial(spread, hidden, index, weights)
         with torch.inference_mode():
-            found = medians({"plain": plain, "every": every, "once": once}, 30 if tokens > 8 else 300)
-        over = [f"{found[name] / found['plain']:.2f}" for name in ("every", "once")]
-        lines.append(f"| {tokens} | {top_k} of {count} | {width} | {found['plain']:.0f} | {' | '.join(over)} |")
+            found = medians(ways, 30 if tokens > 8 else 300)
+        cells = " | ".join(f"{us:.0f}" for us in found.values())
+        lines.append(f"| {tokens} | {top_k} of {count} | {width} | {cells} |")
         print(lines[-1], flush=True)
     return lines
 

@@ -18,7 +18,8 @@ def gather_rows(rows: torch.Tensor, index_P: torch.Tensor, out: torch.Tensor) ->
     if _on_triton(rows):
         from aurora.execute import triton_kernels
 
-        triton_kernels.gather_rows(rows, index_P, out)
+        with torch.cuda.device(rows.device):
+            triton_kernels.gather_rows(rows, index_P, out)
     else:
         torch.index_select(rows, 0, index_P, out=out)
 
@@ -31,7 +32,8 @@ def weighted_sum(rows: torch.Tensor, place_NK: torch.Tensor, weights_NK: torch.T
     if _on_triton(rows):
         from aurora.execute import triton_kernels
 
-        return triton_kernels.weighted_sum(rows, place_NK, weights_NK)
+        with torch.cuda.device(rows.device):
+            return triton_kernels.weighted_sum(rows, place_NK, weights_NK)
     if len(rows) == 0:
         return rows.new_zeros(len(place_NK), rows.shape[1])
     exact = exact_dtype(rows.dtype)
