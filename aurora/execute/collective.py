@@ -1,7 +1,7 @@
 """`aurora.all_to_all`: torch's all_to_all_single with an order."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
@@ -18,8 +18,6 @@ from aurora.plan.order import ORDER, openshop
 from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
 from aurora.types import Order
 
-UNORDERED = (None, "all-at-once")
-
 
 def all_to_all(
     output: torch.Tensor,
@@ -35,8 +33,8 @@ def all_to_all(
     order: an Order of a plan; or a name in ORDER, then every rank plans the same one from this call's sizes; None or
     "all-at-once" is torch's own collective. All ranks pass the same. Without sizes the rows are split evenly. Any dtype.
     Where input requires grad, `output` is differentiable: its gradient goes back the same way, in the reversed order.
-    Gives a handle with wait() when async_op, else None. Source: Aurora Thm 4.2. Raises BadInput for sizes that do not fit,
-    RankFailed when a peer is lost.
+    async_op: gives a handle with wait(), else None; a named order is planned before it returns. Source: Aurora Thm 4.2.
+    Raises BadInput for sizes that do not fit, RankFailed when a peer is lost.
     """
     if dist.get_rank(group) < 0:
         return None  # as torch does for ranks that are not in the group
@@ -74,7 +72,7 @@ def _sizes(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: 
 class _Handle:
     """An exchange in the background."""
 
-    def __init__(self, future: Future[Order]) -> None:
+    def __init__(self, future: Future[None]) -> None:
         self._future = future
 
     def wait(self) -> bool:
@@ -86,7 +84,7 @@ class _Handle:
 
 
 class _Post:
-    """What calls on one group share: its transport, buffers to plan in, and the one exchange under way."""
+    """What calls on one group share: its transport, buffers to plan in, and the exchanges under way, one after the other."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -96,9 +94,8 @@ class _Post:
         self.ranks = self.transport.ranks
         self._makers = {**ORDER, "openshop": partial(openshop, shop=DenseShop(self.ranks))}
         self._rate_G = np.ones(self.ranks)
-        self._said = torch.empty(self.ranks, 2, self.ranks, dtype=torch.long, device=self._device)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-all-to-all")
-        self._under_way: Future[Order] | None = None
+        self._under_way: Future[None] | None = None
         self._checked: Order | None = None
 
     def checked(self, order: Order | str | None) -> Order | str | None:
@@ -122,8 +119,9 @@ class _Post:
     def planned(self, name: str, out_sizes: list[int], in_sizes: list[int]) -> Order:
         """The order by that name for the rows that all ranks say they send; BadInput unless they agree with who receives."""
         mine = torch.tensor([in_sizes, out_sizes], device=self._device).expand(self.ranks, 2, self.ranks).contiguous()
-        self.at_once(self._said, mine, None, None, False)  # a gather: every rank sends everybody the same
-        said = self._said.cpu().numpy()
+        found = torch.empty_like(mine)
+        self.at_once(found, mine, None, None, False)  # a gather: every rank sends everybody the same
+        said = found.cpu().numpy()
         rows_RR, awaited_RR = said[:, 0].copy(), said[:, 1].T
         if (rows_RR != awaited_RR).any():
             src, dst = np.argwhere(rows_RR != awaited_RR)[0]
@@ -133,23 +131,21 @@ class _Post:
         np.fill_diagonal(rows_RR, 0)
         return self._makers[name](rows_RR, self._rate_G, self._rate_G, np.random.default_rng(0))
 
-    def run(self, job: Callable[[], Order], async_op: bool) -> Future[Order]:
-        """Perform `job` after what is under way: now, or in the background."""
+    def in_order(
+        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], async_op: bool
+    ) -> _Handle | None:
+        """Exchange after what is under way: in the background over gloo, at once over NCCL, whose calls must not cross."""
+        job = partial(self.transport.exchange, order, sends, recvs, lambda *_event: None)
+        if async_op and self._device == "cpu":
+            self._under_way = self._background.submit(job)
+            return _Handle(self._under_way)
         if self._under_way is not None:
             wait([self._under_way])
-        if async_op:
-            stream = torch.cuda.current_stream() if self._device != "cpu" else None
-            self._under_way = self._background.submit(_on_stream, stream, job)
-            return self._under_way
-        self._under_way = None
-        done: Future[Order] = Future()
-        done.set_result(job())
-        return done
-
-
-def _on_stream(stream: Any, job: Callable[[], Order]) -> Order:
-    with torch.cuda.stream(stream):
-        return job()
+            self._under_way = None
+        job()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return _Handle(done) if async_op else None
 
 
 class _Exchange:
@@ -159,31 +155,23 @@ class _Exchange:
         self, post: _Post, out_sizes: list[int], in_sizes: list[int], order: Order | str | None, async_op: bool = False
     ) -> None:
         self._post, self._out_sizes, self._in_sizes, self._order, self._async = post, out_sizes, in_sizes, order, async_op
-        self._done: Future[Order] | None = None
+        self._taken: Order | None = None
         self.work: Any = None
 
     def begin(self, output: torch.Tensor, input: torch.Tensor) -> None:
         into, rows = _as_bytes(output), _as_bytes(input)
-        if self._order in UNORDERED:
-            self.work = self._post.at_once(into, rows, self._out_sizes, self._in_sizes, self._async)
-        else:
-            self._done = self._post.run(lambda: self._perform(into, rows), self._async)
-            self.work = _Handle(self._done) if self._async else None
+        post, order = self._post, self._order
+        if order is None or order == "all-at-once":
+            self.work = post.at_once(into, rows, self._out_sizes, self._in_sizes, self._async)
+            return
+        self._taken = order if isinstance(order, Order) else post.planned(order, self._out_sizes, self._in_sizes)
+        sends, recvs = rows.split_with_sizes(self._in_sizes), into.split_with_sizes(self._out_sizes)
+        recvs[post.transport.rank].copy_(sends[post.transport.rank])
+        self.work = post.in_order(self._taken, sends, recvs, self._async)
 
     def backwards(self) -> "_Exchange":
         """The exchange of the gradients."""
-        order = None if self._done is None else self._done.result().reversed
-        return _Exchange(self._post, self._in_sizes, self._out_sizes, order)
-
-    def _perform(self, into: torch.Tensor, rows: torch.Tensor) -> Order:
-        post, order = self._post, self._order
-        if not isinstance(order, Order):
-            assert order is not None
-            order = post.planned(order, self._out_sizes, self._in_sizes)
-        sends, recvs = rows.split_with_sizes(self._in_sizes), into.split_with_sizes(self._out_sizes)
-        recvs[post.transport.rank].copy_(sends[post.transport.rank])
-        post.transport.exchange(order, sends, recvs, lambda *_event: None)
-        return order
+        return _Exchange(self._post, self._in_sizes, self._out_sizes, self._taken.reversed if self._taken else None)
 
 
 class _Differentiable(torch.autograd.Function):

@@ -43,7 +43,7 @@ def agree_on_values(seat):
             sizes_RR = drawn_sizes(seat.ranks, number)
             outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
             for dtype in DTYPES:
-                for shape in [(), (5,), (2, 3)]:
+                for shape in [(), (5,), (2, 3)] if dtype == torch.bfloat16 else [(3,)]:
                     rows = rows_like(dtype, sum(outgoing), *shape)
                     ours = rows_like(dtype, sum(incoming), *shape)
                     theirs = torch.empty_like(ours).reshape(len(ours), -1 if ours.numel() else 0).view(torch.uint8)
@@ -108,7 +108,7 @@ def orders_taken(seat):
 
 
 def in_the_background(seat):
-    """Three at once, one of them differentiable; then one that nobody waited for before the next."""
+    """Three at once and a differentiable one; then one under way while torch's collective and another call go on."""
     with joined(seat):
         found = []
         for order in ("openshop", None):
@@ -121,8 +121,14 @@ def in_the_background(seat):
             last.sum().backward()
             assert leaf.grad.tolist() == [seat.rank + 1] * seat.ranks
             found.append(outputs.tolist())
-            aurora.all_to_all(outputs[0], rows[0], async_op=True, order="openshop")
-            aurora.all_to_all(outputs[1], rows[1], order="openshop")
+            big = torch.full((seat.ranks, 10**5), float(seat.rank))
+            into, beside, after = torch.empty_like(big), torch.empty_like(big), torch.empty_like(big)
+            handle = aurora.all_to_all(into, big, async_op=True, order="openshop")
+            dist.all_to_all_single(beside, big)
+            aurora.all_to_all(after, big, order="openshop")
+            assert handle.wait()
+            assert torch.equal(into, beside)
+            assert torch.equal(after, beside)
         return found
 
 
