@@ -59,9 +59,16 @@ def agree_on_values(seat):
 
 
 def agree_on_gradients(seat):
-    """First and second derivatives of a loss that weighs every received number differently."""
+    """First and second derivatives of a loss that weighs every received number differently; gives the orders taken."""
+    taken, unrecorded = {}, TorchTransport.exchange
     with joined(seat):
         for number, order in enumerate(orders(seat.ranks)):
+
+            def recorded(self, order, *rest, number=number):
+                taken.setdefault(number, []).append(order.pairs_X2.tolist())
+                return unrecorded(self, order, *rest)
+
+            TorchTransport.exchange = recorded
             sizes_RR = drawn_sizes(seat.ranks, number)
             outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
             rows = torch.randn(sum(outgoing), 3, dtype=torch.float64, requires_grad=True)
@@ -85,92 +92,83 @@ def agree_on_gradients(seat):
             back = torch.empty_like(rows)
             dist.all_to_all_single(back, 6 * received.detach() * weights, outgoing, incoming)
             torch.testing.assert_close(second, back)
-    return True
-
-
-def orders_taken(seat):
-    """The orders of a planned exchange and of its gradient, as the transport sees them."""
-    taken, exchange = [], TorchTransport.exchange
-
-    def recorded(self, order, *rest):
-        taken.append(order)
-        return exchange(self, order, *rest)
-
-    TorchTransport.exchange = recorded
-    sizes_RR = drawn_sizes(seat.ranks, 7)
-    outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
-    with joined(seat):
-        rows, output = torch.randn(sum(outgoing), 2, requires_grad=True), torch.empty(sum(incoming), 2)
-        aurora.all_to_all(output, rows, incoming, outgoing, order="openshop")
-        output.sum().backward()
-        assert torch.equal(rows.grad, torch.ones_like(rows))
-    return [order.pairs_X2.tolist() for order in taken]
+    return taken
 
 
 def in_the_background(seat):
     """Three at once and a differentiable one; then one under way while torch's collective and another call go on."""
-    with joined(seat):
-        found = []
-        for order in ("openshop", None):
-            outputs = torch.empty(3, seat.ranks)
-            rows = torch.arange(3.0 * seat.ranks).reshape(3, seat.ranks) + 100 * seat.rank
-            handles = [aurora.all_to_all(outputs[k], rows[k], async_op=True, order=order) for k in range(3)]
-            last, leaf = torch.empty(seat.ranks), torch.ones(seat.ranks, requires_grad=True)
-            handle = aurora.all_to_all(last, leaf * (seat.rank + 1), async_op=True, order=order)
-            assert all(each.wait() and each.is_completed() for each in [*handles, handle])
-            last.sum().backward()
-            assert leaf.grad.tolist() == [seat.rank + 1] * seat.ranks
-            found.append(outputs.tolist())
-            big = torch.full((seat.ranks, 10**5), float(seat.rank))
-            into, beside, after = torch.empty_like(big), torch.empty_like(big), torch.empty_like(big)
-            handle = aurora.all_to_all(into, big, async_op=True, order="openshop")
-            dist.all_to_all_single(beside, big)
-            aurora.all_to_all(after, big, order="openshop")
-            assert handle.wait()
-            assert torch.equal(into, beside)
-            assert torch.equal(after, beside)
-        return found
+    found = []
+    for order in ("openshop", None):
+        outputs = torch.empty(3, seat.ranks)
+        rows = torch.arange(3.0 * seat.ranks).reshape(3, seat.ranks) + 100 * seat.rank
+        handles = [aurora.all_to_all(outputs[k], rows[k], async_op=True, order=order) for k in range(3)]
+        last, leaf = torch.empty(seat.ranks), torch.ones(seat.ranks, requires_grad=True)
+        handle = aurora.all_to_all(last, leaf * (seat.rank + 1), async_op=True, order=order)
+        assert all(each.wait() and each.is_completed() for each in [*handles, handle])
+        last.sum().backward()
+        assert leaf.grad.tolist() == [seat.rank + 1] * seat.ranks
+        found.append(outputs.tolist())
+        big = torch.full((seat.ranks, 10**5), float(seat.rank))
+        into, beside, after = torch.empty_like(big), torch.empty_like(big), torch.empty_like(big)
+        handle = aurora.all_to_all(into, big, async_op=True, order="openshop")
+        dist.all_to_all_single(beside, big)
+        aurora.all_to_all(after, big, order="openshop")
+        assert handle.wait()
+        assert torch.equal(into, beside)
+        assert torch.equal(after, beside)
+    return found
 
 
 def refuse(seat):
     said = []
-    with joined(seat):
-        for sizes, width in (([1, 1], 3), ([2 - seat.rank, 1 + seat.rank], 2)):
-            with pytest.raises(BadInput) as caught:
-                aurora.all_to_all(torch.empty(3, 2), torch.empty(sum(sizes), width), [2, 1], sizes, order="openshop")
-            said.append(str(caught.value))
-        with pytest.raises(BadInput, match=r"expected an order named openshop, .* found 'fastest'"):
-            aurora.all_to_all(torch.empty(2), torch.empty(2), order="fastest")
-        with pytest.raises(BadInput, match="expected a contiguous input"):
-            aurora.all_to_all(torch.empty(2, 2), torch.empty(2, 2).T, order="openshop")
-        outside = dist.new_group([0])
-        if seat.rank == 1:
-            assert aurora.all_to_all(torch.empty(1), torch.empty(1), group=outside) is None
+    for sizes, width in (([1, 1], 3), ([2 - seat.rank, 1 + seat.rank], 2)):
+        with pytest.raises(BadInput) as caught:
+            aurora.all_to_all(torch.empty(3, 2), torch.empty(sum(sizes), width), [2, 1], sizes, order="openshop")
+        said.append(str(caught.value))
+    with pytest.raises(BadInput, match=r"expected an order named openshop, .* found 'fastest'"):
+        aurora.all_to_all(torch.empty(2), torch.empty(2), order="fastest")
+    with pytest.raises(BadInput, match="expected a contiguous input"):
+        aurora.all_to_all(torch.empty(2, 2), torch.empty(2, 2).T, order="openshop")
+    outside = dist.new_group([0])
+    if seat.rank == 1:
+        assert aurora.all_to_all(torch.empty(1), torch.empty(1), group=outside) is None
     return said
 
 
+def in_pairs(seat):
+    with joined(seat):
+        return in_the_background(seat), refuse(seat)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return launch(in_pairs, 2, timeout_s=60)
+
+
 def test_every_dtype_and_order_moves_what_torch_moves():
-    assert all(launch(agree_on_values, 4, timeout_s=60))
+    assert all(launch(agree_on_values, 3, timeout_s=60))
 
 
-def test_gradients_are_torchs():
-    assert all(launch(agree_on_gradients, 3, timeout_s=60))
+def test_gradients_are_torchs_and_go_back_in_the_reversed_order():
+    """Every rank plans the named order from the sizes alone; torch's own collective takes none."""
+    for taken in launch(agree_on_gradients, 3, timeout_s=60):
+        planned = {4: orders(3)[4]}
+        for number in (2, 3):
+            sizes_RR = drawn_sizes(3, number).numpy().copy()
+            np.fill_diagonal(sizes_RR, 0)
+            planned[number] = ORDER[orders(3)[number]](sizes_RR, np.ones(3), np.ones(3), np.random.default_rng(0))
+        for number, order in planned.items():
+            there, back = order.pairs_X2.tolist(), order.reversed.pairs_X2.tolist()
+            assert taken[number] == [there, back, there, back]
+        assert set(taken) == set(planned)
 
 
-def test_every_rank_plans_the_named_order_and_goes_back_through_it_reversed():
-    sizes_RR = drawn_sizes(4, 7).numpy().copy()
-    np.fill_diagonal(sizes_RR, 0)
-    planned = ORDER["openshop"](sizes_RR, np.ones(4), np.ones(4), np.random.default_rng(0))
-    there, back = planned.pairs_X2.tolist(), planned.reversed.pairs_X2.tolist()
-    assert launch(orders_taken, 4, timeout_s=60) == [[there, back]] * 4
-
-
-def test_exchanges_in_the_background_keep_their_order():
-    for rank, found in enumerate(launch(in_the_background, 2, timeout_s=60)):
+def test_exchanges_in_the_background_keep_their_order(pair):
+    for rank, (found, _) in enumerate(pair):
         assert found == [[[2.0 * k + rank, 2.0 * k + rank + 100] for k in range(3)]] * 2
 
 
-def test_sizes_that_do_not_fit_are_refused_by_every_rank():
-    for said in launch(refuse, 2, timeout_s=60):
+def test_sizes_that_do_not_fit_are_refused_by_every_rank(pair):
+    for _, said in pair:
         assert "expected output rows like the input's" in said[0]
         assert said[1] == "all_to_all: rank 0 sends 1 rows to rank 1, which expects 2"
