@@ -6,6 +6,7 @@ compared is run in turn, and figures are medians.
 """
 
 import datetime
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -308,6 +309,7 @@ def main() -> None:
     lines = [f"# Dispatch kernels, {today}", "", f"`python bench/kernels.py` on {machine()}."]
     for section in (layer, local, experts, saved):
         lines += ["", *section()]
+    lines[2] += f" Load average at the end: {os.getloadavg()[0]:.1f}."
     out = Path(__file__).parent / "results" / f"kernels-{today}.md"
     out.write_text("\n".join(lines) + "\n")
 

@@ -53,7 +53,7 @@ class EveryChoice:
         choice = torch.argsort(place, stable=True)
         if mask is not None:
             choice = choice[: int(self.counts.sum())]
-        self._row_NK = torch.full_like(index, -1)
+        self._row_NK = torch.full(index.shape, -1, device=index.device)
         self._row_NK.view(-1).scatter_(0, choice, torch.arange(len(choice), device=choice.device))
         self.rows = hidden.new_empty(len(choice), hidden.shape[1])
         gather_rows(hidden, choice // index.shape[1], self.rows)

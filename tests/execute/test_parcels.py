@@ -40,7 +40,7 @@ def layers(draw):
     tokens_G = [draw(st.integers(0, 5)) for _ in range(ranks)]
     routing_G = []
     for rank, tokens in enumerate(tokens_G):
-        scores = torch.rand(tokens, experts, generator=drawn(seed + rank))
+        scores = torch.rand(experts, tokens, generator=drawn(seed + rank)).T
         mask = torch.rand(tokens, generator=drawn(seed + 9 + rank)) < 0.7 if draw(st.booleans()) else None
         routing_G.append((scores.topk(top_k).indices, torch.rand(tokens, top_k, generator=drawn(seed + 5 + rank)), mask))
     return slots_G, routing_G, seed
