@@ -25,6 +25,9 @@ def run(
     transport: Annotated[
         str, typer.Option(help="auto, gloo, nccl, or shaped: gloo at the cluster file's rates")
     ] = DEFAULTS.transport,
+    deduplicate: Annotated[
+        bool, typer.Option("--deduplicate", help="send a token once to a rank that holds several of its experts")
+    ] = DEFAULTS.deduplicate,
     verify: Annotated[bool, typer.Option("--verify", help="compare with the plain model in one process")] = False,
     trace: Annotated[Path | None, typer.Option(help="write the measured trace (npz); default: beside the plan")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
@@ -52,7 +55,7 @@ def run(
         raise BadInput(f"run: expected one --prompts file or one for each of {len(model)} models, found {len(prompts)}")
     target = trace or plan.with_suffix(".measured.npz")
     check_output(target, output, inputs=[plan, *prompts])
-    options = RunOptions(max_new_tokens, batch, transport, timeout, keep_logits=verify, port=port)
+    options = RunOptions(max_new_tokens, batch, transport, timeout, verify, port, deduplicate)
     files = prompts * len(model) if len(prompts) == 1 else prompts
     tokenizers = [load_tokenizer(path) for path in model]
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]

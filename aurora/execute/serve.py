@@ -126,7 +126,8 @@ class _Lane:
         self._layers: list[DistributedExperts] = []
         for number, layer in enumerate(model.layers):
             slots_G = program.placements_M[index].slots_LG[number]
-            spread = DistributedExperts(layer.experts, slots_G, program.ops_ML[index][number], number, session)
+            ops = program.ops_ML[index][number]
+            spread = DistributedExperts(layer.experts, slots_G, ops, number, session, options.deduplicate)
             setattr(layer.block, layer.name, spread.to(next(model.model.parameters()).device))
             self._layers.append(spread)
 

@@ -20,6 +20,7 @@ class Session:
         self._model, self._turnstile, self._recorder, self._began_s = model, turnstile, recorder, began_s
         self._step = -1
         self._computing_since = 0.0
+        self._on_gpu = torch.cuda.is_available()
 
     def agree(self, active: bool) -> bool:
         """Whether any rank still has work; a meeting of all ranks."""
@@ -70,6 +71,6 @@ class Session:
         self._turnstile.leave(self._model)
 
     def _now(self) -> float:
-        if torch.cuda.is_available():
+        if self._on_gpu:
             torch.cuda.current_stream().synchronize()  # a phase is over when its kernels are
         return time.perf_counter() - self._began_s

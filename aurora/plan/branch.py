@@ -48,7 +48,7 @@ def _searched(sharing: Sharing, proof: Proof, best_s: float, a_G: IntArray, b_G:
     return best_s, True
 
 
-def _pairs(problem, proof: Proof, gpu: int, best_s: float):  # type: ignore[no-untyped-def]
+def _pairs(problem, proof: Proof, gpu: int, best_s: float):
     """(a's groups, b's groups, seconds that both have to spare) of what GPU gpu may hold below best_s, least to spare first."""
     a_P, b_P = (np.ravel(x) for x in np.meshgrid(*(np.flatnonzero(x) for x in proof.open_MGJ[:, gpu]), indexing="ij"))
     spare_P = proof.relaxed.spare_MGJ[0, gpu, a_P] + proof.relaxed.spare_MGJ[1, gpu, b_P]

@@ -41,23 +41,28 @@ BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loo
 
 
 def openshop(
-    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, rng: np.random.Generator, startup_s: FloatArray | None = None
+    bytes_GG: IntArray,
+    out_Bps: FloatArray,
+    in_Bps: FloatArray,
+    rng: np.random.Generator,
+    startup_s: FloatArray | None = None,
+    shop: DenseShop | None = None,
 ) -> Order:
     """Dense open shop, no splits, no barriers: when a sender and a receiver are both free and have traffic, it starts.
 
     Of the ports that become free the one with the largest remaining load chooses first, and takes the free partner with the
     largest. Below SMALL ranks SMALL_TRIES further priorities are drawn and the shortest schedule is kept. One message a pair,
-    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. Source: Gonzalez & Sahni
-    1976.
+    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. shop: buffers to work in, for
+    who orders every batch. Source: Gonzalez & Sahni 1976.
     """
     n = len(bytes_GG)
-    shop = DenseShop(n)
+    shop = DenseShop(n) if shop is None else shop
     startup_s = np.zeros(n) if startup_s is None else startup_s
     bound_s = with_startup(bytes_GG, out_Bps, in_Bps, startup_s)
     tries = SMALL_TRIES if n < SMALL else 0
     shop.search(pair_seconds(bytes_GG, out_Bps, in_Bps, startup_s), tries, bound_s * (1 + 1e-12), rng)
-    pairs = zip(shop.src_X[: shop.count].tolist(), shop.dst_X[: shop.count].tolist(), strict=True)
-    return _order("openshop", [*pairs, *(pair for pair in _all_pairs(n) if bytes_GG[pair] == 0)])
+    planned_X2 = np.stack([shop.src_X[: shop.count], shop.dst_X[: shop.count]], axis=1)
+    return Order("openshop", np.concatenate([planned_X2, _silent(bytes_GG)]))
 
 
 def openshop_best(
@@ -72,11 +77,11 @@ def openshop_best(
     n, tries = len(bytes_GG), search_tries(len(bytes_GG))
     shop = CutShop(bytes_GG, out_Bps, in_Bps, np.zeros(n) if startup_s is None else startup_s)
     found = best_split(shop, best_whole(shop, tries, rng), min(CUT_RUNS, tries), rng)
-    silent = [pair for pair in _all_pairs(n) if bytes_GG[pair] == 0]
-    order = _order("openshop-best", [*map(tuple, found.pairs_X2.tolist()), *silent])
-    if len(found.pairs_X2) + len(silent) == n * (n - 1):
+    silent_X2 = _silent(bytes_GG)
+    order = Order("openshop-best", np.concatenate([found.pairs_X2, silent_X2]))
+    if len(order.pairs_X2) == n * (n - 1):
         return order
-    return replace(order, share_X2=np.concatenate([found.share_X2, np.tile([0.0, 1.0], (len(silent), 1))]))
+    return replace(order, share_X2=np.concatenate([found.share_X2, np.tile([0.0, 1.0], (len(silent_X2), 1))]))
 
 
 def search_tries(ranks: int) -> int:
@@ -259,6 +264,11 @@ ORDER: dict[str, OrderMaker] = {
 def _ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:
     """(n, n) int64: the work in 2^40ths of the whole, rounded up."""
     return np.ceil(work_GG / max(whole, 1e-300) * 2**40).astype(np.int64)
+
+
+def _silent(bytes_GG: IntArray) -> IntArray:
+    """(X, 2) the pairs that have nothing to send in this batch."""
+    return np.argwhere((bytes_GG == 0) & ~np.eye(len(bytes_GG), dtype=np.bool_))
 
 
 def _all_pairs(n: int) -> list[tuple[int, int]]:

@@ -74,7 +74,8 @@ class PlanOptions:
 class RunOptions:
     """How to serve. batch: prompts that a rank decodes together. transport: "auto" is nccl where every rank has a GPU, else
     gloo; "shaped" is gloo held to the cluster file's rates. timeout_s: how long a rank waits for a peer.
-    keep_logits: bring the logits home, for comparison. port: of the ranks' meeting point, 0 takes a free one."""
+    keep_logits: bring the logits home, for comparison. port: of the ranks' meeting point, 0 takes a free one.
+    deduplicate: send a token once to a rank that holds several of its experts; plans count it for every expert."""
 
     max_new_tokens: int = 16
     batch: int = 8
@@ -82,6 +83,7 @@ class RunOptions:
     timeout_s: float = 300.0
     keep_logits: bool = False
     port: int = 0
+    deduplicate: bool = False
 
     def __post_init__(self) -> None:
         _above_zero(self, "max_new_tokens", "batch", "timeout_s")

@@ -120,6 +120,21 @@ def test_one_model_may_finish_long_before_the_other(mixtral, qwen):
     assert found == []
 
 
+def test_deduplication_changes_bytes_but_no_answer(mixtral, qwen):
+    """Both models choose two of eight experts, on two ranks: often both are on one."""
+    paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
+    plan = plan_for(paths, 2)
+    every, none = differences(plan, paths, prompts)
+    once, found = differences(plan, paths, prompts, deduplicate=True)
+    assert none == found == []
+    assert [answers.tokens for answers in once.answers_M] == [answers.tokens for answers in every.answers_M]
+
+    def moved(result, phase):
+        return result.trace.bytes_X[result.trace.phase_X == TRACE_PHASES.index(phase)].sum()
+
+    assert moved(once, "combine") < moved(every, "combine")
+
+
 def test_verify_sees_a_wrong_token_and_a_wrong_logit(mixtral):
     options = RunOptions(max_new_tokens=2, keep_logits=True, timeout_s=60)
     prompts = [prompts_for(mixtral, 2)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aurora.plan.bounds import one_to_one, pair_seconds
 from aurora.plan.dense import DenseShop
-from aurora.plan.order import ORDER
+from aurora.plan.order import ORDER, openshop
 from aurora.plan.timing import timed
 from tests.strategies import traffics_on_ports
 
@@ -161,3 +161,12 @@ def test_a_ring_is_a_schedule(case, seed):
         for port in range(n):
             own = ports == port
             assert (rows[2][own][1:] >= rows[3][own][:-1] * (1 - 1e-12)).all()
+
+
+@given(st.integers(1, 6).flatmap(lambda n: st.lists(traffics_on_ports(n, n), min_size=2, max_size=3)))
+def test_orders_made_in_the_same_buffers_are_those_made_in_fresh_ones(cases):
+    shop = DenseShop(len(cases[0][0]))
+    for case in cases:
+        kept = openshop(*case, np.random.default_rng(0), shop=shop)
+        fresh = ORDER["openshop"](*case, np.random.default_rng(0))
+        assert np.array_equal(kept.pairs_X2, fresh.pairs_X2)

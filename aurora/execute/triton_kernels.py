@@ -1,0 +1,57 @@
+"""`kernels` on a CUDA device. Imported only where Triton is installed."""
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024  # columns a program
+
+
+@triton.jit
+def _gather(rows, index, out, width, row_stride, out_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    source = tl.load(index + row)
+    tl.store(out + row * out_stride + column, tl.load(rows + source * row_stride + column, mask=inside), mask=inside)
+
+
+@triton.jit
+def _weighted_sum(
+    rows, place, weights, out, width, row_stride, weight_stride, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    total = tl.full((BLOCK,), 0.0, dtype=tl.float32)
+    for k in tl.static_range(K):
+        source = tl.load(place + token * K + k)
+        row = tl.load(rows + source * row_stride + column, mask=column < tl.where(source >= 0, width, 0), other=0.0).to(
+            tl.float32
+        )
+        if WEIGHTED:
+            row *= tl.where(source >= 0, tl.load(weights + token * weight_stride + k).to(tl.float32), 0.0)
+        total += row
+    tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+def gather_rows(rows: torch.Tensor, index_P: torch.Tensor, out: torch.Tensor) -> None:
+    """See `kernels.gather_rows`."""
+    if out.numel():
+        grid = (len(index_P), triton.cdiv(rows.shape[1], BLOCK))
+        _gather[grid](rows, index_P.contiguous(), out, rows.shape[1], rows.stride(0), out.stride(0), BLOCK=BLOCK)
+
+
+def weighted_sum(rows: torch.Tensor, place_NK: torch.Tensor, weights_NK: torch.Tensor | None) -> torch.Tensor:
+    """See `kernels.weighted_sum`; sums in float32."""
+    tokens, top_k = place_NK.shape
+    out = rows.new_empty(tokens, rows.shape[1])
+    if out.numel():
+        weights = place_NK if weights_NK is None else weights_NK
+        strides = (rows.stride(0), weights.stride(0))
+        grid = (tokens, triton.cdiv(rows.shape[1], BLOCK))
+        _weighted_sum[grid](
+            rows, place_NK.contiguous(), weights, out, rows.shape[1], *strides,
+            K=top_k, WEIGHTED=weights_NK is not None, BLOCK=BLOCK,
+        )  # fmt: skip
+    return out

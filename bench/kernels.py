@@ -1,0 +1,318 @@
+"""What dispatch and combine cost beside the network: `python bench/kernels.py` writes bench/results/kernels-DATE.md.
+
+Experts' matrix products by transformers' own implementations, one MoE layer's dispatch and combine over two ranks against the
+same with torch's all_to_all_single, one `aurora.all_to_all` against torch's, and the bytes that deduplication saves. What is
+compared is run in turn, and figures are medians.
+"""
+
+import datetime
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from machine import machine
+from torch import nn
+
+import aurora
+from aurora.execute.experts import DistributedExperts
+from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
+from aurora.execute.session import Session
+from aurora.execute.turnstile import Turnstile
+from aurora.models.loading import load_model
+from aurora.plan.order import ORDER
+from aurora.ranks.group import joined
+from aurora.ranks.launcher import Seat, launch
+from aurora.ranks.transport import TorchTransport
+from aurora.store import shipped
+from aurora.types import Barrier, Compute, Exchange, Order, Recorder
+
+TOKENS, TOP_K, EXPERTS, WIDTH = 8, 2, 8, 1024
+CALLS = 500
+
+
+def medians(ways: dict[str, Callable[[], object]], calls: int) -> dict[str, float]:
+    """Median microseconds a call; the ways take turns at every call, and the first tenth does not count."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for call in range(calls):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            if call >= calls // 10:
+                taken[name].append((time.perf_counter() - began) * 1e6)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def run_experts(module: Any, implementation: str, *arguments: torch.Tensor) -> None:
+    module.config._experts_implementation = implementation
+    module(*arguments)
+
+
+def experts() -> list[str]:
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    lines = [
+        "## Experts' products, by transformers' experts implementation: time over `eager`'s (one thread)",
+        "",
+        "| hidden x inner, experts here | dtype | rows | eager, us | batched_mm | grouped_mm |",
+        "|---|---|---|---|---|---|",
+    ]
+    torch.set_num_threads(1)
+    for hidden, inner, held in ((64, 56, 2), (512, 256, 8), (1024, 512, 16)):
+        for dtype in (torch.float32, torch.bfloat16):
+            config = MixtralConfig(hidden_size=hidden, intermediate_size=inner, num_local_experts=held, num_experts_per_tok=1)
+            module = MixtralExperts(config).to(dtype).requires_grad_(False)
+            for parameter in module.parameters():
+                parameter.normal_(0, 0.02)
+            for rows in (8, 512):
+                states = torch.randn(rows, hidden, dtype=dtype)
+                index, ones = torch.randint(0, held, (rows, 1)), torch.ones(rows, 1, dtype=dtype)
+
+                names = ("eager", "grouped_mm") if rows * hidden > 10**5 else ("eager", "batched_mm", "grouped_mm")
+                found = medians({name: partial(run_experts, module, name, states, index, ones) for name in names}, 20)
+                over = {name: f"{value / found['eager']:.2f}" for name, value in found.items()}
+                lines.append(
+                    f"| {hidden} x {inner}, {held} | {str(dtype).removeprefix('torch.')} | {rows} | {found['eager']:.0f} "
+                    f"| {over.get('batched_mm', 'not run')} | {over['grouped_mm']} |"
+                )
+                print(lines[-1], flush=True)
+    return lines
+
+
+class Echo(nn.Module):
+    """Experts that answer what they are asked, so that only dispatch and combine are timed."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.num_experts = experts
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        return hidden_states
+
+
+def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicate: bool) -> DistributedExperts:
+    ranks = len(slots_G)
+    every = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
+    order = ORDER["openshop"](every, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
+    ops = (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
+           Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
+    session = Session(0, transport, Turnstile(1), Recorder("measured", ("bench",), ranks), time.perf_counter())
+    session.start_compute()
+    return DistributedExperts(Echo(sum(map(len, slots_G))), slots_G, ops, 0, session, deduplicate)
+
+
+class Watch:
+    """Seconds spent inside what it wraps, a list entry for every lap."""
+
+    def __init__(self) -> None:
+        self.laps_us, self._lap_s = [], 0.0
+
+    def __call__(self, call: Callable[..., object]) -> Callable[..., object]:
+        def timed(*arguments: object, **named: object) -> object:
+            began = time.perf_counter()
+            answer = call(*arguments, **named)
+            self._lap_s += time.perf_counter() - began
+            return answer
+
+        return timed
+
+    def lap(self, way: Callable[[], object]) -> None:
+        self._lap_s = 0.0
+        way()
+        self.laps_us.append(self._lap_s * 1e6)
+
+
+def plain_layer(
+    tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor], ranks: int, exchange: Callable[..., object]
+) -> torch.Tensor:
+    """The same with torch's collective: counts, rows there, rows back, weighted sum."""
+    hidden, index, weights = tokens
+    choice = torch.argsort(index.flatten(), stable=True)
+    mine = torch.bincount(index.flatten(), minlength=EXPERTS)
+    theirs = torch.empty_like(mine)
+    exchange(theirs, mine)
+    out_sizes, in_sizes = (counts.view(ranks, -1).sum(dim=1).tolist() for counts in (mine, theirs))
+    rows = hidden[choice // index.shape[1]]
+    arrived, answers = rows.new_empty(sum(in_sizes), rows.shape[1]), torch.empty_like(rows)
+    exchange(arrived, rows, in_sizes, out_sizes)
+    exchange(answers, arrived, out_sizes, in_sizes)
+    out = torch.zeros_like(hidden)
+    return out.index_add_(0, choice // index.shape[1], answers * weights.flatten()[choice, None])
+
+
+def on_rank(seat: Seat) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Microseconds of a layer, of them in transports, and of one all-to-all."""
+    torch.set_num_threads(1)
+    ranks, generator = seat.ranks, torch.Generator().manual_seed(seat.rank)
+    held = EXPERTS // ranks
+    slots_G = tuple(tuple(range(rank * held, (rank + 1) * held)) for rank in range(ranks))
+    every = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
+    order = ORDER["openshop"](every, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
+    tokens = (
+        torch.randn(TOKENS, WIDTH, generator=generator),
+        torch.rand(TOKENS, EXPERTS, generator=generator).topk(TOP_K).indices,
+        torch.rand(TOKENS, TOP_K, generator=generator),
+    )
+    with joined(seat), torch.inference_mode():
+        watches = {"torch": Watch()}
+        collective = watches["torch"](dist.all_to_all_single)
+        layers = {"torch": lambda: plain_layer(tokens, ranks, collective)}
+        for name, once in (("a row for every choice", False), ("deduplicated", True)):
+            watch, transport = Watch(), TorchTransport()
+            transport.gather, transport.exchange = watch(transport.gather), watch(transport.exchange)
+            watches[name], layers[name] = watch, partial(distributed(transport, slots_G, once), *tokens)
+        whole = medians({name: lambda n=name, way=way: watches[n].lap(way) for name, way in layers.items()}, CALLS)
+        inside = {name: statistics.median(watch.laps_us) for name, watch in watches.items()}
+        rows = torch.randn(TOKENS * TOP_K, WIDTH)
+        into, sizes = torch.empty_like(rows), [len(rows) // ranks] * ranks
+        counts = torch.ones(EXPERTS, dtype=torch.long)
+        gathered, alone = torch.empty(ranks, EXPERTS, dtype=torch.long), TorchTransport()
+        calls = {
+            "transport.gather of 8 counts": lambda: alone.gather(counts),
+            "torch, the same as a gather": lambda: dist.all_to_all_single(gathered, counts.repeat(ranks, 1)),
+            "transport.exchange": lambda: alone.exchange(order, rows.split(sizes), into.split(sizes), lambda *_: None),
+            "torch": lambda: dist.all_to_all_single(into, rows, sizes, sizes),
+            "order=None": lambda: aurora.all_to_all(into, rows, sizes, sizes),
+            "order=Order": lambda: aurora.all_to_all(into, rows, sizes, sizes, order=order),
+            'order="openshop"': lambda: aurora.all_to_all(into, rows, sizes, sizes, order="openshop"),
+        }
+        single = medians(calls, CALLS)
+    return whole, inside, single
+
+
+def layer() -> list[str]:
+    from kernels import on_rank  # by the module's name: ranks look it up there
+
+    whole, inside, single = launch(on_rank, 2)[0]
+    lines = [
+        f"## One layer's counts, dispatch and combine on 2 ranks: {TOKENS} tokens a rank, top {TOP_K} of {EXPERTS}, "
+        f"{WIDTH} x fp32, loopback",
+        "",
+        "| way | us | over torch | of it in gloo and its threads, us |",
+        "|---|---|---|---|",
+        *(f"| {n} | {us:.0f} | {us / whole['torch']:.2f} | {inside[n]:.0f} |" for n, us in whole.items()),
+        "",
+        f"## One all-to-all on 2 ranks, {TOKENS * TOP_K} rows of {WIDTH} x fp32",
+        "",
+        "| way | us | over torch |",
+        "|---|---|---|",
+        *(f"| {n} | {us:.0f} | {us / single['torch']:.2f} |" for n, us in single.items()),
+    ]
+    print("\n".join(lines), flush=True)
+    return lines
+
+
+class Mirror:
+    """The network of rank 0 of two that send each other the same, and takes no time."""
+
+    rank, ranks = 0, 2
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        return row.expand(2, -1)
+
+    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: object) -> None:
+        recvs[1].copy_(sends[1])
+
+
+def local() -> list[str]:
+    """Both ends' work without any network; a layer is all that a rank does, its trace and its turns included."""
+    lines = [
+        "## Local work of one layer's dispatch and combine, no network (one thread, fp32)",
+        "",
+        "| tokens | top k of experts | width | torch's index and index_add, us | every choice, us | deduplicated, us "
+        "| layer, every choice, us | layer, deduplicated, us |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    torch.set_num_threads(1)
+    for tokens, top_k, count, width in ((8, 2, 8, 1024), (512, 2, 8, 1024), (512, 8, 64, 2048)):
+        slots_G = (tuple(range(count // 2)), tuple(range(count // 2, count)))
+        seats = Seats(slots_G, 0)
+        hidden, weights = torch.randn(tokens, width), torch.rand(tokens, top_k)
+        half = torch.rand(tokens // 2, count).topk(top_k).indices
+        index = torch.cat([half, (half + count // 2) % count])  # as much for one rank as for the other
+
+        def plain(hidden=hidden, index=index, weights=weights) -> torch.Tensor:
+            choice = torch.argsort(index.flatten(), stable=True)
+            token = choice // index.shape[1]
+            answers = hidden[token]
+            return torch.zeros_like(hidden).index_add_(0, token, answers * weights.flatten()[choice, None])
+
+        def every(seats=seats, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
+            parcels = EveryChoice(seats, hidden, index, weights, None)
+            return parcels.combine(parcels.rows)
+
+        def once(seats=seats, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
+            parcels = OncePerRank(seats, hidden, index, weights, None)
+            return parcels.combine(parcels.run(parcels.rows, parcels.counts, lambda rows, *_: rows))
+
+        ways: dict[str, Callable[[], object]] = {"plain": plain, "every": every, "once": once}
+        for name, deduplicate in (("layer", False), ("layer once", True)):
+            spread = distributed(Mirror(), slots_G, deduplicate)
+            ways[name] = partial(spread, hidden, index, weights)
+        with torch.inference_mode():
+            found = medians(ways, 30 if tokens > 8 else 300)
+        cells = " | ".join(f"{us:.0f}" for us in found.values())
+        lines.append(f"| {tokens} | {top_k} of {count} | {width} | {cells} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def saved() -> list[str]:
+    """Both all-to-alls' bytes with deduplication over those without; tokens that stay on their rank count in neither."""
+    lines = [
+        "## Bytes of dispatch and combine with deduplication, over those without",
+        "",
+        "| routing | width and dtype | 2 ranks | 4 ranks | 8 ranks |",
+        "|---|---|---|---|---|",
+    ]
+    routings: list[tuple[str, list[torch.Tensor], int, int, torch.dtype]] = []
+    for name in ("mixtral-topics", "qwen3moe-stdlib"):
+        model, seen = load_model(shipped(f"models/{name}")), []
+        hooks = [one.experts.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[1])) for one in model.layers]
+        ids = model.tokenizer("def merge(a, b): return a + b  # the quick brown fox over the lazy dog " * 6)["input_ids"]
+        with torch.inference_mode():
+            model.model(torch.tensor([ids]))
+        for hook in hooks:
+            hook.remove()
+        routings.append((f"{name}, top {model.top_k} of {model.experts}", seen, model.experts, model.hidden, torch.float32))
+    for title, top_k, count, width in (("uniform, top 2 of 8", 2, 8, 4096), ("uniform, top 8 of 64", 8, 64, 2048),
+                                       ("uniform, top 8 of 256", 8, 256, 7168)):  # fmt: skip
+        index = torch.rand(4096, count, generator=torch.Generator().manual_seed(0)).topk(top_k).indices
+        routings.append((title, [index], count, width, torch.bfloat16))
+    for title, seen, count, width, dtype in routings:
+        cells = []
+        for ranks in (2, 4, 8):
+            slots_G = tuple(tuple(range(r * count // ranks, (r + 1) * count // ranks)) for r in range(ranks))
+            moved = {EveryChoice: 0, OncePerRank: 0}
+            for index in seen:
+                for kind in moved:
+                    parcels = kind(
+                        Seats(slots_G, 0), torch.zeros(len(index), width, dtype=dtype), index, torch.ones(index.shape), None
+                    )
+                    rows = sum(parcels.sizes(parcels.counts.expand(ranks, -1))[0][1:])
+                    moved[kind] += rows * (parcels.rows.shape[1] * parcels.rows.element_size() + width * dtype.itemsize)
+            cells.append(f"{moved[OncePerRank] / moved[EveryChoice]:.3f}")
+        lines.append(f"| {title} | {width} x {str(dtype).removeprefix('torch.')} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    lines = [f"# Dispatch kernels, {today}", "", f"`python bench/kernels.py` on {machine()}."]
+    for section in (layer, local, experts, saved):
+        lines += ["", *section()]
+    lines[2] += f" Load average at the end: {os.getloadavg()[0]:.1f}."
+    out = Path(__file__).parent / "results" / f"kernels-{today}.md"
+    out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

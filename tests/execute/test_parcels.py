@@ -1,0 +1,152 @@
+"""Rows permuted, packed and summed, and what ranks send one another, against the plain sum over a token's experts."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurora.execute import kernels
+from aurora.execute.kernels import ALIGNED_BYTES, Packing, gather_rows, weighted_sum
+from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Linear:
+    """Experts that are one matrix each: what the plain sum is computed with."""
+
+    def __init__(self, weight_EHH):
+        self.weight_EHH = weight_EHH
+
+    def __call__(self, rows, index, weights):
+        return torch.einsum("nh,nho,nk->no", rows, self.weight_EHH[index[:, 0]], weights)
+
+
+def drawn(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@st.composite
+def layers(draw):
+    """Slots of each rank (some hold none), and for each rank its tokens' routing and mask."""
+    ranks, experts = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    everywhere = draw(st.one_of(st.none(), st.integers(0, ranks - 1)))  # or all experts on one rank
+    home = [draw(st.integers(0, ranks - 1)) if everywhere is None else everywhere for _ in range(experts)]
+    slots_G = tuple(tuple(e for e in draw(st.permutations(range(experts))) if home[e] == rank) for rank in range(ranks))
+    top_k, seed = draw(st.integers(1, experts)), draw(st.integers(0, 10**6))
+    tokens_G = [draw(st.integers(0, 5)) for _ in range(ranks)]
+    routing_G = []
+    for rank, tokens in enumerate(tokens_G):
+        scores = torch.rand(experts, tokens, generator=drawn(seed + rank)).T
+        mask = torch.rand(tokens, generator=drawn(seed + 9 + rank)) < 0.7 if draw(st.booleans()) else None
+        routing_G.append((scores.topk(top_k).indices, torch.rand(tokens, top_k, generator=drawn(seed + 5 + rank)), mask))
+    return slots_G, routing_G, seed
+
+
+@pytest.mark.parametrize("kind", [EveryChoice, OncePerRank])
+@settings(max_examples=25)
+@given(layer=layers())
+def test_parcels_give_the_plain_sum_over_a_tokens_experts(kind, layer):
+    slots_G, routing_G, seed = layer
+    ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 5
+    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
+    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    seats_G = [Seats(slots_G, rank) for rank in range(ranks)]
+    parcels_G = [kind(seats, hidden, *routing) for seats, hidden, routing in zip(seats_G, hidden_G, routing_G, strict=True)]
+    counts = torch.stack([parcels.counts for parcels in parcels_G])
+    sizes_RR = parcels_G[0].sizes(counts)
+    outgoing = [parcels.rows.split(sizes_RR[rank]) for rank, parcels in enumerate(parcels_G)]
+    returned = []
+    for rank in range(ranks):
+        arrived = torch.cat([outgoing[source][rank] for source in range(ranks)])
+        local = Linear(weight_EHH[list(slots_G[rank])])
+        returned.append(parcels_G[rank].run(arrived, counts, local).split([row[rank] for row in sizes_RR]))
+    for rank, (index, weights, mask) in enumerate(routing_G):
+        answers = torch.cat([returned[source][rank] for source in range(ranks)])
+        wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
+        if mask is not None:
+            wanted[~mask] = 0
+        torch.testing.assert_close(parcels_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
+    # What travels: every choice, or every (token, rank) once.
+    homes = torch.empty(experts, dtype=torch.long)
+    for rank, slots in enumerate(slots_G):
+        homes[list(slots)] = rank
+    for rank, (index, _, mask) in enumerate(routing_G):
+        kept = index if mask is None else index[mask]
+        goes = [homes[row].tolist() if kind is EveryChoice else set(homes[row].tolist()) for row in kept]
+        assert sizes_RR[rank] == [sum(list(homes_of).count(r) for homes_of in goes) for r in range(ranks)]
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))
+def test_a_packed_row_holds_what_was_put_in(width, top_k, dtype, rows):
+    packing = Packing(width, top_k, dtype)
+    assert packing.row_bytes % ALIGNED_BYTES == packing.weights_at % ALIGNED_BYTES == packing.experts_at % ALIGNED_BYTES == 0
+    message = packing.new(rows, torch.device("cpu"))
+    hidden, weights, experts = packing.parts(message)
+    wanted = torch.randn(rows, width).to(dtype), torch.rand(rows, top_k).to(weights.dtype), torch.arange(rows * top_k)
+    hidden.copy_(wanted[0])
+    weights.copy_(wanted[1])
+    experts.copy_(wanted[2].view(rows, top_k))
+    found = packing.parts(message.clone())
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+    assert torch.equal(found[2].long(), wanted[2].view(rows, top_k))
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The Triton kernels, run by Triton's interpreter on the CPU."""
+    pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delitem(sys.modules, "aurora.execute.triton_kernels", raising=False)
+    yield importlib.import_module("aurora.execute.triton_kernels")
+    sys.modules.pop("aurora.execute.triton_kernels")
+
+
+@pytest.fixture(params=["torch", "triton"])
+def implementation(request):
+    return kernels if request.param == "torch" else request.getfixturevalue("interpreted")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_permuting_there_and_back_changes_nothing(implementation, dtype):
+    rows = torch.randn(11, 1030, generator=drawn(1)).to(dtype)
+    index = torch.randperm(11, generator=drawn(2))
+    wide = torch.zeros(11, 1040, dtype=dtype)
+    implementation.gather_rows(rows, index, wide[:, :1030])
+    assert torch.equal(wide[:, :1030], rows[index])
+    assert not wide[:, 1030:].any()
+    back = torch.empty_like(rows)
+    implementation.gather_rows(wide[:, :1030], index.argsort(), back)
+    assert torch.equal(back, rows)
+    none = torch.empty(0, 1030, dtype=dtype)
+    implementation.gather_rows(rows, index[:0], none)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+def test_weighted_sums_skip_what_is_not_there(implementation, dtype, weighted):
+    """Against the sum written out; a row that nobody points at may hold anything."""
+    rows = torch.randn(7, 1030, generator=drawn(1)).to(dtype)
+    rows[0] = torch.nan
+    place = torch.tensor([[1, 6, -1], [-1, -1, -1], [2, 2, 3], [-1, 4, 5]])
+    weights = torch.rand(4, 3, generator=drawn(2)) if weighted else None
+    found = implementation.weighted_sum(rows, place, weights)
+    for token, places in enumerate(place.tolist()):
+        terms = [
+            rows[p].double() * (1 if weights is None else float(weights[token, k])) for k, p in enumerate(places) if p >= 0
+        ]
+        wanted = sum(terms, torch.zeros(1030, dtype=torch.float64))
+        torch.testing.assert_close(found[token], wanted.to(dtype))
+    assert not implementation.weighted_sum(rows[:0], torch.full((2, 3), -1), None).any()
+
+
+def test_the_torch_versions_work_without_triton(monkeypatch):
+    monkeypatch.setattr(kernels, "_has_triton", lambda: False)
+    out = torch.empty(2, 3)
+    gather_rows(torch.eye(3), torch.tensor([2, 0]), out)
+    assert out.tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert weighted_sum(torch.eye(3), torch.tensor([[2, 0]])).tolist() == [[1, 0, 1]]
