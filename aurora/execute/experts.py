@@ -8,11 +8,11 @@ from torch import nn
 from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
 from aurora.execute.session import Session
 from aurora.models.loading import hold_experts
-from aurora.types import Barrier, Compute, Exchange, Op, Order
+from aurora.types import Barrier, Compute, Exchange, Op, Order, Placement
 
 
 class DistributedExperts(nn.Module):
-    """Called like the module it replaces, with this rank's tokens; gives the same output.
+    """Called like the module it replaces, with this rank's tokens; gives the same output. Experts are where `placement` says.
 
     deduplicate: a token goes once to a rank that holds several of its experts.
     """
@@ -20,7 +20,7 @@ class DistributedExperts(nn.Module):
     def __init__(
         self,
         experts: Any,
-        slots_G: tuple[tuple[int, ...], ...],
+        placement: Placement,
         ops: tuple[Op, ...],
         layer: int,
         session: Session,
@@ -31,7 +31,8 @@ class DistributedExperts(nn.Module):
         self._ops, self._layer, self._session = ops, layer, session
         self._rank = session.transport.rank
         self._deduplicate = deduplicate
-        self.seats = Seats(slots_G, self._rank)
+        slots_G = placement.slots_LG[layer]
+        self.seats = Seats(slots_G, self._rank, None if placement.split_LG is None else placement.split_EG(layer))
         hold_experts(experts, list(slots_G[self._rank]))
         self.local = experts
 

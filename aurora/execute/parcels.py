@@ -9,36 +9,68 @@ import torch
 from torch import nn
 
 from aurora.execute.kernels import Packing, exact_dtype, gather_rows, weighted_sum
+from aurora.types.arrays import FloatArray
 
 
 class Seats(nn.Module):
-    """Which rank and slot each expert has. slots_G: the experts that every rank holds, each on one rank."""
+    """Which rank and slot each token's expert has. slots_G: the experts that every rank holds.
 
-    def __init__(self, slots_G: tuple[tuple[int, ...], ...], rank: int) -> None:
+    split_EG (E, G): which part of a sender's tokens each rank takes of an expert that several hold; None: each is held once.
+    A place is a slot of a rank; places go by (rank, slot).
+    """
+
+    def __init__(self, slots_G: tuple[tuple[int, ...], ...], rank: int, split_EG: FloatArray | None = None) -> None:
         super().__init__()
         self.rank, self.ranks = rank, len(slots_G)
-        held = torch.tensor([expert for slots in slots_G for expert in slots])
         held_G = torch.tensor([len(slots) for slots in slots_G])
         first_G = held_G.cumsum(0) - held_G
-        self.experts = len(held)
-        self.rank_of_place = torch.arange(self.ranks).repeat_interleave(held_G)  # places go by (rank, slot)
+        self.places = int(held_G.sum())
+        self.rank_of_place = torch.arange(self.ranks).repeat_interleave(held_G)
         self.mine = slice(int(first_G[rank]), int(first_G[rank] + held_G[rank]))  # this rank's places
-        self.slots_RE = torch.arange(len(slots_G[rank])).repeat(self.ranks)  # here, once for every sender
-        place_E = torch.empty(self.experts, dtype=torch.long)
-        place_E[held] = torch.arange(self.experts)
-        rank_E = self.rank_of_place[place_E]
-        for name, array in (("place_E", place_E), ("rank_E", rank_E), ("slot_E", place_E - first_G[rank_E])):
+        self.slots_RP = torch.arange(len(slots_G[rank])).repeat(self.ranks)  # here, once for every sender
+        places_of: dict[int, list[int]] = {}
+        for place, expert in enumerate(expert for slots in slots_G for expert in slots):
+            places_of.setdefault(expert, []).append(place)
+        self.most = max(map(len, places_of.values()))
+        place_EM = torch.tensor([(own + own[-1:] * self.most)[: self.most] for _, own in sorted(places_of.items())])
+        upto_EM = torch.ones(len(place_EM), self.most, dtype=torch.float64)
+        if split_EG is not None:
+            upto_EM = torch.from_numpy(split_EG.cumsum(axis=1)).gather(1, self.rank_of_place[place_EM])
+        slot_P = torch.arange(self.places) - first_G[self.rank_of_place]
+        for name, array in (("place_EM", place_EM), ("upto_EM", upto_EM), ("rank_P", self.rank_of_place), ("slot_P", slot_P)):
             self.register_buffer(name, array, persistent=False)
 
-    place_E: torch.Tensor
-    rank_E: torch.Tensor
-    slot_E: torch.Tensor
+    place_EM: torch.Tensor
+    upto_EM: torch.Tensor
+    rank_P: torch.Tensor
+    slot_P: torch.Tensor
+
+    def seated(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """(N, K) the place of every choice, index (N, K); `places` where mask (N,) says that the token needs no experts.
+
+        The choices of a replicated expert are cut at the rounded running sum of its shares, as the planner counts them.
+        """
+        if self.most == 1:
+            place = self.place_EM[:, 0][index]
+        else:
+            wanted = index.flatten() if mask is None else index[mask].flatten()
+            by_expert = torch.argsort(wanted, stable=True)
+            expert = wanted[by_expert]
+            counts_E = torch.bincount(wanted, minlength=len(self.place_EM))
+            nth = torch.arange(len(wanted), device=index.device) - (counts_E.cumsum(0) - counts_E)[expert]
+            upto_EM = torch.round(self.upto_EM * counts_E[:, None])
+            replica = (nth[:, None] >= upto_EM[expert, :-1]).sum(dim=1)
+            seats = torch.empty_like(wanted)
+            seats[by_expert] = self.place_EM[expert, replica]
+            place = torch.full_like(index, self.places)
+            place[slice(None) if mask is None else mask] = seats.view(-1, index.shape[1])
+        return place if mask is None else place.masked_fill(~mask[:, None], self.places)
 
 
 class EveryChoice:
     """A row for every (token, choice): its hidden state, in the order of places. Weights are applied where the token is.
 
-    hidden (N, H), index and weights (N, K), mask (N,) bool tells which tokens need experts, None: all. counts (E,) int64:
+    hidden (N, H), index and weights (N, K), mask (N,) bool tells which tokens need experts, None: all. counts (P,) int64:
     rows for each place.
     """
 
@@ -46,10 +78,8 @@ class EveryChoice:
         self, seats: Seats, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> None:
         self._seats, self._weights = seats, weights
-        place = seats.place_E.index_select(0, index.flatten())
-        if mask is not None:
-            place = torch.where(mask.repeat_interleave(index.shape[1]), place, seats.experts)
-        self.counts = torch.bincount(place, minlength=seats.experts + 1)[: seats.experts]
+        place = seats.seated(index, mask).flatten()
+        self.counts = torch.bincount(place, minlength=seats.places + 1)[: seats.places]
         choice = torch.argsort(place, stable=True)
         if mask is not None:
             choice = choice[: int(self.counts.sum())]
@@ -58,15 +88,15 @@ class EveryChoice:
         self.rows = hidden.new_empty(len(choice), hidden.shape[1])
         gather_rows(hidden, choice // index.shape[1], self.rows)
 
-    def sizes(self, counts_RE: torch.Tensor) -> list[list[int]]:
+    def sizes(self, counts_RP: torch.Tensor) -> list[list[int]]:
         """(R, R) rows from each rank to each, from what all ranks count."""
-        sizes_RR = counts_RE.new_zeros(self._seats.ranks, self._seats.ranks)
-        sizes: list[list[int]] = sizes_RR.index_add_(1, self._seats.rank_of_place, counts_RE).tolist()
+        sizes_RR = counts_RP.new_zeros(self._seats.ranks, self._seats.ranks)
+        sizes: list[list[int]] = sizes_RR.index_add_(1, self._seats.rank_of_place, counts_RP).tolist()
         return sizes
 
-    def run(self, rows: torch.Tensor, counts_RE: torch.Tensor, experts: Any) -> torch.Tensor:
+    def run(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
         """The answers (P, H) to the rows (P, H) that came by rank, then by slot."""
-        slots = self._seats.slots_RE.repeat_interleave(counts_RE[:, self._seats.mine].flatten())
+        slots = self._seats.slots_RP.repeat_interleave(counts_RP[:, self._seats.mine].flatten())
         return _run(experts, rows, slots.to(rows.device))
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
@@ -86,9 +116,8 @@ class OncePerRank:
         self, seats: Seats, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> None:
         self._packing = Packing(hidden.shape[1], index.shape[1], hidden.dtype)
-        rank_NK = seats.rank_E[index]
-        if mask is not None:
-            rank_NK = rank_NK.masked_fill(~mask[:, None], seats.ranks)
+        place_NK = seats.seated(index, mask)
+        rank_NK = torch.cat([seats.rank_P, seats.rank_P.new_tensor([seats.ranks])])[place_NK]
         goes_NR = torch.zeros(len(index), seats.ranks + 1, dtype=torch.bool, device=index.device)
         goes_NR.scatter_(1, rank_NK, True)
         rank_P, token_P = goes_NR[:, : seats.ranks].T.nonzero(as_tuple=True)
@@ -103,7 +132,8 @@ class OncePerRank:
         gather_rows(hidden, token_P, hidden_P)
         gather_rows(weights.to(exact_dtype(hidden.dtype)), token_P, weights_PK)
         there_PK = rank_NK.index_select(0, token_P) == rank_P[:, None]
-        slots_PK.copy_(torch.where(there_PK, seats.slot_E[index].index_select(0, token_P), -1))
+        slot_NK = torch.cat([seats.slot_P, seats.slot_P.new_tensor([-1])])[place_NK]
+        slots_PK.copy_(torch.where(there_PK, slot_NK.index_select(0, token_P), -1))
 
     def sizes(self, counts_RR: torch.Tensor) -> list[list[int]]:
         """(R, R) rows from each rank to each, from what all ranks count."""

@@ -125,9 +125,9 @@ class _Lane:
         self._model, self._options = model, options
         self._layers: list[DistributedExperts] = []
         for number, layer in enumerate(model.layers):
-            slots_G = program.placements_M[index].slots_LG[number]
             ops = program.ops_ML[index][number]
-            spread = DistributedExperts(layer.experts, slots_G, ops, number, session, options.deduplicate)
+            placement = program.placements_M[index]
+            spread = DistributedExperts(layer.experts, placement, ops, number, session, options.deduplicate)
             setattr(layer.block, layer.name, spread.to(next(model.model.parameters()).device))
             self._layers.append(spread)
 

@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from aurora.execute import kernels
 from aurora.execute.kernels import ALIGNED_BYTES, Packing, gather_rows, weighted_sum
 from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
+from aurora.plan.costs import exchanged
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -78,6 +80,42 @@ def test_parcels_give_the_plain_sum_over_a_tokens_experts(kind, layer):
         kept = index if mask is None else index[mask]
         goes = [homes[row].tolist() if kind is EveryChoice else set(homes[row].tolist()) for row in kept]
         assert sizes_RR[rank] == [sum(list(homes_of).count(r) for homes_of in goes) for r in range(ranks)]
+
+
+@pytest.mark.parametrize("kind", [EveryChoice, OncePerRank])
+@settings(max_examples=25)
+@given(layer=layers(), seed=st.integers(0, 10**6))
+def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed):
+    """Every rank holds its experts and some of the others; sums stay the same, rows go where `exchanged` says."""
+    slots_G, routing_G, _ = layer
+    ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 3
+    rng = np.random.default_rng(seed)
+    share_EG = rng.random((experts, ranks)) * (rng.random((experts, ranks)) < 0.4)
+    for rank, held in enumerate(slots_G):
+        share_EG[list(held), rank] += 0.5
+    split_EG = share_EG / share_EG.sum(axis=1, keepdims=True)
+    copies_G = tuple(tuple(np.flatnonzero(split_EG[:, rank]).tolist()) for rank in range(ranks))
+    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
+    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    parcels_G = [kind(Seats(copies_G, rank, split_EG), hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
+    counts = torch.stack([parcels.counts for parcels in parcels_G])
+    sizes_RR = parcels_G[0].sizes(counts)
+    outgoing = [parcels.rows.split(sizes_RR[rank]) for rank, parcels in enumerate(parcels_G)]
+    returned = []
+    for rank in range(ranks):
+        arrived = torch.cat([outgoing[source][rank] for source in range(ranks)])
+        local = Linear(weight_EHH[list(copies_G[rank])])
+        returned.append(parcels_G[rank].run(arrived, counts, local).split([row[rank] for row in sizes_RR]))
+    for rank, (index, weights, mask) in enumerate(routing_G):
+        answers = torch.cat([returned[source][rank] for source in range(ranks)])
+        wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
+        if mask is not None:
+            wanted[~mask] = 0
+        torch.testing.assert_close(parcels_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
+    if kind is EveryChoice:
+        kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
+        tokens_SE = np.stack([np.bincount(kept.flatten().numpy(), minlength=experts) for kept in kept_G])
+        assert sizes_RR == exchanged(tokens_SE, split_EG).tolist()
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))

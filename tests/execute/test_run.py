@@ -15,6 +15,7 @@ from aurora.execute.run import verify
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
 from aurora.plan.planner import make_plan
+from aurora.store.placements import evenly_split
 from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, PlanOptions, Profile, RunOptions
 from tests.conftest import cluster
 from tests.models.architectures import CONFIGS, build
@@ -95,6 +96,17 @@ def test_two_shipped_models_on_four_ranks(mixtral, qwen, order, transport):
         assert sent == received > 0
         there, back = (trace.bytes_X[rows & (trace.phase_X == TRACE_PHASES.index(p))].sum() for p in ("dispatch", "combine"))
         assert there == back
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_replicas_give_the_plain_models_output(mixtral, deduplicate):
+    """Every expert on two of four ranks, one of them on all."""
+    plan = plan_for([mixtral], 4)
+    held = tuple(tuple(sorted({*(range(8)[rank * 2 :][:4]), *(range(8)[: max(0, rank * 2 - 4)]), 3})) for rank in range(4))
+    model = replace(plan.models[0], placement=evenly_split((held,) * len(plan.models[0].dispatch_L)))
+    plan = replace(plan, models=(model,))
+    _, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate)
+    assert found == []
 
 
 def test_ranks_without_requests_keep_step(mixtral):
