@@ -39,7 +39,10 @@ def plan(
     ] = DEFAULTS.order,
     seed: Annotated[int, typer.Option(help="for the random strategies")] = DEFAULTS.seed,
     objective: Annotated[
-        str, typer.Option(help="time of two models together: causal, or paper (as Aurora prints it)")
+        str,
+        typer.Option(
+            help="time of two models together: causal, paper (as Aurora prints it); simulated: plan by several and simulate"
+        ),
     ] = DEFAULTS.objective,
     time_limit: Annotated[
         float, typer.Option(help="seconds in all after which --colocate exact ends with the best found and its bound")
@@ -69,6 +72,7 @@ def plan(
     from aurora.plan.planner import make_plan
     from aurora.report.explain import explain_tables
     from aurora.report.tables import cut_line, evaluation_table, move_table, plan_table, seconds
+    from aurora.simulate.choose import SIMULATED, simulated_plan
     from aurora.store import load_cluster, load_plan, load_profile, save
 
     if evaluate is not None:
@@ -86,7 +90,12 @@ def plan(
     paths = [relative(path, output) for path in profile]
     in_force = load_plan(old) if old is not None else None
     began = time.perf_counter()
-    made = make_plan(machines, profiles, options, paths, domains=[load_profile(path) for path in domains])
+    if objective == SIMULATED:
+        if domains:
+            raise BadInput(f"--objective {SIMULATED}: expected no --domain, whose traffic is not simulated")
+        made = simulated_plan(machines, profiles, options, paths)
+    else:
+        made = make_plan(machines, profiles, options, paths, domains=[load_profile(path) for path in domains])
     moved = None
     if in_force is not None:
         made, moved = move(made, in_force, profiles, max_move_bytes)

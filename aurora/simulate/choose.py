@@ -1,0 +1,40 @@
+"""The plan that the interpreter finds shortest: between the planning models' answers, what none of them sees decides."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from aurora.errors import BadInput
+from aurora.plan.objective import OBJECTIVE
+from aurora.plan.planner import make_plan
+from aurora.simulate.interpreter import simulate_plan
+from aurora.types import Cluster, Plan, PlanOptions, Profile
+
+SIMULATED = "simulated"
+ALONE = ("refined", "balanced", "contiguous")  # placements of one model that are tried
+TOGETHER = ("local-search", "matching", "decoupled")  # and colocations of two
+
+
+def simulated_plan(
+    cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions, profile_paths: Sequence[str] = ()
+) -> Plan:
+    """The candidate that serves the profiles' windows soonest in the simulator; the first of equals.
+
+    Two models: every objective with every colocation of TOGETHER; one: every placement of ALONE. What options name instead of
+    "auto" stays as it is. Raises as make_plan, and BadInput where nothing is left to choose.
+    """
+    candidates = list(_candidates(options, len(profiles) == 2))
+    if len(candidates) < 2:
+        raise BadInput(f"--objective {SIMULATED}: expected --place or --colocate left to auto, found nothing to choose between")
+    plans = [make_plan(cluster, profiles, candidate, profile_paths) for candidate in candidates]
+    best = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds)
+    return replace(best, methods={**best.methods, "chosen": SIMULATED})
+
+
+def _candidates(options: PlanOptions, together: bool) -> Iterator[PlanOptions]:
+    if not together:
+        for place in ALONE if options.place == "auto" else (options.place,):
+            yield replace(options, place=place, objective=PlanOptions.objective)
+        return
+    for objective in OBJECTIVE:
+        for colocate in TOGETHER if options.colocate == "auto" else (options.colocate,):
+            yield replace(options, colocate=colocate, objective=objective)
