@@ -67,7 +67,7 @@ def place_alone(
         objective_s += value_s
         free_bound_s += free_s
         once = placement.split_LG is None and len(costs.own_WGE) == 1 and not domains
-        bound_s += _same_groups_s(cluster, profile, layer, placement) if once else free_s
+        bound_s += min(_same_groups_s(cluster, profile, layer, placement), value_s) if once else free_s
         placements.append(placement)
     return Placed((Placement.stack(placements),), objective_s, bound_s, free_bound_s)
 
