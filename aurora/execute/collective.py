@@ -11,7 +11,9 @@ import torch.distributed as dist
 from aurora.errors import BadInput
 from aurora.plan.check import check_order
 from aurora.plan.order import ORDER
-from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
+from aurora.ranks.gloo import GlooTransport
+from aurora.ranks.nccl import NcclTransport
+from aurora.ranks.transport import Transport
 from aurora.types import Order
 
 
@@ -65,6 +67,6 @@ def _transport(group: Any) -> Transport:
     key = group if group is not None else dist.group.WORLD
     if key not in _TRANSPORTS:
         on_gpu = dist.get_backend(group) == "nccl"
-        made = NcclTransport(group, None, f"cuda:{torch.cuda.current_device()}") if on_gpu else TorchTransport(group)
+        made = NcclTransport(group, None, f"cuda:{torch.cuda.current_device()}") if on_gpu else GlooTransport(group)
         _TRANSPORTS[key] = made
     return _TRANSPORTS[key]

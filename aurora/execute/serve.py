@@ -20,8 +20,10 @@ from aurora.models.prompts import deal
 from aurora.plan.compile import compile_plan
 from aurora.ranks.group import device_of, joined, model_group
 from aurora.ranks.launcher import Seat
+from aurora.ranks.gloo import GlooTransport
+from aurora.ranks.nccl import NcclTransport
 from aurora.ranks.shaped import Port, ShapedTransport
-from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
+from aurora.ranks.transport import Transport
 from aurora.types import Plan, Program, Recorder, RunOptions, Trace
 from aurora.types.arrays import FloatArray
 from aurora.types.profile import same_model
@@ -113,7 +115,7 @@ def _transports(plan: Plan, models: int, seat: Seat, device: str, options: RunOp
     if backend == "nccl":
         controls = [model_group("gloo", options.timeout_s) for _ in range(models)]
         return [NcclTransport(*pair, device) for pair in zip(groups, controls, strict=True)], "nccl"
-    return [TorchTransport(group) for group in groups], "gloo"
+    return [GlooTransport(group, plan.cluster) for group in groups], "gloo"
 
 
 class _Lane:
