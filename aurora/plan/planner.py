@@ -20,7 +20,6 @@ from aurora.types import Cluster, ModelPlan, Order, Placement, Plan, PlanOptions
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
-PRICED_ONLY = ("paced", "lanes")
 AUTO_ORDERS = ("openshop", "all-at-once")  # on mixed ports one partner at a time can cost twice the fluid bound
 
 
@@ -119,8 +118,6 @@ def _resolved(options: PlanOptions, equal: bool) -> PlanOptions:
         options = replace(options, assign="matching" if equal else "by-load")
     if options.order == "auto" and equal:
         options = replace(options, order="openshop")
-    if options.order in PRICED_ONLY:
-        raise BadInput(f"--order {options.order}: no transport holds its rates yet; `aurora order` prices it")
     for name, known in (("place", PLACE), ("assign", ASSIGN), ("colocate", COLOCATE), ("order", ORDER)):
         if getattr(options, name) not in known and (name, getattr(options, name)) != ("order", "auto"):
             raise BadInput(f"--{name}: expected one of {', '.join(known)}, found {getattr(options, name)!r}")

@@ -20,6 +20,7 @@ from aurora.types import Cluster, Order
 
 PIECE_BYTES = 96 * 1024  # at least; a message costs some 50 us
 PIECES = 256  # of a row at most
+STEADY = 8  # pieces of a row that tells the rate
 MOST_AHEAD = 8  # pieces that a receiver asks for at once
 AHEAD_S = 0.001  # worth of bytes, at the rate that it has seen: more than a question takes
 
@@ -80,7 +81,9 @@ class OrderedTransport(ABC):
         rows[self.rank] = row
         peers = [peer for peer in range(self.ranks) if peer != self.rank]
         posted = [self._post(message, False) for message in _messages([(0, peer, rows[peer]) for peer in peers], cut=False)]
-        posted += [self._post(message, True) for message in _messages([(0, peer, rows[self.rank]) for peer in peers], cut=False)]
+        posted += [
+            self._post(message, True) for message in _messages([(0, peer, rows[self.rank]) for peer in peers], cut=False)
+        ]
         for message, work, _ in posted:
             with lost_peer(self.rank, message.peer):
                 work.wait()
@@ -127,12 +130,10 @@ class OrderedTransport(ABC):
             if message.last:
                 free_s = time.perf_counter()
                 observe(message.peer, sending, message.row_bytes, row_s, free_s)
-                if not sending:
+                if not sending and message.row_bytes >= STEADY * PIECE_BYTES:
                     self._in_Bps = max(0.9 * self._in_Bps, message.row_bytes / max(free_s - row_s, 1e-6))
 
-    def _by_clock(
-        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
-    ) -> None:
+    def _by_clock(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         if self._cluster is None or len(self._cluster) != self.ranks:
             raise BadInput(f"order {order.method}: expected a transport that knows the rates of {self.ranks} ports")
         incoming = [self._post(m, False) for m in _messages(parts(order, self.rank, recvs, sending=False), cut=True)]

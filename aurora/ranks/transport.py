@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from aurora.errors import RankFailed
+from aurora.errors import BadInput, RankFailed
 from aurora.types import Order
 
 Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, bytes, start, end by time.perf_counter
@@ -18,12 +18,18 @@ Rows = list[tuple[int, int, torch.Tensor]]  # row of the order, peer, what trave
 
 def parts(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> Rows:
     """Each row that `rank` sends or receives, in order, with the slice of the peer's tensor along its first axis; none is
-    empty."""
+    empty. Raises BadInput for an order that leaves something out."""
     me, other = (0, 1) if sending else (1, 0)
     rows = np.flatnonzero(order.pairs_X2[:, me] == rank)
     peers_X = order.pairs_X2[:, other]
     lengths_X = np.array([len(tensors[peer]) for peer in peers_X.tolist()], dtype=np.int64)
-    found = zip(rows.tolist(), peers_X[rows].tolist(), order.cuts(lengths_X)[rows].tolist(), strict=True)
+    cuts_X2 = order.cuts(lengths_X)[rows]
+    carried_R = np.bincount(peers_X[rows], weights=cuts_X2[:, 1] - cuts_X2[:, 0], minlength=len(tensors))
+    for peer, tensor in enumerate(tensors):
+        if peer != rank and carried_R[peer] != len(tensor):
+            way = f"{rank} -> {peer}" if sending else f"{peer} -> {rank}"
+            raise BadInput(f"order {order.method}: carries {carried_R[peer]:.0f} of the {len(tensor)} rows of {way}")
+    found = zip(rows.tolist(), peers_X[rows].tolist(), cuts_X2.tolist(), strict=True)
     slices = [(row, peer, tensors[peer][begin:end]) for row, peer, (begin, end) in found]
     return [(row, peer, tensor) for row, peer, tensor in slices if tensor.numel()]
 

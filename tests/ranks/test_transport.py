@@ -10,11 +10,11 @@ import torch
 import aurora
 from aurora.errors import BadInput, RankFailed
 from aurora.plan.order import ORDER
+from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import launch
-from aurora.ranks.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
-from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.nccl import NcclTransport
+from aurora.ranks.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
 from tests.conftest import cluster
 
 
