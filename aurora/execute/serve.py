@@ -81,7 +81,8 @@ def serve_rank(
             transports, name = _transports(plan, len(models), seat, device, options)
         choice = None
         if options.order == "auto" and name != "nccl":  # which posts everything at once whatever the order
-            choice = calibrate(transports[0], plan.cluster)
+            method = plan.methods["order"]
+            choice = calibrate(transports[0], plan.cluster, "openshop" if method == "auto" else method)
         program = compile_plan(plan)
         recorder = Recorder("measured", program.names_M, seat.ranks)
         turnstile = Turnstile(len(models))

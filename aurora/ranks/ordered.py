@@ -58,7 +58,7 @@ class OrderedTransport(ABC):
     always posted at both ends, so there is no deadlock.
 
     Rates are held by the senders' clocks, which start together when all have told each other their sizes: pieces leave when
-    the row's rate lets them, and receivers have asked for everything before. cluster: whose rates; None holds none.
+    the row's rate lets them, and receivers ask for everything at once. cluster: whose rates; None holds none.
     """
 
     cuts_rows = True  # whether rows go in pieces where one partner at a time is served
@@ -136,7 +136,7 @@ class OrderedTransport(ABC):
     def _by_clock(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         if self._cluster is None or len(self._cluster) != self.ranks:
             raise BadInput(f"order {order.method}: expected a transport that knows the rates of {self.ranks} ports")
-        incoming = [self._post(m, False) for m in _messages(parts(order, self.rank, recvs, sending=False), cut=True)]
+        incoming = _messages(parts(order, self.rank, recvs, sending=False), cut=True)
         sizes = torch.tensor([tensor.numel() * tensor.element_size() for tensor in sends], dtype=torch.long)
         bytes_GG = self.gather(sizes).numpy()
         began_s = time.perf_counter()
@@ -148,7 +148,7 @@ class OrderedTransport(ABC):
         ]
         left: SimpleQueue[Posted | None] = SimpleQueue()
         jobs = [
-            self._pool.submit(self._finish, incoming, False, False, observe),
+            self._pool.submit(self._drain, incoming, False, max(1, len(incoming)), False, observe),
             self._pool.submit(self._finish, iter(left.get, None), True, False, observe),
         ]
         for leaves_s, _, message in sorted(leaves):

@@ -43,7 +43,7 @@ def measure(
     gpus = [Gpu(host, "cpu", 0, rate, rate, 1) for host, rate in zip(hosts, rates_Bps.tolist(), strict=True)]
     cluster = Cluster("network", tuple(gpus))
     transport = GlooTransport(None, cluster)
-    choice = calibrate(transport, cluster)
+    choice = calibrate(transport, cluster, _planned(cluster))
     runs = [_prepared(job, transport, cluster, choice) for job in jobs]
     spans: list[list[Span]] = [[] for _ in jobs]
     for repetition in range(repetitions + 1):  # one to warm up
@@ -63,12 +63,17 @@ def _prepared(job: Job, transport: GlooTransport, cluster: Cluster, choice: Choi
     out, into = torch.zeros(sum(to), dtype=torch.uint8), torch.zeros(sum(of), dtype=torch.uint8)
     if job.method == TORCH:
         return lambda: dist.all_to_all_single(into, out, of, to)
-    name = "openshop" if job.method == AUTO else job.method
+    name = _planned(cluster) if job.method == AUTO else job.method
     order = ORDER[name](job.bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
     if job.method == AUTO:
         order = choice.order(order, float(job.bytes_GG.sum() / transport.ranks))
     sends, recvs = torch.split(out, to), torch.split(into, of)
     return lambda: transport.exchange(order, sends, recvs, lambda *_: None)
+
+
+def _planned(cluster: Cluster) -> str:
+    """What AUTO may choose beside all at once and paced."""
+    return "openshop" if cluster.equal else "lanes"
 
 
 def together(spans_RJ: Sequence[Sequence[Sequence[Span]]]) -> list[tuple[list[float], float]]:
