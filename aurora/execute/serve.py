@@ -30,6 +30,8 @@ from aurora.ranks.transport import Transport
 from aurora.types import Plan, Program, Recorder, RunOptions
 from aurora.types.profile import same_model
 
+LOADING = threading.Lock()  # transformers loads one model at a time in a process
+
 
 def check_model(plan: Plan, index: int, model: MoeModel) -> None:
     """BadInput unless `model` is what the plan's model `index` was planned for."""
@@ -69,7 +71,8 @@ def serve_rank(
     device = device_of(seat) if options.transport in ("auto", "nccl") else "cpu"
     if options.transport == "nccl" and device == "cpu":
         raise BadInput(f"--transport nccl: expected a CUDA device for each of {seat.ranks} ranks, found too few")
-    models = [load_model(path, device) for path in model_paths]
+    with LOADING:
+        models = [load_model(path, device) for path in model_paths]
     for index, (model, prompts) in enumerate(zip(models, prompts_M, strict=True)):
         check_model(plan, index, model)
         check_prompts(model, prompts, options.max_new_tokens)

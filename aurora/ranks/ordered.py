@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from math import ceil
 from queue import SimpleQueue
@@ -23,6 +23,7 @@ PIECES = 256  # of a row at most
 STEADY = 8  # pieces of a row that tells the rate
 MOST_AHEAD = 8  # pieces that a receiver asks for at once
 AHEAD_S = 0.001  # worth of bytes, at the rate that it has seen: more than a question takes
+SETTLE_S = 0.1  # between the failures of the two directions
 
 
 class Work(Protocol):
@@ -101,7 +102,7 @@ class OrderedTransport(ABC):
         try:
             self._drain(outgoing, True, order.sends_open, one, observe)
         except RankFailed:
-            if receiving.done():  # it failed first, and knows whose fault that is
+            if wait([receiving], SETTLE_S).done:  # it failed first, and says why
                 receiving.result()
             raise
         receiving.result()
