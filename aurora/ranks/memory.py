@@ -3,6 +3,8 @@
 import threading
 from collections import defaultdict, deque
 
+import torch
+
 from aurora.ranks.ordered import Message, OrderedTransport, Work
 from aurora.types import Cluster
 
@@ -40,7 +42,8 @@ class _Half:
         source, target = (self, other) if sent else (other, self)
         out, into = source._message.tensor, target._message.tensor
         if len(out) == len(into):
-            into.copy_(out)
+            with torch.inference_mode():  # their tensors may come from there
+                into.copy_(out)
         else:
             self._failure = other._failure = f"it sends {len(out)} bytes where {len(into)} are expected"
         self._moved.set()
