@@ -23,7 +23,10 @@ def plan(
         str, typer.Option(help="the second model's groups: matching, sorted, decoupled, contiguous, random; or auto")
     ] = DEFAULTS.colocate,
     order: Annotated[
-        str, typer.Option(help="one all-to-all: openshop, sjf, random, spread-out, all-at-once; auto: the shortest")
+        str,
+        typer.Option(
+            help="one all-to-all: openshop, birkhoff, lanes, paced, sjf, random, spread-out, all-at-once; auto: the shortest"
+        ),
     ] = DEFAULTS.order,
     seed: Annotated[int, typer.Option(help="for the random strategies")] = DEFAULTS.seed,
 ) -> None:

@@ -81,10 +81,9 @@ class OrderedTransport(ABC):
         rows = row.new_empty((self.ranks, *row.shape))
         rows[self.rank] = row
         peers = [peer for peer in range(self.ranks) if peer != self.rank]
-        posted = [self._post(message, False) for message in _messages([(0, peer, rows[peer]) for peer in peers], cut=False)]
-        posted += [
-            self._post(message, True) for message in _messages([(0, peer, rows[self.rank]) for peer in peers], cut=False)
-        ]
+        asked = _messages([(0, peer, rows[peer]) for peer in peers], cut=False)
+        told = _messages([(0, peer, rows[self.rank]) for peer in peers], cut=False)
+        posted = [self._post(message, False) for message in asked] + [self._post(message, True) for message in told]
         for message, work, _ in posted:
             with lost_peer(self.rank, message.peer):
                 work.wait()
@@ -137,31 +136,41 @@ class OrderedTransport(ABC):
     def _by_clock(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         if self._cluster is None or len(self._cluster) != self.ranks:
             raise BadInput(f"order {order.method}: expected a transport that knows the rates of {self.ranks} ports")
-        incoming = _messages(parts(order, self.rank, recvs, sending=False), cut=True)
-        sizes = torch.tensor([tensor.numel() * tensor.element_size() for tensor in sends], dtype=torch.long)
-        bytes_GG = self.gather(sizes).numpy()
+        bytes_GG = self.gather(torch.tensor([_bytes(tensor) for tensor in sends], dtype=torch.long)).numpy()
         began_s = time.perf_counter()
+        for peer, tensor in enumerate(recvs):
+            if peer != self.rank and bytes_GG[peer, self.rank] != _bytes(tensor):
+                sent = bytes_GG[peer, self.rank]
+                raise BadInput(f"rank {peer} sends {sent} bytes where rank {self.rank} expects {_bytes(tensor)}")
         np.fill_diagonal(bytes_GG, 0)
         start_s_X, rate_Bps_X = clock(order, bytes_GG, self._cluster.out_Bps_G, self._cluster.in_Bps_G)
-        leaves = [
-            (began_s + start_s_X[message.row] + message.offset / rate_Bps_X[message.row], index, message)
-            for index, message in enumerate(_messages(parts(order, self.rank, sends, sending=True), cut=True))
-        ]
+
+        def leaves_s(message: Message) -> float:
+            return float(start_s_X[message.row] + message.offset / rate_Bps_X[message.row])
+
+        incoming, outgoing = (
+            sorted(_messages(parts(order, self.rank, tensors, sending), cut=True), key=leaves_s)
+            for tensors, sending in ((recvs, False), (sends, True))
+        )
         left: SimpleQueue[Posted | None] = SimpleQueue()
-        jobs = [
-            self._pool.submit(self._drain, incoming, False, max(1, len(incoming)), False, observe),
-            self._pool.submit(self._finish, iter(left.get, None), True, False, observe),
-        ]
-        for leaves_s, _, message in sorted(leaves):
-            time.sleep(max(0.0, leaves_s - time.perf_counter()))
-            left.put(self._post(message, True))
-        left.put(None)
-        for job in jobs:
-            job.result()
+        arriving = self._pool.submit(self._drain, incoming, False, max(1, len(incoming)), False, observe)
+        leaving = self._pool.submit(self._finish, iter(left.get, None), True, False, observe)
+        try:
+            for message in outgoing:
+                time.sleep(max(0.0, began_s + leaves_s(message) - time.perf_counter()))
+                left.put(self._post(message, True))
+        finally:
+            left.put(None)
+        leaving.result()
+        arriving.result()
 
     def _post(self, message: Message, sending: bool) -> Posted:
         with lost_peer(self.rank, message.peer):
             return message, (self._send if sending else self._receive)(message), time.perf_counter()
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _messages(rows: Rows, cut: bool) -> list[Message]:

@@ -64,7 +64,7 @@ def test_no_order_deadlocks(monkeypatch):
 
 def disagree(seat, memory, order, sizes_R):
     """Each rank has its own idea of what rank 0 sends to rank 1."""
-    transport = MemoryTransport(memory, seat.rank)
+    transport = MemoryTransport(memory, seat.rank, cluster(FAST_Bps, FAST_Bps))
     tensors = [[torch.zeros(0), torch.zeros(sizes_R[seat.rank])], [torch.zeros(sizes_R[seat.rank]), torch.zeros(0)]]
     sends, recvs = (tensors[0], [torch.zeros(0)] * 2) if seat.rank == 0 else ([torch.zeros(0)] * 2, tensors[1])
     transport.exchange(order, sends, recvs, lambda *_: None)
@@ -76,6 +76,9 @@ def test_sizes_that_differ_end_both_ranks():
         launch_threads(disagree, 2, Memory(2, 5.0), order, (3, 2))
     with pytest.raises(RankFailed, match=r"rank 1 lost rank 0: nothing within 0\.2 s"):
         launch_threads(disagree, 2, Memory(2, 0.2), order, (0, 2))
+    paced = ORDER["paced"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    with pytest.raises(BadInput, match="rank 0 sends 12 bytes where rank 1 expects 8"):
+        launch_threads(disagree, 2, Memory(2, 1.0), paced, (3, 2))
 
 
 def test_orders_that_cannot_be_held_are_refused():
