@@ -12,6 +12,7 @@ Everything is removed at the end, also after an error or an interrupt. Results: 
 import argparse
 import datetime
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -92,6 +93,7 @@ def main() -> None:
     if reason := refusal():
         print(f"skipped: {reason}")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     out = HERE.parent / "results" / f"network-{today}.md"
     command = f"python bench/network/run.py --repetitions {chosen.repetitions} --seconds {chosen.seconds:g}"
