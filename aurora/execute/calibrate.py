@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from aurora.plan.order import ORDER
 from aurora.ranks.transport import Transport
 from aurora.types import Cluster, Order
 from aurora.types.arrays import FloatArray, IntArray
@@ -58,6 +57,8 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str) -> Choice:
     All ranks call it together. Interleaved, in alternating sequence, the first round not counted. An exchange takes as long as
     on its slowest rank.
     """
+    from aurora.plan.order import ORDER  # compiles: seconds that a run with the plan's order shall not pay
+
     ranks, rng = transport.ranks, np.random.default_rng(0)
     ways = (*(way for way in UNORDERED if way != planned), planned)
     seconds_CW: list[FloatArray] = []
