@@ -27,9 +27,9 @@ from aurora.execute.session import Session
 from aurora.execute.turnstile import Turnstile
 from aurora.models.loading import load_model
 from aurora.plan.order import ORDER
+from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import Seat, launch
-from aurora.ranks.transport import TorchTransport
 from aurora.store import shipped
 from aurora.types import Barrier, Compute, Exchange, Order, Recorder
 
@@ -165,7 +165,7 @@ def on_rank(seat: Seat) -> tuple[dict[str, float], dict[str, float], dict[str, f
         collective = watches["torch"](dist.all_to_all_single)
         layers = {"torch": lambda: plain_layer(tokens, ranks, collective)}
         for name, once in (("a row for every choice", False), ("deduplicated", True)):
-            watch, transport = Watch(), TorchTransport()
+            watch, transport = Watch(), GlooTransport()
             transport.gather, transport.exchange = watch(transport.gather), watch(transport.exchange)
             watches[name], layers[name] = watch, partial(distributed(transport, slots_G, once), *tokens)
         whole = medians({name: lambda n=name, way=way: watches[n].lap(way) for name, way in layers.items()}, CALLS)
@@ -173,7 +173,7 @@ def on_rank(seat: Seat) -> tuple[dict[str, float], dict[str, float], dict[str, f
         rows = torch.randn(TOKENS * TOP_K, WIDTH)
         into, sizes = torch.empty_like(rows), [len(rows) // ranks] * ranks
         counts = torch.ones(EXPERTS, dtype=torch.long)
-        gathered, alone = torch.empty(ranks, EXPERTS, dtype=torch.long), TorchTransport()
+        gathered, alone = torch.empty(ranks, EXPERTS, dtype=torch.long), GlooTransport()
         calls = {
             "transport.gather of 8 counts": lambda: alone.gather(counts),
             "torch, the same as a gather": lambda: dist.all_to_all_single(gathered, counts.repeat(ranks, 1)),

@@ -35,7 +35,10 @@ def plan(
         ),
     ] = DEFAULTS.colocate,
     order: Annotated[
-        str, typer.Option(help="one all-to-all: openshop, sjf, random, spread-out, all-at-once; auto: the shortest")
+        str,
+        typer.Option(
+            help="one all-to-all: openshop, birkhoff, lanes, paced, sjf, random, spread-out, all-at-once; auto: the shortest"
+        ),
     ] = DEFAULTS.order,
     seed: Annotated[int, typer.Option(help="for the random strategies")] = DEFAULTS.seed,
     objective: Annotated[

@@ -23,11 +23,14 @@ def run(
     ranks: Annotated[int | None, typer.Option(help="must be the plan's number; told for clarity")] = None,
     batch: Annotated[int, typer.Option(help="prompts that a rank decodes together")] = DEFAULTS.batch,
     transport: Annotated[
-        str, typer.Option(help="auto, gloo, nccl, or shaped: gloo at the cluster file's rates")
+        str, typer.Option(help="auto, gloo, nccl, shaped: gloo at the cluster file's rates, or memory: threads")
     ] = DEFAULTS.transport,
     deduplicate: Annotated[
         bool, typer.Option("--deduplicate", help="send a token once to a rank that holds several of its experts")
     ] = DEFAULTS.deduplicate,
+    order: Annotated[
+        str, typer.Option(help="plan: as planned; auto: the fastest of that, all at once and paced, measured before serving")
+    ] = DEFAULTS.order,
     verify: Annotated[bool, typer.Option("--verify", help="compare with the plain model in one process")] = False,
     trace: Annotated[Path | None, typer.Option(help="write the measured trace (npz); default: beside the plan")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
@@ -55,7 +58,9 @@ def run(
         raise BadInput(f"run: expected one --prompts file or one for each of {len(model)} models, found {len(prompts)}")
     target = trace or plan.with_suffix(".measured.npz")
     check_output(target, output, inputs=[plan, *prompts])
-    options = RunOptions(max_new_tokens, batch, transport, timeout, verify, port, deduplicate)
+    options = RunOptions(
+        max_new_tokens, batch, transport, timeout, keep_logits=verify, port=port, deduplicate=deduplicate, order=order
+    )
     files = prompts * len(model) if len(prompts) == 1 else prompts
     tokenizers = [load_tokenizer(path) for path in model]
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
@@ -66,6 +71,8 @@ def run(
     save(result.trace, target)
     console = terminal()
     console.print(summary_table(summarise(result.trace, loaded.cluster), bounded=result.transport == "shaped"))
+    if result.choice is not None:
+        console.print(f"orders: {result.choice}", soft_wrap=True)
     for index, planned in enumerate(loaded.models):
         console.print(
             f"{planned.model}: {len(result.answers_M[index].tokens)} requests, "

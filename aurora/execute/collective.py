@@ -15,7 +15,9 @@ from aurora.errors import BadInput, RankFailed
 from aurora.plan.check import check_order
 from aurora.plan.dense import DenseShop
 from aurora.plan.order import ORDER, openshop
-from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
+from aurora.ranks.gloo import GlooTransport
+from aurora.ranks.nccl import NcclTransport
+from aurora.ranks.transport import Transport
 from aurora.types import Order
 
 
@@ -90,7 +92,7 @@ class _Post:
         self.group = group
         on_gpu = dist.get_backend(group) == "nccl"
         self._device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
-        self.transport: Transport = NcclTransport(group, None, self._device) if on_gpu else TorchTransport(group)
+        self.transport: Transport = NcclTransport(group, None, self._device) if on_gpu else GlooTransport(group)
         self.ranks = self.transport.ranks
         self._makers = {**ORDER, "openshop": partial(openshop, shop=DenseShop(self.ranks))}
         self._rate_G = np.ones(self.ranks)

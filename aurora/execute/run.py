@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.execute.serve import RunResult, serve_rank
+from aurora.execute.result import RunResult, merge
+from aurora.execute.serve import serve_rank
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
 from aurora.plan.check import check_plan
 from aurora.ranks.group import seat_from_environment
-from aurora.ranks.launcher import launch
+from aurora.ranks.launcher import launch, launch_threads
+from aurora.ranks.memory import Memory
 from aurora.types import Plan, RunOptions
 
 LOGIT_TOLERANCE = 1e-4
@@ -38,17 +40,19 @@ def run(
             raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")
         if any(not isinstance(token, int) or token < 0 for prompt in requests for token in prompt):
             raise BadInput(f"run: expected prompts for {name} as lists of token ids")
-    paths = [str(model) for model in models]
+    paths, names_M, ranks = [str(model) for model in models], tuple(model.model for model in plan.models), len(plan.cluster)
+    if options.transport == "memory":
+        memories = [Memory(ranks, options.timeout_s) for _ in plan.models]
+        shares = launch_threads(serve_rank, ranks, plan, paths, prompts, options, memories, timeout_s=options.timeout_s)
+        return merge([one for share in shares for one in share], names_M)
     seat = seat_from_environment(options.timeout_s)
     if seat is not None:
-        if seat.ranks != len(plan.cluster):
-            raise BadInput(f"run: the plan is for {len(plan.cluster)} ranks, WORLD_SIZE is {seat.ranks}")
-        return serve_rank(seat, plan, paths, prompts, options)
-    results = launch(
-        serve_rank, len(plan.cluster), plan, paths, prompts, options, timeout_s=options.timeout_s, port=options.port
-    )
-    assert isinstance(results[0], RunResult)
-    return results[0]
+        if seat.ranks != ranks:
+            raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {seat.ranks}")
+        gathered = serve_rank(seat, plan, paths, prompts, options)
+        return merge(gathered, names_M) if gathered else None
+    shares = launch(serve_rank, ranks, plan, paths, prompts, options, timeout_s=options.timeout_s, port=options.port)
+    return merge([one for share in shares for one in share], names_M)
 
 
 def verify(

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,43 +11,26 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
+from aurora.execute.calibrate import calibrate
 from aurora.execute.experts import DistributedExperts
+from aurora.execute.result import Answers, Share
 from aurora.execute.session import Session
 from aurora.execute.turnstile import Turnstile
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import deal
 from aurora.plan.compile import compile_plan
+from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import device_of, joined, model_group
 from aurora.ranks.launcher import Seat
+from aurora.ranks.memory import Memory, MemoryTransport
+from aurora.ranks.nccl import NcclTransport
 from aurora.ranks.shaped import Port, ShapedTransport
-from aurora.ranks.transport import NcclTransport, TorchTransport, Transport
-from aurora.types import Plan, Program, Recorder, RunOptions, Trace
-from aurora.types.arrays import FloatArray
+from aurora.ranks.transport import Transport
+from aurora.types import Plan, Program, Recorder, RunOptions
 from aurora.types.profile import same_model
 
-
-@dataclass
-class Answers:
-    """One model's answers on one rank: tokens and, if kept, logits (tokens, vocabulary) by request index."""
-
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    logits: dict[int, FloatArray] = field(default_factory=dict)
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run. answers_M: every request's answer by model; seconds: the whole run's serving time; trace: measured."""
-
-    answers_M: tuple[Answers, ...]
-    seconds: float
-    trace: Trace
-    transport: str
-
-    def tokens_per_second(self, model: int) -> float:
-        answers = self.answers_M[model]
-        return sum(map(len, answers.tokens.values())) / answers.seconds if answers.seconds else 0.0
+LOADING = threading.Lock()  # transformers loads one model at a time in a process
 
 
 def check_model(plan: Plan, index: int, model: MoeModel) -> None:
@@ -74,34 +57,52 @@ def check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int
 
 
 def serve_rank(
-    seat: Seat, plan: Plan, model_paths: Sequence[str], prompts_M: Sequence[Sequence[list[int]]], options: RunOptions
-) -> RunResult | None:
-    """Serve as one rank; rank 0 gives the whole result. Raises BadInput before, RankFailed after the run has begun."""
+    seat: Seat,
+    plan: Plan,
+    model_paths: Sequence[str],
+    prompts_M: Sequence[Sequence[list[int]]],
+    options: RunOptions,
+    memories: Sequence[Memory] = (),
+) -> list[Share]:
+    """Serve as one rank; gives its share, or under torchrun everybody's on rank 0 and none on the others.
+
+    memories: one a model, where ranks are threads. Raises BadInput before, RankFailed after the run has begun.
+    """
     device = device_of(seat) if options.transport in ("auto", "nccl") else "cpu"
     if options.transport == "nccl" and device == "cpu":
         raise BadInput(f"--transport nccl: expected a CUDA device for each of {seat.ranks} ranks, found too few")
-    models = [load_model(path, device) for path in model_paths]
+    with LOADING:
+        models = [load_model(path, device) for path in model_paths]
     for index, (model, prompts) in enumerate(zip(models, prompts_M, strict=True)):
         check_model(plan, index, model)
         check_prompts(model, prompts, options.max_new_tokens)
-    with joined(seat):
-        transports, name = _transports(plan, len(models), seat, device, options)
+    with nullcontext() if memories else joined(seat):
+        if memories:
+            transports: list[Transport] = [MemoryTransport(memory, seat.rank, plan.cluster) for memory in memories]
+            name = "memory"
+        else:
+            transports, name = _transports(plan, len(models), seat, device, options)
+        choice = None
+        if options.order == "auto" and name != "nccl":  # which posts everything at once whatever the order
+            method = plan.methods["order"]
+            choice = calibrate(transports[0], plan.cluster, "openshop" if method == "auto" else method)
         program = compile_plan(plan)
         recorder = Recorder("measured", program.names_M, seat.ranks)
         turnstile = Turnstile(len(models))
-        dist.barrier()
+        transports[0].gather(torch.zeros(1))
         began_s = time.perf_counter()
         lanes = [
-            _Lane(index, model, Session(index, transports[index], turnstile, recorder, began_s), program, options)
+            _Lane(index, model, Session(index, transports[index], turnstile, recorder, began_s, choice), program, options)
             for index, model in enumerate(models)
         ]
         mine = [[(i, prompts[i]) for i in deal(prompts, seat.ranks)[seat.rank]] for prompts in prompts_M]
         _side_by_side(lanes, mine, turnstile)
+        share = Share([lane.answers for lane in lanes], recorder.rows, name, choice)
+        if seat.launched:
+            return [share]
         gathered: list[Any] | None = [None] * seat.ranks if seat.rank == 0 else None
-        dist.gather_object(([lane.answers for lane in lanes], recorder.rows), gathered)
-        if gathered is None:
-            return None
-        return _merge(gathered, recorder, name)
+        dist.gather_object(share, gathered)
+        return gathered or []
 
 
 def _transports(plan: Plan, models: int, seat: Seat, device: str, options: RunOptions) -> tuple[list[Transport], str]:
@@ -113,7 +114,7 @@ def _transports(plan: Plan, models: int, seat: Seat, device: str, options: RunOp
     if backend == "nccl":
         controls = [model_group("gloo", options.timeout_s) for _ in range(models)]
         return [NcclTransport(*pair, device) for pair in zip(groups, controls, strict=True)], "nccl"
-    return [TorchTransport(group) for group in groups], "gloo"
+    return [GlooTransport(group, plan.cluster) for group in groups], "gloo"
 
 
 class _Lane:
@@ -205,17 +206,3 @@ def _side_by_side(lanes: Sequence[_Lane], requests_M: Sequence[Sequence[tuple[in
             thread.join(timeout=0.05)
     if failures:
         raise failures[0]
-
-
-def _merge(gathered: list[Any], recorder: Recorder, transport: str) -> RunResult:
-    merged = [Answers() for _ in recorder.names_M]
-    rows = []
-    for answers_M, rank_rows in gathered:
-        rows += rank_rows
-        for whole, part in zip(merged, answers_M, strict=True):
-            whole.tokens |= part.tokens
-            whole.logits |= part.logits
-            whole.seconds = max(whole.seconds, part.seconds)
-    recorder.rows = rows
-    trace = recorder.trace()
-    return RunResult(tuple(merged), max(a.seconds for a in merged), trace, transport)

@@ -6,25 +6,39 @@ from contextlib import contextmanager
 
 import torch
 
+from aurora.errors import BadInput, RankFailed
+from aurora.execute.calibrate import Choice
 from aurora.execute.turnstile import Turnstile
 from aurora.ranks.transport import Transport
 from aurora.types import Order, Recorder
 
 
 class Session:
-    """One model's run on one rank. Times are seconds since `began_s` of time.perf_counter."""
+    """One model's run on one rank. Times are seconds since `began_s` of time.perf_counter. choice: of orders by size, instead
+    of the planned ones."""
 
-    def __init__(self, model: int, transport: Transport, turnstile: Turnstile, recorder: Recorder, began_s: float) -> None:
+    def __init__(
+        self,
+        model: int,
+        transport: Transport,
+        turnstile: Turnstile,
+        recorder: Recorder,
+        began_s: float,
+        choice: Choice | None = None,
+    ) -> None:
         self.transport = transport
         self.mask: torch.Tensor | None = None
         self._model, self._turnstile, self._recorder, self._began_s = model, turnstile, recorder, began_s
+        self._choice = choice
+        self._rows = 0  # of all ranks, in this layer
         self._step = -1
         self._computing_since = 0.0
         self._on_gpu = torch.cuda.is_available()
 
     def agree(self, active: bool) -> bool:
         """Whether any rank still has work; a meeting of all ranks."""
-        return bool(self.transport.gather(torch.tensor([active], dtype=torch.long)).any())
+        with self._told("between steps"):
+            return bool(self.transport.gather(torch.tensor([active], dtype=torch.long)).any())
 
     def next_step(self, mask: torch.Tensor | None) -> None:
         """Begin a forward pass. mask (tokens,) bool: which of them need experts; None: all."""
@@ -48,7 +62,9 @@ class Session:
     def counts(self, row_E: torch.Tensor, layer: int) -> torch.Tensor:
         """(R, E) int64 on the CPU: what every rank sends to every expert's place."""
         began = self._now()
-        rows = self.transport.gather(row_E)
+        with self._told(f"layer {layer}, counts"):
+            rows = self.transport.gather(row_E)
+        self._rows = int(rows.sum())
         self._recorder.add(self.transport.rank, self._model, self._step, layer, "counts", began, self._now())
         return rows
 
@@ -63,12 +79,23 @@ class Session:
                 start_s - self._began_s, end_s - self._began_s,
             )  # fmt: skip
 
-        with self._turnstile.exchange(self._model):
+        if self._choice is not None:
+            rank_bytes = self._rows / self.transport.ranks * sends[0].shape[1] * sends[0].element_size()
+            order = self._choice.order(order, rank_bytes)
+        with self._turnstile.exchange(self._model), self._told(f"layer {layer}, {phase}"):
             self.transport.exchange(order, sends, recvs, observe)
 
     def leave(self) -> None:
         """This model needs the port no more."""
         self._turnstile.leave(self._model)
+
+    @contextmanager
+    def _told(self, where: str) -> Iterator[None]:
+        """An error of the transport also says in which model and where."""
+        try:
+            yield
+        except (BadInput, RankFailed) as error:
+            raise type(error)(f"{self._recorder.names_M[self._model]}, {where}: {error}") from None
 
     def _now(self) -> float:
         if self._on_gpu:

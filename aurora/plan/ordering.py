@@ -14,7 +14,6 @@ from aurora.types import Cluster, Fabric, Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
-PRICED_ONLY = ("paced", "lanes")
 TWO_TIER = "two-tier"  # forwards bytes, so it is a schedule of hops and no Order
 AUTO_ORDERS = ("openshop", "all-at-once")  # on mixed ports one partner at a time can cost twice the fluid bound
 

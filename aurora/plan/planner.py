@@ -13,7 +13,7 @@ from aurora.plan.check import check_plan
 from aurora.plan.colocate import COLOCATE, JOINT
 from aurora.plan.costs import exchanged
 from aurora.plan.order import ORDER
-from aurora.plan.ordering import PRICED_ONLY, both_ways
+from aurora.plan.ordering import both_ways
 from aurora.plan.place import PLACE
 from aurora.plan.placing import REFINED, even_rooms, memory_room_G, place_alone, place_together
 from aurora.plan.replicas import REPLICAS
@@ -95,8 +95,6 @@ def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile
         options = replace(options, assign="matching" if equal and together else "exact")
     if options.order == "auto" and equal and cluster.fabric is None:
         options = replace(options, order="openshop")
-    if options.order in PRICED_ONLY:
-        raise BadInput(f"--order {options.order}: no transport holds its rates yet; `aurora order` prices it")
     known_by_name: dict[str, Mapping[str, object]] = {
         "place": dict.fromkeys(places),
         "aim": {"sum": None, **AIMS},

@@ -2,17 +2,18 @@
 
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from aurora.ranks.transport import TorchTransport
+from aurora.ranks.gloo import GlooTransport
+from aurora.ranks.ordered import Message, Work
 from aurora.types import Cluster
 
 CHUNK_S = 0.004  # a chunk's time on the slower port: short enough to share ports fairly, long enough to sleep through
 LATE_S = 0.003  # how far behind a bucket may be and still catch up: covers late wake-ups
-AHEAD = 2  # chunks posted ahead, so that a transfer does not stop between chunks
+UNDER_WAY = 2  # chunks posted ahead, so that a transfer does not stop between chunks
 
 
 class Bucket:
@@ -44,39 +45,61 @@ class Port:
         self.into = Bucket(cluster.gpus[rank].in_Bps)
 
 
-class ShapedTransport(TorchTransport):
+class ShapedTransport(GlooTransport):
     """gloo, with every transfer held to the rates and start-up times of the cluster file, in chunks."""
 
-    def __init__(self, group: Any, port: Port) -> None:
-        super().__init__(group)
-        self._port = port
+    cuts_rows = False  # a question takes no time here
 
-    def _send(self, peer: int, tensor: torch.Tensor) -> None:
-        here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[peer]
-        time.sleep(max(here.startup_s, there.startup_s))
-        posted: list[Any] = []
-        for chunk in self._chunks(tensor, min(here.out_Bps, there.in_Bps)):
-            self._port.out.take(chunk.numel())
-            posted.append(dist.isend(chunk, group=self._group, group_dst=peer))
-            if len(posted) > AHEAD:
+    def __init__(self, group: Any, port: Port) -> None:
+        super().__init__(group, port.cluster)
+        self._port = port
+        self._sending, self._receiving = (
+            [ThreadPoolExecutor(1, thread_name_prefix="aurora-shaped") for _ in range(self.ranks)] for _ in range(2)
+        )
+
+    def _send(self, message: Message) -> Work:
+        return _Job(self._sending[message.peer].submit(self._pour, message))
+
+    def _receive(self, message: Message) -> Work:
+        return _Job(self._receiving[message.peer].submit(self._drip, message))
+
+    def _pour(self, message: Message) -> None:
+        here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
+        if message.offset == 0:
+            time.sleep(max(here.startup_s, there.startup_s))
+        posted: list[Work] = []
+        for chunk in self._chunks(message, min(here.out_Bps, there.in_Bps)):
+            self._port.out.take(chunk.tensor.numel())
+            posted.append(super()._send(chunk))
+            if len(posted) > UNDER_WAY:
                 posted.pop(0).wait()
         for work in posted:
             work.wait()
 
-    def _receive(self, peer: int, tensor: torch.Tensor) -> None:
-        here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[peer]
-        chunks = self._chunks(tensor, min(there.out_Bps, here.in_Bps))
-        posted: list[tuple[Any, int]] = []
-        for index in range(len(chunks) + AHEAD):
+    def _drip(self, message: Message) -> None:
+        here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
+        chunks = self._chunks(message, min(there.out_Bps, here.in_Bps))
+        posted: list[tuple[Work, int]] = []
+        for index in range(len(chunks) + UNDER_WAY):
             if index < len(chunks):
-                posted.append((dist.irecv(chunks[index], group=self._group, group_src=peer), chunks[index].numel()))
-            if index >= AHEAD:
+                posted.append((super()._receive(chunks[index]), chunks[index].tensor.numel()))
+            if index >= UNDER_WAY:
                 work, size = posted.pop(0)
                 work.wait()
                 self._port.into.take(size, begun_before=True)
 
     @staticmethod
-    def _chunks(tensor: torch.Tensor, rate_Bps: float) -> tuple[torch.Tensor, ...]:
-        """Views of the tensor's bytes, cut the same way at both ends."""
+    def _chunks(message: Message, rate_Bps: float) -> list[Message]:
+        """Parts of a message, cut the same way at both ends."""
         size = max(1024, int(rate_Bps * CHUNK_S))
-        return torch.split(tensor.view(-1).view(torch.uint8), size)
+        return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.tensor, size)]
+
+
+class _Job:
+    """A message that a thread of ours is moving."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()

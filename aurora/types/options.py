@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 
-TRANSPORTS = ("auto", "gloo", "nccl", "shaped")
+TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
+RUN_ORDERS = ("plan", "auto")
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,10 @@ class PlanOptions:
 @dataclass(frozen=True)
 class RunOptions:
     """How to serve. batch: prompts that a rank decodes together. transport: "auto" is nccl where every rank has a GPU, else
-    gloo; "shaped" is gloo held to the cluster file's rates. timeout_s: how long a rank waits for a peer.
-    keep_logits: bring the logits home, for comparison. port: of the ranks' meeting point, 0 takes a free one.
-    deduplicate: send a token once to a rank that holds several of its experts; plans count it for every expert."""
+    gloo; "shaped" is gloo held to the cluster file's rates; "memory" runs all ranks as threads of this process. order: the
+    plan's, or by size the fastest of it, all at once and paced, which "auto" measures before serving. timeout_s: how long a
+    rank waits for a peer. keep_logits: bring the logits home, for comparison. port: of the ranks' meeting point, 0 takes a
+    free one. deduplicate: send a token once to a rank that holds several of its experts; plans count it for every expert."""
 
     max_new_tokens: int = 16
     batch: int = 8
@@ -84,9 +86,12 @@ class RunOptions:
     keep_logits: bool = False
     port: int = 0
     deduplicate: bool = False
+    order: str = "plan"
 
     def __post_init__(self) -> None:
         _above_zero(self, "max_new_tokens", "batch", "timeout_s")
+        if self.order not in RUN_ORDERS:
+            raise BadInput(f"--order: expected one of {', '.join(RUN_ORDERS)}, found {self.order!r}")
         if self.transport not in TRANSPORTS:
             raise BadInput(f"--transport: expected one of {', '.join(TRANSPORTS)}, found {self.transport!r}")
         if not 0 <= self.port < 65536:

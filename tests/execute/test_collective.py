@@ -9,9 +9,9 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 import aurora
 from aurora.errors import BadInput
 from aurora.plan.order import ORDER
+from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import launch
-from aurora.ranks.transport import TorchTransport
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.bool,
           torch.complex64)  # fmt: skip
@@ -60,7 +60,7 @@ def agree_on_values(seat):
 
 def agree_on_gradients(seat):
     """First and second derivatives of a loss that weighs every received number differently; gives the orders taken."""
-    taken, unrecorded = {}, TorchTransport.exchange
+    taken, unrecorded = {}, GlooTransport.exchange
     with joined(seat):
         for number, order in enumerate(orders(seat.ranks)):
 
@@ -68,7 +68,7 @@ def agree_on_gradients(seat):
                 taken.setdefault(number, []).append(order.pairs_X2.tolist())
                 return unrecorded(self, order, *rest)
 
-            TorchTransport.exchange = recorded
+            GlooTransport.exchange = recorded
             sizes_RR = drawn_sizes(seat.ranks, number)
             outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
             rows = torch.randn(sum(outgoing), 3, dtype=torch.float64, requires_grad=True)

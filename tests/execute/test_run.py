@@ -264,3 +264,30 @@ def test_missing_weights_are_not_made_up(tmp_path):
               metadata={"format": "pt"})  # fmt: skip
     with pytest.raises(BadInput, match=r"1 are missing, first model\.layers\.0\.self_attn\.q_proj\.weight"):
         load_model(folder)
+
+
+@pytest.mark.parametrize(("order", "transport"), [("lanes", "gloo"), ("paced", "shaped"), ("paced", "memory")])
+def test_orders_that_hold_rates(mixtral, order, transport):
+    plan = plan_for([mixtral], 3, PlanOptions("random", "random", "random", order, seed=3))
+    result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], transport=transport)
+    assert found == []
+    assert result.transport == transport
+    assert result.choice is None
+
+
+@pytest.mark.parametrize("transport", ["gloo", "memory"])
+def test_the_order_may_be_chosen_by_measurement(mixtral, transport, monkeypatch):
+    monkeypatch.setattr("aurora.execute.calibrate.SIZES", (1 << 10, 1 << 14))
+    plan = plan_for([mixtral], 2, PlanOptions("random", "random", "random", "spread-out", seed=3))
+    result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], transport=transport, order="auto")
+    assert found == []
+    assert result.choice.ways == ("all-at-once", "paced", "spread-out")
+    assert (result.choice.seconds_CW > 0).all()
+    assert "MB a rank: " in str(result.choice)
+
+
+def test_two_models_on_threads(mixtral, qwen):
+    paths = [mixtral, qwen]
+    prompts = [prompts_for(mixtral, 3), prompts_for(qwen, 3)]
+    _, found = differences(plan_for(paths, 2), paths, prompts, transport="memory")
+    assert found == []

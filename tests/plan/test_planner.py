@@ -16,7 +16,6 @@ from aurora.plan.colocate import COLOCATE, JOINT
 from aurora.plan.costs import group_costs
 from aurora.plan.objective import causal, exclusive
 from aurora.plan.order import ORDER
-from aurora.plan.ordering import PRICED_ONLY
 from aurora.plan.place import PLACE
 from aurora.plan.planner import exchanged_tokens, make_plan
 from aurora.plan.sharing import Sharing
@@ -36,7 +35,7 @@ TWO = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n), pr
 
 
 @given(TWO, st.sampled_from(sorted(PLACE)), st.sampled_from(["auto", *ASSIGN]), st.sampled_from(["auto", *COLOCATE]),
-       st.sampled_from(sorted(set(ORDER) - set(PRICED_ONLY))), st.booleans())  # fmt: skip
+       st.sampled_from(sorted(ORDER)), st.booleans())  # fmt: skip
 def test_every_combination_gives_a_plan_that_stands(case, place, assign, colocate, order, both):
     machines, a, b = case
     chosen = [a, b] if both else [a]
@@ -213,11 +212,6 @@ def test_inputs_that_do_not_fit(change, error, message):
 def test_an_unknown_strategy_names_the_known_ones(name):
     with pytest.raises(BadInput, match=f"--{name}: expected one of .*(random|paper).*, found 'best'"):
         make_plan(cluster(1.0, 1.0), [profile([[[[1, 1], [1, 1]]]])], replace(PlanOptions(), **{name: "best"}))
-
-
-def test_an_order_that_no_transport_holds_is_not_planned():
-    with pytest.raises(BadInput, match="--order paced: no transport holds its rates yet"):
-        make_plan(cluster(1.0, 1.0), [profile([[[[1, 1], [1, 1]]]])], PlanOptions(order="paced"))
 
 
 def test_three_models_are_too_many():

@@ -10,10 +10,11 @@ import torch
 import aurora
 from aurora.errors import BadInput, RankFailed
 from aurora.plan.order import ORDER
+from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import launch
+from aurora.ranks.nccl import NcclTransport
 from aurora.ranks.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
-from aurora.ranks.transport import NcclTransport, TorchTransport
 from tests.conftest import cluster
 
 
@@ -36,7 +37,7 @@ def exchange(seat, sizes, method, machines):
     order = ORDER[method](travelling, np.ones(seat.ranks), np.ones(seat.ranks), np.random.default_rng(seat.ranks))
     events = []
     with joined(seat):
-        transport = ShapedTransport(None, Port(machines, seat.rank)) if machines else TorchTransport()
+        transport = ShapedTransport(None, Port(machines, seat.rank)) if machines else GlooTransport()
         assert transport.gather(torch.tensor([seat.rank])).flatten().tolist() == list(range(seat.ranks))
         for _ in range(2):  # twice: nothing of the first may leak into the second
             sends = [payload(seat.rank, dst, sizes[seat.rank, dst]) for dst in range(seat.ranks)]
@@ -98,7 +99,7 @@ def lose_a_peer(seat):
     import time
 
     with joined(seat):
-        transport = TorchTransport()
+        transport = GlooTransport()
         transport.gather(torch.tensor([0]))
         if seat.rank == 1:
             os._exit(3)

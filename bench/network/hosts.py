@@ -1,0 +1,85 @@
+"""Ranks in the hosts of a network: every method on every matrix, interleaved, and how long each took."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from net import enter, retransmitted
+
+from aurora.execute.calibrate import Choice, calibrate
+from aurora.plan.order import ORDER
+from aurora.ranks.gloo import GlooTransport
+from aurora.ranks.launcher import Seat
+from aurora.types import Cluster, Gpu
+
+TORCH, AUTO = "all_to_all_single", "auto"
+QUIET_S = 0.02  # between runs: queues drain
+
+
+@dataclass(frozen=True)
+class Job:
+    """One all-to-all. method: TORCH, AUTO, or of ORDER."""
+
+    matrix: str
+    method: str
+    bytes_GG: np.ndarray
+
+
+Span = tuple[float, float, int]  # start and end by time.perf_counter, segments sent again
+
+
+def measure(
+    seat: Seat, hosts: Sequence[str], meeting: str, jobs: Sequence[Job], rates_Bps: np.ndarray, repetitions: int
+) -> tuple[list[list[Span]], str]:
+    """This rank's spans by job, and what AUTO chose."""
+    enter(hosts[seat.rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    store = dist.FileStore(meeting, seat.ranks)
+    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks)
+    gpus = [Gpu(host, "cpu", 0, rate, rate, 1) for host, rate in zip(hosts, rates_Bps.tolist(), strict=True)]
+    cluster = Cluster("network", tuple(gpus))
+    transport = GlooTransport(None, cluster)
+    choice = calibrate(transport, cluster, _planned(cluster))
+    runs = [_prepared(job, transport, cluster, choice) for job in jobs]
+    spans: list[list[Span]] = [[] for _ in jobs]
+    for repetition in range(repetitions + 1):  # one to warm up
+        for index in range(len(jobs))[:: 1 if repetition % 2 else -1]:
+            time.sleep(QUIET_S)
+            dist.barrier()
+            before, began_s = retransmitted(), time.perf_counter()
+            runs[index]()
+            if repetition:
+                spans[index].append((began_s, time.perf_counter(), retransmitted() - before))
+    dist.barrier()
+    return spans, str(choice)
+
+
+def _prepared(job: Job, transport: GlooTransport, cluster: Cluster, choice: Choice) -> Callable[[], object]:
+    to, of = job.bytes_GG[transport.rank].tolist(), job.bytes_GG[:, transport.rank].tolist()
+    out, into = torch.zeros(sum(to), dtype=torch.uint8), torch.zeros(sum(of), dtype=torch.uint8)
+    if job.method == TORCH:
+        return lambda: dist.all_to_all_single(into, out, of, to)
+    name = _planned(cluster) if job.method == AUTO else job.method
+    order = ORDER[name](job.bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
+    if job.method == AUTO:
+        order = choice.order(order, float(job.bytes_GG.sum() / transport.ranks))
+    sends, recvs = torch.split(out, to), torch.split(into, of)
+    return lambda: transport.exchange(order, sends, recvs, lambda *_: None)
+
+
+def _planned(cluster: Cluster) -> str:
+    """What AUTO may choose beside all at once and paced."""
+    return "openshop" if cluster.equal else "lanes"
+
+
+def together(spans_RJ: Sequence[Sequence[Sequence[Span]]]) -> list[tuple[list[float], float]]:
+    """By job: seconds of each repetition, from the first rank's start to the last one's end; segments sent again a run."""
+    found = []
+    for spans_R in zip(*spans_RJ, strict=True):
+        seconds = [max(s[1] for s in rows) - min(s[0] for s in rows) for rows in zip(*spans_R, strict=True)]
+        found.append((seconds, sum(span[2] for spans in spans_R for span in spans) / len(seconds)))
+    return found

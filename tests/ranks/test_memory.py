@@ -1,0 +1,94 @@
+"""Ranks as threads: ten thousand random orders, and what the transport refuses."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from aurora.errors import BadInput, RankFailed
+from aurora.plan.order import ORDER
+from aurora.ranks import ordered
+from aurora.ranks.launcher import launch_threads
+from aurora.ranks.memory import Memory, MemoryTransport
+from aurora.types import Order
+from tests.conftest import cluster
+
+SCHEDULES = {2: 5000, 3: 2500, 4: 1200, 5: 600, 6: 300, 7: 200, 8: 200}  # by ranks
+FAST_Bps = 1e15
+
+
+def random_order(rng, ranks):
+    """Any sequence of all pairs, some of them split, with any number of transfers open at either end."""
+    pairs = [(i, j) for i in range(ranks) for j in range(ranks) if i != j]
+    rows, shares = [], []
+    for pair in pairs:
+        cuts = [0.0, *sorted(rng.random(int(rng.random() < 0.2))), 1.0]
+        rows += [pair] * (len(cuts) - 1)
+        shares += list(pairwise(cuts))
+    sequence = rng.permutation(len(rows))
+    opened = [int(rng.integers(1, ranks + 1)) if rng.random() < 0.5 else 1 for _ in range(2)]
+    return Order("drawn", np.array(rows)[sequence], *opened, np.array(shares)[sequence])
+
+
+def cases(ranks, count):
+    rng = np.random.default_rng(ranks)
+    for number in range(count):
+        sizes = rng.integers(0, 12, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.6)
+        np.fill_diagonal(sizes, 0)
+        if number % 20:
+            yield sizes, random_order(rng, ranks)
+        else:
+            method = ("paced", "lanes")[number // 20 % 2]
+            yield sizes, ORDER[method](sizes, np.full(ranks, FAST_Bps), np.full(ranks, FAST_Bps), rng)
+
+
+def perform(seat, memory, given):
+    """Every case one after the other, without meeting in between; gives how many arrived as they should."""
+    transport = MemoryTransport(memory, seat.rank, cluster(*[FAST_Bps] * seat.ranks))
+    fine = 0
+    for number, (sizes, order) in enumerate(given):
+        sends = [torch.full((int(size),), (number + seat.rank) % 251, dtype=torch.uint8) for size in sizes[seat.rank]]
+        recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes[:, seat.rank]]
+        transport.exchange(order, sends, recvs, lambda *_: None)
+        fine += all(bool((row == (number + src) % 251).all()) for src, row in enumerate(recvs) if src != seat.rank)
+    return fine
+
+
+def test_no_order_deadlocks(monkeypatch):
+    monkeypatch.setattr(ordered, "PIECE_BYTES", 3)
+    for ranks, count in SCHEDULES.items():
+        given = list(cases(ranks, count))
+        assert launch_threads(perform, ranks, Memory(ranks, 20.0), given) == [count] * ranks
+
+
+def disagree(seat, memory, order, sizes_R):
+    """Each rank has its own idea of what rank 0 sends to rank 1."""
+    transport = MemoryTransport(memory, seat.rank, cluster(FAST_Bps, FAST_Bps))
+    tensors = [[torch.zeros(0), torch.zeros(sizes_R[seat.rank])], [torch.zeros(sizes_R[seat.rank]), torch.zeros(0)]]
+    sends, recvs = (tensors[0], [torch.zeros(0)] * 2) if seat.rank == 0 else ([torch.zeros(0)] * 2, tensors[1])
+    transport.exchange(order, sends, recvs, lambda *_: None)
+
+
+def test_sizes_that_differ_end_both_ranks():
+    order = ORDER["openshop"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    with pytest.raises(RankFailed, match=r"rank \d lost rank \d: it sends 12 bytes where 8 are expected"):
+        launch_threads(disagree, 2, Memory(2, 5.0), order, (3, 2))
+    with pytest.raises(RankFailed, match=r"rank 1 lost rank 0: nothing within 0\.2 s"):
+        launch_threads(disagree, 2, Memory(2, 0.2), order, (0, 2))
+    paced = ORDER["paced"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    with pytest.raises(BadInput, match="rank 0 sends 12 bytes where rank 1 expects 8"):
+        launch_threads(disagree, 2, Memory(2, 1.0), paced, (3, 2))
+
+
+def test_orders_that_cannot_be_held_are_refused():
+    order = ORDER["openshop"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    transport = MemoryTransport(Memory(2, 1.0), 0)
+    full = [torch.zeros(2), torch.zeros(3)]
+    with pytest.raises(BadInput, match="order paced: expected a transport that knows the rates of 2 ports"):
+        transport.exchange(
+            ORDER["paced"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), None), full, full, lambda *_: None
+        )
+    half = Order("half", order.pairs_X2, share_X2=np.array([[0.0, 0.4], [0.0, 1.0]])[np.argsort(order.pairs_X2[:, 0])])
+    with pytest.raises(BadInput, match=r"order half: carries 1 of the 3 rows of 0 -> 1"):
+        transport.exchange(half, full, full, lambda *_: None)
