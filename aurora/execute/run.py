@@ -31,6 +31,8 @@ def run(
     if len(models) != len(plan.models) or len(prompts) != len(plan.models):
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
     check_plan(plan)
+    if any(model.placement.split_LG is not None for model in plan.models):
+        raise BadInput("run: expected a plan that holds every expert once, found replicas, which no rank serves yet")
     if options.transport == "shaped" and plan.cluster.fabric is not None:
         raise BadInput("--transport shaped: holds ports to their rates, but not the links of the plan's fabric")
     for name, requests in zip(models, prompts, strict=True):
