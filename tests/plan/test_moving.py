@@ -41,7 +41,7 @@ def arrivals(old, new, source):
 
 
 @given(moves(), st.sampled_from([None, 0, 10, 35]))
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_a_move_is_never_slower_and_carries_what_arrives(case, budget):
     machines, found, options = case
     old = replace(make_plan(machines, found, OLD), epoch=4)
@@ -63,7 +63,8 @@ def test_a_move_is_never_slower_and_carries_what_arrives(case, budget):
     for index, source in enumerate(found):
         for layer in range(source.layers):
             if layer % min(p.layers for p in found) not in moved.layers:
-                assert plan.models[index].placement.layer(layer) == old.models[index].placement.layer(layer)
+                stays, stayed = (each.models[index].placement.split_EG(layer) for each in (plan, old))
+                assert stays.tolist() == stayed.tolist()
     if budget is None:
         assert moved.moved_s <= moved.planned_s * (1 + 1e-9) or bytes_in < sum(
             arrivals(a.placement, b.placement, p) for a, b, p in zip(old.models, new.models, found, strict=True)
@@ -116,9 +117,10 @@ def test_layers_that_meet_move_together():
     pair = [profile(rng.integers(1, 30, (1, layers, 4, 8)), name=f"l{layers}") for layers in (5, 2)]
     machines = cluster(1e2, 2e2, 1e2, 2e2)
     new, old = make_plan(machines, pair), make_plan(machines, pair, OLD)
-    plan, moved = move(new, old, pair, 400)
-    assert moved.layers in ((0, 2, 4), (1, 3), ())
-    assert 0 < moved.bytes_GG.sum() <= 400
+    whole = int(move(new, old, pair)[1].bytes_GG.sum())
+    plan, moved = move(new, old, pair, whole - 1)
+    assert moved.layers in ((0, 2, 4), (1, 3))
+    assert 0 < moved.bytes_GG.sum() < whole
     assert plan.objective_s < moved.kept_s
 
 
