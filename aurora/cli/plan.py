@@ -74,7 +74,7 @@ def plan(
     if evaluate is not None:
         given = {"--cluster": cluster, "--domain": domain, "--from": old, "--max-move-bytes": max_move_bytes}
         for name, value in given.items():
-            if value:
+            if value not in (None, []):
                 raise BadInput(f"{name}: has no effect with --evaluate, which makes no plan for it")
         served = load_plan(evaluate)
         terminal().print(evaluation_table(served, evaluated(served, [load_profile(path) for path in profile])))

@@ -48,7 +48,9 @@ def move(
     Layers of two models that meet move together. profiles, domains: those that `new` was made for.
     """
     shapes = [(p.cluster, [(m.placement.experts, len(m.dispatch_L)) for m in p.models]) for p in (old, new)]
-    if shapes[0] != shapes[1] or not all(same_model(*(m.fingerprint for m in pair)) for pair in zip(old.models, new.models, strict=True)):
+    if shapes[0] != shapes[1] or not all(
+        same_model(*(m.fingerprint for m in pair)) for pair in zip(old.models, new.models, strict=True)
+    ):
         raise BadInput("--from: expected a plan for the same cluster and the same models, their layers and experts")
     if max_bytes is not None and max_bytes < 0:
         raise BadInput(f"--max-move-bytes: expected zero or more, found {max_bytes}")

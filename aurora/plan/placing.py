@@ -93,7 +93,7 @@ def _room_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
 
 
 def _token_s_G(costs: Scenarios) -> FloatArray:
-    """(G,) what a token costs on each GPU, computing, arriving and leaving: 1 on average, or everywhere if some cost nothing."""
+    """(G,) what a token costs on each GPU, to compute and move: 1 on average, or everywhere where it is nothing somewhere."""
     tokens = max(1, int(costs.load_WE.sum()))
     token_s_G = costs.expert_s_WGE.sum(axis=(0, 2)) / tokens + costs.recv_s_G + costs.csend_s_G
     return np.asarray(token_s_G / token_s_G.mean()) if token_s_G.all() else np.ones(len(token_s_G))

@@ -109,9 +109,7 @@ def scenarios(cluster: Cluster, parts: Sequence[tuple[Profile, int, slice]]) -> 
     )
 
 
-def by_aim(
-    cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str
-) -> tuple[Scenarios, int]:
+def by_aim(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> tuple[Scenarios, int]:
     """A layer's scenarios and how many of them count: each profile one, or without domains each window; "sum": all as one."""
     if domains:
         found = scenarios(cluster, [(each, layer, slice(None)) for each in (profile, *domains)])

@@ -141,10 +141,8 @@ def _write_ascend(placement: Placement, dense_layers: int) -> str:
 def _read_ascend(path: Path, gpus: int | None, dense_layers: int) -> Placement:
     layers = sorted(load_json(path)["layer_list"], key=lambda layer: layer["layer_id"])
     devices = [sorted(layer["device_list"], key=lambda device: device["device_id"]) for layer in layers]
-    for what, ids in (("layer_id", [layer["layer_id"] for layer in layers]),) + tuple(
-        ("device_id", [device["device_id"] for device in each]) for each in devices
-    ):
-        if ids != list(range(len(ids))):
+    for what, rows in [("layer_id", layers), *(("device_id", each) for each in devices)]:
+        if (ids := [row[what] for row in rows]) != list(range(len(ids))):
             raise BadInput(f"expected {what} from 0 to {len(ids) - 1}, each once, found {ids}")
     placement = evenly_split(tuple(tuple(tuple(device["device_expert"]) for device in layer) for layer in devices))
     if gpus not in (None, placement.gpus):

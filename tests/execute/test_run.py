@@ -15,7 +15,8 @@ from aurora.execute.run import verify
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
 from aurora.plan.planner import make_plan
-from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, PlanOptions, Profile, RunOptions
+from aurora.store.placements import evenly_split
+from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, Placement, PlanOptions, Profile, RunOptions
 from tests.conftest import cluster
 from tests.models.architectures import CONFIGS, build
 
@@ -185,6 +186,23 @@ def test_prompts_are_checked_before_serving(mixtral):
     ]:
         with pytest.raises(BadInput, match=message):
             aurora.run(plan, [mixtral], [prompts])
+
+
+def test_replicas_are_refused_before_anything_starts(mixtral):
+    plan = plan_for([mixtral], 2, PlanOptions(seed=2))
+    copies = replace(plan.models[0], placement=evenly_split(((tuple(range(plan.models[0].placement.experts)),) * 2,) * 2))
+    with pytest.raises(BadInput, match="run: expected a plan that holds every expert once, found replicas"):
+        aurora.run(replace(plan, models=(copies,)), [mixtral], [prompts_for(mixtral, 1)])
+
+
+def test_a_rank_may_hold_no_expert(mixtral):
+    plan = plan_for([mixtral], 2)
+    experts = plan.models[0].placement.experts
+    uneven = replace(plan.models[0], placement=Placement((((), tuple(range(experts))),) * len(plan.models[0].dispatch_L)))
+    options = RunOptions(max_new_tokens=2, batch=2, keep_logits=True)
+    prompts = [prompts_for(mixtral, 3)]
+    result = aurora.run(replace(plan, models=(uneven,)), [mixtral], prompts, options)
+    assert verify(result, [mixtral], prompts, options) == []
 
 
 def test_a_plan_with_a_broken_order_is_refused_before_it_runs(mixtral):

@@ -118,9 +118,11 @@ def test_larger_memory_holds_more_experts():
     machines = replace(machines, gpus=gpus)
     held = make_plan(machines, [source]).models[0].placement.slots_LG[0]
     assert all(len(own) <= most for own, most in zip(held, (2, 2, 6, 2), strict=True))
-    with_less = replace(machines, gpus=tuple(replace(gpu, memory_bytes=b) for gpu, b in zip(gpus, (150, 150, 550, 150), strict=True)))
+    with_less = replace(
+        machines, gpus=tuple(replace(gpu, memory_bytes=b) for gpu, b in zip(gpus, (150, 150, 550, 150), strict=True))
+    )
     assert [len(own) for own in make_plan(with_less, [source]).models[0].placement.slots_LG[0]] == [1, 1, 5, 1]
-    with pytest.raises(InfeasiblePlan, match="--place balanced: an equal share .* does not fit on every GPU; --place refined"):
+    with pytest.raises(InfeasiblePlan, match=r"--place balanced: an equal share .* does not fit on every GPU; --place refined"):
         make_plan(with_less, [source], PlanOptions("balanced"))
     too_small = replace(machines, gpus=tuple(replace(gpu, memory_bytes=240) for gpu in gpus))
     with pytest.raises(InfeasiblePlan, match="has 4 expert slots a layer for 'm', its 8 experts need 8"):
@@ -189,9 +191,7 @@ def test_windows_that_peak_apart_are_kept_apart_by_the_worst_case():
 def test_domains_count_as_the_aim_says(case, aim):
     machines, found = case
     experts = min(p.experts for p in found)
-    alike = [
-        replace(found[0], tokens_TLSE=p.tokens_TLSE[..., :experts], dispatch_bytes=2, combine_bytes=1) for p in found
-    ]
+    alike = [replace(found[0], tokens_TLSE=p.tokens_TLSE[..., :experts], dispatch_bytes=2, combine_bytes=1) for p in found]
     plan = make_plan(machines, alike[:1], PlanOptions(aim=aim), domains=alike[1:])
     split_EG = plan.models[0].placement.split_EG(0)
     if aim == "sum":
