@@ -189,8 +189,9 @@ def test_prompts_are_checked_before_serving(mixtral):
 
 
 def test_replicas_are_refused_before_anything_starts(mixtral):
-    plan = plan_for([mixtral], 2, PlanOptions(seed=2))
-    copies = replace(plan.models[0], placement=evenly_split(((tuple(range(plan.models[0].placement.experts)),) * 2,) * 2))
+    plan = plan_for([mixtral], 2)
+    everything = tuple(range(plan.models[0].placement.experts))
+    copies = replace(plan.models[0], placement=evenly_split(((everything,) * 2,) * len(plan.models[0].dispatch_L)))
     with pytest.raises(BadInput, match="run: expected a plan that holds every expert once, found replicas"):
         aurora.run(replace(plan, models=(copies,)), [mixtral], [prompts_for(mixtral, 1)])
 
