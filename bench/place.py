@@ -17,12 +17,12 @@ from order import recorded_counts
 
 from aurora.plan import share_bounds
 from aurora.plan.check_replicas import check_layout
-from aurora.plan.evaluate import evaluate
+from aurora.plan.evaluate import layer_seconds
 from aurora.plan.planner import make_plan
 from aurora.plan.replicas import REPLICAS, place, slots_needed
 from aurora.plan.synthetic import synthetic_profile
 from aurora.store import load_cluster, shipped
-from aurora.types import PlanOptions, Profile, Room, SyntheticOptions
+from aurora.types import Plan, PlanOptions, Profile, Room, SyntheticOptions
 
 SKEWED = np.array([[600.0, 560, 120, 120, 20, 10, 10, 10]])
 REPEATS = 5
@@ -84,19 +84,25 @@ def domain_rows() -> list[str]:
     ]
     for name in ("paper-equal-8", "paper-mixed-8"):
         cluster = load_cluster(shipped(f"clusters/{name}.toml"))
-        losses: dict[str, list[list[float]]] = {}
+        own_s = {key: make_plan(cluster, [profile], PLANS["sum"]).objective_s for key, profile in profiles.items()}
+        left_out: list[list[float]] = []
+        planned_for: list[list[float]] = []
         for domain in domains:
-            losses[domain] = []
+            others = [each for each in domains if each != domain]
             for layer in layers:
-                first, *others = (profiles[each, layer] for each in domains if each != domain)
-                served = profiles[domain, layer]
-                own_s = make_plan(cluster, [served], PLANS["sum"]).objective_s
-                plans = (make_plan(cluster, [first], options, domains=others) for options in PLANS.values())
-                losses[domain].append([float(evaluate(plan, [served]).served_s_L.sum()) / own_s - 1 for plan in plans])
-            lines.append(loss_row(name, domain, losses[domain]))
-        every = [row for rows in losses.values() for row in rows]
-        lines.append(loss_row(name, f"all {len(every)}", every))
+                first, *rest = (profiles[each, layer] for each in others)
+                plans = [make_plan(cluster, [first], options, domains=rest) for options in PLANS.values()]
+                for served in domains:
+                    losses = [loss(plan, profiles[served, layer], own_s[served, layer]) for plan in plans]
+                    (left_out if served == domain else planned_for).append(losses)
+            lines.append(loss_row(name, domain, left_out[-len(layers) :]))
+        lines.append(loss_row(name, f"each left out, {len(left_out)} plans", left_out))
+        lines.append(loss_row(name, "the four planned for", planned_for))
     return lines
+
+
+def loss(plan: Plan, served: Profile, own_s: float) -> float:
+    return float(layer_seconds(plan, [plan.models[0].placement], [served]).sum()) / own_s - 1
 
 
 def loss_row(cluster: str, served: str, losses: list[list[float]]) -> str:
@@ -113,8 +119,8 @@ def domains_section() -> list[str]:
         DOMAINS,
         "",
         f"Plans for four domains serve the fifth, in OLMoE layers 0, 7 and 15: 64 experts, top 8, {TOKENS} tokens on each of 8 "
-        "ranks, drawn from the recorded counts. Loss: time of the layer (Eq. 1) over that of the plan made for the fifth alone, "
-        "less one; mean / worst. Columns: how the four domains count, `cvar` the worse two; and contiguous experts.",
+        "ranks, drawn from the recorded counts. Loss: time of the layer (Eq. 1) over that of a plan made for what is served "
+        "alone, less one; mean / worst. Columns: how the four domains count, `cvar` the worse two; and contiguous experts.",
         "",
         *domain_rows(),
     ]
@@ -127,7 +133,11 @@ def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     out = Path(__file__).parent / "results" / f"place-{today}.md"
     if sys.argv[1:] == ["domains"]:
-        before = out.read_text().split(DOMAINS)[0].rstrip() if out.exists() else f"# Experts placed, {today}\n\n{machine()}."
+        before = (
+            out.read_text().split(DOMAINS)[0].rstrip()
+            if out.exists()
+            else f"# Experts placed, {today}\n\n`python bench/place.py domains` on {machine()}."
+        )
         text = [before, "", *domains_section()]
     else:
         text = [*replica_section(today), "", *domains_section()]
