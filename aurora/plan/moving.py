@@ -39,7 +39,6 @@ def move(
     profiles: Sequence[Profile],
     max_bytes: int | None = None,
     domains: Sequence[Profile] = (),
-    order: str = "openshop",
 ) -> tuple[Plan, Move]:
     """The plan that follows `old`: `new` with its GPUs relabelled so that the fewest bytes move, layer by layer.
 
@@ -81,7 +80,7 @@ def move(
     )
     rng = np.random.default_rng(new.seed)
     ports = new.cluster.out_Bps_G, new.cluster.in_Bps_G, new.cluster.startup_s_G
-    _, schedule = scheduled(bytes_GG, *ports, order, rng, new.cluster.fabric)
+    _, schedule = scheduled(bytes_GG, *ports, "openshop", rng, new.cluster.fabric)
     models = tuple(
         model_plan(new.cluster, [profile, *domains], placement, new.methods["order"], rng, model.profile_path)
         for model, profile, placement in zip(new.models, profiles, final, strict=True)

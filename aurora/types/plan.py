@@ -275,7 +275,8 @@ class ModelPlan:
 class Plan:
     """Where experts sit and in which order tokens travel, for one model or two that share the GPUs.
 
-    scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision.
+    scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision, and
+    the slots a GPU that were asked for.
     objective: the planning model, "exclusive" (Eq. 1), "causal" or "paper" (Table 2). objective_s: its seconds of all layers,
     the windows and domains summed, or weighed as methods["aim"] says; bound_s: proved, below what no assignment of the same
     groups of experts gets, one a GPU; free_bound_s: below what no placement gets at all. The planning model knows ports, not
