@@ -31,7 +31,7 @@ from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import Seat, launch
 from aurora.store import shipped
-from aurora.types import Barrier, Compute, Exchange, Order, Recorder
+from aurora.types import Barrier, Compute, Exchange, Order, Placement, Recorder
 
 TOKENS, TOP_K, EXPERTS, WIDTH = 8, 2, 8, 1024
 CALLS = 500
@@ -105,7 +105,7 @@ def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicat
            Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
     session = Session(0, transport, Turnstile(1), Recorder("measured", ("bench",), ranks), time.perf_counter())
     session.start_compute()
-    return DistributedExperts(Echo(sum(map(len, slots_G))), slots_G, ops, 0, session, deduplicate)
+    return DistributedExperts(Echo(sum(map(len, slots_G))), Placement((slots_G,)), ops, 0, session, deduplicate)
 
 
 class Watch:

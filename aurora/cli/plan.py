@@ -79,34 +79,42 @@ def plan(
     from aurora.store import load_cluster, load_plan, load_profile, save
 
     if evaluate is not None:
+        given = {"--cluster": cluster, "--domain": domain, "--from": old, "--max-move-bytes": max_move_bytes}
+        for name, value in given.items():
+            if value not in (None, []):
+                raise BadInput(f"{name}: has no effect with --evaluate, which makes no plan for it")
         served = load_plan(evaluate)
         terminal().print(evaluation_table(served, evaluated(served, [load_profile(path) for path in profile])))
         return
     if cluster is None:
         raise BadInput("plan: expected --cluster, the machines to plan for")
     domains = domain or []
-    check_output(output, inputs=[cluster, *profile, *domains])
+    check_output(output, inputs=[cluster, *profile, *domains, *([old] if old else [])])
     if max_move_bytes is not None and old is None:
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
+    if explain and (domains or aim != DEFAULTS.aim):
+        raise BadInput("--explain: explains the windows of one profile as one, expected neither --domain nor --aim")
     options = PlanOptions(place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim)
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     paths = [relative(path, output) for path in profile]
     in_force = load_plan(old) if old is not None else None
     began = time.perf_counter()
+    further = [load_profile(path) for path in domains]
     if objective == SIMULATED:
         if domains:
             raise BadInput(f"--objective {SIMULATED}: expected no --domain, whose traffic is not simulated")
         made = simulated_plan(machines, profiles, options, paths)
     else:
-        made = make_plan(machines, profiles, options, paths, domains=[load_profile(path) for path in domains])
+        made = make_plan(machines, profiles, options, paths, domains=further)
     moved = None
     if in_force is not None:
-        made, moved = move(made, in_force, profiles, max_move_bytes)
+        made, moved = move(made, in_force, profiles, max_move_bytes, further)
     took = time.perf_counter() - began
+    tables = [plan_table(made), *([move_table(moved)] if moved else [])]
+    tables += explain_tables(made, explained(made, profiles)) if explain else []
     save(made, output)
     console = terminal()
-    tables = [plan_table(made), *([move_table(moved)] if moved else [])]
-    for table in [*tables, *(explain_tables(made, explained(made, profiles)) if explain else [])]:
+    for table in tables:
         console.print(table)
     cuts = [(cut, model.model, layer) for model in made.models for layer, cut in enumerate(model.cut_L)]
     if cuts:

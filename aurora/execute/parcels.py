@@ -35,7 +35,8 @@ class Seats(nn.Module):
         place_EM = torch.tensor([(own + own[-1:] * self.most)[: self.most] for _, own in sorted(places_of.items())])
         upto_EM = torch.ones(len(place_EM), self.most, dtype=torch.float64)
         if split_EG is not None:
-            upto_EM = torch.from_numpy(split_EG.cumsum(axis=1)).gather(1, self.rank_of_place[place_EM])
+            upto_EG = split_EG.cumsum(axis=1)
+            upto_EM = torch.from_numpy(upto_EG / upto_EG[:, -1:]).gather(1, self.rank_of_place[place_EM])
         slot_P = torch.arange(self.places) - first_G[self.rank_of_place]
         for name, array in (("place_EM", place_EM), ("upto_EM", upto_EM), ("rank_P", self.rank_of_place), ("slot_P", slot_P)):
             self.register_buffer(name, array, persistent=False)
@@ -48,7 +49,7 @@ class Seats(nn.Module):
     def seated(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """(N, K) the place of every choice, index (N, K); `places` where mask (N,) says that the token needs no experts.
 
-        The choices of a replicated expert are cut at the rounded running sum of its shares, as the planner counts them.
+        The choices of a replicated expert are cut at the running sum of its shares, as `plan.costs.divided` counts them.
         """
         if self.most == 1:
             place = self.place_EM[:, 0][index]
@@ -58,7 +59,7 @@ class Seats(nn.Module):
             expert = wanted[by_expert]
             counts_E = torch.bincount(wanted, minlength=len(self.place_EM))
             nth = torch.arange(len(wanted), device=index.device) - (counts_E.cumsum(0) - counts_E)[expert]
-            upto_EM = torch.round(self.upto_EM * counts_E[:, None])
+            upto_EM = torch.floor(self.upto_EM * counts_E[:, None] + (self.rank + 0.5) / self.ranks)
             replica = (nth[:, None] >= upto_EM[expert, :-1]).sum(dim=1)
             seats = torch.empty_like(wanted)
             seats[by_expert] = self.place_EM[expert, replica]

@@ -72,17 +72,32 @@ def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArra
 
 
 def exchanged(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
-    """(S, G) int64: tokens from each source to each GPU, when split_EG (E, G) says how experts' tokens divide over GPUs.
-
-    A source's tokens for a replicated expert are cut at the rounded running sum of its shares, so that every rank, computing
-    apart, agrees, and all are sent.
-    """
+    """(S, G) int64: tokens from each source to each GPU, when split_EG (E, G) says how experts' tokens divide over GPUs."""
     whole_E = (split_EG == 1).any(axis=1)
     tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
     for expert in np.flatnonzero(~whole_E).tolist():
-        upto_SG = np.rint(tokens_SE[:, expert, None] * split_EG[expert].cumsum()).astype(np.int64)
-        tokens_SG += np.diff(upto_SG, axis=1, prepend=0)
+        tokens_SG += divided(tokens_SE[:, expert], split_EG[expert])
     return np.asarray(tokens_SG)
+
+
+def arriving(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArray:
+    """(E,) int64: each expert's tokens on `gpu`, from all sources, as `exchanged` divides them."""
+    tokens_E = np.where(split_EG[:, gpu] == 1, tokens_SE.sum(axis=0), 0)
+    for expert in np.flatnonzero((split_EG[:, gpu] > 0) & (split_EG[:, gpu] < 1)).tolist():
+        tokens_E[expert] = divided(tokens_SE[:, expert], split_EG[expert])[:, gpu].sum()
+    return tokens_E
+
+
+def divided(tokens_S: IntArray, split_G: FloatArray) -> IntArray:
+    """(S, G) int64: each source's tokens for one expert over the GPUs that share it by split_G (G,).
+
+    Cut at the running sum of shares, rounded up or down by the source's number: so every rank, computing apart, agrees, all are
+    sent, and sources with few tokens do not all choose one GPU.
+    """
+    upto_G = split_G.cumsum()
+    rounding_S = (np.arange(len(tokens_S)) + 0.5) / len(tokens_S)
+    upto_SG = np.floor(tokens_S[:, None] * (upto_G / upto_G[-1]) + rounding_S[:, None]).astype(np.int64)
+    return np.asarray(np.diff(upto_SG, axis=1, prepend=0))
 
 
 def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray) -> GroupCosts:

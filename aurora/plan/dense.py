@@ -89,14 +89,15 @@ class DenseShop:
 
         Deterministic for rng.
         """
-        makespan_s, best = self.run(seconds_GG), self._plain
-        ring_s, ring = _ring_seconds(seconds_GG, self._seats, self._scratch[0]), self._seats
+        makespan_s = found_s = self.run(seconds_GG)
+        best, ring = self._plain, self._seats
+        ring_s = _ring_seconds(seconds_GG, ring, self._scratch[0])
         for number in range(tries):
             if min(makespan_s, ring_s) <= bound_s:
                 break
             amplitude_s = AMPLITUDES[number % len(AMPLITUDES)] * bound_s
             self._drawn[:] = (rng.random(2 * self.ranks) - 0.5) * amplitude_s
-            drawn_s = self.run(seconds_GG, self._drawn)
+            drawn_s = found_s = self.run(seconds_GG, self._drawn)
             if drawn_s < makespan_s:
                 self._best, self._drawn = self._drawn, self._best
                 makespan_s, best = drawn_s, self._best
@@ -104,7 +105,9 @@ class DenseShop:
             drawn_s = _ring_seconds(seconds_GG, seats, self._scratch[0])
             if drawn_s < ring_s:
                 ring_s, ring = drawn_s, seats
-        return self.ring(seconds_GG, ring) if ring_s < makespan_s else self.run(seconds_GG, best)
+        if ring_s < makespan_s:
+            return self.ring(seconds_GG, ring)
+        return found_s if found_s == makespan_s else self.run(seconds_GG, best)
 
 
 @njit(cache=True, fastmath={"nnan", "nsz"})

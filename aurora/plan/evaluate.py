@@ -7,9 +7,9 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.plan.colocate import JOINT
-from aurora.plan.objective import OBJECTIVE, exclusive
+from aurora.plan.objective import OBJECTIVE
 from aurora.plan.planner import check_sources, exchanged_tokens, make_plan
-from aurora.plan.scenarios import scenarios
+from aurora.plan.scenarios import by_aim, scenarios, tail_mean
 from aurora.plan.timing import timed
 from aurora.types import Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
@@ -19,8 +19,8 @@ from aurora.types.profile import same_model
 
 @dataclass(frozen=True)
 class Evaluation:
-    """served_s_L (L,): seconds of each layer in the plan's objective, on the profiles given. own: a plan made for them, by the
-    same methods. dispatch_s_ML: by model and layer, the whole dispatch in the plan's order."""
+    """served_s_L (L,): seconds of each layer in the plan's objective and aim, on the profiles given. own: a plan made for them,
+    by the same methods. dispatch_s_ML: by model and layer, the whole dispatch in the plan's order."""
 
     served_s_L: FloatArray
     own: Plan
@@ -32,22 +32,36 @@ class Evaluation:
         return gap(float(self.served_s_L.sum()), self.own.objective_s)
 
 
-def layer_seconds(plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile]) -> FloatArray:
-    """(L,) seconds of each layer (of the longer of two models) in the plan's objective, experts placed by `placements`."""
-    layers = max(profile.layers for profile in profiles)
+def layer_seconds(
+    plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile] = ()
+) -> FloatArray:
+    """(L,) seconds of each layer (of the longer of two models) in the plan's objective and aim, experts placed by `placements`.
+
+    domains: the further profiles that one model alone must serve.
+    """
+    if len(profiles) == 1:
+        (profile,), (placement,) = profiles, placements
+        aimed = [by_aim(plan.cluster, profile, domains, layer, aim_of(plan)) for layer in range(profile.layers)]
+        return np.array([tail_mean(costs.seconds(placement.split_EG(l)), worst) for l, (costs, worst) in enumerate(aimed)])
     seconds = []
-    for layer in range(layers):
-        own = [layer % profile.layers for profile in profiles]
-        terms = [
+    for layer in range(max(profile.layers for profile in profiles)):
+        a, b = (
             scenarios(plan.cluster, [(profile, at, slice(None))]).terms(0, placement.split_EG(at))
-            for profile, placement, at in zip(profiles, placements, own, strict=True)
-        ]
-        seconds.append(exclusive(terms[0]) if len(terms) == 1 else OBJECTIVE[plan.objective](terms[0], terms[1]))
+            for profile, placement, at in zip(profiles, placements, (layer % p.layers for p in profiles), strict=True)
+        )
+        seconds.append(OBJECTIVE[plan.objective](a, b))
     return np.array(seconds)
 
 
+def aim_of(plan: Plan) -> str:
+    return plan.methods.get("aim", PlanOptions().aim)
+
+
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
-    """What `plan` takes on other profiles of its models. Raises BadInput for profiles of other models or cluster sizes."""
+    """What `plan` takes on other profiles of its models, one each; those of domains it was made for are not looked at again.
+
+    Raises BadInput for profiles of other models or cluster sizes.
+    """
     if len(profiles) != len(plan.models):
         raise BadInput(f"evaluate: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
     for model, profile in zip(plan.models, profiles, strict=True):
@@ -78,7 +92,9 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
 def _options(plan: Plan) -> PlanOptions:
     """The options by which `plan` was made, as far as they matter for another plan's quality."""
     methods, default = plan.methods, PlanOptions()
-    placement = plan.models[0].placement
+    slots = methods.get("slots-per-gpu")
+    if slots is not None and not (isinstance(slots, str) and slots.isdecimal()):
+        raise BadInput(f"plan, methods: expected slots-per-gpu as a whole number in quotes, found {slots!r}")
     return PlanOptions(
         place=methods.get("place", default.place),
         assign=default.assign if methods.get("colocate") in JOINT else methods.get("assign", default.assign),
@@ -86,5 +102,6 @@ def _options(plan: Plan) -> PlanOptions:
         order=methods.get("order", default.order),
         seed=plan.seed,
         objective=plan.objective if plan.objective in OBJECTIVE else default.objective,
-        slots_per_gpu=max(map(len, placement.slots_LG[0])) if placement.split_LG is not None else None,
+        slots_per_gpu=int(slots) if slots is not None else None,
+        aim=aim_of(plan),
     )

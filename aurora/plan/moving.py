@@ -7,12 +7,14 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.plan.check import check_plan
-from aurora.plan.evaluate import layer_seconds
+from aurora.plan.evaluate import aim_of, layer_seconds
 from aurora.plan.migrate import fewest_moves, holds, moved_bytes, worth_moving
 from aurora.plan.ordering import scheduled
 from aurora.plan.planner import model_plan
+from aurora.plan.scenarios import by_aim, tail_mean
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import IntArray
+from aurora.types.profile import same_model
 
 
 @dataclass(frozen=True)
@@ -32,26 +34,32 @@ class Move:
 
 
 def move(
-    new: Plan, old: Plan, profiles: Sequence[Profile], max_bytes: int | None = None, order: str = "openshop"
+    new: Plan,
+    old: Plan,
+    profiles: Sequence[Profile],
+    max_bytes: int | None = None,
+    domains: Sequence[Profile] = (),
 ) -> tuple[Plan, Move]:
     """The plan that follows `old`: `new` with its GPUs relabelled so that the fewest bytes move, layer by layer.
 
     GPUs stand in for each other where they are alike. A layer keeps its old placement unless the new one saves time; with
     max_bytes the layers move that save most within it. Both plans must be for the same cluster and models, else BadInput.
-    Layers of two models that meet move together.
+    Layers of two models that meet move together. profiles, domains: those that `new` was made for.
     """
     shapes = [(p.cluster, [(m.placement.experts, len(m.dispatch_L)) for m in p.models]) for p in (old, new)]
-    if shapes[0] != shapes[1]:
-        raise BadInput("--from: expected a plan for the same cluster and the same models' layers and experts")
+    if shapes[0] != shapes[1] or not all(
+        same_model(*(m.fingerprint for m in pair)) for pair in zip(old.models, new.models, strict=True)
+    ):
+        raise BadInput("--from: expected a plan for the same cluster and the same models, their layers and experts")
     if max_bytes is not None and max_bytes < 0:
         raise BadInput(f"--max-move-bytes: expected zero or more, found {max_bytes}")
     periods = min(profile.layers for profile in profiles)
     kept, planned = ([model.placement for model in plan.models] for plan in (old, new))
     relabelled = _relabelled(kept, planned, profiles, periods, _alike(new.cluster))
-    seconds_L = {id(each): layer_seconds(new, each, profiles) for each in (kept, planned, relabelled)}
+    kept_s_L, planned_s_L, again_s_L = (layer_seconds(new, each, profiles, domains) for each in (kept, planned, relabelled))
     choices, saved_s, size_P = [], [], []
     for period in range(periods):
-        kept_s, planned_s, again_s = (float(s_L[period::periods].sum()) for s_L in seconds_L.values())
+        kept_s, planned_s, again_s = (float(s_L[period::periods].sum()) for s_L in (kept_s_L, planned_s_L, again_s_L))
         choice = relabelled if again_s < kept_s else planned
         choices.append(choice)
         saved_s.append(kept_s - (again_s if choice is relabelled else planned_s))
@@ -72,18 +80,25 @@ def move(
     )
     rng = np.random.default_rng(new.seed)
     ports = new.cluster.out_Bps_G, new.cluster.in_Bps_G, new.cluster.startup_s_G
-    _, schedule = scheduled(bytes_GG, *ports, order, rng, new.cluster.fabric)
+    _, schedule = scheduled(bytes_GG, *ports, "openshop", rng, new.cluster.fabric)
     models = tuple(
-        model_plan(new.cluster, [profile], placement, new.methods["order"], rng, model.profile_path)
+        model_plan(new.cluster, [profile, *domains], placement, new.methods["order"], rng, model.profile_path)
         for model, profile, placement in zip(new.models, profiles, final, strict=True)
     )
-    moved_s = float(layer_seconds(new, final, profiles).sum())
-    bound_s = min(new.free_bound_s, moved_s)
+    moved_s = float(layer_seconds(new, final, profiles, domains).sum())
+    bound_s = min(_free_bound_s(new, final, profiles, domains), moved_s)
     plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, free_bound_s=bound_s, epoch=old.epoch + 1)
     check_plan(plan)
     layers = tuple(layer for layer in range(max(profile.layers for profile in profiles)) if moves_P[layer % periods])
-    kept_s, planned_s, _ = (float(s_L.sum()) for s_L in seconds_L.values())
-    return plan, Move(bytes_GG, schedule, layers, kept_s, planned_s, moved_s)
+    return plan, Move(bytes_GG, schedule, layers, float(kept_s_L.sum()), float(planned_s_L.sum()), moved_s)
+
+
+def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
+    """Below every placement; where layers that stay hold replicas, also below those with replicas."""
+    if final[0].split_LG is None or len(profiles) > 1:
+        return new.free_bound_s
+    aimed = [by_aim(new.cluster, profiles[0], domains, layer, aim_of(new)) for layer in range(profiles[0].layers)]
+    return sum(tail_mean(costs.bounds(replicated=True), worst) for costs, worst in aimed)
 
 
 def _relabelled(

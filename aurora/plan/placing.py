@@ -16,7 +16,7 @@ from aurora.plan.place import PLACE
 from aurora.plan.refine import refined
 from aurora.plan.relax import proved
 from aurora.plan.replicas import REPLICAS, place
-from aurora.plan.scenarios import AIMS, Scenarios, scenarios, tail_mean
+from aurora.plan.scenarios import Scenarios, by_aim, scenarios, tail_mean
 from aurora.plan.sharing import Sharing
 from aurora.types import Cluster, Placement, PlanOptions, Profile, Room
 from aurora.types.arrays import FloatArray, IntArray
@@ -58,8 +58,7 @@ def place_alone(
     placements: list[Placement] = []
     objective_s = bound_s = free_bound_s = 0.0
     for layer in range(profile.layers):
-        costs = _scenarios(cluster, profile, domains, layer, options.aim)
-        worst = AIMS[options.aim](len(costs.own_WGE)) if options.aim in AIMS else 1
+        costs, worst = by_aim(cluster, profile, domains, layer, options.aim)
         placement = _layer(cluster, profile, layer, costs, worst, room_G, options, rng)
         split_EG = placement.split_EG(0)
         value_s = tail_mean(costs.seconds(split_EG), worst)
@@ -77,14 +76,14 @@ def _room_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
     memory_G = memory_room_G(cluster, [profile])
     if options.slots_per_gpu is None:
         room_G = memory_G
-    elif (memory_G < options.slots_per_gpu).any():
-        gpu = int((memory_G < options.slots_per_gpu).argmax())
+    elif (short_G := memory_G < min(options.slots_per_gpu, profile.experts)).any():
+        gpu = int(short_G.argmax())
         raise InfeasiblePlan(
             f"gpu {cluster.gpus[gpu].name!r}: --slots-per-gpu {options.slots_per_gpu}, but its memory holds {memory_G[gpu]} "
             f"experts of {profile.model!r} in every layer"
         )
     else:
-        room_G = np.full(len(cluster), options.slots_per_gpu)
+        room_G = np.full(len(cluster), min(options.slots_per_gpu, profile.experts))
     if room_G.sum() < profile.experts:
         raise InfeasiblePlan(
             f"cluster {cluster.name!r} has {room_G.sum()} expert slots a layer for {profile.model!r}, its {profile.experts} "
@@ -93,22 +92,11 @@ def _room_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
     return room_G
 
 
-def _scenarios(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> Scenarios:
-    """Each profile a scenario, or without domains each window; with the aim "sum" all of it one."""
-    if domains:
-        found = scenarios(cluster, [(each, layer, slice(None)) for each in (profile, *domains)])
-    elif aim in AIMS:
-        found = scenarios(cluster, [(profile, layer, slice(t, t + 1)) for t in range(profile.windows)])
-    else:
-        found = scenarios(cluster, [(profile, layer, slice(None))])
-    return found if aim in AIMS else found.summed
-
-
 def _token_s_G(costs: Scenarios) -> FloatArray:
-    """(G,) what a token costs on each GPU, computing, arriving and leaving; in all 1 on average."""
+    """(G,) what a token costs on each GPU, to compute and move: 1 on average, or everywhere where it is nothing somewhere."""
     tokens = max(1, int(costs.load_WE.sum()))
     token_s_G = costs.expert_s_WGE.sum(axis=(0, 2)) / tokens + costs.recv_s_G + costs.csend_s_G
-    return np.asarray(token_s_G / token_s_G.mean())
+    return np.asarray(token_s_G / token_s_G.mean()) if token_s_G.all() else np.ones(len(token_s_G))
 
 
 def _layer(
@@ -125,9 +113,10 @@ def _layer(
     if options.place not in REPLICAS:
         return _once(cluster, profile, layer, costs, worst, room_G, options, rng)
     alone = _once(cluster, profile, layer, costs, worst, room_G, replace(options, place=REFINED), rng)
-    layout = place(costs.load_WE.sum(axis=0), Room(room_G, _token_s_G(costs)), options.place, seed=options.seed)
-    copies = _refined_copies(costs, layout.placement, room_G, worst, rng)
-    return min(alone, copies, key=lambda each: tail_mean(costs.seconds(each.split_EG(0)), worst))
+    cost_G = np.ones(len(cluster)) if options.place == "eplb" else _token_s_G(costs)  # EPLB takes GPUs to be alike
+    placed = place(costs.load_WE.sum(axis=0), Room(room_G, cost_G), options.place, seed=options.seed).placement
+    copies = _refined_copies(costs, placed, room_G, worst, REPLICAS[options.place].divided_evenly, rng)
+    return min(alone, placed, copies, key=lambda each: tail_mean(costs.seconds(each.split_EG(0)), worst))
 
 
 def _once(
@@ -159,14 +148,19 @@ def _once(
 
 
 def _refined_copies(
-    costs: Scenarios, placement: Placement, room_G: IntArray, worst: int, rng: np.random.Generator
+    costs: Scenarios, placement: Placement, room_G: IntArray, worst: int, evenly: bool, rng: np.random.Generator
 ) -> Placement:
-    """The replicas of one layer, each with its share, moved and swapped as if they were experts; two that meet become one."""
+    """The replicas of one layer, each with its share, moved and swapped as if they were experts; two that meet become one.
+
+    evenly: where some have met, those of one expert share its load evenly again.
+    """
     expert_P, gpu_P = (np.array(column) for column in zip(*_copies(placement), strict=True))
     share_P = placement.split_EG(0)[expert_P, gpu_P]
     found_P = refined(costs.divided(expert_P, share_P), gpu_P, room_G, worst, rng)
     split_EG = np.zeros((placement.experts, placement.gpus))
     np.add.at(split_EG, (expert_P, found_P), share_P)
+    if evenly:
+        split_EG = (split_EG > 0) / (split_EG > 0).sum(axis=1, keepdims=True)
     held = [sorted(set(expert_P[found_P == gpu].tolist())) for gpu in range(placement.gpus)]
     split = [split_EG[experts, gpu].tolist() for gpu, experts in enumerate(held)]
     return Placement((tuple(map(tuple, held)),), (tuple(map(tuple, split)),))

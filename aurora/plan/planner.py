@@ -63,8 +63,10 @@ def make_plan(
         methods["colocate"] = options.colocate
         if options.colocate in JOINT:
             methods["assign"] = options.colocate
-    elif options.aim in AIMS:
+    if options.aim in AIMS:
         methods["aim"] = options.aim
+    if options.slots_per_gpu is not None:
+        methods["slots-per-gpu"] = str(options.slots_per_gpu)
     methods["order"] = options.order
     scenario = f"{'colocated' if together else 'exclusive'}, {'equal' if cluster.equal else 'mixed'} GPUs"
     priced_by = options.objective if together else "exclusive"
@@ -85,7 +87,7 @@ def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile
         spare = options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster) > profiles[0].experts
         whole = together or options.assign != "auto"  # who chooses how groups are assigned wants groups
         options = replace(options, place="equal-split" if spare else "balanced" if whole else REFINED)
-    if options.place in REPLICAS and options.slots_per_gpu is None:
+    if options.place in REPLICAS and options.slots_per_gpu is None and not together:
         raise BadInput(f"--place {options.place}: expected --slots-per-gpu, the slots that replicas may fill")
     if options.colocate in JOINT and options.assign != "auto":
         raise BadInput(f"--assign {options.assign}: has no effect with --colocate {options.colocate}, which decides both")

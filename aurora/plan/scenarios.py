@@ -109,6 +109,17 @@ def scenarios(cluster: Cluster, parts: Sequence[tuple[Profile, int, slice]]) -> 
     )
 
 
+def by_aim(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> tuple[Scenarios, int]:
+    """A layer's scenarios and how many of them count: each profile one, or without domains each window; "sum": all as one."""
+    if domains:
+        found = scenarios(cluster, [(each, layer, slice(None)) for each in (profile, *domains)])
+    elif aim in AIMS:
+        found = scenarios(cluster, [(profile, layer, slice(t, t + 1)) for t in range(profile.windows)])
+    else:
+        found = scenarios(cluster, [(profile, layer, slice(None))])
+    return (found, AIMS[aim](len(found.own_WGE))) if aim in AIMS else (found.summed, 1)
+
+
 def tail_mean(seconds_W: FloatArray, worst: int) -> float:
     """The mean of the `worst` largest: the mean of all, a conditional value at risk, or with 1 the worst case."""
     return float(np.sort(seconds_W)[-worst:].mean())

@@ -12,7 +12,7 @@ from aurora.types import Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
 FEW = 12  # servers; up to here some drawn priorities and rings are worth their microseconds
-TRIES = 4
+TRIES = 3
 
 
 class TwoTier:

@@ -10,7 +10,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
-from aurora.plan.costs import exchanged
+from aurora.plan.costs import arriving, exchanged
 from aurora.plan.routes import route
 from aurora.plan.switch import Gate, Switch
 from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
@@ -176,8 +176,7 @@ class _Run:
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]
         tokens_SE = profile.tokens_TLSE[step, layer]
         if phase == "expert":
-            held_E = tokens_SE.sum(axis=0) * self._split_MLEG[model][layer][:, rank]
-            return float(profile.seconds(phase, gpu, held_E).sum())
+            return float(profile.seconds(phase, gpu, arriving(tokens_SE, self._split_MLEG[model][layer], rank)).sum())
         return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
 
     def _sleep(self, seconds: float) -> Wait:

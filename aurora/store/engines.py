@@ -33,7 +33,9 @@ class EngineFormat:
 
 def export_placement(placement: Placement, form: str, dense_layers: int = 0) -> str:
     """The text of `placement` in an engine's format. Raises BadInput for an unknown format, or GPUs of unlike slots."""
-    return _known(form).write(placement, dense_layers)
+    engine = _known(form)
+    _check_dense(dense_layers)
+    return engine.write(placement, dense_layers)
 
 
 def import_placement(path: Path, form: str, gpus: int | None = None, dense_layers: int = 0) -> Placement:
@@ -42,6 +44,7 @@ def import_placement(path: Path, form: str, gpus: int | None = None, dense_layer
     Raises BadInput for a file that is not of that format, or whose slots do not divide by the GPUs.
     """
     engine = _known(form)
+    _check_dense(dense_layers)
     try:
         return engine.read(path, gpus, dense_layers)
     except AuroraError as error:
@@ -54,6 +57,11 @@ def _known(form: str) -> EngineFormat:
     if form not in ENGINES:
         raise BadInput(f"--format: expected one of {', '.join(ENGINES)}, found {form!r}")
     return ENGINES[form]
+
+
+def _check_dense(dense_layers: int) -> None:
+    if dense_layers < 0:
+        raise BadInput(f"--dense-layers: expected zero or more, found {dense_layers}")
 
 
 def _physical(placement: Placement) -> Physical:
@@ -133,6 +141,9 @@ def _write_ascend(placement: Placement, dense_layers: int) -> str:
 def _read_ascend(path: Path, gpus: int | None, dense_layers: int) -> Placement:
     layers = sorted(load_json(path)["layer_list"], key=lambda layer: layer["layer_id"])
     devices = [sorted(layer["device_list"], key=lambda device: device["device_id"]) for layer in layers]
+    for what, rows in [("layer_id", layers), *(("device_id", each) for each in devices)]:
+        if (ids := [row[what] for row in rows]) != list(range(len(ids))):
+            raise BadInput(f"expected {what} from 0 to {len(ids) - 1}, each once, found {ids}")
     placement = evenly_split(tuple(tuple(tuple(device["device_expert"]) for device in layer) for layer in devices))
     if gpus not in (None, placement.gpus):
         raise BadInput(f"expected {gpus} GPUs, found {placement.gpus}")
@@ -155,6 +166,8 @@ def _read_trtllm(path: Path, gpus: int | None, dense_layers: int) -> Placement:
     except (yaml.YAMLError, RecursionError) as error:
         raise BadInput(f"not YAML: {' '.join(str(error).split())}") from None
     rows = found["initial_global_assignments"]
+    if (slots := found.get("num_slots")) is not None and any(len(row) != slots for row in rows.values()):
+        raise BadInput(f"expected num_slots = {slots} slots in every layer, found {sorted({len(r) for r in rows.values()})}")
     return _placed([rows[layer] for layer in sorted(rows)], gpus)
 
 

@@ -38,9 +38,12 @@ class Placement:
         else:
             self._sort_with_split(self.split_LG)
         experts = self.experts
+        if not experts:
+            raise BadInput("placement: expected at least one expert, found none")
         for number, layer in enumerate(self.slots_LG):
             found = sorted(expert for held in layer for expert in held)
-            if (found if self.split_LG is None else sorted(set(found))) != list(range(experts)):
+            whole = len(set(found)) == experts and found[0] >= 0 and found[-1] < experts
+            if not whole or (self.split_LG is None and len(found) > experts):
                 raise BadInput(f"placement, layer {number}: expected experts 0..{experts - 1} once, found {found}")
             if self.split_LG is not None:
                 self._check_split(number)
@@ -236,7 +239,7 @@ class ModelPlan:
     """One model's part of a plan. dispatch_L, combine_L: the orders of each layer's two all-to-alls.
 
     profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
-    dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the profile's whole dispatch traffic sent as one
+    dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the whole dispatch traffic of its profiles sent as one
     all-to-all, and the bounds under it. cut_L: what limits each layer's dispatch on a fabric; empty on the big switch.
     """
 
@@ -272,11 +275,12 @@ class ModelPlan:
 class Plan:
     """Where experts sit and in which order tokens travel, for one model or two that share the GPUs.
 
-    scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision.
+    scenario: exclusive or colocated, on equal or mixed GPUs. methods: the strategy's name for each decision, and
+    the slots a GPU that were asked for.
     objective: the planning model, "exclusive" (Eq. 1), "causal" or "paper" (Table 2). objective_s: its seconds of all layers,
-    the profile's windows summed; bound_s: proved, below what no assignment of the same groups of experts gets, one a GPU;
-    free_bound_s: below what no placement gets at all. The planning model knows ports, not the links of a
-    fabric; orders are timed on both.
+    the windows and domains summed, or weighed as methods["aim"] says; bound_s: proved, below what no assignment of the same
+    groups of experts gets, one a GPU; free_bound_s: below what no placement gets at all. The planning model knows ports, not
+    the links of a fabric; orders are timed on both.
     """
 
     cluster: Cluster

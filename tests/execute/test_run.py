@@ -16,7 +16,7 @@ from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
 from aurora.plan.planner import make_plan
 from aurora.store.placements import evenly_split
-from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, PlanOptions, Profile, RunOptions
+from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, Placement, PlanOptions, Profile, RunOptions
 from tests.conftest import cluster
 from tests.models.architectures import CONFIGS, build
 
@@ -174,7 +174,7 @@ def test_experts_live_only_where_the_plan_says(mixtral):
     before = {name: p.clone() for name, p in layer.experts.named_parameters()}
     session = Session(0, Here(), Turnstile(1), Recorder("measured", ("m",), 2), 0.0)
     held = (4, 6)
-    spread = DistributedExperts(layer.experts, ((0, 1, 2, 3, 5, 7), held), (), 0, session)
+    spread = DistributedExperts(layer.experts, Placement((((0, 1, 2, 3, 5, 7), held),)), (), 0, session)
     for name, parameter in spread.local.named_parameters():
         assert torch.equal(parameter, before[name][list(held)])
 
@@ -212,6 +212,16 @@ def test_prompts_are_checked_before_serving(mixtral):
     ]:
         with pytest.raises(BadInput, match=message):
             aurora.run(plan, [mixtral], [prompts])
+
+
+def test_a_rank_may_hold_no_expert(mixtral):
+    plan = plan_for([mixtral], 2)
+    experts = plan.models[0].placement.experts
+    uneven = replace(plan.models[0], placement=Placement((((), tuple(range(experts))),) * len(plan.models[0].dispatch_L)))
+    options = RunOptions(max_new_tokens=2, batch=2, keep_logits=True)
+    prompts = [prompts_for(mixtral, 3)]
+    result = aurora.run(replace(plan, models=(uneven,)), [mixtral], prompts, options)
+    assert verify(result, [mixtral], prompts, options) == []
 
 
 def test_a_plan_with_a_broken_order_is_refused_before_it_runs(mixtral):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import aurora
 from aurora.errors import BadInput
+from aurora.plan.costs import divided
 from aurora.plan.planner import exchanged_tokens, make_plan
 from aurora.plan.timing import timed
 from aurora.simulate.interpreter import simulate_plan
@@ -166,3 +167,40 @@ def test_ports_that_a_shared_table_forgets():
     trace = simulate_plan(plan, pair)
     assert max(end for _, _, end in rows(trace, "dispatch", 0)) == pytest.approx(2)
     assert max(end for _, _, end in rows(trace, "dispatch", 1)) == pytest.approx(6)
+
+
+@given(clusters(3).flatmap(lambda m: profiles(3).map(lambda p: (m, p))), st.sampled_from(["equal-split", "free-split"]))
+def test_every_token_of_a_replicated_expert_travels_once_and_is_worked_on(case, place):
+    machines, p = case
+    plan = make_plan(machines, [p], PlanOptions(place, slots_per_gpu=-(-p.experts // 3) + 1))
+    trace = simulate_plan(plan, [p])
+    placement = plan.models[0].placement
+    sent, there = 0, 0
+    for layer in range(p.layers):
+        split_EG = placement.split_EG(layer)
+        for t in range(p.windows):
+            tokens_SG = sum(divided(p.tokens_TLSE[t, layer, :, e], split_EG[e]) for e in range(p.experts))
+            assert tokens_SG.sum() == p.tokens_TLSE[t, layer].sum()
+            sent += tokens_SG.sum() - tokens_SG.trace()
+            for g, gpu in enumerate(machines.gpus):
+                mine = np.array([divided(p.tokens_TLSE[t, layer, :, e], split_EG[e])[:, g].sum() for e in range(p.experts)])
+                there += float(p.seconds("expert", gpu, mine).sum())
+    for phase, per in (("dispatch", p.dispatch_bytes), ("combine", p.combine_bytes)):
+        rows = trace.phase_X == TRACE_PHASES.index(phase)
+        for way in (trace.sent_X, ~trace.sent_X):
+            assert trace.bytes_X[rows & way].sum() == sent * per
+    work = trace.phase_X == TRACE_PHASES.index("expert")
+    assert (trace.end_s_X - trace.start_s_X)[work].sum() == pytest.approx(there, abs=1e-9)
+
+
+def test_two_replicas_by_hand():
+    """10 tokens on rank 0 for an expert on both ranks, 4 s a token: 5 stay, 5 travel 5 s, and both ranks work 20 s."""
+    slow = Curve(np.array([1.0, 11.0]), np.array([4.0, 44.0]))
+    curves = {"reference": {"gate": flat(0), "expert": slow, "aggregate": flat(0)}}
+    p = Profile("m", "print", np.array([[[[10], [0]]]]), 1, 1, 1, 1, 1, curves)
+    plan = make_plan(cluster(1.0, 1.0), [p], PlanOptions("equal-split", slots_per_gpu=1))
+    assert plan.models[0].placement.split_LG == (((0.5,), (0.5,)),)
+    trace = simulate_plan(plan, [p])
+    assert [end for rank, start, end in rows(trace, "dispatch")] == [5, 5]
+    assert [end - start for rank, start, end in rows(trace, "expert")] == [20, 20]
+    assert plan.objective_s == pytest.approx(5 + 20 + 5)

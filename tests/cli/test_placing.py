@@ -1,0 +1,206 @@
+"""`aurora plan` with slots, domains, aims, plans on other traffic and moves, and what of it is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from aurora.plan.synthetic import synthetic_profile
+from aurora.store import load_plan, load_profile, save, shipped
+from aurora.types import SyntheticOptions
+from tests.cli.refusal import refused
+from tests.plan.test_placing import equation_1, priced
+
+CONFIG = {"num_local_experts": 12, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64}
+EQUAL = shipped("clusters/paper-equal-8.toml")
+MIXED = shipped("clusters/paper-mixed-8.toml")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """p0.npz, p1.npz and p2.npz of one model on 8 sources."""
+    for seed in range(3):
+        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, tokens=64, seed=seed)), tmp_path / f"p{seed}.npz")
+    return tmp_path
+
+
+@pytest.fixture
+def planned(aurora, folder):
+    """Make a plan of p0, or of the profiles given, and load it."""
+
+    def call(*args, name="plan.json", cluster=EQUAL):
+        out = folder / name
+        code, printed, err = aurora("plan", "--cluster", cluster, "--profile", folder / "p0.npz", *args, "-o", out)
+        assert (code, err) == (0, "")
+        return load_plan(out), " ".join(printed.split())
+
+    return call
+
+
+@pytest.mark.parametrize("place", ["equal-split", "free-split", "eplb"])
+def test_replicas_in_a_plan_are_simulated(aurora, planned, folder, place):
+    plan, printed = planned("--place", place, "--slots-per-gpu", 3)
+    assert f"place {place}" in printed
+    assert plan.models[0].placement.split_LG is not None
+    assert plan.objective_s == pytest.approx(priced(plan, load_profile(folder / "p0.npz")))
+    code, printed, _ = aurora("simulate", folder / "plan.json")
+    assert code == 0
+    assert "predicted" in printed
+
+
+def test_the_same_plan_for_the_same_seed(planned, folder):
+    texts = []
+    for name in ("a.json", "b.json"):
+        planned("--slots-per-gpu", 3, "--place", "free-split", name=name)
+        texts.append((folder / name).read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_domains_and_an_aim(planned, folder):
+    plan, printed = planned("--domain", folder / "p1.npz", "--domain", folder / "p2.npz", "--aim", "worst", cluster=MIXED)
+    assert "aim worst" in printed
+    split = plan.models[0].placement.split_EG
+    domains = [load_profile(folder / f"p{seed}.npz") for seed in range(3)]
+    slowest = (max(equation_1(plan.cluster, p, layer, split(layer), slice(None)) for p in domains) for layer in (0, 1))
+    assert plan.objective_s == pytest.approx(sum(slowest))
+
+
+def test_a_plan_on_other_traffic(aurora, planned, folder):
+    planned(cluster=MIXED)
+    code, printed, err = aurora("plan", "--evaluate", folder / "plan.json", "--profile", folder / "p0.npz")
+    assert (code, err) == (0, "")
+    assert "loss 0.0%" in printed
+    code, printed, _ = aurora("plan", "--evaluate", folder / "plan.json", "--profile", folder / "p1.npz")
+    assert code == 0
+    assert "loss 0.0%" not in printed
+
+
+def test_from_the_plan_in_force(planned, folder):
+    old, _ = planned("--place", "random", "--assign", "random", name="old.json")
+    new, printed = planned("--from", folder / "old.json", name="new.json")
+    assert "moving from the plan in force: layers 0, 1" in printed
+    assert (new.epoch, old.epoch) == (1, 0)
+    assert new.objective_s < old.objective_s
+    kept, printed = planned("--from", folder / "new.json", "--max-move-bytes", 0, name="kept.json")
+    assert "layers none" in printed
+    assert kept.epoch == 2
+    assert kept.models[0].placement == new.models[0].placement
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--slots-per-gpu", 0], "--slots-per-gpu: expected more than zero, found 0"),
+        (["--slots-per-gpu", 1], "has 8 expert slots a layer for 'synthetic.*', its 12 experts need 12"),
+        (["--place", "eplb"], "--place eplb: expected --slots-per-gpu, the slots that replicas may fill"),
+        (["--place", "best"], "--place: expected one of balanced, .*refined, equal-split, .*found 'best'"),
+        (["--aim", "median"], "--aim: expected one of sum, mean, cvar, worst, found 'median'"),
+        (["--max-move-bytes", 5], "--max-move-bytes: expected --from, the plan in force"),
+        (["--from", "{folder}/none.json"], "none.json: no such file"),
+        (["--from", "{folder}/p1.npz"], "p1.npz: expected UTF-8 text"),
+        (["--from", "{folder}/mixed.json"], "--from: expected a plan for the same cluster and the same models"),
+        (["--from", "{folder}/plan.json"], "plan.json: cannot be written: it would replace .*plan.json"),
+        (["--from", "{folder}/old.json", "--max-move-bytes", "-1"], "--max-move-bytes: expected zero or more, found -1"),
+        (["--domain", "{folder}/none.npz"], "none.npz: no such file"),
+        (["--domain", "{folder}/other.npz"], "--domain: expected another profile of the one model"),
+        (["--domain", "{folder}/p1.npz", "--explain"], "--explain: .*expected neither --domain nor --aim"),
+        (["--aim", "mean", "--explain"], "--explain: .*expected neither --domain nor --aim"),
+        (["--slots-per-gpu", 3, "--explain"], "--explain: expected a plan that holds every expert once, found replicas"),
+        (["--profile", "{folder}/p1.npz", "--slots-per-gpu", 3], "--slots-per-gpu: expected one model alone, found two"),
+        (["--profile", "{folder}/p1.npz", "--aim", "cvar"], "--aim cvar: expected one model alone, found two"),
+        (
+            ["--profile", "{folder}/p1.npz", "--domain", "{folder}/p2.npz"],
+            "--domain: expected another profile of the one model",
+        ),
+        (["--profile", "{folder}/p1.npz", "--place", "eplb"], "--place: expected one of balanced.*, found 'eplb'"),
+    ],
+)
+def test_options_that_are_refused(aurora, planned, folder, args, message):
+    planned(name="old.json")
+    planned(name="mixed.json", cluster=MIXED)
+    save(synthetic_profile("zipf:1", {**CONFIG, "num_local_experts": 8}, SyntheticOptions(sources=8)), folder / "other.npz")
+    given = [str(arg).format(folder=folder) for arg in args]
+    refused(aurora("plan", "--cluster", EQUAL, "--profile", folder / "p0.npz", *given, "-o", folder / "plan.json"), message)
+    assert not (folder / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--cluster", EQUAL], "--cluster: has no effect with --evaluate"),
+        (["--domain", "{folder}/p1.npz"], "--domain: has no effect with --evaluate"),
+        (["--from", "{folder}/plan.json"], "--from: has no effect with --evaluate"),
+        (["--max-move-bytes", 0], "--max-move-bytes: has no effect with --evaluate"),
+        (["--profile", "{folder}/p1.npz"], "evaluate: expected 1 profiles as in the plan, found 2"),
+    ],
+)
+def test_evaluations_that_are_refused(aurora, planned, folder, args, message):
+    planned()
+    given = [str(arg).format(folder=folder) for arg in args]
+    refused(aurora("plan", "--evaluate", folder / "plan.json", "--profile", folder / "p0.npz", *given), message)
+
+
+def test_a_plan_needs_a_cluster_and_an_evaluation_a_plan(aurora, folder):
+    refused(aurora("plan", "--profile", folder / "p0.npz"), "plan: expected --cluster, the machines to plan for")
+    (folder / "x.json").write_text("{}")
+    for name, message in (("x.json", "expected schema = 1"), ("none.json", "no such file")):
+        refused(aurora("plan", "--evaluate", folder / name, "--profile", folder / "p0.npz"), message)
+
+
+@pytest.mark.parametrize("form", ["sglang", "eplb", "vllm-ascend", "trtllm"])
+def test_plans_and_placements_to_an_engine_and_back(aurora, planned, folder, form):
+    plan, _ = planned("--slots-per-gpu", 3)
+    code, text, err = aurora("export", folder / "plan.json", "--format", form, "--dense-layers", 1)
+    assert (code, err) == (0, "")
+    assert aurora("export", folder / "plan.json", "--format", form, "--dense-layers", 1, "-o", folder / "e")[0] == 0
+    assert (folder / "e").read_text() == text
+    gpus = [] if form == "vllm-ascend" else ["--gpus", 8]
+    back = folder / "placement.json"
+    code, printed, err = aurora("import", folder / "e", "--format", form, *gpus, "--dense-layers", 1, "-o", back)
+    assert (code, err) == (0, "")
+    assert "2 layers, 12 experts in" in printed
+    assert "on 8 GPUs" in printed
+    found = json.loads(back.read_text())
+    assert found["method"] == f"imported from {form}"
+    assert [layer["slots"] for layer in found["layers"]] == json.loads(json.dumps(plan.models[0].placement.slots_LG))
+    code, again, _ = aurora("export", back, "--format", form, "--dense-layers", 1)
+    assert (code, again) == (0, text)
+
+
+def test_what_aurora_place_prints_can_be_exported_and_uneven_shares_are_told(aurora, tmp_path):
+    np.save(tmp_path / "l.npy", np.array([9.0, 1.0, 1.0]))
+    code, out, _ = aurora("place", tmp_path / "l.npy", "--gpus", 2, "--slots", 2, "--method", "free-split", "--json")
+    assert code == 0
+    (tmp_path / "place.json").write_text(out)
+    code, out, err = aurora("export", tmp_path / "place.json", "--format", "eplb")
+    assert code == 0
+    assert json.loads(out)["logcnt"] == [[2, 1, 1]]
+    assert err == "" or "divides tokens evenly over replicas: shares are off by up to" in err
+
+
+def test_a_plan_for_two_asks_for_the_model(aurora, planned, folder):
+    planned("--profile", folder / "p1.npz")
+    refused(aurora("export", folder / "plan.json", "--format", "eplb"), "expected one model; name one of .* by --model")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["export", "{folder}/none.json", "--format", "eplb"], "no such file"),
+        (["export", "{folder}/p0.npz", "--format", "eplb"], "expected UTF-8 text"),
+        (["export", "{folder}/plan.json", "--format", "best"], "--format: expected one of sglang"),
+        (["export", "{folder}/plan.json", "--format", "eplb", "--model", "x"], "expected one model; name one of"),
+        (["export", "{folder}/plan.json", "--format", "eplb", "--dense-layers", "-1"], "--dense-layers: expected zero or more"),
+        (["export", "{folder}/plan.json", "--format", "eplb", "-o", "{folder}/plan.json"], "it would replace"),
+        (["import", "{folder}/e.json", "--format", "eplb"], "does not say on how many GPUs its slots lie; give --gpus"),
+        (["import", "{folder}/e.json", "--format", "eplb", "--gpus", 3], "on 3 GPUs evenly, found"),
+        (["import", "{folder}/e.json", "--format", "best", "--gpus", 2], "--format: expected one of sglang"),
+        (["import", "{folder}/plan.json", "--format", "sglang", "--gpus", 2], "not a placement of sglang: KeyError"),
+        (["import", "{folder}/e.json", "--format", "eplb", "-o", "{folder}/e.json"], "it would replace"),
+        (["import", "{folder}/e.json", "--format", "eplb", "-o", "{folder}/no/x.json"], "no such folder"),
+    ],
+)
+def test_exports_and_imports_that_are_refused(aurora, planned, folder, args, message):
+    planned()
+    (folder / "e.json").write_text('{"phy2log": [[0, 1, 1, 0]]}')
+    refused(aurora(*(str(arg).format(folder=folder) for arg in args)), message)
