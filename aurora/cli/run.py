@@ -26,7 +26,7 @@ def run(
         str, typer.Option(help="auto, gloo, nccl, or shaped: gloo at the cluster file's rates")
     ] = DEFAULTS.transport,
     deduplicate: Annotated[
-        bool, typer.Option("--deduplicate", help="send a token once to a rank that holds several of its experts")
+        bool | None, typer.Option(help="send a token once to a rank that holds several of its experts; default: as planned")
     ] = DEFAULTS.deduplicate,
     verify: Annotated[bool, typer.Option("--verify", help="compare with the plain model in one process")] = False,
     trace: Annotated[Path | None, typer.Option(help="write the measured trace (npz); default: beside the plan")] = None,

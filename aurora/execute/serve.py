@@ -126,8 +126,9 @@ class _Lane:
         self._layers: list[DistributedExperts] = []
         for number, layer in enumerate(model.layers):
             slots_G = program.placements_M[index].slots_LG[number]
+            once = program.once_M[index] if options.deduplicate is None else options.deduplicate
             ops = program.ops_ML[index][number]
-            spread = DistributedExperts(layer.experts, slots_G, ops, number, session, options.deduplicate)
+            spread = DistributedExperts(layer.experts, slots_G, ops, number, session, once)
             setattr(layer.block, layer.name, spread.to(next(model.model.parameters()).device))
             self._layers.append(spread)
 

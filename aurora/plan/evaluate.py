@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.plan.colocate import JOINT
 from aurora.plan.objective import OBJECTIVE, exclusive
+from aurora.plan.placing_once import once_seconds
 from aurora.plan.planner import check_sources, exchanged_tokens, make_plan
 from aurora.plan.scenarios import scenarios
 from aurora.plan.timing import timed
@@ -33,7 +34,12 @@ class Evaluation:
 
 
 def layer_seconds(plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile]) -> FloatArray:
-    """(L,) seconds of each layer (of the longer of two models) in the plan's objective, experts placed by `placements`."""
+    """(L,) seconds of each layer (of the longer of two models) in the plan's objective, experts placed by `placements`.
+
+    Where the plan counts a token once a GPU: BadInput for replicas, or a profile of counts alone.
+    """
+    if plan.models[0].once:
+        return _once_seconds(plan, placements[0], profiles[0])
     layers = max(profile.layers for profile in profiles)
     seconds = []
     for layer in range(layers):
@@ -44,6 +50,14 @@ def layer_seconds(plan: Plan, placements: Sequence[Placement], profiles: Sequenc
         ]
         seconds.append(exclusive(terms[0]) if len(terms) == 1 else OBJECTIVE[plan.objective](terms[0], terms[1]))
     return np.array(seconds)
+
+
+def _once_seconds(plan: Plan, placement: Placement, profile: Profile) -> FloatArray:
+    if placement.split_LG is not None:
+        raise BadInput("a plan that counts a token once a GPU: expected every expert held once, found replicas")
+    return np.array(
+        [once_seconds(plan.cluster, profile, layer, placement.gpu_E(layer)) for layer in range(len(placement.slots_LG))]
+    )
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
@@ -64,12 +78,15 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
         np.array(
             [
                 timed(
-                    order, exchanged_tokens(profile, layer, placement.split_EG(layer)) * profile.dispatch_bytes, *ports
+                    order,
+                    exchanged_tokens(profile, layer, model.placement.split_EG(layer), model.once)
+                    * profile.row_bytes(model.once),
+                    *ports,
                 ).makespan_s
                 for layer, order in enumerate(model.dispatch_L)
             ]
         )
-        for model, placement, profile in zip(plan.models, placements, profiles, strict=True)
+        for model, profile in zip(plan.models, profiles, strict=True)
     )
     own = make_plan(plan.cluster, profiles, _options(plan))
     return Evaluation(layer_seconds(plan, placements, profiles), own, dispatch_s_ML)
@@ -80,11 +97,12 @@ def _options(plan: Plan) -> PlanOptions:
     methods, default = plan.methods, PlanOptions()
     placement = plan.models[0].placement
     return PlanOptions(
-        place=methods.get("place", default.place),
+        place=default.place if plan.models[0].once else methods.get("place", default.place),
         assign=default.assign if methods.get("colocate") in JOINT else methods.get("assign", default.assign),
         colocate=methods.get("colocate", default.colocate),
         order=methods.get("order", default.order),
         seed=plan.seed,
         objective=plan.objective if plan.objective in OBJECTIVE else default.objective,
         slots_per_gpu=max(map(len, placement.slots_LG[0])) if placement.split_LG is not None else None,
+        affinity=plan.models[0].once,
     )

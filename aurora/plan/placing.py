@@ -54,7 +54,7 @@ def place_alone(
     cluster: Cluster, profile: Profile, domains: Sequence[Profile], options: PlanOptions, rng: np.random.Generator
 ) -> Placed:
     """One model. domains: what else it must serve, profiles of the same model; how they count is options.aim."""
-    room_G = _room_G(cluster, profile, options)
+    room_G = slots_G(cluster, profile, options)
     placements: list[Placement] = []
     objective_s = bound_s = free_bound_s = 0.0
     for layer in range(profile.layers):
@@ -72,7 +72,7 @@ def place_alone(
     return Placed((Placement.stack(placements),), objective_s, bound_s, free_bound_s)
 
 
-def _room_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArray:
+def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArray:
     """(G,) int64: the slots of each GPU, as asked for or as memory allows."""
     memory_G = memory_room_G(cluster, [profile])
     if options.slots_per_gpu is None:

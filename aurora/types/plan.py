@@ -238,6 +238,7 @@ class ModelPlan:
     profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
     dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the profile's whole dispatch traffic sent as one
     all-to-all, and the bounds under it. cut_L: what limits each layer's dispatch on a fabric; empty on the big switch.
+    once: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
     """
 
     model: str
@@ -251,6 +252,7 @@ class ModelPlan:
     fluid_bound_s_L: FloatArray
     one_to_one_bound_s_L: FloatArray
     cut_L: tuple[Cut, ...] = ()
+    once: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
@@ -261,6 +263,8 @@ class ModelPlan:
                 f"plan of {self.model!r}: expected two orders for each of {layers} layers, "
                 f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
             )
+        if self.once and self.placement.split_LG is not None:
+            raise BadInput(f"plan of {self.model!r}: expected every expert held once where a token counts once, found replicas")
 
     @property
     def bound_s_L(self) -> FloatArray:
