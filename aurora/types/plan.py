@@ -298,6 +298,8 @@ class Plan:
     def __post_init__(self) -> None:
         if not 1 <= len(self.models) <= 2:
             raise BadInput(f"plan: expected one or two models, found {len(self.models)}")
+        if len(self.models) > 1 and any(model.once for model in self.models):
+            raise BadInput("plan: expected one model alone where a token counts once a GPU, found two")
         for model in self.models:
             if model.placement.gpus != len(self.cluster):
                 raise BadInput(
