@@ -61,7 +61,8 @@ def plan(
         Path | None, typer.Option(help="make no plan: price this one on --profile, beside a plan made for it")
     ] = None,
     affinity: Annotated[
-        bool, typer.Option("--affinity", help="experts chosen together sit together; a token counts once a GPU")
+        bool,
+        typer.Option("--affinity", help="experts chosen together sit together, tokens count once a GPU, if shorter"),
     ] = DEFAULTS.affinity,
     explain: Annotated[bool, typer.Option("--explain", help="print what each layer's time consists of")] = False,
 ) -> None:

@@ -26,12 +26,13 @@ REFINED = "refined"
 
 @dataclass(frozen=True)
 class Placed:
-    """A placement of each model. Seconds: the objective, and its bounds as in Plan."""
+    """A placement of each model. Seconds: the objective, and its bounds as in Plan. once: a token counts once a GPU."""
 
     placements_M: tuple[Placement, ...]
     objective_s: float
     bound_s: float
     free_bound_s: float
+    once: bool = False
 
 
 def memory_room_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:

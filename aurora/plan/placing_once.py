@@ -11,7 +11,7 @@ from aurora.plan.affinity import chosen_together, clustered, merged, once_bound
 from aurora.plan.assign import ASSIGN
 from aurora.plan.costs import expert_seconds, group_costs
 from aurora.plan.gather import gathered
-from aurora.plan.placing import REFINED, Placed, place_alone, placed_once, slots_G
+from aurora.plan.placing import REFINED, Placed, placed_once, slots_G
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray
 
@@ -37,26 +37,25 @@ def affinity_options(options: PlanOptions, profiles: Sequence[Profile], domains:
     return replace(options, place=REFINED)
 
 
-def place_once(cluster: Cluster, profile: Profile, options: PlanOptions, rng: np.random.Generator) -> Placed:
-    """One model, a token counted once a GPU: never longer than the placement that `REFINED` gives, counted so.
+def place_once(cluster: Cluster, profile: Profile, start: Placed, options: PlanOptions, rng: np.random.Generator) -> Placed:
+    """One model, a token counted once a GPU: never longer than the placement of `start`, which is `REFINED`, counted so.
 
     From there and from groups of experts that tokens choose together, single experts are moved and swapped.
     """
-    start = place_alone(cluster, profile, (), options, rng).placements_M[0]
     room_G = slots_G(cluster, profile, options)
     placements: list[Placement] = []
     objective_s = bound_s = free_bound_s = 0.0
     for layer in range(profile.layers):
-        gpu_E = _layer(cluster, profile, layer, start.gpu_E(layer), room_G, rng)
+        gpu_E, least_s = _layer(cluster, profile, layer, start.placements_M[0].gpu_E(layer), room_G, rng)
         value_s = once_seconds(cluster, profile, layer, gpu_E)
-        free_s = min(_free_bound(cluster, profile, layer, room_G), value_s)
+        free_s = min(least_s, value_s)
+        costs = group_costs(cluster, profile, layer, gpu_E, once=True)
+        same_groups_s = objective.exclusive(costs.terms(ASSIGN["exact"](costs, rng)))
         objective_s += value_s
         free_bound_s += free_s
-        costs = group_costs(cluster, profile, layer, gpu_E, once=True)
-        best_s = objective.exclusive(costs.terms(ASSIGN["exact"](costs, rng)))
-        bound_s += max(min(best_s, value_s), free_s)
+        bound_s += max(min(same_groups_s, value_s), free_s)
         placements.append(placed_once(gpu_E, len(cluster)))
-    return Placed((Placement.stack(placements),), objective_s, bound_s, free_bound_s)
+    return Placed((Placement.stack(placements),), objective_s, bound_s, free_bound_s, once=True)
 
 
 def once_seconds(cluster: Cluster, profile: Profile, layer: int, gpu_E: IntArray) -> float:
@@ -67,17 +66,19 @@ def once_seconds(cluster: Cluster, profile: Profile, layer: int, gpu_E: IntArray
 
 def _layer(
     cluster: Cluster, profile: Profile, layer: int, start_E: IntArray, room_G: IntArray, rng: np.random.Generator
-) -> IntArray:
-    """(E,) int64: the best that is found from start_E and from groups, never longer than start_E."""
+) -> tuple[IntArray, float]:
+    """(E,) int64: the best that is found from start_E and from groups, never longer than start_E; and a bound in seconds."""
     tokens = merged(*profile.known_choices.layer(layer))
-    together_EE = chosen_together(tokens[0], tokens[2], profile.experts)
+    together_SEE = chosen_together(*tokens, profile.experts, len(cluster))
     costs = group_costs(cluster, profile, layer, start_E, once=True)
-    expert_s_GE = expert_seconds(cluster, profile, layer)
+    work_GE = expert_seconds(cluster, profile, layer)
+    groups_E = clustered(together_SEE.sum(axis=0), room_G)
     found = [start_E]
-    for begun_E in (start_E, _settled(cluster, profile, layer, clustered(together_EE, room_G), room_G, rng)):
-        search = gathered(*tokens, begun_E, room_G, expert_s_GE, costs.gate_s_G, costs.port_s_XG, rng)
-        found += [search, _settled(cluster, profile, layer, search, room_G, rng)]
-    return min(found, key=lambda gpu_E: once_seconds(cluster, profile, layer, gpu_E))
+    for begun_E in (start_E, _settled(cluster, profile, layer, groups_E, room_G, rng)):
+        searched_E = gathered(*tokens, begun_E, room_G, work_GE, costs.gate_s_G, costs.port_s_XG, rng)
+        found += [searched_E, _settled(cluster, profile, layer, searched_E, room_G, rng)]
+    least_s = once_bound(together_SEE, profile.top_k, room_G, work_GE, costs.gate_s_G, costs.aggregate_s_G, costs.port_s_XG)
+    return min(found, key=lambda gpu_E: once_seconds(cluster, profile, layer, gpu_E)), least_s
 
 
 def _settled(
@@ -88,13 +89,3 @@ def _settled(
         return gpu_E
     held_G = ASSIGN["exact"](group_costs(cluster, profile, layer, gpu_E, once=True), rng)
     return np.argsort(held_G)[gpu_E]
-
-
-def _free_bound(cluster: Cluster, profile: Profile, layer: int, room_G: IntArray) -> float:
-    """Seconds below every placement of this layer."""
-    costs = group_costs(cluster, profile, layer, np.zeros(profile.experts, dtype=np.int64), once=True)
-    own_GE = profile.tokens_TLSE[:, layer].sum(axis=0)
-    work_GE = expert_seconds(cluster, profile, layer)
-    return once_bound(
-        own_GE, profile.top_k, room_G, work_GE, costs.gate_s_G, costs.aggregate_s_G, *costs.port_s_XG,
-    )  # fmt: skip

@@ -53,17 +53,17 @@ def make_plan(
     if together:
         _check_equal_shares(cluster, profiles)
         placed = place_together(cluster, profiles, options, rng, clock)
-    elif options.affinity:
-        placed = place_once(cluster, profiles[0], options, rng)
     else:
         placed = place_alone(cluster, profiles[0], domains, options, rng)
+    if options.affinity:
+        placed = min(placed, place_once(cluster, profiles[0], placed, options, rng), key=lambda each: each.objective_s)
     paths = list(profile_paths) or [""] * len(profiles)
     models = tuple(
-        model_plan(cluster, (profile, *domains), placement, options.order, rng, path, options.affinity)
+        model_plan(cluster, (profile, *domains), placement, options.order, rng, path, placed.once)
         for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
     )
-    methods = {"place": AFFINITY if options.affinity else options.place}
-    if options.place not in REPLICAS and not options.affinity:
+    methods = {"place": AFFINITY if placed.once else options.place}
+    if options.place not in REPLICAS and not placed.once:
         methods["assign"] = options.assign
     if together:
         methods["colocate"] = options.colocate

@@ -58,7 +58,7 @@ class PlanOptions:
     take in all before they end early. slots_per_gpu: how many experts each GPU holds, replicas included; by default as many as
     its memory does. aim: over a profile's windows or over domains, "mean", "cvar" (the worse half) or "worst"; "sum" takes them
     as one. affinity: experts that tokens choose together sit together, and a token counts once for each GPU that hosts some of
-    its experts; wants one model alone whose profile holds its tokens' choices.
+    its experts, where that is shorter; wants one model alone whose profile holds its tokens' choices.
     """
 
     place: str = "auto"
