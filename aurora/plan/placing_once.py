@@ -67,18 +67,25 @@ def once_seconds(cluster: Cluster, profile: Profile, layer: int, gpu_E: IntArray
 def _layer(
     cluster: Cluster, profile: Profile, layer: int, start_E: IntArray, room_G: IntArray, rng: np.random.Generator
 ) -> tuple[IntArray, float]:
-    """(E,) int64: the best that is found from start_E and from groups, never longer than start_E; and a bound in seconds."""
+    """(E,) int64: the best that is found from start_E and from groups, never longer than start_E; and a bound in seconds.
+
+    A search ends where the bound is met.
+    """
     tokens = merged(*profile.known_choices.layer(layer))
     together_SEE = chosen_together(*tokens, profile.experts, len(cluster))
     costs = group_costs(cluster, profile, layer, start_E, once=True)
     work_GE = expert_seconds(cluster, profile, layer)
-    groups_E = clustered(together_SEE.sum(axis=0), room_G)
-    found = [start_E]
-    for begun_E in (start_E, _settled(cluster, profile, layer, groups_E, room_G, rng)):
-        searched_E = gathered(*tokens, begun_E, room_G, work_GE, costs.gate_s_G, costs.port_s_XG, rng)
-        found += [searched_E, _settled(cluster, profile, layer, searched_E, room_G, rng)]
     least_s = once_bound(together_SEE, profile.top_k, room_G, work_GE, costs.gate_s_G, costs.aggregate_s_G, costs.port_s_XG)
-    return min(found, key=lambda gpu_E: once_seconds(cluster, profile, layer, gpu_E)), least_s
+    groups_E = clustered(together_SEE.sum(axis=0), room_G)
+    best_E, best_s = start_E, once_seconds(cluster, profile, layer, start_E)
+    for begun_E in (start_E, _settled(cluster, profile, layer, groups_E, room_G, rng)):
+        if best_s <= least_s * (1 + 1e-9):
+            break
+        searched_E = gathered(*tokens, begun_E, room_G, work_GE, costs.gate_s_G, costs.port_s_XG, rng)
+        for found_E in (searched_E, _settled(cluster, profile, layer, searched_E, room_G, rng)):
+            if (found_s := once_seconds(cluster, profile, layer, found_E)) < best_s:
+                best_E, best_s = found_E, found_s
+    return best_E, least_s
 
 
 def _settled(
