@@ -66,6 +66,10 @@ def plan(
     evaluate: Annotated[
         Path | None, typer.Option(help="make no plan: price this one on --profile, beside a plan made for it")
     ] = None,
+    affinity: Annotated[
+        bool,
+        typer.Option("--affinity", help="experts chosen together sit together, tokens count once a GPU, if shorter"),
+    ] = DEFAULTS.affinity,
     explain: Annotated[bool, typer.Option("--explain", help="print what each layer's time consists of")] = False,
 ) -> None:
     """Decide where experts sit and in which order tokens travel; every schedule is checked before the plan is written."""
@@ -94,7 +98,7 @@ def plan(
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
     if explain and (domains or aim != DEFAULTS.aim):
         raise BadInput("--explain: explains the windows of one profile as one, expected neither --domain nor --aim")
-    options = PlanOptions(place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim)
+    options = PlanOptions(place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim, affinity)
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     paths = [relative(path, output) for path in profile]
     in_force = load_plan(old) if old is not None else None

@@ -23,11 +23,17 @@ def profile(
     max_new_tokens: Annotated[int, typer.Option(help="tokens to generate; 1 profiles prefill alone")] = DEFAULTS.max_new_tokens,
     limit: Annotated[int | None, typer.Option(help="use at most this many prompts")] = DEFAULTS.limit,
     share: Annotated[int, typer.Option(help="processes that compute here at once while phases are timed")] = DEFAULTS.share,
+    token_level: Annotated[
+        bool, typer.Option("--token-level", help="keep every token's choices, for plan --affinity; larger files")
+    ] = DEFAULTS.token_level,
     synthetic: Annotated[str | None, typer.Option(help="invent traffic: uniform or zipf:EXPONENT")] = None,
     shape: Annotated[Path | None, typer.Option(help="with --synthetic: a transformers config.json")] = None,
     tokens: Annotated[int, typer.Option(help="with --synthetic: tokens of a source in a window")] = SYNTHETIC.tokens,
     windows: Annotated[int, typer.Option(help="with --synthetic: windows")] = SYNTHETIC.windows,
     seed: Annotated[int, typer.Option(help="with --synthetic: random seed")] = SYNTHETIC.seed,
+    correlation: Annotated[
+        float, typer.Option(help="with --synthetic: 0 to 1, how often the experts of a pair are chosen together")
+    ] = SYNTHETIC.correlation,
 ) -> None:
     """Count where a model's tokens go and time its phases here; or invent a profile for planning before there is traffic."""
     from aurora.report.tables import profile_table
@@ -40,7 +46,8 @@ def profile(
 
         if shape is None or model is not None or texts:
             raise BadInput("profile --synthetic: expected --shape CONFIG.json, no model and no text")
-        made = synthetic_profile(synthetic, load_json(shape), SyntheticOptions(sources, tokens, windows, seed))
+        invented = SyntheticOptions(sources, tokens, windows, seed, token_level, correlation)
+        made = synthetic_profile(synthetic, load_json(shape), invented)
     else:
         if model is None:
             raise BadInput("profile: expected a model folder, or --synthetic with --shape")
@@ -48,7 +55,7 @@ def profile(
         from aurora.cli.progress import shown
         from aurora.profiler.profile import profile_model
 
-        options = ProfileOptions(sources, prompt_tokens, batch, max_new_tokens, limit, share)
+        options = ProfileOptions(sources, prompt_tokens, batch, max_new_tokens, limit, share, token_level)
         with shown() as progress:
             made = profile_model(model, texts, options, progress)
     save(made, output)

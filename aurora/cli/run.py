@@ -26,7 +26,7 @@ def run(
         str, typer.Option(help="auto, gloo, nccl, shaped: gloo at the cluster file's rates, or memory: threads")
     ] = DEFAULTS.transport,
     deduplicate: Annotated[
-        bool, typer.Option("--deduplicate", help="send a token once to a rank that holds several of its experts")
+        bool | None, typer.Option(help="send a token once to a rank that holds several of its experts; default: as planned")
     ] = DEFAULTS.deduplicate,
     order: Annotated[
         str, typer.Option(help="plan: as planned; auto: the fastest of that, all at once and paced, measured before serving")

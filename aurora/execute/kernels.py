@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-ALIGNED_BYTES = 16  # where each part of a packed row begins, so that a device can read it in whole words
+from aurora.types.profile import ALIGNED_BYTES  # so that a device can read each part in whole words
 
 
 def gather_rows(rows: torch.Tensor, index_P: torch.Tensor, out: torch.Tensor) -> None:

@@ -108,9 +108,9 @@ class EveryChoice:
 class OncePerRank:
     """A row for every (token, rank) however many of its experts sit there; the rank answers with their weighted sum.
 
-    Fewer bytes than the planner counts, which are for every choice: by how much depends on which experts a token chooses
-    together, what a profile of counts does not tell. Sums are taken in another order than by `EveryChoice`. A row carries
-    the token's weights and slots too (`Packing`). counts (R,) int64: rows for each rank.
+    Fewer bytes than a row for every choice: by how much depends on which experts a token chooses together. Sums are taken in
+    another order than by `EveryChoice`. A row carries the token's weights and slots too (`Packing`). counts (R,) int64: rows
+    for each rank.
     """
 
     def __init__(

@@ -128,7 +128,8 @@ class _Lane:
         for number, layer in enumerate(model.layers):
             ops = program.ops_ML[index][number]
             placement = program.placements_M[index]
-            spread = DistributedExperts(layer.experts, placement, ops, number, session, options.deduplicate)
+            once = program.once_M[index] if options.deduplicate is None else options.deduplicate
+            spread = DistributedExperts(layer.experts, placement, ops, number, session, once)
             setattr(layer.block, layer.name, spread.to(next(model.model.parameters()).device))
             self._layers.append(spread)
 

@@ -24,4 +24,5 @@ def compile_plan(plan: Plan) -> Program:
         tuple(model.model for model in plan.models),
         tuple(model.placement for model in plan.models),
         tuple(ops_ML),
+        tuple(model.once for model in plan.models),
     )

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from aurora.plan.affinity import once_GG
 from aurora.plan.objective import Terms
 from aurora.types import Cluster, Profile
 from aurora.types.arrays import FloatArray, IntArray
@@ -43,6 +44,13 @@ class GroupCosts:
         there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
         back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
         return np.stack([*there, *back, self.expert_s_GJ])
+
+    @property
+    def port_s_XG(self) -> FloatArray:
+        """(4, G) seconds a token: the dispatch's send and receive, the combine's send and receive."""
+        return np.stack(
+            [size / rate for size in (self.dispatch_bytes, self.combine_bytes) for rate in (self.out_Bps, self.in_Bps)]
+        )
 
     @property
     def dispatch_s_GJ(self) -> FloatArray:
@@ -100,19 +108,28 @@ def divided(tokens_S: IntArray, split_G: FloatArray) -> IntArray:
     return np.asarray(np.diff(upto_SG, axis=1, prepend=0))
 
 
-def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray) -> GroupCosts:
-    """GroupCosts of `layer`, its experts grouped by group_E (E,). Source rank s sits on GPU s."""
+def expert_seconds(cluster: Cluster, profile: Profile, layer: int) -> FloatArray:
+    """(G, E) seconds of each expert of `layer` on each GPU, the profile's windows summed."""
+    tokens_TE = profile.tokens_TLSE[:, layer].sum(axis=1)
+    return np.stack([profile.seconds("expert", gpu, tokens_TE).sum(axis=0) for gpu in cluster.gpus])
+
+
+def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray, once: bool = False) -> GroupCosts:
+    """GroupCosts of `layer`, its experts grouped by group_E (E,). Source rank s sits on GPU s.
+
+    once: a token counts once for a group that holds several of its experts; BadInput where the profile holds no choices.
+    """
     n = len(cluster)
     tokens_TSE = profile.tokens_TLSE[:, layer]
-    tokens_SJ = group_tokens(tokens_TSE.sum(axis=0), group_E, n)
+    if once:
+        tokens_SJ = once_GG(*profile.known_choices.layer(layer), group_E, n)
+    else:
+        tokens_SJ = group_tokens(tokens_TSE.sum(axis=0), group_E, n)
     send_GJ = tokens_SJ.sum(axis=1)[:, None] - tokens_SJ
     recv_GJ = tokens_SJ.sum(axis=0)[None, :] - tokens_SJ
-    tokens_TE = tokens_TSE.sum(axis=1)
     own_TG = tokens_TSE.sum(axis=2) // profile.top_k
-    expert_s_GJ = np.zeros((n, n))
-    for g, gpu in enumerate(cluster.gpus):
-        expert_s_E = profile.seconds("expert", gpu, tokens_TE).sum(axis=0)
-        expert_s_GJ[g] = np.bincount(group_E, weights=expert_s_E, minlength=n)
+    expert_s_GE = expert_seconds(cluster, profile, layer)
+    expert_s_GJ: FloatArray = np.stack([np.bincount(group_E, weights=expert_s_E, minlength=n) for expert_s_E in expert_s_GE])
     own = {
         phase: np.array([profile.seconds(phase, gpu, own_TG[:, g]).sum() for g, gpu in enumerate(cluster.gpus)])
         for phase in ("gate", "aggregate")
@@ -121,7 +138,7 @@ def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArra
         tokens_SJ.sum(axis=0),
         send_GJ,
         recv_GJ,
-        profile.dispatch_bytes,
+        profile.row_bytes(once),
         profile.combine_bytes,
         expert_s_GJ,
         own["gate"],

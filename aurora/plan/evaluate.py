@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.plan.colocate import JOINT
 from aurora.plan.objective import OBJECTIVE
+from aurora.plan.placing_once import once_seconds
 from aurora.plan.planner import check_sources, exchanged_tokens, make_plan
 from aurora.plan.scenarios import by_aim, scenarios, tail_mean
 from aurora.plan.timing import timed
@@ -37,8 +38,11 @@ def layer_seconds(
 ) -> FloatArray:
     """(L,) seconds of each layer (of the longer of two models) in the plan's objective and aim, experts placed by `placements`.
 
-    domains: the further profiles that one model alone must serve.
+    domains: the further profiles that one model alone must serve. Where the plan counts a token once a GPU: BadInput for
+    replicas, or a profile of counts alone.
     """
+    if plan.models[0].once:
+        return _once_seconds(plan, placements[0], profiles[0])
     if len(profiles) == 1:
         (profile,), (placement,) = profiles, placements
         aimed = [by_aim(plan.cluster, profile, domains, layer, aim_of(plan)) for layer in range(profile.layers)]
@@ -55,6 +59,14 @@ def layer_seconds(
 
 def aim_of(plan: Plan) -> str:
     return plan.methods.get("aim", PlanOptions().aim)
+
+
+def _once_seconds(plan: Plan, placement: Placement, profile: Profile) -> FloatArray:
+    if placement.split_LG is not None:
+        raise BadInput("a plan that counts a token once a GPU: expected every expert held once, found replicas")
+    return np.array(
+        [once_seconds(plan.cluster, profile, layer, placement.gpu_E(layer)) for layer in range(len(placement.slots_LG))]
+    )
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
@@ -78,12 +90,15 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
         np.array(
             [
                 timed(
-                    order, exchanged_tokens(profile, layer, placement.split_EG(layer)) * profile.dispatch_bytes, *ports
+                    order,
+                    exchanged_tokens(profile, layer, model.placement.split_EG(layer), model.once)
+                    * profile.row_bytes(model.once),
+                    *ports,
                 ).makespan_s
                 for layer, order in enumerate(model.dispatch_L)
             ]
         )
-        for model, placement, profile in zip(plan.models, placements, profiles, strict=True)
+        for model, profile in zip(plan.models, profiles, strict=True)
     )
     own = make_plan(plan.cluster, profiles, _options(plan))
     return Evaluation(layer_seconds(plan, placements, profiles), own, dispatch_s_ML)
@@ -96,7 +111,7 @@ def _options(plan: Plan) -> PlanOptions:
     if slots is not None and not (isinstance(slots, str) and slots.isdecimal()):
         raise BadInput(f"plan, methods: expected slots-per-gpu as a whole number in quotes, found {slots!r}")
     return PlanOptions(
-        place=methods.get("place", default.place),
+        place=default.place if plan.models[0].once else methods.get("place", default.place),
         assign=default.assign if methods.get("colocate") in JOINT else methods.get("assign", default.assign),
         colocate=methods.get("colocate", default.colocate),
         order=methods.get("order", default.order),
@@ -104,4 +119,5 @@ def _options(plan: Plan) -> PlanOptions:
         objective=plan.objective if plan.objective in OBJECTIVE else default.objective,
         slots_per_gpu=int(slots) if slots is not None else None,
         aim=aim_of(plan),
+        affinity=plan.models[0].once,
     )

@@ -48,7 +48,7 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[Explained]:
 def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> Explained:
     own = [layer % profile.layers for profile in profiles]
     costs = [
-        group_costs(plan.cluster, profile, at, model.placement.gpu_E(at))
+        group_costs(plan.cluster, profile, at, model.placement.gpu_E(at), model.once)
         for profile, model, at in zip(profiles, plan.models, own, strict=True)
     ]
     gpus = np.arange(len(plan.cluster))

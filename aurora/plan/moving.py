@@ -82,7 +82,7 @@ def move(
     ports = new.cluster.out_Bps_G, new.cluster.in_Bps_G, new.cluster.startup_s_G
     _, schedule = scheduled(bytes_GG, *ports, "openshop", rng, new.cluster.fabric)
     models = tuple(
-        model_plan(new.cluster, [profile, *domains], placement, new.methods["order"], rng, model.profile_path)
+        model_plan(new.cluster, [profile, *domains], placement, new.methods["order"], rng, model.profile_path, model.once)
         for model, profile, placement in zip(new.models, profiles, final, strict=True)
     )
     moved_s = float(layer_seconds(new, final, profiles, domains).sum())

@@ -26,12 +26,13 @@ REFINED = "refined"
 
 @dataclass(frozen=True)
 class Placed:
-    """A placement of each model. Seconds: the objective, and its bounds as in Plan."""
+    """A placement of each model. Seconds: the objective, and its bounds as in Plan. once: a token counts once a GPU."""
 
     placements_M: tuple[Placement, ...]
     objective_s: float
     bound_s: float
     free_bound_s: float
+    once: bool = False
 
 
 def memory_room_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
@@ -54,7 +55,7 @@ def place_alone(
     cluster: Cluster, profile: Profile, domains: Sequence[Profile], options: PlanOptions, rng: np.random.Generator
 ) -> Placed:
     """One model. domains: what else it must serve, profiles of the same model; how they count is options.aim."""
-    room_G = _room_G(cluster, profile, options)
+    room_G = slots_G(cluster, profile, options)
     placements: list[Placement] = []
     objective_s = bound_s = free_bound_s = 0.0
     for layer in range(profile.layers):
@@ -71,7 +72,7 @@ def place_alone(
     return Placed((Placement.stack(placements),), objective_s, bound_s, free_bound_s)
 
 
-def _room_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArray:
+def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArray:
     """(G,) int64: the slots of each GPU, as asked for or as memory allows."""
     memory_G = memory_room_G(cluster, [profile])
     if options.slots_per_gpu is None:

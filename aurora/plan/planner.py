@@ -8,6 +8,7 @@ import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.plan import objective
+from aurora.plan.affinity import once_GG
 from aurora.plan.assign import ASSIGN
 from aurora.plan.check import check_plan
 from aurora.plan.colocate import COLOCATE, JOINT
@@ -16,6 +17,7 @@ from aurora.plan.order import ORDER
 from aurora.plan.ordering import both_ways
 from aurora.plan.place import PLACE
 from aurora.plan.placing import REFINED, even_rooms, memory_room_G, place_alone, place_together
+from aurora.plan.placing_once import AFFINITY, affinity_options, place_once
 from aurora.plan.replicas import REPLICAS
 from aurora.plan.scenarios import AIMS
 from aurora.types import Cluster, ModelPlan, Placement, Plan, PlanOptions, Profile
@@ -44,6 +46,8 @@ def make_plan(
     for profile in (*profiles, *domains):
         check_sources(cluster, profile)
     _check_domains(profiles, domains)
+    if options.affinity:
+        options = affinity_options(options, profiles, domains)
     options = _resolved(options, cluster, profiles)
     rng = np.random.default_rng(options.seed)
     if together:
@@ -51,13 +55,15 @@ def make_plan(
         placed = place_together(cluster, profiles, options, rng, clock)
     else:
         placed = place_alone(cluster, profiles[0], domains, options, rng)
+    if options.affinity:
+        placed = min(placed, place_once(cluster, profiles[0], placed, options, rng), key=lambda each: each.objective_s)
     paths = list(profile_paths) or [""] * len(profiles)
     models = tuple(
-        model_plan(cluster, (profile, *domains), placement, options.order, rng, path)
+        model_plan(cluster, (profile, *domains), placement, options.order, rng, path, placed.once)
         for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
     )
-    methods = {"place": options.place}
-    if options.place not in REPLICAS:
+    methods = {"place": AFFINITY if placed.once else options.place}
+    if options.place not in REPLICAS and not placed.once:
         methods["assign"] = options.assign
     if together:
         methods["colocate"] = options.colocate
@@ -149,14 +155,23 @@ def _check_equal_shares(cluster: Cluster, profiles: Sequence[Profile]) -> None:
 
 
 def model_plan(
-    cluster: Cluster, profiles: Sequence[Profile], placement: Placement, order: str, rng: np.random.Generator, path: str
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    placement: Placement,
+    order: str,
+    rng: np.random.Generator,
+    path: str,
+    once: bool = False,
 ) -> ModelPlan:
-    """A placed model with its orders, made for the traffic of all of `profiles`, which are of one model."""
+    """A placed model with its orders, made for the traffic of all of `profiles`, which are of one model.
+
+    once: a token counts once a GPU.
+    """
     profile = profiles[0]
     made = []
     for layer in range(profile.layers):
-        tokens_GG = np.sum([exchanged_tokens(each, layer, placement.split_EG(layer)) for each in profiles], axis=0)
-        made.append(both_ways(cluster, tokens_GG * profile.dispatch_bytes, tokens_GG.T * profile.combine_bytes, order, rng))
+        tokens_GG = np.sum([exchanged_tokens(each, layer, placement.split_EG(layer), once) for each in profiles], axis=0)
+        made.append(both_ways(cluster, tokens_GG * profile.row_bytes(once), tokens_GG.T * profile.combine_bytes, order, rng))
     dispatches, combines, schedules = zip(*made, strict=True)
     return ModelPlan(
         profile.model,
@@ -170,6 +185,7 @@ def model_plan(
         np.array([schedule.fluid_bound_s for schedule in schedules]),
         np.array([schedule.one_to_one_bound_s for schedule in schedules]),
         tuple(schedule.cut for schedule in schedules if schedule.cut),
+        once,
     )
 
 
@@ -180,8 +196,14 @@ def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
     return exchanged_tokens(profile, layer, np.eye(profile.sources)[gpu_E]) * profile.dispatch_bytes
 
 
-def exchanged_tokens(profile: Profile, layer: int, split_EG: FloatArray) -> IntArray:
-    """(G, G) int64, zero diagonal: tokens from each rank to each over the whole profile, experts divided by split_EG (E, G)."""
-    tokens_GG = exchanged(profile.tokens_TLSE[:, layer].sum(axis=0), split_EG)
+def exchanged_tokens(profile: Profile, layer: int, split_EG: FloatArray, once: bool = False) -> IntArray:
+    """(G, G) int64, zero diagonal: tokens from each rank to each over the whole profile, experts divided by split_EG (E, G).
+
+    once: a token counts once a GPU, every expert whole; BadInput where the profile holds no choices.
+    """
+    if once:
+        tokens_GG = once_GG(*profile.known_choices.layer(layer), split_EG.argmax(axis=1), split_EG.shape[1])
+    else:
+        tokens_GG = exchanged(profile.tokens_TLSE[:, layer].sum(axis=0), split_EG)
     np.fill_diagonal(tokens_GG, 0)
     return tokens_GG

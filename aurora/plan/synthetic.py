@@ -1,23 +1,25 @@
 """Profiles for planning before there is traffic: routing drawn from a named skew, compute times from arithmetic."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types import Curve, Profile, SyntheticOptions
+from aurora.types import Choices, Curve, Profile, SyntheticOptions
 from aurora.types.arrays import FloatArray, IntArray
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
 BLOCK = 1 << 16  # tokens drawn at a time
+MOST_CHOICES = 1 << 30  # kept in memory
 
 
 def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions()) -> Profile:
     """A profile of the model that `config` (a transformers config.json) describes, with invented traffic.
 
     skew: "uniform" or "zipf:S", the exponent S >= 0 of the experts' popularity, shuffled for every layer. Compute times
-    assume REFERENCE_FLOPS; the provenance says so. Raises BadInput for a skew or config that it cannot read.
+    assume REFERENCE_FLOPS; the provenance says so. Experts go in pairs, shuffled for every layer; options.correlation tells how
+    often a token's luck is one for both of a pair. Raises BadInput for a skew or config that it cannot read.
     """
     exponent = _exponent(skew)
     experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
@@ -31,12 +33,23 @@ def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOp
     if not 1 <= top_k <= experts or layers < 1:
         raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {top_k}, {experts} and {layers}")
     rng = np.random.default_rng(options.seed)
+    tokens = options.windows * options.sources * options.tokens
+    if options.token_level and tokens * layers * top_k > MOST_CHOICES:
+        raise BadInput(f"--token-level: expected at most {MOST_CHOICES} choices, found {tokens * layers * top_k}")
     counts_TLSE = np.zeros((options.windows, layers, options.sources, experts), dtype=np.int64)
+    kept_ULK = np.zeros((tokens if options.token_level else 0, layers, top_k), dtype=np.uint8 if experts <= 256 else np.uint16)
     for layer in range(layers):
         share_E = rng.permutation((1.0 + np.arange(experts)) ** -exponent)
+        pair_E = rng.permutation(experts) // 2 if options.correlation else np.arange(experts)
+        done = 0
         for window in range(options.windows):
             for source in range(options.sources):
-                counts_TLSE[window, layer, source] = _draw(share_E, options.tokens, top_k, rng)
+                for chosen_UK in _draw(share_E, pair_E, options.correlation, options.tokens, top_k, rng):
+                    counts_TLSE[window, layer, source] += np.bincount(chosen_UK.ravel(), minlength=experts)
+                    kept_ULK[done : done + len(chosen_UK), layer] = chosen_UK[: len(kept_ULK)]
+                    done += len(chosen_UK)
+    source_U = np.tile(np.repeat(np.arange(options.sources), options.tokens), options.windows)
+    window_U = np.repeat(np.arange(options.windows), options.sources * options.tokens)
     expert_flops = 6 * hidden * inner
     at = np.array([1, 16, 256, 4096, 65536], dtype=np.float64)
     floor_s = 5e-6
@@ -59,20 +72,28 @@ def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOp
         curves=curves,
         provenance={
             "tool": "aurora profile --synthetic",
-            "traffic": f"{skew}, seed {options.seed}, not measured",
+            "traffic": f"{skew}, pairs of correlation {options.correlation:g}, seed {options.seed}, not measured",
             "compute": f"arithmetic at {REFERENCE_FLOPS:.0e} FLOPS, half precision, not measured",
         },
+        choices=Choices(kept_ULK, source_U, window_U) if options.token_level else None,
     )
 
 
-def _draw(share_E: FloatArray, tokens: int, top_k: int, rng: np.random.Generator) -> IntArray:
-    """(E,) counts of `tokens` tokens that each pick top_k different experts (Gumbel top-k: sampling without replacement)."""
-    counts_E = np.zeros(len(share_E), dtype=np.int64)
+def _draw(
+    share_E: FloatArray, pair_E: IntArray, correlation: float, tokens: int, top_k: int, rng: np.random.Generator
+) -> Iterator[IntArray]:
+    """(U, K) different experts of U tokens, block by block, `tokens` in all (Gumbel top-k: sampling without replacement).
+
+    With probability `correlation` the experts of a pair, pair_E (E,), have one luck for a token instead of one each.
+    """
     for done in range(0, tokens, BLOCK):
-        keys = np.log(share_E) + rng.gumbel(size=(min(BLOCK, tokens - done), len(share_E)))
-        chosen = np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]
-        counts_E += np.bincount(chosen.ravel(), minlength=len(share_E))
-    return counts_E
+        size = min(BLOCK, tokens - done)
+        luck_UE = rng.gumbel(size=(size, len(share_E)))
+        if correlation:
+            pairs = int(pair_E.max()) + 1
+            shared_UE = (rng.random((size, pairs)) < correlation)[:, pair_E]
+            luck_UE = np.where(shared_UE, rng.gumbel(size=(size, pairs))[:, pair_E], luck_UE)
+        yield np.argpartition(-(np.log(share_E) + luck_UE), top_k - 1, axis=1)[:, :top_k]
 
 
 def _exponent(skew: str) -> float:

@@ -47,12 +47,13 @@ def profile_model(
         done += 1
         progress("counting tokens", done, total)
 
-    tokens_TLSE = count_routing(
+    tokens_TLSE, choices = count_routing(
         model,
         prompts,
         sources=options.sources,
         batch=options.batch,
         new_tokens=options.max_new_tokens,
+        token_level=options.token_level,
         advance=advance,
     )
     progress("timing phases", 0, 1)
@@ -78,6 +79,7 @@ def profile_model(
             "torch": torch.__version__,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         },
+        choices=choices,
     )
 
 

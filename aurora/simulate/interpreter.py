@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.plan.affinity import once_GG
 from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
 from aurora.plan.costs import arriving, exchanged
@@ -25,7 +26,8 @@ Process = Generator[Wait, None, None]
 def simulate_plan(plan: Plan, profiles: Sequence[Profile]) -> Trace:
     """The predicted Trace of `plan` serving the profiles' windows, one step a window.
 
-    Raises BadInput where a profile is not of the plan's model or was dealt to another number of ranks.
+    Raises BadInput where a profile is not of the plan's model, was dealt to another number of ranks, or holds counts alone
+    where the plan counts tokens once a GPU.
     """
     check_plan(plan)
     if len(profiles) != len(plan.models):
@@ -228,6 +230,10 @@ class _Run:
 
     def _bytes_GG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
         profile = self.profiles[model]
-        tokens_GG = exchanged(profile.tokens_TLSE[step, layer], self._split_MLEG[model][layer])
+        once, split_EG = self.program.once_M[model], self._split_MLEG[model][layer]
+        if once:
+            tokens_GG = once_GG(*profile.known_choices.layer(layer, step), split_EG.argmax(axis=1), self.program.ranks)
+        else:
+            tokens_GG = exchanged(profile.tokens_TLSE[step, layer], split_EG)
         np.fill_diagonal(tokens_GG, 0)
-        return tokens_GG * profile.dispatch_bytes if op.phase == "dispatch" else tokens_GG.T * profile.combine_bytes
+        return tokens_GG * profile.row_bytes(once) if op.phase == "dispatch" else tokens_GG.T * profile.combine_bytes

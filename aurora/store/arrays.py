@@ -10,9 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput
 from aurora.store.files import SCHEMA, check_schema, read_text, write_whole
-from aurora.types import Curve, Profile, Trace
+from aurora.types import Choices, Curve, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 from aurora.types.layout import expert_loads
+
+_CHOICES = ("experts_ULK", "source_U", "window_U")
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -40,6 +42,8 @@ def _profile_arrays(profile: Profile) -> dict[str, Any]:
     about = {name: getattr(profile, name) for name in scalars}
     about |= {"provenance": dict(profile.provenance), "kinds": list(profile.curves)}
     arrays: dict[str, Any] = {"about": _about("aurora profile", about), "tokens_TLSE": profile.tokens_TLSE}
+    if profile.choices is not None:
+        arrays |= {name: getattr(profile.choices, name) for name in _CHOICES}
     for index, phases in enumerate(profile.curves.values()):
         for phase, curve in phases.items():
             arrays[f"curve_{index}_{phase}"] = np.stack([curve.tokens_X, curve.seconds_X])
@@ -51,7 +55,8 @@ def _profile_from(about: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, An
     for index, kind in enumerate(about.pop("kinds")):
         prefix = f"curve_{index}_"
         curves[kind] = {k.removeprefix(prefix): Curve(*arrays[k]) for k in arrays if k.startswith(prefix)}
-    return Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, **about)
+    choices = Choices(*(arrays[name] for name in _CHOICES)) if any(name in arrays for name in _CHOICES) else None
+    return Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, choices=choices, **about)
 
 
 def _trace_arrays(trace: Trace) -> dict[str, Any]:

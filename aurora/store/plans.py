@@ -65,6 +65,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                 "model": m.model,
                 "fingerprint": m.fingerprint,
                 "profile": {"path": m.profile_path, "digest": m.profile_digest},
+                **({"once": True} if m.once else {}),
                 "layers": [
                     {
                         **placed,
@@ -100,6 +101,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 np.array([float(layer["fluid_bound_s"]) for layer in layers]),
                 np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
                 tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
+                m.get("once") is True,
             )
         )
     rows = found["cluster"]["gpu"]

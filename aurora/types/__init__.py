@@ -1,5 +1,6 @@
 """Frozen values that the rooms hand to each other."""
 
+from aurora.types.choices import Choices
 from aurora.types.cluster import Cluster, Gpu
 from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
 from aurora.types.layout import Layout, Room
@@ -13,6 +14,7 @@ __all__ = [
     "PHASES",
     "TRACE_PHASES",
     "Barrier",
+    "Choices",
     "Cluster",
     "Compute",
     "Curve",

@@ -12,7 +12,7 @@ RUN_ORDERS = ("plan", "auto")
 class ProfileOptions:
     """sources: ranks that prompts are dealt to. prompt_tokens: length of each prompt. batch: prompts a rank decodes
     together. max_new_tokens: 1 profiles prefill alone. limit: prompts used at most. share: how many processes compute on
-    this machine at the same time while phases are timed."""
+    this machine at the same time while phases are timed. token_level: keep every token's choices, not their counts alone."""
 
     sources: int = 4
     prompt_tokens: int = 128
@@ -20,6 +20,7 @@ class ProfileOptions:
     max_new_tokens: int = 1
     limit: int | None = None
     share: int = 1
+    token_level: bool = False
 
     def __post_init__(self) -> None:
         _above_zero(self, "sources", "prompt_tokens", "batch", "max_new_tokens", "limit", "share")
@@ -27,18 +28,24 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class SyntheticOptions:
-    """sources: ranks. tokens: how many each of them holds in each window. windows: forward passes. seed: of the drawing."""
+    """sources: ranks. tokens: how many each of them holds in each window. windows: forward passes. seed: of the drawing.
+    token_level: keep every token's choices, not their counts alone. correlation: from 0 to 1, how often the two experts of a
+    pair are drawn with one and the same luck."""
 
     sources: int = 4
     tokens: int = 1024
     windows: int = 1
     seed: int = 0
+    token_level: bool = False
+    correlation: float = 0.0
 
     def __post_init__(self) -> None:
         _above_zero(self, "sources", "tokens", "windows")
         _seed(self.seed)
         if self.sources * self.tokens * self.windows > 10**9:
             raise BadInput(f"--tokens: expected at most 1e9 tokens in all, found {self.sources * self.tokens * self.windows}")
+        if not 0 <= self.correlation <= 1:
+            raise BadInput(f"--correlation: expected a number from 0 to 1, found {self.correlation}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,8 @@ class PlanOptions:
     objective: of two models that share the GPUs, "causal" or "paper". time_limit_s: what searches that end by themselves may
     take in all before they end early. slots_per_gpu: how many experts each GPU holds, replicas included; by default as many as
     its memory does. aim: over a profile's windows or over domains, "mean", "cvar" (the worse half) or "worst"; "sum" takes them
-    as one.
+    as one. affinity: experts that tokens choose together sit together, and a token counts once for each GPU that hosts some of
+    its experts, where that is shorter; wants one model alone whose profile holds its tokens' choices.
     """
 
     place: str = "auto"
@@ -63,6 +71,7 @@ class PlanOptions:
     time_limit_s: float = 60.0
     slots_per_gpu: int | None = None
     aim: str = "sum"
+    affinity: bool = False
 
     def __post_init__(self) -> None:
         _seed(self.seed)
@@ -77,7 +86,7 @@ class RunOptions:
     gloo; "shaped" is gloo held to the cluster file's rates; "memory" runs all ranks as threads of this process. order: the
     plan's, or by size the fastest of it, all at once and paced, which "auto" measures before serving. timeout_s: how long a
     rank waits for a peer. keep_logits: bring the logits home, for comparison. port: of the ranks' meeting point, 0 takes a
-    free one. deduplicate: send a token once to a rank that holds several of its experts; plans count it for every expert."""
+    free one. deduplicate: send a token once to a rank that holds several of its experts; None: as the plan counts it."""
 
     max_new_tokens: int = 16
     batch: int = 8
@@ -85,7 +94,7 @@ class RunOptions:
     timeout_s: float = 300.0
     keep_logits: bool = False
     port: int = 0
-    deduplicate: bool = False
+    deduplicate: bool | None = None
     order: str = "plan"
 
     def __post_init__(self) -> None:

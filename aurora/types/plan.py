@@ -241,6 +241,7 @@ class ModelPlan:
     profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
     dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the whole dispatch traffic of its profiles sent as one
     all-to-all, and the bounds under it. cut_L: what limits each layer's dispatch on a fabric; empty on the big switch.
+    once: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
     """
 
     model: str
@@ -254,6 +255,7 @@ class ModelPlan:
     fluid_bound_s_L: FloatArray
     one_to_one_bound_s_L: FloatArray
     cut_L: tuple[Cut, ...] = ()
+    once: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
@@ -264,6 +266,8 @@ class ModelPlan:
                 f"plan of {self.model!r}: expected two orders for each of {layers} layers, "
                 f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
             )
+        if self.once and self.placement.split_LG is not None:
+            raise BadInput(f"plan of {self.model!r}: expected every expert held once where a token counts once, found replicas")
 
     @property
     def bound_s_L(self) -> FloatArray:
@@ -298,6 +302,8 @@ class Plan:
     def __post_init__(self) -> None:
         if not 1 <= len(self.models) <= 2:
             raise BadInput(f"plan: expected one or two models, found {len(self.models)}")
+        if len(self.models) > 1 and any(model.once for model in self.models):
+            raise BadInput("plan: expected one model alone where a token counts once a GPU, found two")
         for model in self.models:
             if model.placement.gpus != len(self.cluster):
                 raise BadInput(

@@ -9,9 +9,11 @@ from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.choices import Choices
 from aurora.types.cluster import Gpu
 
 PHASES = ("gate", "expert", "aggregate")
+ALIGNED_BYTES = 16  # where each part of a message that counts tokens once begins
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Profile:
     between two MoE layers (attention, norms, router) against its tokens, `expert` is one expert against the tokens that
     it receives, `aggregate` the weighted sum against the rank's own tokens.
     fingerprint: a hash of the router weights, so that another model's profile is noticed; empty when synthetic.
+    choices: the same routing token by token, where it was kept; it gives exactly tokens_TLSE, else BadInput.
     """
 
     model: str
@@ -68,6 +71,7 @@ class Profile:
     other_bytes: int
     curves: Mapping[str, Mapping[str, Curve]]
     provenance: Mapping[str, str] = field(default_factory=dict)
+    choices: Choices | None = None
 
     def __post_init__(self) -> None:
         what = f"profile of {self.model!r}"
@@ -90,6 +94,25 @@ class Profile:
         for kind, phases in self.curves.items():
             if missing := [phase for phase in PHASES if phase not in phases]:
                 raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
+        if self.choices is not None:
+            self._check_choices(what, self.choices)
+
+    def _check_choices(self, what: str, choices: Choices) -> None:
+        if choices.experts_ULK.shape[1:] != (self.layers, self.top_k):
+            raise BadInput(
+                f"{what}: expected {self.top_k} choices of a token in each of {self.layers} layers, found experts_ULK of shape "
+                f"{choices.experts_ULK.shape}"
+            )
+        try:
+            found = choices.tokens_TLSE(self.windows, self.sources, self.experts)
+        except BadInput as error:
+            raise BadInput(f"{what}: {error}") from None
+        if not np.array_equal(found, self.tokens_TLSE):
+            t, l, s, e = np.argwhere(found != self.tokens_TLSE)[0].tolist()
+            raise BadInput(
+                f"{what}: window {t}, layer {l}, source {s}, expert {e}: expected the {self.tokens_TLSE[t, l, s, e]} tokens of "
+                f"tokens_TLSE, found {found[t, l, s, e]} in experts_ULK"
+            )
 
     @property
     def windows(self) -> int:
@@ -108,6 +131,22 @@ class Profile:
         return int(self.tokens_TLSE.shape[3])
 
     @property
+    def known_choices(self) -> Choices:
+        """The choices, or BadInput where only their counts were kept."""
+        if self.choices is None:
+            raise BadInput(
+                f"profile of {self.model!r}: expected token-level routing, found counts alone; profile with --token-level"
+            )
+        return self.choices
+
+    def row_bytes(self, once: bool) -> int:
+        """What a row of the dispatch carries: a (token, choice) pair or, where a token counts once a GPU, the token with its
+        weights and experts, 4 bytes each, every part aligned."""
+        if not once or self.top_k == 1:
+            return self.dispatch_bytes
+        return sum(-(-part // ALIGNED_BYTES) for part in (self.dispatch_bytes, *(4 * self.top_k,) * 2)) * ALIGNED_BYTES
+
+    @property
     def digest(self) -> str:
         """sha256 of everything that planning reads, so that a plan knows its profile again."""
         sha = hashlib.sha256(self.tokens_TLSE.tobytes())
@@ -117,6 +156,9 @@ class Profile:
             for phase in PHASES:
                 sha.update(f"{kind} {phase}".encode())
                 sha.update(phases[phase].tokens_X.tobytes() + phases[phase].seconds_X.tobytes())
+        if self.choices is not None:
+            for array in (self.choices.experts_ULK, self.choices.source_U, self.choices.window_U):
+                sha.update(array.tobytes())
         return sha.hexdigest()
 
     def seconds(self, phase: str, gpu: Gpu, tokens: ArrayLike) -> FloatArray:

@@ -32,9 +32,13 @@ Op = Compute | Barrier | Exchange
 
 @dataclass(frozen=True)
 class Program:
-    """ops_ML[m][l]: what each rank does for model m in MoE layer l of every step; the models run side by side."""
+    """ops_ML[m][l]: what each rank does for model m in MoE layer l of every step; the models run side by side.
+
+    once_M: whether a token of each model travels once to a rank that holds several of its experts, or for every choice.
+    """
 
     ranks: int
     names_M: tuple[str, ...]
     placements_M: tuple[Placement, ...]
     ops_ML: tuple[tuple[tuple[Op, ...], ...], ...]
+    once_M: tuple[bool, ...]

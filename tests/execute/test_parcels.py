@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.execute import kernels
-from aurora.execute.kernels import ALIGNED_BYTES, Packing, gather_rows, weighted_sum
+from aurora.execute.kernels import Packing, gather_rows, weighted_sum
 from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
 from aurora.plan.costs import exchanged
+from aurora.types import Curve, Profile
+from aurora.types.profile import ALIGNED_BYTES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -188,3 +190,11 @@ def test_the_torch_versions_work_without_triton(monkeypatch):
     gather_rows(torch.eye(3), torch.tensor([2, 0]), out)
     assert out.tolist() == [[0, 0, 1], [1, 0, 0]]
     assert weighted_sum(torch.eye(3), torch.tensor([[2, 0]])).tolist() == [[1, 0, 1]]
+
+
+@given(st.integers(1, 99), st.integers(2, 9), st.sampled_from(DTYPES[:3]))
+def test_plans_count_the_bytes_of_a_packed_row(width, top_k, dtype):
+    packing = Packing(width, top_k, dtype)
+    curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), Curve([1.0], [0.0]))}
+    size = width * dtype.itemsize
+    assert Profile("m", "", [[[[0] * 9]]], top_k, size, size, 1, 1, curves).row_bytes(once=True) == packing.row_bytes

@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,9 +15,23 @@ from aurora.errors import BadInput, BrokenPlan, RankFailed
 from aurora.execute.run import verify
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
+from aurora.models.prompts import cut_prompts
 from aurora.plan.planner import make_plan
+from aurora.profiler.profile import profile_model
+from aurora.simulate.interpreter import simulate_plan
 from aurora.store.placements import evenly_split
-from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, Placement, PlanOptions, Profile, RunOptions
+from aurora.types import (
+    TRACE_PHASES,
+    Curve,
+    Cut,
+    Fabric,
+    Link,
+    Placement,
+    PlanOptions,
+    Profile,
+    ProfileOptions,
+    RunOptions,
+)
 from tests.conftest import cluster
 from tests.models.architectures import CONFIGS, build
 
@@ -145,6 +160,21 @@ def test_deduplication_changes_bytes_but_no_answer(mixtral, qwen):
         return result.trace.bytes_X[result.trace.phase_X == TRACE_PHASES.index(phase)].sum()
 
     assert moved(once, "combine") < moved(every, "combine")
+
+
+def test_a_plan_that_counts_tokens_once_sends_the_bytes_that_were_predicted(mixtral, text):
+    """Eight prompts, prefill alone, the profile made of the same: every layer's dispatch and combine, byte by byte."""
+    profile = profile_model(mixtral, [text], ProfileOptions(sources=2, prompt_tokens=32, limit=8, token_level=True))
+    plan = make_plan(cluster(50e6, 50e6), [profile], PlanOptions(affinity=True))
+    prompts = cut_prompts(load_model(mixtral).tokenizer, [text], 32)[:8]
+    result, found = differences(plan, [mixtral], [prompts], max_new_tokens=1)
+    assert found == []
+    predicted = simulate_plan(plan, [profile])
+    for phase, layer in product((TRACE_PHASES.index("dispatch"), TRACE_PHASES.index("combine")), range(profile.layers)):
+        planned, measured = (
+            trace.bytes_X[(trace.phase_X == phase) & (trace.layer_X == layer)].sum() for trace in (predicted, result.trace)
+        )
+        assert planned == measured > 0
 
 
 def test_verify_sees_a_wrong_token_and_a_wrong_logit(mixtral):

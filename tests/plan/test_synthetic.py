@@ -1,5 +1,7 @@
 """Invented profiles keep to their description."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,34 @@ def test_skew_grows_with_the_exponent_and_seeds_repeat():
     assert skew("uniform") < skew("zipf:0.8") < skew("zipf:1.5")
     a, b = (synthetic_profile("zipf:1", MIXTRAL, SyntheticOptions(seed=s)).tokens_TLSE for s in (4, 4))
     assert np.array_equal(a, b)
+
+
+def test_token_level_is_the_same_draw():
+    options = SyntheticOptions(sources=3, tokens=100, windows=2, seed=1)
+    counted, kept = (synthetic_profile("zipf:1.2", DEEPSEEK, replace(options, token_level=t)) for t in (False, True))
+    assert counted.choices is None
+    assert np.array_equal(counted.tokens_TLSE, kept.tokens_TLSE)
+    assert kept.choices.experts_ULK.shape == (600, 3, 4)
+    with pytest.raises(BadInput, match="--token-level: expected at most"):
+        synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(tokens=10**8, token_level=True))
+
+
+def test_correlation_pairs_experts_and_keeps_their_popularity():
+    def drawn(correlation):
+        made = synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(1, 4000, 1, 0, True, correlation))
+        chosen_UE = np.zeros((4000, 16), dtype=bool)
+        np.put_along_axis(chosen_UE, made.choices.experts_ULK[:, 0].astype(int), True, axis=1)
+        together_EE = chosen_UE.T.astype(float) @ chosen_UE / 4000
+        share_E = np.diag(together_EE).copy()
+        np.fill_diagonal(together_EE, 0)
+        return share_E, together_EE.max(axis=1) / share_E
+
+    for correlation, least, most in ((0.0, 0.2, 0.35), (0.5, 0.5, 0.8), (1.0, 1.0, 1.0)):
+        share_E, partner_E = drawn(correlation)
+        assert share_E == pytest.approx(np.full(16, 0.25), abs=0.05)
+        assert least <= partner_E.min() <= partner_E.max() <= most
+    with pytest.raises(BadInput, match=r"--correlation: expected a number from 0 to 1, found 1\.5"):
+        SyntheticOptions(correlation=1.5)
 
 
 @pytest.mark.parametrize("skew", ["zipf", "zipf:x", "zipf:-1", "normal:1", "zipf:nan"])

@@ -76,6 +76,25 @@ def test_decode_windows_count_the_tokens_that_are_generated(mixtral, text):
     assert made.tokens_TLSE.sum(axis=(0, 2)).tolist() == counts_LE.tolist()
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen"])
+def test_token_level_routing_is_the_routers_own(name, text, request):
+    """Three prompts on two sources, prefill and two more tokens; the last source is left idle in the second round."""
+    path = request.getfixturevalue(name)
+    options = ProfileOptions(sources=2, prompt_tokens=30, batch=1, max_new_tokens=3, limit=3, token_level=True)
+    made = profile_model(path, [text], options)
+    choices = made.choices  # whose counts a profile checks against tokens_TLSE
+    assert choices.experts_ULK.dtype == np.uint8
+    assert np.bincount(choices.window_U * 2 + choices.source_U).tolist() == [30, 30, 1, 1, 1, 1, 30, 0, 1, 0, 1]
+    model = load_model(path)
+    seen = []
+    prompt = cut_prompts(model.tokenizer, [text], 30)[1]
+    with torch.inference_mode(), counted_routing(model, lambda layer, index: seen.append((layer, index.numpy()))):
+        model.model(input_ids=torch.tensor([prompt]))
+    for layer, expected in seen:
+        found = choices.layer(layer, 0)[0][choices.layer(layer, 0)[1] == 1]
+        assert np.sort(found, axis=1).tolist() == np.sort(expected, axis=1).tolist()
+
+
 def test_too_little_text(mixtral, tmp_path):
     (tmp_path / "short.txt").write_text("short")
     with pytest.raises(BadInput, match=r"short\.txt: too little text for one prompt of 128 tokens"):
