@@ -14,7 +14,7 @@ from aurora.types.arrays import FloatArray, IntArray
 SENDS, RECVS = 0, 1
 TOGETHER = 1 + 1e-12  # flows that end within this factor of each other end at the same time
 LEAST_GOODPUT = 0.1  # of a receiving port, however many flows meet there
-HEAP, STAMP, DIRTY, DONE, LOGGED = range(5)  # of Net.count
+HEAP, STAMP, DIRTY, DONE, LOGGED = range(5)  # of Net.counter
 
 
 class Rows(NamedTuple):
@@ -69,7 +69,7 @@ class Net(NamedTuple):
     heap: IntArray  # (X,) rows by event_s
     rows: IntArray  # (X,) scratch
     done: IntArray  # (slots * G, 2) slot and rank
-    count: IntArray  # (5,) see HEAP
+    counter: IntArray  # (5,) see HEAP
     now_s: FloatArray  # (1,)
     incast: FloatArray  # (1,) goodput lost for each flow beyond the first at a receiving port
 
@@ -95,7 +95,7 @@ def join(rows: Rows, queues: Queues, net: Net, slot: int, rank: int) -> None:
 @njit(cache=True)
 def run(rows: Rows, queues: Queues, net: Net, log: Log, logging: bool, until_s: float) -> bool:
     """On to until_s, or to where a rank is first done with an all-to-all; False where the log is too small to go on."""
-    count = net.count
+    count = net.counter
     while True:
         if logging and count[LOGGED] + 2 * count[HEAP] > log.row.shape[0]:
             return False
@@ -210,14 +210,14 @@ def _index(rows, net, row, resource):
 def _mark(net, resource):
     if net.stamp[resource] >= 0:
         net.stamp[resource] = -1
-        net.dirty[net.count[DIRTY]] = resource
-        net.count[DIRTY] += 1
+        net.dirty[net.counter[DIRTY]] = resource
+        net.counter[DIRTY] += 1
 
 
 @njit(cache=True)
 def _share(rows, net, log, logging):
     """Fair rates for whatever is connected to a resource that changed."""
-    count = net.count
+    count = net.counter
     for at in range(count[DIRTY]):
         resource = net.dirty[at]
         if net.stamp[resource] < 0:
@@ -270,7 +270,7 @@ def _fill(rows, net, log, logging, resources, flows):
         for k in range(net.use.shape[2]):
             net.load[net.use[rows.src[row], rows.dst[row], k]] += net.share[rows.src[row], rows.dst[row], k]
     left, changed = flows, 0
-    before = net.count[HEAP] // 8
+    before = net.counter[HEAP] // 8
     while left > 0:
         level, tightest = np.inf, -1
         for at in range(resources):
@@ -295,7 +295,7 @@ def _fill(rows, net, log, logging, resources, flows):
                     left -= 1
                 row = rows.next[row, _index(rows, net, row, tightest)]
     if changed > before:
-        for at in range(net.count[HEAP] // 2 - 1, -1, -1):
+        for at in range(net.counter[HEAP] // 2 - 1, -1, -1):
             _sift_down(rows, net, at)
 
 
@@ -328,9 +328,9 @@ def _fix(rows, net, log, logging, row, rate_Bps, sift):
 
 @njit(cache=True)
 def _log(net, log, row, start_s, end_s, rate_Bps, carried):
-    at = net.count[LOGGED]
+    at = net.counter[LOGGED]
     log.row[at], log.start_s[at], log.end_s[at], log.rate_Bps[at], log.carried[at] = row, start_s, end_s, rate_Bps, carried
-    net.count[LOGGED] = at + 1
+    net.counter[LOGGED] = at + 1
 
 
 @njit(cache=True)
@@ -340,16 +340,16 @@ def _before(rows, one, other):
 
 @njit(cache=True)
 def _put_in(rows, net, row):
-    at = net.count[HEAP]
-    net.count[HEAP] = at + 1
+    at = net.counter[HEAP]
+    net.counter[HEAP] = at + 1
     net.heap[at], rows.place[row] = row, at
     _sift_up(rows, net, at)
 
 
 @njit(cache=True)
 def _take_out(rows, net, row):
-    net.count[HEAP] -= 1
-    last, at = net.heap[net.count[HEAP]], rows.place[row]
+    net.counter[HEAP] -= 1
+    last, at = net.heap[net.counter[HEAP]], rows.place[row]
     if last != row:
         net.heap[at], rows.place[last] = last, at
         _sift_up(rows, net, at)
@@ -368,7 +368,7 @@ def _sift_up(rows, net, at):
 
 @njit(cache=True)
 def _sift_down(rows, net, at):
-    row, end = net.heap[at], net.count[HEAP]
+    row, end = net.heap[at], net.counter[HEAP]
     while 2 * at + 1 < end:
         below = 2 * at + 1
         if below + 1 < end and _before(rows, net.heap[below + 1], net.heap[below]):

@@ -71,11 +71,26 @@ class Switch:
         self._logging = logging
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
         self._rows = _rows(0, routes.use_GGK.shape[2])
-        self._queues = Queues(_whole(2, 0), *(_whole(0, 2, n) for _ in range(4)), _whole(0, n))
+        at, stop, room, undone = _whole(4, 0, 2, n)
+        self._queues = Queues(_whole(2, 0), at, stop, room, undone, _whole(0, n))
         self._net = Net(
-            *(routes.room_R, routes.use_GGK, routes.share_GGK, np.full(resources, -1, dtype=np.int64), _whole(resources)),
-            *(np.zeros(resources), np.zeros(resources), _whole(resources), _whole(resources), _whole(resources)),
-            *(_whole(resources), _whole(0), _whole(0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(incast)])),
+            room=routes.room_R,
+            use=routes.use_GGK,
+            share=routes.share_GGK,
+            head=np.full(resources, -1, dtype=np.int64),
+            flows=_whole(resources),
+            free=np.zeros(resources),
+            load=np.zeros(resources),
+            open=_whole(resources),
+            stamp=_whole(resources),
+            found=_whole(resources),
+            dirty=_whole(resources),
+            heap=_whole(0),
+            rows=_whole(0),
+            done=_whole(0, 2),
+            counter=_whole(5),
+            now_s=np.zeros(1),
+            incast=np.array([float(incast)]),
         )
         self._log = _log(FIRST_LOG if logging else 0)
 
@@ -86,7 +101,7 @@ class Switch:
     @property
     def busy(self) -> bool:
         """Whether a transfer has started and not ended."""
-        return bool(self._net.count[HEAP])
+        return bool(self._net.counter[HEAP])
 
     def open(self, order: Order, bytes_GG: IntArray) -> int:
         """A new all-to-all of bytes_GG (G, G) int64, in which no rank takes part yet; gives its number."""
@@ -118,7 +133,7 @@ class Switch:
         """On to until_s, or to where a rank has just sent and received all of its own: which, (number, rank) each."""
         while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
             self._log = Log(*(np.concatenate([column, np.zeros_like(column)]) for column in self._log))
-        count = self._net.count
+        count = self._net.counter
         done = [(int(number), int(rank)) for number, rank in self._net.done[: count[DONE]]]
         count[DONE] = 0
         return done
@@ -130,13 +145,13 @@ class Switch:
         assert span is not None
         self._spans[number] = None
         own, rows = slice(*span), self._rows
-        columns = rows.src, rows.dst, rows.size, rows.start_s, rows.end_s
-        return Transfers(*(column[own].copy() for column in columns))
+        src_X, dst_X, bytes_X = (column[own].copy() for column in (rows.src, rows.dst, rows.size))
+        return Transfers(src_X, dst_X, bytes_X, rows.start_s[own].copy(), rows.end_s[own].copy())
 
     def pieces(self) -> Pieces:
         """What has flowed since the beginning, where `logging` and before anything is closed. Bytes are whole and sum to each
         transfer's."""
-        count, log = int(self._net.count[LOGGED]), self._log
+        count, log = int(self._net.counter[LOGGED]), self._log
         row_X = log.row[:count]
         by_row = np.argsort(row_X, kind="stable")
         upto_X = np.rint(log.carried[:count]).astype(np.int64)[by_row]
@@ -149,7 +164,7 @@ class Switch:
     def rates(self) -> dict[tuple[int, int], float]:
         """Bytes per second of each pair's transfer under way, as of the last `run`."""
         rows = self._rows
-        flowing = self._net.heap[: self._net.count[HEAP]]
+        flowing = self._net.heap[: self._net.counter[HEAP]]
         pairs = zip(rows.src[flowing].tolist(), rows.dst[flowing].tolist(), strict=True)
         return dict(zip(pairs, rows.rate_Bps[flowing].tolist(), strict=True))
 
@@ -167,10 +182,8 @@ class Switch:
         else:
             slot = len(self._spans)
             self._spans.append(None)
-            queues = self._queues
-            self._queues = Queues(
-                queues.row, *(np.concatenate([c, np.zeros_like(c, shape=(1, *c.shape[1:]))]) for c in queues[1:])
-            )
+            own = (np.concatenate([column, np.zeros_like(column, shape=(1, *column.shape[1:]))]) for column in self._queues[1:])
+            self._queues = Queues(self._queues.row, *own)
             self._net = self._net._replace(done=_whole(len(self._spans) * self._ranks, 2))
         self._spans[slot] = (first, first + length)
         return slot, first
@@ -188,10 +201,26 @@ def _whole(*shape: int) -> IntArray:
 
 
 def _rows(length: int, width: int) -> Rows:
-    whole, number = (lambda: _whole(length)), (lambda: np.zeros(length))
+    whole, number = iter(_whole(8, length)), iter(np.zeros((8, length)))
     return Rows(
-        *(whole(), whole(), whole(), whole(), whole(), number(), number(), whole(), number(), number(), number(), number()),
-        *(number(), number(), whole(), whole(), _whole(length, width), _whole(length, width)),
+        src=next(whole),
+        dst=next(whole),
+        slot=next(whole),
+        size=next(whole),
+        lanes=next(whole),
+        most_Bps=next(number),
+        startup_s=next(number),
+        admitted=next(whole),
+        left=next(number),
+        since_s=next(number),
+        rate_Bps=next(number),
+        event_s=next(number),
+        start_s=next(number),
+        end_s=next(number),
+        place=next(whole),
+        stamp=next(whole),
+        next=_whole(length, width),
+        prev=_whole(length, width),
     )
 
 

@@ -182,6 +182,8 @@ class _Run:
         self._turns[rank].leave(model)
 
     def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
+        if self.barriers == "global":  # first all ranks are here, so that models queue in one sequence on each of them
+            yield self._meet(model, step, layer, f"before {phase}")
         yield self._locks[rank].acquire
         began = self.now
         yield self._sleep(self._seconds(rank, model, step, layer, phase))

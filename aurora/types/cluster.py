@@ -47,10 +47,10 @@ class Gpu:
 class Cluster:
     """Rank r is the r-th GPU. fabric: the links between them; None is the big switch, where only ports limit.
 
-    incast: which part of its rate a receiving port loses for each sender beyond the first that it hears at once, 0 to 1, down to
-    a tenth of the rate. Plans and bounds leave it out; whatever is timed on the switch pays it. The form is the simplest of
-    TCP throughput collapse as measured: goodput that falls with the number of synchronised senders, by an order of magnitude
-    at worst. Source: Phanishayee et al., FAST 2008; Chen et al., WREN 2009.
+    incast: which part of its rate a receiving port loses for each sender beyond the first that it hears at once, 0 to 1, down
+    to a tenth of the rate; zero, the default, loses nothing. Bounds leave it out; whatever is timed on the switch pays it. The
+    simplest form of throughput collapse as measured: goodput falls with the number of senders, at worst by an order of
+    magnitude. Source: Phanishayee et al., FAST 2008; Chen et al., WREN 2009.
     """
 
     name: str

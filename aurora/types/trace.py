@@ -110,8 +110,10 @@ class Recorder:
             self._blocks.append((start_s_X, end_s_X, rank_X, model_X, step_X, layer_X, phase_X, peer_X, sent_X, bytes_X))
 
     def trace(self) -> Trace:
-        rows = zip(*self.rows, strict=True) if self.rows else ((),) * len(_COLUMN_TYPES)
-        single = tuple(np.array(column, dtype=kind) for column, kind in zip(rows, _COLUMN_TYPES, strict=True))
+        rows = list(zip(*self.rows, strict=True)) or [()] * len(_COLUMN_TYPES)
+        single: tuple[NDArray[Any], ...] = tuple(
+            np.array(column, dtype=kind) for column, kind in zip(rows, _COLUMN_TYPES, strict=True)
+        )
         columns = [np.concatenate(parts) for parts in zip(single, *self._blocks, strict=True)]
         by_start = np.lexsort(columns[::-1])
         start, end, rank, model, step, layer, phase, peer, sent, size = (column[by_start] for column in columns)
