@@ -3,7 +3,7 @@
 import numpy as np
 
 from aurora.plan.routes import route
-from aurora.plan.switch import Gate
+from aurora.plan.switch import gated
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -14,20 +14,19 @@ def clock(order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatAr
     Paced rows start together, each at its bytes over the fluid bound (coflow MADD). A row with lanes starts when those before
     it have left enough lanes of both of its ports, and flows at its lanes' share of the slower one.
     """
-    gate = Gate(order, bytes_GG, route(out_Bps, in_Bps))
-    start_s_X = np.zeros(len(gate.pairs))
-    rate_Bps_X = np.array(gate.most_Bps_X)
+    row_X, size_X, most_Bps_X = gated(order, bytes_GG, route(out_Bps, in_Bps))
+    start_s_X, rate_Bps_X = np.zeros(len(order.pairs_X2)), np.full(len(order.pairs_X2), np.inf)
+    rate_Bps_X[row_X] = most_Bps_X
     if order.lanes is not None:
         room = [*order.lanes.out_G.tolist(), *order.lanes.in_G.tolist()]
         held: list[list[tuple[float, int]]] = [[] for _ in room]  # of each port: when rows end, and their lanes
-        for row, (src, dst) in enumerate(gate.pairs):
-            if gate.size_X[row] > 0:
-                lanes = int(order.lanes.row_X[row])
-                ports = (src, len(bytes_GG) + dst)
-                start_s_X[row] = max(_free(held[port], room[port] - lanes) for port in ports)
-                end_s = start_s_X[row] + gate.size_X[row] / rate_Bps_X[row]
-                for port in ports:
-                    held[port].append((end_s, lanes))
+        for row, size in zip(row_X.tolist(), size_X.tolist(), strict=True):
+            src, dst = order.pairs_X2[row].tolist()
+            lanes, ports = int(order.lanes.row_X[row]), (src, len(bytes_GG) + dst)
+            start_s_X[row] = max(_free(held[port], room[port] - lanes) for port in ports)
+            end_s = start_s_X[row] + size / rate_Bps_X[row]
+            for port in ports:
+                held[port].append((end_s, lanes))
     return start_s_X, rate_Bps_X
 
 

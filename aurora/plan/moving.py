@@ -80,7 +80,7 @@ def move(
     )
     rng = np.random.default_rng(new.seed)
     ports = new.cluster.out_Bps_G, new.cluster.in_Bps_G, new.cluster.startup_s_G
-    _, schedule = scheduled(bytes_GG, *ports, "openshop", rng, new.cluster.fabric)
+    _, schedule = scheduled(bytes_GG, *ports, "openshop", rng, new.cluster.fabric, new.cluster.incast)
     models = tuple(
         model_plan(new.cluster, [profile, *domains], placement, new.methods["order"], rng, model.profile_path, model.once)
         for model, profile, placement in zip(new.models, profiles, final, strict=True)

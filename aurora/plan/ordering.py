@@ -1,5 +1,6 @@
 """Orders with their schedules: one all-to-all by name, and the two of a placed layer."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -47,7 +48,9 @@ def order(
     fabric = cluster.fabric if cluster else None
     if method == TWO_TIER:
         return _forwarded(matrix, cluster, out, into, startup, np.random.default_rng(seed))
-    _, schedule = scheduled(matrix, out, into, startup, method, np.random.default_rng(seed), fabric)
+    _, schedule = scheduled(
+        matrix, out, into, startup, method, np.random.default_rng(seed), fabric, cluster.incast if cluster else 0.0
+    )
     return schedule
 
 
@@ -80,12 +83,13 @@ def scheduled(
     method: str,
     rng: np.random.Generator,
     fabric: Fabric | None,
+    incast: float = 0.0,
 ) -> tuple[Order, Schedule]:
     """An order and its schedule, which the checker has seen; "auto" is the shortest of AUTO_ORDERS."""
     best: tuple[Order, Schedule] | None = None
     for name in AUTO_ORDERS if method == "auto" else (method,):
         made = ORDER[name](bytes_GG, out, into, rng, startup)
-        schedule = timed(made, bytes_GG, out, into, startup, fabric)
+        schedule = timed(made, bytes_GG, out, into, startup, fabric, incast)
         check_schedule(schedule, bytes_GG, out, into, fabric)
         if best is None or schedule.makespan_s < best[1].makespan_s:
             best = made, schedule
@@ -101,9 +105,19 @@ def both_ways(
     Where one partner at a time is held by both ends, the combine is the dispatch backwards; else each is ordered by itself.
     """
     ports = cluster.out_Bps_G, cluster.in_Bps_G
-    made, schedule = scheduled(there_GG, *ports, cluster.startup_s_G, method, rng, cluster.fabric)
+    made, schedule = scheduled(there_GG, *ports, cluster.startup_s_G, method, rng, cluster.fabric, cluster.incast)
     if not made.one_to_one:  # receivers take what comes: each direction is ordered by its own senders
-        return made, scheduled(back_GG, *ports, cluster.startup_s_G, method, rng, cluster.fabric)[0], schedule
+        return made, scheduled(back_GG, *ports, cluster.startup_s_G, method, rng, cluster.fabric, cluster.incast)[0], schedule
     returned = timed(made.reversed, back_GG, *ports, cluster.startup_s_G, cluster.fabric)
     check_schedule(returned, back_GG, *ports, cluster.fabric)
     return made, made.reversed, schedule
+
+
+def batch_order(cluster: Cluster, method: str, seed: int) -> Callable[[IntArray], Order]:
+    """What makes the order of an all-to-all anew from its bytes (G, G) int64, by `method`; the same for the same bytes."""
+    ports = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G
+
+    def ordered(bytes_GG: IntArray) -> Order:
+        return scheduled(bytes_GG, *ports, method, np.random.default_rng(seed), cluster.fabric, cluster.incast)[0]
+
+    return ordered

@@ -1,177 +1,228 @@
 """The switch: ports and links with their own rates, flows that share them max-min fairly, orders that gate who may start."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from aurora.plan.flows import DONE, HEAP, LOGGED, RECVS, SENDS, Log, Net, Queues, Rows, join, run
 from aurora.plan.routes import Routes
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
 
+FIRST_LOG = 4096  # rows that a log has room for before it grows
 
-def fair_rates(src_X: IntArray, dst_X: IntArray, routes: Routes, most_Bps_X: FloatArray | None = None) -> FloatArray:
-    """(X,) max-min fair rates of concurrent flows by progressive filling: the tightest resource fixes its flows, and so on.
 
-    most_Bps_X (X,): what a flow is held to at most.
+@dataclass(frozen=True)
+class Transfers:
+    """What an all-to-all carried, (X,) each; start_s_X is before a transfer's start-up."""
+
+    src_X: IntArray
+    dst_X: IntArray
+    bytes_X: IntArray
+    start_s_X: FloatArray
+    end_s_X: FloatArray
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The parts of transfers that flowed at one rate, (X,) each, as they ended."""
+
+    src_X: IntArray
+    dst_X: IntArray
+    bytes_X: IntArray
+    start_s_X: FloatArray
+    end_s_X: FloatArray
+    rate_Bps_X: FloatArray
+
+
+def gated(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
+    """The rows of `order` that carry something: (X,) which, how many bytes, and the rate that each is held to.
+
+    Held to its lanes' share of the slower port, to its bytes over the fluid optimum where the order is paced (coflow MADD), or
+    to nothing (infinity).
     """
-    use_KX = np.ascontiguousarray(routes.use_GGK[src_X, dst_X].T)
-    share_KX = np.ascontiguousarray(routes.share_GGK[src_X, dst_X].T)
-    most_X = np.full(len(src_X), np.inf) if most_Bps_X is None else most_Bps_X
-    room, resources = routes.room_R, len(routes.room_R)
-    rates = np.zeros(len(src_X))
-    open_X = np.arange(len(src_X))
-    while len(open_X):
-        flows = np.bincount(use_KX.ravel(), share_KX.ravel(), minlength=resources)
-        level = np.divide(room, flows, out=np.full(resources, np.inf), where=flows > 0)
-        tightest = int(level.argmin())
-        held = most_X <= level[tightest]
-        fixed = held if held.any() else (use_KX == tightest).any(axis=0)
-        rate_X = np.minimum(most_X[fixed], level[tightest])
-        rates[open_X[fixed]] = rate_X
-        taken = np.bincount(use_KX[:, fixed].ravel(), (share_KX[:, fixed] * rate_X).ravel(), minlength=resources)
-        room = np.maximum(room - taken, 0.0)
-        rest = np.flatnonzero(~fixed)
-        use_KX, share_KX, most_X, open_X = use_KX[:, rest], share_KX[:, rest], most_X[rest], open_X[rest]
-    return rates
-
-
-class Gate:
-    """Which rows of an order may start in one all-to-all: both ends have joined, and it is among the first open ones of each.
-
-    size_X: the bytes of each row, for the all-to-all's bytes_GG (G, G). most_Bps_X: what each row is held to: its lanes' share
-    of the slower port, its bytes over the fluid optimum where the order is paced (coflow MADD), infinity otherwise.
-    """
-
-    def __init__(self, order: Order, bytes_GG: IntArray, routes: Routes) -> None:
-        n = len(bytes_GG)
-        src_X, dst_X = order.pairs_X2.T
-        cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
-        size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
-        most_Bps_X = np.full(len(size_X), np.inf)
-        if order.lanes is not None:
-            out_Bps, in_Bps = routes.room_R[:n], routes.room_R[n : 2 * n]
-            lane_Bps_X = np.minimum((out_Bps / order.lanes.out_G)[src_X], (in_Bps / order.lanes.in_G)[dst_X])
-            most_Bps_X = order.lanes.row_X * lane_Bps_X
-        elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
-            most_Bps_X = size_X / optimum_s
-        self.pairs = order.pairs_X2.tolist()
-        self.size_X: list[int] = size_X.tolist()
-        self.most_Bps_X: list[float] = most_Bps_X.tolist()
-        self._order, self._lanes = order, order.lanes
-        self._sends: list[list[int]] = [[] for _ in range(n)]
-        self._recvs: list[list[int]] = [[] for _ in range(n)]
-        for row, (src, dst) in enumerate(self.pairs):
-            if self.size_X[row] > 0:
-                self._sends[src].append(row)
-                self._recvs[dst].append(row)
-        self._started: set[int] = set()
-        self._joined: set[int] = set()
-
-    def join(self, rank: int) -> list[int]:
-        """`rank` takes part from now on; gives the rows that start with that."""
-        self._joined.add(rank)
-        return self._startable((rank,))
-
-    def finish(self, row: int) -> list[int]:
-        """The row is over; gives the rows that start with that."""
-        src, dst = self.pairs[row]
-        self._sends[src].remove(row)
-        self._recvs[dst].remove(row)
-        return self._startable(sorted((src, dst)))
-
-    def done(self, rank: int) -> bool:
-        """Whether `rank` has nothing more to send or receive."""
-        return not self._sends[rank] and not self._recvs[rank]
-
-    def _startable(self, near: Sequence[int]) -> list[int]:
-        rows = [row for rank in near for row in (*self._open_sends(rank), *self._open_recvs(rank))]
-        fresh = []
-        for row in rows:
-            src, dst = self.pairs[row]
-            if row in self._started or src not in self._joined or dst not in self._joined:
-                continue
-            if row in self._open_sends(src) and row in self._open_recvs(dst):
-                self._started.add(row)
-                fresh.append(row)
-        return fresh
-
-    def _open_sends(self, rank: int) -> list[int]:
-        if self._lanes is None:
-            return self._sends[rank][: self._order.sends_open]
-        return _fitting(self._sends[rank], self._lanes.row_X, int(self._lanes.out_G[rank]))
-
-    def _open_recvs(self, rank: int) -> list[int]:
-        if self._lanes is None:
-            return self._recvs[rank][: self._order.recvs_open]
-        return _fitting(self._recvs[rank], self._lanes.row_X, int(self._lanes.in_G[rank]))
-
-
-def _fitting(rows: list[int], lanes_X: IntArray, room: int) -> list[int]:
-    """The first rows that have lanes in a port of `room` lanes together."""
-    for count, row in enumerate(rows):
-        room -= int(lanes_X[row])
-        if room < 0:
-            return rows[:count]
-    return rows[:]
+    n = len(bytes_GG)
+    src_X, dst_X = order.pairs_X2.T
+    cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
+    size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
+    most_Bps_X = np.full(len(size_X), np.inf)
+    if order.lanes is not None:
+        out_Bps, in_Bps = routes.room_R[:n], routes.room_R[n : 2 * n]
+        lane_Bps_X = np.minimum((out_Bps / order.lanes.out_G)[src_X], (in_Bps / order.lanes.in_G)[dst_X])
+        most_Bps_X = order.lanes.row_X * lane_Bps_X
+    elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
+        most_Bps_X = size_X / optimum_s
+    row_X = np.flatnonzero(size_X)
+    return row_X, size_X[row_X], most_Bps_X[row_X]
 
 
 class Switch:
-    """Flows under way. Each pays the start-up of its slower end, during which it holds no bandwidth, then flows."""
+    """All-to-alls under way. A transfer starts when both ends have joined and it is among the first open ones of each; it pays
+    the start-up of its slower end, during which it holds no bandwidth, then flows.
 
-    def __init__(self, routes: Routes, startup_s: FloatArray) -> None:
-        self._routes, self._startup = routes, startup_s
-        self._now = 0.0
-        self._flows: dict[int, list[float]] = {}  # key -> [source, destination, bytes left, flows from, rate at most]
-        self._rates: dict[int, float] = {}
-        self._keys = 0
-        self._stale = False
+    startup_s (G,) seconds a message. incast: which part of its rate a receiving port loses for each flow beyond the first, down
+    to flows.LEAST_GOODPUT of it. logging: keep what flowed at which rate, for `pieces`. An event costs what is connected to the
+    ports that it touches, so with one partner at a time O(log X).
+    """
 
-    def open(self, src: int, dst: int, size: int, most_Bps: float = float("inf")) -> int:
-        """Start a flow of `size` bytes now, held to most_Bps; gives its key."""
-        key, self._keys = self._keys, self._keys + 1
-        from_s = self._now + max(self._startup[src], self._startup[dst])
-        self._flows[key] = [src, dst, float(size), from_s, most_Bps]
-        self._stale = True
-        return key
+    def __init__(self, routes: Routes, startup_s: FloatArray, incast: float = 0.0, logging: bool = False) -> None:
+        n, resources = len(startup_s), len(routes.room_R)
+        self._startup, self._routes, self._ranks = startup_s, routes, n
+        self._logging = logging
+        self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
+        self._rows = _rows(0, routes.use_GGK.shape[2])
+        at, stop, room, undone = _whole(4, 0, 2, n)
+        self._queues = Queues(_whole(2, 0), at, stop, room, undone, _whole(0, n))
+        self._net = Net(
+            room=routes.room_R,
+            use=routes.use_GGK,
+            share=routes.share_GGK,
+            head=np.full(resources, -1, dtype=np.int64),
+            flows=_whole(resources),
+            free=np.zeros(resources),
+            load=np.zeros(resources),
+            open=_whole(resources),
+            stamp=_whole(resources),
+            found=_whole(resources),
+            dirty=_whole(resources),
+            heap=_whole(0),
+            rows=_whole(0),
+            done=_whole(0, 2),
+            counter=_whole(5),
+            now_s=np.zeros(1),
+            incast=np.array([float(incast)]),
+        )
+        self._log = _log(FIRST_LOG if logging else 0)
 
-    def rates(self) -> dict[int, float]:
-        """Bytes per second of each flow that has left its start-up."""
-        self._share()
-        return self._rates
+    @property
+    def now_s(self) -> float:
+        return float(self._net.now_s[0])
 
-    def next_event(self) -> float:
-        """When a flow next ends or leaves its start-up; infinity without flows."""
-        self._share()
-        times = [
-            from_s if from_s > self._now else self._now + left / self._rates[key]
-            for key, (_, _, left, from_s, _) in self._flows.items()
-        ]
-        return min(times, default=float("inf"))
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer has started and not ended."""
+        return bool(self._net.counter[HEAP])
 
-    def advance(self, to_s: float) -> list[int]:
-        """Move to `to_s`, at most the next event; gives the keys of the flows that ended, in the order they were opened."""
-        self._share()
-        ended = []
-        for key, flow in self._flows.items():
-            if flow[3] <= self._now:
-                end_s = self._now + flow[2] / self._rates[key]
-                flow[2] -= self._rates[key] * (to_s - self._now)
-                if end_s <= to_s * (1 + 1e-12):
-                    ended.append(key)
-            elif flow[3] <= to_s:
-                self._stale = True
-        for key in ended:
-            del self._flows[key]
-        self._stale = self._stale or bool(ended)
-        self._now = to_s
-        return ended
+    def open(self, order: Order, bytes_GG: IntArray) -> int:
+        """A new all-to-all of bytes_GG (G, G) int64, in which no rank takes part yet; gives its number."""
+        row_X, size_X, most_Bps_X = gated(order, bytes_GG, self._routes)
+        slot, first = self._room_for(len(row_X))
+        own = slice(first, first + len(row_X))
+        src_X, dst_X = order.pairs_X2[row_X].T
+        rows, queues, lanes = self._rows, self._queues, order.lanes
+        rows.src[own], rows.dst[own], rows.size[own], rows.left[own], rows.slot[own] = src_X, dst_X, size_X, size_X, slot
+        rows.most_Bps[own], rows.startup_s[own] = most_Bps_X, np.maximum(self._startup[src_X], self._startup[dst_X])
+        rows.lanes[own] = 1 if lanes is None else lanes.row_X[row_X]
+        rows.admitted[own] = rows.stamp[own] = 0
+        queues.room[slot, SENDS] = order.sends_open if lanes is None else lanes.out_G
+        queues.room[slot, RECVS] = order.recvs_open if lanes is None else lanes.in_G
+        queues.joined[slot] = 0
+        for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
+            queues.row[side, own] = first + np.argsort(rank_X, kind="stable")
+            queues.undone[slot, side] = np.bincount(rank_X, minlength=self._ranks)
+            queues.stop[slot, side] = first + queues.undone[slot, side].cumsum()
+            queues.at[slot, side] = queues.stop[slot, side] - queues.undone[slot, side]
+        return slot
 
-    def _share(self) -> None:
-        if not self._stale:
-            return
-        self._stale = False
-        keys = [key for key, flow in self._flows.items() if flow[3] <= self._now]
-        ends = np.array([self._flows[key][:2] for key in keys], dtype=np.int64).reshape(-1, 2)
-        most = np.array([self._flows[key][4] for key in keys])
-        rates = fair_rates(ends[:, 0], ends[:, 1], self._routes, most)
-        self._rates = dict(zip(keys, rates.tolist(), strict=True))
+    def join(self, number: int, rank: int) -> bool:
+        """`rank` takes part from now on; whether it is done already, with nothing to send or receive."""
+        join(self._rows, self._queues, self._net, number, rank)
+        return not self._queues.undone[number, :, rank].any()
+
+    def run(self, until_s: float = float("inf")) -> list[tuple[int, int]]:
+        """On to until_s, or to where a rank has just sent and received all of its own: which, (number, rank) each."""
+        while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
+            self._log = Log(*(np.concatenate([column, np.zeros_like(column)]) for column in self._log))
+        count = self._net.counter
+        done = [(int(number), int(rank)) for number, rank in self._net.done[: count[DONE]]]
+        count[DONE] = 0
+        return done
+
+    def close(self, number: int) -> Transfers:
+        """What the all-to-all carried, in its order, once all ranks are done with it; its number may be given again."""
+        assert not self._queues.undone[number].any(), "an all-to-all is closed before its end"
+        span = self._spans[number]
+        assert span is not None
+        self._spans[number] = None
+        own, rows = slice(*span), self._rows
+        src_X, dst_X, bytes_X = (column[own].copy() for column in (rows.src, rows.dst, rows.size))
+        return Transfers(src_X, dst_X, bytes_X, rows.start_s[own].copy(), rows.end_s[own].copy())
+
+    def pieces(self) -> Pieces:
+        """What has flowed since the beginning, where `logging` and before anything is closed. Bytes are whole and sum to each
+        transfer's."""
+        count, log = int(self._net.counter[LOGGED]), self._log
+        row_X = log.row[:count]
+        by_row = np.argsort(row_X, kind="stable")
+        upto_X = np.rint(log.carried[:count]).astype(np.int64)[by_row]
+        again_X = np.diff(row_X[by_row], prepend=-1) == 0
+        bytes_X = np.empty_like(upto_X)
+        bytes_X[by_row] = upto_X - np.where(again_X, np.roll(upto_X, 1), 0)
+        rows = self._rows
+        return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, log.start_s[:count], log.end_s[:count], log.rate_Bps[:count])
+
+    def rates(self) -> dict[tuple[int, int], float]:
+        """Bytes per second of each pair's transfer under way, as of the last `run`."""
+        rows = self._rows
+        flowing = self._net.heap[: self._net.counter[HEAP]]
+        pairs = zip(rows.src[flowing].tolist(), rows.dst[flowing].tolist(), strict=True)
+        return dict(zip(pairs, rows.rate_Bps[flowing].tolist(), strict=True))
+
+    def _room_for(self, length: int) -> tuple[int, int]:
+        """A slot, and the first of `length` rows that no all-to-all uses."""
+        first = 0
+        for start, stop in sorted(span for span in self._spans if span is not None):
+            if start - first >= length:
+                break
+            first = max(first, stop)
+        if (more := first + length - len(self._rows.src)) > 0:
+            self._grow(max(more, len(self._rows.src)))
+        if None in self._spans:
+            slot = self._spans.index(None)
+        else:
+            slot = len(self._spans)
+            self._spans.append(None)
+            own = (np.concatenate([column, np.zeros_like(column, shape=(1, *column.shape[1:]))]) for column in self._queues[1:])
+            self._queues = Queues(self._queues.row, *own)
+            self._net = self._net._replace(done=_whole(len(self._spans) * self._ranks, 2))
+        self._spans[slot] = (first, first + length)
+        return slot, first
+
+    def _grow(self, more: int) -> None:
+        fresh = _rows(more, self._routes.use_GGK.shape[2])
+        self._rows = Rows(*(np.concatenate(columns) for columns in zip(self._rows, fresh, strict=True)))
+        self._queues = self._queues._replace(row=np.concatenate([self._queues.row, _whole(2, more)], axis=1))
+        heap, rows = (np.concatenate([column, _whole(more)]) for column in (self._net.heap, self._net.rows))
+        self._net = self._net._replace(heap=heap, rows=rows)
+
+
+def _whole(*shape: int) -> IntArray:
+    return np.zeros(shape, dtype=np.int64)
+
+
+def _rows(length: int, width: int) -> Rows:
+    whole, number = iter(_whole(8, length)), iter(np.zeros((8, length)))
+    return Rows(
+        src=next(whole),
+        dst=next(whole),
+        slot=next(whole),
+        size=next(whole),
+        lanes=next(whole),
+        most_Bps=next(number),
+        startup_s=next(number),
+        admitted=next(whole),
+        left=next(number),
+        since_s=next(number),
+        rate_Bps=next(number),
+        event_s=next(number),
+        start_s=next(number),
+        end_s=next(number),
+        place=next(whole),
+        stamp=next(whole),
+        next=_whole(length, width),
+        prev=_whole(length, width),
+    )
+
+
+def _log(length: int) -> Log:
+    return Log(_whole(length), *(np.zeros(length) for _ in range(4)))

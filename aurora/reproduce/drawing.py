@@ -1,14 +1,13 @@
 """The figures as pictures, SVG and PNG. What is drawn has been computed elsewhere."""
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
+from aurora.report.pictures import canvas, save_picture
 from aurora.reproduce.figures import FIGURES, Run
 from aurora.reproduce.studies import STUDIES
-from aurora.store.files import write_bytes
 
 
 def draw(runs: Sequence[Run], names: Sequence[str], folder: Path) -> list[Path]:
@@ -16,20 +15,15 @@ def draw(runs: Sequence[Run], names: Sequence[str], folder: Path) -> list[Path]:
 
     Bars are means over seeds, whiskers the smallest and the largest.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure as Canvas
-
-    written = []
+    written: list[Path] = []
     for name in names:
         figure = FIGURES[name]
         for run in runs:
             if run.study != figure.study or run.pricing != STUDIES[run.study].pricings[0]:
                 continue
             shown = figure.shown(run)
-            canvas = Canvas(figsize=(max(6.0, 0.8 * len(run.cases)), 3.6), layout="constrained")
-            axes = canvas.add_subplot()
+            drawn = canvas(max(6.0, 0.8 * len(run.cases)), 3.6)
+            axes = drawn.add_subplot()
             at_C, width = np.arange(len(run.cases)), 0.8 / len(shown)
             for number, (label, values_SC) in enumerate(shown.items()):
                 mean_C = values_SC.mean(axis=0)
@@ -39,12 +33,6 @@ def draw(runs: Sequence[Run], names: Sequence[str], folder: Path) -> list[Path]:
             axes.set_xticks(at_C, run.cases, rotation=45, ha="right")
             axes.set_ylabel(figure.axis)
             axes.set_title(f"Fig. {name}: {figure.title}, {run.traffic} traffic", fontsize="medium")
-            canvas.legend(fontsize="small", ncols=min(len(shown), 4), loc="outside lower center")
-            for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-                picture = BytesIO()
-                with matplotlib.rc_context({"svg.hashsalt": name}):
-                    canvas.savefig(picture, format=suffix, dpi=150, metadata=metadata)
-                path = folder / f"figure-{name}-{run.traffic}.{suffix}"
-                write_bytes(path, picture.getvalue())
-                written.append(path)
+            drawn.legend(fontsize="small", ncols=min(len(shown), 4), loc="outside lower center")
+            written += save_picture(drawn, folder, f"figure-{name}-{run.traffic}")
     return written

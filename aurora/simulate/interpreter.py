@@ -13,18 +13,19 @@ from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
 from aurora.plan.costs import arriving, exchanged
 from aurora.plan.routes import route
-from aurora.plan.switch import Gate, Switch
-from aurora.types import Barrier, Cluster, Compute, Exchange, Plan, Profile, Program, Recorder, Trace
+from aurora.plan.switch import Switch
+from aurora.types import BARRIERS, Barrier, Cluster, Compute, Exchange, Order, Plan, Profile, Program, Recorder, Trace
 from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
 
 Resume = Callable[[], None]
 Wait = Callable[[Resume], None]  # calls its argument once the wait is over
 Process = Generator[Wait, None, None]
+Ordered = Callable[[IntArray], Order]  # the order for one all-to-all's bytes (G, G)
 
 
-def simulate_plan(plan: Plan, profiles: Sequence[Profile]) -> Trace:
-    """The predicted Trace of `plan` serving the profiles' windows, one step a window.
+def simulate_plan(plan: Plan, profiles: Sequence[Profile], barriers: str = "gpu", ordered: Ordered | None = None) -> Trace:
+    """The predicted Trace of `plan` serving the profiles' windows, one step a window; barriers and ordered as `simulate`'s.
 
     Raises BadInput where a profile is not of the plan's model, was dealt to another number of ranks, or holds counts alone
     where the plan counts tokens once a GPU.
@@ -41,17 +42,28 @@ def simulate_plan(plan: Plan, profiles: Sequence[Profile]) -> Trace:
                 f"layers of {expected[2]} experts, found {found[0]} ranks, {found[1]} layers, {found[2]} experts"
                 + (" and other router weights" if found == expected else "")
             )
-    return simulate(compile_plan(plan), plan.cluster, profiles)
+    return simulate(compile_plan(plan), plan.cluster, profiles, barriers, ordered)
 
 
-def simulate(program: Program, cluster: Cluster, profiles: Sequence[Profile]) -> Trace:
-    """The predicted Trace of `program`: model m runs one step for each window of profiles[m].
+def simulate(
+    program: Program,
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    barriers: str = "gpu",
+    ordered: Ordered | None = None,
+) -> Trace:
+    """The predicted Trace of `program`: model m of any number runs one step for each window of profiles[m].
 
     Rules: on a rank one model computes at a time, first come first served; exchanges of the models alternate on its port
-    (a's first, b's first, a's second, ...), and a model that is through is skipped; a rank goes on when its own transfers
-    are done; a Barrier lets all ranks of the model go at once. Deterministic.
+    (a's first, b's first, a's second, ...), and a model that is through is skipped. Deterministic.
+    barriers: "gpu", a rank goes on when its own transfers are done, and a Barrier lets all ranks of the model go at once;
+    "none", Barriers are skipped as well; "global", every phase of a model ends for all ranks together, and only then are GPU
+    and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
+    ordered: makes the order of each all-to-all anew from its bytes; None keeps the program's.
     """
-    return _Run(program, cluster, profiles).trace()
+    if barriers not in BARRIERS:
+        raise BadInput(f"--barriers: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
+    return _Run(program, cluster, profiles, barriers, ordered).trace()
 
 
 @dataclass
@@ -105,25 +117,28 @@ class _Turns:
 
 @dataclass
 class _AllToAll:
-    gate: Gate
     key: tuple[int, int, int, str]  # model, step, layer, phase
-    joined: dict[int, Resume] = field(default_factory=dict)
+    number: int  # of the switch
+    out: int = 0  # ranks that are through with it
+    waiting: dict[int, Resume] = field(default_factory=dict)
 
 
 class _Run:
-    def __init__(self, program: Program, cluster: Cluster, profiles: Sequence[Profile]) -> None:
+    def __init__(
+        self, program: Program, cluster: Cluster, profiles: Sequence[Profile], barriers: str, ordered: Ordered | None
+    ) -> None:
         self.program, self.cluster, self.profiles = program, cluster, profiles
+        self.barriers, self.ordered = barriers, ordered
         self.now = 0.0
         self.record = Recorder("predicted", program.names_M, program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
         self._sequence = 0
         self._locks = [_Lock() for _ in range(program.ranks)]
         self._turns = [_Turns(len(profiles)) for _ in range(program.ranks)]
-        self._barriers: dict[tuple[int, int, int], list[Resume]] = {}
+        self._meetings: dict[tuple[int, int, int, str], list[Resume]] = {}
         self._exchanges: dict[tuple[int, int, int, str], _AllToAll] = {}
-        self._routes = route(cluster.out_Bps_G, cluster.in_Bps_G, cluster.fabric)
-        self._switch = Switch(self._routes, cluster.startup_s_G)
-        self._flows: dict[int, tuple[_AllToAll, int, float]] = {}
+        self._under_way: dict[int, _AllToAll] = {}
+        self._switch = Switch(route(cluster.out_Bps_G, cluster.in_Bps_G, cluster.fabric), cluster.startup_s_G, cluster.incast)
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
         ]
@@ -132,13 +147,12 @@ class _Run:
         running = [self._rank(rank, model) for rank in range(self.program.ranks) for model in range(len(self.profiles))]
         for process in running:
             self._step(process)
-        while self._heap or self._flows:
-            timer_s = self._heap[0][0] if self._heap else float("inf")
-            flow_s = self._switch.next_event()
-            self.now = min(timer_s, flow_s)
-            for key in self._switch.advance(self.now):
-                self._arrived(key)
-            if timer_s <= flow_s:
+        while self._heap or self._switch.busy:
+            done = self._switch.run(self._heap[0][0] if self._heap else float("inf"))
+            self.now = self._switch.now_s
+            for number, rank in done:
+                self._through(self._under_way[number], rank)
+            while not done and self._heap and self._heap[0][0] <= self.now:
                 heapq.heappop(self._heap)[2]()
         assert not any(inspect.getgeneratorstate(process) == inspect.GEN_SUSPENDED for process in running), (
             "the program stopped before its end"
@@ -157,21 +171,27 @@ class _Run:
                     match op:
                         case Compute(phase):
                             yield from self._compute(rank, model, step, layer, phase)
-                        case Barrier(phase):
+                        case Barrier(phase) if self.barriers != "none":
                             began = self.now
-                            yield self._meet(model, step, layer)
+                            yield self._meet(model, step, layer, phase)
                             self.record.add(rank, model, step, layer, phase, began, self.now)
                         case Exchange(phase, _):
                             yield lambda resume: self._turns[rank].acquire(model, resume)
                             yield self._join(rank, op, (model, step, layer, phase))
+                            if self.barriers == "global":
+                                yield self._meet(model, step, layer, phase)
                             self._turns[rank].release(model)
         self._turns[rank].leave(model)
 
     def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
+        if self.barriers == "global":  # first all ranks are here, so that models queue in one sequence on each of them
+            yield self._meet(model, step, layer, f"before {phase}")
         yield self._locks[rank].acquire
         began = self.now
         yield self._sleep(self._seconds(rank, model, step, layer, phase))
         self.record.add(rank, model, step, layer, phase, began, self.now)
+        if self.barriers == "global":
+            yield self._meet(model, step, layer, phase)
         self._locks[rank].release()
 
     def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str) -> float:
@@ -188,12 +208,14 @@ class _Run:
 
         return wait
 
-    def _meet(self, model: int, step: int, layer: int) -> Wait:
+    def _meet(self, *key: *tuple[int, int, int, str]) -> Wait:
+        """Until all ranks are here. key: model, step, layer, phase."""
+
         def wait(resume: Resume) -> None:
-            arrived = self._barriers.setdefault((model, step, layer), [])
+            arrived = self._meetings.setdefault(key, [])
             arrived.append(resume)
             if len(arrived) == self.program.ranks:
-                for go in self._barriers.pop((model, step, layer)):
+                for go in self._meetings.pop(key):
                     go()
 
         return wait
@@ -202,31 +224,26 @@ class _Run:
         def wait(resume: Resume) -> None:
             if key not in self._exchanges:
                 bytes_GG = self._bytes_GG(op, *key[:3])
-                gate = Gate(op.order, bytes_GG, self._routes)
-                self._exchanges[key] = _AllToAll(gate, key)
+                order = op.order if self.ordered is None else self.ordered(bytes_GG)
+                self._exchanges[key] = exchange = _AllToAll(key, self._switch.open(order, bytes_GG))
+                self._under_way[exchange.number] = exchange
             exchange = self._exchanges[key]
-            self._open(exchange, exchange.gate.join(rank))
-            if exchange.gate.done(rank):
-                resume()
-            else:
-                exchange.joined[rank] = resume
+            exchange.waiting[rank] = resume
+            if self._switch.join(exchange.number, rank):
+                self._through(exchange, rank)
 
         return wait
 
-    def _open(self, exchange: _AllToAll, rows: list[int]) -> None:
-        for row in rows:
-            (src, dst), size = exchange.gate.pairs[row], exchange.gate.size_X[row]
-            self._flows[self._switch.open(src, dst, size, exchange.gate.most_Bps_X[row])] = (exchange, row, self.now)
-
-    def _arrived(self, flow: int) -> None:
-        exchange, row, began = self._flows.pop(flow)
-        (src, dst), size = exchange.gate.pairs[row], exchange.gate.size_X[row]
-        self.record.transfer(src, *exchange.key, dst, True, size, began, self.now)
-        self.record.transfer(dst, *exchange.key, src, False, size, began, self.now)
-        self._open(exchange, exchange.gate.finish(row))
-        for rank in (src, dst):
-            if exchange.gate.done(rank) and rank in exchange.joined:
-                exchange.joined.pop(rank)()
+    def _through(self, exchange: _AllToAll, rank: int) -> None:
+        """The rank has sent and received all that is its own."""
+        exchange.out += 1
+        if exchange.out == self.program.ranks:
+            carried = self._switch.close(exchange.number)
+            self.record.transfers(
+                *exchange.key, carried.src_X, carried.dst_X, carried.bytes_X, carried.start_s_X, carried.end_s_X
+            )
+            del self._exchanges[exchange.key], self._under_way[exchange.number]
+        exchange.waiting.pop(rank)()
 
     def _bytes_GG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
         profile = self.profiles[model]

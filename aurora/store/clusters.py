@@ -19,7 +19,7 @@ def load_cluster(path: str | Path) -> Cluster:
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not TOML: {error}") from None
     check_schema(path, table)
-    check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric"})
+    check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast"})
     rows = table.get("gpu")
     if not isinstance(rows, list) or not rows:
         raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
@@ -27,8 +27,11 @@ def load_cluster(path: str | Path) -> Cluster:
     for row in rows:
         gpus.extend(read_gpus(str(path), row, len(gpus)))
     fabric = read_fabric(str(path), table["fabric"], gpus) if "fabric" in table else None
+    incast = table.get("incast", 0.0)
+    if isinstance(incast, bool) or not isinstance(incast, (int, float)):
+        raise BadInput(f"{path}: incast must be a number, found {incast!r}")
     try:
-        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric)
+        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, float(incast))
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 

@@ -59,6 +59,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
             "name": plan.cluster.name,
             "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
             **({} if plan.cluster.fabric is None else {"fabric": fabric_json(plan.cluster.fabric)}),
+            **({"incast": plan.cluster.incast} if plan.cluster.incast else {}),
         },
         "models": [
             {
@@ -108,7 +109,8 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
     gpus = tuple(gpu for index, row in enumerate(rows) for gpu in read_gpus("cluster", row, index))
     links = found["cluster"].get("fabric")
     fabric = None if links is None else read_fabric("cluster", links, gpus)
-    cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric)
+    incast = float(found["cluster"].get("incast", 0.0))
+    cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric, incast)
     return Plan(
         cluster,
         tuple(models),

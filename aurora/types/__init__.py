@@ -7,10 +7,11 @@ from aurora.types.layout import Layout, Room
 from aurora.types.options import PlanOptions, ProfileOptions, ReproduceOptions, RunOptions, SyntheticOptions
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, Curve, Profile
-from aurora.types.program import Barrier, Compute, Exchange, Op, Program
+from aurora.types.program import BARRIERS, Barrier, Compute, Exchange, Op, Program
 from aurora.types.trace import TRACE_PHASES, Recorder, Trace
 
 __all__ = [
+    "BARRIERS",
     "PHASES",
     "TRACE_PHASES",
     "Barrier",

@@ -45,16 +45,25 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Rank r is the r-th GPU. fabric: the links between them; None is the big switch, where only ports limit."""
+    """Rank r is the r-th GPU. fabric: the links between them; None is the big switch, where only ports limit.
+
+    incast: which part of its rate a receiving port loses for each sender beyond the first that it hears at once, 0 to 1, down
+    to a tenth of the rate; zero, the default, loses nothing. Bounds leave it out; whatever is timed on the switch pays it. The
+    simplest form of throughput collapse as measured: goodput falls with the number of senders, at worst by an order of
+    magnitude. Source: Phanishayee et al., FAST 2008; Chen et al., WREN 2009.
+    """
 
     name: str
     gpus: tuple[Gpu, ...]
     fabric: Fabric | None = None
+    incast: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gpus", tuple(self.gpus))
         if not self.gpus:
             raise BadInput(f"cluster {self.name!r}: expected at least one [[gpu]], found none")
+        if not 0 <= self.incast <= 1:
+            raise BadInput(f"cluster {self.name!r}: incast must lie between 0 and 1, found {self.incast}")
         if self.fabric is not None and self.fabric.gpus != len(self.gpus):
             raise BadInput(
                 f"cluster {self.name!r}: expected a fabric of {len(self.gpus)} GPUs, found one of {self.fabric.gpus}"

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from aurora.types.plan import Order, Placement
 
+BARRIERS = ("gpu", "global", "none")  # who waits for whom when a program is simulated
+
 
 @dataclass(frozen=True)
 class Compute:

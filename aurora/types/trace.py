@@ -1,6 +1,7 @@
 """What happened, or what is predicted to: the same columns either way, so that one can be laid over the other."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,7 @@ class Recorder:
     def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int) -> None:
         self.kind, self.names_M, self.ranks = kind, names_M, ranks
         self.rows: list[Row] = []
+        self._blocks: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float) -> None:
         """A compute phase or a barrier of one rank."""
@@ -88,29 +90,36 @@ class Recorder:
         """One end of a transfer of `size` bytes: `rank` sent to or received from `peer`."""
         self.rows.append((start_s, end_s, rank, model, step, layer, TRACE_PHASES.index(phase), peer, sent, size))
 
+    def transfers(
+        self,
+        model: int,
+        step: int,
+        layer: int,
+        phase: str,
+        src_X: IntArray,
+        dst_X: IntArray,
+        bytes_X: IntArray,
+        start_s_X: FloatArray,
+        end_s_X: FloatArray,
+    ) -> None:
+        """Both ends of each of an all-to-all's transfers, (X,) each."""
+        same = (np.full(len(src_X), value) for value in (model, step, layer, TRACE_PHASES.index(phase)))
+        model_X, step_X, layer_X, phase_X = same
+        for rank_X, peer_X, sent in ((src_X, dst_X, True), (dst_X, src_X, False)):
+            sent_X = np.full(len(src_X), sent)
+            self._blocks.append((start_s_X, end_s_X, rank_X, model_X, step_X, layer_X, phase_X, peer_X, sent_X, bytes_X))
+
     def trace(self) -> Trace:
-        rows = sorted(self.rows)
-        start, end, rank, model, step, layer, phase, peer, sent, size = (
-            [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(10)]
+        rows = list(zip(*self.rows, strict=True)) or [()] * len(_COLUMN_TYPES)
+        single: tuple[NDArray[Any], ...] = tuple(
+            np.array(column, dtype=kind) for column, kind in zip(rows, _COLUMN_TYPES, strict=True)
         )
-        whole = [np.array(column, dtype=np.int64) for column in (rank, model, step, layer, phase, peer, size)]
-        rank_X, model_X, step_X, layer_X, phase_X, peer_X, bytes_X = whole
-        return Trace(
-            self.kind,
-            self.names_M,
-            self.ranks,
-            rank_X,
-            np.zeros_like(rank_X),
-            model_X,
-            step_X,
-            layer_X,
-            phase_X,
-            peer_X,
-            np.array(sent, dtype=np.bool_),
-            np.array(start, dtype=np.float64),
-            np.array(end, dtype=np.float64),
-            bytes_X,
-        )
+        columns = [np.concatenate(parts) for parts in zip(single, *self._blocks, strict=True)]
+        by_start = np.lexsort(columns[::-1])
+        start, end, rank, model, step, layer, phase, peer, sent, size = (column[by_start] for column in columns)
+        epoch = np.zeros_like(rank)
+        return Trace(self.kind, self.names_M, self.ranks, rank, epoch, model, step, layer, phase, peer, sent, start, end, size)
 
 
 Row = tuple[float, float, int, int, int, int, int, int, bool, int]
+_COLUMN_TYPES = (np.float64, np.float64, *[np.int64] * 6, np.bool_, np.int64)

@@ -16,10 +16,10 @@ from aurora.plan.order import ORDER
 from aurora.plan.ordering import order as schedule_of
 from aurora.plan.planner import exchanged_tokens, make_plan
 from aurora.plan.routes import route
-from aurora.plan.switch import fair_rates
 from aurora.plan.synthetic import synthetic_profile
 from aurora.plan.timing import timed
 from aurora.types import Cluster, Cut, Fabric, Gpu, Link, Order, PlanOptions, SyntheticOptions, leaf_spine
+from tests.plan.rates import fair_rates
 from tests.strategies import profiles, traffics_on_fabrics, traffics_on_ports
 
 PORT = 8.0

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 import aurora
 from aurora.errors import BadInput
-from aurora.plan.costs import divided
+from aurora.plan.compile import compile_plan
+from aurora.plan.costs import divided, group_costs
+from aurora.plan.objective import causal, exclusive, paper
+from aurora.plan.ordering import batch_order
 from aurora.plan.planner import exchanged_tokens, make_plan
 from aurora.plan.timing import timed
-from aurora.simulate.interpreter import simulate_plan
-from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile
+from aurora.simulate.interpreter import simulate, simulate_plan
+from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile, Program
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -31,6 +34,10 @@ def profile(tokens, gate=0, expert=0, aggregate=0, combine_bytes=1, name="m"):
 def rows(trace, phase, model=0):
     keep = (trace.phase_X == TRACE_PHASES.index(phase)) & (trace.model_X == model)
     return sorted(zip(trace.rank_X[keep].tolist(), trace.start_s_X[keep].tolist(), trace.end_s_X[keep].tolist(), strict=True))
+
+
+def one_window(p):
+    return replace(p, tokens_TLSE=p.tokens_TLSE[:1])
 
 
 KEEP = PlanOptions("contiguous", "contiguous", "contiguous", "openshop")
@@ -204,3 +211,141 @@ def test_two_replicas_by_hand():
     assert [end for rank, start, end in rows(trace, "dispatch")] == [5, 5]
     assert [end - start for rank, start, end in rows(trace, "expert")] == [20, 20]
     assert plan.objective_s == pytest.approx(5 + 20 + 5)
+
+
+def merged(plans):
+    """One Program of the models of all plans."""
+    programs = [compile_plan(plan) for plan in plans]
+    columns = zip(*((p.names_M, p.placements_M, p.ops_ML, p.once_M) for p in programs), strict=True)
+    return Program(programs[0].ranks, *(sum(column, ()) for column in columns))
+
+
+def test_three_models_take_turns():
+    """Gate 1, dispatch 2, experts 3, combine 2, no aggregation, on two ranks.
+
+    Gates at 0, 1 and 2. Dispatches 1..3, 3..5, 5..7. Experts 3..6, 6..9 and 9..12, one model after the other. Combines in turn:
+    a from 7, when c's dispatch has left the port, to 9; b 9..11; c 12..14.
+    """
+    models = [profile([[[[0, 2], [2, 0]]]], gate=1, expert=3, name=name) for name in "abc"]
+    machines = cluster(1.0, 1.0)
+    trace = simulate(merged([make_plan(machines, [p], KEEP) for p in models]), machines, models)
+    found = [[rows(trace, phase, m)[0][1:] for phase in ("gate", "dispatch", "expert", "combine")] for m in range(3)]
+    assert found[0] == [(0, 1), (1, 3), (3, 6), (7, 9)]
+    assert found[1] == [(1, 2), (3, 5), (6, 9), (9, 11)]
+    assert found[2] == [(2, 3), (5, 7), (9, 12), (12, 14)]
+    assert trace.seconds == pytest.approx(14)
+
+
+def test_of_three_models_the_one_that_is_through_is_skipped():
+    tokens = [[[0, 2], [2, 0]]]
+    models = [profile([tokens] * steps, name=str(steps)) for steps in (1, 3, 2)]
+    machines = cluster(1.0, 1.0)
+    trace = simulate(merged([make_plan(machines, [p], KEEP) for p in models]), machines, models)
+    assert trace.seconds == pytest.approx(6 * 2 * 2)
+
+
+THREE = cluster(1.0, 1.0, 1.0)
+UNEVEN = [[[[0, 6, 0], [0, 0, 2], [1, 0, 3]]]]
+
+
+def test_barriers_by_hand():
+    """Rank 0 sends 6 to rank 1, rank 1 sends 2 to rank 2, rank 2 one to rank 0; a gate of 1, experts of 2 where there are tokens.
+
+    none and gpu: rank 2 is done with its transfers at 3 and computes 3..5. global: all dispatches end at 7, all experts at 9.
+    """
+    p = profile(UNEVEN, gate=1, expert=2)
+    plan = make_plan(THREE, [p], KEEP)
+    experts = {barriers: rows(simulate_plan(plan, [p], barriers), "expert") for barriers in ("none", "gpu", "global")}
+    assert experts["none"] == experts["gpu"] == [(0, 7, 9), (1, 7, 9), (2, 3, 5)]
+    assert experts["global"] == [(0, 7, 9), (1, 7, 9), (2, 7, 9)]
+    with pytest.raises(BadInput, match="expected one of gpu, global, none, found 'all'"):
+        simulate_plan(plan, [p], "all")
+
+
+def test_without_the_counts_barrier_early_ranks_begin_early():
+    """Rank 2's gate takes 5, the others' 1; 0 -> 1 need not wait for it."""
+    curve = Curve(np.array([1.0, 5.0]), np.array([1.0, 5.0]))
+    p = replace(
+        profile([[[[0, 1, 0], [1, 0, 0], [5, 0, 0]]]]),
+        curves={"reference": {**profile([[[[1]]]]).curves["reference"], "gate": curve}},
+    )
+    plan = make_plan(THREE, [p], KEEP)
+    began = {b: min(start for _, start, _ in rows(simulate_plan(plan, [p], b), "dispatch")) for b in ("gpu", "none")}
+    assert began == {"gpu": 5, "none": 1}
+    assert not rows(simulate_plan(plan, [p], "none"), "counts")
+
+
+def terms(plan, p, model=0):
+    groups = plan.models[model].placement.gpu_E(0)
+    return group_costs(plan.cluster, p, 0, groups).terms(np.arange(len(plan.cluster)))
+
+
+def test_where_all_wait_for_all_one_model_takes_equation_1():
+    """Equal gates and experts, and an order at the bound: 1 + 6, 2 + 6, and 3."""
+    p = profile(UNEVEN, gate=1, expert=2, aggregate=3)
+    plan = make_plan(THREE, [p], KEEP)
+    assert simulate_plan(plan, [p], "global").seconds == pytest.approx(exclusive(terms(plan, p))) == pytest.approx(18)
+
+
+single = st.integers(2, 4).flatmap(lambda n: st.tuples(clusters(n), *[profiles(n, max_layers=1).map(one_window)] * 2))
+
+
+@given(single)
+def test_where_all_wait_for_all_phases_add_up(case):
+    """One model: the sum of the longest gate, dispatch, experts, combine and aggregation, which Eq. 1 is never above."""
+    machines, p, _ = case
+    plan = make_plan(machines, [p])
+    trace = simulate_plan(plan, [p], "global")
+    there = exchanged_tokens(p, 0, plan.models[0].placement.split_EG(0))
+    ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G)
+    exchanges = (
+        (plan.models[0].dispatch_L[0], there * p.dispatch_bytes),
+        (plan.models[0].combine_L[0], there.T * p.combine_bytes),
+    )
+    own = terms(plan, p)
+    longest = [part.max() for part in (own.gate_G, own.expert_G, own.aggregate_G)]
+    longest += [timed(order, bytes_GG, *ports).makespan_s for order, bytes_GG in exchanges]
+    assert trace.seconds == pytest.approx(sum(longest))
+    assert exclusive(own) <= trace.seconds * (1 + 1e-9)
+
+
+@given(single)
+def test_two_models_that_all_wait_for_are_never_faster_than_the_formulas(case):
+    """paper <= causal wherever combines mirror dispatches, and causal <= simulated always."""
+    machines, a, b = case
+    plan = make_plan(machines, [a, b])
+    both = [terms(plan, p, model) for model, p in enumerate((a, b))]
+    simulated = simulate_plan(plan, [a, b], "global").seconds
+    assert causal(*both) <= simulated * (1 + 1e-9)
+    if machines.equal and a.dispatch_bytes == a.combine_bytes and b.dispatch_bytes == b.combine_bytes:
+        assert paper(*both) <= causal(*both) * (1 + 1e-9)
+
+
+def test_orders_made_from_each_batch():
+    """Two batches, each of which two slots of 4 s can carry. Their sum hides it: its order pairs what neither has together."""
+    tokens = np.zeros((2, 1, 4, 4), dtype=int)
+    for window, shift in ((0, 1), (0, 2), (1, 2), (1, 3)):
+        tokens[window, 0, np.arange(4), (np.arange(4) + shift) % 4] = 4
+    p, machines, seen = profile(tokens), cluster(1.0, 1.0, 1.0, 1.0), []
+    plan = make_plan(machines, [p], KEEP)
+    made = batch_order(machines, "openshop", 0)
+
+    def watched(bytes_GG):
+        seen.append(bytes_GG.copy())
+        return made(bytes_GG)
+
+    assert simulate_plan(plan, [p], ordered=watched).seconds == pytest.approx(2 * 16)
+    there = [exchange.sum() for exchange in seen]
+    assert there == [32, 32, 32, 32]
+    assert np.array_equal(seen[1], seen[0].T)
+    assert simulate_plan(plan, [p]).seconds >= 2 * 16
+
+
+def test_incast_is_paid_where_senders_meet():
+    """Two senders of 4 bytes into one port of 1 that a second sender costs half: 16 s each way there, one at a time 8."""
+    p = profile([[[[0, 0, 4], [0, 0, 4], [0, 0, 0]]]], combine_bytes=0)
+    machines = replace(THREE, incast=0.5)
+    seconds = [
+        simulate_plan(make_plan(machines, [p], replace(KEEP, order=o)), [p]).seconds for o in ("all-at-once", "openshop")
+    ]
+    assert seconds == pytest.approx([16, 8])

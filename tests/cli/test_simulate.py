@@ -1,0 +1,88 @@
+"""aurora simulate: its options and what it refuses."""
+
+import json
+
+import pytest
+
+from aurora.plan.planner import make_plan
+from aurora.plan.synthetic import synthetic_profile
+from aurora.store import load_cluster, load_plan, save, shipped
+from tests.cli.refusal import refused
+
+CONFIG = {"num_local_experts": 4, "num_hidden_layers": 2, "num_experts_per_tok": 1, "hidden_size": 64, "intermediate_size": 64}
+CLUSTER = shipped("clusters/demo-4.toml")
+
+
+@pytest.fixture
+def shape(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path / "config.json"
+
+
+@pytest.fixture
+def plan(aurora, shape, tmp_path):
+    profile = tmp_path / "a.npz"
+    assert aurora("profile", "--synthetic", "zipf:1", "--shape", shape, "--windows", 3, "--tokens", 50, "-o", profile)[0] == 0
+    assert aurora("plan", "--cluster", CLUSTER, "--profile", profile, "-o", tmp_path / "p.json")[0] == 0
+    return tmp_path / "p.json"
+
+
+def test_barriers_and_orders(aurora, plan):
+    for barriers in ("none", "gpu", "global"):
+        assert aurora("simulate", plan, "--barriers", barriers)[0] == 0
+    code, out, _ = aurora("simulate", plan, "--orders", "batch")
+    assert code == 0
+    assert "wrote" in out
+    refused(aurora("simulate", plan, "--barriers", "all"), "expected one of gpu, global, none, found 'all'")
+    refused(aurora("simulate", plan, "--orders", "new"), "expected plan or batch, found 'new'")
+
+
+def test_sweep_writes_table_and_maps(aurora, shape, tmp_path):
+    pytest.importorskip("matplotlib")
+    grids = ("--sweep", "bandwidth=1e6:1e9:log2", "--sweep", "skew=0:1:2")
+    written = []
+    for name in ("one", "two"):
+        code, out, err = aurora("simulate", *grids, "--shape", shape, "--cluster", CLUSTER, "-o", tmp_path / name)
+        assert (code, err) == (0, "")
+        assert "wrote" in out
+        written.append({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()})
+    assert set(written[0]) == {"sweep.md", "sweep.json", "sweep.svg", "sweep.png"}
+    assert written[0] == written[1]
+    points = json.loads(written[0]["sweep.json"])["points"]
+    assert [(p["bandwidth"], p["skew"]) for p in points] == [(1e6, 0), (1e6, 1), (1e9, 0), (1e9, 1)]
+    lines = written[0]["sweep.md"].decode().splitlines()
+    assert lines[2] == "| bandwidth | skew | order over all-at-once | order over random | together over in turn | pays |"
+    assert "![sweep.svg](sweep.svg)" in lines
+
+
+def test_one_key_needs_no_pictures(aurora, shape, tmp_path):
+    args = ("--sweep", "speed=1:2:2", "--shape", shape, "--cluster", CLUSTER, "--no-plots", "-o", tmp_path / "s")
+    assert aurora("simulate", *args)[0] == 0
+    assert {file.name for file in (tmp_path / "s").iterdir()} == {"sweep.md", "sweep.json"}
+
+
+def test_refusals(aurora, shape, tmp_path):
+    refused(aurora("simulate"), "expected a plan, or --sweep")
+    refused(aurora("simulate", "--sweep", "skew=0:1:2"), "expected --shape CONFIG.json, --cluster TOML and -o FOLDER")
+    refused(aurora("simulate", "p.json", "--sweep", "skew=0:1:2"), "expected no plan")
+    refused(aurora("simulate", "p.json", "--shape", shape), "go with --sweep")
+    grid = ("--shape", shape, "--cluster", CLUSTER, "-o", tmp_path / "s")
+    refused(aurora("simulate", "--sweep", "skew=1", *grid), r"--sweep skew=1: expected skew=FIRST:LAST:COUNT")
+
+
+def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
+    text = CLUSTER.read_text().replace("schema = 1", "schema = 1\nincast = {}")
+    for value, said in (
+        ("1.5", "incast must lie between 0 and 1, found 1.5"),
+        ('"much"', "incast must be a number, found 'much'"),
+    ):
+        (tmp_path / "c.toml").write_text(text.format(value))
+        refused(
+            aurora("simulate", "--sweep", "skew=0:1:2", "--shape", "x", "--cluster", tmp_path / "c.toml", "-o", tmp_path), said
+        )
+    (tmp_path / "c.toml").write_text(text.format("0.25"))
+    machines = load_cluster(tmp_path / "c.toml")
+    assert machines.incast == 0.25
+    profile = synthetic_profile("zipf:1", CONFIG)
+    save(make_plan(machines, [profile]), tmp_path / "p.json")
+    assert load_plan(tmp_path / "p.json").cluster == machines
