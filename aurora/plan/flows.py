@@ -92,7 +92,7 @@ def join(rows: Rows, queues: Queues, net: Net, slot: int, rank: int) -> None:
     _admit(rows, queues, net, slot, RECVS, rank)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def run(rows: Rows, queues: Queues, net: Net, log: Log, logging: bool, until_s: float) -> bool:
     """On to until_s, or to where a rank is first done with an all-to-all; False where the log is too small to go on."""
     count = net.counter
@@ -155,7 +155,7 @@ def _admit(rows, queues, net, slot, side, rank):
     queues.at[slot, side, rank] = at
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _enter(rows, net, row):
     """The row takes part in the sharing from now on."""
     rows.rate_Bps[row] = 0.0
@@ -175,7 +175,7 @@ def _enter(rows, net, row):
             _mark(net, resource)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _leave(rows, net, log, logging, row):
     now_s = net.now_s[0]
     if logging:
@@ -196,7 +196,7 @@ def _leave(rows, net, log, logging, row):
             _mark(net, resource)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _index(rows, net, row, resource):
     """Which of the row's resources this is."""
     src, dst = rows.src[row], rows.dst[row]
@@ -206,7 +206,7 @@ def _index(rows, net, row, resource):
     return k
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _mark(net, resource):
     if net.stamp[resource] >= 0:
         net.stamp[resource] = -1
@@ -214,7 +214,7 @@ def _mark(net, resource):
         net.counter[DIRTY] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _share(rows, net, log, logging):
     """Fair rates for whatever is connected to a resource that changed."""
     count = net.counter
@@ -228,7 +228,7 @@ def _share(rows, net, log, logging):
     count[DIRTY] = 0
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _component(rows, net, seed, stamp):
     """Into net.found and net.rows: the resources and rows connected to `seed`; gives how many of each."""
     net.stamp[seed] = stamp
@@ -254,7 +254,7 @@ def _component(rows, net, seed, stamp):
     return resources, flows
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, inline="always")
 def _fill(rows, net, log, logging, resources, flows):
     """Progressive filling: the tightest resource fixes its flows, and so on. A fixed row's stamp is negative."""
     senders = net.use.shape[0]
@@ -299,7 +299,7 @@ def _fill(rows, net, log, logging, resources, flows):
             _sift_down(rows, net, at)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, inline="always")
 def _fix(rows, net, log, logging, row, rate_Bps, sift):
     """The row's rate from now on; gives whether that is news. sift: keep the heap in order at once."""
     rows.stamp[row] = -rows.stamp[row]
@@ -326,19 +326,19 @@ def _fix(rows, net, log, logging, row, rate_Bps, sift):
     return 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _log(net, log, row, start_s, end_s, rate_Bps, carried):
     at = net.counter[LOGGED]
     log.row[at], log.start_s[at], log.end_s[at], log.rate_Bps[at], log.carried[at] = row, start_s, end_s, rate_Bps, carried
     net.counter[LOGGED] = at + 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _before(rows, one, other):
     return rows.event_s[one] < rows.event_s[other] or (rows.event_s[one] == rows.event_s[other] and one < other)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _put_in(rows, net, row):
     at = net.counter[HEAP]
     net.counter[HEAP] = at + 1
@@ -346,7 +346,7 @@ def _put_in(rows, net, row):
     _sift_up(rows, net, at)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _take_out(rows, net, row):
     net.counter[HEAP] -= 1
     last, at = net.heap[net.counter[HEAP]], rows.place[row]
