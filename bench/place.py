@@ -63,7 +63,7 @@ PLANS = {  # made for four domains, or one of them
 
 def recorded_profiles(domains: list[str], layers: list[str], counts: dict) -> dict[tuple[str, str], Profile]:
     """OLMoE's shape and curves; every rank's tokens choose experts as the recorded ones of that domain and layer did."""
-    shape = synthetic_profile("uniform", OLMOE, SyntheticOptions(sources=8, tokens=TOKENS))
+    shape = synthetic_profile("uniform", OLMOE, SyntheticOptions(sources=8, window_tokens=TOKENS))
     made = {}
     for row, domain in enumerate(domains):
         for column, layer in enumerate(layers):

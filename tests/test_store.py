@@ -35,7 +35,7 @@ memory_bytes = 1000
 
 @pytest.fixture
 def profile():
-    return synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, tokens=32, windows=2))
+    return synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32, windows=2))
 
 
 @pytest.fixture

@@ -24,11 +24,13 @@ def profile(
     limit: Annotated[int | None, typer.Option(help="use at most this many prompts")] = DEFAULTS.limit,
     share: Annotated[int, typer.Option(help="processes that compute here at once while phases are timed")] = DEFAULTS.share,
     token_level: Annotated[
-        bool, typer.Option("--token-level", help="keep every token's choices, for plan --affinity; larger files")
+        bool, typer.Option("--tokens", help="keep every token's choices, for plan --affinity; larger files")
     ] = DEFAULTS.token_level,
     synthetic: Annotated[str | None, typer.Option(help="invent traffic: uniform or zipf:EXPONENT")] = None,
     shape: Annotated[Path | None, typer.Option(help="with --synthetic: a transformers config.json")] = None,
-    tokens: Annotated[int, typer.Option(help="with --synthetic: tokens of a source in a window")] = SYNTHETIC.tokens,
+    window_tokens: Annotated[
+        int, typer.Option(help="with --synthetic: tokens of a source in a window")
+    ] = SYNTHETIC.window_tokens,
     windows: Annotated[int, typer.Option(help="with --synthetic: windows")] = SYNTHETIC.windows,
     seed: Annotated[int, typer.Option(help="with --synthetic: random seed")] = SYNTHETIC.seed,
     correlation: Annotated[
@@ -46,7 +48,7 @@ def profile(
 
         if shape is None or model is not None or texts:
             raise BadInput("profile --synthetic: expected --shape CONFIG.json, no model and no text")
-        invented = SyntheticOptions(sources, tokens, windows, seed, token_level, correlation)
+        invented = SyntheticOptions(sources, window_tokens, windows, seed, token_level, correlation)
         made = synthetic_profile(synthetic, load_json(shape), invented)
     else:
         if model is None:

@@ -33,9 +33,9 @@ def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOp
     if not 1 <= top_k <= experts or layers < 1:
         raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {top_k}, {experts} and {layers}")
     rng = np.random.default_rng(options.seed)
-    tokens = options.windows * options.sources * options.tokens
+    tokens = options.windows * options.sources * options.window_tokens
     if options.token_level and tokens * layers * top_k > MOST_CHOICES:
-        raise BadInput(f"--token-level: expected at most {MOST_CHOICES} choices, found {tokens * layers * top_k}")
+        raise BadInput(f"--tokens: expected at most {MOST_CHOICES} choices, found {tokens * layers * top_k}")
     counts_TLSE = np.zeros((options.windows, layers, options.sources, experts), dtype=np.int64)
     kept_ULK = np.zeros((tokens if options.token_level else 0, layers, top_k), dtype=np.uint8 if experts <= 256 else np.uint16)
     for layer in range(layers):
@@ -44,12 +44,12 @@ def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOp
         done = 0
         for window in range(options.windows):
             for source in range(options.sources):
-                for chosen_UK in _draw(share_E, pair_E, options.correlation, options.tokens, top_k, rng):
+                for chosen_UK in _draw(share_E, pair_E, options.correlation, options.window_tokens, top_k, rng):
                     counts_TLSE[window, layer, source] += np.bincount(chosen_UK.ravel(), minlength=experts)
                     kept_ULK[done : done + len(chosen_UK), layer] = chosen_UK[: len(kept_ULK)]
                     done += len(chosen_UK)
-    source_U = np.tile(np.repeat(np.arange(options.sources), options.tokens), options.windows)
-    window_U = np.repeat(np.arange(options.windows), options.sources * options.tokens)
+    source_U = np.tile(np.repeat(np.arange(options.sources), options.window_tokens), options.windows)
+    window_U = np.repeat(np.arange(options.windows), options.sources * options.window_tokens)
     expert_flops = 6 * hidden * inner
     at = np.array([1, 16, 256, 4096, 65536], dtype=np.float64)
     floor_s = 5e-6

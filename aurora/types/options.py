@@ -28,22 +28,22 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class SyntheticOptions:
-    """sources: ranks. tokens: how many each of them holds in each window. windows: forward passes. seed: of the drawing.
-    token_level: keep every token's choices, not their counts alone. correlation: from 0 to 1, how often the two experts of a
-    pair are drawn with one and the same luck."""
+    """sources: ranks. window_tokens: how many each of them holds in each window. windows: forward passes. seed: of the
+    drawing. token_level: keep every token's choices, not their counts alone. correlation: from 0 to 1, how often the two
+    experts of a pair are drawn with one and the same luck."""
 
     sources: int = 4
-    tokens: int = 1024
+    window_tokens: int = 1024
     windows: int = 1
     seed: int = 0
     token_level: bool = False
     correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "sources", "tokens", "windows")
+        _above_zero(self, "sources", "window_tokens", "windows")
         _seed(self.seed)
-        if self.sources * self.tokens * self.windows > 10**9:
-            raise BadInput(f"--tokens: expected at most 1e9 tokens in all, found {self.sources * self.tokens * self.windows}")
+        if (total := self.sources * self.window_tokens * self.windows) > 10**9:
+            raise BadInput(f"--window-tokens: expected at most 1e9 tokens in all, found {total}")
         if not 0 <= self.correlation <= 1:
             raise BadInput(f"--correlation: expected a number from 0 to 1, found {self.correlation}")
 

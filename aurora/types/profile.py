@@ -135,7 +135,7 @@ class Profile:
         """The choices, or BadInput where only their counts were kept."""
         if self.choices is None:
             raise BadInput(
-                f"profile of {self.model!r}: expected token-level routing, found counts alone; profile with --token-level"
+                f"profile of {self.model!r}: expected token-level routing, found counts alone; profile with --tokens"
             )
         return self.choices
 

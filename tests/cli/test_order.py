@@ -61,7 +61,7 @@ def test_csv_npy_and_profile_agree(aurora, tmp_path):
         "hidden_size": 8,
         "intermediate_size": 8,
     }
-    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=3, tokens=50))
+    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=3, window_tokens=50))
     save(profile, tmp_path / "p.npz")
     matrix = exchanged_tokens(profile, 1, np.eye(3)[[0, 0, 1, 1, 2, 2]]) * profile.dispatch_bytes
     np.save(tmp_path / "m.npy", matrix)

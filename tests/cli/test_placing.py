@@ -20,7 +20,10 @@ MIXED = shipped("clusters/paper-mixed-8.toml")
 def folder(tmp_path):
     """p0.npz, p1.npz and p2.npz of one model on 8 sources."""
     for seed in range(3):
-        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, tokens=64, seed=seed)), tmp_path / f"p{seed}.npz")
+        save(
+            synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=64, seed=seed)),
+            tmp_path / f"p{seed}.npz",
+        )
     return tmp_path
 
 

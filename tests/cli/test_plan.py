@@ -18,7 +18,7 @@ def pair(tmp_path):
     """The arguments that name two profiles on 8 sources."""
     given = []
     for seed, name in enumerate(("a.npz", "b.npz")):
-        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, tokens=256, seed=seed)), tmp_path / name)
+        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=256, seed=seed)), tmp_path / name)
         given += ["--profile", tmp_path / name]
     return given
 
@@ -66,7 +66,7 @@ def test_affinity_from_profile_to_simulation(aurora, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     synthetic = ["profile", "--synthetic", "zipf:0.5", "--shape", tmp_path / "config.json", "--sources", 8]
     known, counted, plan = tmp_path / "known.npz", tmp_path / "counted.npz", tmp_path / "plan.json"
-    assert aurora(*synthetic, "--token-level", "--correlation", 0.9, "-o", known)[0] == 0
+    assert aurora(*synthetic, "--tokens", "--correlation", 0.9, "-o", known)[0] == 0
     assert aurora(*synthetic, "--correlation", 0.9, "-o", counted)[0] == 0
     planning = ["plan", "--cluster", MIXED, "--affinity", "-o", plan]
     refused(aurora(*planning, "--profile", counted), "--affinity: .*expected token-level routing, found counts alone")

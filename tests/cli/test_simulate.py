@@ -22,7 +22,10 @@ def shape(tmp_path):
 @pytest.fixture
 def plan(aurora, shape, tmp_path):
     profile = tmp_path / "a.npz"
-    assert aurora("profile", "--synthetic", "zipf:1", "--shape", shape, "--windows", 3, "--tokens", 50, "-o", profile)[0] == 0
+    assert (
+        aurora("profile", "--synthetic", "zipf:1", "--shape", shape, "--windows", 3, "--window-tokens", 50, "-o", profile)[0]
+        == 0
+    )
     assert aurora("plan", "--cluster", CLUSTER, "--profile", profile, "-o", tmp_path / "p.json")[0] == 0
     return tmp_path / "p.json"
 

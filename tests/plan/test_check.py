@@ -98,7 +98,7 @@ def test_an_order_must_name_each_pair_once(pairs):
 
 
 def test_a_plan_that_promises_too_much():
-    plan = make_plan(cluster(1e6, 1e6), [synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, tokens=64))])
+    plan = make_plan(cluster(1e6, 1e6), [synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))])
     check_plan(plan)
     with pytest.raises(BrokenPlan, match="below its bound"):
         check_plan(replace(plan, objective_s=plan.bound_s / 2))

@@ -244,7 +244,7 @@ def test_plans_are_timed_on_the_fabric(drawn, method):
 
 
 def test_a_plan_on_a_fabric_must_say_what_limits_it():
-    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, tokens=32))
+    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=32))
     plan = make_plan(cluster_on(TWO_LEAVES), [p])
     check_plan(plan)
     for cuts, message in (((), "expected a cut for each layer"), ((Cut(1e9, 1, ()),) * 2, "below the fluid bound or cut")):

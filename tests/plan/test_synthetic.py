@@ -17,7 +17,7 @@ DEEPSEEK = {
 
 
 def test_every_token_picks_its_experts_once():
-    made = synthetic_profile("zipf:1.2", MIXTRAL, SyntheticOptions(sources=3, tokens=100, windows=2, seed=1))
+    made = synthetic_profile("zipf:1.2", MIXTRAL, SyntheticOptions(sources=3, window_tokens=100, windows=2, seed=1))
     assert made.tokens_TLSE.shape == (2, 3, 3, 8)
     assert (made.tokens_TLSE.sum(axis=3) == 200).all()
     assert made.tokens_TLSE.max() <= 100  # no token picks an expert twice
@@ -41,13 +41,13 @@ def test_skew_grows_with_the_exponent_and_seeds_repeat():
 
 
 def test_token_level_is_the_same_draw():
-    options = SyntheticOptions(sources=3, tokens=100, windows=2, seed=1)
+    options = SyntheticOptions(sources=3, window_tokens=100, windows=2, seed=1)
     counted, kept = (synthetic_profile("zipf:1.2", DEEPSEEK, replace(options, token_level=t)) for t in (False, True))
     assert counted.choices is None
     assert np.array_equal(counted.tokens_TLSE, kept.tokens_TLSE)
     assert kept.choices.experts_ULK.shape == (600, 3, 4)
-    with pytest.raises(BadInput, match="--token-level: expected at most"):
-        synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(tokens=10**8, token_level=True))
+    with pytest.raises(BadInput, match="--tokens: expected at most"):
+        synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(window_tokens=10**8, token_level=True))
 
 
 def test_correlation_pairs_experts_and_keeps_their_popularity():

@@ -30,7 +30,7 @@ def test_times_bounds_and_utilisation_by_hand():
 
 
 def test_a_simulated_exclusive_plan_is_at_its_own_bound():
-    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=1, tokens=32))
+    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=1, window_tokens=32))
     trace = simulate_plan(make_plan(cluster(1e6), [p]), [p])
     found = summarise(trace, cluster(1e6))
     assert found.utilisation == pytest.approx(1.0)  # one rank sends nothing
@@ -38,7 +38,7 @@ def test_a_simulated_exclusive_plan_is_at_its_own_bound():
 
 
 def test_tables_show_every_layer_of_every_model():
-    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, tokens=32))
+    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32))
     plan = make_plan(cluster(1e6, 1e6), [p, p])
     trace = simulate_plan(plan, [p, p])
     text = as_text([profile_table(p), plan_table(plan), summary_table(summarise(trace, plan.cluster))])

@@ -322,7 +322,7 @@ def test_two_models_that_all_wait_for_are_never_faster_than_the_formulas(case):
 
 
 def test_orders_made_from_each_batch():
-    """Two batches, each of which two slots of 4 s can carry. Their sum hides it: its order pairs what neither has together."""
+    """Two batches, each of which two slots of 4 s can carry: orders are asked for with the bytes of every batch, both ways."""
     tokens = np.zeros((2, 1, 4, 4), dtype=int)
     for window, shift in ((0, 1), (0, 2), (1, 2), (1, 3)):
         tokens[window, 0, np.arange(4), (np.arange(4) + shift) % 4] = 4

@@ -99,7 +99,7 @@ def test_a_file_with_half_of_them(tmp_path):
         "hidden_size": 64,
         "intermediate_size": 9,
     }
-    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=2, tokens=32, windows=2, token_level=True))
+    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=2, window_tokens=32, windows=2, token_level=True))
     save(profile, tmp_path / "p.npz")
     with np.load(tmp_path / "p.npz") as file:
         arrays = {name: file[name] for name in file.files}
