@@ -66,8 +66,8 @@ def place_alone(
         free_s = min(tail_mean(costs.bounds(options.place in REPLICAS), worst), value_s)
         objective_s += value_s
         free_bound_s += free_s
-        once = placement.split_LG is None and len(costs.own_WGE) == 1 and not domains
-        bound_s += min(_same_groups_s(cluster, profile, layer, placement), value_s) if once else free_s
+        plain = placement.split_LG is None and len(costs.own_WGE) == 1 and not domains
+        bound_s += min(_same_groups_s(cluster, profile, layer, placement), value_s) if plain else free_s
         placements.append(placement)
     return Placed((Placement.stack(placements),), objective_s, bound_s, free_bound_s)
 
@@ -112,15 +112,15 @@ def _layer(
 ) -> Placement:
     """The placement of one layer by options.place; with replicas where they make it shorter."""
     if options.place not in REPLICAS:
-        return _once(cluster, profile, layer, costs, worst, room_G, options, rng)
-    alone = _once(cluster, profile, layer, costs, worst, room_G, replace(options, place=REFINED), rng)
+        return _held_once(cluster, profile, layer, costs, worst, room_G, options, rng)
+    alone = _held_once(cluster, profile, layer, costs, worst, room_G, replace(options, place=REFINED), rng)
     cost_G = np.ones(len(cluster)) if options.place == "eplb" else _token_s_G(costs)  # EPLB takes GPUs to be alike
     placed = place(costs.load_WE.sum(axis=0), Room(room_G, cost_G), options.place, seed=options.seed).placement
     copies = _refined_copies(costs, placed, room_G, worst, REPLICAS[options.place].divided_evenly, rng)
     return min(alone, placed, copies, key=lambda each: tail_mean(costs.seconds(each.split_EG(0)), worst))
 
 
-def _once(
+def _held_once(
     cluster: Cluster,
     profile: Profile,
     layer: int,
