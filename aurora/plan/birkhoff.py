@@ -32,13 +32,18 @@ def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray, IntArra
 
 
 def _padding(work_GG: IntArray) -> IntArray:
-    """What to add so that all rows and columns have the largest sum: the north-west corner rule on what they lack."""
+    """What to add so that all rows and columns have the largest sum."""
     rows, columns = work_GG.sum(axis=1), work_GG.sum(axis=0)
     most = max(rows.max(initial=0), columns.max(initial=0))
-    lacks_row, lacks_column = most - rows, most - columns
-    padding_GG = np.zeros_like(work_GG)
+    return north_west(most - rows, most - columns)
+
+
+def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
+    """(n, n) int64 whose rows and columns sum to these, (n,) each with one total: the north-west corner rule."""
+    lacks_row, lacks_column = lacks_row.copy(), lacks_column.copy()
+    padding_GG = np.zeros((len(lacks_row), len(lacks_column)), dtype=np.int64)
     i = j = 0
-    while i < len(rows) and j < len(columns):
+    while i < len(lacks_row) and j < len(lacks_column):
         amount = min(lacks_row[i], lacks_column[j])
         padding_GG[i, j] += amount
         lacks_row[i] -= amount

@@ -7,6 +7,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
+from aurora.plan.birkhoff import north_west
 from aurora.plan.bounds import fluid
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -70,18 +71,7 @@ def _padded(work_GG: IntArray, out_G: IntArray, in_G: IntArray, length: int) -> 
     spare = int(out_G.sum() - in_G.sum())
     out_G, in_G = np.append(out_G, max(0, -spare)), np.append(in_G, max(0, spare))
     work_GG = np.pad(work_GG, (0, 1))
-    lacks_row, lacks_column = out_G * length - work_GG.sum(axis=1), in_G * length - work_GG.sum(axis=0)
-    padding_GG = np.zeros_like(work_GG)
-    i = j = 0
-    while i < len(out_G) and j < len(in_G):  # north-west corner rule
-        amount = min(lacks_row[i], lacks_column[j])
-        padding_GG[i, j] += amount
-        lacks_row[i] -= amount
-        lacks_column[j] -= amount
-        if lacks_row[i] == 0:
-            i += 1
-        else:
-            j += 1
+    padding_GG = north_west(out_G * length - work_GG.sum(axis=1), in_G * length - work_GG.sum(axis=0))
     return work_GG, padding_GG, out_G, in_G
 
 

@@ -50,6 +50,26 @@ def layers(draw):
     return slots_G, routing_G, seed
 
 
+def checked_sizes(parcels_G, held_G, weight_EHH, hidden_G, routing_G):
+    """(R, R) rows from each rank to each, once all have travelled, been worked on by those who hold the experts, come back and
+    been found to be the plain sums."""
+    counts = torch.stack([parcels.counts for parcels in parcels_G])
+    sizes_RR = parcels_G[0].sizes(counts)
+    outgoing = [parcels.rows.split(sizes_RR[rank]) for rank, parcels in enumerate(parcels_G)]
+    returned = []
+    for rank, held in enumerate(held_G):
+        arrived = torch.cat([rows[rank] for rows in outgoing])
+        local = Linear(weight_EHH[list(held)])
+        returned.append(parcels_G[rank].run(arrived, counts, local).split([row[rank] for row in sizes_RR]))
+    for rank, (index, weights, mask) in enumerate(routing_G):
+        answers = torch.cat([rows[rank] for rows in returned])
+        wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
+        if mask is not None:
+            wanted[~mask] = 0
+        torch.testing.assert_close(parcels_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
+    return sizes_RR
+
+
 @pytest.mark.parametrize("kind", [EveryChoice, OncePerRank])
 @settings(max_examples=25)
 @given(layer=layers())
@@ -60,20 +80,7 @@ def test_parcels_give_the_plain_sum_over_a_tokens_experts(kind, layer):
     hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
     seats_G = [Seats(slots_G, rank) for rank in range(ranks)]
     parcels_G = [kind(seats, hidden, *routing) for seats, hidden, routing in zip(seats_G, hidden_G, routing_G, strict=True)]
-    counts = torch.stack([parcels.counts for parcels in parcels_G])
-    sizes_RR = parcels_G[0].sizes(counts)
-    outgoing = [parcels.rows.split(sizes_RR[rank]) for rank, parcels in enumerate(parcels_G)]
-    returned = []
-    for rank in range(ranks):
-        arrived = torch.cat([outgoing[source][rank] for source in range(ranks)])
-        local = Linear(weight_EHH[list(slots_G[rank])])
-        returned.append(parcels_G[rank].run(arrived, counts, local).split([row[rank] for row in sizes_RR]))
-    for rank, (index, weights, mask) in enumerate(routing_G):
-        answers = torch.cat([returned[source][rank] for source in range(ranks)])
-        wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
-        if mask is not None:
-            wanted[~mask] = 0
-        torch.testing.assert_close(parcels_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
+    sizes_RR = checked_sizes(parcels_G, slots_G, weight_EHH, hidden_G, routing_G)
     # What travels: every choice, or every (token, rank) once.
     homes = torch.empty(experts, dtype=torch.long)
     for rank, slots in enumerate(slots_G):
@@ -100,20 +107,7 @@ def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed
     weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
     hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
     parcels_G = [kind(Seats(copies_G, rank, split_EG), hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
-    counts = torch.stack([parcels.counts for parcels in parcels_G])
-    sizes_RR = parcels_G[0].sizes(counts)
-    outgoing = [parcels.rows.split(sizes_RR[rank]) for rank, parcels in enumerate(parcels_G)]
-    returned = []
-    for rank in range(ranks):
-        arrived = torch.cat([outgoing[source][rank] for source in range(ranks)])
-        local = Linear(weight_EHH[list(copies_G[rank])])
-        returned.append(parcels_G[rank].run(arrived, counts, local).split([row[rank] for row in sizes_RR]))
-    for rank, (index, weights, mask) in enumerate(routing_G):
-        answers = torch.cat([returned[source][rank] for source in range(ranks)])
-        wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
-        if mask is not None:
-            wanted[~mask] = 0
-        torch.testing.assert_close(parcels_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
+    sizes_RR = checked_sizes(parcels_G, copies_G, weight_EHH, hidden_G, routing_G)
     if kind is EveryChoice:
         kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
         tokens_SE = np.stack([np.bincount(kept.flatten().numpy(), minlength=experts) for kept in kept_G])
