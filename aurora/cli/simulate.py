@@ -9,6 +9,8 @@ import typer
 from aurora.cli.common import check_output, make_folder, need, profiles_of, terminal
 from aurora.errors import BadInput
 
+SWEPT_SHAPE, SWEPT_CLUSTER = "models/mixtral-topics/config.json", "clusters/paper-equal-8.toml"
+
 
 def simulate(
     plan: Annotated[Path | None, typer.Argument(help="plan JSON; none with --sweep")] = None,
@@ -25,8 +27,12 @@ def simulate(
         list[str] | None,
         typer.Option(help="KEY=FIRST:LAST:COUNT or :logCOUNT of bandwidth, skew, tokens, speed; once or twice", metavar="GRID"),
     ] = None,
-    shape: Annotated[Path | None, typer.Option(help="with --sweep: a transformers config.json")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="with --sweep: cluster TOML, whose rates are replaced")] = None,
+    shape: Annotated[
+        Path | None, typer.Option(help="with --sweep: a transformers config.json; default: a shipped Mixtral's")
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="with --sweep: cluster TOML, whose rates are replaced; default: 8 equal GPUs")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="with --sweep: folder for table and maps")] = None,
     plots: Annotated[bool, typer.Option(help="with --sweep: draw the maps too (matplotlib)")] = True,
     seed: Annotated[int, typer.Option(help="with --sweep: random seed")] = 0,
@@ -36,9 +42,11 @@ def simulate(
     if sweep:
         if plan is not None or profile or trace is not None or orders != "plan" or barriers != "gpu":
             raise BadInput("simulate --sweep: expected no plan, nor what prices one")
-        if shape is None or cluster is None or output is None:
-            raise BadInput("simulate --sweep: expected --shape CONFIG.json, --cluster TOML and -o FOLDER")
-        return _sweep(sweep, shape, cluster, output, plots, seed)
+        from aurora.store import shipped
+
+        if output is None:
+            raise BadInput("simulate --sweep: expected -o FOLDER")
+        return _sweep(sweep, shape or shipped(SWEPT_SHAPE), cluster or shipped(SWEPT_CLUSTER), output, plots, seed)
     if shape is not None or cluster is not None or output is not None:
         raise BadInput("simulate: --shape, --cluster and -o go with --sweep")
     if plan is None:

@@ -66,7 +66,7 @@ def test_one_key_needs_no_pictures(aurora, shape, tmp_path):
 
 def test_refusals(aurora, shape, tmp_path):
     refused(aurora("simulate"), "expected a plan, or --sweep")
-    refused(aurora("simulate", "--sweep", "skew=0:1:2"), "expected --shape CONFIG.json, --cluster TOML and -o FOLDER")
+    refused(aurora("simulate", "--sweep", "skew=0:1:2"), "simulate --sweep: expected -o FOLDER")
     refused(aurora("simulate", "p.json", "--sweep", "skew=0:1:2"), "expected no plan")
     refused(aurora("simulate", "p.json", "--shape", shape), "go with --sweep")
     grid = ("--shape", shape, "--cluster", CLUSTER, "-o", tmp_path / "s")
