@@ -16,7 +16,7 @@ _HOMES = {
     "RunOptions": ("aurora.types.options", "RunOptions"),
     "all_to_all": ("aurora.execute.collective", "all_to_all"),
     "load": ("aurora.store", "load"),
-    "order": ("aurora.plan.ordering", "order"),
+    "order": ("aurora.plan.orders.ordering", "order"),
     "plan": ("aurora.plan", None),
     "run": ("aurora.execute.run", "run"),
     "save": ("aurora.store", "save"),

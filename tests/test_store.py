@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import aurora
 from aurora.errors import AuroraError, BadInput, BrokenPlan
-from aurora.plan.order import ORDER
+from aurora.plan.orders.order import ORDER
 from aurora.plan.planner import make_plan
 from aurora.plan.synthetic import synthetic_profile
 from aurora.simulate.interpreter import simulate_plan
@@ -309,7 +309,7 @@ def test_links_keep_pointing(tmp_path, profile):
 
 
 def test_only_aurora_values_are_saved(tmp_path):
-    with pytest.raises(BadInput, match="expected a Plan, Profile or Trace, found int"):
+    with pytest.raises(BadInput, match="expected a Cluster, Plan, Profile or Trace, found int"):
         save(5, tmp_path / "x.npz")
 
 

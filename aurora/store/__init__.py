@@ -3,15 +3,28 @@
 from pathlib import Path
 
 from aurora.errors import BadInput
-from aurora.store.arrays import load_loads, load_matrix, load_npz, load_profile, load_trace, save_npz
-from aurora.store.clusters import load_cluster
+from aurora.store.arrays import (
+    load_curves,
+    load_failures,
+    load_loads,
+    load_matrix,
+    load_npz,
+    load_profile,
+    load_trace,
+    save_npz,
+)
+from aurora.store.clusters import load_cluster, save_cluster
 from aurora.store.files import load_json, read_text, shipped, write_text
+from aurora.store.gpus import load_gpus
 from aurora.store.plans import load_plan, save_plan
-from aurora.types import Cluster, Plan, Profile, Trace
+from aurora.types import Cluster, Curves, Plan, Profile, Trace
 
 __all__ = [
     "load",
     "load_cluster",
+    "load_curves",
+    "load_failures",
+    "load_gpus",
     "load_json",
     "load_loads",
     "load_matrix",
@@ -20,13 +33,14 @@ __all__ = [
     "load_trace",
     "read_text",
     "save",
+    "save_cluster",
     "shipped",
     "write_text",
 ]
 
 
-def load(path: str | Path) -> Cluster | Profile | Plan | Trace:
-    """Read a cluster (.toml), a plan (.json), a profile or a trace (.npz). Raises BadInput for anything else."""
+def load(path: str | Path) -> Cluster | Profile | Plan | Trace | Curves:
+    """Read a cluster (.toml), a plan (.json), a profile, a trace or curves (.npz). Raises BadInput for anything else."""
     path = Path(path)
     match path.suffix:
         case ".toml":
@@ -38,12 +52,14 @@ def load(path: str | Path) -> Cluster | Profile | Plan | Trace:
     raise BadInput(f"{path}: expected a .toml, .json or .npz file, found {path.suffix or 'no suffix'}")
 
 
-def save(value: Plan | Profile | Trace, path: str | Path) -> None:
-    """Write a plan as JSON, a profile or trace as npz, to exactly `path`."""
+def save(value: Cluster | Plan | Profile | Trace | Curves, path: str | Path) -> None:
+    """Write a cluster as TOML, a plan as JSON, everything else as npz, to exactly `path`."""
     path = Path(path)
     if isinstance(value, Plan):
         save_plan(value, path)
-    elif isinstance(value, Profile | Trace):
+    elif isinstance(value, Profile | Trace | Curves):
         save_npz(value, path)
+    elif isinstance(value, Cluster):
+        save_cluster(value, path)
     else:
-        raise BadInput(f"save: expected a Plan, Profile or Trace, found {type(value).__name__}")
+        raise BadInput(f"save: expected a Cluster, Plan, Profile or Trace, found {type(value).__name__}")

@@ -10,11 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput
 from aurora.store.files import SCHEMA, check_schema, read_text, write_whole
-from aurora.types import Choices, Curve, Profile, Trace
+from aurora.types import Choices, Curve, Curves, Pairs, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 from aurora.types.layout import expert_loads
+from aurora.types.profile import Kinds
 
 _CHOICES = ("experts_ULK", "source_U", "window_U")
+_PAIRS = ("together_LEE", "next_LEE")
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -31,9 +33,19 @@ def load_trace(path: str | Path) -> Trace:
     return found
 
 
-def save_npz(value: Profile | Trace, path: Path) -> None:
-    """Write a profile or a trace to exactly `path`."""
-    arrays = _profile_arrays(value) if isinstance(value, Profile) else _trace_arrays(value)
+def load_curves(path: str | Path) -> Curves:
+    """Compute curves npz (schema 1), or BadInput."""
+    found = load_npz(Path(path), "aurora curves")
+    assert isinstance(found, Curves)
+    return found
+
+
+def save_npz(value: Profile | Trace | Curves, path: Path) -> None:
+    """Write a profile, a trace or curves to exactly `path`."""
+    if isinstance(value, Trace):
+        arrays = _trace_arrays(value)
+    else:
+        arrays = _profile_arrays(value) if isinstance(value, Profile) else _curves_arrays(value)
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 
 
@@ -41,22 +53,56 @@ def _profile_arrays(profile: Profile) -> dict[str, Any]:
     scalars = ("model", "fingerprint", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes")
     about = {name: getattr(profile, name) for name in scalars}
     about |= {"provenance": dict(profile.provenance), "kinds": list(profile.curves)}
+    if profile.stage_T is not None:
+        about["stage_T"] = list(profile.stage_T)
     arrays: dict[str, Any] = {"about": _about("aurora profile", about), "tokens_TLSE": profile.tokens_TLSE}
     if profile.choices is not None:
         arrays |= {name: getattr(profile.choices, name) for name in _CHOICES}
-    for index, phases in enumerate(profile.curves.values()):
-        for phase, curve in phases.items():
-            arrays[f"curve_{index}_{phase}"] = np.stack([curve.tokens_X, curve.seconds_X])
-    return arrays
+        if profile.choices.sequence_U is not None:
+            arrays["sequence_U"] = profile.choices.sequence_U
+    if profile.pairs is not None:
+        arrays |= {name: getattr(profile.pairs, name) for name in _PAIRS}
+    return arrays | _kinds_arrays(profile.curves)
+
+
+def _kinds_arrays(kinds: Kinds) -> dict[str, Any]:
+    return {
+        f"curve_{index}_{phase}": np.stack([curve.tokens_X, curve.seconds_X])
+        for index, phases in enumerate(kinds.values())
+        for phase, curve in phases.items()
+    }
+
+
+def _kinds_from(kinds: list[str], arrays: Mapping[str, np.ndarray[Any, Any]]) -> Kinds:
+    curves = {}
+    for index, kind in enumerate(kinds):
+        prefix = f"curve_{index}_"
+        curves[kind] = {k.removeprefix(prefix): Curve(*arrays[k]) for k in arrays if k.startswith(prefix)}
+    return curves
+
+
+def _curves_arrays(curves: Curves) -> dict[str, Any]:
+    scalars = ("model", "fingerprint", "top_k", "row_bytes", "expert_bytes")
+    about = {name: getattr(curves, name) for name in scalars}
+    about |= {"provenance": dict(curves.provenance), "kinds": list(curves.kinds)}
+    return {"about": _about("aurora curves", about)} | _kinds_arrays(curves.kinds)
+
+
+def _curves_from(about: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> Curves:
+    return Curves(kinds=_kinds_from(about.pop("kinds"), arrays), **about)
 
 
 def _profile_from(about: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> Profile:
-    curves = {}
-    for index, kind in enumerate(about.pop("kinds")):
-        prefix = f"curve_{index}_"
-        curves[kind] = {k.removeprefix(prefix): Curve(*arrays[k]) for k in arrays if k.startswith(prefix)}
-    choices = Choices(*(arrays[name] for name in _CHOICES)) if any(name in arrays for name in _CHOICES) else None
-    return Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, choices=choices, **about)
+    curves = _kinds_from(about.pop("kinds"), arrays)
+    choices = pairs = None
+    if any(name in arrays for name in _CHOICES):
+        experts_ULK, source_U, window_U = (arrays[name] for name in _CHOICES)
+        choices = Choices(experts_ULK, source_U, window_U, arrays.get("sequence_U"))
+    if any(name in arrays for name in _PAIRS):
+        pairs = Pairs(*(arrays[name] for name in _PAIRS))
+    if "stage_T" in about:
+        about["stage_T"] = tuple(about["stage_T"])
+    return Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, choices=choices, pairs=pairs, **about)
 
 
 def _trace_arrays(trace: Trace) -> dict[str, Any]:
@@ -69,7 +115,8 @@ def _trace_from(about: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]
     return Trace(str(about["kind"]), tuple(about["names_M"]), int(about["ranks"]), **columns)
 
 
-_READERS: dict[str, Callable[[dict[str, Any], Mapping[str, np.ndarray[Any, Any]]], Profile | Trace]] = {
+_READERS: dict[str, Callable[[dict[str, Any], Mapping[str, np.ndarray[Any, Any]]], Profile | Trace | Curves]] = {
+    "aurora curves": _curves_from,
     "aurora profile": _profile_from,
     "aurora trace": _trace_from,
 }
@@ -79,8 +126,8 @@ def _about(form: str, values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     return np.array(json.dumps({"schema": SCHEMA, "format": form, **values}))
 
 
-def load_npz(path: Path, expected: str | None) -> Profile | Trace:
-    what = expected or "aurora profile or trace"
+def load_npz(path: Path, expected: str | None) -> Profile | Trace | Curves:
+    what = expected or "aurora profile, trace or curves"
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -112,6 +159,17 @@ def load_loads(path: str | Path) -> FloatArray:
     return _read_table(Path(path), ".csv or .npy", "a table of loads", _number, expert_loads)
 
 
+def load_failures(path: str | Path) -> list[tuple[float, str, str]]:
+    """(time_s, "add" or "remove", node) of each row of a trace of membership: .csv with the columns time_ms, event and node."""
+    header, *rows = [line.strip().split(",") for line in read_text(Path(path)).splitlines() if line.strip()] or [[]]
+    if header != ["time_ms", "event", "node"]:
+        raise BadInput(f"{path}: expected the columns time_ms,event,node, found {','.join(header) or 'nothing'}")
+    for number, row in enumerate(rows, 2):
+        if len(row) != 3 or not row[0].isdecimal():
+            raise BadInput(f"{path}, line {number}: expected milliseconds, an event and a node, found {','.join(row)!r}")
+    return [(int(time_ms) / 1e3, event, node) for time_ms, event, node in rows]
+
+
 def _read_table(
     path: Path, suffixes: str, what: str, read: Callable[[Path, str], Any], check: Callable[[str, ArrayLike], NDArray[Any]]
 ) -> NDArray[Any]:
@@ -121,6 +179,8 @@ def _read_table(
                 found = np.load(raw, allow_pickle=False)
         elif path.suffix == ".csv":
             rows = [line.split(",") for line in read_text(path).splitlines() if line.strip()]
+            if len(lengths := {len(row) for row in rows}) > 1:
+                raise BadInput(f"{path}: not {what}: expected rows of one length, found {min(lengths)} to {max(lengths)} cells")
             found = np.array([[read(path, cell) for cell in row] for row in rows], dtype=object)
             found = found.reshape(len(rows), -1) if rows else np.zeros((0, 0), dtype=np.int64)
             if found.dtype == object:

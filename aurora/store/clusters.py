@@ -1,23 +1,20 @@
 """Cluster TOML files."""
 
-import tomllib
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.store.fabrics import read_fabric
-from aurora.store.files import check_keys, check_schema, read_text
+from aurora.store.fabrics import fabric_json, read_fabric
+from aurora.store.files import check_keys, check_schema, load_toml, write_text
 from aurora.types import Cluster, Gpu
 
 
 def load_cluster(path: str | Path) -> Cluster:
     """A cluster TOML (schema 1). Raises BadInput with the key that is wrong."""
     path = Path(path)
-    try:
-        table = tomllib.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not TOML: {error}") from None
+    table = load_toml(path)
     check_schema(path, table)
     check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast"})
     rows = table.get("gpu")
@@ -34,6 +31,44 @@ def load_cluster(path: str | Path) -> Cluster:
         return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, float(incast))
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> None:
+    """Write what load_cluster reads back as the same cluster, one table a GPU; remarks: comments on top, a line each."""
+    lines = [*(f"# {_plain(remark)}" for remark in remarks), "schema = 1", f"name = {_quoted(cluster.name)}"]
+    if cluster.incast:
+        lines.append(f"incast = {_inline(cluster.incast)}")
+    for gpu in cluster.gpus:
+        lines += ["", "[[gpu]]"]
+        for field in fields(Gpu):
+            value = getattr(gpu, field.name)
+            if value != field.default:
+                lines.append(f"{field.name} = {_inline(value)}")
+    if cluster.fabric is not None:
+        lines += ["", "[fabric]"]
+        for key, value in fabric_json(cluster.fabric).items():
+            lines.append(f"{key} = {_inline(value)}")
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, list):
+        return "[\n" + "".join(f"    {_inline(each)},\n" for each in value) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_inline(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, str):
+        return _quoted(value)
+    return repr(float(value) if isinstance(value, float) else int(value))  # numpy's too
+
+
+def _quoted(text: str) -> str:
+    """A basic string: quotes, backslashes and control characters escaped."""
+    escaped = "".join(f"\\U{ord(c):08X}" if ord(c) < 32 or ord(c) == 127 or c in '"\\' else c for c in text)
+    return f'"{escaped}"'
+
+
+def _plain(remark: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in remark).split())
 
 
 def read_gpus(path: str, row: Any, index: int) -> list[Gpu]:

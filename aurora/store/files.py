@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,14 @@ def load_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadInput(f"{path}: expected a JSON object, found {type(found).__name__}")
     return found
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Any TOML table, or BadInput."""
+    try:
+        return tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not TOML: {error}") from None
 
 
 def write_text(path: Path, text: str) -> None:

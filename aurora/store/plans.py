@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from aurora.store.fabrics import fabric_json, read_fabric
 from aurora.store.files import SCHEMA, check_schema, load_json, write_text
 from aurora.store.placements import layers_json, placement_from_json
 from aurora.types import Cluster, Cut, Lanes, ModelPlan, Order, Plan
+from aurora.types.arrays import FloatArray
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -55,6 +56,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "bound_s": plan.bound_s,
         "free_bound_s": plan.free_bound_s,
         "gap": plan.gap if plan.gap < float("inf") else None,
+        **({} if plan.floor is None else {"floor": plan.floor}),
         "cluster": {
             "name": plan.cluster.name,
             "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
@@ -70,6 +72,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                 "layers": [
                     {
                         **placed,
+                        **({} if plan.survival_LK is None else {"survival": by_failures(plan.survival_LK[layer])}),
                         "dispatch_s": float(m.dispatch_s_L[layer]),
                         "fluid_bound_s": float(m.fluid_bound_s_L[layer]),
                         "one_to_one_bound_s": float(m.one_to_one_bound_s_L[layer]),
@@ -122,7 +125,18 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
         float(found["bound_s"]),
         float(found["free_bound_s"]),
         int(found["epoch"]),
+        floor=int(found["floor"]) if "floor" in found else None,
+        survival_LK=_survival(found["models"][0]["layers"]) if "floor" in found else None,
     )
+
+
+def by_failures(p_K: FloatArray) -> dict[str, float]:
+    """Probabilities by the number of failures."""
+    return {str(failures): p for failures, p in enumerate(p_K.tolist(), 1)}
+
+
+def _survival(layers: Sequence[Mapping[str, Any]]) -> FloatArray:
+    return np.array([[float(layer["survival"][str(k + 1)]) for k in range(len(layer["survival"]))] for layer in layers])
 
 
 def _order_to_json(order: Order) -> dict[str, Any]:

@@ -2,33 +2,56 @@
 
 from aurora.types.choices import Choices
 from aurora.types.cluster import Cluster, Gpu
+from aurora.types.collected import Collected, Share
+from aurora.types.curves import Curves
 from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
+from aurora.types.gpus import GpuKind
+from aurora.types.hosts import Hosts, Resilient, Survival
 from aurora.types.layout import Layout, Room
-from aurora.types.options import PlanOptions, ProfileOptions, ReproduceOptions, RunOptions, SyntheticOptions
+from aurora.types.options import (
+    BccOptions,
+    DriftOptions,
+    FleetOptions,
+    PlanOptions,
+    ProfileOptions,
+    ReproduceOptions,
+    RunOptions,
+    SyntheticOptions,
+)
+from aurora.types.pairs import Pairs
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
-from aurora.types.profile import PHASES, Curve, Profile
+from aurora.types.profile import PHASES, STAGES, Curve, Profile
 from aurora.types.program import BARRIERS, Barrier, Compute, Exchange, Op, Program
 from aurora.types.trace import TRACE_PHASES, Recorder, Trace
 
 __all__ = [
     "BARRIERS",
     "PHASES",
+    "STAGES",
     "TRACE_PHASES",
     "Barrier",
+    "BccOptions",
     "Choices",
     "Cluster",
+    "Collected",
     "Compute",
     "Curve",
+    "Curves",
     "Cut",
+    "DriftOptions",
     "Exchange",
     "Fabric",
+    "FleetOptions",
     "Gpu",
+    "GpuKind",
+    "Hosts",
     "Lanes",
     "Layout",
     "Link",
     "ModelPlan",
     "Op",
     "Order",
+    "Pairs",
     "Placement",
     "Plan",
     "PlanOptions",
@@ -37,9 +60,12 @@ __all__ = [
     "Program",
     "Recorder",
     "ReproduceOptions",
+    "Resilient",
     "Room",
     "RunOptions",
     "Schedule",
+    "Share",
+    "Survival",
     "SyntheticOptions",
     "Trace",
     "leaf_spine",

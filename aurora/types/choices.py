@@ -15,12 +15,14 @@ class Choices:
     """U tokens, those of one window and source together, in that order; they are sorted on the way in.
 
     experts_ULK (U, L, K) uint8, or uint16 for expert numbers from 256: the different experts that each token chose. source_U,
-    window_U (U,) int64: the rank that it started on, and the forward pass. BadInput for other shapes, or an expert twice.
+    window_U (U,) int64: the rank that it started on, and the window. sequence_U (U,) int64, where it is known: the prompt that
+    it is of; a sequence's tokens follow one another. BadInput for other shapes, or an expert twice.
     """
 
     experts_ULK: NDArray[Any]
     source_U: IntArray
     window_U: IntArray
+    sequence_U: IntArray | None = None
 
     def __post_init__(self) -> None:
         chosen = np.asarray(self.experts_ULK)
@@ -30,7 +32,8 @@ class Choices:
             )
         if int(chosen.min()) < 0 or int(chosen.max()) >= 1 << 16:
             raise BadInput(f"experts_ULK: expected experts from 0 to 65535, found {chosen.min()} to {chosen.max()}")
-        for name in ("source_U", "window_U"):
+        known = ("source_U", "window_U", *(("sequence_U",) if self.sequence_U is not None else ()))
+        for name in known:
             object.__setattr__(self, name, counts(name, getattr(self, name), 1))
             if len(getattr(self, name)) != len(chosen):
                 raise BadInput(f"{name}: expected one for each of {len(chosen)} tokens, found {len(getattr(self, name))}")
@@ -42,9 +45,16 @@ class Choices:
         sequence = np.lexsort((self.source_U, self.window_U))
         if (np.diff(sequence) < 0).any():
             chosen = chosen[sequence]
-            for name in ("source_U", "window_U"):
+            for name in known:
                 object.__setattr__(self, name, locked(getattr(self, name)[sequence]))
         object.__setattr__(self, "experts_ULK", locked(chosen))
+
+    @property
+    def lengths_Q(self) -> IntArray:
+        """(Q,) int64: how many tokens each sequence has; BadInput where sequences are not known."""
+        if self.sequence_U is None:
+            raise BadInput("sequence_U: expected the sequence of every token, found none")
+        return np.unique(self.sequence_U, return_counts=True)[1].astype(np.int64)
 
     def layer(self, number: int, window: int | None = None) -> tuple[NDArray[Any], IntArray]:
         """experts_UK (U, K) and source_U (U,) of one layer's tokens, of one window or of all."""

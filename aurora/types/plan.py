@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
@@ -108,6 +110,13 @@ class Placement:
             where[list(held)] = gpu
         return where
 
+    def holds_EG(self, layer: int) -> NDArray[np.bool_]:
+        """(E, G) bool: which GPUs hold each expert of `layer`."""
+        holds_EG = np.zeros((self.experts, self.gpus), dtype=bool)
+        for gpu, held in enumerate(self.slots_LG[layer]):
+            holds_EG[list(held), gpu] = True
+        return holds_EG
+
     def split_EG(self, layer: int) -> FloatArray:
         """(E, G) float64: how much of each expert's load each GPU takes in `layer`."""
         split_EG = np.zeros((self.experts, self.gpus))
@@ -180,14 +189,25 @@ class Order:
         lanes = None if self.lanes is None else self.lanes.reversed
         return Order(self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced, lanes)
 
-    def cuts(self, sizes_X: IntArray) -> IntArray:
+    @cached_property
+    def ends(self) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[tuple[int, int]]]]:
+        """(row, peer) in sequence of what each rank sends, and of what it receives."""
+        sends: dict[int, list[tuple[int, int]]] = {}
+        recvs: dict[int, list[tuple[int, int]]] = {}
+        for row, (src, dst) in enumerate(self.pairs_X2.tolist()):
+            sends.setdefault(src, []).append((row, dst))
+            recvs.setdefault(dst, []).append((row, src))
+        return sends, recvs
+
+    def cuts(self, sizes_X: IntArray, rows_X: IntArray | None = None) -> IntArray:
         """(X, 2) int64: from where to where each row goes in something of sizes_X units, the size of its pair, (X,) int64.
 
-        Whole units: the rows of a pair cover it without gap or overlap.
+        Whole units: the rows of a pair cover it without gap or overlap. rows_X: only these rows; None: all.
         """
         if self.share_X2 is None:
             return np.stack([np.zeros_like(sizes_X), sizes_X], axis=1)
-        return np.rint(self.share_X2 * sizes_X[:, None]).astype(np.int64)
+        share_X2 = self.share_X2 if rows_X is None else self.share_X2[rows_X]
+        return np.rint(share_X2 * sizes_X[:, None]).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -285,6 +305,8 @@ class Plan:
     the windows and domains summed, or weighed as methods["aim"] says; bound_s: proved, below what no assignment of the same
     groups of experts gets, one a GPU; free_bound_s: below what no placement gets at all. The planning model knows ports, not
     the links of a fabric; orders are timed on both.
+    floor: every expert of each layer is on at least so many GPUs and nodes, or on all; None: failures were not planned for.
+    survival_LK (L, D-1): then how likely every expert is still held after 1, 2, ... of the D nodes failed.
     """
 
     cluster: Cluster
@@ -298,12 +320,18 @@ class Plan:
     free_bound_s: float
     epoch: int = 0
     notes: tuple[str, ...] = field(default=())
+    floor: int | None = None
+    survival_LK: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.models) <= 2:
             raise BadInput(f"plan: expected one or two models, found {len(self.models)}")
         if len(self.models) > 1 and any(model.once for model in self.models):
             raise BadInput("plan: expected one model alone where a token counts once a GPU, found two")
+        if (self.floor is None) != (self.survival_LK is None):
+            raise BadInput("plan: expected a floor and survival together or neither")
+        if self.survival_LK is not None:
+            object.__setattr__(self, "survival_LK", numbers("plan, survival", self.survival_LK, 2))
         for model in self.models:
             if model.placement.gpus != len(self.cluster):
                 raise BadInput(

@@ -11,7 +11,9 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 from aurora.types.choices import Choices
 from aurora.types.cluster import Gpu
+from aurora.types.pairs import Pairs
 
+STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
 ALIGNED_BYTES = 16  # where each part of a message that counts tokens once begins
 
@@ -41,6 +43,9 @@ class Curve:
         return np.where(at > 0, seconds, 0.0)
 
 
+Kinds = Mapping[str, Mapping[str, Curve]]  # by GPU kind and phase
+
+
 def same_model(found: str, planned: str) -> bool:
     """Whether two fingerprints can be of one model; a synthetic profile has none and stands for any of its shape."""
     return not found or not planned or found == planned
@@ -51,7 +56,7 @@ class Profile:
     """Routing and compute times of one model.
 
     tokens_TLSE (T, L, S, E) int64: how many (token, choice) pairs source rank s sent to expert e in window t, layer l;
-    a token counts once for each of its `top_k` experts. A window is one forward pass of every source rank.
+    a token counts once for each of its `top_k` experts. A window is one forward pass of every source rank, or several.
     dispatch_bytes, combine_bytes: payload of one such pair on the way to its expert and back.
     expert_bytes: weights of one expert in one layer; other_bytes: all other weights, which every rank holds.
     curves: per GPU kind a Curve for each of PHASES; the first kind is the reference. `gate` is all that a rank computes
@@ -59,6 +64,8 @@ class Profile:
     it receives, `aggregate` the weighted sum against the rank's own tokens.
     fingerprint: a hash of the router weights, so that another model's profile is noticed; empty when synthetic.
     choices: the same routing token by token, where it was kept; it gives exactly tokens_TLSE, else BadInput.
+    stage_T: which of STAGES each window's tokens are of, where that is known. pairs: of all tokens, where they were counted;
+    they fit tokens_TLSE, else BadInput.
     """
 
     model: str
@@ -69,9 +76,11 @@ class Profile:
     combine_bytes: int
     expert_bytes: int
     other_bytes: int
-    curves: Mapping[str, Mapping[str, Curve]]
+    curves: Kinds
     provenance: Mapping[str, str] = field(default_factory=dict)
     choices: Choices | None = None
+    stage_T: tuple[str, ...] | None = None
+    pairs: Pairs | None = None
 
     def __post_init__(self) -> None:
         what = f"profile of {self.model!r}"
@@ -96,6 +105,13 @@ class Profile:
                 raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
         if self.choices is not None:
             self._check_choices(what, self.choices)
+        if self.stage_T is not None and (len(self.stage_T) != self.windows or not set(self.stage_T) <= set(STAGES)):
+            raise BadInput(f"{what}: expected {' or '.join(STAGES)} for each of {self.windows} windows, found {self.stage_T}")
+        if self.pairs is not None:
+            try:
+                self.pairs.check(self.load_LE, self.top_k)
+            except BadInput as error:
+                raise BadInput(f"{what}: {error}") from None
 
     def _check_choices(self, what: str, choices: Choices) -> None:
         if choices.experts_ULK.shape[1:] != (self.layers, self.top_k):
@@ -129,6 +145,12 @@ class Profile:
     @property
     def experts(self) -> int:
         return int(self.tokens_TLSE.shape[3])
+
+    @property
+    def load_LE(self) -> IntArray:
+        """(L, E) int64: tokens of every expert, over all windows and sources."""
+        load_LE: IntArray = self.tokens_TLSE.sum(axis=(0, 2))
+        return load_LE
 
     @property
     def known_choices(self) -> Choices:

@@ -1,5 +1,6 @@
 """What happened, or what is predicted to: the same columns either way, so that one can be laid over the other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +69,18 @@ class Recorder:
     def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int) -> None:
         self.kind, self.names_M, self.ranks = kind, names_M, ranks
         self.rows: list[Row] = []
+        self._epoch = 0
+        self._ranks_R: Sequence[int] = range(ranks)
         self._blocks: list[tuple[NDArray[Any], ...]] = []
+
+    def begin(self, epoch: int, ranks_R: Sequence[int]) -> None:
+        """What `add` and `transfer` are told from now on is of this epoch, by ranks that go by these numbers in the trace."""
+        self._epoch, self._ranks_R = epoch, ranks_R
 
     def add(self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float) -> None:
         """A compute phase or a barrier of one rank."""
-        self.rows.append((start_s, end_s, rank, model, step, layer, TRACE_PHASES.index(phase), -1, False, 0))
+        here = self._ranks_R[rank]
+        self.rows.append((start_s, end_s, here, self._epoch, model, step, layer, TRACE_PHASES.index(phase), -1, False, 0))
 
     def transfer(
         self,
@@ -88,7 +96,9 @@ class Recorder:
         end_s: float,
     ) -> None:
         """One end of a transfer of `size` bytes: `rank` sent to or received from `peer`."""
-        self.rows.append((start_s, end_s, rank, model, step, layer, TRACE_PHASES.index(phase), peer, sent, size))
+        here, there = self._ranks_R[rank], self._ranks_R[peer]
+        which = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))
+        self.rows.append((start_s, end_s, here, *which, there, sent, size))
 
     def transfers(
         self,
@@ -103,11 +113,10 @@ class Recorder:
         end_s_X: FloatArray,
     ) -> None:
         """Both ends of each of an all-to-all's transfers, (X,) each."""
-        same = (np.full(len(src_X), value) for value in (model, step, layer, TRACE_PHASES.index(phase)))
-        model_X, step_X, layer_X, phase_X = same
+        same = [np.full(len(src_X), value) for value in (self._epoch, model, step, layer, TRACE_PHASES.index(phase))]
         for rank_X, peer_X, sent in ((src_X, dst_X, True), (dst_X, src_X, False)):
             sent_X = np.full(len(src_X), sent)
-            self._blocks.append((start_s_X, end_s_X, rank_X, model_X, step_X, layer_X, phase_X, peer_X, sent_X, bytes_X))
+            self._blocks.append((start_s_X, end_s_X, rank_X, *same, peer_X, sent_X, bytes_X))
 
     def trace(self) -> Trace:
         rows = list(zip(*self.rows, strict=True)) or [()] * len(_COLUMN_TYPES)
@@ -116,10 +125,9 @@ class Recorder:
         )
         columns = [np.concatenate(parts) for parts in zip(single, *self._blocks, strict=True)]
         by_start = np.lexsort(columns[::-1])
-        start, end, rank, model, step, layer, phase, peer, sent, size = (column[by_start] for column in columns)
-        epoch = np.zeros_like(rank)
+        start, end, rank, epoch, model, step, layer, phase, peer, sent, size = (column[by_start] for column in columns)
         return Trace(self.kind, self.names_M, self.ranks, rank, epoch, model, step, layer, phase, peer, sent, start, end, size)
 
 
-Row = tuple[float, float, int, int, int, int, int, int, bool, int]
-_COLUMN_TYPES = (np.float64, np.float64, *[np.int64] * 6, np.bool_, np.int64)
+Row = tuple[float, float, int, int, int, int, int, int, int, bool, int]
+_COLUMN_TYPES = (np.float64, np.float64, *[np.int64] * 7, np.bool_, np.int64)

@@ -1,0 +1,37 @@
+"""What a vendor publishes of one kind of GPU."""
+
+from dataclasses import dataclass
+
+from aurora.errors import BadInput
+
+PCIE_LANE_Bps = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}  # each way, after coding; by generation
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """kind: as NVML and torch call it. memory_bytes, memory_Bps: of its own memory. half_flops, fp8_flops: dense peaks, None
+    where there is no fp8. link_Bps: to GPUs of its server each way, None where only PCIe leads there. pcie: generation."""
+
+    kind: str
+    memory_bytes: int
+    memory_Bps: float
+    half_flops: float
+    pcie: int
+    source: str
+    fp8_flops: float | None = None
+    link_Bps: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("memory_bytes", "memory_Bps", "half_flops", "fp8_flops", "link_Bps"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < float("inf"):
+                raise BadInput(f"gpu kind {self.kind!r}: {field} must be a number above zero, found {value}")
+        if self.pcie not in PCIE_LANE_Bps:
+            raise BadInput(f"gpu kind {self.kind!r}: expected PCIe of generation 1 to {max(PCIE_LANE_Bps)}, found {self.pcie}")
+        if not self.source:
+            raise BadInput(f"gpu kind {self.kind!r}: expected the source of its figures, found none")
+
+    @property
+    def port_Bps(self) -> float:
+        """What it sends or receives at once inside its server: by its links, else by 16 lanes of PCIe."""
+        return self.link_Bps or 16 * PCIE_LANE_Bps[self.pcie]
