@@ -207,3 +207,23 @@ def check_plan(plan: Plan) -> None:
         raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
     if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
         raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")
+    if plan.floor is not None and plan.survival_LK is not None:
+        _check_floor(plan, plan.floor, plan.survival_LK)
+
+
+def _check_floor(plan: Plan, floor: int, survival_LK: FloatArray) -> None:
+    """Every expert on as many GPUs and nodes as the floor says, or on all, and so few failures survived for certain."""
+    placement = plan.models[0].placement
+    node_G = np.unique([gpu.node for gpu in plan.cluster.gpus], return_inverse=True)[1]
+    nodes = int(node_G.max()) + 1
+    if survival_LK.shape != (len(placement.slots_LG), nodes - 1) or ((survival_LK < 0) | (survival_LK > 1)).any():
+        raise BrokenPlan(f"plan: expected probabilities of surviving 1 to {nodes - 1} failures, found {survival_LK.tolist()}")
+    if (survival_LK[:, : floor - 1] < 1).any():
+        raise BrokenPlan(f"plan: expected {floor - 1} failures survived for certain, found {survival_LK[:, : floor - 1].min()}")
+    for layer in range(len(placement.slots_LG)):
+        held_EG = placement.holds_EG(layer)
+        held_EN = np.array([held_EG[:, node_G == node].any(axis=1) for node in range(nodes)]).T
+        for held_EX, what in ((held_EG, "GPUs"), (held_EN, "nodes")):
+            least = int(held_EX.sum(axis=1).min())
+            if least < min(floor, held_EX.shape[1]):
+                raise BrokenPlan(f"plan, layer {layer}: an expert is on {least} {what}, its floor is {floor}")

@@ -1,12 +1,16 @@
-"""The judge of layouts: recomputes them from loads and room alone. It calls none of the makers."""
+"""The judge of layouts and of what survives: recomputes them from the inputs alone. It calls none of the makers."""
+
+from itertools import combinations
+from math import comb
 
 import numpy as np
 
 from aurora.errors import BrokenPlan
-from aurora.types import Layout, Room
+from aurora.types import Hosts, Layout, Resilient, Room
 from aurora.types.arrays import FloatArray
 
 SLACK = 1e-9  # relative, for sums of float loads
+LISTED = 20_000  # sets of failures, at most, that are looked at one by one
 
 
 def check_layout(layout: Layout, load_LE: FloatArray, room: Room) -> None:
@@ -49,3 +53,31 @@ def check_layout(layout: Layout, load_LE: FloatArray, room: Room) -> None:
             raise BrokenPlan(
                 f"{where}: expected mean {mean:.9g} <= bound <= largest load {found:.9g}, found {layout.bound_L[layer]:.9g}"
             )
+
+
+def check_resilient(made: Resilient, hosts: Hosts, guaranteed: bool) -> None:
+    """BrokenPlan unless every expert is held, no node holds more than its slots, probabilities lie in order from one down to
+    zero and below their bounds, and are what few failures, looked at one by one, give. guaranteed: also that the floor is
+    kept."""
+    for layer, (slots_N, survival) in enumerate(zip(made.slots_LN, made.survival_L, strict=True)):
+        where = f"placement {made.method}, layer {layer}"
+        if len(slots_N) != hosts.nodes or any(len(held) > room for held, room in zip(slots_N, hosts.slots_N, strict=True)):
+            raise BrokenPlan(f"{where}: expected at most {hosts.slots_N.tolist()} experts on nodes, found {slots_N}")
+        experts = 1 + max(expert for held in slots_N for expert in held)
+        held_NE = np.zeros((hosts.nodes, experts), dtype=bool)
+        for node, held in enumerate(slots_N):
+            held_NE[node, list(held)] = True
+        held_DE = np.array([held_NE[hosts.domain_N == domain].any(axis=0) for domain in range(hosts.domains)])
+        for held_XE, most, what in ((held_NE, hosts.nodes, "nodes"), (held_DE, hosts.domains, "failure domains")):
+            least = int(held_XE.sum(axis=0).min())
+            if least < (min(made.floor, most) if guaranteed else 1):
+                raise BrokenPlan(f"{where}: expected every expert on {min(made.floor, most)} {what}, found one on {least}")
+        for failures, (p, half, most_p) in enumerate(zip(survival.p_K, survival.half_K, survival.best_K, strict=True), 1):
+            if not -SLACK <= p - half <= min(1, most_p) + SLACK or p + half > 1 + SLACK:
+                raise BrokenPlan(f"{where}: claims to survive {failures} failures with {p:.9g} of at most {most_p:.9g}")
+            if half == 0 and comb(hosts.domains, failures) <= LISTED:
+                sets = list(combinations(range(hosts.domains), failures))
+                odds_X = np.prod(hosts.odds_D[sets], axis=1)
+                survives_X = [bool(np.delete(held_DE, failed, axis=0).any(axis=0).all()) for failed in sets]
+                if abs(float(odds_X @ survives_X / odds_X.sum()) - p) > SLACK:
+                    raise BrokenPlan(f"{where}: claims to survive {failures} failures with {p:.9g}, its slots do not")

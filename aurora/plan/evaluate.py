@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.plan.colocate import JOINT
-from aurora.plan.objective import OBJECTIVE
-from aurora.plan.placing_once import once_seconds
+from aurora.plan.network.timing import timed
+from aurora.plan.placing.colocate import JOINT
+from aurora.plan.placing.layers_once import once_seconds
+from aurora.plan.placing.objective import OBJECTIVE
+from aurora.plan.placing.scenarios import by_aim, scenarios, tail_mean
 from aurora.plan.planner import check_sources, exchanged_tokens, make_plan
-from aurora.plan.scenarios import by_aim, scenarios, tail_mean
-from aurora.plan.timing import timed
 from aurora.types import Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
 from aurora.types.plan import gap
@@ -120,4 +120,5 @@ def _options(plan: Plan) -> PlanOptions:
         slots_per_gpu=int(slots) if slots is not None else None,
         aim=aim_of(plan),
         affinity=plan.models[0].once,
+        floor=plan.floor,
     )

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, InfeasiblePlan
 from aurora.plan.check import check_plan
 from aurora.plan.evaluate import aim_of, layer_seconds
 from aurora.plan.migrate import fewest_moves, holds, moved_bytes, worth_moving
-from aurora.plan.ordering import scheduled
-from aurora.plan.planner import model_plan
-from aurora.plan.scenarios import by_aim, tail_mean
+from aurora.plan.orders.ordering import scheduled
+from aurora.plan.placing.scenarios import by_aim, tail_mean
+from aurora.plan.planner import model_plan, surviving
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
@@ -55,16 +55,22 @@ def move(
         raise BadInput(f"--max-move-bytes: expected zero or more, found {max_bytes}")
     periods = min(profile.layers for profile in profiles)
     kept, planned = ([model.placement for model in plan.models] for plan in (old, new))
-    relabelled = _relabelled(kept, planned, profiles, periods, _alike(new.cluster))
+    node_G = None if new.floor is None else np.array([gpu.node for gpu in new.cluster.gpus])  # that fail together
+    relabelled = _relabelled(kept, planned, profiles, periods, _alike(new.cluster), node_G)
     kept_s_L, planned_s_L, again_s_L = (layer_seconds(new, each, profiles, domains) for each in (kept, planned, relabelled))
+    must_P = np.array([_below_floor(new, kept[0], period) for period in range(periods)], dtype=np.int64)
     choices, saved_s, size_P = [], [], []
     for period in range(periods):
         kept_s, planned_s, again_s = (float(s_L[period::periods].sum()) for s_L in (kept_s_L, planned_s_L, again_s_L))
-        choice = relabelled if again_s < kept_s else planned
+        choice = relabelled if again_s < kept_s or must_P[period] else planned
         choices.append(choice)
         saved_s.append(kept_s - (again_s if choice is relabelled else planned_s))
         size_P.append(int(moved_bytes(*_held(kept, choice, profiles, period, periods)).sum()))
-    moves_P = worth_moving(np.array(saved_s), np.array(size_P), sum(size_P) if max_bytes is None else max_bytes)
+    needed = int((np.array(size_P) * must_P).sum())
+    if max_bytes is not None and needed > max_bytes:
+        raise InfeasiblePlan(f"--max-move-bytes {max_bytes}: --floor {new.floor} takes {needed} bytes to move")
+    saved_s_P = np.where(must_P, 0.0, saved_s)
+    moves_P = must_P + worth_moving(saved_s_P, np.array(size_P), (sum(size_P) if max_bytes is None else max_bytes) - needed)
     final = [
         Placement.stack(
             [
@@ -88,9 +94,21 @@ def move(
     moved_s = float(layer_seconds(new, final, profiles, domains).sum())
     bound_s = min(_free_bound_s(new, final, profiles, domains), moved_s)
     plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, free_bound_s=bound_s, epoch=old.epoch + 1)
+    if plan.floor is not None:
+        plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.seed))
     check_plan(plan)
     layers = tuple(layer for layer in range(max(profile.layers for profile in profiles)) if moves_P[layer % periods])
     return plan, Move(bytes_GG, schedule, layers, float(kept_s_L.sum()), float(planned_s_L.sum()), moved_s)
+
+
+def _below_floor(new: Plan, kept: Placement, layer: int) -> bool:
+    """Whether a layer of the placement in force has an expert on fewer GPUs or nodes than the new plan's floor."""
+    if new.floor is None:
+        return False
+    held_EG = kept.holds_EG(layer)
+    node_G = np.array([gpu.node for gpu in new.cluster.gpus])
+    held_EN = np.array([held_EG[:, node_G == node].any(axis=1) for node in np.unique(node_G)]).T
+    return any(held_EX.sum(axis=1).min() < min(new.floor, held_EX.shape[1]) for held_EX in (held_EG, held_EN))
 
 
 def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
@@ -102,10 +120,18 @@ def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Prof
 
 
 def _relabelled(
-    old: Sequence[Placement], new: Sequence[Placement], profiles: Sequence[Profile], periods: int, alike_G: IntArray
+    old: Sequence[Placement],
+    new: Sequence[Placement],
+    profiles: Sequence[Profile],
+    periods: int,
+    alike_G: IntArray,
+    node_G: IntArray | None,
 ) -> list[Placement]:
-    """`new` with GPUs renamed, layers that meet together, such that the fewest bytes move from `old`."""
-    from_PG = [np.argsort(fewest_moves(*_held(old, new, profiles, period, periods), alike_G)) for period in range(periods)]
+    """`new` with GPUs renamed, layers that meet together, such that the fewest bytes move from `old`; with node_G (G,), nodes
+    as a whole."""
+    from_PG = [
+        np.argsort(fewest_moves(*_held(old, new, profiles, period, periods), alike_G, node_G)) for period in range(periods)
+    ]
     return [
         Placement.stack([placement.layer(l).relabelled(from_PG[l % periods]) for l in range(profile.layers)])
         for placement, profile in zip(new, profiles, strict=True)

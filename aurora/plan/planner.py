@@ -7,19 +7,22 @@ from dataclasses import replace
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.plan import objective
-from aurora.plan.affinity import once_GG
-from aurora.plan.assign import ASSIGN
 from aurora.plan.check import check_plan
-from aurora.plan.colocate import COLOCATE, JOINT
-from aurora.plan.costs import exchanged
-from aurora.plan.order import ORDER
-from aurora.plan.ordering import both_ways
-from aurora.plan.place import PLACE
-from aurora.plan.placing import REFINED, even_rooms, memory_room_G, place_alone, place_together
-from aurora.plan.placing_once import AFFINITY, affinity_options, place_once
-from aurora.plan.replicas import REPLICAS
-from aurora.plan.scenarios import AIMS
+from aurora.plan.orders.order import ORDER
+from aurora.plan.orders.ordering import auto_orders, both_ways
+from aurora.plan.placing import objective
+from aurora.plan.placing.affinity import once_GG
+from aurora.plan.placing.assign import ASSIGN
+from aurora.plan.placing.colocate import COLOCATE, JOINT
+from aurora.plan.placing.costs import exchanged
+from aurora.plan.placing.layers import REFINED, even_rooms, hosts_of, memory_room_G, place_alone, place_together
+from aurora.plan.placing.layers_once import AFFINITY, affinity_options, place_once
+from aurora.plan.placing.place import PLACE
+from aurora.plan.placing.scenarios import AIMS
+from aurora.plan.replicas.replicas import REPLICAS
+from aurora.plan.replicas.resilient import DEFAULT, SURVIVE
+from aurora.plan.replicas.survival import held_by, survival
+from aurora.plan.statistics import Loads, load_intervals
 from aurora.types import Cluster, ModelPlan, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.profile import same_model
@@ -63,7 +66,7 @@ def make_plan(
         for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
     )
     methods = {"place": AFFINITY if placed.once else options.place}
-    if options.place not in REPLICAS and not placed.once:
+    if options.place not in (*REPLICAS, *SURVIVE) and not placed.once:
         methods["assign"] = options.assign
     if together:
         methods["colocate"] = options.colocate
@@ -77,9 +80,19 @@ def make_plan(
     scenario = f"{'colocated' if together else 'exclusive'}, {'equal' if cluster.equal else 'mixed'} GPUs"
     priced_by = options.objective if together else "exclusive"
     seconds = placed.objective_s, placed.bound_s, placed.free_bound_s
-    plan = Plan(cluster, models, scenario, methods, options.seed, priced_by, *seconds)
+    survival_LK = None if options.floor is None else surviving(cluster, models[0].placement, options.seed)
+    plan = Plan(
+        cluster, models, scenario, methods, options.seed, priced_by, *seconds, floor=options.floor, survival_LK=survival_LK
+    )
     check_plan(plan)
     return plan
+
+
+def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
+    """(L, D-1) how likely every expert of each layer is still held after 1, 2, ... of the cluster's D nodes failed."""
+    hosts = hosts_of(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
+    rng = np.random.default_rng(seed)
+    return np.array([survival(held_by(held_G, hosts, placement.experts), hosts, rng).p_K for held_G in placement.slots_LG])
 
 
 def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> PlanOptions:
@@ -89,6 +102,10 @@ def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile
     if together and (options.slots_per_gpu is not None or options.aim != "sum"):
         what = "--slots-per-gpu" if options.slots_per_gpu is not None else f"--aim {options.aim}"
         raise BadInput(f"{what}: expected one model alone, found two that share the GPUs")
+    if options.floor is not None:
+        if together or options.affinity:
+            raise BadInput(f"--floor: expected one model alone, found {'two' if together else '--affinity, without replicas'}")
+        options, places = replace(options, place=DEFAULT if options.place == "auto" else options.place), tuple(SURVIVE)
     if options.place == "auto":
         spare = options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster) > profiles[0].experts
         whole = together or options.assign != "auto"  # who chooses how groups are assigned wants groups
@@ -102,7 +119,7 @@ def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile
     if options.assign == "auto":
         options = replace(options, assign="matching" if equal and together else "exact")
     if options.order == "auto" and equal and cluster.fabric is None:
-        options = replace(options, order="openshop")
+        options = replace(options, order=auto_orders(len(cluster))[0])
     known_by_name: dict[str, Mapping[str, object]] = {
         "place": dict.fromkeys(places),
         "aim": {"sum": None, **AIMS},
@@ -191,9 +208,21 @@ def model_plan(
 
 def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
     """(S, S) int64: the dispatch of `layer` over the whole profile when each rank holds an equal share of experts in order."""
-    own_G = even_rooms(profile.experts, np.full(profile.sources, profile.experts))
-    gpu_E = np.repeat(np.arange(profile.sources), own_G)
-    return exchanged_tokens(profile, layer, np.eye(profile.sources)[gpu_E]) * profile.dispatch_bytes
+    return exchanged_tokens(profile, layer, contiguous_split(profile.experts, profile.sources)) * profile.dispatch_bytes
+
+
+def contiguous_intervals(profile: Profile, seed: int = 0) -> Loads:
+    """How far the profile's loads are known, and the bottleneck's with an equal share of experts on each source rank, in order:
+    a placement that knows no counts."""
+    split_EG = contiguous_split(profile.experts, profile.sources)
+    split_LEG = np.broadcast_to(split_EG, (profile.layers, *split_EG.shape))
+    return load_intervals(profile.tokens_TLSE, profile.stage_T, split_LEG, np.random.default_rng(seed))
+
+
+def contiguous_split(experts: int, gpus: int) -> FloatArray:
+    """(E, G) float64: an equal share of experts on each GPU, in order."""
+    own_G = even_rooms(experts, np.full(gpus, experts))
+    return np.eye(gpus)[np.repeat(np.arange(gpus), own_G)]
 
 
 def exchanged_tokens(profile: Profile, layer: int, split_EG: FloatArray, once: bool = False) -> IntArray:

@@ -1,37 +1,32 @@
 """Profiles for planning before there is traffic: routing drawn from a named skew, compute times from arithmetic."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types import Choices, Curve, Profile, SyntheticOptions
+from aurora.plan.shape import Shape
+from aurora.types import Choices, GpuKind, Profile, SyntheticOptions
 from aurora.types.arrays import FloatArray, IntArray
 
-REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
 BLOCK = 1 << 16  # tokens drawn at a time
 MOST_CHOICES = 1 << 30  # kept in memory
 
 
-def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions()) -> Profile:
+def synthetic_profile(
+    skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions(), kinds: Sequence[GpuKind] = ()
+) -> Profile:
     """A profile of the model that `config` (a transformers config.json) describes, with invented traffic.
 
     skew: "uniform" or "zipf:S", the exponent S >= 0 of the experts' popularity, shuffled for every layer. Compute times
-    assume REFERENCE_FLOPS; the provenance says so. Experts go in pairs, shuffled for every layer; options.correlation tells how
-    often a token's luck is one for both of a pair. Raises BadInput for a skew or config that it cannot read.
+    are arithmetic; the provenance says so. Experts go in pairs, shuffled for every layer; options.correlation tells how
+    often a token's luck is one for both of a pair. kinds: get curves of their own, by their datasheets. Raises BadInput for a
+    skew or config that it cannot read.
     """
     exponent = _exponent(skew)
-    experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
-    dense = config.get("first_k_dense_replace") or 0
-    if not isinstance(dense, int):
-        raise BadInput(f"config: first_k_dense_replace must be a whole number, found {dense!r}")
-    layers = _number(config, "num_hidden_layers") - dense
-    top_k = _number(config, "num_experts_per_tok")
-    hidden = _number(config, "hidden_size")
-    inner = _number(config, "moe_intermediate_size", "intermediate_size")
-    if not 1 <= top_k <= experts or layers < 1:
-        raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {top_k}, {experts} and {layers}")
+    shape = Shape.of(config)
+    layers, experts, top_k = shape.layers, shape.experts, shape.top_k
     rng = np.random.default_rng(options.seed)
     tokens = options.windows * options.sources * options.window_tokens
     if options.token_level and tokens * layers * top_k > MOST_CHOICES:
@@ -50,32 +45,14 @@ def synthetic_profile(skew: str, config: Mapping[str, Any], options: SyntheticOp
                     done += len(chosen_UK)
     source_U = np.tile(np.repeat(np.arange(options.sources), options.window_tokens), options.windows)
     window_U = np.repeat(np.arange(options.windows), options.sources * options.window_tokens)
-    expert_flops = 6 * hidden * inner
-    at = np.array([1, 16, 256, 4096, 65536], dtype=np.float64)
-    floor_s = 5e-6
-    curves = {
-        "reference": {
-            "gate": Curve(at, floor_s + at * (8 * hidden * hidden + 2 * hidden * experts) / REFERENCE_FLOPS),
-            "expert": Curve(at, floor_s + at * expert_flops / REFERENCE_FLOPS),
-            "aggregate": Curve(at, floor_s + at * 2 * top_k * hidden / REFERENCE_FLOPS),
-        }
-    }
-    return Profile(
-        model=str(config.get("_name_or_path") or config.get("model_type") or "synthetic"),
-        fingerprint="",
-        tokens_TLSE=counts_TLSE,
-        top_k=top_k,
-        dispatch_bytes=2 * hidden,
-        combine_bytes=2 * hidden,
-        expert_bytes=2 * 3 * hidden * inner,
-        other_bytes=2 * 4 * hidden * hidden * _number(config, "num_hidden_layers"),
-        curves=curves,
-        provenance={
+    return shape.profile(
+        counts_TLSE,
+        {
             "tool": "aurora profile --synthetic",
             "traffic": f"{skew}, pairs of correlation {options.correlation:g}, seed {options.seed}, not measured",
-            "compute": f"arithmetic at {REFERENCE_FLOPS:.0e} FLOPS, half precision, not measured",
         },
-        choices=Choices(kept_ULK, source_U, window_U) if options.token_level else None,
+        Choices(kept_ULK, source_U, window_U) if options.token_level else None,
+        kinds=kinds,
     )
 
 
@@ -105,11 +82,3 @@ def _exponent(skew: str) -> float:
     if not 0 <= exponent < 100:
         raise BadInput(f"--synthetic: expected an exponent of zero or more, found {value}")
     return exponent
-
-
-def _number(config: Mapping[str, Any], *names: str) -> int:
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and value > 0:
-            return value
-    raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found none: not a MoE model?")

@@ -7,10 +7,10 @@ import pytest
 
 from aurora.errors import BrokenPlan
 from aurora.plan.check import check_order, check_plan, check_schedule
-from aurora.plan.order import ORDER
+from aurora.plan.network.timing import timed
+from aurora.plan.orders.order import ORDER
 from aurora.plan.planner import make_plan
 from aurora.plan.synthetic import synthetic_profile
-from aurora.plan.timing import timed
 from aurora.types import Order, Schedule, SyntheticOptions
 from tests.conftest import cluster
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.plan.evaluate import evaluate
-from aurora.plan.place import PLACE
+from aurora.plan.network.timing import timed
+from aurora.plan.placing.place import PLACE
 from aurora.plan.planner import exchanged_tokens, make_plan
-from aurora.plan.replicas import REPLICAS
-from aurora.plan.timing import timed
+from aurora.plan.replicas.replicas import REPLICAS
 from aurora.types import PlanOptions
 from tests.conftest import cluster
-from tests.plan.test_placing import drawn, priced
+from tests.plan.placing.test_layers import drawn, priced
 from tests.strategies import clusters, profiles
 
 ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n)))

@@ -68,3 +68,24 @@ def test_the_budget_goes_where_it_saves_most(layers, most):
     assert size @ chosen <= most
     best = max(saved @ np.array(p) for p in product((0, 1), repeat=len(layers)) if size @ np.array(p) <= most)
     assert saved @ chosen == pytest.approx(best)
+
+
+@given(moves(), st.data())
+def test_nodes_as_a_whole_take_each_others_places(case, data):
+    """Against every renaming that keeps GPUs of a node together."""
+    old_GE, new_GE, bytes_E, _ = case
+    gpus = len(old_GE)
+    node_G = np.array(data.draw(st.lists(st.integers(0, 2), min_size=gpus, max_size=gpus)))
+    takers = fewest_moves(old_GE, new_GE, bytes_E, np.zeros(gpus, dtype=np.int64), node_G)
+
+    def together(p):
+        return all((node_G[a] == node_G[b]) == (node_G[p[a]] == node_G[p[b]]) for a, b in product(range(gpus), repeat=2))
+
+    def arriving(p):
+        renamed = np.empty_like(new_GE)
+        renamed[list(p)] = new_GE
+        return int((renamed * (1 - old_GE)).sum(axis=0) @ bytes_E)
+
+    allowed = [p for p in permutations(range(gpus)) if together(p)]
+    assert tuple(takers) in allowed
+    assert arriving(takers) == min(arriving(p) for p in allowed)

@@ -13,7 +13,7 @@ from aurora.plan.moving import move
 from aurora.plan.planner import make_plan
 from aurora.types import Placement, PlanOptions
 from tests.conftest import cluster
-from tests.plan.test_placing import LINEAR, drawn, priced, profile
+from tests.plan.placing.test_layers import LINEAR, drawn, priced, profile
 from tests.strategies import clusters, profiles
 
 OLD = PlanOptions("random", "random", "random")

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 import aurora
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.plan.assign import ASSIGN
 from aurora.plan.check import check_plan, check_schedule
-from aurora.plan.colocate import COLOCATE, JOINT
-from aurora.plan.costs import group_costs
-from aurora.plan.objective import causal, exclusive
-from aurora.plan.order import ORDER
-from aurora.plan.place import PLACE
+from aurora.plan.orders.order import ORDER
+from aurora.plan.placing.assign import ASSIGN
+from aurora.plan.placing.colocate import COLOCATE, JOINT
+from aurora.plan.placing.costs import group_costs
+from aurora.plan.placing.objective import causal, exclusive
+from aurora.plan.placing.place import PLACE
+from aurora.plan.placing.sharing import Sharing
 from aurora.plan.planner import exchanged_tokens, make_plan
-from aurora.plan.sharing import Sharing
 from aurora.types import Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles

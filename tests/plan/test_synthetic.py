@@ -7,7 +7,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.plan.synthetic import synthetic_profile
-from aurora.types import SyntheticOptions
+from aurora.types import GpuKind, SyntheticOptions
 
 MIXTRAL = {"num_local_experts": 8, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 56}
 DEEPSEEK = {
@@ -78,3 +78,18 @@ def test_an_unknown_skew(skew):
 def test_a_config_that_is_no_moe(config):
     with pytest.raises(BadInput, match="config: expected"):
         synthetic_profile("uniform", config)
+
+
+def test_kinds_are_never_faster_than_their_datasheet():
+    """One expert's time against its weights over the memory's rate and its multiplications over the peak."""
+    kind = GpuKind("K", 10**9, 1e9, 1e12, 4, "a made-up datasheet")
+    config = MIXTRAL | {"hidden_size": 512, "intermediate_size": 256}
+    made = synthetic_profile("uniform", config, SyntheticOptions(), [kind])
+    assert list(made.curves) == ["reference", "K"]
+    assert made.digest != synthetic_profile("uniform", config).digest
+    weights_s, token_s = made.expert_bytes / 1e9, 6 * 512 * 256 / 1e12
+    expert = made.curves["K"]["expert"]
+    for tokens in (1, 2, 300, 3000, 65536):
+        moved_s = weights_s + tokens * 4 * 512 / 1e9
+        assert expert(tokens) == pytest.approx(5e-6 + max(moved_s, tokens * token_s), rel=1e-9)
+    assert "a made-up datasheet" in made.provenance["curves of K"]

@@ -1,0 +1,66 @@
+"""A monotone curve of few straight pieces through how long so many tokens took."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import isotonic_regression
+
+from aurora.errors import BadInput
+from aurora.types import Curve
+from aurora.types.arrays import FloatArray, IntArray, numbers
+
+TOLERANCE = 0.01  # how far the pieces may pass from the monotone fit, relative
+
+
+@dataclass(frozen=True)
+class CurveFit:
+    """median_error, worst_error: |curve / measured - 1| over the points that it was fitted to."""
+
+    curve: Curve
+    median_error: float
+    worst_error: float
+
+
+def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLERANCE) -> CurveFit:
+    """A curve that never falls through measured seconds, with the fewest knots among the measured token counts.
+
+    tokens_X, seconds_X (X,) float64, both above zero, in any sequence; of one token count the median counts. First the
+    logarithms of the seconds are made monotone by least squares, so residuals are relative; then knots are dropped as long as
+    every point stays within `tolerance` of that. Raises BadInput for other arrays.
+    Source: pool adjacent violators (Ayer et al., Ann. Math. Stat. 26, 1955); fewest pieces as a shortest path (Imai and Iri,
+    Computational Morphology, 1988).
+    """
+    at_X, took_X = numbers("fit_curve: tokens", tokens_X), numbers("fit_curve: seconds", seconds_X)
+    if at_X.shape != took_X.shape or not len(at_X):
+        raise BadInput(f"fit_curve: expected as many seconds as token counts, found {len(took_X)} and {len(at_X)}")
+    for what, least in (("tokens", at_X.min()), ("seconds", took_X.min())):
+        if least <= 0:
+            raise BadInput(f"fit_curve: {what} must be above zero, found {least}")
+    points_X, of_X = np.unique(at_X, return_inverse=True)
+    median_X = np.array([np.median(took_X[of_X == point]) for point in range(len(points_X))])
+    rising_X = np.maximum.accumulate(np.exp(isotonic_regression(np.log(median_X)).x))  # exp may round a tie apart
+    knots_X = fewest_knots(points_X, rising_X, tolerance)
+    curve = Curve(points_X[knots_X], rising_X[knots_X])
+    error_X = np.abs(curve(at_X) / took_X - 1)
+    return CurveFit(curve, float(np.median(error_X)), float(error_X.max()))
+
+
+def fewest_knots(at_X: FloatArray, height_X: FloatArray, tolerance: float) -> IntArray:
+    """Indices of the fewest points, both ends among them, whose straight connection stays within `tolerance` times the height
+    of every point: a shortest path over all connections that do."""
+    last = len(at_X) - 1
+    pieces_X, before_X = np.full(last + 1, last + 1), np.zeros(last + 1, dtype=np.int64)
+    pieces_X[0] = 0
+    for begin in range(last):
+        apart_X = at_X[begin + 1 :] - at_X[begin]
+        low_X = np.maximum.accumulate((height_X[begin + 1 :] * (1 - tolerance) - height_X[begin]) / apart_X)
+        high_X = np.minimum.accumulate((height_X[begin + 1 :] * (1 + tolerance) - height_X[begin]) / apart_X)
+        slope_X = (height_X[begin + 1 :] - height_X[begin]) / apart_X
+        for end in begin + 1 + np.flatnonzero((low_X <= slope_X) & (slope_X <= high_X)):
+            if pieces_X[begin] + 1 < pieces_X[end]:
+                pieces_X[end], before_X[end] = pieces_X[begin] + 1, begin
+    knots = [last]
+    while knots[-1]:
+        knots.append(int(before_X[knots[-1]]))
+    return np.array(knots[::-1], dtype=np.int64)

@@ -1,0 +1,32 @@
+"""What a serving engine can do of a plan."""
+
+from collections.abc import Callable
+
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.types import Plan
+
+
+def check_engine(plan: Plan, engine: str) -> None:
+    """InfeasiblePlan where `engine` cannot serve by the plan, BadInput for an engine that is not in ENGINES."""
+    if engine not in ENGINES:
+        raise BadInput(f"--engine: expected one of {', '.join(ENGINES)}, found {engine!r}")
+    ENGINES[engine](plan)
+
+
+def check_vllm(plan: Plan) -> None:
+    """vLLM loads any number of experts on a rank, but serves one model, and replicas (its redundant experts) only with as many
+    slots on every rank and in every layer."""
+    if len(plan.models) != 1:
+        raise InfeasiblePlan(f"vllm: serves one model by a plan, this one is for {len(plan.models)}; plan each by itself")
+    placement = plan.models[0].placement
+    if placement.split_LG is None:
+        return
+    for layer, held_G in enumerate(placement.slots_LG):
+        if len(slots := {len(held) for held in held_G} | {len(placement.slots_LG[0][0])}) > 1:
+            raise InfeasiblePlan(
+                f"vllm: replicas need as many slots on every GPU and in every layer, layer {layer} has {min(slots)} to "
+                f"{max(slots)}; plan with --slots-per-gpu and --place eplb"
+            )
+
+
+ENGINES: dict[str, Callable[[Plan], None]] = {"vllm": check_vllm}
