@@ -41,6 +41,7 @@ def joined(seat: Seat) -> Iterator[None]:
             dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
         else:
             dist.init_process_group("gloo", timeout=timeout)
+        dist.barrier()  # or the first to stand might leave while others still connect to it
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise RankFailed(f"rank {seat.rank}: cannot meet the others at {seat.host}:{seat.port}: {reason}") from None

@@ -57,6 +57,24 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
     rank waits for a peer. When a rank raises an AuroraError it is raised here; when one dies, RankFailed says which. All
     processes are gone on return.
     """
+    children: list[tuple[Any, Connection]] = []
+    with hosted_store(port) as (host, listening):
+        try:
+            for rank in range(ranks):
+                seat = Seat(rank, ranks, host, listening, timeout_s, rank, ranks, launched=True)
+                children.append(start(seat, _answer, target, args))
+            return _collect(children)
+        finally:
+            for child, connection in children:
+                if child.is_alive():
+                    child.kill()
+                child.join()
+                connection.close()
+
+
+@contextmanager
+def hosted_store(port: int) -> Iterator[tuple[str, int]]:
+    """Host and port of a store that lives in this process, on `port` or with 0 on any free one. BadInput where it cannot."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     loopback = "127.0.0.1"
@@ -66,25 +84,21 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
         raise BadInput(f"port {port} on {loopback} cannot be used: {error.strerror}") from None
     listening = listener.getsockname()[1]
     store = TCPStore(loopback, listening, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    context = prepare()
-    children: list[tuple[Any, Connection]] = []
     try:
-        for rank in range(ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            seat = Seat(rank, ranks, loopback, listening, timeout_s, rank, ranks, launched=True)
-            child = context.Process(target=_child, args=(theirs, seat, target, args), name=f"aurora-rank-{rank}")
-            with _no_main():
-                child.start()
-            theirs.close()
-            children.append((child, ours))
-        return _collect(children)
+        yield loopback, listening
     finally:
-        for child, connection in children:
-            if child.is_alive():
-                child.kill()
-            child.join()
-            connection.close()
         del store
+
+
+def start(seat: Seat, main: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
+    """A process that runs `main(connection, seat, *args)` and dies with this one, and our end of the connection."""
+    context = prepare()
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_child, args=(theirs, seat, main, args), name=f"aurora-rank-{seat.rank}")
+    with _no_main():
+        child.start()
+    theirs.close()
+    return child, ours
 
 
 def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
@@ -167,23 +181,31 @@ def _collect(children: list[tuple[Any, Connection]]) -> list[Any]:
     return [results[rank] for rank in range(len(children))]
 
 
-def _child(connection: Connection, seat: Seat, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _child(connection: Connection, seat: Seat, main: Callable[..., None], args: tuple[Any, ...]) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     _settle(seat)
+    main(connection, seat, *args)
+    connection.close()
+    os._exit(0)  # no interpreter shutdown: threads of the transports may still wait for lost peers
+
+
+def _answer(connection: Connection, seat: Seat, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         answer = (True, target(seat, *args))
     except AuroraError as error:
         answer = (False, error)
     except BaseException as error:
-        if os.environ.get("AURORA_DEBUG"):
-            traceback.print_exc()
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        where = f"{os.path.basename(last.filename)}:{last.lineno}"
-        answer = (False, RankFailed(f"rank {seat.rank}: {type(error).__name__} at {where}: {reason}"))
+        answer = (False, RankFailed(f"rank {seat.rank}: {what_happened(error)}"))
     connection.send(answer)
-    connection.close()
-    os._exit(0)  # no interpreter shutdown: threads of the transports may still wait for lost peers
+
+
+def what_happened(error: BaseException) -> str:
+    """An unexpected error in a sentence; with AURORA_DEBUG set its traceback is printed too."""
+    if os.environ.get("AURORA_DEBUG"):
+        traceback.print_exception(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    return f"{type(error).__name__} at {os.path.basename(last.filename)}:{last.lineno}: {reason}"
 
 
 def _settle(seat: Seat) -> None:

@@ -6,23 +6,24 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from aurora.errors import BadInput, RankFailed
-from aurora.plan.clock import clock
-from aurora.ranks.transport import Observe, Rows, lost_peer, parts
+from aurora.plan.network.clock import clock
+from aurora.ranks.transport import Observe, Rows, lost, parts
 from aurora.types import Cluster, Order
 
 PIECE_BYTES = 96 * 1024  # at least; a message costs some 50 us
 PIECES = 256  # of a row at most
 STEADY = 8  # pieces of a row that tells the rate
-MOST_AHEAD = 8  # pieces that a receiver asks for at once
+MOST_AHEAD = 8  # pieces' worth of bytes that a receiver asks for at once
 AHEAD_S = 0.001  # worth of bytes, at the rate that it has seen: more than a question takes
+SMALL_BYTES = 2 * PIECE_BYTES  # that arrive in one exchange: a thread for them would cost more than it gains
 SETTLE_S = 0.1  # between the failures of the two directions
 
 
@@ -32,8 +33,7 @@ class Work(Protocol):
     def wait(self) -> object: ...
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A row of an order, or a piece of one; row and offset: which, and where in it."""
 
     peer: int
@@ -43,20 +43,36 @@ class Message:
     row_bytes: int
 
     @property
+    def size(self) -> int:
+        return self.tensor.shape[0]
+
+    @property
     def last(self) -> bool:
-        return self.offset + self.tensor.numel() == self.row_bytes
+        return self.offset + self.size == self.row_bytes
 
 
 Posted = tuple[Message, Work, float]  # and since when, by time.perf_counter
 
 
+@dataclass(frozen=True)
+class _Window:
+    """How much may be under way at a time: so many messages, and of more than one so many bytes."""
+
+    messages: int
+    most_bytes: float = inf
+
+    def holds(self, messages: int, size: int) -> bool:
+        return messages <= 1 or (messages <= self.messages and size <= self.most_bytes)
+
+
 class OrderedTransport(ABC):
     """Both ends post a transfer only when it is among their first open ones, and data moves once both have.
 
-    With one partner at a time rows go in pieces. A receiver asks for the next piece, or for what arrives while a question
+    With one partner at a time rows go in pieces. A receiver asks for a piece's worth, or for what arrives while a question
     travels, in planned order and across rows: so a sender is held to a few pieces under way, because what it hands to the
     network early delays its next transfer. A sender posts one piece at a time. What is first in the order and not done is
-    always posted at both ends, so there is no deadlock.
+    always posted at both ends, so there is no deadlock. A rank that may ask for all that it gets, and gets little, does so
+    first and then sends, in one thread: nobody ever waits for its questions.
 
     Rates are held by the senders' clocks, which start together when all have told each other their sizes: pieces leave when
     the row's rate lets them, and receivers ask for everything at once. cluster: whose rates; None holds none.
@@ -80,13 +96,11 @@ class OrderedTransport(ABC):
         # Every pair directly: a third of all_gather's time at 4 ranks, whose ring takes a wake-up a step.
         rows = row.new_empty((self.ranks, *row.shape))
         rows[self.rank] = row
-        peers = [peer for peer in range(self.ranks) if peer != self.rank]
-        asked = _messages([(0, peer, rows[peer]) for peer in peers], cut=False)
-        told = _messages([(0, peer, rows[self.rank]) for peer in peers], cut=False)
-        posted = [self._post(message, False) for message in asked] + [self._post(message, True) for message in told]
-        for message, work, _ in posted:
-            with lost_peer(self.rank, message.peer):
-                work.wait()
+        bytes_G = rows.view(self.ranks, -1).view(torch.uint8)
+        peers, size = [peer for peer in range(self.ranks) if peer != self.rank], bytes_G.shape[1]
+        posted = [self._post(Message(peer, bytes_G[peer], 0, 0, size), False) for peer in peers]
+        posted += [self._post(Message(peer, bytes_G[self.rank], 0, 0, size), True) for peer in peers]
+        self._finish(posted, False, False, lambda *_: None)
         return rows
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
@@ -96,25 +110,43 @@ class OrderedTransport(ABC):
         cut, one = order.one_to_one and self.cuts_rows, order.one_to_one
         incoming = _messages(parts(order, self.rank, recvs, sending=False), cut)
         outgoing = _messages(parts(order, self.rank, sends, sending=True), cut)
-        ahead = min(MOST_AHEAD, max(1, ceil(self._in_Bps * AHEAD_S / PIECE_BYTES))) if cut else order.recvs_open
-        receiving = self._pool.submit(self._drain, incoming, False, ahead, one, observe)
+        asked, told = _Window(order.recvs_open), _Window(order.sends_open)
+        if cut:
+            pieces = ceil(self._in_Bps * AHEAD_S / PIECE_BYTES)
+            asked = _Window(len(incoming), PIECE_BYTES * min(max(1, pieces), MOST_AHEAD))
+        if order.sends_open >= len(outgoing) > 1:
+            outgoing.sort(key=self._steps_ahead)
+        if asked.holds(len(incoming), size := sum(message.size for message in incoming)) and size <= SMALL_BYTES:
+            awaited = [self._post(message, False) for message in incoming]
+            if told.holds(len(outgoing), 0):  # receives first: by then these have left too, and one wait is saved
+                leaving = [self._post(message, True) for message in outgoing]
+                self._finish(awaited, False, one, observe)
+                self._finish(leaving, True, one, observe)
+            else:
+                self._drain(outgoing, True, told, one, observe)
+                self._finish(awaited, False, one, observe)
+            return
+        receiving = self._pool.submit(self._drain, incoming, False, asked, one, observe)
         try:
-            self._drain(outgoing, True, order.sends_open, one, observe)
+            self._drain(outgoing, True, told, one, observe)
         except RankFailed:
             if wait([receiving], SETTLE_S).done:  # it failed first, and says why
                 receiving.result()
             raise
         receiving.result()
 
-    def _drain(self, messages: list[Message], sending: bool, most: int, one: bool, observe: Observe) -> None:
-        """Post messages in sequence, `most` at a time, and wait for them."""
+    def _drain(self, messages: list[Message], sending: bool, window: "_Window", one: bool, observe: Observe) -> None:
+        """Post messages in sequence, as many as the window holds, and wait for them."""
         posted: deque[Posted] = deque()
 
         def oldest() -> Iterator[Posted]:
+            size = 0
             for message in messages:
-                posted.append(self._post(message, sending))
-                if len(posted) == most:
+                size += message.size
+                while not window.holds(len(posted) + 1, size):
+                    size -= posted[0][0].size
                     yield posted.popleft()
+                posted.append(self._post(message, sending))
             yield from posted
 
         self._finish(oldest(), sending, one, observe)
@@ -125,8 +157,10 @@ class OrderedTransport(ABC):
         for message, work, posted_s in posted:
             if message.offset == 0:
                 row_s = max(posted_s, free_s) if one else posted_s
-            with lost_peer(self.rank, message.peer):
+            try:
                 work.wait()
+            except RuntimeError as error:
+                raise lost(self.rank, message.peer, error) from None
             if message.last:
                 free_s = time.perf_counter()
                 observe(message.peer, sending, message.row_bytes, row_s, free_s)
@@ -148,12 +182,16 @@ class OrderedTransport(ABC):
         def leaves_s(message: Message) -> float:
             return float(start_s_X[message.row] + message.offset / rate_Bps_X[message.row])
 
-        incoming, outgoing = (
-            sorted(_messages(parts(order, self.rank, tensors, sending), cut=True), key=leaves_s)
-            for tensors, sending in ((recvs, False), (sends, True))
+        incoming = sorted(
+            _messages(parts(order, self.rank, recvs, sending=False), cut=True),
+            key=lambda message: (leaves_s(message), -self._steps_ahead(message) % self.ranks),
+        )
+        outgoing = sorted(
+            _messages(parts(order, self.rank, sends, sending=True), cut=True),
+            key=lambda message: (leaves_s(message), self._steps_ahead(message)),
         )
         left: SimpleQueue[Posted | None] = SimpleQueue()
-        arriving = self._pool.submit(self._drain, incoming, False, max(1, len(incoming)), False, observe)
+        arriving = self._pool.submit(self._drain, incoming, False, _Window(len(incoming)), False, observe)
         leaving = self._pool.submit(self._finish, iter(left.get, None), True, False, observe)
         try:
             for message in outgoing:
@@ -164,9 +202,15 @@ class OrderedTransport(ABC):
         leaving.result()
         arriving.result()
 
+    def _steps_ahead(self, message: Message) -> int:
+        """What sorts messages of one time so that no peer is everybody's first."""
+        return (message.peer - self.rank) % self.ranks
+
     def _post(self, message: Message, sending: bool) -> Posted:
-        with lost_peer(self.rank, message.peer):
+        try:
             return message, (self._send if sending else self._receive)(message), time.perf_counter()
+        except RuntimeError as error:
+            raise lost(self.rank, message.peer, error) from None
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -178,8 +222,11 @@ def _messages(rows: Rows, cut: bool) -> list[Message]:
     made = []
     for row, peer, tensor in rows:
         flat = tensor.view(-1).view(torch.uint8)
-        size = max(PIECE_BYTES, -(-len(flat) // PIECES)) if cut else len(flat)
-        made += [
-            Message(peer, piece, row, index * size, len(flat)) for index, piece in enumerate(torch.split(flat, max(1, size)))
-        ]
+        row_bytes = flat.shape[0]
+        if cut and row_bytes > PIECE_BYTES:
+            size = max(PIECE_BYTES, -(-row_bytes // PIECES))
+            pieces = enumerate(torch.split(flat, size))
+            made += [Message(peer, piece, row, index * size, row_bytes) for index, piece in pieces]
+        else:
+            made.append(Message(peer, flat, row, 0, row_bytes))
     return made

@@ -19,19 +19,21 @@ Rows = list[tuple[int, int, torch.Tensor]]  # row of the order, peer, what trave
 def parts(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> Rows:
     """Each row that `rank` sends or receives, in order, with the slice of the peer's tensor along its first axis; none is
     empty. Raises BadInput for an order that leaves something out."""
-    me, other = (0, 1) if sending else (1, 0)
-    rows = np.flatnonzero(order.pairs_X2[:, me] == rank)
-    peers_X = order.pairs_X2[:, other]
-    lengths_X = np.array([len(tensors[peer]) for peer in peers_X.tolist()], dtype=np.int64)
-    cuts_X2 = order.cuts(lengths_X)[rows]
-    carried_R = np.bincount(peers_X[rows], weights=cuts_X2[:, 1] - cuts_X2[:, 0], minlength=len(tensors))
-    for peer, tensor in enumerate(tensors):
-        if peer != rank and carried_R[peer] != len(tensor):
-            way = f"{rank} -> {peer}" if sending else f"{peer} -> {rank}"
-            raise BadInput(f"order {order.method}: carries {carried_R[peer]:.0f} of the {len(tensor)} rows of {way}")
-    found = zip(rows.tolist(), peers_X[rows].tolist(), cuts_X2.tolist(), strict=True)
-    slices = [(row, peer, tensors[peer][begin:end]) for row, peer, (begin, end) in found]
-    return [(row, peer, tensor) for row, peer, tensor in slices if tensor.numel()]
+    ends = order.ends[0 if sending else 1].get(rank, [])
+    left = [tensor.shape[0] for tensor in tensors]
+    found = [(row, peer, tensors[peer]) for row, peer in ends]
+    if order.share_X2 is not None:
+        lengths_X = np.array([left[peer] for _, peer in ends], dtype=np.int64)
+        cuts_X2 = order.cuts(lengths_X, np.array([row for row, _ in ends], dtype=np.int64)).tolist()
+        found = [(row, peer, tensor[begin:end]) for (row, peer, tensor), (begin, end) in zip(found, cuts_X2, strict=True)]
+    for _, peer, part in found:
+        left[peer] -= part.shape[0]
+    left[rank] = 0
+    if any(left):
+        peer = next(peer for peer, missing in enumerate(left) if missing)
+        way, whole = f"{rank} -> {peer}" if sending else f"{peer} -> {rank}", tensors[peer].shape[0]
+        raise BadInput(f"order {order.method}: carries {whole - left[peer]} of the {whole} rows of {way}")
+    return [part for part in found if part[2].numel()]
 
 
 class Transport(Protocol):
@@ -57,6 +59,11 @@ def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        whom = "the others" if peer is None else f"rank {peer}"
-        raise RankFailed(f"rank {rank} lost {whom}: {reason}") from None
+        raise lost(rank, peer, error) from None
+
+
+def lost(rank: int, peer: int | None, error: RuntimeError) -> RankFailed:
+    """What `lost_peer` raises."""
+    reason = str(error).strip().splitlines()[0]
+    whom = "the others" if peer is None else f"rank {peer}"
+    return RankFailed(f"rank {rank} lost {whom}: {reason}")

@@ -22,6 +22,22 @@ def meet(seat):
         return seat.rank
 
 
+def stand(seat):
+    """When this rank's group stood, and when it got into the block; the second rank's group is late."""
+    import torch.distributed as dist
+
+    stood_s, init = [], dist.init_process_group
+
+    def late(*arguments, **named):
+        init(*arguments, **named)
+        time.sleep(0.3 * seat.rank)
+        stood_s.append(time.monotonic())
+
+    dist.init_process_group = late
+    with joined(seat):
+        return stood_s[0], time.monotonic()
+
+
 def complain(seat):
     if seat.rank == 1:
         raise BadInput("this file is wrong")
@@ -81,6 +97,11 @@ def test_ranks_meet():
     assert launch(meet, 2) == [0, 1]
 
 
+def test_nobody_leaves_a_meeting_that_others_still_come_to():
+    stood_s, entered_s = zip(*launch(stand, 2), strict=True)
+    assert min(entered_s) >= max(stood_s)
+
+
 def test_a_users_error_is_raised_as_it_is():
     with pytest.raises(BadInput, match="this file is wrong"):
         launch(complain, 2)
@@ -106,7 +127,7 @@ def test_a_death_is_blamed_on_the_dead():
 
 def test_a_peer_that_hangs_is_not_waited_for_forever():
     with pytest.raises(RankFailed, match=r"rank 0 lost rank 1: .*[Tt]imed out"):
-        launch(hang, 2, timeout_s=2.0)
+        launch(hang, 2, timeout_s=5.0)
 
 
 def test_working_for_longer_than_the_timeout_is_no_failure():

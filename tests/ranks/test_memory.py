@@ -5,9 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from aurora.errors import BadInput, RankFailed
-from aurora.plan.order import ORDER
+from aurora.plan.orders.order import ORDER
 from aurora.ranks import ordered
 from aurora.ranks.launcher import launch_threads
 from aurora.ranks.memory import Memory, MemoryTransport
@@ -60,6 +62,77 @@ def test_no_order_deadlocks(monkeypatch):
     for ranks, count in SCHEDULES.items():
         given = list(cases(ranks, count))
         assert launch_threads(perform, ranks, Memory(ranks, 20.0), given) == [count] * ranks
+
+
+class Watched(MemoryTransport):
+    """Notes what it posts, and how much of the same direction is then under way."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.posted = {True: [], False: []}
+        self.seen = {True: [], False: []}
+
+    def noted(self, sending, message, work):
+        self.posted[sending].append((message, work))
+        under_way = [message.size for message, work in self.posted[sending] if not work._moved.is_set()]
+        self.seen[sending].append((len(under_way), sum(under_way)))
+        return work
+
+    def _send(self, message):
+        return self.noted(True, message, super()._send(message))
+
+    def _receive(self, message):
+        return self.noted(False, message, super()._receive(message))
+
+
+def watch(seat, memory, order, sizes_RR):
+    transport = Watched(memory, seat.rank)
+    sends = [torch.full((int(size),), seat.rank, dtype=torch.uint8) for size in sizes_RR[seat.rank]]
+    recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes_RR[:, seat.rank]]
+    transport.exchange(order, sends, recvs, lambda *_: None)
+    assert all(bool((row == src).all()) for src, row in enumerate(recvs) if src != seat.rank)
+    return transport
+
+
+@pytest.mark.parametrize("piece", [3, 50])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ranks=st.integers(2, 5), small=st.sampled_from([0, 40, 10**6]), seed=st.integers(0, 10**6))
+def test_no_more_is_under_way_than_the_order_allows(monkeypatch, piece, ranks, small, seed):
+    """One partner at a time: one piece leaves, some are asked for; whoever gets little asks for all of it first."""
+    monkeypatch.setattr(ordered, "PIECE_BYTES", piece)
+    monkeypatch.setattr(ordered, "SMALL_BYTES", small)
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 60, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.7)
+    np.fill_diagonal(sizes, 0)
+    order = random_order(rng, ranks)
+    for transport in launch_threads(watch, ranks, Memory(ranks, 10.0), order, sizes):
+        rank, opened = transport.rank, (order.recvs_open, order.sends_open)
+        assert sum(m.size for m, _ in transport.posted[True]) == sizes[rank].sum()
+        assert sum(m.size for m, _ in transport.posted[False]) == sizes[:, rank].sum()
+        assert all(messages <= order.sends_open for messages, _ in transport.seen[True])
+        if opened == (1, 1):
+            assert all(m.size <= piece for m, _ in transport.posted[False])
+            assert all(messages == 1 or size <= ordered.MOST_AHEAD * piece for messages, size in transport.seen[False])
+        else:
+            assert all(messages <= order.recvs_open for messages, _ in transport.seen[False])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_who_posts_everything_at_once_starts_with_the_next_rank(ranks):
+    sizes = 5 * (1 - np.eye(ranks, dtype=np.int64))
+    order = ORDER["all-at-once"](sizes, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
+    for transport in launch_threads(watch, ranks, Memory(ranks, 10.0), order, sizes):
+        peers = [message.peer for message, _ in transport.posted[True]]
+        assert peers == [(transport.rank + step) % ranks for step in range(1, ranks)]
+
+
+@given(st.integers(2, 6), st.integers(0, 10**6))
+def test_an_order_knows_what_each_rank_sends_and_receives(ranks, seed):
+    order = random_order(np.random.default_rng(seed), ranks)
+    rows = list(enumerate(order.pairs_X2.tolist()))
+    for rank in range(ranks):
+        assert order.ends[0][rank] == [(row, dst) for row, (src, dst) in rows if src == rank]
+        assert order.ends[1][rank] == [(row, src) for row, (src, dst) in rows if dst == rank]
 
 
 def disagree(seat, memory, order, sizes_R):

@@ -1,5 +1,6 @@
 """Exchanges between real ranks against what a single process says should arrive."""
 
+import time
 from collections import defaultdict
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import torch
 
 import aurora
 from aurora.errors import BadInput, RankFailed
-from aurora.plan.order import ORDER
+from aurora.plan.orders.order import ORDER
 from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import launch
@@ -116,6 +117,36 @@ def lose_a_peer(seat):
 def test_a_lost_peer_ends_the_exchange():
     with pytest.raises(RankFailed, match=r"rank 1 of 2 died \(exit code 3\)"):
         launch(lose_a_peer, 2, timeout_s=60)
+
+
+def miss_a_peer(seat, folder):
+    """Rank 1 dies; rank 0 says whom it missed in a collective, before rank 2 can notice."""
+    import os
+    import time
+
+    with joined(seat):
+        transport = GlooTransport()
+        transport.gather(torch.tensor([0]))
+        if seat.rank == 0:
+            time.sleep(0.2)
+            try:
+                transport.gather(torch.tensor([0]))
+            except RankFailed as error:
+                (folder / "said").write_text(str(error))
+        while not (folder / "said").exists():
+            if seat.rank == 1:
+                os._exit(3)
+            time.sleep(0.01)
+
+
+def test_who_is_missed_in_a_gather_of_many_is_named(tmp_path):
+    with pytest.raises(RankFailed, match="rank 1 of 3 died"):
+        launch(miss_a_peer, 3, tmp_path, timeout_s=60)
+    for _ in range(200):
+        if (tmp_path / "said").exists():
+            break
+        time.sleep(0.01)
+    assert (tmp_path / "said").read_text().startswith("rank 0 lost rank 1: ")
 
 
 def through_the_api(seat, order):
