@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput, RankFailed
 from aurora.plan.check import check_order
-from aurora.plan.dense import DenseShop
-from aurora.plan.order import ORDER, openshop
+from aurora.plan.orders.dense import DenseShop
+from aurora.plan.orders.order import ORDER, openshop
 from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.nccl import NcclTransport
 from aurora.ranks.transport import Transport

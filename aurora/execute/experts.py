@@ -1,5 +1,7 @@
 """A MoE layer's experts spread over ranks: takes the place of the experts module and performs the layer's ops."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -7,34 +9,55 @@ from torch import nn
 
 from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
 from aurora.execute.session import Session
-from aurora.models.loading import hold_experts
+from aurora.models.loading import expert_parameters, hold_experts
 from aurora.types import Barrier, Compute, Exchange, Op, Order, Placement
 
 
 class DistributedExperts(nn.Module):
     """Called like the module it replaces, with this rank's tokens; gives the same output. Experts are where `placement` says.
 
-    deduplicate: a token goes once to a rank that holds several of its experts.
+    Made of the module it replaces, with all experts; `perform` comes before the first call.
     """
 
-    def __init__(
+    def __init__(self, experts: Any) -> None:
+        super().__init__()
+        self.num_experts = int(experts.num_experts)
+        self.local = experts
+        self.held = tuple(range(self.num_experts))  # by slot of `local`
+
+    def perform(
         self,
-        experts: Any,
         placement: Placement,
         ops: tuple[Op, ...],
         layer: int,
         session: Session,
         deduplicate: bool = False,
+        local_first: bool = False,
     ) -> None:
-        super().__init__()
-        self.num_experts = int(experts.num_experts)
+        """Keep what `placement` gives this rank in `layer`, of what is held, and take part in `ops` from now on.
+
+        deduplicate: a token goes once to a rank that holds several of its experts. local_first: replicas share the tokens of
+        all ranks, a rank's own first; ranks count them before they send.
+        """
         self._ops, self._layer, self._session = ops, layer, session
         self._rank = session.transport.rank
         self._deduplicate = deduplicate
         slots_G = placement.slots_LG[layer]
-        self.seats = Seats(slots_G, self._rank, None if placement.split_LG is None else placement.split_EG(layer))
-        hold_experts(experts, list(slots_G[self._rank]))
-        self.local = experts
+        split_EG = None if placement.split_LG is None else placement.split_EG(layer)
+        seats = Seats(slots_G, self._rank, split_EG, local_first)
+        self.seats = seats.to(next(self.local.parameters()).device)
+        self.hold(slots_G[self._rank])
+
+    def hold(self, wanted: Sequence[int], arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({})) -> None:
+        """Have the experts `wanted`, in this order: of those held, and of what has `arrived`, by expert and parameter."""
+        if tuple(wanted) != self.held:
+            hold_experts(self.local, [arrived.get(expert) or self.held.index(expert) for expert in wanted])
+            self.held = tuple(wanted)
+
+    def weights(self, expert: int) -> dict[str, torch.Tensor]:
+        """A held expert's weights by parameter."""
+        slot = self.held.index(expert)
+        return {name: parameter.detach()[slot] for name, parameter in expert_parameters(self.local)}
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """hidden_states (N, H), top_k_index and top_k_weights (N, K) -> (N, H). All ranks call it for the same layer."""
@@ -46,7 +69,14 @@ class DistributedExperts(nn.Module):
         for op in self._ops:
             match op:
                 case Compute("gate"):  # what transformers did since the last layer
-                    tokens = (hidden_states, top_k_index, top_k_weights, session.mask)
+                    session.route(top_k_index)
+                    all_SE = None
+                    if self.seats.cuts is not None:
+                        own_E = self.seats.counted(top_k_index, session.mask)
+                        session.stop_compute("gate", layer)  # whoever waits for other ranks holds no GPU
+                        all_SE = session.counts(own_E, layer)
+                        session.start_compute()
+                    tokens = (hidden_states, top_k_index, top_k_weights, session.mask, all_SE)
                     parcels = OncePerRank(self.seats, *tokens) if once else EveryChoice(self.seats, *tokens)
                     session.stop_compute("gate", layer)
                 case Barrier():

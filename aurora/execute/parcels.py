@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from aurora.execute.kernels import Packing, exact_dtype, gather_rows, weighted_sum
+from aurora.execute.dispatch import LocalFirst
+from aurora.execute.kernels import Packing, by_place, exact_dtype, gather_rows, weighted_sum
 from aurora.types.arrays import FloatArray
 
 
@@ -16,10 +17,17 @@ class Seats(nn.Module):
     """Which rank and slot each token's expert has. slots_G: the experts that every rank holds.
 
     split_EG (E, G): which part of a sender's tokens each rank takes of an expert that several hold; None: each is held once.
-    A place is a slot of a rank; places go by (rank, slot).
+    A place is a slot of a rank; places go by (rank, slot). local_first: parts are of all ranks' tokens together, and a rank's
+    own replicas take its tokens first, which needs all ranks' counts (`plan.replicas.dispatch`).
     """
 
-    def __init__(self, slots_G: tuple[tuple[int, ...], ...], rank: int, split_EG: FloatArray | None = None) -> None:
+    def __init__(
+        self,
+        slots_G: tuple[tuple[int, ...], ...],
+        rank: int,
+        split_EG: FloatArray | None = None,
+        local_first: bool = False,
+    ) -> None:
         super().__init__()
         self.rank, self.ranks = rank, len(slots_G)
         held_G = torch.tensor([len(slots) for slots in slots_G])
@@ -37,6 +45,10 @@ class Seats(nn.Module):
         if split_EG is not None:
             upto_EG = split_EG.cumsum(axis=1)
             upto_EM = torch.from_numpy(upto_EG / upto_EG[:, -1:]).gather(1, self.rank_of_place[place_EM])
+        self.cuts: LocalFirst | None = None
+        if local_first and self.most > 1:
+            share_G = None if split_EG is None else tuple(tuple(split_EG[list(held), g]) for g, held in enumerate(slots_G))
+            self.cuts = LocalFirst(slots_G, rank, share_G)
         slot_P = torch.arange(self.places) - first_G[self.rank_of_place]
         for name, array in (("place_EM", place_EM), ("upto_EM", upto_EM), ("rank_P", self.rank_of_place), ("slot_P", slot_P)):
             self.register_buffer(name, array, persistent=False)
@@ -46,20 +58,29 @@ class Seats(nn.Module):
     rank_P: torch.Tensor
     slot_P: torch.Tensor
 
-    def seated(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def counted(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """(E,) int64: how many choices, index (N, K), each expert has, of tokens that need experts by mask (N,)."""
+        return torch.bincount((index if mask is None else index[mask]).flatten(), minlength=len(self.place_EM))
+
+    def seated(self, index: torch.Tensor, mask: torch.Tensor | None, tokens_SE: torch.Tensor | None = None) -> torch.Tensor:
         """(N, K) the place of every choice, index (N, K); `places` where mask (N,) says that the token needs no experts.
 
-        The choices of a replicated expert are cut at the running sum of its shares, as `plan.costs.divided` counts them.
+        The choices of a replicated expert are cut at the running sum of its shares, as `plan.costs.divided` counts them; own
+        replicas first: as `plan.replicas.dispatch` does, given what all ranks count, tokens_SE (S, E).
         """
         if self.most == 1:
-            place = self.place_EM[:, 0][index]
+            place = self.place_EM.view(-1)[index]
         else:
             wanted = index.flatten() if mask is None else index[mask].flatten()
             by_expert = torch.argsort(wanted, stable=True)
             expert = wanted[by_expert]
             counts_E = torch.bincount(wanted, minlength=len(self.place_EM))
             nth = torch.arange(len(wanted), device=index.device) - (counts_E.cumsum(0) - counts_E)[expert]
-            upto_EM = torch.floor(self.upto_EM * counts_E[:, None] + (self.rank + 0.5) / self.ranks)
+            if self.cuts is None:
+                upto_EM = torch.floor(self.upto_EM * counts_E[:, None] + (self.rank + 0.5) / self.ranks)
+            else:
+                assert tokens_SE is not None, "local first needs all ranks' counts"
+                upto_EM = self.cuts(tokens_SE.to(index.device))
             replica = (nth[:, None] >= upto_EM[expert, :-1]).sum(dim=1)
             seats = torch.empty_like(wanted)
             seats[by_expert] = self.place_EM[expert, replica]
@@ -72,20 +93,21 @@ class EveryChoice:
     """A row for every (token, choice): its hidden state, in the order of places. Weights are applied where the token is.
 
     hidden (N, H), index and weights (N, K), mask (N,) bool tells which tokens need experts, None: all. counts (P,) int64:
-    rows for each place.
+    rows for each place. tokens_SE: see `Seats.seated`.
     """
 
     def __init__(
-        self, seats: Seats, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
+        self,
+        seats: Seats,
+        hidden: torch.Tensor,
+        index: torch.Tensor,
+        weights: torch.Tensor,
+        mask: torch.Tensor | None,
+        tokens_SE: torch.Tensor | None = None,
     ) -> None:
         self._seats, self._weights = seats, weights
-        place = seats.seated(index, mask).flatten()
-        self.counts = torch.bincount(place, minlength=seats.places + 1)[: seats.places]
-        choice = torch.argsort(place, stable=True)
-        if mask is not None:
-            choice = choice[: int(self.counts.sum())]
-        self._row_NK = torch.full(index.shape, -1, device=index.device)
-        self._row_NK.view(-1).scatter_(0, choice, torch.arange(len(choice), device=choice.device))
+        self.counts, choice, row = by_place(seats.seated(index, mask, tokens_SE).flatten(), seats.places)
+        self._row_NK = row.view(index.shape)
         self.rows = hidden.new_empty(len(choice), hidden.shape[1])
         gather_rows(hidden, choice // index.shape[1], self.rows)
 
@@ -114,10 +136,16 @@ class OncePerRank:
     """
 
     def __init__(
-        self, seats: Seats, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
+        self,
+        seats: Seats,
+        hidden: torch.Tensor,
+        index: torch.Tensor,
+        weights: torch.Tensor,
+        mask: torch.Tensor | None,
+        tokens_SE: torch.Tensor | None = None,
     ) -> None:
         self._packing = Packing(hidden.shape[1], index.shape[1], hidden.dtype)
-        place_NK = seats.seated(index, mask)
+        place_NK = seats.seated(index, mask, tokens_SE)
         rank_NK = torch.cat([seats.rank_P, seats.rank_P.new_tensor([seats.ranks])])[place_NK]
         goes_NR = torch.zeros(len(index), seats.ranks + 1, dtype=torch.bool, device=index.device)
         goes_NR.scatter_(1, rank_NK, True)

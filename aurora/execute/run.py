@@ -1,20 +1,25 @@
 """`aurora.run`: serve prompts with one or two MoE models under a plan, on local ranks or as one rank under torchrun."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from aurora.errors import BadInput
-from aurora.execute.result import RunResult, merge
+from aurora.errors import AuroraError, BadInput
+from aurora.execute.journal import Journal
+from aurora.execute.result import RunResult, Share, merge, survived
 from aurora.execute.serve import serve_rank
+from aurora.execute.survive import survive_rank
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
 from aurora.plan.check import check_plan
 from aurora.ranks.group import seat_from_environment
 from aurora.ranks.launcher import launch, launch_threads
 from aurora.ranks.memory import Memory
+from aurora.ranks.supervisor import Supervisor
 from aurora.types import Plan, RunOptions
+from aurora.types.arrays import FloatArray
 
 LOGIT_TOLERANCE = 1e-4
 
@@ -30,16 +35,9 @@ def run(
     Starts one local process a planned rank; under torchrun's environment variables this process is one rank, and only rank 0
     gets a result. Raises BadInput when plan, models and ranks do not fit, RankFailed when a rank is lost.
     """
-    if len(models) != len(plan.models) or len(prompts) != len(plan.models):
-        raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
-    check_plan(plan)
-    if options.transport == "shaped" and plan.cluster.fabric is not None:
-        raise BadInput("--transport shaped: holds ports to their rates, but not the links of the plan's fabric")
-    for name, requests in zip(models, prompts, strict=True):
-        if not requests or not all(requests):
-            raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")
-        if any(not isinstance(token, int) or token < 0 for prompt in requests for token in prompt):
-            raise BadInput(f"run: expected prompts for {name} as lists of token ids")
+    _check(plan, models, prompts, options)
+    if options.survive:
+        return survive(plan, models, prompts, options)
     paths, names_M, ranks = [str(model) for model in models], tuple(model.model for model in plan.models), len(plan.cluster)
     if options.transport == "memory":
         memories = [Memory(ranks, options.timeout_s) for _ in plan.models]
@@ -55,6 +53,53 @@ def run(
     return merge([one for share in shares for one in share], names_M)
 
 
+def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
+    if len(models) != len(plan.models) or len(prompts) != len(plan.models):
+        raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
+    check_plan(plan)
+    if options.transport == "shaped" and plan.cluster.fabric is not None:
+        raise BadInput("--transport shaped: holds ports to their rates, but not the links of the plan's fabric")
+    for name, requests in zip(models, prompts, strict=True):
+        if not requests or not all(requests):
+            raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")
+        if any(not isinstance(token, int) or token < 0 for prompt in requests for token in prompt):
+            raise BadInput(f"run: expected prompts for {name} as lists of token ids")
+
+
+def survive(
+    plan: Plan,
+    models: Sequence[str | Path],
+    prompts: Sequence[Sequence[list[int]]],
+    options: RunOptions,
+    load_MLE: Sequence[FloatArray] | None = None,
+    watch: Callable[[int, dict[int, int]], None] | None = None,
+) -> RunResult:
+    """Like `run` on local ranks, going on with those that are left when some are lost.
+
+    load_MLE: (L, E) of each model, the tokens of each expert, for placing those that nobody holds any more; None: all equal.
+    watch: told of each epoch, and of the processes of its members by seat. What cannot go on ends with the result so far and
+    `failure` set. Raises BadInput where it cannot begin.
+    """
+    _check(plan, models, prompts, options)
+    if seat_from_environment(options.timeout_s) is not None:
+        raise BadInput("--survive: starts its ranks by itself, expected none of torchrun's variables")
+    layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
+    journal = Journal(plan, prompts, load_MLE or [np.ones(shape) for shape in layers_M])
+    supervisor = Supervisor(
+        survive_rank, len(plan.cluster), journal, (plan, [str(path) for path in models], prompts, options, time.perf_counter()),
+        timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, port=options.port, watch=watch,
+    )  # fmt: skip
+    failure = None
+    shares: dict[int, Share] = {}
+    try:
+        shares = supervisor.run()
+    except AuroraError as error:
+        if not any(answers.tokens for answers in journal.answers_M):
+            raise
+        failure = str(error)
+    return survived(journal.answers_M, journal.changes, list(shares.values()), plan, failure)
+
+
 def verify(
     result: RunResult, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions
 ) -> list[str]:
@@ -67,6 +112,9 @@ def verify(
         plain = load_model(path, "cuda:0" if result.transport == "nccl" else "cpu")
         eos = plain.tokenizer.eos_token_id
         for index, prompt in enumerate(requests):
+            if index not in answers.tokens:
+                differences.append(f"{plain.name}, prompt {index}: no answer")
+                continue
             tokens, logits = decode_alone(plain.model, prompt, options.max_new_tokens, eos)
             if answers.tokens[index] != tokens:
                 differences.append(f"{plain.name}, prompt {index}: tokens {answers.tokens[index]}, expected {tokens}")

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
-from aurora.execute.calibrate import calibrate
-from aurora.execute.experts import DistributedExperts
-from aurora.execute.result import Answers, Share
+from aurora.execute.calibrate import calibrate, planned_method
+from aurora.execute.colocated import ProcessTurnstile, folder_of
+from aurora.execute.lane import Lane, Request, side_by_side
+from aurora.execute.network import measured_network
+from aurora.execute.result import Share
 from aurora.execute.session import Session
-from aurora.execute.turnstile import Turnstile
-from aurora.models.decoding import GreedyBatch
+from aurora.execute.turnstile import Turnstile, in_threads
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import deal
 from aurora.plan.compile import compile_plan
@@ -27,7 +27,7 @@ from aurora.ranks.memory import Memory, MemoryTransport
 from aurora.ranks.nccl import NcclTransport
 from aurora.ranks.shaped import Port, ShapedTransport
 from aurora.ranks.transport import Transport
-from aurora.types import Plan, Program, Recorder, RunOptions
+from aurora.types import Plan, Recorder, RunOptions
 from aurora.types.profile import same_model
 
 LOADING = threading.Lock()  # transformers loads one model at a time in a process
@@ -68,6 +68,8 @@ def serve_rank(
 
     memories: one a model, where ranks are threads. Raises BadInput before, RankFailed after the run has begun.
     """
+    if options.colocate is not None and seat.local_ranks != seat.ranks:
+        raise BadInput(f"--colocate: shares one machine, expected all of {seat.ranks} ranks on it, found {seat.local_ranks}")
     device = device_of(seat) if options.transport in ("auto", "nccl") else "cpu"
     if options.transport == "nccl" and device == "cpu":
         raise BadInput(f"--transport nccl: expected a CUDA device for each of {seat.ranks} ranks, found too few")
@@ -84,25 +86,42 @@ def serve_rank(
             transports, name = _transports(plan, len(models), seat, device, options)
         choice = None
         if options.order == "auto" and name != "nccl":  # which posts everything at once whatever the order
-            method = plan.methods["order"]
-            choice = calibrate(transports[0], plan.cluster, "openshop" if method == "auto" else method)
+            choice = calibrate(transports[0], plan.cluster, planned_method(plan))
+        network = measured_network(transports[0], plan.cluster) if options.predictable else None
         program = compile_plan(plan)
         recorder = Recorder("measured", program.names_M, seat.ranks)
-        turnstile = Turnstile(len(models))
-        transports[0].gather(torch.zeros(1))
-        began_s = time.perf_counter()
-        lanes = [
-            _Lane(index, model, Session(index, transports[index], turnstile, recorder, began_s, choice), program, options)
-            for index, model in enumerate(models)
+        on_gpu = device != "cpu"
+        turnstiles = _turnstiles(transports, options, on_gpu)
+        began_s = _began_s(transports[0], seat)
+        sessions = [
+            Session(index, transports[index], turnstiles[index], recorder, began_s, choice, options.predictable, on_gpu)
+            for index in range(len(models))
         ]
-        mine = [[(i, prompts[i]) for i in deal(prompts, seat.ranks)[seat.rank]] for prompts in prompts_M]
-        _side_by_side(lanes, mine, turnstile)
-        share = Share([lane.answers for lane in lanes], recorder.rows, name, choice)
+        lanes = [Lane(model, options) for model in models]
+        for lane, session, prompts in zip(lanes, sessions, prompts_M, strict=True):
+            lane.perform(program, session)
+            lane.waiting.extend(Request(i, prompts[i]) for i in deal(prompts, seat.ranks)[seat.rank])
+        if options.interleave == "off":
+            for lane in lanes:
+                lane.serve()
+        else:
+            side_by_side(lanes, turnstiles, device)
+        seconds = time.perf_counter() - began_s
+        kept = zip(sessions, models, strict=True) if options.predictable else ()
+        routing_M = [session.routing(len(model.layers)) for session, model in kept]
+        share = Share([lane.answers for lane in lanes], seconds, recorder.rows, name, choice, routing_M, network)
         if seat.launched:
             return [share]
         gathered: list[Any] | None = [None] * seat.ranks if seat.rank == 0 else None
         dist.gather_object(share, gathered)
         return gathered or []
+
+
+def _began_s(transport: Transport, seat: Seat) -> float:
+    """When the run begins, by this rank's time.perf_counter, which ranks of one machine share."""
+    transport.gather(torch.zeros(1))
+    last = transport.gather(torch.tensor([time.perf_counter()], dtype=torch.float64)).max()
+    return float(last) if seat.local_ranks == seat.ranks else time.perf_counter()
 
 
 def _transports(plan: Plan, models: int, seat: Seat, device: str, options: RunOptions) -> tuple[list[Transport], str]:
@@ -117,93 +136,25 @@ def _transports(plan: Plan, models: int, seat: Seat, device: str, options: RunOp
     return [GlooTransport(group, plan.cluster) for group in groups], "gloo"
 
 
-class _Lane:
-    """One model on this rank: its layers' experts replaced, its requests served batch by batch."""
-
-    def __init__(self, index: int, model: MoeModel, session: Session, program: Program, options: RunOptions) -> None:
-        self.answers = Answers()
-        self.session = session
-        self._model, self._options = model, options
-        self._layers: list[DistributedExperts] = []
-        for number, layer in enumerate(model.layers):
-            ops = program.ops_ML[index][number]
-            placement = program.placements_M[index]
-            once = program.once_M[index] if options.deduplicate is None else options.deduplicate
-            spread = DistributedExperts(layer.experts, placement, ops, number, session, once)
-            setattr(layer.block, layer.name, spread.to(next(model.model.parameters()).device))
-            self._layers.append(spread)
-
-    def serve(self, requests: Sequence[tuple[int, list[int]]]) -> None:
-        """Until no rank has requests left: a forward pass, or an idle step so that the others can go on."""
-        waiting = [requests[i : i + self._options.batch] for i in range(0, len(requests), self._options.batch)]
-        began = time.perf_counter()
-        batch: GreedyBatch | None = None
-        current: Sequence[tuple[int, list[int]]] = []
-        while True:
-            if batch is None and waiting:
-                current = waiting.pop(0)
-                batch = self._batch(current)
-            if not self.session.agree(batch is not None):
-                break
-            if batch is None:
-                self._idle()
-                continue
-            logits_BV = self._forward(batch)
-            for row, (index, _) in enumerate(current):
-                done = self.answers.tokens.setdefault(index, [])
-                if len(batch.tokens[row]) > len(done):
-                    done.append(batch.tokens[row][-1])
-                    if self._options.keep_logits:
-                        fresh = logits_BV[row : row + 1].double().cpu().numpy()
-                        kept = self.answers.logits.get(index, fresh[:0])
-                        self.answers.logits[index] = np.concatenate([kept, fresh])
-            if batch.done:
-                batch = None
-        self.answers.seconds = time.perf_counter() - began
-        self.session.leave()
-
-    def _batch(self, requests: Sequence[tuple[int, list[int]]]) -> GreedyBatch:
-        tokenizer = self._model.tokenizer
-        prompts = [ids for _, ids in requests]
-        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id or 0
-        return GreedyBatch(self._model.model, prompts, self._options.max_new_tokens, eos, pad)
-
-    def _forward(self, batch: GreedyBatch) -> torch.Tensor:
-        mask = batch.mask_BT.flatten()
-        self.session.next_step(None if bool(mask.all()) else mask)
-        self.session.start_compute()
-        logits_BV = batch.step()
-        self.session.stop_compute("gate", len(self._layers) - 1)
-        return logits_BV
-
-    @torch.inference_mode()
-    def _idle(self) -> None:
-        self.session.next_step(None)
-        like = self._model.layers[0].router_weight[:1].to(next(self._layers[0].parameters()).dtype)
-        self.session.start_compute()
-        for layer in self._layers:
-            layer.idle(self._model.top_k, like)
-        self.session.stop_compute("gate", len(self._layers) - 1)
+def _handed() -> torch.cuda.Event:
+    """After all that this thread has handed to its stream."""
+    event: torch.cuda.Event = torch.cuda.current_stream().record_event()
+    return event
 
 
-def _side_by_side(lanes: Sequence[_Lane], requests_M: Sequence[Sequence[tuple[int, list[int]]]], turnstile: Turnstile) -> None:
-    failures: list[BaseException] = []
-
-    def run(lane: _Lane, requests: Sequence[tuple[int, list[int]]]) -> None:
-        try:
-            lane.serve(requests)
-        except BaseException as error:
-            failures.append(error)
-            turnstile.abort(error)
-
-    threads = [
-        threading.Thread(target=run, args=(lane, requests), daemon=True)
-        for lane, requests in zip(lanes, requests_M, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads) and not failures:
-        for thread in threads:
-            thread.join(timeout=0.05)
-    if failures:
-        raise failures[0]
+def _turnstiles(transports: Sequence[Transport], options: RunOptions, on_gpu: bool) -> list[Turnstile]:
+    """One a model; "off" has nothing to share."""
+    if options.interleave == "on":
+        return in_threads(len(transports), _handed) if on_gpu else in_threads(len(transports))
+    if options.colocate is None:
+        return [alone for _ in transports for alone in in_threads(1)]
+    made: list[Turnstile] = []
+    for transport in transports:
+        # Rank 0 takes a slot, and no rank begins before all have theirs.
+        rank, folder = transport.rank, folder_of(options.colocate)
+        finish = torch.cuda.synchronize if on_gpu else lambda: None
+        first = ProcessTurnstile(folder, 0, options.timeout_s, None, finish) if rank == 0 else None
+        slot = int(transport.gather(torch.tensor([-1 if first is None else first.slot]))[0])
+        made.append(first or ProcessTurnstile(folder, rank, options.timeout_s, slot, finish))
+    transports[0].gather(torch.zeros(1))
+    return made

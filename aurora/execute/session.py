@@ -4,10 +4,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from aurora.errors import BadInput, RankFailed
 from aurora.execute.calibrate import Choice
+from aurora.execute.moments import HostMoments, Moments, StreamMoments
+from aurora.execute.result import Routing
 from aurora.execute.turnstile import Turnstile
 from aurora.ranks.transport import Transport
 from aurora.types import Order, Recorder
@@ -15,7 +18,7 @@ from aurora.types import Order, Recorder
 
 class Session:
     """One model's run on one rank. Times are seconds since `began_s` of time.perf_counter. choice: of orders by size, instead
-    of the planned ones."""
+    of the planned ones. keep_routing: what `routing` gives. on_gpu: phases are timed on the current stream, by events."""
 
     def __init__(
         self,
@@ -25,15 +28,20 @@ class Session:
         recorder: Recorder,
         began_s: float,
         choice: Choice | None = None,
+        keep_routing: bool = False,
+        on_gpu: bool = False,
     ) -> None:
         self.transport = transport
         self.mask: torch.Tensor | None = None
-        self._model, self._turnstile, self._recorder, self._began_s = model, turnstile, recorder, began_s
+        self.model, self._turnstile, self._recorder, self._began_s = model, turnstile, recorder, began_s
         self._choice = choice
+        self._routed: list[tuple[int, torch.Tensor, torch.Tensor | None]] | None = [] if keep_routing else None
         self._rows = 0  # of all ranks, in this layer
         self._step = -1
-        self._computing_since = 0.0
-        self._on_gpu = torch.cuda.is_available()
+        self._moments: Moments = StreamMoments(began_s) if on_gpu else HostMoments(began_s)
+        self._computing_since: object = None
+        self._phases: list[tuple[int, int, str, object, object]] = []  # step, layer, phase, start and end
+        self._busy_since: float | None = None
 
     def agree(self, active: bool) -> bool:
         """Whether any rank still has work; a meeting of all ranks."""
@@ -45,12 +53,19 @@ class Session:
         self._step += 1
         self.mask = mask
 
+    @property
+    def busy_since(self) -> float | None:
+        """Since when, by time.monotonic, this rank computes; None: it does not."""
+        return self._busy_since
+
     def start_compute(self) -> None:
         self._turnstile.start_compute()
-        self._computing_since = self._now()
+        self._computing_since = self._moments.mark()
+        self._busy_since = time.monotonic()
 
     def stop_compute(self, phase: str, layer: int) -> None:
-        self._recorder.add(self.transport.rank, self._model, self._step, layer, phase, self._computing_since, self._now())
+        self._phases.append((self._step, layer, phase, self._computing_since, self._moments.mark()))
+        self._busy_since = None
         self._turnstile.stop_compute()
 
     @contextmanager
@@ -59,13 +74,29 @@ class Session:
         yield
         self.stop_compute(phase, layer)
 
+    def route(self, experts_NK: torch.Tensor) -> None:
+        """Which experts this step's tokens chose in the next layer; kept for `routing` if `keep_routing`."""
+        if self._routed is not None:
+            self._routed.append((self._step, experts_NK, self.mask))
+
+    def routing(self, layers: int) -> Routing:
+        """What `route` kept, of `layers` a step."""
+        assert self._routed is not None
+        step_U, passes = [], []
+        for first in range(0, len(self._routed), layers):
+            kept = self._routed[first : first + layers]
+            experts_NLK = torch.stack([experts_NK if mask is None else experts_NK[mask] for _, experts_NK, mask in kept], dim=1)
+            passes.append(experts_NLK.cpu().numpy())
+            step_U += [kept[0][0]] * len(experts_NLK)
+        return np.concatenate(passes), np.array(step_U, dtype=np.int64)
+
     def counts(self, row_E: torch.Tensor, layer: int) -> torch.Tensor:
         """(R, E) int64 on the CPU: what every rank sends to every expert's place."""
-        began = self._now()
+        began = self._moments.mark()
         with self._told(f"layer {layer}, counts"):
             rows = self.transport.gather(row_E)
         self._rows = int(rows.sum())
-        self._recorder.add(self.transport.rank, self._model, self._step, layer, "counts", began, self._now())
+        self._phases.append((self._step, layer, "counts", began, self._moments.mark()))
         return rows
 
     def exchange(
@@ -75,19 +106,23 @@ class Session:
 
         def observe(peer: int, sent: bool, size: int, start_s: float, end_s: float) -> None:
             self._recorder.transfer(
-                self.transport.rank, self._model, self._step, layer, phase, peer, sent, size,
+                self.transport.rank, self.model, self._step, layer, phase, peer, sent, size,
                 start_s - self._began_s, end_s - self._began_s,
             )  # fmt: skip
 
         if self._choice is not None:
             rank_bytes = self._rows / self.transport.ranks * sends[0].shape[1] * sends[0].element_size()
             order = self._choice.order(order, rank_bytes)
-        with self._turnstile.exchange(self._model), self._told(f"layer {layer}, {phase}"):
+        with self._turnstile.exchange(), self._told(f"layer {layer}, {phase}"):
             self.transport.exchange(order, sends, recvs, observe)
 
     def leave(self) -> None:
-        """This model needs the port no more."""
-        self._turnstile.leave(self._model)
+        """This model is through: it needs the port no more, and all of its phases have been timed."""
+        self._turnstile.leave()
+        for step, layer, phase, *ends in self._phases:
+            start_s, end_s = map(self._moments.seconds, ends)
+            self._recorder.add(self.transport.rank, self.model, step, layer, phase, start_s, end_s)
+        self._phases.clear()
 
     @contextmanager
     def _told(self, where: str) -> Iterator[None]:
@@ -95,9 +130,4 @@ class Session:
         try:
             yield
         except (BadInput, RankFailed) as error:
-            raise type(error)(f"{self._recorder.names_M[self._model]}, {where}: {error}") from None
-
-    def _now(self) -> float:
-        if self._on_gpu:
-            torch.cuda.current_stream().synchronize()  # a phase is over when its kernels are
-        return time.perf_counter() - self._began_s
+            raise type(error)(f"{self._recorder.names_M[self.model]}, {where}: {error}") from None

@@ -35,6 +35,53 @@ def _weighted_sum(
     tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit
+def _local_first(
+    tokens, ranks, begins, ends, wholes, phases, out, sources, experts, most, rank, S: tl.constexpr, M: tl.constexpr
+):
+    expert = tl.program_id(0)
+    source, replica = tl.arange(0, S), tl.arange(0, M)
+    there, at = replica < most, expert * most + replica
+    count = tl.load(tokens + source * experts + expert, mask=source < sources, other=0)
+    load, whole, phase = tl.reduce(count, 0, _plus), tl.load(wholes + expert), tl.load(phases + expert)
+    holder = tl.load(ranks + at, mask=there, other=0)
+    end = (load * tl.load(ends + at, mask=there, other=0) + phase) // whole
+    room = end - (load * tl.load(begins + at, mask=there, other=0) + phase) // whole
+    local = tl.minimum(room, tl.load(tokens + holder * experts + expert, mask=there, other=0))
+    room -= local
+    until = tl.associative_scan(room, 0, _plus)
+    own = tl.where(holder == rank, local, 0)
+    before = tl.reduce(tl.where(source < rank, count, 0), 0, _plus) - tl.reduce(tl.where(holder < rank, local, 0), 0, _plus)
+    upto = before + tl.reduce(tl.where(source == rank, count, 0), 0, _plus) - tl.reduce(own, 0, _plus)
+    shared = tl.minimum(until, upto) - tl.maximum(until - room, before)
+    tl.store(out + at, tl.associative_scan(own + tl.maximum(shared, 0), 0, _plus), mask=there)
+
+
+def local_first(
+    tokens_SE: torch.Tensor,
+    rank: int,
+    rank_EM: torch.Tensor,
+    from_EM: torch.Tensor,
+    upto_EM: torch.Tensor,
+    whole_E: torch.Tensor,
+    phase_E: torch.Tensor,
+) -> torch.Tensor:
+    """See `dispatch.local_first`."""
+    sources, experts = tokens_SE.shape
+    most = rank_EM.shape[1]
+    out_EM = torch.empty_like(rank_EM)
+    _local_first[(experts,)](
+        tokens_SE.contiguous(), rank_EM, from_EM, upto_EM, whole_E, phase_E, out_EM, sources, experts, most, rank,
+        S=triton.next_power_of_2(sources), M=triton.next_power_of_2(most),
+    )  # fmt: skip
+    return out_EM
+
+
 def gather_rows(rows: torch.Tensor, index_P: torch.Tensor, out: torch.Tensor) -> None:
     """See `kernels.gather_rows`."""
     if out.numel():

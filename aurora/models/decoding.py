@@ -9,26 +9,32 @@ import torch
 class GreedyBatch:
     """Prompts that are decoded together: each `step` is one forward pass and gives every unfinished prompt a token.
 
-    Prompts of different lengths are padded on the left. `mask_BT` (batch, tokens of the coming pass) bool tells which of
-    them are real: padding and finished prompts need no experts.
+    new_tokens: for each prompt. Prompts of different lengths are padded on the left. `mask_BT` (batch, tokens of the coming
+    pass) bool tells which of them are real: padding and finished prompts need no experts.
     """
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], new_tokens: int, eos: int | None, pad: int) -> None:
+    def __init__(
+        self, model: Any, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int], eos: int | None, pad: int
+    ) -> None:
         device = next(model.parameters()).device
         longest = max(len(prompt) for prompt in prompts)
         rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         self._model = model
         self._eos = eos
-        self._left = new_tokens
+        self._left_B = torch.tensor(new_tokens, device=device)
         self._input_BT = torch.tensor(rows, device=device)
         self._attention_BT = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
         self._past: Any = None
-        self._running_B = torch.ones(len(prompts), dtype=torch.bool, device=device)
+        self._running_B = self._left_B > 0
         self.tokens: list[list[int]] = [[] for _ in prompts]
 
     @property
     def done(self) -> bool:
-        return self._left == 0 or not bool(self._running_B.any())
+        return not bool(self._running_B.any())
+
+    def running(self, row: int) -> bool:
+        """Whether the prompt in this row wants more tokens."""
+        return bool(self._running_B[row])
 
     @property
     def mask_BT(self) -> torch.Tensor:
@@ -53,17 +59,29 @@ class GreedyBatch:
         for row, (token, running) in enumerate(zip(chosen_B.tolist(), self._running_B.tolist(), strict=True)):
             if running:
                 self.tokens[row].append(token)
+        self._left_B -= 1
+        self._running_B &= self._left_B > 0
         if self._eos is not None:
             self._running_B &= chosen_B != self._eos
-        self._left -= 1
         self._input_BT = chosen_B[:, None]
         self._attention_BT = torch.cat([self._attention_BT, torch.ones_like(chosen_B)[:, None]], dim=1)
         return logits_BV
 
+    def rewind(self) -> bool:
+        """Make ready to repeat a step that broke off half-way; whether that can be done."""
+        if self._past is None:
+            return True
+        before = self._attention_BT.shape[1] - self._input_BT.shape[1]
+        try:
+            self._past.crop(before)
+        except (AttributeError, NotImplementedError, ValueError):  # a cache that has dropped what lies behind its window
+            return False
+        return True
+
 
 def decode_alone(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
     """One prompt by itself: its tokens and the logits (tokens, vocabulary) that chose them."""
-    batch = GreedyBatch(model, [prompt], new_tokens, eos, pad=0)
+    batch = GreedyBatch(model, [prompt], [new_tokens], eos, pad=0)
     logits = []
     while not batch.done:
         logits.append(batch.step()[0])

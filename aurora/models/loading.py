@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ class MoeModel:
     @property
     def hidden(self) -> int:
         return int(self.layers[0].router_weight.shape[1])
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids go from 0 to one below."""
+        return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
     def row_bytes(self) -> int:
@@ -138,11 +144,20 @@ def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
     return tuple(layers)
 
 
-def hold_experts(experts: Any, held: list[int]) -> None:
-    """Keep only the experts `held` of a fused experts module, renumbered 0.. in that order; frees the others."""
+def expert_parameters(experts: Any) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of a fused experts module that have a part for each expert, along the first axis."""
     count = int(experts.num_experts)
-    for name, parameter in list(experts.named_parameters(recurse=False)):
-        if parameter.shape[0] == count:
-            kept = nn.Parameter(parameter.detach()[held].clone(), requires_grad=False)
-            setattr(experts, name, kept)
+    return [(name, parameter) for name, parameter in experts.named_parameters(recurse=False) if parameter.shape[0] == count]
+
+
+def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]]) -> None:
+    """Keep only the experts `held` of a fused experts module, renumbered 0.. in that order; frees the others.
+
+    An expert is given by its number, or by its weights, by parameter, if the module does not have it.
+    """
+    for name, parameter in expert_parameters(experts):
+        kept = parameter.new_empty(len(held), *parameter.shape[1:])
+        for slot, expert in enumerate(held):
+            kept[slot] = parameter.detach()[expert] if isinstance(expert, int) else expert[name]
+        setattr(experts, name, nn.Parameter(kept, requires_grad=False))
     experts.num_experts = len(held)

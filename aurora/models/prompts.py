@@ -9,20 +9,6 @@ from aurora.errors import BadInput
 from aurora.store import read_text
 
 
-def cut_prompts(tokenizer: Any, files: Sequence[str | Path], length: int) -> list[list[int]]:
-    """The files' text as prompts of exactly `length` tokens; what is left over at a file's end is not used.
-
-    Raises BadInput for a file that cannot be read as UTF-8 or when there is not enough text for one prompt.
-    """
-    prompts = []
-    for file in files:
-        ids = tokenizer(read_text(Path(file)), add_special_tokens=False)["input_ids"]
-        prompts += [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
-    if not prompts:
-        raise BadInput(f"{', '.join(map(str, files))}: too little text for one prompt of {length} tokens")
-    return prompts
-
-
 def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
     """One prompt a line, blank lines skipped; in a .jsonl file the `prompt` field of each line's object.
 

@@ -8,7 +8,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 import aurora
 from aurora.errors import BadInput
-from aurora.plan.order import ORDER
+from aurora.plan.orders.order import ORDER
 from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import launch

@@ -80,3 +80,15 @@ def test_whoever_is_left_says_who_where_and_in_which_model(mixtral, tmp_path, fa
         seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
         assert re.fullmatch(pattern, said), said
         assert float(seconds) < 10 * TIMEOUT_S
+
+
+def test_with_two_models_both_lanes_of_whoever_is_left_end(mixtral, qwen, tmp_path):
+    """Rank 1 hangs in an exchange of one of them: the other model, waiting for its turn, does not wait for ever."""
+    paths = [mixtral, qwen]
+    prompts = [prompts_for(mixtral, 6), prompts_for(qwen, 4)]
+    args = (plan_for(paths, 2), paths, prompts, RunOptions(timeout_s=TIMEOUT_S))
+    launch(serve_with, 2, hang, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
+    seconds, said = (tmp_path / "0").read_text().split(" ", 1)
+    where = r"(mixtral-topics|qwen3moe-stdlib), (layer \d, \w+|between steps)"
+    assert re.fullmatch(rf"RankFailed: {where}: rank 0 lost rank 1: .*[Tt]ime(d |)out.*", said), said
+    assert float(seconds) < 10 * TIMEOUT_S

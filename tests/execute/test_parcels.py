@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.execute import kernels
-from aurora.execute.kernels import Packing, gather_rows, weighted_sum
+from aurora.execute.dispatch import LocalFirst
+from aurora.execute.kernels import Packing, by_place, gather_rows, weighted_sum
 from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
-from aurora.plan.costs import exchanged
+from aurora.plan.placing.costs import exchanged
+from aurora.plan.replicas.dispatch import dispatch, holders
 from aurora.types import Curve, Profile
 from aurora.types.profile import ALIGNED_BYTES
 
@@ -112,6 +114,66 @@ def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed
         kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
         tokens_SE = np.stack([np.bincount(kept.flatten().numpy(), minlength=experts) for kept in kept_G])
         assert sizes_RR == exchanged(tokens_SE, split_EG).tolist()
+
+
+@pytest.mark.parametrize("kind", [EveryChoice, OncePerRank])
+@settings(max_examples=25)
+@given(layer=layers(), seed=st.integers(0, 10**6))
+def test_own_replicas_first_as_the_plan_divides_them(kind, layer, seed):
+    """Sums stay the same, and every place gets what `dispatch` says, whether shares are equal or not."""
+    slots_G, routing_G, _ = layer
+    ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 3
+    rng = np.random.default_rng(seed)
+    held_EG = rng.random((experts, ranks)) < 0.4
+    for rank, held in enumerate(slots_G):
+        held_EG[list(held), rank] = True
+    split_EG = held_EG * (rng.random(held_EG.shape) + 0.1 if seed % 2 else 1.0)
+    split_EG /= split_EG.sum(axis=1, keepdims=True)
+    copies_G = tuple(tuple(np.flatnonzero(held_EG[:, rank]).tolist()) for rank in range(ranks))
+    seats_G = [Seats(copies_G, rank, split_EG, local_first=True) for rank in range(ranks)]
+    tokens_SE = torch.stack([seats.counted(index, mask) for seats, (index, _, mask) in zip(seats_G, routing_G, strict=True)])
+    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
+    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    parcels_G = [kind(seats_G[rank], hidden_G[rank], *routing, tokens_SE) for rank, routing in enumerate(routing_G)]
+    checked_sizes(parcels_G, copies_G, weight_EHH, hidden_G, routing_G)
+    if kind is EveryChoice and seats_G[0].most > 1:
+        held = holders(copies_G, [split_EG[list(own), rank].tolist() for rank, own in enumerate(copies_G)])
+        place_X = [
+            sum(map(len, copies_G[:rank])) + copies_G[rank].index(e) for e, rank in zip(held.expert_X, held.rank_X, strict=True)
+        ]
+        for rank, parcels in enumerate(parcels_G):
+            assert parcels.counts[place_X].tolist() == dispatch(tokens_SE.numpy(), held, rank).tolist()
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_cuts_on_tensors_are_the_plans(name, request):
+    rng = np.random.default_rng(4)
+    held_G = tuple(tuple(np.flatnonzero(row).tolist()) for row in rng.random((5, 7)) < 0.5)
+    held_G = (tuple(range(7)), *held_G[1:])
+    tokens_SE = rng.integers(0, 30, (5, 7))
+    held = holders(held_G)
+    for rank in range(5):
+        cuts = LocalFirst(held_G, rank)
+        tables = cuts.rank_EM, cuts.from_EM, cuts.upto_EM, cuts.whole_E, cuts.phase_E
+        if name == "triton":
+            found = request.getfixturevalue("interpreted").local_first(torch.from_numpy(tokens_SE), rank, *tables)
+        else:
+            found = cuts(torch.from_numpy(tokens_SE))
+        rows_X = dispatch(tokens_SE, held, rank)
+        for expert in range(7):
+            wanted = rows_X[held.expert_X == expert].cumsum().tolist()
+            assert found[expert, : len(wanted)].tolist() == wanted
+            assert set(found[expert, len(wanted) :].tolist()) <= {wanted[-1]}
+
+
+@given(st.integers(0, 40).flatmap(lambda places: st.tuples(st.just(places), st.lists(st.integers(0, places)))))
+def test_rows_by_place(case):
+    """Those of no place are left out, and whoever comes first of a place goes first."""
+    places, place_X = case
+    counts_P, taken_X, row_X = by_place(torch.tensor(place_X, dtype=torch.long), places)
+    assert counts_P.tolist() == [place_X.count(place) for place in range(places)]
+    assert taken_X.tolist() == [x for place in range(places) for x, own in enumerate(place_X) if own == place]
+    assert row_X.tolist() == [taken_X.tolist().index(x) if own < places else -1 for x, own in enumerate(place_X)]
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 
@@ -12,10 +13,11 @@ from safetensors.torch import load_file, save_file
 
 import aurora
 from aurora.errors import BadInput, BrokenPlan, RankFailed
+from aurora.execute.colocated import ProcessTurnstile
 from aurora.execute.run import verify
+from aurora.models.corpus import Corpus
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
-from aurora.models.prompts import cut_prompts
 from aurora.plan.planner import make_plan
 from aurora.profiler.profile import profile_model
 from aurora.simulate.interpreter import simulate_plan
@@ -113,14 +115,14 @@ def test_two_shipped_models_on_four_ranks(mixtral, qwen, order, transport):
         assert there == back
 
 
-@pytest.mark.parametrize("deduplicate", [False, True])
-def test_replicas_give_the_plain_models_output(mixtral, deduplicate):
+@pytest.mark.parametrize(("deduplicate", "local_first"), [(False, False), (True, False), (False, True), (True, True)])
+def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first):
     """Every expert on two of four ranks, one of them on all."""
     plan = plan_for([mixtral], 4)
     held = tuple(tuple(sorted({*(range(8)[rank * 2 :][:4]), *(range(8)[: max(0, rank * 2 - 4)]), 3})) for rank in range(4))
     model = replace(plan.models[0], placement=evenly_split((held,) * len(plan.models[0].dispatch_L)))
     plan = replace(plan, models=(model,))
-    _, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate)
+    _, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate, local_first=local_first)
     assert found == []
 
 
@@ -147,6 +149,44 @@ def test_one_model_may_finish_long_before_the_other(mixtral, qwen):
     assert found == []
 
 
+def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
+    paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 3), prompts_for(qwen, 5, seed=1)]
+    result, found = differences(plan_for(paths, 2), paths, prompts, interleave="off", transport="memory")
+    assert found == []
+    first, second = (result.trace.model_X == model for model in range(2))
+    for rank in range(2):
+        here = result.trace.rank_X == rank
+        assert result.trace.end_s_X[first & here].max() <= result.trace.start_s_X[second & here].min()
+    assert result.seconds >= sum(answers.seconds for answers in result.answers_M) * 0.99
+
+
+def test_two_runs_share_turnstiles_by_name(mixtral, qwen, monkeypatch, tmp_path):
+    """Each run with its own plan: on every rank their computing does not overlap, nor does their port, and answers stay."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    inside, seen = [], []
+    start, stop = ProcessTurnstile.start_compute, ProcessTurnstile.stop_compute
+
+    def started(self):
+        start(self)
+        inside.append(self._gpu)
+        seen.append(inside.count(self._gpu))
+
+    def stopped(self):
+        inside.remove(self._gpu)
+        stop(self)
+
+    monkeypatch.setattr(ProcessTurnstile, "start_compute", started)
+    monkeypatch.setattr(ProcessTurnstile, "stop_compute", stopped)
+    options = RunOptions(3, timeout_s=60, transport="memory", keep_logits=True, interleave="processes", colocate="both")
+    given = [(plan_for([path], 2), [path], [prompts_for(path, 5)]) for path in (mixtral, qwen)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda each: aurora.run(*each, options), given))
+    for result, (_, paths, prompts) in zip(results, given, strict=True):
+        assert verify(result, paths, prompts, options) == []
+    assert set(seen) == {1}
+    assert not list(tmp_path.glob("*/*/*.bell"))
+
+
 def test_deduplication_changes_bytes_but_no_answer(mixtral, qwen):
     """Both models choose two of eight experts, on two ranks: often both are on one."""
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
@@ -166,7 +206,8 @@ def test_a_plan_that_counts_tokens_once_sends_the_bytes_that_were_predicted(mixt
     """Eight prompts, prefill alone, the profile made of the same: every layer's dispatch and combine, byte by byte."""
     profile = profile_model(mixtral, [text], ProfileOptions(sources=2, prompt_tokens=32, limit=8, token_level=True))
     plan = make_plan(cluster(50e6, 50e6), [profile], PlanOptions(affinity=True))
-    prompts = cut_prompts(load_model(mixtral).tokenizer, [text], 32)[:8]
+    model = load_model(mixtral)
+    prompts = list(Corpus(model.tokenizer, model.vocabulary, [text], 32))[:8]
     result, found = differences(plan, [mixtral], [prompts], max_new_tokens=1)
     assert found == []
     predicted = simulate_plan(plan, [profile])
@@ -194,7 +235,7 @@ def test_experts_live_only_where_the_plan_says(mixtral):
     """A rank's share of the expert weights, counted after the layers are replaced."""
     from aurora.execute.experts import DistributedExperts
     from aurora.execute.session import Session
-    from aurora.execute.turnstile import Turnstile
+    from aurora.execute.turnstile import in_threads
     from aurora.types import Recorder
 
     class Here:
@@ -202,9 +243,10 @@ def test_experts_live_only_where_the_plan_says(mixtral):
 
     layer = load_model(mixtral).layers[0]
     before = {name: p.clone() for name, p in layer.experts.named_parameters()}
-    session = Session(0, Here(), Turnstile(1), Recorder("measured", ("m",), 2), 0.0)
+    session = Session(0, Here(), *in_threads(1), Recorder("measured", ("m",), 2), 0.0)
     held = (4, 6)
-    spread = DistributedExperts(layer.experts, Placement((((0, 1, 2, 3, 5, 7), held),)), (), 0, session)
+    spread = DistributedExperts(layer.experts)
+    spread.perform(Placement((((0, 1, 2, 3, 5, 7), held),)), (), 0, session)
     for name, parameter in spread.local.named_parameters():
         assert torch.equal(parameter, before[name][list(held)])
 

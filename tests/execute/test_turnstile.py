@@ -1,21 +1,23 @@
 """Turns between two models' threads."""
 
+import random
 import threading
+import time
 
 import pytest
 
 from aurora.errors import RankFailed
-from aurora.execute.turnstile import Turnstile
+from aurora.execute.turnstile import in_threads
 
 
 def test_exchanges_alternate_and_skip_a_model_that_left():
-    turnstile, seen = Turnstile(2), []
+    turnstiles, seen = in_threads(2), []
 
     def serve(model, exchanges):
         for _ in range(exchanges):
-            with turnstile.exchange(model):
+            with turnstiles[model].exchange():
                 seen.append(model)
-        turnstile.leave(model)
+        turnstiles[model].leave()
 
     threads = [threading.Thread(target=serve, args=args) for args in ((1, 5), (0, 2))]
     for thread in threads:
@@ -26,9 +28,9 @@ def test_exchanges_alternate_and_skip_a_model_that_left():
 
 
 def test_one_model_at_a_time_computes():
-    turnstile, inside, most = Turnstile(2), [], []
+    turnstiles, inside, most = in_threads(2), [], []
 
-    def work():
+    def work(turnstile):
         for _ in range(200):
             turnstile.start_compute()
             inside.append(1)
@@ -36,7 +38,7 @@ def test_one_model_at_a_time_computes():
             inside.pop()
             turnstile.stop_compute()
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
+    threads = [threading.Thread(target=work, args=(turnstile,)) for turnstile in turnstiles]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -46,19 +48,54 @@ def test_one_model_at_a_time_computes():
 
 
 def test_whoever_waits_learns_that_the_other_failed():
-    turnstile, caught = Turnstile(2), []
+    turnstiles, caught = in_threads(2), []
 
     def wait():
         try:
-            with turnstile.exchange(1):
+            with turnstiles[1].exchange():
                 pass
         except RankFailed as error:
             caught.append(str(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
-    turnstile.abort(ValueError("broken pipe"))
+    turnstiles[0].abort(ValueError("broken pipe"))
     thread.join(timeout=10)
     assert caught == ["stopped, because the other model on this rank failed: broken pipe"]
     with pytest.raises(RankFailed):
-        turnstile.start_compute()
+        turnstiles[0].start_compute()
+
+
+def served(turnstile, barrier, exchanges, seed, ended):
+    """One rank of a model: an all-to-all is over when all ranks of the model are in it; between them it computes, or not."""
+    drawn = random.Random(seed)
+    for _ in range(exchanges):
+        for _ in range(drawn.randrange(3)):
+            turnstile.start_compute()
+            turnstile.stop_compute()
+        if drawn.random() < 0.2:
+            time.sleep(drawn.random() * 1e-4)
+        with turnstile.exchange():
+            barrier.wait(20)
+    turnstile.leave()
+    ended.append(exchanges)
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_whatever_the_models_do_nobody_waits_in_a_circle(ranks):
+    """Models with any number of exchanges, that end at any time, some at once: in all some thousands of exchanges."""
+    drawn = random.Random(ranks)
+    for _ in range(8):
+        counts = [drawn.choice((0, 1, drawn.randrange(30))) for _ in range(drawn.randrange(2, 4))]
+        turnstiles_G = [in_threads(len(counts)) for _ in range(ranks)]
+        ended, threads = [], []
+        for model, exchanges in enumerate(counts):
+            barrier = threading.Barrier(ranks)
+            for rank in range(ranks):
+                args = (turnstiles_G[rank][model], barrier, exchanges, drawn.random(), ended)
+                threads.append(threading.Thread(target=served, args=args, daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=20)
+        assert sorted(ended) == sorted(counts * ranks)

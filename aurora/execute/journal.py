@@ -1,0 +1,111 @@
+"""What survives every rank: prompts and what was produced for them, and who is to do what next."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from aurora.execute.lane import Request
+from aurora.execute.result import Answers, Change
+from aurora.execute.survive import Fresh, Holding, Part
+from aurora.plan.compile import compile_plan
+from aurora.plan.orders.order import ORDER
+from aurora.plan.survivors import moved_bytes, moves, program_among, restored
+from aurora.types import Cluster, Order, Plan, Program
+from aurora.types.arrays import FloatArray, IntArray
+
+
+class Journal:
+    """The steward of a run: keeps every token that ranks tell of, and gives what lost ranks have not finished to others.
+
+    load_MLE: (L, E) of each model, the tokens of each expert: where experts go that nobody holds any more.
+    """
+
+    def __init__(self, plan: Plan, prompts_M: Sequence[Sequence[list[int]]], load_MLE: Sequence[FloatArray]) -> None:
+        self.answers_M = [Answers() for _ in prompts_M]
+        self.changes: list[Change] = []
+        self._plan, self._program, self._prompts_M, self._load_MLE = plan, compile_plan(plan), prompts_M, load_MLE
+        self._open_M = [set(range(len(prompts))) for prompts in prompts_M]
+        self._told_s = self._began_s = time.perf_counter()
+        self._lost: dict[int, str] = {}
+        self._members: tuple[int, ...] = ()
+        self._restored: tuple[tuple[int, ...], Program] | None = None
+        self._order(np.ones((len(plan.cluster),) * 2, dtype=np.int64), plan.cluster)  # compiled before it is urgent
+
+    @property
+    def finished(self) -> bool:
+        return not any(self._open_M)
+
+    @property
+    def restless(self) -> bool:
+        return self._restored is not None and self._restored[0] == self._members
+
+    def told(self, seat: int, fresh: Fresh) -> None:
+        now = time.perf_counter()
+        answers, still_open = self.answers_M[fresh.model], self._open_M[fresh.model]
+        answers.add(fresh.tokens)
+        answers.seconds = now - self._began_s
+        still_open -= {token.request for token in fresh.tokens if token.last}
+        if self.changes and self.changes[-1].resumed_s is None:
+            self.changes[-1].resumed_s = now - self._began_s
+        self._told_s = now
+
+    def lost(self, seat: int, how: str) -> None:
+        self._lost[seat] = how
+
+    def assign(self, epoch: int, standing: Mapping[int, Holding]) -> dict[int, Part]:
+        seats = tuple(standing)
+        holdings = list(standing.values())
+        held_R = [holding.held_ML for holding in holdings]
+        if self.restless and self._restored is not None and self._restored[0] == seats:
+            program = self._restored[1]
+        else:
+            program = program_among(self._program, seats, self._load_MLE, held_R)
+            self._restore(program, seats)
+        self._restored = None
+        found = moves(program, held_R, holdings[0].expert_bytes_M)
+        cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[seat] for seat in seats))
+        order = self._order(moved_bytes(found, holdings[0].expert_bytes_M, len(seats)), cluster)
+        if epoch > 1:
+            joined = tuple(sorted(set(seats) - set(self._members)))
+            from_checkpoint = sum(move.source is None for move in found)
+            self.changes.append(
+                Change(epoch, self._lost, joined, len(found) - from_checkpoint, from_checkpoint, self._told_s - self._began_s)
+            )
+        self._lost, self._members = {}, seats
+        requests_MR = [self._dealt(model, holdings) for model in range(len(self._prompts_M))]
+        return {
+            seat: Part(program, cluster, tuple(found), order, tuple(requests_R[rank] for requests_R in requests_MR))
+            for rank, seat in enumerate(seats)
+        }
+
+    def _restore(self, program: Program, seats: tuple[int, ...]) -> None:
+        """Find, beside the serving, where replicas go so that as many failures as planned are survived again."""
+        floor, placement = self._plan.floor, program.placements_M[0]
+        if floor is None or len(seats) in (1, len(self._plan.cluster)):
+            return
+
+        def find() -> None:
+            better = restored(self._program, self._plan.cluster, seats, self._load_MLE[0], placement.slots_LG, floor)
+            if better.placements_M[0].slots_LG != placement.slots_LG:
+                self._restored = (seats, better)
+
+        threading.Thread(target=find, daemon=True, name="aurora-restore").start()
+
+    def _dealt(self, model: int, holdings: Sequence[Holding]) -> list[tuple[Request, ...]]:
+        """What is in nobody's hands, one after the other to whoever has fewest to do."""
+        taken = {index for holding in holdings for index in holding.serving_M[model]}
+        busy_R = [len(set(holding.serving_M[model]) & self._open_M[model]) for holding in holdings]
+        requests_R: list[list[Request]] = [[] for _ in holdings]
+        for index in sorted(self._open_M[model] - taken):
+            rank = int(np.argmin(busy_R))
+            produced = tuple(self.answers_M[model].tokens.get(index, ()))
+            requests_R[rank].append(Request(index, self._prompts_M[model][index], produced))
+            busy_R[rank] += 1
+        return [tuple(requests) for requests in requests_R]
+
+    @staticmethod
+    def _order(bytes_RR: IntArray, cluster: Cluster) -> Order:
+        np.fill_diagonal(bytes_RR, 0)
+        return ORDER["openshop"](bytes_RR, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0), cluster.startup_s_G)

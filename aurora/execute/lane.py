@@ -1,0 +1,151 @@
+"""One model on one rank: its requests served batch by batch, its experts' layers performed with all other ranks."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from aurora.execute.experts import DistributedExperts
+from aurora.execute.result import Answers, Token
+from aurora.execute.session import Session
+from aurora.execute.turnstile import Turnstile
+from aurora.models.decoding import GreedyBatch
+from aurora.models.loading import MoeModel
+from aurora.types import Program, RunOptions
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, by its number, and what was produced for it so far."""
+
+    index: int
+    prompt: list[int]
+    produced: tuple[int, ...] = ()
+
+
+class Lane:
+    """Serves what is in `waiting`, and keeps what it produced in `answers`.
+
+    tell: also told of each step's tokens. `perform` comes before `serve`, and may come again after a `serve` that a lost peer
+    broke off and a `rewind`.
+    """
+
+    def __init__(self, model: MoeModel, options: RunOptions, tell: Callable[[Sequence[Token]], None] | None = None) -> None:
+        self.answers = Answers()
+        self.waiting: deque[Request] = deque()
+        self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
+        self._model, self._options, self._tell = model, options, tell
+        self._batch: GreedyBatch | None = None
+        self._current: list[Request] = []
+        for layer, spread in zip(model.layers, self.layers, strict=True):
+            setattr(layer.block, layer.name, spread)
+
+    def perform(self, program: Program, session: Session) -> None:
+        """Take part in `program` over the session's transport; each layer must have the weights that it wants, or all."""
+        self.session = session
+        index = session.model
+        once = program.once_M[index] if self._options.deduplicate is None else self._options.deduplicate
+        for number, layer in enumerate(self.layers):
+            layer.perform(
+                program.placements_M[index], program.ops_ML[index][number], number, session, once, self._options.local_first
+            )
+
+    @property
+    def serving(self) -> list[int]:
+        """The requests that are being decoded."""
+        return [request.index for request in self._current]
+
+    def serve(self) -> None:
+        """Until no rank has requests left: a forward pass, or an idle step so that the others can go on."""
+        began = time.perf_counter()
+        while True:
+            if self._batch is None and self.waiting:
+                self._current = [self.waiting.popleft() for _ in range(min(self._options.batch, len(self.waiting)))]
+                self._batch = self._begin(self._current)
+            if not self.session.agree(self._batch is not None):
+                break
+            if self._batch is None:
+                self._idle()
+                continue
+            fresh = self._forward(self._batch)
+            self.answers.add(fresh)
+            if self._tell is not None:
+                self._tell(fresh)
+            if self._batch.done:
+                self._batch, self._current = None, []
+        self.answers.seconds += time.perf_counter() - began
+        self.session.leave()
+
+    def rewind(self) -> None:
+        """After a step that broke off: repeat it next, or give up the batch, whose requests are then in nobody's hands."""
+        if self._batch is not None and not self._batch.rewind():
+            self._batch, self._current = None, []
+        self.waiting.clear()
+
+    def _begin(self, requests: Sequence[Request]) -> GreedyBatch:
+        tokenizer = self._model.tokenizer
+        prompts = [[*request.prompt, *request.produced] for request in requests]
+        new_tokens = [self._options.max_new_tokens - len(request.produced) for request in requests]
+        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id or 0
+        return GreedyBatch(self._model.model, prompts, new_tokens, eos, pad)
+
+    def _forward(self, batch: GreedyBatch) -> list[Token]:
+        mask = batch.mask_BT.flatten()
+        before = list(map(len, batch.tokens))
+        self.session.next_step(None if bool(mask.all()) else mask)
+        self.session.start_compute()
+        logits_BV = batch.step()
+        self.session.stop_compute("gate", len(self.layers) - 1)
+        return [
+            Token(
+                request.index,
+                batch.tokens[row][-1],
+                not batch.running(row),
+                logits_BV[row : row + 1].double().cpu().numpy() if self._options.keep_logits else None,
+            )
+            for row, request in enumerate(self._current)
+            if len(batch.tokens[row]) > before[row]
+        ]
+
+    @torch.inference_mode()
+    def _idle(self) -> None:
+        self.session.next_step(None)
+        like = self._model.layers[0].router_weight[:1].to(next(self.layers[0].parameters()).dtype)
+        self.session.start_compute()
+        for layer in self.layers:
+            layer.idle(self._model.top_k, like)
+        self.session.stop_compute("gate", len(self.layers) - 1)
+
+
+def side_by_side(
+    lanes: Sequence[Lane], turnstiles: Sequence[Turnstile], device: str, abort: Callable[[], None] | None = None
+) -> None:
+    """All lanes serve, each in a thread and, on a GPU, on a stream of its own. When one fails the others are stopped and the
+    first failure is raised; `abort` frees those that wait for peers, so that all have ended by then."""
+    failures: list[BaseException] = []
+
+    def run(lane: Lane) -> None:
+        try:
+            with nullcontext() if device == "cpu" else torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+                lane.serve()
+        except BaseException as error:
+            failures.append(error)
+            for turnstile in turnstiles:
+                turnstile.abort(error)
+            if abort is not None:
+                abort()
+
+    threads = [threading.Thread(target=run, args=(lane,), daemon=True) for lane in lanes]
+    if device != "cpu":
+        torch.cuda.synchronize(device)  # the weights were loaded on another stream
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) and (abort is not None or not failures):
+        for thread in threads:
+            thread.join(timeout=0.05)
+    if failures:
+        raise failures[0]

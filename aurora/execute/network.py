@@ -1,0 +1,50 @@
+"""The network as messages find it before serving: what a prediction of the run is priced with."""
+
+import statistics
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from aurora.ranks.transport import Transport
+from aurora.types import Cluster
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes from each rank to each
+REPETITIONS = 5
+LONG_S = 0.1  # larger sizes are not tried once one takes this long: less tells more of start-ups and bursts than of the rate
+
+
+def measured_network(transport: Transport, cluster: Cluster) -> Cluster:
+    """`cluster` with the start-up of a message and the share of each port's rate that `transport` reaches.
+
+    All ranks call it together and get the same. Every rank sends as much to each, one partner at a time, so that start-ups
+    come one after the other; ports keep their ratios. A line through the median seconds of the smallest and the largest
+    messages against those of the ports alone: between them a port that may burst hides its rate.
+    """
+    from aurora.plan.network.links import fit_link  # these compile: seconds that other runs shall not pay
+    from aurora.plan.network.timing import timed
+    from aurora.plan.orders.order import ORDER
+
+    ranks, rank = transport.ranks, transport.rank
+    if ranks == 1:
+        return cluster
+    ports_ns, took_s = [], []
+    for size in SIZES:
+        bytes_GG = np.full((ranks, ranks), size) - np.diag([size] * ranks)
+        order = ORDER["spread-out"](bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
+        buffers = [torch.zeros(0 if peer == rank else size, dtype=torch.uint8) for peer in range(ranks)]
+        seconds = []
+        for _ in range(REPETITIONS + 1):  # one to warm up
+            transport.gather(torch.zeros(1))
+            began_s = time.perf_counter()
+            transport.exchange(order, buffers, [torch.empty_like(buffer) for buffer in buffers], lambda *_: None)
+            seconds.append(float(transport.gather(torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)).max()))
+        ports_ns.append(max(1, round(timed(order, bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G).makespan_s * 1e9)))
+        took_s.append(statistics.median(seconds[1:]))
+        if took_s[-1] > max(LONG_S, 4 * took_s[0]):
+            break
+    found = fit_link([ports_ns[0], ports_ns[-1]], [took_s[0], took_s[-1]])
+    startup_s, share = found.startup_s / (ranks - 1), found.rate_Bps / 1e9
+    gpus = (replace(gpu, startup_s=startup_s, out_Bps=gpu.out_Bps * share, in_Bps=gpu.in_Bps * share) for gpu in cluster.gpus)
+    return replace(cluster, gpus=tuple(gpus))

@@ -1,0 +1,125 @@
+"""A corpus as prompts of token ids, read piece by piece: text, chats, prompts and token ids."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from aurora.errors import BadInput
+
+BLOCK = 1 << 20  # characters of text that are tokenized at a time
+LINE = 1 << 26  # characters of a line, at most
+FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
+
+
+class Corpus:
+    """Prompts of `files` one after the other, of at most `length` tokens each; no more than a block is held at a time.
+
+    .jsonl: a prompt a line, as one of FIELDS, longer ones cut. .npy: token ids, a prompt a row, longer ones cut; one axis is
+    text. Anything else is UTF-8 text, cut into prompts of exactly `length` tokens, what is left over at its end not used.
+    Iterating raises BadInput for what cannot be read; `read_bytes` of `size_bytes` tells how far it got.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, files: Sequence[str | Path], length: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._files = [Path(file) for file in files]
+        self._length = length
+        self.read_bytes = 0
+        for file in self._files:
+            if not file.is_file():
+                raise BadInput(f"{file}: " + ("not a regular file" if file.exists() else "no such file"))
+        self.size_bytes = sum(file.stat().st_size for file in self._files)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        before = 0
+        for file in self._files:
+            self.read_bytes = before
+            try:
+                if file.suffix == ".npy":
+                    yield from self._ids(file)
+                else:
+                    with file.open(encoding="utf-8") as text:
+                        yield from self._lines(file, text, before) if file.suffix == ".jsonl" else self._text(text, before)
+            except UnicodeDecodeError:
+                raise BadInput(f"{file}: expected UTF-8 text") from None
+            except OSError as error:
+                raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
+            before += file.stat().st_size
+        self.read_bytes = self.size_bytes
+
+    def _text(self, text: IO[str], before: int) -> Iterator[list[int]]:
+        rest, ids = "", list[int]()
+        while block := text.read(BLOCK):
+            rest += block
+            self.read_bytes = before + text.buffer.tell()  # type: ignore[attr-defined]
+            whole = len(rest) if len(block) < BLOCK else rest.rfind("\n") + 1 or len(rest)
+            ids += self._encoded(rest[:whole])
+            rest = rest[whole:]
+            yield from _runs(ids, self._length)
+            ids = ids[len(ids) // self._length * self._length :]
+        yield from _runs(ids + self._encoded(rest), self._length)
+
+    def _lines(self, file: Path, text: IO[str], before: int) -> Iterator[list[int]]:
+        number = 0
+        while line := text.readline(LINE):
+            number += 1
+            self.read_bytes = before + text.buffer.tell()  # type: ignore[attr-defined]
+            if len(line) == LINE:
+                raise BadInput(f"{file}, line {number}: expected at most {LINE} characters in a line")
+            if line.strip() and (ids := self._row(file, number, line)):
+                yield ids[: self._length]
+
+    def _row(self, file: Path, number: int, line: str) -> list[int]:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            found = None
+        match found:
+            case {"messages": [*messages]} if all(_is_message(each) for each in messages):
+                return self._encoded(self._chat(file, number, messages))
+            case {"prompt": str(text)} | {"text": str(text)}:
+                return self._encoded(text)
+            case {"tokens": [*ids]} if all(type(each) is int for each in ids):
+                return self._checked(f"{file}, line {number}", np.array(ids, dtype=object))
+        raise BadInput(f"{file}, line {number}: expected {FIELDS}, found {line[:60].strip()!r}")
+
+    def _chat(self, file: Path, number: int, messages: list[dict[str, str]]) -> str:
+        """By the tokenizer's chat template; without one, each speaker on a line."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            return "".join(f"{each['role']}: {each['content']}\n" for each in messages)
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception as error:  # templates are programs: they raise what they like
+            raise BadInput(f"{file}, line {number}: the tokenizer's chat template does not take it: {error}") from None
+
+    def _ids(self, file: Path) -> Iterator[list[int]]:
+        try:
+            found = np.load(file, mmap_mode="r", allow_pickle=False)
+        except Exception as error:  # numpy raises many kinds for a file that is not its own
+            raise BadInput(f"{file}: not an array of token ids: {error}") from None
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.ndim not in (1, 2):
+            raise BadInput(f"{file}: expected token ids with one axis or two, found {found.dtype} of shape {found.shape}")
+        runs = range(0, len(found) - self._length + 1, self._length) if found.ndim == 1 else range(len(found))
+        for at in runs:
+            row = found[at : at + self._length] if found.ndim == 1 else found[at, : self._length]
+            if len(row):
+                yield self._checked(str(file), row)
+
+    def _checked(self, where: str, ids: Any) -> list[int]:
+        if len(ids) and not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            raise BadInput(f"{where}: expected token ids from 0 to {self._vocabulary - 1}, found {min(ids)} to {max(ids)}")
+        return [int(each) for each in ids]
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def _runs(ids: list[int], length: int) -> Iterator[list[int]]:
+    return (ids[start : start + length] for start in range(0, len(ids) - length + 1, length))
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("role"), str) and isinstance(found.get("content"), str)
