@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from aurora.errors import BadInput
+from aurora.models.corpus import Corpus
 from aurora.models.loading import load_model
-from aurora.models.prompts import cut_prompts
 from aurora.profiler.profile import profile_model
-from aurora.profiler.routing import counted_routing
+from aurora.profiler.routing import counted, watched
 from aurora.types import PHASES, ProfileOptions
 from tests.models.architectures import CONFIGS, build
 
@@ -19,11 +19,13 @@ def test_hooks_see_every_choice_and_change_nothing(name, tmp_path):
     ids = torch.randint(3, 259, (3, 17), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         before = model.model(input_ids=ids).logits
-        with counted_routing(model) as counts_LE:
+        with watched(model) as chosen_L:
             during = model.model(input_ids=ids).logits
         after = model.model(input_ids=ids).logits
     assert torch.equal(before, during)
     assert torch.equal(before, after)
+    chosen_ULK, (counts_LE,) = counted([chosen_L], model.experts)
+    assert chosen_ULK.shape == (3 * 17, len(model.layers), model.top_k)
     assert (counts_LE.sum(axis=1) == 3 * 17 * model.top_k).all()
     assert counts_LE.shape == (len(model.layers), model.experts)
 
@@ -32,8 +34,9 @@ def test_counts_equal_the_routers_own_choices(mixtral):
     """Against the logits that transformers itself reports."""
     model = load_model(mixtral)
     ids = torch.randint(3, 259, (2, 30), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode(), counted_routing(model) as counts_LE:
+    with torch.inference_mode(), watched(model) as chosen_L:
         logits = model.model(input_ids=ids, output_router_logits=True).router_logits
+    counts_LE = counted([chosen_L], model.experts)[1][0]
     for layer, expected in enumerate(logits):
         chosen = expected.topk(model.top_k, dim=-1).indices.flatten()
         assert counts_LE[layer].tolist() == torch.bincount(chosen, minlength=model.experts).tolist()
@@ -68,12 +71,13 @@ def test_decode_windows_count_the_tokens_that_are_generated(mixtral, text):
     from aurora.models.decoding import decode_alone
 
     model = load_model(mixtral)
-    prompt = cut_prompts(model.tokenizer, [text], 40)[0]
+    prompt = prompts_of(model, text, 40)[0]
     made = profile_model(mixtral, [text], ProfileOptions(sources=1, prompt_tokens=40, max_new_tokens=5, limit=1))
     tokens, _ = decode_alone(model.model, prompt, 5, eos=None)
-    with torch.inference_mode(), counted_routing(model) as counts_LE:
+    with torch.inference_mode(), watched(model) as chosen_L:
         model.model(input_ids=torch.tensor([prompt + tokens[:-1]]))
-    assert made.tokens_TLSE.sum(axis=(0, 2)).tolist() == counts_LE.tolist()
+    assert made.load_LE.tolist() == counted([chosen_L], model.experts)[1][0].tolist()
+    assert made.stage_T == ("prefill", "decode", "decode", "decode", "decode")
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen"])
@@ -86,13 +90,17 @@ def test_token_level_routing_is_the_routers_own(name, text, request):
     assert choices.experts_ULK.dtype == np.uint8
     assert np.bincount(choices.window_U * 2 + choices.source_U).tolist() == [30, 30, 1, 1, 1, 1, 30, 0, 1, 0, 1]
     model = load_model(path)
-    seen = []
-    prompt = cut_prompts(model.tokenizer, [text], 30)[1]
-    with torch.inference_mode(), counted_routing(model, lambda layer, index: seen.append((layer, index.numpy()))):
-        model.model(input_ids=torch.tensor([prompt]))
-    for layer, expected in seen:
+    with torch.inference_mode(), watched(model) as chosen_L:
+        model.model(input_ids=torch.tensor([prompts_of(model, text, 30)[1]]))
+    for layer, expected in enumerate(chosen_L):
         found = choices.layer(layer, 0)[0][choices.layer(layer, 0)[1] == 1]
-        assert np.sort(found, axis=1).tolist() == np.sort(expected, axis=1).tolist()
+        assert np.sort(found, axis=1).tolist() == np.sort(expected.numpy(), axis=1).tolist()
+    assert choices.lengths_Q.tolist() == [32, 32, 32]
+    assert choices.sequence_U.tolist() == [0] * 30 + [1] * 30 + [0, 1, 0, 1] + [2] * 32
+
+
+def prompts_of(model, text, length):
+    return list(Corpus(model.tokenizer, model.vocabulary, [text], length))
 
 
 def test_too_little_text(mixtral, tmp_path):
@@ -106,7 +114,9 @@ def test_too_little_text(mixtral, tmp_path):
         profile_model(mixtral, [])
 
 
-@pytest.mark.parametrize("field", ["sources", "prompt_tokens", "batch", "max_new_tokens", "limit", "share"])
+@pytest.mark.parametrize(
+    "field", ["sources", "prompt_tokens", "batch", "max_new_tokens", "limit", "share", "window", "precision"]
+)
 def test_options_above_zero(field):
     with pytest.raises(BadInput, match=f"--{field.replace('_', '-')}: expected more than zero, found 0"):
         ProfileOptions(**{field: 0})

@@ -1,0 +1,184 @@
+"""The GPUs of this machine by NVML: what they are, how they are joined, and how busy they are during a run."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from aurora.errors import BadInput, MissingDependency
+from aurora.types import Cluster, Gpu, GpuKind
+from aurora.types.arrays import FloatArray
+from aurora.types.gpus import PCIE_LANE_Bps
+
+Nvml = Any  # the module pynvml, or what answers as it does
+INTERVAL_S = 0.1
+NOT_HERE = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # what this kind of GPU does not have
+WAYS = (
+    "same board",
+    "PCIe switch",
+    "PCIe switches",
+    "PCIe host bridge",
+    "NUMA node",
+    "between sockets",
+)  # by NVML's level / 10
+
+
+@dataclass(frozen=True)
+class Device:
+    """kind: NVML's name. pcie, lanes: the link's generation and width at best. nvlinks: how many are up. sm_MHz, memory_MHz:
+    the highest clocks."""
+
+    index: int
+    kind: str
+    memory_bytes: int
+    pcie: int
+    lanes: int
+    nvlinks: int
+    sm_MHz: int
+    memory_MHz: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """ways_GG: how two devices reach each other, NVLink or one of WAYS; empty for one and itself."""
+
+    driver: str
+    devices: tuple[Device, ...]
+    ways_GG: tuple[tuple[str, ...], ...]
+
+
+@contextmanager
+def nvml_here() -> Iterator[Nvml]:
+    """pynvml, initialised inside the block. Raises MissingDependency without it, BadInput where there is no driver."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MissingDependency(f'pynvml is needed: pip install "aurora-moe[gpu]" ({error})') from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise BadInput(f"NVML: expected an NVIDIA driver on this machine, found none: {error}") from None
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def inventory(nvml: Nvml) -> Inventory:
+    """All GPUs of this machine. Raises BadInput where there is none, one is split by MIG, or one does not answer."""
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        devices = tuple(_device(nvml, index, handle) for index, handle in enumerate(handles))
+        ways_GG = tuple(tuple("" if a is b else _way(nvml, a, b) for b in handles) for a in handles)
+        driver = str(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError as error:
+        raise BadInput(f"NVML: expected every GPU to answer, found: {error}") from None
+    if not devices:
+        raise BadInput("NVML: expected at least one GPU, found none")
+    return Inventory(driver, devices, ways_GG)
+
+
+def _device(nvml: Nvml, index: int, handle: Any) -> Device:
+    kind = str(nvml.nvmlDeviceGetName(handle))
+    mig = _if_here(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+        raise BadInput(
+            f"GPU {index} ({kind}): expected a whole GPU, found it split by MIG; `nvidia-smi -i {index} -mig 0` ends that"
+        )
+    links = (_if_here(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
+    return Device(
+        index,
+        kind,
+        int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        _if_here(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0,
+        _if_here(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0,
+        sum(state == nvml.NVML_FEATURE_ENABLED for state in links),
+        _if_here(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM) or 0,
+        _if_here(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM) or 0,
+    )
+
+
+def _way(nvml: Nvml, one: Any, other: Any) -> str:
+    status = _if_here(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    if status == nvml.NVML_P2P_STATUS_OK:
+        return "NVLink"
+    level = _if_here(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    return WAYS[min(level // 10, len(WAYS) - 1)] if level is not None else "unknown"
+
+
+def _if_here(nvml: Nvml, ask: Any, *about: Any) -> Any:
+    """NVML's answer, or None for what the GPU does not have."""
+    try:
+        return ask(*about)
+    except nvml.NVMLError as error:
+        if error.value in [getattr(nvml, name) for name in NOT_HERE]:
+            return None
+        raise
+
+
+def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str) -> Cluster:
+    """One rank a GPU of this machine, at datasheet rates: over NVLink where it is up and the kind is known, else over PCIe.
+
+    Speeds follow the kinds' half-precision peaks, the first GPU's being 1; a kind that is not known counts as the first.
+    """
+    first = kinds.get(found.devices[0].kind)
+    gpus = []
+    for device in found.devices:
+        known = kinds.get(device.kind)
+        rate_Bps = device.lanes * PCIE_LANE_Bps.get(device.pcie, 0.0)
+        if device.nvlinks and known is not None and known.link_Bps is not None:
+            rate_Bps = known.link_Bps
+        if not rate_Bps:
+            raise BadInput(f"GPU {device.index} ({device.kind}): expected NVLink or PCIe rates, NVML tells neither")
+        speed = known.half_flops / first.half_flops if known is not None and first is not None else 1.0
+        gpus.append(Gpu(f"{host}-{device.index}", device.kind, 0, rate_Bps, rate_Bps, device.memory_bytes, speed))
+    return Cluster(host, tuple(gpus))
+
+
+class Sampler:
+    """Samples every GPU's utilisation on a thread of its own, while the block lasts.
+
+    at_s_X (X,) seconds since it began; busy_XG (X, G) the part of the time, 0 to 1, that kernels ran, over NVML's own sampling
+    period; memory_XG (X, G) bytes in use.
+    """
+
+    def __init__(self, nvml: Nvml, interval_s: float = INTERVAL_S) -> None:
+        self._nvml, self._interval_s = nvml, interval_s
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        self._rows: list[tuple[float, list[float], list[int]]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="aurora-utilisation", daemon=True)
+
+    def __enter__(self) -> "Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        began_s = time.perf_counter()
+        while True:
+            busy = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
+            memory = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles]
+            self._rows.append((time.perf_counter() - began_s, busy, memory))
+            if self._over.wait(self._interval_s):
+                return
+
+    @property
+    def at_s_X(self) -> FloatArray:
+        return np.array([at_s for at_s, _, _ in self._rows])
+
+    @property
+    def busy_XG(self) -> FloatArray:
+        return np.array([busy for _, busy, _ in self._rows])
+
+    @property
+    def memory_XG(self) -> FloatArray:
+        return np.array([memory for _, _, memory in self._rows], dtype=np.float64)

@@ -1,0 +1,165 @@
+"""What of aurora works on this machine, and what to install for the rest."""
+
+import importlib
+import os
+import platform
+import shutil
+import time
+from dataclasses import dataclass
+from importlib import metadata
+
+from aurora.errors import BadInput, MissingDependency
+
+WORKS, MISSING, BROKEN = "works", "missing", "broken"
+OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "networkx": (3, 3), "numba": (0, 60)}
+MEET_S = 30.0  # how long two ranks wait for each other
+
+
+@dataclass(frozen=True)
+class Finding:
+    """state: WORKS, MISSING or BROKEN. mend: what to do, empty where nothing is needed. basic: planning needs it."""
+
+    name: str
+    state: str
+    found: str
+    mend: str = ""
+    basic: bool = False
+
+
+def examine() -> list[Finding]:
+    """Every part by itself, the basic ones first; no part's failure keeps another from being looked at."""
+    ready = _begin_ranks()
+    findings = [_python(), *(_library(name, basic=True) for name in ("numpy", "scipy", "networkx")), _numba()]
+    findings += [_library("torch", "run"), _library("transformers", "run")]
+    findings += [_cuda(), _gpus(), _ranks(ready)]
+    findings += [_library("matplotlib", "report"), _present("vllm", "pip install vllm, to serve with vLLM"), _compiler()]
+    return findings
+
+
+def healthy(findings: list[Finding]) -> bool:
+    """Whether all that planning needs works."""
+    return all(finding.state == WORKS for finding in findings if finding.basic)
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
+    return Finding("python", WORKS, found, basic=True)
+
+
+def _present(name: str, mend: str, basic: bool = False) -> Finding:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Finding(name, MISSING, "not installed", mend, basic)
+    oldest = OLDEST.get(name)
+    parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if oldest is not None and parts < oldest:
+        return Finding(name, BROKEN, f"{version}, expected {'.'.join(map(str, oldest))} or newer", mend, basic)
+    return Finding(name, WORKS, version, "", basic)
+
+
+def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
+    """A library that is present, new enough and imports."""
+    mend = f'pip install --upgrade "aurora-moe{f"[{extra}]" if extra else ""}"'
+    found = _present(name, mend, basic)
+    if found.state == WORKS:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever a broken installation raises
+            return Finding(name, BROKEN, f"{found.found} does not import: {_line(error)}", mend, basic)
+    return found
+
+
+def _numba() -> Finding:
+    found = _library("numba", basic=True)
+    if found.state != WORKS:
+        return found
+    import numba
+
+    try:
+        value = numba.njit(lambda x: x + 1)(1)
+    except Exception as error:
+        return Finding("numba", BROKEN, f"{found.found} does not compile: {_line(error)}", found.mend, basic=True)
+    assert value == 2
+    return Finding("numba", WORKS, f"{found.found}, compiles", basic=True)
+
+
+def _cuda() -> Finding:
+    try:
+        import torch
+    except Exception:
+        return Finding("CUDA", MISSING, "no torch", 'pip install "aurora-moe[run]"')
+    if torch.version.cuda is None and torch.version.hip is None:
+        return Finding(
+            "CUDA", MISSING, "torch is built for the CPU", "on a GPU machine, install torch for its CUDA: pytorch.org"
+        )
+    if not torch.cuda.is_available():
+        return Finding(
+            "CUDA", BROKEN, f"torch is built for {torch.version.cuda}, no device answers", "install the NVIDIA driver"
+        )
+    nccl = "no NCCL"
+    if torch.distributed.is_nccl_available():
+        nccl = "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    device = torch.ones(2, device="cuda").sum().item()
+    assert device == 2
+    return Finding(
+        "CUDA", WORKS, f"{torch.version.cuda or torch.version.hip}, NCCL {nccl}, {torch.cuda.device_count()} devices"
+    )
+
+
+def _gpus() -> Finding:
+    from aurora.profiler.devices import inventory, nvml_here
+
+    try:
+        with nvml_here() as nvml:
+            try:
+                here = inventory(nvml)
+            except BadInput as error:
+                return Finding("GPUs", BROKEN, str(error), "aurora needs whole GPUs that answer")
+    except MissingDependency:
+        return Finding("GPUs", MISSING, "not looked for: no pynvml", 'pip install "aurora-moe[gpu]"')
+    except BadInput as error:
+        return Finding("GPUs", MISSING, str(error), "on a GPU machine, install the NVIDIA driver")
+    kinds = [device.kind for device in here.devices]
+    said = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+    ways = ", ".join(sorted({way for row in here.ways_GG for way in row if way})) or "alone"
+    return Finding("GPUs", WORKS, f"{said}; driver {here.driver}; {ways}")
+
+
+def _begin_ranks() -> bool:
+    """Start importing for the two ranks, beside everything else; whether there is torch for them."""
+    try:
+        from aurora.ranks.launcher import prepare
+
+        metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+    prepare()
+    return True
+
+
+def _ranks(ready: bool) -> Finding:
+    name = "ranks over gloo"
+    if not ready:
+        return Finding(name, MISSING, "no torch", 'pip install "aurora-moe[run]"')
+    from aurora.profiler.meet import meet
+    from aurora.ranks.launcher import launch
+
+    began_s = time.perf_counter()
+    try:
+        trip_s = max(launch(meet, 2, timeout_s=MEET_S))
+    except Exception as error:
+        return Finding(name, BROKEN, _line(error), "ranks need TCP on loopback: look at GLOO_SOCKET_IFNAME and the firewall")
+    return Finding(name, WORKS, f"two met in {time.perf_counter() - began_s:.1f} s, a round trip takes {trip_s * 1e6:.0f} us")
+
+
+def _compiler() -> Finding:
+    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    if found is None:
+        return Finding("C compiler", MISSING, "none on the path", "needed by Triton's kernels on GPUs: install gcc")
+    return Finding("C compiler", WORKS, found)
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

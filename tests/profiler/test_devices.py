@@ -1,0 +1,100 @@
+"""Devices by NVML, from answers written down after its documentation: eight H100 on NVSwitch, four L40S, A100 beside T4, MIG."""
+
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from aurora.errors import BadInput, MissingDependency
+from aurora.profiler.devices import Sampler, cluster_of_devices, inventory, nvml_here
+from aurora.store import load_cluster, load_gpus, save
+from tests.profiler.nvml import NVMLError, Replay
+
+
+def test_eight_h100_are_a_shipped_cluster(tmp_path):
+    found = inventory(Replay("h100-sxm-8"))
+    assert found.driver == "580.65.06"
+    assert [device.index for device in found.devices] == list(range(8))
+    assert {(d.kind, d.pcie, d.lanes, d.nvlinks, d.sm_MHz, d.memory_MHz) for d in found.devices} == {
+        ("NVIDIA H100 80GB HBM3", 5, 16, 18, 1980, 2619)
+    }
+    assert {way for row in found.ways_GG for way in row} == {"NVLink", ""}
+    made = cluster_of_devices(found, load_gpus(), "host")
+    assert made.equal
+    assert made.out_Bps_G.tolist() == [450e9] * 8
+    save(made, tmp_path / "made.toml")
+    assert load_cluster(tmp_path / "made.toml") == made
+
+
+def test_without_nvlink_pcie_is_the_port():
+    found = inventory(Replay("l40s-4"))
+    assert found.devices[0].nvlinks == 0
+    assert found.ways_GG[0] == ("", "PCIe switches", "between sockets", "between sockets")
+    assert found.ways_GG[2] == ("between sockets", "between sockets", "", "PCIe switches")
+    made = cluster_of_devices(found, load_gpus(), "host")
+    assert made.in_Bps_G == pytest.approx([31.5e9] * 4, rel=0.01)
+    assert [gpu.memory_bytes for gpu in made.gpus] == [48305799168] * 4
+
+
+def test_speeds_are_the_datasheets():
+    found = inventory(Replay("a100-t4"))
+    made = cluster_of_devices(found, load_gpus(), "host")
+    assert [gpu.speed for gpu in made.gpus] == [1.0, pytest.approx(65 / 312)]
+    assert [gpu.name for gpu in made.gpus] == ["host-0", "host-1"]
+    unknown = cluster_of_devices(found, {}, "host")
+    assert [gpu.speed for gpu in unknown.gpus] == [1.0, 1.0]
+
+
+def test_mig_is_refused_in_a_sentence():
+    with pytest.raises(BadInput, match=r"GPU 1 \(NVIDIA A100-SXM4-80GB\): expected a whole GPU, found it split by MIG"):
+        inventory(Replay("a100-mig"))
+
+
+def edited(**answers):
+    replay = Replay("l40s-4")
+    replay._answers |= answers
+    return replay
+
+
+def test_what_is_no_machine_to_plan_for():
+    with pytest.raises(BadInput, match="expected at least one GPU, found none"):
+        inventory(edited(nvmlDeviceGetCount={"": 0}))
+    with pytest.raises(BadInput, match="expected every GPU to answer, found: Gpu is lost"):
+        inventory(edited(nvmlDeviceGetMemoryInfo={"*": "NVML_ERROR_GPU_IS_LOST"}))
+    silent = inventory(edited(nvmlDeviceGetMaxPcieLinkWidth={"*": "NVML_ERROR_NOT_SUPPORTED"}))
+    with pytest.raises(BadInput, match="NVML tells neither"):
+        cluster_of_devices(silent, load_gpus(), "host")
+
+
+def test_utilisation_is_sampled_while_the_block_lasts():
+    rates = {"sequence": [{"gpu": 0, "memory": 0}, {"gpu": 50, "memory": 5}, {"gpu": 100, "memory": 9}]}
+    with Sampler(edited(nvmlDeviceGetCount={"": 1}, nvmlDeviceGetUtilizationRates={"0": rates}), 0.001) as sampler:
+        while len(sampler.at_s_X) < 5:
+            time.sleep(0.001)
+    samples = len(sampler.at_s_X)
+    assert sampler.busy_XG.shape == sampler.memory_XG.shape == (samples, 1)
+    assert sampler.busy_XG[:4, 0].tolist() == [0.0, 0.5, 1.0, 1.0]
+    assert (sampler.memory_XG == 1 << 30).all()
+    assert (sampler.at_s_X[1:] > sampler.at_s_X[:-1]).all()
+    assert not sampler._thread.is_alive()
+
+
+def test_a_machine_without_nvml_says_what_it_lacks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(MissingDependency, match=r'pip install "aurora-moe\[gpu\]"'), nvml_here():
+        pass
+    shut = []
+
+    def no_driver():
+        raise NVMLError("NVML_ERROR_NOT_SUPPORTED")
+
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=no_driver))
+    with pytest.raises(BadInput, match="expected an NVIDIA driver on this machine"), nvml_here():
+        pass
+    here = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, nvmlShutdown=lambda: shut.append(True))
+    monkeypatch.setitem(sys.modules, "pynvml", here)
+    with nvml_here() as nvml:
+        assert nvml is here
+        assert not shut
+    assert shut
