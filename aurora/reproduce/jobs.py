@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.plan.costs import GroupCosts, group_costs, group_tokens
-from aurora.plan.objective import Terms, causal, exclusive, paper
-from aurora.plan.place import PLACE
+from aurora.plan.network.timing import timed
+from aurora.plan.placing.costs import GroupCosts, group_costs, group_tokens
+from aurora.plan.placing.objective import Terms, causal, exclusive, paper
+from aurora.plan.placing.place import PLACE
 from aurora.plan.planner import make_plan
-from aurora.plan.timing import timed
 from aurora.report.summary import summarise
 from aurora.simulate.interpreter import simulate_plan
 from aurora.types import Cluster, Plan, PlanOptions, Profile, Schedule

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.plan.assign import ASSIGN
-from aurora.plan.colocate import COLOCATE
-from aurora.plan.matching import bottleneck
-from aurora.plan.sharing import Sharing
+from aurora.plan.placing.assign import ASSIGN
+from aurora.plan.placing.colocate import COLOCATE
+from aurora.plan.placing.matching import bottleneck
+from aurora.plan.placing.sharing import Sharing
 from aurora.reproduce.jobs import Job, Outcome, Pricing, job, lina_all, lina_half
 from aurora.reproduce.traffic import Workload
 from aurora.store import load_cluster, shipped

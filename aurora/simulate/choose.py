@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aurora.errors import BadInput
-from aurora.plan.objective import OBJECTIVE
+from aurora.plan.placing.objective import OBJECTIVE
 from aurora.plan.planner import make_plan
 from aurora.simulate.interpreter import simulate_plan
 from aurora.types import Cluster, Plan, PlanOptions, Profile

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.plan.affinity import once_GG
 from aurora.plan.check import check_plan
 from aurora.plan.compile import compile_plan
-from aurora.plan.costs import arriving, exchanged
-from aurora.plan.routes import route
-from aurora.plan.switch import Switch
+from aurora.plan.network.routes import route
+from aurora.plan.network.switch import Switch
+from aurora.plan.placing.affinity import once_GG
+from aurora.plan.placing.costs import arriving, exchanged
 from aurora.types import BARRIERS, Barrier, Cluster, Compute, Exchange, Order, Plan, Profile, Program, Recorder, Trace
 from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
@@ -24,8 +24,10 @@ Process = Generator[Wait, None, None]
 Ordered = Callable[[IntArray], Order]  # the order for one all-to-all's bytes (G, G)
 
 
-def simulate_plan(plan: Plan, profiles: Sequence[Profile], barriers: str = "gpu", ordered: Ordered | None = None) -> Trace:
-    """The predicted Trace of `plan` serving the profiles' windows, one step a window; barriers and ordered as `simulate`'s.
+def simulate_plan(
+    plan: Plan, profiles: Sequence[Profile], barriers: str = "gpu", ordered: Ordered | None = None, interleave: bool = True
+) -> Trace:
+    """The predicted Trace of `plan` serving the profiles' windows, one step a window; what follows is as `simulate`'s.
 
     Raises BadInput where a profile is not of the plan's model, was dealt to another number of ranks, or holds counts alone
     where the plan counts tokens once a GPU.
@@ -42,7 +44,7 @@ def simulate_plan(plan: Plan, profiles: Sequence[Profile], barriers: str = "gpu"
                 f"layers of {expected[2]} experts, found {found[0]} ranks, {found[1]} layers, {found[2]} experts"
                 + (" and other router weights" if found == expected else "")
             )
-    return simulate(compile_plan(plan), plan.cluster, profiles, barriers, ordered)
+    return simulate(compile_plan(plan), plan.cluster, profiles, barriers, ordered, interleave)
 
 
 def simulate(
@@ -51,6 +53,7 @@ def simulate(
     profiles: Sequence[Profile],
     barriers: str = "gpu",
     ordered: Ordered | None = None,
+    interleave: bool = True,
 ) -> Trace:
     """The predicted Trace of `program`: model m of any number runs one step for each window of profiles[m].
 
@@ -60,10 +63,11 @@ def simulate(
     "none", Barriers are skipped as well; "global", every phase of a model ends for all ranks together, and only then are GPU
     and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
     ordered: makes the order of each all-to-all anew from its bytes; None keeps the program's.
+    interleave: whether the models run side by side, or one after the other on every rank.
     """
     if barriers not in BARRIERS:
         raise BadInput(f"--barriers: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
-    return _Run(program, cluster, profiles, barriers, ordered).trace()
+    return _Run(program, cluster, profiles, barriers, ordered, interleave).trace()
 
 
 @dataclass
@@ -125,15 +129,21 @@ class _AllToAll:
 
 class _Run:
     def __init__(
-        self, program: Program, cluster: Cluster, profiles: Sequence[Profile], barriers: str, ordered: Ordered | None
+        self,
+        program: Program,
+        cluster: Cluster,
+        profiles: Sequence[Profile],
+        barriers: str,
+        ordered: Ordered | None,
+        interleave: bool,
     ) -> None:
         self.program, self.cluster, self.profiles = program, cluster, profiles
-        self.barriers, self.ordered = barriers, ordered
+        self.barriers, self.ordered, self.interleave = barriers, ordered, interleave
         self.now = 0.0
         self.record = Recorder("predicted", program.names_M, program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
         self._sequence = 0
-        self._locks = [_Lock() for _ in range(program.ranks)]
+        self._locks, self._ranks = ([_Lock() for _ in range(program.ranks)] for _ in range(2))  # for a phase, for a whole model
         self._turns = [_Turns(len(profiles)) for _ in range(program.ranks)]
         self._meetings: dict[tuple[int, int, int, str], list[Resume]] = {}
         self._exchanges: dict[tuple[int, int, int, str], _AllToAll] = {}
@@ -165,6 +175,8 @@ class _Run:
             wait(lambda: self._step(process))
 
     def _rank(self, rank: int, model: int) -> Process:
+        if not self.interleave:
+            yield self._ranks[rank].acquire
         for step in range(self.profiles[model].windows):
             for layer, ops in enumerate(self.program.ops_ML[model]):
                 for op in ops:
@@ -176,12 +188,15 @@ class _Run:
                             yield self._meet(model, step, layer, phase)
                             self.record.add(rank, model, step, layer, phase, began, self.now)
                         case Exchange(phase, _):
-                            yield lambda resume: self._turns[rank].acquire(model, resume)
+                            if self.interleave:
+                                yield lambda resume: self._turns[rank].acquire(model, resume)
                             yield self._join(rank, op, (model, step, layer, phase))
                             if self.barriers == "global":
                                 yield self._meet(model, step, layer, phase)
                             self._turns[rank].release(model)
         self._turns[rank].leave(model)
+        if not self.interleave:
+            self._ranks[rank].release()
 
     def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
         if self.barriers == "global":  # first all ranks are here, so that models queue in one sequence on each of them

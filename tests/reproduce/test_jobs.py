@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.plan.colocate import COLOCATE
-from aurora.plan.costs import group_costs
+from aurora.plan.placing.colocate import COLOCATE
+from aurora.plan.placing.costs import group_costs
 from aurora.reproduce.jobs import PRICINGS, job, lina_all, lina_half
 from aurora.reproduce.studies import together
 from aurora.reproduce.traffic import profile

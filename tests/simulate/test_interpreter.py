@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 import aurora
 from aurora.errors import BadInput
 from aurora.plan.compile import compile_plan
-from aurora.plan.costs import divided, group_costs
-from aurora.plan.objective import causal, exclusive, paper
-from aurora.plan.ordering import batch_order
+from aurora.plan.network.timing import timed
+from aurora.plan.orders.ordering import batch_order
+from aurora.plan.placing.costs import divided, group_costs
+from aurora.plan.placing.objective import causal, exclusive, paper
 from aurora.plan.planner import exchanged_tokens, make_plan
-from aurora.plan.timing import timed
 from aurora.simulate.interpreter import simulate, simulate_plan
 from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile, Program
 from tests.conftest import cluster
@@ -246,6 +246,25 @@ def test_of_three_models_the_one_that_is_through_is_skipped():
 
 THREE = cluster(1.0, 1.0, 1.0)
 UNEVEN = [[[[0, 6, 0], [0, 0, 2], [1, 0, 3]]]]
+
+
+@given(profiles(sources=2), profiles(sources=2))
+def test_in_turn_two_models_take_as_long_as_each_by_itself(a, b):
+    """Where all wait for all, the second model begins when the first has left every rank."""
+    plan = make_plan(cluster(2.0, 2.0), [a, b], KEEP)
+    single = [
+        simulate(
+            replace(compile_plan(plan), **{f"{name}_{'ML' if name == 'ops' else 'M'}": (column[i],) for name, column in columns(plan)}),
+            plan.cluster, [p], "global",
+        ).seconds
+        for i, p in enumerate((a, b))
+    ]  # fmt: skip
+    assert simulate_plan(plan, [a, b], "global", interleave=False).seconds == pytest.approx(sum(single))
+
+
+def columns(plan):
+    program = compile_plan(plan)
+    return [("names", program.names_M), ("placements", program.placements_M), ("ops", program.ops_ML), ("once", program.once_M)]
 
 
 def test_barriers_by_hand():

@@ -1,0 +1,89 @@
+"""How long workers take: fitted to the paper's tables, shifted exponentials, or as recorded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.types.arrays import FloatArray
+
+# Rounded from a least squares fit to the logarithms of Tables I and II. The paper gives no delays of single workers.
+SHIFT_S, MEAN_S, NETWORK_S, RECEIVE_S = 0.0001, 0.0008, 0.062, 0.0031
+JOBS = ("job_1_norm.csv", "job_3_norm.csv")
+
+
+@dataclass(frozen=True)
+class Times:
+    """compute_IW: a worker's seconds for its batches; message_IW: when its message reaches the master, which then takes
+    receive_s for it, one at a time."""
+
+    compute_IW: FloatArray
+    message_IW: FloatArray
+    receive_s: float
+
+
+Delays = Callable[[int, int, int, np.random.Generator, Path], Times]  # iterations, workers, load, rng, recorded data
+
+
+def _compute(iterations: int, workers: int, load: int, rng: np.random.Generator) -> FloatArray:
+    return SHIFT_S * load + rng.exponential(MEAN_S * load, (iterations, workers))
+
+
+def _fitted(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path) -> Times:
+    compute_IW = _compute(iterations, workers, load, rng)
+    return Times(compute_IW, compute_IW + rng.exponential(NETWORK_S, compute_IW.shape), RECEIVE_S)
+
+
+def _free_receipt(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path) -> Times:
+    times = _fitted(iterations, workers, load, rng, folder)
+    return Times(times.compute_IW, times.message_IW, 0.0)
+
+
+def _recorded(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path) -> Times:
+    """Each worker goes on as one of the recorded did, from a random moment on; the mean delay is the fitted one's."""
+    delay_IW = recorded_steps(iterations, workers, rng, folder)
+    compute_IW = _compute(iterations, workers, load, rng)
+    return Times(compute_IW, compute_IW + delay_IW / delay_IW.mean() * NETWORK_S, RECEIVE_S)
+
+
+def _shuffled(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path) -> Times:
+    """The recorded delays, dealt anew to workers and iterations: the same, but nobody stays slow."""
+    times = _recorded(iterations, workers, load, rng, folder)
+    delay_IW = times.message_IW - times.compute_IW
+    return Times(times.compute_IW, times.compute_IW + rng.permuted(delay_IW.ravel()).reshape(delay_IW.shape), RECEIVE_S)
+
+
+DELAYS: dict[str, Delays] = {
+    "as in the tables": _fitted,
+    "free receipt": _free_receipt,
+    "recorded": _recorded,
+    "recorded, shuffled": _shuffled,
+}
+
+
+def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, folder: Path) -> FloatArray:
+    """(I, W) recorded times of a training step, each job's mean made 1. BadInput where they cannot be read."""
+    series = []
+    for job in JOBS:
+        path = folder / "straggler_pai" / job
+        try:
+            rows = np.loadtxt(path, delimiter=",", skiprows=1)
+        except OSError:
+            raise BadInput(f"{path}: no such file of recorded stragglers") from None
+        except ValueError as error:
+            raise BadInput(f"{path}: expected rows of numbers: {error}") from None
+        worker_X, seconds_X = rows[:, 1].astype(int), rows[:, 4] / rows[:, 4].mean()
+        series += [seconds_X[worker_X == worker] for worker in np.unique(worker_X)]
+    steps_IW = np.empty((iterations, workers))
+    chosen = rng.permutation(np.arange(workers) % len(series))
+    for worker, number in enumerate(chosen.tolist()):
+        own = series[number]
+        steps_IW[:, worker] = own[(rng.integers(len(own)) + np.arange(iterations)) % len(own)]
+    return steps_IW
+
+
+def recorded_exists(folder: Path) -> bool:
+    """Whether recorded_steps finds its files."""
+    return all((folder / "straggler_pai" / job).exists() for job in JOBS)

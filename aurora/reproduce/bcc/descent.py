@@ -1,0 +1,72 @@
+"""The paper's job: logistic regression by Nesterov's accelerated gradient, on its data model (§III.C)."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aurora.types.arrays import FloatArray
+
+STEP = 0.2
+
+
+@dataclass(frozen=True)
+class Descent:
+    """points: of each batch, with `features` each. As a worker's work it gives a batch's sum of gradients at a model."""
+
+    features: int
+    points: int
+    seed: int
+
+    def __call__(self, batch: int, model_F: NDArray[Any] | None) -> FloatArray:
+        assert model_F is not None
+        return gradient(*batch_of(self, batch), model_F)
+
+
+@lru_cache(maxsize=128)
+def batch_of(descent: Descent, batch: int) -> tuple[FloatArray, FloatArray]:
+    """(x_PF, y_P): half of the points around each of two means, labels by a logistic model of true weights.
+
+    As printed: y is 1 with probability 1 / (exp(x w*) + 1), else -1.
+    """
+    truth_F = np.random.default_rng([descent.seed, 0]).choice([-1.0, 1.0], descent.features)
+    rng = np.random.default_rng([descent.seed, 1, batch])
+    side_P = rng.choice([-1.0, 1.0], descent.points)
+    x_PF = rng.standard_normal((descent.points, descent.features)) + side_P[:, None] * 1.5 / descent.features * truth_F
+    with np.errstate(over="ignore"):
+        y_P = np.where(rng.random(descent.points) < 1 / (np.exp(x_PF @ truth_F) + 1), 1.0, -1.0)
+    return x_PF, y_P
+
+
+def gradient(x_PF: FloatArray, y_P: FloatArray, model_F: FloatArray) -> FloatArray:
+    """The sum over points of the gradient of log(1 + exp(-y x w))."""
+    margin_P = y_P * (x_PF @ model_F)
+    return np.asarray(-(y_P * np.exp(-np.logaddexp(0.0, margin_P))) @ x_PF)
+
+
+def loss(descent: Descent, batches: int, model_F: FloatArray) -> float:
+    """Mean over all points of log(1 + exp(-y x w))."""
+    losses = [np.logaddexp(0.0, -y_P * (x_PF @ model_F)).mean() for x_PF, y_P in (batch_of(descent, b) for b in range(batches))]
+    return float(np.mean(losses))
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Nesterov's method: gradients are wanted at `ahead_F`, one step beyond the model in the direction that it moved."""
+
+    model_F: FloatArray
+    ahead_F: FloatArray
+    number: int = 0
+
+    def after(self, total_F: FloatArray, points: int) -> "Momentum":
+        """With the sum of gradients at ahead_F over so many points."""
+        model_F = self.ahead_F - STEP * total_F / points
+        ahead_F = model_F + self.number / (self.number + 3) * (model_F - self.model_F)
+        return Momentum(model_F, ahead_F, self.number + 1)
+
+
+def start(features: int) -> Momentum:
+    """At zero."""
+    return Momentum(np.zeros(features), np.zeros(features))

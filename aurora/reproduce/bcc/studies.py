@@ -1,0 +1,289 @@
+"""What is compared: thresholds, the tables' three schemes by a simulated clock and by real processes, mixed clusters, and
+how much redundancy recorded stragglers ask for."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aurora.errors import InfeasiblePlan
+from aurora.plan.coverage.codes import Code, code_by_speed, make_code
+from aurora.plan.coverage.mixed import (
+    ALLOT,
+    Covered,
+    Mixed,
+    floor_s,
+    random_coverage,
+    random_misses,
+    recommend,
+    results_s,
+    theorem_2,
+)
+from aurora.plan.coverage.redundancy import choose_load, replay, scaled
+from aurora.plan.coverage.waiting import formula, waiting
+from aurora.reproduce.bcc.delays import DELAYS, Times, recorded_steps
+from aurora.reproduce.bcc.descent import Descent, batch_of, gradient, loss, start
+from aurora.types import BccOptions, Collected, Share
+from aurora.types.arrays import FloatArray
+
+SCHEMES = ("uncoded", "cyclic", "bcc", "balanced")  # the paper's three, and ours
+DRAWS = 10  # placements of the simulated clock
+
+
+class Pool(Protocol):
+    """Processes that a sum is collected from, round after round."""
+
+    def collect(self, argument: NDArray[Any] | None = None, code: int = 0) -> Collected: ...
+
+
+class MakePool(Protocol):
+    """Starts them: a work(batch, argument), codes of who holds what, a result's like, delays by worker and round, a watch."""
+
+    def __call__(
+        self,
+        work: Callable[[int, NDArray[Any] | None], NDArray[Any]],
+        codes: Sequence[Code],
+        like: NDArray[Any],
+        *,
+        delay_s: Callable[[int, int], float],
+        watch: Callable[[Sequence[Share]], None],
+    ) -> AbstractContextManager[Pool]: ...
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One scheme at one load: the paper's formula, the exact mean, the load of communication, P(no coverage)."""
+
+    scheme: str
+    load: int
+    formula: float | None
+    exact: float
+    communication: float
+    impossible: float
+
+
+def thresholds(batches: int, loads: Sequence[int]) -> list[Threshold]:
+    """Fig. 2: as many workers as batches; loads that leave one worker a batch or more."""
+    found = []
+    for scheme in ("bcc", "balanced", "cyclic", "random"):
+        for load in loads:
+            exact = waiting(scheme, batches, batches, load)
+            printed = None if scheme == "balanced" else formula(scheme, batches, batches, load)[0]
+            found.append(Threshold(scheme, load, printed, exact.threshold, exact.communication, exact.impossible))
+    return found
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One scheme's iterations. error: largest difference of a gradient from the serial one over its largest entry, None
+    where none was computed; waited: messages; compute_s: the longest computation among those waited for."""
+
+    scheme: str
+    iterations: int
+    waited: float
+    seconds: float
+    compute_s: float
+    error: float | None = None
+    losses: tuple[float, float] | None = None
+
+
+def _load_of(scheme: str, load: int) -> int:
+    """Uncoded workers hold one batch each."""
+    return 1 if scheme == "uncoded" else load
+
+
+def _drawn_code(scheme: str, workers: int, load: int, rng: np.random.Generator) -> Code:
+    """A code that covers: BCC draws again where it missed a batch."""
+    for _ in range(200):
+        try:
+            return make_code(scheme, workers, workers, _load_of(scheme, load), rng)
+        except InfeasiblePlan as error:
+            missed = error
+    raise missed
+
+
+def simulated(delays: str, workers: int, load: int, iterations: int, seed: int, folder: Path) -> list[Timing]:
+    """Each scheme's mean over DRAWS placements of `iterations` each, for the whole job of that many iterations."""
+    found = []
+    for scheme in SCHEMES:
+        rng = np.random.default_rng([seed, workers])
+        seconds, waits, computes = [], [], []
+        for _ in range(DRAWS):
+            code = _drawn_code(scheme, workers, load, rng)
+            times = DELAYS[delays](iterations, workers, _load_of(scheme, load), rng, folder)
+            ended_I, waited_I = replay(code, times.message_IW, times.receive_s)
+            seconds.append(ended_I.sum())
+            waits.append(waited_I.mean())
+            computes.append(_longest(times, waited_I).sum())
+        found.append(Timing(scheme, iterations, float(np.mean(waits)), float(np.mean(seconds)), float(np.mean(computes))))
+    return found
+
+
+def _longest(times: Times, waited_I: NDArray[np.int64]) -> FloatArray:
+    order_IW = np.argsort(times.message_IW, axis=1, kind="stable")
+    sorted_IW = np.take_along_axis(times.compute_IW, order_IW, axis=1)
+    return np.array([row[:k].max() for row, k in zip(sorted_IW, waited_I.tolist(), strict=True)])
+
+
+@dataclass(frozen=True)
+class Injected:
+    """delay_IW by worker and round, from 1."""
+
+    delay_IW: FloatArray
+
+    def __call__(self, worker: int, number: int) -> float:
+        return float(self.delay_IW[number - 1, worker])
+
+
+def performed(
+    names: Sequence[str], workers: int, options: BccOptions, folder: Path, pool: MakePool, advance: Callable[[], None]
+) -> dict[str, list[Timing]]:
+    """By delays, the same by real processes that wait for the drawn delays, stretched: gradient descent, every sum beside the
+    serial one. Seconds are as measured, over the stretch. One start of processes serves all delays and schemes."""
+    iterations, seed, features = options.process_iterations, options.seed, options.features
+    descent = Descent(features, options.points, seed)
+    x_PF, y_P = (np.concatenate(parts) for parts in zip(*(batch_of(descent, b) for b in range(workers)), strict=True))
+    drawn: list[tuple[str, Code, Times]] = []
+    for name in names:
+        for scheme in SCHEMES:
+            rng = np.random.default_rng([seed, workers])
+            code = _drawn_code(scheme, workers, options.load, rng)
+            drawn.append((name, code, DELAYS[name](iterations + 1, workers, _load_of(scheme, options.load), rng, folder)))
+    injected = Injected(np.concatenate([times.message_IW for _, _, times in drawn]) * options.stretch)
+    receiving = _Receiving()
+    before = loss(descent, workers, np.zeros(features))
+    found: dict[str, list[Timing]] = {name: [] for name in names}
+    with pool(descent, [code for _, code, _ in drawn], np.zeros(features), delay_s=injected, watch=receiving) as started:
+        for number, (name, code, times) in enumerate(drawn):
+            receiving.receive_s = times.receive_s * options.stretch
+            state, seconds, waits, compute_s, error = start(features), 0.0, [], 0.0, 0.0
+            started.collect(state.ahead_F, number)  # data are made and processes settle before the clock runs
+            for iteration in range(1, iterations + 1):
+                collected = started.collect(state.ahead_F, number)
+                seconds += collected.seconds
+                waits.append(len(collected.waited))
+                compute_s += float(times.compute_IW[iteration, list(collected.waited)].max())
+                serial_F = gradient(x_PF, y_P, state.ahead_F)
+                error = max(error, float(np.abs(collected.total - serial_F).max() / np.abs(serial_F).max()))
+                state = state.after(collected.total, len(x_PF))
+            losses = (before, loss(descent, workers, state.model_F))
+            seconds /= options.stretch
+            found[name].append(Timing(code.scheme, iterations, float(np.mean(waits)), seconds, compute_s, error, losses))
+            advance()
+    return found
+
+
+@dataclass
+class _Receiving:
+    """A master that takes so long for every message."""
+
+    receive_s: float = 0.0
+    received: int = 0
+
+    def __call__(self, shares: Sequence[Share]) -> None:
+        received = sum(share.state in ("used", "not needed") for share in shares)
+        time.sleep(self.receive_s * max(0, received - self.received))
+        self.received = received
+
+
+@dataclass(frozen=True)
+class MixedFound:
+    """Fig. 5: seconds. p2: to floor(m log m) results; balanced: all of the load-balanced shares; covered: when p2's loads,
+    drawn at random, cover; missed: the exact probability that they never do."""
+
+    wanted: int
+    p2_s: float
+    balanced_s: float
+    covered: Covered
+    missed: float
+    even_s: float
+    recommended: str
+    recommended_s: float
+    bounds_s: tuple[float, float]
+    floor_s: float
+
+    @property
+    def saved(self) -> float:
+        """The paper's 29.28 %."""
+        return 1 - self.p2_s / self.balanced_s
+
+
+def mixed(batches: int, workers: Mixed, draws: int, seed: int) -> MixedFound:
+    """The paper's cluster or another."""
+    wanted = int(batches * np.log(batches))
+    p2_W = ALLOT["p2"](workers, batches, wanted)
+    name, _, seconds = recommend(workers, batches)
+    return MixedFound(
+        wanted,
+        results_s(workers, p2_W, wanted),
+        results_s(workers, ALLOT["load-balanced"](workers, batches, batches), batches),
+        random_coverage(workers, batches, p2_W, draws, np.random.default_rng([seed, 5])),
+        random_misses(batches, p2_W),
+        results_s(workers, ALLOT["even"](workers, batches, batches), batches),
+        name,
+        seconds,
+        theorem_2(workers, batches),
+        floor_s(workers, batches),
+    )
+
+
+PAPERS_CLUSTER = Mixed(np.full(100, 20.0), np.array([1.0] * 95 + [20.0] * 5))
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """Which load the first iterations ask for, and what the later ones take: with it and groups dealt by the speeds seen so
+    far, with it and random groups, with the best load in hindsight, and with one batch each. Seconds an iteration; recorded
+    steps have a mean of 1."""
+
+    stragglers: str
+    work: str
+    chosen: int
+    chosen_s: float
+    random_s: float
+    best: int
+    best_s: float
+    uncoded_s: float
+
+
+def adapted(workers: int, iterations: int, seed: int, folder: Path, stalled: bool) -> list[Adapted]:
+    """Recorded stragglers, as they are and dealt anew; stalled: one worker in ten takes ten times as long on top."""
+    found = []
+    loads = [load for load in (1, 2, 5, 10) if load <= workers]
+    for stragglers in ("persistent", "independent"):
+        rng = np.random.default_rng([seed, workers, 7])
+        steps_IW = recorded_steps(iterations, workers, rng, folder)
+        if stalled:
+            steps_IW[:, rng.permutation(workers)[: max(1, workers // 10)]] *= 10
+        if stragglers == "independent":
+            steps_IW = rng.permuted(steps_IW.ravel()).reshape(steps_IW.shape)
+        early_IW, late_IW = np.split(steps_IW, [max(1, iterations // 4)])
+        for work, work_s in (("grows with the load", None), ("a tenth of the step a batch", 0.1), ("is all delay", 0.0)):
+
+            def seconds(
+                codes: Sequence[Code], load: int, late_IW: FloatArray = late_IW, work_s: float | None = work_s
+            ) -> float:
+                later_IW = scaled(late_IW, 1, load, work_s)
+                return float(np.mean([replay(code, later_IW)[0].mean() for code in codes]))
+
+            chosen = choose_load(early_IW, 1, loads, workers, work_s=work_s)
+            hindsight_W = late_IW.mean(axis=0)
+            best = {load: seconds([code_by_speed(hindsight_W, workers, load)], load) for load in loads}
+            found.append(
+                Adapted(
+                    f"{stragglers}{', one in ten stalled' if stalled else ''}",
+                    work,
+                    chosen.load,
+                    seconds([chosen.code], chosen.load),
+                    seconds([make_code("balanced", workers, workers, chosen.load, rng) for _ in range(DRAWS)], chosen.load),
+                    min(best, key=lambda load: best[load]),
+                    min(best.values()),
+                    best[1],
+                )
+            )
+    return found
