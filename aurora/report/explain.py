@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from aurora.plan.explain import Explained
+from aurora.plan.placing.explain import Explained
 from aurora.report.tables import percent, seconds
 from aurora.types import Plan
 from aurora.types.plan import gap

@@ -1,18 +1,23 @@
 """Summaries and plans as tables for a terminal or a text file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from aurora.plan.statistics import LEVEL
+from aurora.report.compare import CaseErrors, Comparison
 from aurora.report.summary import Summary
-from aurora.types import Cut, Layout, Plan, Profile, Schedule
+from aurora.types import PHASES, Cluster, Curve, Cut, Layout, Plan, Profile, Resilient, Schedule
+from aurora.types.arrays import FloatArray
 
 if TYPE_CHECKING:
+    from aurora.plan.drift import Drift
     from aurora.plan.evaluate import Evaluation
     from aurora.plan.moving import Move
+    from aurora.plan.statistics import Loads
 
 LINKS = 6  # of a cut, by name
 
@@ -30,16 +35,25 @@ def percent(value: float) -> str:
     return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
 
 
-def profile_table(profile: Profile) -> Table:
-    """A layer's load and skew, one row each."""
+def profile_table(profile: Profile, loads: "Loads | None" = None) -> Table:
+    """A layer's load and skew, one row each; with `loads`, how far the hottest expert's share is known."""
     table = Table(title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
     table.add_column("MoE layer", justify="right")
     table.add_column("tokens to experts", justify="right")
     table.add_column("max/mean expert load", justify="right")
     table.add_column("hottest expert", justify="right")
-    for layer, load_E in enumerate(profile.tokens_TLSE.sum(axis=(0, 2))):
+    if loads is not None:
+        table.add_column("its share", justify="right")
+        low, high = loads.bottleneck.low, loads.bottleneck.high
+        table.caption = (
+            f"fullest of {profile.sources} ranks, experts in order: {low:.3f} to {high:.3f} times the mean; intervals of "
+            f"{LEVEL:.0%}, {loads.drawn} drawn again"
+        )
+    for layer, load_E in enumerate(profile.load_LE):
         skew = load_E.max() / load_E.mean() if load_E.any() else 0.0
-        table.add_row(str(layer), str(load_E.sum()), f"{skew:.2f}", str(load_E.argmax()))
+        at = layer, int(load_E.argmax())
+        share = [] if loads is None else [f"{percent(loads.low_LE[at])} to {percent(loads.high_LE[at])}"]
+        table.add_row(str(layer), str(load_E.sum()), f"{skew:.2f}", str(at[1]), *share)
     return table
 
 
@@ -101,6 +115,16 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation") -> Table:
     return table
 
 
+def drift_table(drift: "Drift") -> Table:
+    """How far two profiles' traffic is apart, layer by layer, beside what chance makes of it."""
+    table = Table(title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}")
+    for column in ("MoE layer", "total variation", "by chance up to", f"overlap of the {drift.hot} hottest"):
+        table.add_column(column, justify="right")
+    for layer, row in enumerate(zip(drift.variation_L, drift.noise_L, drift.overlap_L, strict=True)):
+        table.add_row(str(layer), *(percent(float(value)) for value in row))
+    return table
+
+
 def summary_table(summary: Summary, bounded: bool = True) -> Table:
     """Time per layer with its exchanges; `bounded`: and their gap to the fluid bound, where the ports had those rates."""
     caption = f"utilisation {percent(summary.utilisation)}"
@@ -114,6 +138,75 @@ def summary_table(summary: Summary, bounded: bool = True) -> Table:
         cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s)]
         table.add_row(row.model, str(row.layer), *cells, *((seconds(row.bound_s), percent(row.gap)) if bounded else ()))
     return table
+
+
+def cluster_table(cluster: Cluster) -> Table:
+    """A rank's machine and port, one row each."""
+    table = Table(
+        title=f"{cluster.name}: {len(cluster)} GPUs" + (f", incast {percent(cluster.incast)}" if cluster.incast else "")
+    )
+    for column in ("rank", "name", "kind"):
+        table.add_column(column)
+    for column in ("node", "out", "in", "memory", "speed", "start-up"):
+        table.add_column(column, justify="right")
+    for rank, gpu in enumerate(cluster.gpus):
+        ports = (f"{gpu.out_Bps / 1e9:.4g} GB/s", f"{gpu.in_Bps / 1e9:.4g} GB/s", f"{gpu.memory_bytes / 1e9:.4g} GB")
+        table.add_row(str(rank), gpu.name, gpu.kind, str(gpu.node), *ports, f"{gpu.speed:.3g}", seconds(gpu.startup_s))
+    return table
+
+
+def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
+    """Each pair's rate and start-up: senders down, receivers across."""
+    table = Table(title="messages from row to column, alone: GB/s, start-up")
+    table.add_column("rank", justify="right")
+    for rank in range(len(rate_Bps_GG)):
+        table.add_column(str(rank), justify="right")
+    for rank, (rates, startups) in enumerate(zip(rate_Bps_GG.tolist(), startup_s_GG.tolist(), strict=True)):
+        pairs = [f"{rate / 1e9:.3g}, {seconds(wait)}" for rate, wait in zip(rates, startups, strict=True)]
+        table.add_row(str(rank), *(pair if peer != rank else "-" for peer, pair in enumerate(pairs)))
+    return table
+
+
+def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
+    """Seconds of each phase at a few token counts, one row a kind and count."""
+    table = Table(title=f"{model}: compute times")
+    table.add_column("kind")
+    for column in ("tokens", *PHASES):
+        table.add_column(column, justify="right")
+    for kind, curves in kinds.items():
+        most = int(max(curve.tokens_X[-1] for curve in curves))
+        for tokens in [1 << power for power in range(0, most.bit_length(), 3)]:
+            table.add_row(kind, str(tokens), *(seconds(float(curve(tokens))) for curve in curves))
+    return table
+
+
+def comparison_table(found: Comparison) -> Table:
+    """Predicted beside measured seconds of every phase and of the whole run; the cases' errors in the caption."""
+    kinds = (("network", found.network), ("compute", found.compute))
+    caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
+    if found.unmatched:
+        caption += f"; {found.unmatched} cases are in one trace alone"
+    table = Table(title="the prediction over the measurement", caption=caption)
+    table.add_column("model")
+    table.add_column("phase")
+    for column in ("predicted", "measured", "error"):
+        table.add_column(column, justify="right")
+    for row in found.phases:
+        predicted = ["-", "-"] if row.predicted_s is None else [seconds(row.predicted_s), percent(row.error or 0.0)]
+        table.add_row(row.model, row.phase, predicted[0], seconds(row.measured_s), predicted[1])
+    table.add_row("whole run", "", seconds(found.predicted_s), seconds(found.measured_s), percent(found.error))
+    return table
+
+
+def network_line(cluster: Cluster) -> str:
+    """Start-up and rates that a prediction was made with."""
+    rates = sorted({f"{gpu.out_Bps / 1e6:.3g}" for gpu in cluster.gpus}, key=float)
+    startup = seconds(cluster.gpus[0].startup_s)
+    return f"predicted on the network as measured before serving: {startup} a message, {'/'.join(rates)} MB/s"
+
+
+def _case_line(errors: CaseErrors) -> str:
+    return f"median error {percent(errors.median)} of {errors.cases} cases, worst {percent(errors.worst)} ({errors.worst_at})"
 
 
 def order_table(schedules: Sequence[Schedule]) -> Table:
@@ -158,6 +251,32 @@ def layout_table(layout: Layout) -> Table:
             percent(float(layout.gap_L[layer])),
             str(sum(map(len, layout.placement.slots_LG[layer]))),
         )
+    return table
+
+
+def survival_table(made: Resilient) -> Table:
+    """Layer by layer how likely every expert is still held after failures, and above what no placement gets."""
+    table = Table(title=f"{made.method}: at least {made.floor} replicas each, placed in {seconds(made.seconds)}")
+    for title in ("layer", "failures", "survives", "at most"):
+        table.add_column(title, justify="right")
+    for layer, survival in enumerate(made.survival_L):
+        for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_K, survival.best_K, strict=True), 1):
+            table.add_row(str(layer), str(failures), f"{p:.6f}" + (f" ± {half:.6f}" if half else ""), f"{most:.6f}")
+    return table
+
+
+def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, float]]]) -> Table:
+    """Samples trained, restarts and seconds by phase of each system through one trace; the samples against the first's."""
+    table = Table("", *runs, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    first, _, phases = next(iter(runs.values()))
+    table.add_row("samples", *(f"{samples:.0f}" for samples, _, _ in runs.values()))
+    table.add_row("of the first's", *(f"{samples / first if first else 0.0:.2f}" for samples, _, _ in runs.values()))
+    table.add_row("restarts", *(str(restarts) for _, restarts, _ in runs.values()))
+    for phase in phases:
+        parts = [seconds[phase] / (sum(seconds.values()) or 1.0) for _, _, seconds in runs.values()]
+        table.add_row(phase, *map(percent, parts))
     return table
 
 
