@@ -59,7 +59,9 @@ def demo(
 ) -> None:
     """Two models on four ranks: in turn with a naive placement and order, then together under a plan."""
     need("torch", "transformers")
+    need("jinja2", extra="report")
     from aurora.cli.progress import shown
+    from aurora.cli.report import gather, write
 
     console = terminal()
     cluster = load_cluster(CLUSTER)
@@ -69,8 +71,12 @@ def demo(
     )
     with shown() as progress:
         outcomes = serve_all(output, timeout, progress)
+    traces = [output / f"{WAYS[-1].slug}.{kind}.npz" for kind in ("predicted", "measured")]
+    write(gather(output / f"{WAYS[-1].slug}.plan.json", traces, []), "html", output / "report.html")
     console.print(outcome_table(outcomes))
-    console.print(f"{output}/ holds profiles, plans, traces (predicted and measured) and report.txt", soft_wrap=True)
+    console.print(
+        f"{output}/ holds profiles, plans, traces (predicted and measured), report.txt and report.html", soft_wrap=True
+    )
     if sum(outcome.differences for outcome in outcomes):
         raise AuroraError(f"demo: outputs differ from the plain models', see {output}")
 

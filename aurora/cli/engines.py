@@ -1,4 +1,4 @@
-"""aurora export and aurora import: placements to and from the formats of serving engines."""
+"""aurora export and aurora import: placements to and from the formats of serving engines, and routing that they recorded."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,11 @@ from typing import Annotated
 import typer
 
 from aurora.cli.common import check_output, terminal
+from aurora.errors import BadInput
+from aurora.types import ProfileOptions
+
+DEFAULTS = ProfileOptions()
+RECORD = "vllm-record"
 
 Form = Annotated[str, typer.Option("--format", help="sglang, eplb, vllm-ascend, trtllm")]
 Dense = Annotated[int, typer.Option(help="dense layers before the MoE ones: the engine's file counts or leaves room for them")]
@@ -37,21 +42,107 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="a placement in an engine's format")],
-    form: Form,
-    output: Annotated[Path, typer.Option("--output", "-o", help="the placement to write")] = Path("placement.json"),
-    gpus: Annotated[int | None, typer.Option(help="on how many GPUs its slots lie, where the file does not say")] = None,
+    file: Annotated[list[Path], typer.Argument(help="an engine's placement; or what engines recorded, each file a domain")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="a placement: sglang, eplb, vllm-ascend, trtllm; recorded routing: sglang-recorder (.pt), vllm (.jsonl), "
+            "eplb-load (.npy, .csv), tokens (.npz of experts and seq_len), csv (layer,expert,count); vllm-record (a folder)",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="default: placement.json, of recorded routing profile.npz")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="on how many GPUs a placement's slots lie, where it does not say")] = None,
     dense_layers: Dense = 0,
+    shape: Annotated[Path | None, typer.Option(help="of recorded routing: the model's transformers config.json")] = None,
+    sources: Annotated[int, typer.Option(help="of recorded routing: ranks that it is dealt to, evenly")] = DEFAULTS.sources,
+    window: Annotated[
+        int | None, typer.Option(help="of recorded routing: tokens of all sources in a window; default: each recorded step")
+    ] = DEFAULTS.window,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="of csv: which rows; repeat it, and each is a domain", metavar="COLUMN=VALUE,.."),
+    ] = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="of tokens: count which experts are chosen together")] = DEFAULTS.pairs,
 ) -> None:
-    """Read a serving engine's placement; replicas of an expert share its load evenly."""
+    """Read a serving engine's placement, whose replicas share an expert's load evenly; or the routing that one recorded."""
+    from aurora.profiler.dumps import DUMPS
+    from aurora.store.engines import ENGINES
+
+    if form not in (known := (*ENGINES, *DUMPS, RECORD)):
+        raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
+    recorded = {"--shape": shape, "--where": where, "--window": window, "--pairs": pairs or None}
+    if form not in ENGINES:
+        if gpus is not None or dense_layers:
+            raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")
+        if form == RECORD:
+            return _import_record(file, output or Path("profile.npz"))
+        return _import_routing(file, form, output or Path("profile.npz"), shape, sources, window, where or [], pairs)
+    for name, value in recorded.items():
+        if value:
+            raise BadInput(f"import --format {form}: expected no {name}, which is for recorded routing")
+    return _import_placement(file, form, output or Path("placement.json"), gpus, dense_layers)
+
+
+def _import_placement(files: list[Path], form: str, output: Path, gpus: int | None, dense_layers: int) -> None:
     from aurora.store.engines import import_placement
     from aurora.store.placements import save_placement
 
-    check_output(output, inputs=[file])
-    placement = import_placement(file, form, gpus, dense_layers)
+    if len(files) != 1:
+        raise BadInput(f"import --format {form}: expected one file, found {len(files)}")
+    check_output(output, inputs=files)
+    placement = import_placement(files[0], form, gpus, dense_layers)
     save_placement(placement, f"imported from {form}", output)
     layers, slots = len(placement.slots_LG), sum(map(len, placement.slots_LG[0]))
     terminal().print(
         f"wrote {output}: {layers} layers, {placement.experts} experts in {slots} slots on {placement.gpus} GPUs",
         soft_wrap=True,
     )
+
+
+def _import_record(folders: list[Path], output: Path) -> None:
+    from aurora.report.tables import profile_table
+    from aurora.store import save
+    from aurora.store.records import load_records
+
+    if len(folders) != 1:
+        raise BadInput(f"import --format {RECORD}: expected one folder, found {len(folders)}")
+    check_output(output, inputs=folders)
+    profile = load_records(folders[0])
+    save(profile, output)
+    terminal().print(profile_table(profile))
+    terminal().print(f"wrote {output}", soft_wrap=True)
+
+
+def _import_routing(
+    files: list[Path],
+    form: str,
+    output: Path,
+    shape: Path | None,
+    sources: int,
+    window: int | None,
+    wheres: list[str],
+    pairs: bool,
+) -> None:
+    from aurora.plan.planner import contiguous_intervals
+    from aurora.profiler.importing import import_profile
+    from aurora.report.tables import profile_table
+    from aurora.store import load_json, save
+
+    if shape is None:
+        raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
+    check_output(output, inputs=[*files, shape])
+    made = import_profile(files, form, load_json(shape), sources, window, [_where(each) for each in wheres], pairs)
+    save(made, output)
+    console = terminal()
+    console.print(profile_table(made, contiguous_intervals(made)))
+    console.print(f"wrote {output}", soft_wrap=True)
+
+
+def _where(text: str) -> dict[str, str]:
+    pairs = [each.partition("=") for each in text.split(",")]
+    if not all(column and equals for column, equals, _ in pairs):
+        raise BadInput(f"--where: expected COLUMN=VALUE, or several with commas between, found {text!r}")
+    return {column.strip(): value.strip() for column, _, value in pairs}

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from aurora.cli import demo, engines, order, place, plan, profile, reproduce, run, simulate
+from aurora.cli import demo, doctor, drift, engines, order, place, plan, profile, report, reproduce, run, simulate
 from aurora.errors import AuroraError
 
 app = typer.Typer(
@@ -20,9 +20,12 @@ app.command("order")(order.order)
 app.command("place")(place.place)
 app.command("export")(engines.export)
 app.command("import")(engines.import_)
+app.command("drift")(drift.drift)
 app.command("simulate")(simulate.simulate)
 app.command("run")(run.run)
+app.command("report")(report.report)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.add_typer(reproduce.app, name="reproduce")
 
 

@@ -25,9 +25,9 @@ def order(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the JSON to a file")] = None,
 ) -> None:
     """Order one all-to-all and say how good the order is; `gap` is against the larger of the fluid and the cut bound."""
-    from aurora.plan.order import ORDER
-    from aurora.plan.ordering import TWO_TIER
-    from aurora.plan.ordering import order as schedule
+    from aurora.plan.orders.order import ORDER
+    from aurora.plan.orders.ordering import TWO_TIER
+    from aurora.plan.orders.ordering import order as schedule
     from aurora.report.tables import gantt, order_table
     from aurora.store import load_cluster, write_text
 

@@ -21,7 +21,7 @@ def plan(
         str,
         typer.Option(
             help="experts: refined (one by one), or in groups: balanced, lina, contiguous, random; with --slots-per-gpu and "
-            "replicas: equal-split, free-split, eplb; or auto"
+            "replicas: equal-split, free-split, eplb; with --floor: aurora, mro, spread, compact; or auto"
         ),
     ] = DEFAULTS.place,
     assign: Annotated[
@@ -53,6 +53,10 @@ def plan(
     slots_per_gpu: Annotated[
         int | None, typer.Option(help="experts that each GPU holds, replicas included; default: what its memory holds")
     ] = DEFAULTS.slots_per_gpu,
+    floor: Annotated[
+        int | None,
+        typer.Option(help="replicas of each expert at least, on as many nodes: one node less may fail"),
+    ] = DEFAULTS.floor,
     domain: Annotated[list[Path] | None, typer.Option(help="another profile of the one model that the plan must serve")] = None,
     aim: Annotated[
         str, typer.Option(help="over domains, else windows: mean, cvar (the worse half), worst; sum takes them as one")
@@ -70,13 +74,15 @@ def plan(
         bool,
         typer.Option("--affinity", help="experts chosen together sit together, tokens count once a GPU, if shorter"),
     ] = DEFAULTS.affinity,
+    engine: Annotated[str | None, typer.Option(help="refuse what this engine could not serve by: vllm")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="print what each layer's time consists of")] = False,
 ) -> None:
     """Decide where experts sit and in which order tokens travel; every schedule is checked before the plan is written."""
     from aurora.plan.evaluate import evaluate as evaluated
-    from aurora.plan.explain import explain as explained
     from aurora.plan.moving import move
+    from aurora.plan.placing.explain import explain as explained
     from aurora.plan.planner import make_plan
+    from aurora.plan.serving import check_engine
     from aurora.report.explain import explain_tables
     from aurora.report.tables import cut_line, evaluation_table, move_table, plan_table, seconds
     from aurora.simulate.choose import SIMULATED, simulated_plan
@@ -98,7 +104,7 @@ def plan(
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
     if explain and (domains or aim != DEFAULTS.aim):
         raise BadInput("--explain: explains the windows of one profile as one, expected neither --domain nor --aim")
-    options = PlanOptions(place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim, affinity)
+    options = PlanOptions(place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim, affinity, floor)
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     paths = [relative(path, output) for path in profile]
     in_force = load_plan(old) if old is not None else None
@@ -113,6 +119,8 @@ def plan(
     moved = None
     if in_force is not None:
         made, moved = move(made, in_force, profiles, max_move_bytes, further)
+    if engine is not None:
+        check_engine(made, engine)
     took = time.perf_counter() - began
     tables = [plan_table(made), *([move_table(moved)] if moved else [])]
     tables += explain_tables(made, explained(made, profiles)) if explain else []

@@ -1,10 +1,13 @@
 """Progress on the error stream, when that is a terminal."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from aurora.cli.common import terminal
+from aurora.types import Share
 
 
 @contextmanager
@@ -26,3 +29,24 @@ def shown() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield move
+
+
+@contextmanager
+def workers_shown() -> Iterator[Callable[[Sequence[Share]], None]]:
+    """Gives a function that keeps a table of workers on a terminal; the last one is printed in the end."""
+    from rich.live import Live
+
+    from aurora.report.workers import workers_table
+
+    console = Console(stderr=True)
+    latest: list[Share] = []
+    with Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+
+        def watch(shares: Sequence[Share]) -> None:
+            latest[:] = shares
+            if live is not None:
+                live.update(workers_table(latest), refresh=True)
+
+        yield watch
+    if latest:
+        terminal().print(workers_table(latest))

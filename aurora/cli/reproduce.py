@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from aurora.cli.common import make_folder, need, terminal
-from aurora.types import ReproduceOptions
+from aurora.types import BccOptions, ReproduceOptions
 
 DEFAULTS = ReproduceOptions()
+BCC = BccOptions()
 
 app = typer.Typer(help="A paper's evaluation in its own set-up, ours beside.", no_args_is_help=True)
 
@@ -48,3 +49,68 @@ def aurora(
         output / "aurora.md", as_markdown(found, runs, [picture.name for picture in pictures if picture.suffix == ".svg"])
     )
     terminal().print(f"wrote {output / 'aurora.md'}, aurora.json" + (f" and {len(pictures)} pictures" if pictures else ""))
+
+
+@app.command("bcc")
+def bcc(
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the tables and the figures")],
+    workers: Annotated[
+        list[int] | None, typer.Option(help=f"how many, each time with as many batches; repeat. Default: {BCC.workers}")
+    ] = None,
+    load: Annotated[int, typer.Option(help="batches that a worker with copies holds")] = BCC.load,
+    iterations: Annotated[int, typer.Option(help="of the gradient descent")] = BCC.iterations,
+    points: Annotated[int, typer.Option(help="of a batch, where processes descend; the paper has 100")] = BCC.points,
+    process_iterations: Annotated[
+        int, typer.Option(help="the same by real processes; 0: by the simulated clock alone")
+    ] = BCC.process_iterations,
+    stretch: Annotated[float, typer.Option(help="how many times as long their delays are")] = BCC.stretch,
+    draws: Annotated[int, typer.Option(help="of random placements on the mixed cluster")] = BCC.draws,
+    seed: Annotated[int, typer.Option(help="random seed")] = BCC.seed,
+    plots: Annotated[bool, typer.Option(help="draw the figures too (matplotlib)")] = True,
+    recorded: Annotated[Path, typer.Option(envvar="AURORA_DATA", help="folder of recorded data")] = Path("../shared/data"),
+) -> None:
+    """BCC (arXiv:1710.09990): Fig. 2, 4 and 5, Tables I and II; sums collected in spite of stragglers."""
+    if plots:
+        need("matplotlib", extra="report")
+    need(*(("torch", "transformers") if process_iterations else ()))
+    from aurora.cli.progress import shown
+    from aurora.ranks.collect import Workers
+    from aurora.reproduce.bcc import reproduce
+    from aurora.reproduce.bcc.drawing import draw
+    from aurora.reproduce.bcc.text import as_json, as_markdown
+    from aurora.store import write_text
+
+    make_folder(output)
+    options = BccOptions(
+        tuple(workers or BCC.workers), load, iterations, process_iterations, stretch, points, draws=draws, seed=seed
+    )
+    with shown() as progress:
+        found = reproduce(options, recorded, progress, Workers)
+    pictures = draw(found, output) if plots else []
+    write_text(output / "bcc.json", json.dumps(as_json(found), indent=1) + "\n")
+    write_text(output / "bcc.md", as_markdown(found, [picture.name for picture in pictures if picture.suffix == ".svg"]))
+    terminal().print(f"wrote {output / 'bcc.md'}, bcc.json" + (f" and {len(pictures)} pictures" if pictures else ""))
+
+
+@app.command("lazarus")
+def lazarus(
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the page and the figures")],
+    plots: Annotated[bool, typer.Option(help="draw the figures too (matplotlib)")] = True,
+    recorded: Annotated[Path, typer.Option(envvar="AURORA_DATA", help="folder of recorded data")] = Path("../shared/data"),
+) -> None:
+    """Lazarus (arXiv:2407.04656 §6): recovery probabilities, throughput under failures, what moves."""
+    if plots:
+        need("matplotlib", extra="report")
+    from aurora.cli.progress import shown
+    from aurora.reproduce.drawing import draw_lazarus
+    from aurora.reproduce.lazarus import reproduce
+    from aurora.reproduce.lazarus_text import as_json, as_markdown
+    from aurora.store import write_text
+
+    make_folder(output)
+    with shown() as progress:
+        made = reproduce(recorded, progress)
+    pictures = draw_lazarus(made, output) if plots else []
+    write_text(output / "lazarus.json", json.dumps(as_json(made), indent=1) + "\n")
+    write_text(output / "lazarus.md", as_markdown(made, [picture.name for picture in pictures if picture.suffix == ".svg"]))
+    terminal().print(f"wrote {output / 'lazarus.md'}, lazarus.json" + (f" and {len(pictures)} pictures" if pictures else ""))

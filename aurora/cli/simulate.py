@@ -36,9 +36,20 @@ def simulate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="with --sweep: folder for table and maps")] = None,
     plots: Annotated[bool, typer.Option(help="with --sweep: draw the maps too (matplotlib)")] = True,
     seed: Annotated[int, typer.Option(help="with --sweep: random seed")] = 0,
+    failures: Annotated[
+        Path | None,
+        typer.Option(help="train through this trace of nodes (.csv: time_ms,event,node; add or remove) under several systems"),
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="with --failures: nodes at most")] = 10,
+    minutes: Annotated[float, typer.Option(help="with --failures: how long, from the first event on")] = 80.0,
 ) -> None:
     """Price a plan event by event: time per layer, utilisation, and how far its exchanges are from the bound; or, with
-    --sweep, map when ordering pays, when colocating, and when neither."""
+    --sweep, map when ordering pays, when colocating, and when neither; or, with --failures, train while nodes come and go."""
+    if failures is not None:
+        if plan is not None or profile or sweep:
+            raise BadInput("simulate --failures: expected neither a plan nor --sweep")
+        _failures(failures, nodes, minutes)
+        return None
     if sweep:
         if plan is not None or profile or trace is not None or orders != "plan" or barriers != "gpu":
             raise BadInput("simulate --sweep: expected no plan, nor what prices one")
@@ -54,8 +65,24 @@ def simulate(
     return _price(plan, profile, barriers, orders, trace)
 
 
+def _failures(trace: Path, nodes: int, minutes: float) -> None:
+    from aurora.report.tables import replay_table
+    from aurora.simulate.failures import SYSTEMS, replay
+    from aurora.simulate.jobs import JOBS
+    from aurora.simulate.traces import changes, limited, shifted
+    from aurora.store import load_failures
+
+    if nodes < 1 or not 0 < minutes < float("inf"):
+        raise BadInput(f"simulate --failures: expected one node and some minutes at least, found {nodes} and {minutes:g}")
+    events = limited(shifted(changes(load_failures(trace))), nodes)
+    console = terminal()
+    for name, job in JOBS.items():
+        runs = {system: replay(job, how, events, minutes * 60) for system, how in SYSTEMS.items()}
+        console.print(replay_table(name, {system: (run.samples, run.restarts, run.seconds) for system, run in runs.items()}))
+
+
 def _price(plan: Path, profile: list[Path] | None, barriers: str, orders: str, trace: Path | None) -> None:
-    from aurora.plan.ordering import batch_order
+    from aurora.plan.orders.ordering import batch_order
     from aurora.report.summary import summarise
     from aurora.report.tables import summary_table
     from aurora.simulate.interpreter import simulate_plan

@@ -31,7 +31,7 @@ def made(tmp_path_factory):
                    "--sources", "4", "--limit", "16", "--prompt-tokens", "64", "-o", out]  # fmt: skip
         done = subprocess.run([str(c) for c in command], cwd=folder, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        assert "max/mean expert load" in done.stdout
+        assert "max/mean" in done.stdout
     return folder
 
 
@@ -54,7 +54,9 @@ def test_the_whole_way(aurora, folder):
     a, b, plan = folder / "a.npz", folder / "b.npz", folder / "plan.json"
     code, out, _ = aurora("plan", "--cluster", DEMO, "--profile", a, "--profile", b, "-o", plan)
     assert code == 0
-    assert "colocated, equal GPUs: place balanced, assign matching, colocate matching, order openshop" in " ".join(out.split())
+    assert "colocated, equal GPUs: place balanced, assign matching, colocate matching, order openshop-best" in " ".join(
+        out.split()
+    )
     code, out, _ = aurora("simulate", plan)
     assert code == 0
     assert "utilisation" in out
@@ -74,6 +76,36 @@ def test_the_whole_way(aurora, folder):
     assert [(x["model"], x["prompt"], len(x["tokens"])) for x in answers] == [
         (m, p, 3) for m in ("mixtral-topics", "qwen3moe-stdlib") for p in range(4)
     ]
+
+
+def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
+    """Both models and one after the other: every byte that was measured was predicted, whatever the prompts were."""
+    plan, paths = folder / "plan.json", [shipped("models/mixtral-topics"), shipped("models/qwen3moe-stdlib")]
+    assert aurora("plan", "--cluster", DEMO, "--profile", folder / "a.npz", "--profile", folder / "b.npz", "-o", plan)[0] == 0
+    (folder / "prompts.txt").write_text("import os\n\nclass Thing:\nThe statement\nno\n")
+    run = ["run", plan, "--model", paths[0], "--model", paths[1], "--prompts", folder / "prompts.txt", "--max-new-tokens", 2]
+    for more in (["--transport", "shaped"], ["--transport", "memory", "--interleave", "off"]):
+        code, out, err = aurora(*run, *more, "--compare")
+        assert code == 0, err
+        assert re.search(r"network: median error \d+.*% of 32 cases", " ".join(out.split()))
+        assert "predicted on the network as measured before serving" in out
+        predicted, measured = (load_trace(folder / f"plan.measured{kind}.npz") for kind in (".predicted", ""))
+        for model in range(2):
+            sent = [(t.model_X == model) & t.sent_X for t in (predicted, measured)]
+            keys = [
+                np.stack([t.step_X, t.layer_X, t.phase_X, t.rank_X, t.peer_X, t.bytes_X])[:, own]
+                for t, own in zip((predicted, measured), sent, strict=True)
+            ]
+            assert sorted(keys[0].T.tolist()) == sorted(keys[1].T.tolist()) != []
+    starts, ends = [measured.start_s_X[measured.model_X == 1].min(), measured.end_s_X[measured.model_X == 0].max()]
+    assert starts >= ends  # one after the other
+    code, out, _ = aurora(*run, "--compare", "--predicted", folder / "plan.measured.predicted.npz", "--transport", "memory")
+    assert code == 0
+    assert "as measured before serving" not in out
+    refused(aurora(*run, "--predicted", "x.npz"), "run: --predicted goes with --compare")
+    refused(aurora(*run, "--compare", "--order", "auto"), "run --compare: simulates the plan alone and as planned")
+    refused(aurora(*run, "--interleave", "maybe"), "--interleave: expected one of on, off, processes")
+    refused(aurora(*run, "--colocate", "x"), "--colocate: expected with --interleave processes")
 
 
 def test_one_profile_means_exclusive_and_a_mixed_cluster_means_mixed(aurora, folder):
@@ -314,8 +346,23 @@ def test_the_demo(aurora, tmp_path):
     assert report.count(" yes ") == 3
     assert "shaped transport" in " ".join(out.split())
     names = files(tmp_path / "demo")
-    for expected in ("aurora.plan.json", "aurora.predicted.npz", "aurora.measured.npz", "mixtral-topics.npz", "report.txt"):
+    for expected in ("aurora.plan.json", "aurora.predicted.npz", "aurora.measured.npz", "mixtral-topics.npz", "report.html"):
         assert expected in names
     predicted, measured = (load_trace(tmp_path / "demo" / f"aurora.{kind}.npz") for kind in ("predicted", "measured"))
     assert predicted.step_X.max() == measured.step_X.max()  # the same steps, so that one can be laid over the other
     assert predicted.names_M == measured.names_M
+
+
+def test_profile_by_workers(aurora, tmp_path):
+    model, text = shipped("models/mixtral-topics"), tmp_path / "text.txt"
+    text.write_text("".join(f"def line_{i}(x): return x + {i}\n" for i in range(40)))
+    args = ("profile", model, "--text", text, "--limit", 4, "--prompt-tokens", 32, "--batch", 1, "-o", tmp_path / "w.npz")
+    code, out, err = aurora(*args, "--workers", 4, "--redundancy", 2)
+    assert (code, err) == (0, "")
+    assert re.search(r"waited for [234] of 4 workers", out)
+    refused(aurora(*args, "--workers", 0), "--workers: expected more than zero, found 0")
+    refused(aurora(*args, "--workers", 2, "--redundancy", 3), "--redundancy: expected from 1 to the 2 workers, found 3")
+    refused(aurora(*args, "--redundancy", 2), "--redundancy and --scheme say how --workers share the work")
+    refused(aurora(*args, "--workers", 2, "--precision", 0.1), "--precision: expected no --workers")
+    refused(aurora("profile", "--workers", 2), "profile --workers: expected a model with text")
+    refused(aurora(*args, "--workers", 2, "--scheme", "best"), "--scheme: expected one of balanced, bcc, uncoded, cyclic")

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from aurora.plan.order import ORDER
-from aurora.plan.ordering import TWO_TIER
+from aurora.plan.orders.order import ORDER
+from aurora.plan.orders.ordering import TWO_TIER
 from aurora.plan.planner import exchanged_tokens
 from aurora.plan.synthetic import synthetic_profile
 from aurora.store import save, shipped

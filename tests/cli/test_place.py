@@ -1,6 +1,7 @@
 """aurora place: loads in, slots and shares out, and what it refuses."""
 
 import json
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_the_table_and_the_explanation(aurora, csv):
         ("1,nan", ["--gpus", 2, "--slots", 2], "finite numbers, found nan"),
         ("1,-1", ["--gpus", 2, "--slots", 2], "zero or more, found -1"),
         ("1,a", ["--gpus", 2, "--slots", 2], "expected numbers, found 'a'"),
-        ("1,2\n3", ["--gpus", 2, "--slots", 2], "not a table of loads"),
+        ("1,2\n3", ["--gpus", 2, "--slots", 2], "not a table of loads: expected rows of one length, found 1 to 2 cells"),
         ("", ["--gpus", 2, "--slots", 2], "at least one layer and one expert"),
     ],
 )
@@ -85,3 +86,56 @@ def test_other_files(aurora, tmp_path):
     refused(aurora("place", tmp_path / "l.txt", "--gpus", 1, "--slots", 1), r"expected \.csv or \.npy")
     np.save(tmp_path / "l.npy", np.array(["a"]))
     refused(aurora("place", tmp_path / "l.npy", "--gpus", 1, "--slots", 1), "expected numbers")
+
+
+def test_surviving_prints_what_the_slots_give(aurora, csv):
+    """From the printed slots alone."""
+    code, out, err = aurora("place", csv, "--nodes", 4, "--slots", 5, "--floor", 2, "--survive", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert list(found) == ["schema", "method", "layers"]
+    assert (found["schema"], found["method"], len(found["layers"])) == (1, "aurora", 2)
+    for layer in found["layers"]:
+        assert list(layer) == ["slots", "survival"]
+        assert [len(held) for held in layer["slots"]] == [5] * 4
+        assert all(sum(expert in held for held in layer["slots"]) >= 2 for expert in range(8))
+        for failures in (1, 2, 3):
+            kept = [set().union(*left) == set(range(8)) for left in combinations(layer["slots"], 4 - failures)]
+            assert layer["survival"][str(failures)] == pytest.approx(sum(kept) / len(kept))
+
+
+def test_surviving_by_name_with_replicas_racks_and_rates(aurora, csv):
+    given = ["--replicas", "3,3,3,3,2,2,2,2", "--racks", "0,0,1,1", "--rates", "1,3", "--seed", 1]
+    for method in ("mro", "spread", "compact", "aurora"):
+        code, out, _ = aurora("place", csv, "--nodes", 4, "--slots", 5, "--survive", "--method", method, *given, "--json")
+        assert code == 0
+        layer = json.loads(out)["layers"][0]
+        assert sorted(e for held in layer["slots"] for e in held) == sorted(np.repeat(range(8), [3, 3, 3, 3, 2, 2, 2, 2]))
+        assert list(layer["survival"]) == ["1"]  # of two racks
+    assert layer["survival"]["1"] == 1.0
+
+
+def test_the_table_of_what_survives(aurora, csv):
+    code, out, _ = aurora("place", csv, "--nodes", 3, "--slots", 8, "--survive", "--alive", 1)
+    assert code == 0
+    for text in ("at least 2 replicas each", "1.000000", "survives"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--survive"], "place --survive: expected --nodes"),
+        (["--survive", "--nodes", 4, "--gpus", 4], "--gpus: has no effect with --survive"),
+        (["--survive", "--nodes", 4, "--floor", 3], "8 experts x 3 replicas need 24 slots; 4 nodes have 20"),
+        (["--survive", "--nodes", 4, "--racks", "0,x"], "--racks: expected whole numbers"),
+        (["--survive", "--nodes", 4, "--racks", "0,0,2,2"], "failure domains: expected numbers from 0 on without a gap"),
+        (["--survive", "--nodes", 4, "--racks", "0,1"], "expected one for each of 4 nodes"),
+        (["--survive", "--nodes", 4, "--rates", "1,a"], "--rates: expected numbers"),
+        (["--survive", "--nodes", 4, "--rates", "1,1"], "a number above zero for each of 4 failure domains"),
+        (["--survive", "--nodes", 4, "--method", "eplb"], "--method: expected one of aurora, mro"),
+        (["--nodes", 4, "--floor", 2], "--floor: expected --survive"),
+    ],
+)
+def test_what_surviving_refuses(aurora, csv, args, message):
+    refused(aurora("place", csv, "--slots", 5, *args), message)

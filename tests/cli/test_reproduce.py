@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from aurora.reproduce import lazarus
+from aurora.reproduce.headlines import Range
+from aurora.reproduce.lazarus import Evaluation, Found
 from aurora.reproduce.traffic import TRAFFIC
 from tests.cli.refusal import refused
 from tests.reproduce.test_aurora import small
@@ -43,3 +46,31 @@ def test_refusals(aurora, tmp_path):
     refused(aurora("reproduce", "aurora", "--no-plots", "--figure", "9", "-o", tmp_path), "--figure: expected one of all")
     (tmp_path / "file").write_text("")
     refused(aurora("reproduce", "aurora", "--no-plots", "-o", tmp_path / "file"), "cannot be made a folder")
+
+
+def test_bcc_by_the_clock(aurora, tmp_path):
+    args = ("--workers", 12, "--load", 4, "--iterations", 4, "--process-iterations", 0, "--draws", 5, "--no-plots")
+    code, out, err = aurora("reproduce", "bcc", *args, "--recorded", tmp_path, "-o", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "wrote" in out
+    assert json.loads((tmp_path / "out" / "bcc.json").read_text())["mixed"]["recommended"] == "even"
+    assert "recorded, shuffled" not in (tmp_path / "out" / "bcc.md").read_text().split("## Headlines")[1]
+    refused(
+        aurora("reproduce", "bcc", *args, "--workers", 3, "-o", tmp_path),
+        "--workers: expected at least --load 4 workers, found 3",
+    )
+
+
+def test_lazarus_writes_page_numbers_and_pictures(aurora, tmp_path, monkeypatch):
+    found = [
+        Found("8", f"{failed} failed", way, None, Range(None, 0.5, None)) for failed in (1, 2) for way in ("aurora", "mro")
+    ]
+    monkeypatch.setattr(lazarus, "reproduce", lambda folder, progress: Evaluation(found, folder == tmp_path, {}))
+    code, out, err = aurora("reproduce", "lazarus", "--recorded", tmp_path, "-o", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "lazarus.json and 2 pictures" in " ".join(out.split())
+    page = (tmp_path / "out" / "lazarus.md").read_text()
+    assert "| 2 failed | 0.5 | 0.5 |" in page
+    assert "**Spot trace.** Recorded" in page
+    assert "(lazarus-8.svg)" in page
+    assert len(json.loads((tmp_path / "out" / "lazarus.json").read_text())["figures"]) == 4

@@ -22,10 +22,7 @@ def shape(tmp_path):
 @pytest.fixture
 def plan(aurora, shape, tmp_path):
     profile = tmp_path / "a.npz"
-    assert (
-        aurora("profile", "--synthetic", "zipf:1", "--shape", shape, "--windows", 3, "--window-tokens", 50, "-o", profile)[0]
-        == 0
-    )
+    assert aurora("profile", "--synthetic", "zipf:1", "--shape", shape, "--windows", 3, "--window", 200, "-o", profile)[0] == 0
     assert aurora("plan", "--cluster", CLUSTER, "--profile", profile, "-o", tmp_path / "p.json")[0] == 0
     return tmp_path / "p.json"
 
@@ -89,3 +86,26 @@ def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
     profile = synthetic_profile("zipf:1", CONFIG)
     save(make_plan(machines, [profile]), tmp_path / "p.json")
     assert load_plan(tmp_path / "p.json").cluster == machines
+
+
+def test_nodes_come_and_go(aurora, tmp_path):
+    (tmp_path / "t.csv").write_text("time_ms,event,node\n" + "".join(f"0,add,n{i}\n" for i in range(4)) + "60000,remove,n1\n")
+    code, out, err = aurora("simulate", "--failures", tmp_path / "t.csv", "--nodes", 4, "--minutes", 5)
+    assert (code, err) == (0, "")
+    for text in ("GPT-S", "GPT-L", "DS(FT)", "Tutel", "aurora", "restart"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "message"),
+    [
+        ("a,b\n", [], "expected the columns time_ms,event,node, found a,b"),
+        ("", [], "expected the columns time_ms,event,node, found nothing"),
+        ("time_ms,event,node\nx,add,a\n", [], "line 2: expected milliseconds"),
+        ("time_ms,event,node\n0,remove,a\n", [], "'remove' of 'a', which is not there"),
+        ("time_ms,event,node\n0,add,a\n", ["--minutes", 0], "expected one node and some minutes"),
+    ],
+)
+def test_traces_of_nodes_that_are_refused(aurora, tmp_path, text, args, message):
+    (tmp_path / "t.csv").write_text(text)
+    refused(aurora("simulate", "--failures", tmp_path / "t.csv", *args), message)

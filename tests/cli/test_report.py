@@ -1,0 +1,81 @@
+"""aurora report: what it writes and what it refuses."""
+
+import json
+
+import pytest
+
+from aurora.plan.planner import make_plan
+from aurora.plan.synthetic import synthetic_profile
+from aurora.simulate.interpreter import simulate_plan
+from aurora.store import load_cluster, save, shipped
+from aurora.types import SyntheticOptions
+from tests.cli.refusal import refused
+
+CONFIG = {"num_local_experts": 4, "num_hidden_layers": 2, "num_experts_per_tok": 1, "hidden_size": 64, "intermediate_size": 64}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A plan that names its profile, its predicted trace, and another profile."""
+    for name, seed in (("a.npz", 0), ("later.npz", 1)):
+        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), tmp_path / name)
+    profile = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=0))
+    plan = make_plan(load_cluster(shipped("clusters/demo-4.toml")), [profile], profile_paths=["a.npz"])
+    save(plan, tmp_path / "p.json")
+    save(simulate_plan(plan, [profile]), tmp_path / "t.npz")
+    return tmp_path
+
+
+def test_a_page_finds_the_plans_own_profile(aurora, folder):
+    pytest.importorskip("jinja2")
+    written = []
+    for name in ("one.html", "two.html"):
+        code, out, err = aurora("report", folder / "p.json", folder / "t.npz", "-o", folder / name)
+        assert (code, err) == (0, "")
+        assert "wrote" in out
+        written.append((folder / name).read_bytes())
+    assert written[0] == written[1]
+    assert b'data-chart="traffic-map"' in written[0]
+    assert b'data-chart="drift-chart"' not in written[0]
+    (folder / "a.npz").unlink()
+    assert aurora("report", folder / "p.json", "-o", folder / "none.html")[0] == 0
+    assert "a.npz: no such file. Give the traffic that the plan serves" in (folder / "none.html").read_text(encoding="utf-8")
+
+
+def test_later_profiles_show_drift(aurora, folder):
+    pytest.importorskip("jinja2")
+    given = ("--profile", folder / "a.npz", "--profile", folder / "later.npz")
+    assert aurora("report", folder / "p.json", *given, "-o", folder / "r.html")[0] == 0
+    assert 'data-chart="drift-chart"' in (folder / "r.html").read_text(encoding="utf-8")
+    refused(
+        aurora("report", folder / "p.json", *given, "--profile", folder / "a.npz", "-o", folder / "r.html"),
+        "--profile: expected 1, or 2 to show drift, found 3",
+    )
+
+
+def test_other_forms(aurora, folder):
+    pytest.importorskip("matplotlib")
+    assert aurora("report", folder / "p.json", folder / "t.npz", "--format", "svg", "-o", folder / "figures")[0] == 0
+    assert (folder / "figures" / "traffic-0.svg").is_file()
+    assert aurora("report", folder / "p.json", folder / "t.npz", "--format", "perfetto", "-o", folder / "t.json")[0] == 0
+    assert json.loads((folder / "t.json").read_text())["traceEvents"]
+    assert aurora("report", folder / "p.json", folder / "t.npz", "--format", "perfetto", "-o", folder / "t.json.gz")[0] == 0
+    assert (folder / "t.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_refusals(aurora, folder):
+    pytest.importorskip("jinja2")
+    plan = folder / "p.json"
+    refused(aurora("report", plan, "--format", "pdf"), "--format: expected one of html, svg, perfetto, found 'pdf'")
+    refused(aurora("report", plan, folder / "no.npz", "-o", folder / "r.html"), "no.npz: no such file")
+    refused(aurora("report", plan, folder / "a.npz", "-o", folder / "r.html"), "expected an aurora trace")
+    refused(aurora("report", plan, "--format", "perfetto", "-o", folder / "t.json"), "expected a trace, found none")
+    refused(aurora("report", plan, "-o", plan), "it would replace")
+    other = synthetic_profile("zipf:1", CONFIG | {"num_hidden_layers": 3}, SyntheticOptions(window_tokens=50))
+    foreign = make_plan(load_cluster(shipped("clusters/demo-4.toml")), [other])
+    save(simulate_plan(foreign, [other]), folder / "foreign.npz")
+    refused(
+        aurora("report", plan, folder / "foreign.npz", "-o", folder / "r.html"),
+        r"foreign.npz: a trace of another plan: expected 2 MoE layers of 'synthetic', found layer 2",
+    )
+    assert not (folder / "r.html").exists()

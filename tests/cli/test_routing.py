@@ -1,0 +1,106 @@
+"""aurora profile, import and drift from the command line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from aurora.profiler import profile as profiling
+from aurora.profiler.routing import route_round
+from aurora.store import load_profile
+from tests.cli.refusal import refused
+from tests.profiler.test_counting import interrupted_after, quick  # noqa: F401
+from tests.profiler.test_importing import CONFIG, LOADS
+
+
+@pytest.fixture
+def shape(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path / "config.json"
+
+
+def test_interrupted_from_the_command_line(aurora, mixtral, text, tmp_path, monkeypatch):
+    command = [
+        "profile",
+        mixtral,
+        text,
+        "--sources",
+        2,
+        "--prompt-tokens",
+        20,
+        "--batch",
+        2,
+        "--limit",
+        12,
+        "-o",
+        tmp_path / "p.npz",
+    ]
+    monkeypatch.setattr(profiling, "route_round", interrupted_after(2))
+    code, out, err = aurora(*command)
+    assert code == 130
+    assert err.startswith("aurora: interrupted: ")
+    assert "p.partial.npz keeps the counts of 8 prompts; the same command goes on from there" in err
+    assert not (tmp_path / "p.npz").exists()
+    assert load_profile(tmp_path / "p.partial.npz").provenance["partial"] == "the first 8 prompts"
+    monkeypatch.setattr(profiling, "route_round", route_round)
+    code, out, _ = aurora(*command, "--precision", 0.2)
+    assert code == 0
+    assert "tokens drawn again" in " ".join(out.split())
+    assert "after 240 tokens" in out
+    assert not (tmp_path / "p.partial.npz").exists()
+    assert load_profile(tmp_path / "p.npz").windows == 3
+
+
+def test_recorded_routing_is_planned_for_and_drifts(aurora, shape, tmp_path):
+    for name, loads in (("a", LOADS), ("b", LOADS[:, ::-1])):
+        np.save(tmp_path / f"{name}.npy", 100 * loads)
+        code, out, _ = aurora(
+            "import",
+            tmp_path / f"{name}.npy",
+            "--format",
+            "eplb-load",
+            "--shape",
+            shape,
+            "--sources",
+            2,
+            "-o",
+            tmp_path / f"{name}.npz",
+        )
+        assert code == 0
+        assert "wrote" in out
+    (tmp_path / "c.toml").write_text(
+        'schema = 1\n[[gpu]]\nname = "g"\nkind = "x"\nnode = 0\nout_Bps = 1e9\nin_Bps = 1e9\nmemory_bytes = 1000000\ncount = 2\n'
+    )
+    plan = tmp_path / "plan.json"
+    assert aurora("plan", "--cluster", tmp_path / "c.toml", "--profile", tmp_path / "a.npz", "-o", plan)[0] == 0
+    code, out, _ = aurora("drift", tmp_path / "a.npz", tmp_path / "b.npz", "--plan", plan, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["moved"]
+    assert found["replan"] == (found["loss"] > found["threshold"])
+    assert len(found["layers"]) == 2
+    code, out, _ = aurora("drift", tmp_path / "a.npz", tmp_path / "a.npz")
+    assert (code, "keep the plan: shares differ by 0.00%" in out) == (0, True)
+
+
+def test_what_is_refused(aurora, shape, tmp_path):
+    np.save(tmp_path / "a.npy", LOADS)
+    load = ["import", tmp_path / "a.npy", "--format", "eplb-load"]
+    refused(aurora(*load), "expected --shape CONFIG.json, the model's sizes, which the file does not hold")
+    refused(aurora(*load, "--shape", shape, "--gpus", 2), "expected neither --gpus nor --dense-layers")
+    refused(
+        aurora(*load, "--shape", shape, "--where", "x"),
+        "--where: expected COLUMN=VALUE, or several with commas between, found 'x'",
+    )
+    refused(aurora(*load, "--shape", shape, "--where", "x=3"), "--where is for the columns of csv")
+    refused(
+        aurora("import", tmp_path / "a.npy", "--format", "sglang", "--shape", shape),
+        "expected no --shape, which is for recorded",
+    )
+    refused(aurora("import", shape, shape, "--format", "sglang", "--gpus", 2), "expected one file, found 2")
+    synthetic = ["profile", "--synthetic", "uniform", "--shape", shape, "-o", tmp_path / "s.npz"]
+    refused(
+        aurora(*synthetic, "--window", 6), "--window: expected a multiple of the 4 sources, which hold equally much, found 6"
+    )
+    refused(aurora(*synthetic, "--pairs"), "expected neither --pairs nor --precision")
+    refused(aurora("drift", tmp_path / "a.npy", tmp_path / "a.npy"), "not an aurora profile")
