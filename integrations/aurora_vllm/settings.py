@@ -1,0 +1,80 @@
+"""What a user asks for: `--additional-config '{"aurora": {...}}'`, and AURORA_* variables for what it leaves out."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from aurora.errors import BadInput
+
+ORDERS = ("plan", "online", "stock")
+PREFIX = "AURORA_"
+NAME = re.compile(r"[\w-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """plan: a plan's JSON, for its placement. order: of the all-to-all, "plan", "online" (made for every batch) or "stock",
+    which is vLLM's own allgather and reduce-scatter; by default the plan's where there is one. record: a folder for what is
+    recorded, every record_every_s seconds and on command. colocate: a name that servers on the same GPUs share
+    to take turns.
+    metrics_port: rank r serves its metrics at this port + r, where vLLM's own /metrics cannot show them. agree_s: how long
+    ranks wait for each other's word on the plan.
+    """
+
+    plan: Path | None = None
+    order: str = "stock"
+    record: Path | None = None
+    record_every_s: float = 60.0
+    colocate: str | None = None
+    metrics_port: int | None = None
+    agree_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise BadInput(f"order: expected one of {', '.join(ORDERS)}, found {self.order!r}")
+        if self.order == "plan" and self.plan is None:
+            raise BadInput('order: expected a plan for "plan", found none; "online" needs none')
+        for name in ("record_every_s", "agree_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise BadInput(f"{name}: expected seconds above zero, found {getattr(self, name)}")
+        if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
+            raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
+        if self.colocate is not None and self.order == "stock":
+            raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which takes no turns")
+        if self.colocate is not None and not NAME.fullmatch(self.colocate):
+            raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
+
+
+def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
+    """The settings, None where nothing is asked for. given: what additional_config holds under "aurora", None without it.
+
+    Raises BadInput for an unknown name or a value of another kind.
+    """
+    names = [field.name for field in fields(Settings)]
+    asked: dict[str, Any] = {name: environ[key] for name in names if (key := PREFIX + name.upper()) in environ}
+    if given is None and not asked:
+        return None
+    if given is not None and not isinstance(given, Mapping):
+        raise BadInput(f'additional_config: expected "aurora" to be an object, found {given!r}')
+    for name in given or {}:
+        if name not in names:
+            raise BadInput(f"additional_config: aurora knows no {name!r}; expected {', '.join(names)}")
+    asked |= given or {}
+    if asked.get("order") is None:
+        asked["order"] = "plan" if asked.get("plan") is not None else "stock"
+    return Settings(**{name: _value(name, value) for name, value in asked.items() if value is not None})
+
+
+def _value(name: str, value: Any) -> Any:
+    """`value` as the kind that the setting is of."""
+    kinds: dict[str, type] = {"plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int}
+    kind = kinds.get(name, str)
+    expected = {Path: "a path", float: "a number", int: "a whole number", str: "text"}[kind]
+    if isinstance(value, bool) or not isinstance(value, str | (float | int if kind in (float, int) else str)):
+        raise BadInput(f"{name}: expected {expected}, found {value!r}")
+    try:
+        return kind(value)
+    except ValueError:
+        raise BadInput(f"{name}: expected {expected}, found {value!r}") from None

@@ -1,0 +1,71 @@
+"""One process of a real vLLM on the CPU, alone or one of torchrun's: `python engine.py JOB.json` writes answers beside the job.
+
+It imports nothing of the tests, so that it runs in the environment that has vLLM.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main(path: Path) -> None:
+    job: dict[str, Any] = json.loads(path.read_text())
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    os.environ |= job.get("environ", {}) | job.get(f"environ_{rank}", {})
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    for statement in (job.get("before"), job.get(f"before_{rank}")):
+        if statement:
+            exec(statement, {})
+    dp = job.get("dp", 1)
+    spread = {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": ranks // dp} if ranks > 1 else {}
+    spread |= {"data_parallel_size": dp} if dp > 1 else {}
+    llm = LLM(
+        model=job["model"],
+        enable_expert_parallel=ranks > 1,
+        enforce_eager=job.get("eager", True),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=job.get("max_model_len", 256),
+        max_num_seqs=job.get("max_num_seqs", 8),
+        max_num_batched_tokens=job.get("max_num_batched_tokens", 256),
+        enable_prefix_caching=False,
+        additional_config=job.get("additional_config", {}),
+        **spread,
+        **job.get("llm", {}),
+    )
+    replica, busy = rank * dp // ranks, [r for r in range(dp) if r not in job.get("idle", [])]
+    chosen = list(range(len(job["prompts"])))[busy.index(replica) :: len(busy)] if replica in busy else []
+    params = SamplingParams(temperature=0.0, max_tokens=job["new_tokens"], ignore_eos=True, logprobs=1)
+    answers: dict[int, Any] = {}
+    times = []
+    for number in range(job.get("repeat", 1)):
+        if number and job.get("dies") == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "toggle" in job:  # every other time it records
+            llm.collective_rpc("aurora", args=("start", job["toggle"]) if number % 2 else ("stop",))
+        began = time.perf_counter()
+        for index in chosen:
+            llm.llm_engine.add_request(f"{number}-{index}", TokensPrompt(prompt_token_ids=job["prompts"][index]), params)
+        done, first_s = {}, 0.0
+        while llm.llm_engine.has_unfinished_requests():  # of any replica: the others keep it company
+            outputs = llm.llm_engine.step()
+            first_s = first_s or (time.perf_counter() - began if outputs else 0.0)
+            done |= {output.request_id: output for output in outputs if output.finished}
+        path.with_name(f"rounds-{rank}").write_text(str(number + 1))
+        times.append({"prefill": first_s, "decode": time.perf_counter() - began - first_s})
+    for index in chosen:
+        answer = done[f"{number}-{index}"].outputs[0]
+        logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+        answers[index] = {"tokens": list(answer.token_ids), "logprobs": logprobs}
+    exec(job.get("after", ""), {})
+    said = [llm.collective_rpc("aurora", args=tuple(args)) for args in job.get("commands", [])]
+    path.with_name(f"answers-{rank}.json").write_text(json.dumps({"answers": answers, "times": times, "said": said}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

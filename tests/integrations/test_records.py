@@ -1,0 +1,97 @@
+"""Ranks' records: what was counted is in the profile, whatever the windows, and timings become curves."""
+
+import numpy as np
+import pytest
+from aurora_vllm.recording import MOST_WINDOWS, Facts, Recording
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.store import load_profile, save
+from aurora.store.records import line, load_records, merged, save_record
+
+FACTS = {"model": "tiny", "fingerprint": "f", "engine": "vllm 0.32", "kind": "cpu", "top_k": 2, "layers": 2, "experts": 4}
+FACTS |= {"dispatch_bytes": 256, "combine_bytes": 256, "expert_bytes": 1000, "other_bytes": 5000}
+
+
+def recordings(ranks):
+    return [Recording(Facts(**FACTS, rank=rank, ranks=ranks)) for rank in range(ranks)]
+
+
+def load(experts):
+    return np.bincount(np.array(experts, dtype=np.int64), minlength=4)
+
+
+@given(
+    passes=st.lists(
+        st.tuples(st.integers(0, 2000), st.integers(0, 1), st.integers(0, 1), st.lists(st.integers(0, 3), max_size=6))
+    ),
+)
+def test_every_choice_is_counted_once_and_windows_are_the_same_on_all_ranks(passes):
+    ranks = recordings(2)
+    expected_LSE = np.zeros((2, 2, 4), dtype=np.int64)
+    for step, rank, layer, experts in sorted(passes):
+        ranks[rank].count(step, layer, load(experts))
+        np.add.at(expected_LSE, (layer, rank, experts), 1)
+    records = [each.record() for each in ranks]
+    if not expected_LSE.any():
+        with pytest.raises(BadInput, match="no traffic was recorded"):
+            merged(records)
+        return
+    profile = merged(records)
+    assert (profile.tokens_TLSE.sum(axis=0) == expected_LSE).all()
+    assert profile.windows <= MOST_WINDOWS
+    width = max(record.width for record in records)
+    by_window = [
+        [e for step, _, _, experts in passes if step // width == w for e in experts]
+        for w in sorted({p[0] // width for p in passes})
+    ]
+    assert [len(each) for each in by_window if each] == profile.tokens_TLSE.sum(axis=(1, 2, 3)).tolist()
+
+
+def test_timings_become_curves():
+    rank = recordings(1)[0]
+    rank.count(0, 0, load([0, 1]))
+    for active, tokens in ((1, 8), (2, 8), (3, 64), (4, 200)):
+        rank.timed(0, "expert", 0.5 * active + 0.01 * tokens, tokens, active)
+    rank.timed(1, "gate", 0.3, 10)
+    rank.timed(1, "gate", 0.6, 20)
+    curves = merged([rank.record()]).curves["cpu"]
+    assert curves["expert"](100) == pytest.approx(0.5 + 1.0)
+    assert curves["gate"](30) == pytest.approx(0.9)
+    assert curves["aggregate"](30) == 0
+
+
+@given(st.floats(0, 5), st.floats(0, 5), st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), min_size=2, max_size=9))
+def test_a_line_is_found_again(fixed, each, points):
+    rows = np.array(points, dtype=np.float64)
+    a, b = line(rows.T @ rows, rows.T @ (rows @ [fixed, each]))
+    assert a >= 0
+    assert b >= 0
+    assert rows @ [a, b] == pytest.approx(rows @ [fixed, each], rel=1e-4, abs=1e-4)
+
+
+def test_files_of_all_ranks_make_a_profile_that_can_be_saved(tmp_path):
+    for rank in recordings(3):
+        rank.count(5, 1, load([0, rank.facts.rank]))
+        save_record(rank.record(), tmp_path / "seen")
+    profile = load_records(tmp_path / "seen")
+    save(profile, tmp_path / "p.npz")
+    assert load_profile(tmp_path / "p.npz").digest == profile.digest
+    assert profile.tokens_TLSE[0, 1].tolist() == [[2, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path):
+    one, two = recordings(2)
+    one.count(0, 0, load([0, 1]))
+    with pytest.raises(BadInput, match=r"expected a record of each of 2 ranks, found \[0\]"):
+        merged([one.record()])
+    other = Recording(Facts(**FACTS | {"model": "another"}, rank=1, ranks=2))
+    with pytest.raises(BadInput, match="found model 'another' on rank 1, 'tiny' on rank 0"):
+        merged([one.record(), other.record()])
+    with pytest.raises(BadInput, match=r"expected files rank-0.npz, ..., found none"):
+        load_records(tmp_path)
+    path = save_record(two.record(), tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(BadInput, match=r"rank-1.npz: not an aurora record, or cut short"):
+        load_records(tmp_path)

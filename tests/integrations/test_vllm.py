@@ -1,0 +1,386 @@
+"""Real vLLM on the CPU: with the plugin it answers as without, and counts what transformers counts. `make test-vllm` runs it."""
+
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aurora.execute.colocated import SLOTS, folder_of
+from aurora.plan.planner import make_plan, model_plan
+from aurora.store import save
+from aurora.store.records import load_records
+from aurora.types import Cluster, Gpu, ModelPlan, Placement, Plan, PlanOptions
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vllm is not installed here; make test-vllm installs it"
+    ),
+    pytest.mark.timeout(1200),
+]
+slow = pytest.mark.slow
+HERE = Path(__file__).parent
+ENVIRON = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+PROMPTS = [[random.Random(seed).randrange(1, 250) for _ in range(5 + 7 * seed)] for seed in range(6)]
+NEW = 8
+ROUNDS = 30
+
+
+def left(group):
+    """Whether a process of this group still runs."""
+    found = subprocess.run(["ps", "-o", "stat=", "-g", str(group)], capture_output=True, text=True)
+    return [stat for stat in found.stdout.split() if stat[0] != "Z"]
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def wait_for(path, limit_s=240):
+    until = time.monotonic() + limit_s
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    return path.exists()
+
+
+class Ranks:
+    """vLLM processes that were started together; what they answered and said."""
+
+    def __init__(self, folder, ranks=1, **job):
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text(json.dumps({"prompts": PROMPTS, "new_tokens": NEW, **job}))
+        meet = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
+        self.folder, self.ranks = folder, ranks
+        self.processes = []
+        for rank in range(ranks):
+            own = meet and {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), **meet}
+            with (folder / f"log-{rank}").open("w") as log:
+                command = [sys.executable, str(HERE / "engine.py"), str(folder / "job.json")]
+                environ = {**os.environ, **ENVIRON, **own}
+                self.processes.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
+
+    def wait(self, limit_s=300):
+        until = time.monotonic() + limit_s
+        try:
+            return [process.wait(max(0.1, until - time.monotonic())) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+
+    def said(self):
+        return [(self.folder / f"log-{rank}").read_text() for rank in range(self.ranks)]
+
+    def warnings(self):
+        """The plugin's own lines, of all ranks."""
+        return [line for log in self.said() for line in log.splitlines() if "WARNING" in line and "aurora: " in line]
+
+    def answers(self):
+        found = {}
+        codes = self.wait()
+        assert codes == [0] * self.ranks, "\n".join(log[-3000:] for log in self.said())
+        for rank in range(self.ranks):
+            found |= json.loads((self.folder / f"answers-{rank}.json").read_text())["answers"]
+        return found
+
+
+def check_same(found, expected):
+    assert found.keys() == expected.keys()
+    for prompt, answer in expected.items():
+        assert found[prompt]["tokens"] == answer["tokens"]
+        np.testing.assert_allclose(found[prompt]["logprobs"], answer["logprobs"], atol=1e-4)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    """Tiny models by name, made on first use."""
+    from tests.integrations.tiny import make
+
+    folder = tmp_path_factory.mktemp("models")
+
+    def made(name):
+        if not (folder / name).exists():
+            make(name, folder / name)
+        return folder / name
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory, checkpoints):
+    """What one rank of vLLM without the plugin answers, by model."""
+    folder, known = tmp_path_factory.mktemp("alone"), {}
+
+    def answers(name):
+        if name not in known:
+            ranks = Ranks(folder / name, model=str(checkpoints(name)), environ={"VLLM_PLUGINS": ""})
+            known[name] = ranks.answers()
+        return known[name]
+
+    return answers
+
+
+def counted(folder, prompts, new_tokens):
+    """(L, E): what transformers counts of the same prompts, one after the other."""
+    import transformers
+
+    from aurora.models.loading import MoeModel, find_moe_layers
+    from aurora.profiler.routing import route_round
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    top_k = model.config.num_experts_per_tok
+    moe = MoeModel(folder.name, model, None, find_moe_layers(model), top_k)
+    passes = [one for prompt in prompts for one in route_round(moe, [[prompt]], new_tokens, keep=False)]
+    return moe, sum(one.counts_LE for one in passes)
+
+
+def scattered(checkpoint, ranks, seed=1):
+    """A plan with experts anywhere: unequal counts, and in the first layer all of them on rank 0."""
+    moe, load_LE = counted(checkpoint, PROMPTS[:1], 1)
+    from aurora.types import Curve, Profile
+
+    curve = Curve(np.array([1.0]), np.array([1e-6]))
+    tokens_TLSE = np.repeat(load_LE[None, :, None, :], ranks, axis=2)
+    curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), curve)}
+    profile = Profile(checkpoint.name, moe.fingerprint(), tokens_TLSE, moe.top_k, moe.row_bytes, moe.row_bytes, 1000, 0, curves)
+    cluster = Cluster("here", tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**10) for rank in range(ranks)))
+    rng = np.random.default_rng(seed)
+    where_LE = rng.integers(0, ranks, load_LE.shape)
+    where_LE[0] = 0
+    slots = tuple(tuple(tuple(np.flatnonzero(where_E == rank).tolist()) for rank in range(ranks)) for where_E in where_LE)
+    made: ModelPlan = model_plan(cluster, [profile], Placement(slots), "openshop", rng, "")
+    plan: Plan = make_plan(cluster, [profile], PlanOptions())
+    return Plan(
+        cluster, (made,), plan.scenario, plan.methods, 0, plan.objective, plan.objective_s, plan.bound_s, plan.free_bound_s
+    )
+
+
+def test_the_seams_are_there_and_replicas_are_the_plans():
+    """In the vLLM that is installed; the policy is asked as its balancer asks, on no GPU."""
+    import torch
+    from aurora_vllm.compat import CPU_SEAMS, DP_SEAM, EPLB_SEAMS, SEAMS, check_seams, planned_policy
+
+    check_seams((*SEAMS, *CPU_SEAMS, *EPLB_SEAMS, DP_SEAM))
+    slots_LG = (((0, 1, 2), (1, 3, 4)), ((0, 3, 4), (1, 2, 3)))
+    found_LP = planned_policy(slots_LG).rebalance_experts(torch.ones(2, 5), 6, 1, 1, 2, torch.zeros(2, 6))
+    assert found_LP.tolist() == [[0, 1, 2, 1, 3, 4], [0, 3, 4, 1, 2, 3]]
+
+
+def test_off_it_is_not_there(tmp_path, checkpoints, alone):
+    """No setting: no class of vLLM's is another, nothing is said, the answers are the same to the last bit."""
+    after = (
+        "import vllm.model_executor.custom_op as o, vllm.distributed.device_communicators.all2all as a;"
+        "assert 'RoutedExperts' not in o.op_registry_oot and a.AgRsAll2AllManager.__module__ == a.__name__"
+    )
+    ranks = Ranks(tmp_path / "off", model=str(checkpoints("qwen3moe")), environ={"VLLM_PLUGINS": "aurora"}, after=after)
+    assert ranks.answers() == alone("qwen3moe")
+    assert not ranks.warnings()
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", *(pytest.param(n, marks=slow) for n in ("mixtral", "olmoe", "qwen2moe"))])
+def test_two_ranks_answer_as_one_and_count_as_transformers(name, tmp_path, checkpoints, alone):
+    """Plan off, then orders made for every batch with a record of it, then a random plan: with chunks and an idle rank."""
+    checkpoint = checkpoints(name)
+    off = Ranks(tmp_path / "off", 2, model=str(checkpoint), dp=2, additional_config={"aurora": {}})
+    check_same(off.answers(), alone(name))
+    online = {"order": "online", "record": str(tmp_path / "seen")}
+    on = Ranks(tmp_path / "on", 2, model=str(checkpoint), dp=2, additional_config={"aurora": online}, commands=[["write"]])
+    check_same(on.answers(), alone(name))
+    profile = load_records(tmp_path / "seen")
+    moe, load_LE = counted(checkpoint, PROMPTS, NEW)
+    np.testing.assert_array_equal(profile.tokens_TLSE.sum(axis=(0, 2)), load_LE)
+    assert profile.fingerprint == moe.fingerprint()
+    assert (profile.top_k, profile.dispatch_bytes, profile.expert_bytes) == (moe.top_k, moe.row_bytes, moe.expert_bytes)
+
+    save(scattered(checkpoint, 2), tmp_path / "plan.json")
+    settings = {"aurora": {"plan": str(tmp_path / "plan.json")}}
+    chunked = {"max_num_batched_tokens": 32, "idle": [1]}
+    planned = Ranks(tmp_path / "planned", 2, model=str(checkpoint), dp=2, additional_config=settings, **chunked)
+    check_same(planned.answers(), alone(name))
+    assert not planned.warnings()
+
+
+@slow
+@pytest.mark.parametrize(
+    ("name", "ranks", "more"),
+    [
+        ("qwen3moe", 4, {"dp": 4}),
+        ("qwen3moe", 4, {"dp": 2}),
+        ("qwen2moe", 4, {"dp": 2}),
+        ("qwen3moe", 2, {"dp": 1}),
+        ("qwen3moe", 2, {"dp": 2, "eager": False}),
+        ("qwen2moe", 2, {"dp": 2, "eager": False}),
+    ],
+    ids=["dp4", "tp2xdp2", "tp2xdp2-shared-experts", "tp2", "compiled", "compiled-shared-experts"],
+)
+def test_every_layout_answers_as_one_rank(name, ranks, more, tmp_path, checkpoints, alone):
+    checkpoint = checkpoints(name)
+    save(scattered(checkpoint, ranks), tmp_path / "plan.json")
+    settings = {"aurora": {"plan": str(tmp_path / "plan.json"), "record": str(tmp_path / "seen")}}
+    run = Ranks(tmp_path / "run", ranks, model=str(checkpoint), additional_config=settings, commands=[["write"]], **more)
+    check_same(run.answers(), alone(name))
+    assert not run.warnings()
+    _, load_LE = counted(checkpoint, PROMPTS, NEW)
+    np.testing.assert_array_equal(load_records(tmp_path / "seen").tokens_TLSE.sum(axis=(0, 2)), load_LE)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("other model", "and other router weights"),
+        ("other ranks", "the plan is for 4 ranks, vLLM runs 2 expert-parallel ranks"),
+        ("unreadable", "not an aurora plan|not JSON|cut short|expected"),
+        ("a rank without the plugin", "rank 1 said nothing within 5 s; is the plugin there?"),
+        ("wrong settings", "additional_config: aurora knows no 'paln'"),
+    ],
+)
+def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_path, checkpoints, alone):
+    checkpoint, path, more = checkpoints("qwen3moe"), tmp_path / "plan.json", {}
+    settings = {"plan": str(path), "agree_s": 5 if fault == "a rank without the plugin" else 60}
+    if fault == "other model":
+        from tests.integrations.tiny import make
+
+        make("qwen3moe", tmp_path / "another", seed=5)
+        save(scattered(tmp_path / "another", 2), path)
+    elif fault == "unreadable":
+        path.write_text('{"schema": 1, "form')
+    else:
+        save(scattered(checkpoint, 4 if fault == "other ranks" else 2), path)
+    if fault == "a rank without the plugin":  # which needs the repairs for vLLM to serve on CPUs at all
+        more = {"environ_1": {"VLLM_PLUGINS": ""}, "before_1": "from aurora_vllm.compat import repair_cpu; repair_cpu()"}
+    if fault == "wrong settings":
+        settings = {"paln": str(path)}
+    run = Ranks(tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config={"aurora": settings}, **more)
+    check_same(run.answers(), alone("qwen3moe"))
+    (warning,) = run.warnings()
+    assert any(part in warning for part in sentence.split("|"))
+    assert "as it would without the plugin" in warning
+
+
+@slow
+def test_another_plugin_has_the_class(tmp_path, checkpoints, alone):
+    theirs = (
+        "from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts as R;"
+        "R.register_oot(name='RoutedExperts')(type('Theirs', (R,), {}))"
+    )
+    run = Ranks(tmp_path / "run", model=str(checkpoints("qwen3moe")), before=theirs, additional_config={"aurora": {}})
+    assert run.answers() == alone("qwen3moe")
+    (warning,) = run.warnings()
+    assert "another plugin has taken RoutedExperts" in warning
+
+
+@slow
+def test_a_rank_that_dies_is_named(tmp_path, checkpoints):
+    settings = {"aurora": {"order": "online"}}
+    run = Ranks(tmp_path / "run", 2, model=str(checkpoints("qwen3moe")), dp=2, additional_config=settings, dies=1, repeat=2)
+    codes = run.wait()
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] not in (0, None)
+    assert "expert-parallel rank 1 is gone" in run.said()[0]
+
+
+@slow
+def test_two_servers_take_turns_and_one_outlives_the_other(tmp_path, checkpoints, alone):
+    """Both answer by the same table of turns; one is killed, on all its ranks at once, while both serve."""
+    name = f"test-{os.getpid()}"
+    job = {"dp": 2, "additional_config": {"aurora": {"order": "online", "colocate": name}}}
+    checkpoint, other = str(checkpoints("qwen3moe")), str(checkpoints("mixtral"))
+    stays = Ranks(tmp_path / "stays", 2, model=checkpoint, repeat=ROUNDS, **job)
+    dies = Ranks(tmp_path / "dies", 2, model=other, repeat=10 * ROUNDS, **job)
+    table = np.memmap(folder_of(name) / "table", dtype=np.int64, mode="r") if wait_for(folder_of(name) / "table") else None
+    try:
+        for rank in (stays.folder / "rounds-0", dies.folder / "rounds-0"):
+            assert wait_for(rank), "\n".join(log[-3000:] for log in stays.said() + dies.said())
+        before_M = table[1 : 1 + SLOTS].copy()
+        time.sleep(1)
+        both_M = table[1 : 1 + SLOTS] - before_M
+    finally:
+        for process in dies.processes:
+            process.kill()
+    dies.wait()
+    assert int((stays.folder / "rounds-0").read_text()) < ROUNDS
+    assert np.count_nonzero(both_M) == 2, "exchanges of both, one ticket each"
+    check_same(stays.answers(), alone("qwen3moe"))
+    assert not stays.warnings()
+    assert not dies.warnings()
+    shutil.rmtree(folder_of(name))
+
+
+@slow
+def test_served_over_http(tmp_path, checkpoints, alone):
+    """32 requests at once, all answered as one rank would; metrics on vLLM's own page; a record on command; no process left."""
+    checkpoint, port = checkpoints("qwen3moe"), free_port()
+    save(scattered(checkpoint, 2), tmp_path / "plan.json")
+    settings = {"aurora": {"plan": str(tmp_path / "plan.json"), "record": str(tmp_path / "seen"), "record_every_s": 1}}
+    command = [
+        str(Path(sys.executable).parent / "vllm"), "serve", str(checkpoint), "--port", str(port), "--data-parallel-size", "2",
+        "--enable-expert-parallel", "--enforce-eager", "--skip-tokenizer-init", "--dtype", "float32", "--max-model-len", "256",
+        "--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--no-enable-prefix-caching",
+        "--additional-config", json.dumps(settings),
+    ]  # fmt: skip
+    environ = {**os.environ, **ENVIRON, "VLLM_SERVER_DEV_MODE": "1"}
+    del environ["VLLM_ENABLE_V1_MULTIPROCESSING"]
+
+    def ask(path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=200) as reply:
+            return reply.read().decode()
+
+    def complete(index):
+        body = {"model": str(checkpoint), "prompt": PROMPTS[index % len(PROMPTS)], "max_tokens": NEW, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True, "detokenize": False}
+        return json.loads(ask("/v1/completions", body))["choices"][0]["token_ids"]
+
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        until = time.monotonic() + 240
+        while True:
+            try:
+                ask("/health")
+                break
+            except OSError:
+                assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
+                assert time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
+                time.sleep(1)
+        with ThreadPoolExecutor(32) as pool:
+            tokens = list(pool.map(complete, range(32)))
+        assert tokens == [alone("qwen3moe")[str(index % len(PROMPTS))]["tokens"] for index in range(32)]
+        ask("/collective_rpc", {"method": "aurora", "args": ["write"]})
+        time.sleep(2)
+        complete(0)
+        metrics = ask("/metrics")
+        profile = load_records(tmp_path / "seen")
+    finally:
+        os.killpg(server.pid, signal.SIGINT)
+        server.wait(60)
+    for rank in range(2):
+        assert f'aurora_exchange_bytes_total{{ep_rank="{rank}",phase="dispatch"}}' in metrics
+    assert profile.tokens_TLSE.sum() > 32
+    until = time.monotonic() + 30
+    while left(server.pid) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert not left(server.pid)
