@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.placing import place_alone
-from aurora.plan.placing_once import once_seconds, place_once
+from aurora.plan.placing.layers import place_alone
+from aurora.plan.placing.layers_once import once_seconds, place_once
 from aurora.plan.planner import exchanged_tokens
 from aurora.plan.synthetic import synthetic_profile
 from aurora.profiler.profile import profile_model
@@ -58,7 +58,7 @@ def section() -> list[str]:
     ]
     for model, texts, other in (
         ("mixtral-topics", ["LICENSE", "README.md"], "CHANGELOG.md"),
-        ("qwen3moe-stdlib", ["aurora/plan/planner.py", "aurora/plan/switch.py"], "aurora/plan/order.py"),
+        ("qwen3moe-stdlib", ["aurora/plan/planner.py", "aurora/plan/network/switch.py"], "aurora/plan/orders/order.py"),
     ):
         options = ProfileOptions(sources=4, limit=32, token_level=True)
         made, later = (

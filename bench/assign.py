@@ -16,14 +16,14 @@ import numpy as np
 from machine import machine
 from order import kinds, ratios
 
-from aurora.plan import objective
-from aurora.plan.assign import ASSIGN
-from aurora.plan.colocate import COLOCATE
-from aurora.plan.costs import GroupCosts, coupled_s, group_costs
+from aurora.plan.placing import objective
+from aurora.plan.placing.assign import ASSIGN
+from aurora.plan.placing.colocate import COLOCATE
+from aurora.plan.placing.costs import GroupCosts, coupled_s, group_costs
+from aurora.plan.placing.relax import proved
+from aurora.plan.placing.sharing import Sharing
+from aurora.plan.placing.sweep import least_sum
 from aurora.plan.planner import make_plan
-from aurora.plan.relax import proved
-from aurora.plan.sharing import Sharing
-from aurora.plan.sweep import least_sum
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 
 GBPS = (100, 80, 50, 40)

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.links import Link, fit_link
-from aurora.plan.order import ORDER
-from aurora.plan.timing import timed
+from aurora.plan.network.links import Link, fit_link
+from aurora.plan.network.timing import timed
+from aurora.plan.orders.order import ORDER
 from aurora.types import Cluster, Gpu
 
 ROOT = Path(__file__).parents[1]

@@ -24,9 +24,9 @@ import aurora
 from aurora.execute.experts import DistributedExperts
 from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
 from aurora.execute.session import Session
-from aurora.execute.turnstile import Turnstile
+from aurora.execute.turnstile import in_threads
 from aurora.models.loading import load_model
-from aurora.plan.order import ORDER
+from aurora.plan.orders.order import ORDER
 from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.group import joined
 from aurora.ranks.launcher import Seat, launch
@@ -103,7 +103,7 @@ def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicat
     order = ORDER["openshop"](every, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
     ops = (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
            Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
-    session = Session(0, transport, Turnstile(1), Recorder("measured", ("bench",), ranks), time.perf_counter())
+    session = Session(0, transport, *in_threads(1), Recorder("measured", ("bench",), ranks), time.perf_counter())
     session.start_compute()
     return DistributedExperts(Echo(sum(map(len, slots_G))), Placement((slots_G,)), ops, 0, session, deduplicate)
 

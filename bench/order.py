@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.birkhoff import slots
-from aurora.plan.bounds import fluid, one_to_one, pair_seconds, two_tier, with_startup
-from aurora.plan.dense import DenseShop
-from aurora.plan.exact import MOST_RANKS
-from aurora.plan.order import ORDER, search_tries
-from aurora.plan.robust import order_for_many, priced
-from aurora.plan.split import CutShop, best_whole, warm_up
-from aurora.plan.timing import timed
-from aurora.plan.two_tier import TwoTier, two_tier_schedule
+from aurora.plan.network.bounds import fluid, one_to_one, pair_seconds, two_tier, with_startup
+from aurora.plan.network.timing import timed
+from aurora.plan.orders.birkhoff import slots
+from aurora.plan.orders.dense import DenseShop
+from aurora.plan.orders.exact import MOST_RANKS
+from aurora.plan.orders.order import ORDER, search_tries
+from aurora.plan.orders.robust import order_for_many, priced
+from aurora.plan.orders.split import CutShop, best_whole, warm_up
+from aurora.plan.orders.two_tier import TwoTier, two_tier_schedule
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "olmoe_mixtral_domains" / "counts_dev.csv"

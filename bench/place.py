@@ -15,11 +15,11 @@ import numpy as np
 from machine import machine
 from order import recorded_counts
 
-from aurora.plan import share_bounds
 from aurora.plan.check_replicas import check_layout
 from aurora.plan.evaluate import layer_seconds
 from aurora.plan.planner import make_plan
-from aurora.plan.replicas import REPLICAS, place, slots_needed
+from aurora.plan.replicas import share_bounds
+from aurora.plan.replicas.replicas import REPLICAS, place, slots_needed
 from aurora.plan.synthetic import synthetic_profile
 from aurora.store import load_cluster, shipped
 from aurora.types import Plan, PlanOptions, Profile, Room, SyntheticOptions

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.order import ORDER
+from aurora.plan.network.timing import fluid_pieces, timed
+from aurora.plan.orders.order import ORDER
 from aurora.plan.planner import make_plan
 from aurora.plan.synthetic import synthetic_profile
-from aurora.plan.timing import fluid_pieces, timed
 from aurora.report.summary import summarise
 from aurora.simulate.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions

@@ -11,20 +11,24 @@ import torch.distributed as dist
 from net import enter, retransmitted
 
 from aurora.execute.calibrate import Choice, calibrate
-from aurora.plan.order import ORDER
+from aurora.execute.network import measured_network
+from aurora.plan.orders.order import ORDER
+from aurora.profiler.links import probe
+from aurora.profiler.ports import Links
 from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.launcher import Seat
 from aurora.types import Cluster, Gpu
 
 TORCH, AUTO = "all_to_all_single", "auto"
 QUIET_S = 0.02  # between runs: queues drain
+MEET_S = 0.005  # after all have met: gloo's barrier lets ranks go milliseconds apart
 
 
 @dataclass(frozen=True)
 class Job:
     """One all-to-all. method: TORCH, AUTO, or of ORDER."""
 
-    matrix: str
+    case: str
     method: str
     bytes_GG: np.ndarray
 
@@ -36,44 +40,82 @@ def measure(
     seat: Seat, hosts: Sequence[str], meeting: str, jobs: Sequence[Job], rates_Bps: np.ndarray, repetitions: int
 ) -> tuple[list[list[Span]], str]:
     """This rank's spans by job, and what AUTO chose."""
-    enter(hosts[seat.rank])
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    store = dist.FileStore(meeting, seat.ranks)
-    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks)
-    gpus = [Gpu(host, "cpu", 0, rate, rate, 1) for host, rate in zip(hosts, rates_Bps.tolist(), strict=True)]
-    cluster = Cluster("network", tuple(gpus))
+    _join(seat, hosts, meeting)
+    cluster = _cluster(hosts, rates_Bps)
     transport = GlooTransport(None, cluster)
     choice = calibrate(transport, cluster, _planned(cluster))
+    return _spans(jobs, transport, cluster, choice, repetitions), str(choice)
+
+
+def measure_priced(
+    seat: Seat, hosts: Sequence[str], meeting: str, jobs: Sequence[Job], rates_Bps: np.ndarray, repetitions: int
+) -> tuple[list[list[Span]], list[Cluster]]:
+    """This rank's spans by job, and the network as found before and after; no job is AUTO."""
+    _join(seat, hosts, meeting)
+    cluster = _cluster(hosts, rates_Bps)
+    transport = GlooTransport(None, cluster)
+    before = measured_network(transport, cluster)
+    spans = _spans(jobs, transport, cluster, None, repetitions)
+    return spans, [before, measured_network(transport, cluster)]
+
+
+def _cluster(hosts: Sequence[str], rates_Bps: np.ndarray) -> Cluster:
+    gpus = [Gpu(host, "cpu", 0, rate, rate, 1) for host, rate in zip(hosts, rates_Bps.tolist(), strict=True)]
+    return Cluster("network", tuple(gpus))
+
+
+def _spans(
+    jobs: Sequence[Job], transport: GlooTransport, cluster: Cluster, choice: Choice | None, repetitions: int
+) -> list[list[Span]]:
     runs = [_prepared(job, transport, cluster, choice) for job in jobs]
     spans: list[list[Span]] = [[] for _ in jobs]
     for repetition in range(repetitions + 1):  # one to warm up
         for index in range(len(jobs))[:: 1 if repetition % 2 else -1]:
             time.sleep(QUIET_S)
-            dist.barrier()
+            _start_together(transport)
             before, began_s = retransmitted(), time.perf_counter()
             runs[index]()
             if repetition:
                 spans[index].append((began_s, time.perf_counter(), retransmitted() - before))
     dist.barrier()
-    return spans, str(choice)
+    return spans
 
 
-def _prepared(job: Job, transport: GlooTransport, cluster: Cluster, choice: Choice) -> Callable[[], object]:
+def find_links(seat: Seat, hosts: Sequence[str], meeting: str) -> Links:
+    """What a rank in a namespace of its own finds of the network."""
+    _join(seat, hosts, meeting)
+    return probe(GlooTransport())
+
+
+def _join(seat: Seat, hosts: Sequence[str], meeting: str) -> None:
+    enter(hosts[seat.rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    store = dist.FileStore(meeting, seat.ranks)
+    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks)
+
+
+def _prepared(job: Job, transport: GlooTransport, cluster: Cluster, choice: Choice | None) -> Callable[[], object]:
     to, of = job.bytes_GG[transport.rank].tolist(), job.bytes_GG[:, transport.rank].tolist()
     out, into = torch.zeros(sum(to), dtype=torch.uint8), torch.zeros(sum(of), dtype=torch.uint8)
     if job.method == TORCH:
         return lambda: dist.all_to_all_single(into, out, of, to)
     name = _planned(cluster) if job.method == AUTO else job.method
     order = ORDER[name](job.bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
-    if job.method == AUTO:
+    if choice is not None and job.method == AUTO:
         order = choice.order(order, float(job.bytes_GG.sum() / transport.ranks))
     sends, recvs = torch.split(out, to), torch.split(into, of)
     return lambda: transport.exchange(order, sends, recvs, lambda *_: None)
 
 
+def _start_together(transport: GlooTransport) -> None:
+    """All hosts read one clock here: sleep until it shows what is late enough for each."""
+    now_s = transport.gather(torch.tensor([time.perf_counter()], dtype=torch.double))
+    time.sleep(max(0.0, float(now_s.max()) + MEET_S - time.perf_counter()))
+
+
 def _planned(cluster: Cluster) -> str:
     """What AUTO may choose beside all at once and paced."""
-    return "openshop" if cluster.equal else "lanes"
+    return "openshop-best" if cluster.equal else "lanes"
 
 
 def together(spans_RJ: Sequence[Sequence[Sequence[Span]]]) -> list[tuple[list[float], float]]:

@@ -1,12 +1,14 @@
 """Orders on real sockets: 4 and 8 hosts as network namespaces, gloo between them, every method on every matrix.
 
-    python bench/network/run.py [--repetitions 9] [--seconds 0.5] [--hosts 4 --hosts 8]
+    python bench/network/run.py [--repetitions 9] [--seconds 0.5] [--hosts 4] [--rates equal] [--buffers deep]
 
 Root only (namespaces, token buckets); elsewhere it says why it is skipped. Ports of 200 Mbit/s, or of 400/320/200/160 in equal
 parts; switch buffers of 16 MB or 256 kB a port; reno; send buffers of 1 MB. A ratio is the time from the first rank's start to
 the last one's end over the fluid bound, at the rate that TCP leaves of a port (1448/1514). Methods run interleaved, in
 alternating sequence, after one round to warm up; `auto` calibrates first. `model` is what the fluid model of the switch says.
-Everything is removed at the end, also after an error or an interrupt. Results: bench/results/network-DATE.md.
+A method's start-up is what it takes for TINY_BYTES a pair; `small` and `tiny` flows are SMALL and TINY of the seconds.
+Everything is removed at the end, also after an error or an interrupt. Results: bench/results/network-DATE.md, a section for
+each network, which replaces that of an earlier run on the same day.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +28,9 @@ from hosts import AUTO, TORCH, Job, measure, together
 from net import PAYLOAD, network, refusal
 from traffic import MATRICES, traffic
 
-from aurora.plan.order import ORDER
-from aurora.plan.timing import timed
+from aurora.plan.network.bounds import fluid
+from aurora.plan.network.timing import timed
+from aurora.plan.orders.order import ORDER
 from aurora.ranks.launcher import launch
 
 HERE = Path(__file__).resolve().parent
@@ -34,8 +38,12 @@ sys.path[:0] = [str(HERE.parent)]
 from machine import machine  # noqa: E402
 
 DEEP, SHALLOW = 16 << 20, 256_000
-EQUAL = (TORCH, "all-at-once", "sjf", "random", "spread-out", "openshop", "birkhoff", "paced", AUTO)
-MIXED = (TORCH, "all-at-once", "sjf", "openshop", "lanes", "paced", AUTO)
+BUFFERS = {"deep": DEEP, "shallow": SHALLOW}
+EQUAL = (TORCH, "all-at-once", "sjf", "random", "spread-out", "openshop-best", "birkhoff", "paced", AUTO)
+MIXED = (TORCH, "all-at-once", "sjf", "openshop-best", "lanes", "paced", AUTO)
+SMALL, TINY = 1 / 25, 1 / 250
+TINY_BYTES = 64
+STARTUP = "start-up"
 
 
 @dataclass(frozen=True)
@@ -56,31 +64,57 @@ class Setting:
         return f"{self.hosts} hosts, {rates} Mbit/s, switch buffer {self.buffer_bytes / 1e6:.3g} MB"
 
 
-def table(setting: Setting, seconds: float, repetitions: int) -> list[str]:
+def cases(matrices: Sequence[str], rates_Bps: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
+    """What is sent, by name."""
+    found = {name: traffic(name, rates_Bps, seconds) for name in matrices}
+    for name, part in (("small", SMALL), ("tiny", TINY)):
+        found |= {f"{matrix}, {name} flows": traffic(matrix, rates_Bps, seconds * part) for matrix in ("randint", "uniform")}
+    ranks = len(rates_Bps)
+    return {**found, STARTUP: TINY_BYTES * (1 - np.eye(ranks, dtype=np.int64))}
+
+
+def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence[str], methods: Sequence[str]) -> list[str]:
     """Measured on a network of its own."""
-    methods = MIXED if setting.mixed else EQUAL
+    methods = [method for method in (MIXED if setting.mixed else EQUAL) if not methods or method in methods]
     rates_Bps = setting.rates_bps / 8 * PAYLOAD
-    jobs = [Job(name, method, traffic(name, rates_Bps, seconds)) for name in MATRICES for method in methods]
+    bytes_C = cases(matrices, rates_Bps, seconds)
+    jobs = [Job(name, method, bytes_GG) for name, bytes_GG in bytes_C.items() for method in methods]
     began = time.perf_counter()
     with network(setting.rates_bps, setting.buffer_bytes) as hosts, tempfile.TemporaryDirectory() as folder:
         shares = launch(measure, setting.hosts, hosts, os.path.join(folder, "meeting"), jobs, rates_Bps, repetitions)
-    found = iter(zip(jobs, together([spans for spans, _ in shares]), strict=True))
+    found = dict(zip([(job.case, job.method) for job in jobs], together([spans for spans, _ in shares]), strict=True))
+    startup_s = {method: statistics.median(found[STARTUP, method][0]) for method in methods}
+    over: dict[str, list[float]] = {method: [] for method in methods}
+    modelled = [method for method in methods if method in ORDER]
     lines = [
         f"## {setting}: seconds / bound, median / worst (segments sent again a run)",
         "",
-        f"| matrix | {' | '.join(methods)} | model: {', '.join(m for m in methods if m in ORDER)} |",
-        "|---|" + "---|" * (len(methods) + 1),
+        f"| matrix | bound ms | {' | '.join(methods)} | model: {', '.join(modelled)} |",
+        "|---|" + "---|" * (len(methods) + 2),
     ]
-    for name in MATRICES:
+    for name, bytes_GG in bytes_C.items():
+        if name == STARTUP:
+            continue
+        bound_s = fluid(bytes_GG, rates_Bps, rates_Bps)
         cells, models = [], []
-        for _ in methods:
-            job, (taken, again) = next(found)
-            cells.append(f"{statistics.median(taken) / seconds:.3f} / {max(taken) / seconds:.2f} ({again:.0f})")
-            if job.method in ORDER:
-                order = ORDER[job.method](job.bytes_GG, rates_Bps, rates_Bps, np.random.default_rng(0))
-                models.append(f"{timed(order, job.bytes_GG, rates_Bps, rates_Bps).makespan_s / seconds:.2f}")
-        lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(models)} |")
-    lines += ["", f"`auto` chose: {shares[0][1]}. Took {time.perf_counter() - began:.0f} s."]
+        for method in methods:
+            taken, again = found[name, method]
+            cells.append(f"{statistics.median(taken) / bound_s:.3f} / {max(taken) / bound_s:.2f} ({again:.0f})")
+            if name in MATRICES:
+                over[method].append(statistics.median(taken) / (bound_s + startup_s[method]))
+        for method in modelled:
+            order = ORDER[method](bytes_GG, rates_Bps, rates_Bps, np.random.default_rng(0))
+            models.append(f"{timed(order, bytes_GG, rates_Bps, rates_Bps).makespan_s / bound_s:.2f}")
+        lines.append(f"| {name} | {bound_s * 1e3:.0f} | {' | '.join(cells)} | {', '.join(models)} |")
+    startups = " | ".join(f"{1e3 * startup_s[method]:.1f}" for method in methods)
+    middles, worsts = ([f"{fold(over[method]):.3f}" for method in methods] for fold in (statistics.median, max))
+    lines += [
+        f"| start-up, ms | | {startups} | |",
+        f"| medians / (bound + start-up), median | | {' | '.join(middles)} | |",
+        f"| medians / (bound + start-up), worst | | {' | '.join(worsts)} | |",
+        "",
+        f"{repetitions} repetitions. `auto` chose: {shares[0][1]}. Took {time.perf_counter() - began:.0f} s.",
+    ]
     return lines
 
 
@@ -89,22 +123,37 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.5, help="the bound of every all-to-all")
     parser.add_argument("--hosts", type=int, action="append", choices=(4, 8))
+    parser.add_argument("--rates", action="append", choices=("equal", "mixed"))
+    parser.add_argument("--buffers", action="append", choices=tuple(BUFFERS))
+    parser.add_argument("--matrix", action="append", choices=tuple(MATRICES), help="repeat for several; default all")
+    parser.add_argument("--method", action="append", choices=sorted({*EQUAL, *MIXED}), help="repeat for several; default all")
+    parser.add_argument("--out", type=Path, help="a file instead of bench/results/network-DATE.md")
     chosen = parser.parse_args()
     if reason := refusal():
         print(f"skipped: {reason}")
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    out = HERE.parent / "results" / f"network-{today}.md"
-    command = f"python bench/network/run.py --repetitions {chosen.repetitions} --seconds {chosen.seconds:g}"
-    parts = [f"# Orders on real sockets, {today}\n\n`{command}` on {machine()}; load average {os.getloadavg()[0]:.1f} before."]
-    for hosts in chosen.hosts or (4, 8):
-        for mixed, buffer_bytes in ((False, DEEP), (False, SHALLOW), (True, DEEP), (True, SHALLOW)):
-            lines = table(Setting(hosts, mixed, buffer_bytes), chosen.seconds, chosen.repetitions)
-            print("\n".join(lines), flush=True)
-            parts.append("\n".join(lines))
-            out.write_text("\n\n".join(parts) + "\n")
-    print(f"wrote {out}; load average {os.getloadavg()[0]:.1f} after")
+    out = chosen.out or HERE.parent / "results" / f"network-{today}.md"
+    _, *parts = out.read_text().rstrip().split("\n\n## ") if out.exists() else [""]
+    sections = {part.split(":")[0]: f"## {part}" for part in parts}
+    title = (
+        f"# Orders on real sockets, {today}\n\n`python bench/network/run.py`, bounds of {chosen.seconds:g} s, on {machine()}."
+    )
+    settings = [
+        Setting(hosts, rates == "mixed", BUFFERS[buffers])
+        for hosts in chosen.hosts or (4, 8)
+        for rates in chosen.rates or ("equal", "mixed")
+        for buffers in chosen.buffers or BUFFERS
+    ]
+    for setting in settings:
+        before = os.getloadavg()[0]
+        lines = table(setting, chosen.seconds, chosen.repetitions, chosen.matrix or list(MATRICES), chosen.method or ())
+        lines[-1] += f" Load average {before:.1f} before."
+        print("\n".join(lines), flush=True)
+        sections[str(setting)] = "\n".join(lines)
+        out.write_text("\n\n".join([title, *(sections[name] for name in sorted(sections))]) + "\n")
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

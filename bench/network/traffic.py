@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aurora.plan.bounds import fluid
-from aurora.plan.order import ORDER
-from aurora.plan.timing import timed
+from aurora.plan.network.bounds import fluid
+from aurora.plan.network.timing import timed
+from aurora.plan.orders.order import ORDER
 
 Maker = Callable[[int, np.random.Generator], np.ndarray]
 WORST_OF = 200

@@ -1,0 +1,226 @@
+"""Two models that share GPUs: what taking turns costs and what it gains. `python bench/interleave.py [--repetitions 3]`
+
+Writes bench/results/interleave-DATE.md. Cost: one model alone on two ranks over gloo, with turns among threads, with turns
+among processes, and with none; runs alternate, and a ratio is of two runs of one round. Gain: two models on four hosts (network
+namespaces behind a router, bench/network; root only), one after the other and together, on the same plan. Two cores carry four
+ranks, so experts' compute is a stand-in: a timed wait of TOKEN_S a row, as a GPU's time takes no time of the host's; all else
+(attention, routing, permutation, TCP) is real. Utilisation and seconds stand beside the simulator's, which is given the routing
+of the run and the network as measured before it.
+"""
+
+import argparse
+import datetime
+import os
+import pydoc_data.topics
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from machine import machine
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "network")]
+from net import PAYLOAD, network, refusal  # noqa: E402
+from serving import TOKEN_S, NoTurns, served_alone, served_on_hosts  # noqa: E402
+
+from aurora.execute.colocated import ProcessTurnstile, folder_of  # noqa: E402
+from aurora.execute.result import RunResult, merge  # noqa: E402
+from aurora.execute.turnstile import Turnstile, in_threads  # noqa: E402
+from aurora.plan.planner import make_plan  # noqa: E402
+from aurora.profiler.profile import profile_model  # noqa: E402
+from aurora.ranks.launcher import launch  # noqa: E402
+from aurora.report.compare import Comparison, compare  # noqa: E402
+from aurora.report.summary import summarise  # noqa: E402
+from aurora.simulate.interpreter import simulate_plan  # noqa: E402
+from aurora.store import shipped  # noqa: E402
+from aurora.types import Cluster, Curve, Gpu, Plan, PlanOptions, Profile, ProfileOptions, RunOptions, Trace  # noqa: E402
+
+MODELS = ("mixtral-topics", "qwen3moe-stdlib")
+TOKENS, BATCH, STEPS = 128, 8, 3
+PORT_bps = 24e6
+CALLS = 3000
+SHARED = f"bench{os.getpid()}"
+AMONG_PROCESSES = RunOptions(interleave="processes", colocate=SHARED)
+ALONE = {"no turns": None, "among threads": RunOptions(), "among processes": AMONG_PROCESSES}
+TOGETHER = {
+    "one after the other": RunOptions(interleave="off"),
+    "together, turns among threads": RunOptions(),
+    "together, turns among processes": AMONG_PROCESSES,
+}
+
+
+def known_texts() -> list[bytes]:
+    """What each model knows."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"))
+    known = ("\n".join(pydoc_data.topics.topics.values()), "\n".join(file.read_text() for file in files))
+    return [text.encode("ascii", "ignore") for text in known]
+
+
+def texts(count: int) -> list[list[list[int]]]:
+    """Prompts of TOKENS tokens for each model, from the end of what it knows."""
+    raw = [text[-count * TOKENS :] for text in known_texts()]
+    return [[[3 + byte for byte in part[i * TOKENS : (i + 1) * TOKENS]] for i in range(count)] for part in raw]
+
+
+def profiles(ranks: int, folder: Path) -> list[Profile]:
+    found = []
+    for name, text in zip(MODELS, known_texts(), strict=True):
+        (folder / "text").write_bytes(text[: 128 * TOKENS])
+        options = ProfileOptions(ranks, TOKENS, BATCH, 1, share=2)
+        found.append(profile_model(shipped(f"models/{name}"), [folder / "text"], options))
+    return found
+
+
+def cluster(ranks: int, rate_Bps: float) -> Cluster:
+    return Cluster("bench", tuple(Gpu(f"host-{i}", "cpu", i, rate_Bps, rate_Bps, 10**9) for i in range(ranks)))
+
+
+def alone(plan: Plan, repetitions: int) -> list[str]:
+    """Median seconds of each of ALONE, and ratios within rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in ALONE}
+    paths, prompts = [str(shipped(f"models/{MODELS[0]}"))], [texts(16)[0]]
+    for repetition in range(repetitions):
+        for name in list(ALONE)[:: 1 if repetition % 2 else -1]:
+            options = replace(ALONE[name] or RunOptions(), max_new_tokens=24, transport="gloo")
+            shares = launch(served_alone, 2, ALONE[name] is not None, plan, paths, prompts, options)
+            result = merge([one for share in shares for one in share], MODELS[:1])
+            seconds[name].append(result.seconds)
+            passes = int(result.trace.step_X.max()) + 1
+    base = seconds["no turns"]
+    layer_s, cost_s = statistics.median(base) / passes / len(plan.models[0].dispatch_L), turns_s()
+    lines = [
+        "| turns | a layer's turns, us | over a layer without | run, s, median | over none, median (smallest-largest) |",
+        "|---|---|---|---|---|",
+    ]
+    for name, took in seconds.items():
+        over = [a / b - 1 for a, b in zip(took, base, strict=True)]
+        spread = f"{statistics.median(over):+.1%} ({min(over):+.1%} to {max(over):+.1%})"
+        cost = f"{cost_s[name] * 1e6:.1f} | {cost_s[name] / layer_s:.2%}"
+        lines.append(f"| {name} | {cost} | {statistics.median(took):.3f} | {spread} |")
+    return [*lines, "", f"A layer without turns takes {layer_s * 1e6:.0f} us: the run's median by its passes and layers."]
+
+
+def turns_s() -> dict[str, float]:
+    """By name of ALONE: what a layer's turns cost one model that never waits, three computing and two exchanging; the median of
+    calls that take turns among the ways."""
+    with tempfile.TemporaryDirectory() as folder:
+        (of_thread,), of_process = in_threads(1), ProcessTurnstile(Path(folder), 0, 10.0)
+        ways: dict[str, Turnstile] = dict(zip(ALONE, (NoTurns(), of_thread, of_process), strict=True))
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(CALLS):
+            for name, turnstile in ways.items():
+                began_s = time.perf_counter()
+                for _ in range(3):
+                    turnstile.start_compute()
+                    turnstile.stop_compute()
+                for _ in range(2):
+                    with turnstile.exchange():
+                        pass
+                took[name].append(time.perf_counter() - began_s)
+        of_process.leave()
+    return {name: statistics.median(each) for name, each in took.items()}
+
+
+def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
+    runs: dict[str, list[tuple[RunResult, Trace, Comparison]]] = {name: [] for name in TOGETHER}
+    paths, prompts = [str(shipped(f"models/{name}")) for name in MODELS], texts(4 * BATCH * STEPS)
+    with network([PORT_bps] * 4, 16 << 20) as hosts, tempfile.TemporaryDirectory() as folder:
+        for repetition in range(repetitions):
+            for name in list(TOGETHER)[:: 1 if repetition % 2 else -1]:
+                options = replace(TOGETHER[name], max_new_tokens=1, batch=BATCH, transport="gloo", predictable=True)
+                meeting = f"{folder}/{name}{repetition}"
+                shares = launch(served_on_hosts, 4, hosts, meeting, plan, paths, prompts, options)
+                result = merge([one for share in shares for one in share], MODELS)
+                assert result.conditions is not None
+                seen = replace(plan, cluster=result.conditions.cluster)
+                predicted = simulate_plan(seen, result.conditions.traffic(known), interleave=options.interleave != "off")
+                runs[name].append((result, predicted, compare(predicted, result.trace)))
+    slow = [found.trace.seconds for found, _, _ in runs["one after the other"]]
+    lines = [
+        "| | seconds | throughput, median (smallest-largest) | simulated seconds | simulated throughput "
+        "| utilisation, simulated | network error, median / worst | compute error, median |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    slow_predicted = [predicted.seconds for _, predicted, _ in runs["one after the other"]]
+    for name, found in runs.items():
+        took, says = [r.trace.seconds for r, _, _ in found], [p.seconds for _, p, _ in found]
+        gains = [a / b for a, b in zip(slow, took, strict=True)]
+        traces = zip(*((r.trace, p) for r, p, _ in found), strict=True)
+        used = [statistics.median(summarise(trace, plan.cluster).utilisation for trace in each) for each in traces]
+        errors = [c.network for _, _, c in found]
+        cells = (
+            name,
+            f"{statistics.median(took):.2f}",
+            f"{statistics.median(gains):.2f} ({min(gains):.2f}-{max(gains):.2f})",
+            f"{statistics.median(says):.2f}",
+            f"{statistics.median(a / b for a, b in zip(slow_predicted, says, strict=True)):.2f}",
+            f"{used[0]:.0%}, {used[1]:.0%}",
+            f"{statistics.median(e.median for e in errors if e):.1%} / {max(e.worst for e in errors if e):.1%}",
+            f"{statistics.median(c.compute.median for _, _, c in found if c.compute):.0%}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    first = runs["one after the other"][0][2]
+    spent = {kind: sum(p.measured_s for p in first.phases if p.phase in phases) for kind, phases in
+             (("network", ("dispatch", "combine")), ("compute", ("gate", "expert", "aggregate")))}  # fmt: skip
+    share = spent["network"] / (spent["network"] + spent["compute"])
+    seen = [found.conditions.cluster.gpus[0] for found, _, _ in runs["one after the other"] if found.conditions]
+    startup_s, rate = (statistics.median(each) for each in ((g.startup_s for g in seen), (g.out_Bps for g in seen)))
+    lines += [
+        "",
+        f"One after the other the network takes {share:.0%} of network and compute. Measured before serving: "
+        f"{startup_s * 1e3:.2f} ms a message, {rate / plan.cluster.gpus[0].out_Bps:.1%} of the ports' payload rate.",
+    ]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=3)
+    repetitions = parser.parse_args().repetitions
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        four = profiles(4, Path(folder))
+    waits = Curve(np.array([0.0, 1.0]), np.array([0.0, TOKEN_S]))
+    known = [replace(p, curves={"cpu": {**p.curves["cpu"], "expert": waits}}) for p in four]
+    two = replace(four[0], tokens_TLSE=np.array(four[0].tokens_TLSE[:, :, :2]))
+    cost = alone(make_plan(cluster(2, 1e9), [two]), 2 * repetitions + 1)
+    print("\n".join(cost), flush=True)
+    why = refusal()
+    plan = make_plan(cluster(4, PORT_bps / 8 * PAYLOAD), known, PlanOptions())
+    gain = [f"skipped: {why}"] if why else together(plan, known, repetitions)
+    command = f"python bench/interleave.py --repetitions {repetitions}"
+    text = "\n".join(
+        [
+            f"# Models that take turns, {today}",
+            "",
+            f"`{command}` on {machine()}; load average {load:.1f} before, {os.getloadavg()[0]:.1f} after.",
+            "",
+            "## One model alone, two ranks over gloo on loopback, 16 prompts of 128 tokens, 24 new ones",
+            "",
+            *cost,
+            "",
+            f"## Two models, four hosts of {PORT_bps / 1e6:g} Mbit/s as network namespaces",
+            "",
+            f"Of each model {4 * BATCH * STEPS} prompts of {TOKENS} tokens, planned on other texts of its kind. "
+            f"Experts' compute is a timed wait of {TOKEN_S * 1e6:g} us a row in place of a GPU's; all else is real. Throughput",
+            "is over one after the other, within a round.",
+            "",
+            *gain,
+        ]
+    )
+    shutil.rmtree(folder_of(SHARED), ignore_errors=True)
+    out = HERE / "results" / f"interleave-{today}.md"
+    out.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

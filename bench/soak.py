@@ -1,0 +1,163 @@
+"""Ranks killed, stopped and started anew at random while they serve: are answers the same, and how long is nothing produced?
+
+`python bench/soak.py --kills 100` (as many single kills), `python bench/soak.py --minutes 30` (kills of one or two at once,
+also while the others recover, and ranks that hang). The pause after a change of membership is from the last token before it
+to the first after it, of any request.
+"""
+
+import argparse
+import datetime
+import os
+import random
+import signal
+import statistics
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+from machine import machine
+
+from aurora.execute import run as running
+from aurora.execute.journal import Journal
+from aurora.models.decoding import decode_alone
+from aurora.models.loading import load_model
+from aurora.plan.planner import make_plan
+from aurora.profiler.profile import profile_model
+from aurora.store import shipped
+from aurora.types import Cluster, Gpu, PlanOptions, ProfileOptions, RunOptions
+
+MODEL = "models/mixtral-topics"
+NEW_TOKENS = 16
+HANG_S = 3.0
+
+
+class Harm:
+    """Hurts the members of an epoch some time after it has begun, once all seats are back."""
+
+    def __init__(self, seats: int, kills: int | None, until: float, rng: random.Random) -> None:
+        self.seats, self.kills, self.until, self.rng = seats, kills, until, rng
+        self.done: list[str] = []
+        self.over = False
+
+    def watch(self, epoch: int, pids: dict[int, int]) -> None:
+        mixed = self.kills is None
+        ready = len(pids) == self.seats or (mixed and self.rng.random() < 0.2)
+        if ready and not self.over:
+            threading.Thread(target=self._strike, args=(dict(pids), mixed), daemon=True).start()
+
+    def _strike(self, pids: dict[int, int], mixed: bool) -> None:
+        time.sleep(self.rng.uniform(0.0, 1.5))
+        if self.over or (self.kills is not None and len(self.done) >= self.kills):
+            self.over = True
+            return
+        kind = self.rng.choice(["kill", "kill", "kill two", "stop"]) if mixed else "kill"
+        for seat in self.rng.sample(sorted(pids), min(len(pids) - 1, 2 if kind == "kill two" else 1)):
+            try:
+                os.kill(pids[seat], signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.done.append(kind)
+
+    @property
+    def ended(self) -> bool:
+        out_of_time = time.monotonic() > self.until
+        self.over |= out_of_time
+        return out_of_time or (self.over and self.kills is not None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--floor", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+
+    path = shipped(MODEL)
+    root = Path(__file__).parents[1]
+    texts = [root / "LICENSE", root / "README.md"]
+    profile = profile_model(
+        path, texts, ProfileOptions(sources=chosen.ranks, prompt_tokens=32, limit=4 * chosen.ranks), lambda *_: None
+    )
+    cluster = Cluster("soak", tuple(Gpu(f"g{i}", "cpu", i, 1e9, 1e9, 10**9) for i in range(chosen.ranks)))
+    slots = -(-profile.experts * chosen.floor // max(1, chosen.ranks - 2)) + 1
+    plan = make_plan(cluster, [profile], PlanOptions(floor=chosen.floor, slots_per_gpu=min(slots, profile.experts)))
+    model = load_model(path)
+    ids = model.tokenizer((root / "README.md").read_text(), add_special_tokens=False)["input_ids"]
+    rng = random.Random(chosen.seed)
+    prompts = [ids[at : at + rng.randint(3, 12)] for at in (rng.randrange(len(ids) - 12) for _ in range(20_000))]
+
+    harm = Harm(chosen.ranks, chosen.kills, time.monotonic() + 60 * chosen.minutes, rng)
+    told_s: list[float] = []
+
+    class Ending(Journal):
+        """Ends when the harm has, whatever is left to answer."""
+
+        @property
+        def finished(self) -> bool:
+            return super().finished or harm.ended
+
+        def told(self, seat, fresh):  # type: ignore[no-untyped-def]
+            super().told(seat, fresh)
+            told_s.append(time.perf_counter())
+
+    running.Journal = Ending  # type: ignore[misc]
+    options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=10**6, hang_s=HANG_S)
+    began = time.monotonic()
+    result = running.survive(plan, [path], [prompts], options, watch=harm.watch)
+    took = time.monotonic() - began
+    left = [rank for child in psutil.Process().children() for rank in child.children()]
+
+    answers = result.answers_M[0].tokens
+    wrong = 0
+    for index, tokens in answers.items():
+        plain, _ = decode_alone(model.model, prompts[index], len(tokens), model.tokenizer.eos_token_id)
+        wrong += plain != tokens
+    killed: list[float] = []
+    hung: list[float] = []
+    resumed_s = None
+    for change in reversed(result.changes):  # another change may have come before a token did
+        resumed_s = resumed_s if change.resumed_s is None else change.resumed_s
+        if change.lost and resumed_s is not None:
+            how = hung if any("said nothing" in how for how in change.lost.values()) else killed
+            how.append(resumed_s - change.stopped_s)
+    asked = " ".join(f"--{name} {value}" for name, value in vars(chosen).items() if value is not None and name != "out")
+    lines = [
+        f"# Ranks lost while serving, {datetime.date.today()}",
+        "",
+        f"`python bench/soak.py {asked}` on {machine()}; load average {os.getloadavg()[1]:.1f}.",
+        "",
+        f"{chosen.ranks} ranks, mixtral-topics, floor {chosen.floor}, a lost rank is started anew; {took:.0f} s.",
+        "",
+        "| what | figure |",
+        "|---|---|",
+        *(f"| {kind}, times | {harm.done.count(kind)} |" for kind in sorted(set(harm.done))),
+        f"| changes of membership | {len(result.changes)} |",
+        f"| answers begun; not the plain model's | {len(answers)}; {wrong} |",
+        f"| tokens | {sum(map(len, answers.values()))} |",
+        f"| experts' weights from other ranks; from the model's files | {sum(c.moved for c in result.changes)}; "
+        f"{sum(c.from_checkpoint for c in result.changes)} |",
+    ]
+    for name, found in (("killed", killed), (f"hung, found after {HANG_S:g} s", hung)):
+        if found:
+            lines.append(
+                f"| no token after a rank was {name}, s: median, 95 %, worst of {len(found)} | {statistics.median(found):.2f}, "
+                f"{np.quantile(found, 0.95):.2f}, {max(found):.2f} |"
+            )
+    lines += [
+        f"| usual time between tokens, s: median, worst | {np.median(np.diff(told_s)):.4f}, {np.diff(told_s).max():.2f} |",
+        f"| how it ended; processes left | {result.failure or 'as it should'}; {len(left)} |",
+        "",
+    ]
+    text = "\n".join(lines)
+    if chosen.out is not None:
+        chosen.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

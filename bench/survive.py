@@ -1,0 +1,93 @@
+"""Placing for failures, and dividing tokens: `python bench/survive.py` writes bench/results/survive-DATE.md.
+
+All small cases against every placement there is; large placements and a rank's dispatch, medians after a warm-up, on one core.
+"""
+
+import datetime
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from machine import machine
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from aurora.plan.check_replicas import check_resilient
+from aurora.plan.replicas.dispatch import dispatch, holders
+from aurora.plan.replicas.resilient import SURVIVE, aim_of, survive
+from aurora.types import Hosts
+from tests.plan.replicas.brute_force import cases
+
+REPEATS = 5
+
+
+def kept(held_EN: np.ndarray) -> np.ndarray:
+    """By number of nodes alive, from how many sets of them every expert is held."""
+    nodes = held_EN.shape[1]
+    mask_E = ((held_EN > 0) << np.arange(nodes)).sum(axis=1)
+    found = np.zeros(nodes - 1, dtype=np.int64)
+    for alive in range(1, (1 << nodes) - 1):
+        found[alive.bit_count() - 1] += bool((mask_E & alive).all())
+    return found
+
+
+def small_cases() -> list[str]:
+    below, broken, seen = dict.fromkeys(SURVIVE, 0), dict.fromkeys(SURVIVE, 0), 0
+    for nodes, slots, counts, best_K in cases():
+        hosts, count_E, floor = Hosts.equal(nodes, slots), np.array(counts), counts[0]
+        seen += nodes - 1
+        for name, make in SURVIVE.items():
+            held_EN = make(count_E, hosts, aim_of(floor, hosts), np.random.default_rng(0))
+            below[name] += int((kept(held_EN) < best_K).sum())
+            broken[name] += bool(((held_EN > 0).sum(axis=1) < min(floor, nodes)).any())
+    lines = [f"| {name} | {seen - below[name]} of {seen} | {broken[name]} |" for name in SURVIVE]
+    return ["| method | as good as the best of all placements | replicas whose floor is broken |", "|---|---|---|", *lines]
+
+
+def large_cases() -> list[str]:
+    lines = ["| nodes, slots, experts, floor | method | placed in | survives 1, f, 2f failures | at most |"]
+    lines.append("|---|---|---|---|---|")
+    load_E = (1.0 + np.arange(256)) ** -0.8
+    for nodes, slots, floor in ((64, 8, 2), (64, 32, 2), (64, 32, 3), (128, 32, 3)):
+        hosts = Hosts.equal(nodes, slots)
+        for name in SURVIVE:
+            made = [survive(load_E, hosts, name, floor) for _ in range(REPEATS if name == "aurora" else 1)]
+            check_resilient(made[0], hosts, guaranteed=name == "aurora")
+            took = statistics.median(one.seconds for one in made)
+            found, at = made[0].survival_L[0], [0, floor - 1, 2 * floor - 1]
+            p, most = (", ".join(f"{value:.5f}" for value in row[at]) for row in (found.p_K, found.best_K))
+            lines.append(f"| {nodes}, {slots}, 256, {floor} | {name} | {took * 1e3:.0f} ms | {p} | {most} |")
+    return lines
+
+
+def dispatches() -> list[str]:
+    lines = ["| ranks, experts, replicas, tokens | median | 95th percentile |", "|---|---|---|"]
+    load_E, rng = (1.0 + np.arange(256)) ** -0.8, np.random.default_rng(0)
+    for slots in (8, 16, 32):
+        held = holders(survive(load_E, Hosts.equal(64, slots), floor=2).slots_LN[0])
+        tokens_SE = rng.multinomial(8192, load_E / load_E.sum(), 64)
+        took = []
+        for number in range(500):
+            began = time.perf_counter()
+            dispatch(tokens_SE, held, number % 64)
+            took.append((time.perf_counter() - began) * 1e6)
+        lines.append(
+            f"| 64, 256, {len(held.expert_X)}, 8192 a rank | {np.median(took):.0f} us | {np.percentile(took, 95):.0f} us |"
+        )
+    return lines
+
+
+def main() -> None:
+    parts = (("All small cases", small_cases), ("Large placements", large_cases), ("A rank's dispatch", dispatches))
+    lines = ["# Placing for failures", "", machine(), ""]
+    for title, part in parts:
+        lines += [f"## {title}", "", *part(), ""]
+    path = Path(__file__).parent / "results" / f"survive-{datetime.date.today()}.md"
+    path.write_text("\n".join(lines).rstrip() + "\n")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""vLLM with and without the plugin: time of a prefill and of a decode step, on hosts whose ports are held to a rate.
+
+    .venv-vllm/bin/python bench/vllm.py [--ranks 4] [--mbit 400] [--repetitions 5] [--tokens 192]
+
+Needs what `make test-vllm` installs; root, for the hosts (bench/network/net.py); without it ranks meet over loopback, whose
+rate nobody holds. One expert-parallel rank a host, data parallel, a random Qwen3-MoE whose network takes about as long as its
+compute. `stock` is vLLM's allgather and reduce-scatter with the same repairs of its CPU back end. Every configuration is a set
+of processes of its own; within one, a prefill and NEW decode steps are timed by turns, and the slowest rank counts. Medians and
+ranges over repetitions, after one to warm up. Then one rank alone, which records and does not by turns, beside one without
+the plugin's settings. Results: bench/results/vllm-DATE.md.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE / "network"), str(HERE.parent)]
+from machine import machine  # noqa: E402
+from net import network, refusal  # noqa: E402
+
+from aurora.plan.planner import make_plan  # noqa: E402
+from aurora.store import save  # noqa: E402
+from aurora.store.records import load_records  # noqa: E402
+from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
+
+NEW = 8
+LIMIT_S = 400
+ENGINE = HERE.parent / "tests" / "integrations" / "engine.py"
+ENVIRON = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+
+
+def model(folder: Path, hidden: int, experts: int) -> None:
+    """A random checkpoint with more bytes between ranks than work on them."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=hidden, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=256,
+        intermediate_size=96, moe_intermediate_size=64, num_experts=experts, num_experts_per_tok=2, norm_topk_prob=True,
+        decoder_sparse_step=1, mlp_only_layers=[], max_position_embeddings=1024, tie_word_embeddings=False,
+    )  # fmt: skip
+    made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for tensor in made.parameters():
+            if tensor.ndim > 1:
+                tensor.normal_(0, 0.15)
+    made.save_pretrained(folder)
+
+
+@contextmanager
+def hosts(ranks: int, mbit: float) -> Iterator[list[str] | None]:
+    """Namespaces, or None where there is only loopback."""
+    why = refusal()
+    if why is not None or ranks == 1:
+        yield None
+        return
+    with network([mbit * 1e6] * ranks, 16 << 20) as names:
+        yield names
+
+
+def run(folder: Path, names: Sequence[str] | None, ranks: int, job: dict[str, object]) -> list[list[dict[str, float]]]:
+    """By rank and repetition: seconds of the prefill and of all decode steps."""
+    folder.mkdir(exist_ok=True)
+    (folder / "job.json").write_text(json.dumps({"dp": ranks, "new_tokens": NEW, "timed": True, **job}))
+    processes = []
+    for rank in range(ranks):
+        meet = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": 29741}
+        environ = {**os.environ, **ENVIRON, **({k: str(v) for k, v in meet.items()} if ranks > 1 else {})}
+        inside: list[str] = []
+        if names is not None:
+            inside = ["ip", "netns", "exec", names[rank]]
+            environ |= {"MASTER_ADDR": "10.78.0.1", "GLOO_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": f"10.78.0.{rank + 1}"}
+        elif ranks > 1:
+            environ |= {"MASTER_ADDR": "127.0.0.1"}
+        with (folder / f"log-{rank}").open("w") as log:
+            command = [*inside, sys.executable, str(ENGINE), str(folder / "job.json")]
+            processes.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = [process.wait(LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(codes):
+        raise SystemExit(f"{folder.name}: exit codes {codes}\n{(folder / 'log-0').read_text()[-2000:]}")
+    return [json.loads((folder / f"answers-{rank}.json").read_text())["times"] for rank in range(ranks)]
+
+
+def slowest(times_R: list[list[dict[str, float]]], phase: str) -> list[float]:
+    """Seconds of each repetition but the first."""
+    return [max(rank[number][phase] for rank in times_R) for number in range(1, len(times_R[0]))]
+
+
+def row(name: str, times_R: list[list[dict[str, float]]], stock: list[list[dict[str, float]]]) -> str:
+    cells = []
+    for phase, unit in (("prefill", 1), ("decode", NEW - 1)):
+        found, base = (np.array(slowest(each, phase)) * 1e3 / unit for each in (times_R, stock))
+        middle = statistics.median(found)
+        cells.append(f"{middle:.1f} ({found.min():.1f}-{found.max():.1f}) | {statistics.median(base) / middle:.2f} x")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--mbit", type=float, default=400.0)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=192, help="of the prompt of each rank")
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--experts", type=int, default=16)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    prompts = [rng.choice(12, args.tokens).tolist() for _ in range(args.ranks)]  # few words: skewed
+    lines = [f"# vLLM with the plugin, {datetime.date.today()}", "", f"{machine()}.", ""]
+    with tempfile.TemporaryDirectory() as temporary, hosts(args.ranks, args.mbit) as names:
+        folder = Path(temporary)
+        model(folder / "model", args.hidden, args.experts)
+        where = f"hosts of {args.mbit:g} Mbit/s" if names else "processes over loopback"
+        lines.append(f"{args.ranks} {where}, DP{args.ranks}, prompts of {args.tokens} tokens, hidden {args.hidden}, fp32:")
+        shared = {"model": str(folder / "model"), "prompts": prompts, "repeat": args.repetitions + 1, "max_model_len": 512}
+        shared |= {"max_num_batched_tokens": 512}
+
+        def served(name: str, ranks: int, settings: dict[str, object] | None, **more: object) -> list[list[dict[str, float]]]:
+            config = {} if settings is None else {"aurora": settings}
+            chosen = names if ranks > 1 else None
+            return run(folder / name, chosen, ranks, {**shared, "additional_config": config, **more})
+
+        stock = served("stock", args.ranks, {})
+        seen = str(folder / "seen")
+        online = served("online", args.ranks, {"order": "online", "record": seen}, commands=[["write"]])
+        rate = args.mbit * 1e6 / 8 if names else 1e9
+        cluster = Cluster("hosts", tuple(Gpu(f"host{i}", "cpu", i, rate, rate, 10**10) for i in range(args.ranks)))
+        plan = make_plan(cluster, [load_records(Path(seen))], PlanOptions())
+        save(plan, folder / "plan.json")
+        planned = served("planned", args.ranks, {"plan": str(folder / "plan.json")})
+        lines += ["", "| all-to-all | prefill, ms | against stock | decode step, ms | against stock |", "|---|---|---|---|---|"]
+        lines += [row("stock", stock, stock), row("online, vLLM's placement", online, stock)]
+        lines += [row("plan", planned, stock)]
+        often = {"prompts": prompts[:1], "repeat": 61}
+        bare = served("bare", 1, None, **often)
+        (both,) = served("both", 1, {"order": "online", "record": str(folder / "alone")}, toggle=str(folder / "alone"), **often)
+        on, off = [both[0], *both[1::2]], [both[0], *both[2::2]]
+        lines += ["", "One rank of four layers, against vLLM without the plugin's settings:", ""]
+        lines += ["| | prefill, ms | bare against it | decode step, ms | bare against it |", "|---|---|---|---|---|"]
+        lines += [row("bare", bare, bare), row("plugin on, not recording", [off], bare), row("recording", [on], bare)]
+        lines += [
+            "",
+            "| the same process | prefill, ms | off against on | decode step, ms | off against on |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [row("recording", [on], [off])]
+    text = "\n".join(lines) + "\n"
+    (HERE / "results" / f"vllm-{datetime.date.today()}.md").write_text(text)
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
