@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test install clean
+.PHONY: demo test test-vllm install clean
 
 demo: install
 	$(BIN)/aurora demo -o demo
@@ -14,7 +14,16 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+
+# A CPU build of vLLM in an environment of its own (3.5 GB). SELECT='-m "not slow"' takes the few tests that take two minutes.
+SELECT ?=
+test-vllm: $(VENV)-vllm/installed
+	$(VENV)-vllm/bin/pytest tests/integrations $(SELECT)
+
+$(VENV)-vllm/installed: pyproject.toml tests/integrations/install.sh
+	sh tests/integrations/install.sh $(PYTHON) $(VENV)-vllm
+	touch $@
 
 install: $(VENV)/installed
 
@@ -26,4 +35,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(VENV)-vllm demo

@@ -30,7 +30,7 @@ def test_every_example_runs(tmp_path):
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         printed[text] = done.stdout
-    assert sum("verified: same greedy tokens" in out for out in printed.values()) == 1
+    assert sum("verified: same greedy tokens" in out for out in printed.values()) == 2
     (api,) = (out for text, out in printed.items() if "aurora.plan(" in text)
     assert api.startswith("colocated, equal GPUs gap ")
     assert "1.00 of the bound" in api
