@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -53,7 +54,7 @@ def meet(
             made = [
                 ProcessGroupGloo(PrefixStore(f"epoch{epoch}/{group}", store), rank, ranks, timeout) for group in range(groups)
             ]
-            meeting = Meeting(made, _connected(_sockets() - before))
+            meeting = Meeting(made, _connected(number for inode, number in _sockets().items() if inode not in before))
             if stopped.is_set():
                 meeting.abort()
             else:
@@ -71,18 +72,21 @@ def meet(
     raise RankFailed(f"rank {rank}: cannot meet the others of epoch {epoch}: {reason}")
 
 
-def _sockets() -> set[int]:
-    found = set()
+def _sockets() -> dict[int, int]:
+    """This process's sockets by inode, each with a descriptor: those of the last epoch close when they like, and their
+    descriptors' numbers are given again."""
+    found = {}
     for name in os.listdir("/dev/fd"):
         try:
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found.add(int(name))
+            status = os.fstat(int(name))
         except OSError:  # closed since
-            pass
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            found[status.st_ino] = int(name)
     return found
 
 
-def _connected(descriptors: set[int]) -> list[socket.socket]:
+def _connected(descriptors: Iterable[int]) -> list[socket.socket]:
     """Those that have a peer, each under a descriptor of its own."""
     connections = []
     for descriptor in descriptors:
