@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
+from aurora.errors import RankFailed
 from aurora.execute.experts import DistributedExperts
 from aurora.execute.result import Answers, Token
 from aurora.execute.session import Session
 from aurora.execute.turnstile import Turnstile
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel
+from aurora.ranks.meeting import STUCK_S
 from aurora.types import Program, RunOptions
 
 
@@ -122,10 +124,18 @@ class Lane:
 
 
 def side_by_side(
-    lanes: Sequence[Lane], turnstiles: Sequence[Turnstile], device: str, abort: Callable[[], None] | None = None
+    lanes: Sequence[Lane],
+    turnstiles: Sequence[Turnstile],
+    device: str,
+    abort: Callable[[], None] | None = None,
+    stopped: threading.Event | None = None,
 ) -> None:
     """All lanes serve, each in a thread and, on a GPU, on a stream of its own. When one fails the others are stopped and the
-    first failure is raised; `abort` frees those that wait for peers, so that all have ended by then."""
+    first failure is raised.
+
+    abort: frees those that wait for peers, called too when one fails, so that all have ended by then; stopped: set when it was
+    called elsewhere. A thread that waits on for STUCK_S all the same is left behind: it cannot get past its exchange.
+    """
     failures: list[BaseException] = []
 
     def run(lane: Lane) -> None:
@@ -144,8 +154,21 @@ def side_by_side(
         torch.cuda.synchronize(device)  # the weights were loaded on another stream
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads) and (abort is not None or not failures):
+    over_s: float | None = None
+    while serving := [lane for lane, thread in zip(lanes, threads, strict=True) if thread.is_alive()]:
         for thread in threads:
             thread.join(timeout=0.05)
+        if failures and abort is None:
+            break
+        if over_s is None and (failures or (stopped is not None and stopped.is_set())):
+            over_s = time.monotonic()
+        if over_s is not None and all(_stuck(lane, over_s) for lane in serving):
+            failures.append(RankFailed("gloo waits on although its connections are shut"))
+            break
     if failures:
         raise failures[0]
+
+
+def _stuck(lane: Lane, since_s: float) -> bool:
+    waiting_since = lane.session.waiting_since
+    return waiting_since is not None and time.monotonic() - max(waiting_since, since_s) > STUCK_S

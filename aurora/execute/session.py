@@ -42,6 +42,7 @@ class Session:
         self._computing_since: object = None
         self._phases: list[tuple[int, int, str, object, object]] = []  # step, layer, phase, start and end
         self._busy_since: float | None = None
+        self._waiting_since: float | None = None
 
     def agree(self, active: bool) -> bool:
         """Whether any rank still has work; a meeting of all ranks."""
@@ -57,6 +58,11 @@ class Session:
     def busy_since(self) -> float | None:
         """Since when, by time.monotonic, this rank computes; None: it does not."""
         return self._busy_since
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when, by time.monotonic, this rank is in one exchange with others; None: it is not."""
+        return self._waiting_since
 
     def start_compute(self) -> None:
         self._turnstile.start_compute()
@@ -127,7 +133,10 @@ class Session:
     @contextmanager
     def _told(self, where: str) -> Iterator[None]:
         """An error of the transport also says in which model and where."""
+        self._waiting_since = time.monotonic()
         try:
             yield
         except (BadInput, RankFailed) as error:
             raise type(error)(f"{self._recorder.names_M[self.model]}, {where}: {error}") from None
+        finally:
+            self._waiting_since = None

@@ -1,5 +1,6 @@
 """One rank of a run that goes on when ranks are lost: what it holds stays, what it lacks it fetches, its requests go on."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from aurora.models.loading import MoeModel, load_model
 from aurora.plan.survivors import HeldML, Move
 from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.launcher import Seat
-from aurora.ranks.meeting import Meeting, meet
+from aurora.ranks.meeting import Meeting, meet, unless_stopped
 from aurora.ranks.shaped import Port, ShapedTransport
 from aurora.ranks.supervisor import Epoch, Link
 from aurora.ranks.transport import Transport
@@ -122,7 +123,7 @@ def _serve(
     sessions: list[Session] = []
     try:
         transports = _transports(meeting, part.cluster, rank, options)
-        _fetch(lanes, part, rank, transports[0], paths)
+        _fetch(lanes, part, rank, transports[0], paths, link.stopped)
         recorder.begin(epoch.number, epoch.seats)
         sessions += [
             Session(index, transport, turnstiles[index], recorder, began_s) for index, transport in enumerate(transports)
@@ -131,7 +132,7 @@ def _serve(
         for lane, session, requests in zip(lanes, sessions, part.requests_M, strict=True):
             lane.perform(part.program, session)
             lane.waiting.extend(requests)
-        side_by_side(lanes, turnstiles, "cpu", meeting.abort)
+        side_by_side(lanes, turnstiles, "cpu", meeting.abort, link.stopped)
     finally:
         link.busy(lambda: None)
         meeting.abort()
@@ -146,7 +147,9 @@ def _transports(meeting: Meeting, cluster: Cluster, rank: int, options: RunOptio
     return [GlooTransport(group, cluster) for group in meeting.groups]
 
 
-def _fetch(lanes: Sequence[Lane], part: Part, rank: int, transport: Transport, paths: Sequence[str]) -> None:
+def _fetch(
+    lanes: Sequence[Lane], part: Part, rank: int, transport: Transport, paths: Sequence[str], stopped: threading.Event
+) -> None:
     """Bring every layer to hold what the program gives this rank: from owners, or from the checkpoint where none is left."""
     ranks = transport.ranks
     layers = [lane.layers for lane in lanes]
@@ -163,7 +166,7 @@ def _fetch(lanes: Sequence[Lane], part: Part, rank: int, transport: Transport, p
     packed = [torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8) for parts in sends]
     arrived = [torch.empty(sum(size_M[move.model] for move in moves), dtype=torch.uint8) for moves in due]
     if any(move.source is not None for move in part.moves):
-        transport.exchange(part.order, packed, arrived, lambda *_: None)
+        unless_stopped(stopped, lambda: transport.exchange(part.order, packed, arrived, lambda *_: None))
     found: dict[tuple[int, int], dict[int, Mapping[str, torch.Tensor]]] = {}
     for moves, blob in zip(due, arrived, strict=True):
         at = 0

@@ -5,7 +5,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -14,13 +14,16 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: i
 from aurora.errors import RankFailed
 
 LOOK_S = 0.005
+STUCK_S = 0.3  # after `abort` until gloo counts as stuck
 
 
 class Meeting:
     """groups: one a model, gloo, of `ranks` members of which this is `rank`.
 
     gloo has no way to stop waiting for a peer that lives but has stopped waiting itself. So `abort` shuts the connections:
-    whoever waits on them, here or at the other end, gets an error at once.
+    whoever waits on them, here or at the other end, gets an error at once. Almost: gloo forgets a message that it begins to
+    send, because the receiver's notice has just come, on a connection that is shut by then, and whoever waits for it waits
+    until its time-out; see `unless_stopped`.
     """
 
     def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
@@ -70,6 +73,27 @@ def meet(
         return found[0]
     reason = str(failed[0]).strip().splitlines()[0] if failed else "the epoch was over before all had come"
     raise RankFailed(f"rank {rank}: cannot meet the others of epoch {epoch}: {reason}")
+
+
+def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
+    """Do what waits for peers, in a thread that is left behind if it does not end soon after `stopped` is set: RankFailed."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=run, daemon=True, name="aurora-waiting")
+    waiting.start()
+    while waiting.is_alive() and not stopped.is_set():
+        waiting.join(LOOK_S)
+    waiting.join(STUCK_S)
+    if failed:
+        raise failed[0]
+    if waiting.is_alive():
+        raise RankFailed("gloo waits on although its connections are shut")
 
 
 def _sockets() -> dict[int, int]:

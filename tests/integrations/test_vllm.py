@@ -328,59 +328,108 @@ def test_two_servers_take_turns_and_one_outlives_the_other(tmp_path, checkpoints
     shutil.rmtree(folder_of(name))
 
 
-@slow
-def test_served_over_http(tmp_path, checkpoints, alone):
-    """32 requests at once, all answered as one rank would; metrics on vLLM's own page; a record on command; no process left."""
-    checkpoint, port = checkpoints("qwen3moe"), free_port()
-    save(scattered(checkpoint, 2), tmp_path / "plan.json")
-    settings = {"aurora": {"plan": str(tmp_path / "plan.json"), "record": str(tmp_path / "seen"), "record_every_s": 1}}
-    command = [
-        str(Path(sys.executable).parent / "vllm"), "serve", str(checkpoint), "--port", str(port), "--data-parallel-size", "2",
-        "--enable-expert-parallel", "--enforce-eager", "--skip-tokenizer-init", "--dtype", "float32", "--max-model-len", "256",
-        "--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--no-enable-prefix-caching",
-        "--additional-config", json.dumps(settings),
-    ]  # fmt: skip
-    environ = {**os.environ, **ENVIRON, "VLLM_SERVER_DEV_MODE": "1"}
-    del environ["VLLM_ENABLE_V1_MULTIPROCESSING"]
+class Server:
+    """`vllm serve` of one checkpoint on two data-parallel ranks; ready inside `with`, ended after it."""
 
-    def ask(path, body=None):
+    def __init__(self, folder, checkpoint, settings):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.checkpoint, self.port, self.log = str(checkpoint), free_port(), folder / "log"
+        self._command = [
+            str(Path(sys.executable).parent / "vllm"), "serve", self.checkpoint, "--port", str(self.port),
+            "--data-parallel-size", "2", "--enable-expert-parallel", "--enforce-eager", "--skip-tokenizer-init",
+            "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16", "--max-num-batched-tokens", "256",
+            "--no-enable-prefix-caching", "--additional-config", json.dumps({"aurora": settings}),
+        ]  # fmt: skip
+
+    def __enter__(self):
+        environ = {**os.environ, **ENVIRON, "VLLM_SERVER_DEV_MODE": "1"}
+        del environ["VLLM_ENABLE_V1_MULTIPROCESSING"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self._command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+            self.process.wait(60)
+        until = time.monotonic() + 30
+        while left(self.process.pid) and time.monotonic() < until:
+            time.sleep(0.5)
+        assert not left(self.process.pid)
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def wait_until_ready(self):
+        until = time.monotonic() + 300
+        while True:
+            try:
+                return self.ask("/health")
+            except OSError:
+                assert self.process.poll() is None, self.log.read_text()[-3000:]
+                assert time.monotonic() < until, self.log.read_text()[-3000:]
+                time.sleep(1)
+
+    def ask(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=200) as reply:
             return reply.read().decode()
 
-    def complete(index):
-        body = {"model": str(checkpoint), "prompt": PROMPTS[index % len(PROMPTS)], "max_tokens": NEW, "temperature": 0}
+    def complete(self, index):
+        body = {"model": self.checkpoint, "prompt": PROMPTS[index % len(PROMPTS)], "max_tokens": NEW, "temperature": 0}
         body |= {"ignore_eos": True, "return_token_ids": True, "detokenize": False}
-        return json.loads(ask("/v1/completions", body))["choices"][0]["token_ids"]
+        return json.loads(self.ask("/v1/completions", body))["choices"][0]["token_ids"]
 
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        until = time.monotonic() + 240
-        while True:
-            try:
-                ask("/health")
-                break
-            except OSError:
-                assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
-                assert time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
-                time.sleep(1)
+
+def expected(answers, count):
+    return [answers[str(index % len(PROMPTS))]["tokens"] for index in range(count)]
+
+
+@slow
+def test_served_over_http(tmp_path, checkpoints, alone):
+    """32 requests at once, all answered as one rank would; metrics on vLLM's own page; a record on command; no process left."""
+    checkpoint = checkpoints("qwen3moe")
+    save(scattered(checkpoint, 2), tmp_path / "plan.json")
+    settings = {"plan": str(tmp_path / "plan.json"), "record": str(tmp_path / "seen"), "record_every_s": 1}
+    with Server(tmp_path, checkpoint, settings) as server:
+        server.wait_until_ready()
         with ThreadPoolExecutor(32) as pool:
-            tokens = list(pool.map(complete, range(32)))
-        assert tokens == [alone("qwen3moe")[str(index % len(PROMPTS))]["tokens"] for index in range(32)]
-        ask("/collective_rpc", {"method": "aurora", "args": ["write"]})
+            tokens = list(pool.map(server.complete, range(32)))
+        assert tokens == expected(alone("qwen3moe"), 32)
+        server.ask("/collective_rpc", {"method": "aurora", "args": ["write"]})
         time.sleep(2)
-        complete(0)
-        metrics = ask("/metrics")
+        server.complete(0)
+        metrics = server.ask("/metrics")
         profile = load_records(tmp_path / "seen")
-    finally:
-        os.killpg(server.pid, signal.SIGINT)
-        server.wait(60)
     for rank in range(2):
         assert f'aurora_exchange_bytes_total{{ep_rank="{rank}",phase="dispatch"}}' in metrics
     assert profile.tokens_TLSE.sum() > 32
-    until = time.monotonic() + 30
-    while left(server.pid) and time.monotonic() < until:
-        time.sleep(0.5)
-    assert not left(server.pid)
+
+
+@slow
+def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, checkpoints, alone):
+    """Both are asked at once, answer as if alone, and exchange by the same table; one is killed, the other answers on."""
+    name = f"http-{os.getpid()}"
+    settings = {"order": "online", "colocate": name}
+    names = ("qwen3moe", "mixtral")
+    stays, dies = (Server(tmp_path / each, checkpoints(each), settings) for each in names)
+    try:
+        with stays, dies:
+            stays.wait_until_ready()
+            dies.wait_until_ready()
+            table = np.memmap(folder_of(name) / "table", dtype=np.int64, mode="r")
+            before_M = table[1 : 1 + SLOTS].copy()
+            with ThreadPoolExecutor(16) as pool:
+                asked = [[pool.submit(server.complete, index) for index in range(8)] for server in (stays, dies)]
+                for each, futures in zip(names, asked, strict=True):
+                    assert [future.result() for future in futures] == expected(alone(each), 8)
+            assert np.count_nonzero(table[1 : 1 + SLOTS] - before_M) == 2, "exchanges of both"
+            dies.kill()
+            with ThreadPoolExecutor(8) as pool:
+                assert list(pool.map(stays.complete, range(8))) == expected(alone("qwen3moe"), 8)
+    finally:
+        shutil.rmtree(folder_of(name), ignore_errors=True)
