@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from aurora.execute.lane import Request
 from aurora.execute.result import Answers, Change
 from aurora.execute.survive import Fresh, Holding, Part
 from aurora.plan.compile import compile_plan
@@ -93,19 +92,24 @@ class Journal:
 
         threading.Thread(target=find, daemon=True, name="aurora-restore").start()
 
-    def _dealt(self, model: int, holdings: Sequence[Holding]) -> list[tuple[Request, ...]]:
-        """What is in nobody's hands, one after the other to whoever has fewest to do."""
+    def _dealt(self, model: int, holdings: Sequence[Holding]) -> list[dict[int, tuple[int, ...]]]:
+        """What is in nobody's hands, one after the other to whoever has fewest to do; with what was produced for it."""
         taken = {index for holding in holdings for index in holding.serving_M[model]}
-        busy_R = [len(set(holding.serving_M[model]) & self._open_M[model]) for holding in holdings]
-        requests_R: list[list[Request]] = [[] for _ in holdings]
-        for index in sorted(self._open_M[model] - taken):
-            rank = int(np.argmin(busy_R))
-            produced = tuple(self.answers_M[model].tokens.get(index, ()))
-            requests_R[rank].append(Request(index, self._prompts_M[model][index], produced))
-            busy_R[rank] += 1
-        return [tuple(requests) for requests in requests_R]
+        busy_R = np.array([len(set(holding.serving_M[model]) & self._open_M[model]) for holding in holdings])
+        waiting, tokens = sorted(self._open_M[model] - taken), self.answers_M[model].tokens
+        requests_R: list[dict[int, tuple[int, ...]]] = [{} for _ in holdings]
+        for index, rank in zip(waiting, fewest_first(busy_R, len(waiting)).tolist(), strict=True):
+            requests_R[rank][index] = tuple(tokens.get(index, ()))
+        return requests_R
 
     @staticmethod
     def _order(bytes_RR: IntArray, cluster: Cluster) -> Order:
         np.fill_diagonal(bytes_RR, 0)
         return ORDER["openshop"](bytes_RR, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0), cluster.startup_s_G)
+
+
+def fewest_first(busy_R: IntArray, count: int) -> IntArray:
+    """(count,) whose turn it is when each turn is of whoever has had fewest, busy_R (R,) before; of equals the first."""
+    levels = np.arange(busy_R.min(), busy_R.max() + -(-count // len(busy_R)) + 1)
+    found: IntArray = (levels[:, None] >= busy_R).nonzero()[1][:count]
+    return found

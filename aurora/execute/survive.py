@@ -38,13 +38,13 @@ class Holding:
 @dataclass(frozen=True)
 class Part:
     """A rank's part of an epoch. program, cluster: of its members; moves: the weights that somebody lacks, order: in which they
-    travel; requests_M: to be served after those that it is decoding."""
+    travel; requests_M: of each model, to be served after those that it is decoding: the tokens produced so far by number."""
 
     program: Program
     cluster: Cluster
     moves: tuple[Move, ...]
     order: Order
-    requests_M: tuple[tuple[Request, ...], ...]
+    requests_M: tuple[dict[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def survive_rank(
             break
         lost = None
         try:
-            _serve(seat, link, message, lanes, paths, options, recorder, began_s)
+            _serve(seat, link, message, lanes, paths, prompts_M, options, recorder, began_s)
         except RankFailed as error:
             lost = None if link.stopped.is_set() else str(error)
         for lane in lanes:
@@ -104,6 +104,7 @@ def _serve(
     epoch: Epoch,
     lanes: Sequence[Lane],
     paths: Sequence[str],
+    prompts_M: Sequence[Sequence[list[int]]],
     options: RunOptions,
     recorder: Recorder,
     began_s: float,
@@ -129,9 +130,9 @@ def _serve(
             Session(index, transport, turnstiles[index], recorder, began_s) for index, transport in enumerate(transports)
         ]
         link.busy(lambda: min((since for s in sessions if (since := s.busy_since) is not None), default=None))
-        for lane, session, requests in zip(lanes, sessions, part.requests_M, strict=True):
+        for lane, session, prompts, requests in zip(lanes, sessions, prompts_M, part.requests_M, strict=True):
             lane.perform(part.program, session)
-            lane.waiting.extend(requests)
+            lane.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
         side_by_side(lanes, turnstiles, "cpu", meeting.abort, link.stopped)
     finally:
         link.busy(lambda: None)

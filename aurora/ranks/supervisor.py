@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -209,6 +210,8 @@ class Supervisor:
         self._respawn_left = [respawn] * seats
         self._port = port
         self._workers: dict[int, _Worker] = {}
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="aurora-starter")  # who serves does not wait for who comes
+        self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
         self._epoch = 0
         self._members: tuple[int, ...] = ()
         self._silent = 0  # epochs of the same members since the steward was told anything
@@ -228,13 +231,26 @@ class Supervisor:
                     self._step()
                 return self._bring_home()
             finally:
+                self._respawn_left = [0] * self._seats
+                self._welcome(wait=True)
                 for seat in list(self._workers):
                     self._end(seat)
+                self._starter.shutdown()
 
     def _start(self, seat: int) -> None:
         place = Seat(seat, self._seats, self._host, self._listening, self._timeout_s, seat, self._seats, launched=True)
-        process, connection = start(place, _member, self._target, self._args)
-        self._workers[seat] = _Worker(process, connection, time.monotonic() + self._timeout_s)  # to load its models
+        self._starting[seat] = self._starter.submit(start, place, _member, self._target, self._args)
+
+    def _welcome(self, wait: bool = False) -> None:
+        for seat, started in list(self._starting.items()):
+            if wait or started.done():
+                del self._starting[seat]
+                try:
+                    process, connection = started.result()
+                except OSError as error:  # it died before it had its arguments
+                    self._lost(seat, f"did not start: {error}")
+                    continue
+                self._workers[seat] = _Worker(process, connection, time.monotonic() + self._timeout_s)  # to load its models
 
     def _end(self, seat: int) -> None:
         worker = self._workers.pop(seat)
@@ -244,6 +260,7 @@ class Supervisor:
         worker.connection.close()
 
     def _step(self) -> None:
+        self._welcome()
         by_connection = {worker.connection: seat for seat, worker in self._workers.items()}
         for ready in multiprocessing.connection.wait(list(by_connection), timeout=BEAT_S):
             assert isinstance(ready, Connection)
@@ -256,7 +273,7 @@ class Supervisor:
         for seat, worker in list(self._workers.items()):
             if now - worker.seen_s > self._hang_s:
                 self._lose(seat, f"said nothing for {self._hang_s:g} s")
-        if not self._workers:
+        if not self._workers and not self._starting:
             raise RankFailed(f"all ranks are lost; the last, {self._reason}")
         better = self._moved and (self._newcomers or self._steward.restless)
         if (self._changing or better) and not self._steward.finished:
@@ -293,10 +310,13 @@ class Supervisor:
         return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
     def _lose(self, seat: int, how: str) -> None:
-        self._reason = f"rank {seat}: {how}"
         self._end(seat)
-        self._steward.lost(seat, how)
+        self._lost(seat, how)
         self._changing = True
+
+    def _lost(self, seat: int, how: str) -> None:
+        self._reason = f"rank {seat}: {how}"
+        self._steward.lost(seat, how)
         if self._respawn_left[seat] > 0:
             self._respawn_left[seat] -= 1
             self._start(seat)
@@ -310,7 +330,7 @@ class Supervisor:
         standing = {
             seat: worker.standing.value for seat, worker in sorted(self._workers.items()) if worker.standing is not None
         }
-        loading = self._epoch == 0 and len(standing) < len(self._workers)
+        loading = self._epoch == 0 and len(standing) < len(self._workers) + len(self._starting)
         if loading or not standing or any(worker.serving for worker in self._workers.values()):
             return
         self._silent += tuple(standing) == self._members and not self._steward.restless

@@ -4,11 +4,14 @@ import os
 import shutil
 import signal
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.execute import run as running
-from aurora.execute.journal import Journal
+from aurora.execute.journal import Journal, fewest_first
 from aurora.execute.run import survive, verify
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
@@ -158,3 +161,12 @@ def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(BadInput, match="--survive: starts its ranks by itself"):
         survive(plan, [mixtral], [[[1]]], RunOptions(survive=True))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 40))
+def test_whoever_has_fewest_is_next(busy, count):
+    expected, left = [], list(busy)
+    for _ in range(count):
+        expected.append(left.index(min(left)))
+        left[expected[-1]] += 1
+    assert fewest_first(np.array(busy), count).tolist() == expected
