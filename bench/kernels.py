@@ -89,9 +89,10 @@ def experts() -> list[str]:
 class Echo(nn.Module):
     """Experts that answer what they are asked, so that only dispatch and combine are timed."""
 
-    def __init__(self, experts: int) -> None:
+    def __init__(self, experts: int, width: int = WIDTH) -> None:
         super().__init__()
         self.num_experts = experts
+        self.weight = nn.Parameter(torch.empty(experts, width), requires_grad=False)
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         return hidden_states
@@ -105,7 +106,9 @@ def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicat
            Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
     session = Session(0, transport, *in_threads(1), Recorder("measured", ("bench",), ranks), time.perf_counter())
     session.start_compute()
-    return DistributedExperts(Echo(sum(map(len, slots_G))), Placement((slots_G,)), ops, 0, session, deduplicate)
+    spread = DistributedExperts(Echo(sum(map(len, slots_G))))
+    spread.perform(Placement((slots_G,)), ops, 0, session, deduplicate)
+    return spread
 
 
 class Watch:

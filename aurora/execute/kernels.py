@@ -9,27 +9,28 @@ from functools import cache
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from aurora.types.profile import ALIGNED_BYTES  # so that a device can read each part in whole words
 
 
-def by_place(place_X: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What sorts int64 place_X (X,), each below `places` or that for none: how many have each place (P,), which of X comes at
-    each row, by place and then by X, and (X,) the row of each, -1 for none."""
-    if place_X.is_cuda:
+def by_place(place_NK: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What sorts the choices of tokens, int64 place_NK (N, K), each below `places` or that for none: how many have each place
+    (P,), whose token's choice comes at each row, by place and then by token, and (N, K) the row of each, -1 for none."""
+    top_k = place_NK.shape[1]
+    if place_NK.is_cuda:
+        place_X = place_NK.flatten()
         counts_P = torch.bincount(place_X, minlength=places + 1)[:places]
         taken_X = torch.argsort(place_X, stable=True)[: int(counts_P.sum())]
         row_X = torch.full_like(place_X, -1)
         row_X[taken_X] = torch.arange(len(taken_X), device=place_X.device)
-        return counts_P, taken_X, row_X
-    place = place_X.numpy()  # a few rows cost numpy a third of torch's time
+        return counts_P, taken_X // top_k, row_X.view(place_NK.shape)
+    place = place_NK.numpy().ravel()  # a few rows cost numpy a third of torch's time
     counts = np.bincount(place, minlength=places + 1)[:places]
     short = place.astype(np.int16) if places < 1 << 15 else place  # which numpy sorts by radix
     taken = np.argsort(short, kind="stable")[: counts.sum()]
-    row = np.full(len(place), -1)
-    row[taken] = np.arange(len(taken))
-    return torch.from_numpy(counts), torch.from_numpy(taken), torch.from_numpy(row)
+    row = np.full(place_NK.shape, -1)
+    row.reshape(-1)[taken] = np.arange(len(taken))
+    return torch.from_numpy(counts), torch.from_numpy(taken // top_k), torch.from_numpy(row)
 
 
 def gather_rows(rows: torch.Tensor, index_P: torch.Tensor, out: torch.Tensor) -> None:
@@ -56,14 +57,17 @@ def weighted_sum(rows: torch.Tensor, place_NK: torch.Tensor, weights_NK: torch.T
     if len(rows) == 0:
         return rows.new_zeros(len(place_NK), rows.shape[1])
     exact = exact_dtype(rows.dtype)
-    weights = None if weights_NK is None else weights_NK.to(exact)
-    if int(place_NK.amin()) >= 0:
-        return F.embedding_bag(place_NK, rows.to(exact), mode="sum", per_sample_weights=weights).to(rows.dtype)
-    there_NK = place_NK >= 0
-    count_N = there_NK.sum(dim=1)
-    weights = None if weights is None else weights[there_NK]
-    first_N = count_N.cumsum(0) - count_N
-    return F.embedding_bag(place_NK[there_NK], rows.to(exact), first_N, mode="sum", per_sample_weights=weights).to(rows.dtype)
+    tokens, top_k = place_NK.shape
+    if (int(place_NK.amin()) if place_NK.is_cuda else place_NK.numpy().min(initial=0)) >= 0:
+        place_Q, first_N = place_NK.reshape(-1), torch.arange(0, tokens * top_k, top_k, device=place_NK.device)
+        weights_Q = None if weights_NK is None else weights_NK.reshape(-1)
+    else:
+        there_NK = place_NK >= 0
+        count_N = there_NK.sum(dim=1)
+        place_Q, first_N = place_NK[there_NK], count_N.cumsum(0) - count_N
+        weights_Q = None if weights_NK is None else weights_NK[there_NK]
+    weights_Q = None if weights_Q is None else weights_Q.to(exact)
+    return torch.embedding_bag(rows.to(exact), place_Q, first_N, mode=0, per_sample_weights=weights_Q)[0].to(rows.dtype)
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -5,6 +5,7 @@ Either knows how many rows go where, what the receiver's experts do with them, a
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,9 +34,10 @@ class Seats(nn.Module):
         held_G = torch.tensor([len(slots) for slots in slots_G])
         first_G = held_G.cumsum(0) - held_G
         self.places = int(held_G.sum())
-        self.rank_of_place = torch.arange(self.ranks).repeat_interleave(held_G)
-        self.mine = slice(int(first_G[rank]), int(first_G[rank] + held_G[rank]))  # this rank's places
-        self.slots_RP = torch.arange(len(slots_G[rank])).repeat(self.ranks)  # here, once for every sender
+        self.bounds = [0, *held_G.cumsum(0).tolist()]  # rank g has the places from bounds[g] on
+        self.mine = slice(self.bounds[rank], self.bounds[rank + 1])
+        self.slots_RP = np.tile(np.arange(len(slots_G[rank])), self.ranks)  # here, once for every sender
+        rank_P = torch.arange(self.ranks).repeat_interleave(held_G)
         places_of: dict[int, list[int]] = {}
         for place, expert in enumerate(expert for slots in slots_G for expert in slots):
             places_of.setdefault(expert, []).append(place)
@@ -44,13 +46,13 @@ class Seats(nn.Module):
         upto_EM = torch.ones(len(place_EM), self.most, dtype=torch.float64)
         if split_EG is not None:
             upto_EG = split_EG.cumsum(axis=1)
-            upto_EM = torch.from_numpy(upto_EG / upto_EG[:, -1:]).gather(1, self.rank_of_place[place_EM])
+            upto_EM = torch.from_numpy(upto_EG / upto_EG[:, -1:]).gather(1, rank_P[place_EM])
         self.cuts: LocalFirst | None = None
         if local_first and self.most > 1:
             share_G = None if split_EG is None else tuple(tuple(split_EG[list(held), g]) for g, held in enumerate(slots_G))
             self.cuts = LocalFirst(slots_G, rank, share_G)
-        slot_P = torch.arange(self.places) - first_G[self.rank_of_place]
-        for name, array in (("place_EM", place_EM), ("upto_EM", upto_EM), ("rank_P", self.rank_of_place), ("slot_P", slot_P)):
+        slot_P = torch.arange(self.places) - first_G[rank_P]
+        for name, array in (("place_EM", place_EM), ("upto_EM", upto_EM), ("rank_P", rank_P), ("slot_P", slot_P)):
             self.register_buffer(name, array, persistent=False)
 
     place_EM: torch.Tensor
@@ -106,21 +108,21 @@ class EveryChoice:
         tokens_SE: torch.Tensor | None = None,
     ) -> None:
         self._seats, self._weights = seats, weights
-        self.counts, choice, row = by_place(seats.seated(index, mask, tokens_SE).flatten(), seats.places)
-        self._row_NK = row.view(index.shape)
-        self.rows = hidden.new_empty(len(choice), hidden.shape[1])
-        gather_rows(hidden, choice // index.shape[1], self.rows)
+        self.counts, token_P, self._row_NK = by_place(seats.seated(index, mask, tokens_SE), seats.places)
+        self.rows = hidden.new_empty(len(token_P), hidden.shape[1])
+        gather_rows(hidden, token_P, self.rows)
 
     def sizes(self, counts_RP: torch.Tensor) -> list[list[int]]:
         """(R, R) rows from each rank to each, from what all ranks count."""
-        sizes_RR = counts_RP.new_zeros(self._seats.ranks, self._seats.ranks)
-        sizes: list[list[int]] = sizes_RR.index_add_(1, self._seats.rank_of_place, counts_RP).tolist()
+        upto_RP = np.zeros((len(counts_RP), self._seats.places + 1), dtype=np.int64)
+        np.cumsum(counts_RP.numpy(), axis=1, out=upto_RP[:, 1:])
+        sizes: list[list[int]] = np.diff(upto_RP[:, self._seats.bounds], axis=1).tolist()
         return sizes
 
     def run(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
         """The answers (P, H) to the rows (P, H) that came by rank, then by slot."""
-        slots = self._seats.slots_RP.repeat_interleave(counts_RP[:, self._seats.mine].flatten())
-        return _run(experts, rows, slots.to(rows.device))
+        slots_Q = np.repeat(self._seats.slots_RP, counts_RP.numpy()[:, self._seats.mine].ravel())
+        return _run(experts, rows, torch.from_numpy(slots_Q).to(rows.device))
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
         """(N, H): the answers to this rank's rows, weighted and summed by token."""

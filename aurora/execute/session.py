@@ -101,7 +101,8 @@ class Session:
         began = self._moments.mark()
         with self._told(f"layer {layer}, counts"):
             rows = self.transport.gather(row_E)
-        self._rows = int(rows.sum())
+        if self._choice is not None:
+            self._rows = int(rows.sum())
         self._phases.append((self._step, layer, "counts", began, self._moments.mark()))
         return rows
 

@@ -40,7 +40,7 @@ class _Half:
 
     def meet(self, other: "_Half", sent: bool) -> None:
         source, target = (self, other) if sent else (other, self)
-        out, into = source._message.tensor, target._message.tensor
+        out, into = source._message.flat, target._message.flat
         if len(out) == len(into):
             with torch.inference_mode():  # their tensors may come from there
                 into.copy_(out)

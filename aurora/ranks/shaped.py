@@ -69,7 +69,7 @@ class ShapedTransport(GlooTransport):
             time.sleep(max(here.startup_s, there.startup_s))
         posted: list[Work] = []
         for chunk in self._chunks(message, min(here.out_Bps, there.in_Bps)):
-            self._port.out.take(chunk.tensor.numel())
+            self._port.out.take(chunk.size)
             posted.append(super()._send(chunk))
             if len(posted) > UNDER_WAY:
                 posted.pop(0).wait()
@@ -82,7 +82,7 @@ class ShapedTransport(GlooTransport):
         posted: list[tuple[Work, int]] = []
         for index in range(len(chunks) + UNDER_WAY):
             if index < len(chunks):
-                posted.append((super()._receive(chunks[index]), chunks[index].tensor.numel()))
+                posted.append((super()._receive(chunks[index]), chunks[index].size))
             if index >= UNDER_WAY:
                 work, size = posted.pop(0)
                 work.wait()
@@ -92,7 +92,7 @@ class ShapedTransport(GlooTransport):
     def _chunks(message: Message, rate_Bps: float) -> list[Message]:
         """Parts of a message, cut the same way at both ends."""
         size = max(1024, int(rate_Bps * CHUNK_S))
-        return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.tensor, size)]
+        return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.flat, size)]
 
 
 class _Job:

@@ -166,14 +166,16 @@ def test_cuts_on_tensors_are_the_plans(name, request):
             assert set(found[expert, len(wanted) :].tolist()) <= {wanted[-1]}
 
 
-@given(st.integers(0, 40).flatmap(lambda places: st.tuples(st.just(places), st.lists(st.integers(0, places)))))
-def test_rows_by_place(case):
+@given(st.integers(0, 40), st.integers(1, 4), st.data())
+def test_rows_by_place(places, top_k, data):
     """Those of no place are left out, and whoever comes first of a place goes first."""
-    places, place_X = case
-    counts_P, taken_X, row_X = by_place(torch.tensor(place_X, dtype=torch.long), places)
+    place_NK = data.draw(st.lists(st.lists(st.integers(0, places), min_size=top_k, max_size=top_k)))
+    place_X = [place for places_K in place_NK for place in places_K]
+    counts_P, token_P, row_NK = by_place(torch.tensor(place_NK, dtype=torch.long).view(-1, top_k), places)
     assert counts_P.tolist() == [place_X.count(place) for place in range(places)]
-    assert taken_X.tolist() == [x for place in range(places) for x, own in enumerate(place_X) if own == place]
-    assert row_X.tolist() == [taken_X.tolist().index(x) if own < places else -1 for x, own in enumerate(place_X)]
+    taken = [x for place in range(places) for x, own in enumerate(place_X) if own == place]
+    assert token_P.tolist() == [x // top_k for x in taken]
+    assert row_NK.flatten().tolist() == [taken.index(x) if own < places else -1 for x, own in enumerate(place_X)]
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))
