@@ -16,7 +16,7 @@ QWEN = {
 }  # fmt: skip
 CONFIGS = {
     "qwen3moe": ("Qwen3MoeConfig", SHARED | QWEN | {"head_dim": 32}),
-    "qwen2moe": ("Qwen2MoeConfig", SHARED | QWEN | {"shared_expert_intermediate_size": 96}),
+    "qwen2moe": ("Qwen2MoeConfig", SHARED | QWEN | {"hidden_size": 128, "shared_expert_intermediate_size": 96}),
     "mixtral": (
         "MixtralConfig", SHARED | {"intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 32},
     ),
