@@ -102,8 +102,8 @@ def main() -> None:
             return super().finished or harm.ended
 
         def told(self, seat, fresh):  # type: ignore[no-untyped-def]
-            super().told(seat, fresh)
             told_s.append(time.perf_counter())
+            return super().told(seat, fresh)
 
     running.Journal = Ending  # type: ignore[misc]
     options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=10**6, hang_s=HANG_S)

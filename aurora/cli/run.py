@@ -212,6 +212,9 @@ def _told(change: "Change") -> str:
     """A change of membership in a sentence."""
     parts = [f"lost rank {seat} ({how})" for seat, how in sorted(change.lost.items())]
     parts += [f"rank {seat} joined" for seat in change.joined]
-    weights = f"{change.moved} experts' weights from other ranks, {change.from_checkpoint} from the model's files"
+    weights = f"{change.moved} experts' weights from other ranks"
+    if change.moved:
+        weights += f" ({change.moved_bytes / 1e6:.2f} MB in {change.took_s:.3f} s, predicted {change.predicted_s:.3f} s)"
+    weights += f", {change.from_checkpoint} from the model's files"
     pause = "nothing to resume" if change.resumed_s is None else f"no token for {change.resumed_s - change.stopped_s:.3f} s"
     return f"epoch {change.epoch}: {', '.join(parts) or 'replicas restored'}; {weights}; {pause}"

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from aurora.execute.result import Answers, Change
-from aurora.execute.survive import Fresh, Holding, Part
+from aurora.execute.survive import Fetched, Fresh, Holding, Part
 from aurora.plan.compile import compile_plan
+from aurora.plan.network.timing import timed
 from aurora.plan.orders.order import ORDER
 from aurora.plan.survivors import moved_bytes, moves, program_among, restored
 from aurora.types import Cluster, Order, Plan, Program
@@ -30,7 +31,7 @@ class Journal:
         self._lost: dict[int, str] = {}
         self._members: tuple[int, ...] = ()
         self._restored: tuple[tuple[int, ...], Program] | None = None
-        self._order(np.ones((len(plan.cluster),) * 2, dtype=np.int64), plan.cluster)  # compiled before it is urgent
+        self._order(1 - np.eye(len(plan.cluster), dtype=np.int64), plan.cluster)  # compiled before it is urgent
 
     @property
     def finished(self) -> bool:
@@ -40,7 +41,10 @@ class Journal:
     def restless(self) -> bool:
         return self._restored is not None and self._restored[0] == self._members
 
-    def told(self, seat: int, fresh: Fresh) -> None:
+    def told(self, seat: int, fresh: Fresh | Fetched) -> bool:
+        if isinstance(fresh, Fetched):
+            self.changes[-1].took_s = max(self.changes[-1].took_s, fresh.seconds)
+            return False
         now = time.perf_counter()
         answers, still_open = self.answers_M[fresh.model], self._open_M[fresh.model]
         answers.add(fresh.tokens)
@@ -49,6 +53,7 @@ class Journal:
         if self.changes and self.changes[-1].resumed_s is None:
             self.changes[-1].resumed_s = now - self._began_s
         self._told_s = now
+        return True
 
     def lost(self, seat: int, how: str) -> None:
         self._lost[seat] = how
@@ -65,12 +70,14 @@ class Journal:
         self._restored = None
         found = moves(program, held_R, holdings[0].expert_bytes_M)
         cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[seat] for seat in seats))
-        order = self._order(moved_bytes(found, holdings[0].expert_bytes_M, len(seats)), cluster)
+        bytes_RR = moved_bytes(found, holdings[0].expert_bytes_M, len(seats))
+        order, predicted_s = self._order(bytes_RR, cluster)
         if epoch > 1:
             joined = tuple(sorted(set(seats) - set(self._members)))
             from_checkpoint = sum(move.source is None for move in found)
+            moved, stopped_s = len(found) - from_checkpoint, self._told_s - self._began_s
             self.changes.append(
-                Change(epoch, self._lost, joined, len(found) - from_checkpoint, from_checkpoint, self._told_s - self._began_s)
+                Change(epoch, self._lost, joined, moved, from_checkpoint, int(bytes_RR.sum()), predicted_s, stopped_s)
             )
         self._lost, self._members = {}, seats
         requests_MR = [self._dealt(model, holdings) for model in range(len(self._prompts_M))]
@@ -103,9 +110,11 @@ class Journal:
         return requests_R
 
     @staticmethod
-    def _order(bytes_RR: IntArray, cluster: Cluster) -> Order:
-        np.fill_diagonal(bytes_RR, 0)
-        return ORDER["openshop"](bytes_RR, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0), cluster.startup_s_G)
+    def _order(bytes_RR: IntArray, cluster: Cluster) -> tuple[Order, float]:
+        """In which weights travel, and in how many seconds."""
+        ports = (cluster.out_Bps_G, cluster.in_Bps_G)
+        order = ORDER["openshop"](bytes_RR, *ports, np.random.default_rng(0), cluster.startup_s_G)
+        return order, timed(order, bytes_RR, *ports, cluster.startup_s_G).makespan_s
 
 
 def fewest_first(busy_R: IntArray, count: int) -> IntArray:

@@ -44,7 +44,8 @@ class Answers:
 @dataclass
 class Change:
     """Who was there from `epoch` on. lost: how each seat was lost; joined: seats; moved, from_checkpoint: experts whose weights
-    came from other ranks and, because none of them had them, from the model's files. stopped_s, resumed_s: when the last token
+    came from other ranks and, because none of them had them, from the model's files. moved_bytes, predicted_s, took_s: of those
+    from other ranks, by the plan's cluster and as measured, the slowest rank's. stopped_s, resumed_s: when the last token
     before and the first after came, of any request, since the run began; None: none came."""
 
     epoch: int
@@ -52,7 +53,10 @@ class Change:
     joined: tuple[int, ...]
     moved: int
     from_checkpoint: int
+    moved_bytes: int
+    predicted_s: float
     stopped_s: float
+    took_s: float = 0.0
     resumed_s: float | None = None
 
 

@@ -1,6 +1,5 @@
 """One rank of a run that goes on when ranks are lost: what it holds stays, what it lacks it fetches, its requests go on."""
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +44,13 @@ class Part:
     moves: tuple[Move, ...]
     order: Order
     requests_M: tuple[dict[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """This rank has sent and received the weights that travel in this epoch."""
+
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ def _serve(
     sessions: list[Session] = []
     try:
         transports = _transports(meeting, part.cluster, rank, options)
-        _fetch(lanes, part, rank, transports[0], paths, link.stopped)
+        _fetch(lanes, part, rank, transports[0], paths, link)
         recorder.begin(epoch.number, epoch.seats)
         sessions += [
             Session(index, transport, turnstiles[index], recorder, began_s) for index, transport in enumerate(transports)
@@ -148,9 +154,7 @@ def _transports(meeting: Meeting, cluster: Cluster, rank: int, options: RunOptio
     return [GlooTransport(group, cluster) for group in meeting.groups]
 
 
-def _fetch(
-    lanes: Sequence[Lane], part: Part, rank: int, transport: Transport, paths: Sequence[str], stopped: threading.Event
-) -> None:
+def _fetch(lanes: Sequence[Lane], part: Part, rank: int, transport: Transport, paths: Sequence[str], link: Link) -> None:
     """Bring every layer to hold what the program gives this rank: from owners, or from the checkpoint where none is left."""
     ranks = transport.ranks
     layers = [lane.layers for lane in lanes]
@@ -167,7 +171,9 @@ def _fetch(
     packed = [torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8) for parts in sends]
     arrived = [torch.empty(sum(size_M[move.model] for move in moves), dtype=torch.uint8) for moves in due]
     if any(move.source is not None for move in part.moves):
-        unless_stopped(stopped, lambda: transport.exchange(part.order, packed, arrived, lambda *_: None))
+        began_s = time.perf_counter()
+        unless_stopped(link.stopped, lambda: transport.exchange(part.order, packed, arrived, lambda *_: None))
+        link.tell(Fetched(time.perf_counter() - began_s))
     found: dict[tuple[int, int], dict[int, Mapping[str, torch.Tensor]]] = {}
     for moves, blob in zip(due, arrived, strict=True):
         at = 0

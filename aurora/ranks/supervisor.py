@@ -93,7 +93,8 @@ class Steward(Protocol):
     def assign(self, epoch: int, standing: Mapping[int, Any]) -> Mapping[int, Any]:
         """A part for each seat, given what each said when it stood by."""
 
-    def told(self, seat: int, value: Any) -> None: ...
+    def told(self, seat: int, value: Any) -> bool:
+        """Whether the work has got on by this."""
 
     def lost(self, seat: int, how: str) -> None: ...
 
@@ -214,7 +215,7 @@ class Supervisor:
         self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
         self._epoch = 0
         self._members: tuple[int, ...] = ()
-        self._silent = 0  # epochs of the same members since the steward was told anything
+        self._silent = 0  # epochs of the same members since the work got on
         self._changing = True
         self._newcomers = self._moved = False  # who has come waits until those who serve have got on
         self._reason = ""
@@ -294,8 +295,8 @@ class Supervisor:
                 if message.lost is not None:
                     self._reason = f"rank {seat}: {message.lost}"
             case Told(value):
-                self._silent, self._moved = 0, True
-                self._steward.told(seat, value)
+                if self._steward.told(seat, value):
+                    self._silent, self._moved = 0, True
             case Brought(AuroraError() as error):
                 raise error
             case Brought(Crashed(how)):

@@ -113,7 +113,8 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
         f"| medians / (bound + start-up), median | | {' | '.join(middles)} | |",
         f"| medians / (bound + start-up), worst | | {' | '.join(worsts)} | |",
         "",
-        f"{repetitions} repetitions. `auto` chose: {shares[0][1]}. Took {time.perf_counter() - began:.0f} s.",
+        f"Bounds of {seconds:g} s, {repetitions} repetitions, on {machine()}; took {time.perf_counter() - began:.0f} s. "
+        f"`auto` chose: {shares[0][1]}.",
     ]
     return lines
 
@@ -137,9 +138,7 @@ def main() -> None:
     out = chosen.out or HERE.parent / "results" / f"network-{today}.md"
     _, *parts = out.read_text().rstrip().split("\n\n## ") if out.exists() else [""]
     sections = {part.split(":")[0]: f"## {part}" for part in parts}
-    title = (
-        f"# Orders on real sockets, {today}\n\n`python bench/network/run.py`, bounds of {chosen.seconds:g} s, on {machine()}."
-    )
+    title = f"# Orders on real sockets, {today}\n\n`python bench/network/run.py`"
     settings = [
         Setting(hosts, rates == "mixed", BUFFERS[buffers])
         for hosts in chosen.hosts or (4, 8)

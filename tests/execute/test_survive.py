@@ -30,10 +30,11 @@ class Blows:
 
         class Struck(Journal):
             def told(self, seat, fresh):
-                super().told(seat, fresh)
-                told[0] += len(fresh.tokens)
+                got_on = super().told(seat, fresh)
+                told[0] += len(fresh.tokens) if got_on else 0
                 for moment in [moment for moment in left if moment <= told[0]]:
                     left.pop(moment)(pids)
+                return got_on
 
         monkeypatch.setattr(running, "Journal", Struck)
 
@@ -98,6 +99,16 @@ def test_lost_replicas_are_restored_while_serving_goes_on(monkeypatch, mixtral):
     assert {seat for change in result.changes for seat in change.lost} == {1, 2}
 
 
+def test_weights_that_travel_are_predicted_and_timed(monkeypatch, mixtral):
+    plan = plan_for([mixtral], 4, PlanOptions(floor=2, slots_per_gpu=6))
+    result, different = served(monkeypatch, plan, [mixtral], {3: kill(1)}, count=60)
+    assert not different
+    lost, restored = result.changes
+    assert (lost.moved, lost.moved_bytes, lost.predicted_s, lost.took_s) == (0, 0, 0, 0)
+    assert restored.moved_bytes == restored.moved * load_model(mixtral).expert_bytes > 0
+    assert restored.took_s > 0 < restored.predicted_s
+
+
 def test_one_after_the_other_and_the_last_does_the_rest(monkeypatch, mixtral):
     plan = plan_for([mixtral], 3)
     result, different = served(monkeypatch, plan, [mixtral], {5: kill(2), 20: kill(0)})
@@ -115,8 +126,9 @@ def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
             return after[0] >= 40
 
         def told(self, seat, fresh):
-            super().told(seat, fresh)
-            after[0] += any(change.joined for change in self.changes)
+            got_on = super().told(seat, fresh)
+            after[0] += got_on and any(change.joined for change in self.changes)
+            return got_on
 
     monkeypatch.setattr(running, "Journal", Enough)
     prompts = prompts_for(mixtral, 2000)

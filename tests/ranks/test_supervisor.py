@@ -39,6 +39,7 @@ class Counting:
         self.rounds += seat == self.epochs[-1][0]
         for victim, sent in self.harm.pop(self.rounds, ()):
             os.kill(self.pids[victim], sent)
+        return True
 
     def lost(self, seat, how):
         self.losses[seat] = how
@@ -146,6 +147,7 @@ def test_one_that_is_only_slow_stays():
         told(seat, value)
         if 5 not in steward.harm:
             os.kill(pids[1], signal.SIGCONT)
+        return True
 
     steward.told = wakes
     assert run(steward, seats=3) == {0: 0, 1: 1, 2: 2}
