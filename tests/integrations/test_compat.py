@@ -4,8 +4,9 @@ import sys
 import types
 
 import pytest
-from aurora_vllm import compat
-from aurora_vllm.compat import SEAMS, Seam, check_seams, hook, prepared
+from aurora_vllm.compat import seams
+from aurora_vllm.compat.hook import hook, prepared
+from aurora_vllm.compat.seams import SEAMS, Seam, check_seams
 
 from aurora.errors import BadInput
 
@@ -21,7 +22,7 @@ class Wrapper:
 @pytest.fixture
 def engine(monkeypatch):
     """A vLLM with nothing but the class that every worker is wrapped in."""
-    monkeypatch.setattr(compat, "version", lambda _name: "0.32.0")
+    monkeypatch.setattr(seams, "version", lambda _name: "0.32.0")
     wrapper = type("WorkerWrapperBase", (Wrapper,), {"init_device": lambda self: Wrapper.init_device(self)})
     worker_base = types.ModuleType("worker_base")
     worker_base.WorkerWrapperBase = wrapper
@@ -50,7 +51,7 @@ def test_a_seam_says_what_it_misses():
 def test_unknown_and_old_versions_are_refused(monkeypatch, engine):
     with pytest.raises(BadInput, match=r"vLLM 0.32.0 lacks what the plugin needs: placement: there is no vllm.model_executor"):
         check_seams(SEAMS)
-    monkeypatch.setattr(compat, "version", lambda _name: "0.29.1")
+    monkeypatch.setattr(seams, "version", lambda _name: "0.29.1")
     with pytest.raises(BadInput, match=r"vLLM 0.29.1 is older than 0.30, the first that the plugin knows"):
         check_seams(SEAMS)
 

@@ -179,7 +179,8 @@ def scattered(checkpoint, ranks, seed=1):
 def test_the_seams_are_there_and_replicas_are_the_plans():
     """In the vLLM that is installed; the policy is asked as its balancer asks, on no GPU."""
     import torch
-    from aurora_vllm.compat import CPU_SEAMS, DP_SEAM, EPLB_SEAMS, SEAMS, check_seams, planned_policy
+    from aurora_vllm.compat.hands import planned_policy
+    from aurora_vllm.compat.seams import CPU_SEAMS, DP_SEAM, EPLB_SEAMS, SEAMS, check_seams
 
     check_seams((*SEAMS, *CPU_SEAMS, *EPLB_SEAMS, DP_SEAM))
     slots_LG = (((0, 1, 2), (1, 3, 4)), ((0, 3, 4), (1, 2, 3)))
@@ -269,7 +270,7 @@ def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_pat
     else:
         save(scattered(checkpoint, 4 if fault == "other ranks" else 2), path)
     if fault == "a rank without the plugin":  # which needs the repairs for vLLM to serve on CPUs at all
-        more = {"environ_1": {"VLLM_PLUGINS": ""}, "before_1": "from aurora_vllm.compat import repair_cpu; repair_cpu()"}
+        more = {"environ_1": {"VLLM_PLUGINS": ""}, "before_1": "from aurora_vllm.compat.cpu import repair_cpu; repair_cpu()"}
     if fault == "wrong settings":
         settings = {"paln": str(path)}
     run = Ranks(tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config={"aurora": settings}, **more)

@@ -1,21 +1,10 @@
-"""All that knows vLLM's internals: which seams must be there, and what is put into them. Tried with vLLM 0.32.
-
-Only one inert hook is there before anything is asked for: around `WorkerWrapperBase.init_device`, which every worker calls
-when its configuration is known and before communicators and model are built. The rest is put in when the settings ask; what
-needs numba is imported then, because before that point vLLM's search for Triton kernels stumbles over llvmlite.
-"""
+"""What is put into vLLM: planned experts, the ordered all-to-all, and what watches the model runner."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
 import logging
-import os
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -25,8 +14,9 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput
 from aurora_vllm.agree import agree
+from aurora_vllm.compat.seams import DP_SEAM, EPLB_SEAMS, LAYER_INDEX, MOE, check_seams, find
 from aurora_vllm.faults import Roster, naming_the_dead
-from aurora_vllm.settings import Settings, read_settings
+from aurora_vllm.settings import Settings
 
 if TYPE_CHECKING:
     from aurora.ranks.transport import Transport
@@ -34,161 +24,7 @@ if TYPE_CHECKING:
     from aurora_vllm.recording import Facts
 
 LOG = logging.getLogger("vllm.aurora")  # among vLLM's own lines
-
-OLDEST = (0, 30)
 AS_BEFORE = "vLLM places experts and sends tokens as it would without the plugin"
-_MOE = "vllm.model_executor.layers.fused_moe"
-_LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
-_WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
-
-
-@dataclass(frozen=True)
-class Seam:
-    """Something of vLLM's by "module:name", and the parameters, or the names in a property's code, that it must have."""
-
-    what: str
-    where: str
-    needs: tuple[str, ...] = ()
-
-    def missing(self) -> str | None:
-        """What is not there, in words."""
-        try:
-            found = find(self.where)
-        except (ImportError, AttributeError):
-            return f"{self.what}: there is no {self.where}"
-        if isinstance(found, property):
-            has: tuple[str, ...] = found.fget.__code__.co_names if found.fget is not None else ()
-        else:
-            has = tuple(inspect.signature(found).parameters)
-        lacks = [name for name in self.needs if name not in has]
-        return f"{self.what}: {self.where} has no {', '.join(lacks)}" if lacks else None
-
-
-SEAMS = (
-    Seam("loading", _WORKER),
-    Seam("placement", f"{_MOE}.routed_experts:RoutedExperts.__init__", ("layer_name", "moe_config", "expert_map_manager")),
-    Seam("placement", f"{_MOE}.routed_experts:RoutedExperts.register_oot", ("name",)),
-    Seam("placement", "vllm.model_executor.custom_op:op_registry_oot.get"),
-    Seam("placement", f"{_MOE}.expert_map_manager:ExpertMapManager.expert_map", ("_expert_map",)),
-    Seam("placement", f"{_MOE}.expert_map_manager:ExpertMapManager.local_num_experts", ("_local_num_experts",)),
-    Seam("recording", f"{_MOE}.routed_experts:RoutedExperts.forward_modular", ("x", "topk_weights", "topk_ids")),
-    Seam("all-to-all", "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.__init__", ("cpu_group",)),
-    Seam(
-        "all-to-all",
-        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.dispatch",
-        ("hidden_states", "topk_weights", "topk_ids", "is_sequence_parallel", "extra_tensors"),
-    ),
-    Seam(
-        "all-to-all",
-        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.combine",
-        ("hidden_states", "is_sequence_parallel"),
-    ),
-    Seam(
-        "all-to-all",
-        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager._get_comm_group",
-        ("is_sequence_parallel",),
-    ),
-    Seam("all-to-all", "vllm.distributed.parallel_state:get_ep_group"),
-    Seam("all-to-all", "vllm.distributed.parallel_state:get_tp_group"),
-    Seam("all-to-all", "vllm.config.compilation:CUDAGraphMode.__init__"),
-    Seam("placement", _LAYER_INDEX, ("layer_name",)),
-    Seam("platform", "vllm.platforms:current_platform.is_cpu"),
-)
-CPU_SEAMS = (
-    Seam(
-        "experts on the CPU",
-        f"{_MOE}.experts.cpu_moe:CPUUnquantizedExperts.apply",
-        ("output", "hidden_states", "topk_weights", "topk_ids", "expert_map"),
-    ),
-    Seam("collectives on the CPU", "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator"),
-    Seam("torch.compile on the CPU", f"{_MOE}.runner.moe_runner:MoERunner._select_forward"),
-)
-DP_SEAM = Seam("naming a lost rank", "vllm.config:ParallelConfig.has_unfinished_dp", ("dp_group", "has_unfinished"))
-EPLB_SEAMS = (
-    Seam(
-        "replicas",
-        "vllm.distributed.eplb.policy.default:DefaultEplbPolicy.rebalance_experts",
-        ("weight", "num_replicas", "num_ranks"),
-    ),
-    Seam("replicas", "vllm.distributed.eplb.policy:EPLB_POLICIES.get"),
-)
-
-
-def find(where: str) -> Any:
-    """What "module:name.name" means. Raises ImportError or AttributeError."""
-    module, _, names = where.partition(":")
-    return functools.reduce(getattr, filter(None, names.split(".")), importlib.import_module(module))
-
-
-def check_seams(seams: tuple[Seam, ...]) -> None:
-    """BadInput unless this vLLM is new enough and has all of `seams`."""
-    try:
-        found = version("vllm")
-    except PackageNotFoundError:
-        found = str(find("vllm:__version__"))
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if len(numbers) == 2 and numbers < OLDEST:
-        raise BadInput(f"vLLM {found} is older than {'.'.join(map(str, OLDEST))}, the first that the plugin knows")
-    missing: dict[str, str] = {}
-    for seam in seams:
-        if said := seam.missing():
-            missing.setdefault(seam.what, said)
-    if missing:
-        raise BadInput(f"vLLM {found} lacks what the plugin needs: {'; '.join(missing.values())}")
-
-
-def hook() -> None:
-    """Put the one inert hook in. Called again it does nothing; where there is no such seam it says so."""
-    try:
-        check_seams(SEAMS[:1])
-    except BadInput as error:
-        LOG.warning("aurora: %s; vLLM is left as it is", error)
-        return
-    wrapper = find(_WORKER.rpartition(".")[0])
-    if getattr(wrapper.init_device, "_aurora", False):
-        return
-    original = wrapper.init_device
-
-    @functools.wraps(original)
-    def init_device(self: Any) -> None:
-        begin = prepared(self.vllm_config)
-        original(self)
-        if begin is not None:
-            begin(self.worker)
-
-    init_device._aurora = True  # type: ignore[attr-defined]
-    wrapper.init_device = init_device
-
-
-def prepared(config: Any) -> Callable[[Any], None] | None:
-    """Put everything in that the settings ask for; gives what is left to do when the worker's ranks have met.
-
-    Without settings, or where something is not as expected, vLLM stays as it is; the latter is said once.
-    """
-    given = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
-    settings, trouble = Settings(), None
-    try:
-        asked = read_settings(given, os.environ)
-        if asked is None:
-            return None
-        settings = asked
-    except BadInput as error:
-        trouble = str(error)
-    try:
-        check_seams(SEAMS)
-        on_cpu = bool(find("vllm.platforms:current_platform").is_cpu())
-        check_seams(CPU_SEAMS if on_cpu else ())
-    except BadInput as error:  # then ranks cannot be asked to agree either
-        LOG.warning("aurora: %s; %s", error, AS_BEFORE)
-        return None
-    if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
-        trouble = trouble or f"another plugin has taken RoutedExperts, by {other}"
-    elif on_cpu:
-        repair_cpu()
-    hands = Hands(settings, config, trouble)
-    if trouble is None:
-        hands.take()
-    return hands.begin
 
 
 class Hands:
@@ -204,7 +40,7 @@ class Hands:
     def take(self) -> None:
         """Replace the classes that build experts and all-to-alls; they do vLLM's own until there is an Engagement."""
         hands = self
-        routed = find(f"{_MOE}.routed_experts:RoutedExperts")
+        routed = find(f"{MOE}.routed_experts:RoutedExperts")
         all2all = find("vllm.distributed.device_communicators.all2all:AgRsAll2AllManager")
 
         class PlannedExperts(routed):  # type: ignore[misc, valid-type]
@@ -212,7 +48,7 @@ class Hands:
 
             def __init__(self, layer_name: str, params_dtype: Any, moe_config: Any, *args: Any, **named: Any) -> None:
                 engaged, manager = hands._engaged, named.get("expert_map_manager", args[1] if len(args) > 1 else None)
-                number = None if engaged is None else engaged.layer(find(_LAYER_INDEX)(layer_name))
+                number = None if engaged is None else engaged.layer(find(LAYER_INDEX)(layer_name))
                 if engaged is not None and manager is not None and (held := engaged.held(number)) is not None:
                     place(manager, moe_config, held)
                 super().__init__(layer_name, params_dtype, moe_config, *args, **named)
@@ -463,63 +299,3 @@ def _facts(config: Any, engaged: Engagement, layers: list[Any], model: Any) -> F
         f"vllm {find('vllm:__version__')}", kind, engaged.rank, engaged.ranks, first.top_k, layers_in_all,
         first.global_num_experts, row_bytes, row_bytes, expert_bytes, other_bytes,
     )  # fmt: skip
-
-
-# vLLM serves no expert parallelism on CPUs by itself
-
-
-def repair_cpu() -> None:
-    """Experts that are elsewhere are left out, and tokens can be gathered and scattered in unequal parts."""
-    experts = find(f"{_MOE}.experts.cpu_moe:CPUUnquantizedExperts")
-    communicator = find("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator")
-    runner = find(f"{_MOE}.runner.moe_runner:MoERunner")
-    if getattr(experts.apply, "_aurora", False):
-        return
-    original = experts.apply
-    parameters = inspect.signature(original)
-
-    @functools.wraps(original)
-    def apply(*args: Any, **named: Any) -> None:
-        call = parameters.bind(*args, **named)
-        given = call.arguments
-        if given["expert_map"] is None:
-            original(*args, **named)
-            return
-        local_NK = given["expert_map"][given["topk_ids"].long()]
-        there_NK = local_NK >= 0
-        row_P = there_NK.nonzero()[:, 0]
-        output, done = given["output"], given["output"].new_empty(len(row_P), given["output"].shape[1])
-        if len(row_P):  # each choice as a token of its own, so that only what is here is computed
-            call.arguments |= {
-                "output": done,
-                "hidden_states": given["hidden_states"][row_P],
-                "topk_weights": given["topk_weights"][there_NK][:, None].contiguous(),
-                "topk_ids": local_NK[there_NK][:, None].to(given["topk_ids"].dtype).contiguous(),
-                "expert_map": None,
-            }
-            original(*call.args, **call.kwargs)
-        output.zero_().index_add_(0, row_P, done)
-
-    def all_gatherv(self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
-        if isinstance(input_, list | tuple):
-            return [all_gatherv(self, each, dim, sizes) for each in input_]
-        sizes = [len(input_)] * self.world_size if sizes is None else sizes
-        gathered = input_.new_empty(sum(sizes), *input_.shape[1:])
-        told = input_.repeat(self.world_size, *[1] * (input_.dim() - 1))
-        dist.all_to_all_single(gathered, told, sizes, [len(input_)] * self.world_size, group=self.device_group)
-        return gathered
-
-    def reduce_scatterv(self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
-        sizes = [len(input_) // self.world_size] * self.world_size if sizes is None else sizes
-        own = sizes[self.rank_in_group]
-        parts = input_.new_empty(own * self.world_size, *input_.shape[1:])
-        dist.all_to_all_single(parts, input_.contiguous(), [own] * self.world_size, sizes, group=self.device_group)
-        return parts.view(self.world_size, own, *input_.shape[1:]).sum(dim=0)
-
-    def select_forward(self: Any) -> Any:
-        return torch.ops.vllm.moe_forward if self._shared_experts is None else torch.ops.vllm.moe_forward_shared
-
-    apply._aurora = True  # type: ignore[attr-defined]
-    experts.apply = apply
-    communicator.all_gatherv, communicator.reduce_scatterv = all_gatherv, reduce_scatterv
-    runner._select_forward = select_forward
