@@ -211,7 +211,7 @@ class Supervisor:
         self._respawn_left = [respawn] * seats
         self._port = port
         self._workers: dict[int, _Worker] = {}
-        self._starter = ThreadPoolExecutor(1, thread_name_prefix="aurora-starter")  # who serves does not wait for who comes
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="aurora-beside")  # who serves waits for none who comes or goes
         self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
         self._epoch = 0
         self._members: tuple[int, ...] = ()
@@ -236,11 +236,11 @@ class Supervisor:
                 self._welcome(wait=True)
                 for seat in list(self._workers):
                     self._end(seat)
-                self._starter.shutdown()
+                self._beside.shutdown()
 
     def _start(self, seat: int) -> None:
         place = Seat(seat, self._seats, self._host, self._listening, self._timeout_s, seat, self._seats, launched=True)
-        self._starting[seat] = self._starter.submit(start, place, _member, self._target, self._args)
+        self._starting[seat] = self._beside.submit(start, place, _member, self._target, self._args)
 
     def _welcome(self, wait: bool = False) -> None:
         for seat, started in list(self._starting.items()):
@@ -255,9 +255,8 @@ class Supervisor:
 
     def _end(self, seat: int) -> None:
         worker = self._workers.pop(seat)
-        if worker.process.is_alive():
-            worker.process.kill()
-        worker.process.join()
+        worker.process.kill()
+        self._beside.submit(worker.process.join)
         worker.connection.close()
 
     def _step(self) -> None:
@@ -272,7 +271,7 @@ class Supervisor:
                 self._lose(seat, self._how(seat))
         now = time.monotonic()
         for seat, worker in list(self._workers.items()):
-            if now - worker.seen_s > self._hang_s:
+            if now - worker.seen_s > self._hang_s and not worker.connection.poll():
                 self._lose(seat, f"said nothing for {self._hang_s:g} s")
         if not self._workers and not self._starting:
             raise RankFailed(f"all ranks are lost; the last, {self._reason}")
@@ -308,7 +307,9 @@ class Supervisor:
         process = self._workers[seat].process
         process.join(1.0)
         code = process.exitcode
-        return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        if code is None:
+            return "its process ended"
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def _lose(self, seat: int, how: str) -> None:
         self._end(seat)
