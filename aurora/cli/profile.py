@@ -158,12 +158,12 @@ def profile(
                 with workers_shown() as watch:
                     made = profile_by_fleet(model, texts, options, Fleet(fleet, watch, seat_from_environment(timeout)))
         except KeyboardInterrupt as stop:
-            print(f"aurora: interrupted: {stop or 'nothing is kept'}", file=sys.stderr)
+            print(f"aurora: interrupted: {str(stop) or 'nothing is kept'}", file=sys.stderr)
             raise typer.Exit(130) from None
     for file in joined:
         made = load_curves(file).into(made)
     save(made, output)
-    if synthetic is None and workers is None:
+    if synthetic is None and workers is None and vllm is None:
         partial.unlink(missing_ok=True)
     console = terminal()
     console.print(profile_table(made, contiguous_intervals(made, seed)))

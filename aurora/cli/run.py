@@ -120,7 +120,7 @@ def run(
     if len(prompts) not in (1, len(model)):
         raise BadInput(f"run: expected one --prompts file or one for each of {len(model)} models, found {len(prompts)}")
     target = trace or plan.with_suffix(".measured.npz")
-    beside = target.with_suffix(".predicted.npz")
+    beside = target.parent / f"{target.stem}.predicted.npz"
     given = [*(profile or []), *([predicted] if predicted else [])]
     if given and not compare:
         raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -196,12 +195,14 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(len(tensor), math.prod(tensor.shape[1:])).view(torch.uint8)
 
 
-_POSTS: WeakKeyDictionary[Any, _Post] = WeakKeyDictionary()
+_POSTS: dict[Any, _Post] = {}
 
 
 def _post(group: Any) -> _Post:
     """One a group, made on its first use."""
     key = group if group is not None else dist.group.WORLD
     if key not in _POSTS:
+        for gone in [old for old in _POSTS if old not in dist.distributed_c10d._world.pg_map]:
+            del _POSTS[gone]  # destroyed since
         _POSTS[key] = _Post(group)
     return _POSTS[key]

@@ -39,7 +39,8 @@ class Journal:
 
     @property
     def restless(self) -> bool:
-        return self._restored is not None and self._restored[0] == self._members
+        ready = self._restored
+        return ready is not None and ready[0] == self._members
 
     def told(self, seat: int, fresh: Fresh | Fetched) -> bool:
         if isinstance(fresh, Fetched):
@@ -62,24 +63,25 @@ class Journal:
         seats = tuple(standing)
         holdings = list(standing.values())
         held_R = [holding.held_ML for holding in holdings]
-        if self.restless and self._restored is not None and self._restored[0] == seats:
-            program = self._restored[1]
+        before, self._members = self._members, seats
+        ready, self._restored = self._restored, None
+        if ready is not None and ready[0] == before == seats:
+            program = ready[1]
         else:
             program = program_among(self._program, seats, self._load_MLE, held_R)
             self._restore(program, seats)
-        self._restored = None
         found = moves(program, held_R, holdings[0].expert_bytes_M)
         cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[seat] for seat in seats))
         bytes_RR = moved_bytes(found, holdings[0].expert_bytes_M, len(seats))
         order, predicted_s = self._order(bytes_RR, cluster)
         if epoch > 1:
-            joined = tuple(sorted(set(seats) - set(self._members)))
+            joined = tuple(sorted(set(seats) - set(before)))
             from_checkpoint = sum(move.source is None for move in found)
             moved, stopped_s = len(found) - from_checkpoint, self._told_s - self._began_s
             self.changes.append(
                 Change(epoch, self._lost, joined, moved, from_checkpoint, int(bytes_RR.sum()), predicted_s, stopped_s)
             )
-        self._lost, self._members = {}, seats
+        self._lost = {}
         requests_MR = [self._dealt(model, holdings) for model in range(len(self._prompts_M))]
         return {
             seat: Part(program, cluster, tuple(found), order, tuple(requests_R[rank] for requests_R in requests_MR))
@@ -94,7 +96,7 @@ class Journal:
 
         def find() -> None:
             better = restored(self._program, self._plan.cluster, seats, self._load_MLE[0], placement.slots_LG, floor)
-            if better.placements_M[0].slots_LG != placement.slots_LG:
+            if better.placements_M[0].slots_LG != placement.slots_LG and self._members == seats:
                 self._restored = (seats, better)
 
         threading.Thread(target=find, daemon=True, name="aurora-restore").start()

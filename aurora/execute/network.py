@@ -15,8 +15,8 @@ REPETITIONS = 5
 LONG_S = 0.1  # larger sizes are not tried once one takes this long: less tells more of start-ups and bursts than of the rate
 
 
-def measured_network(transport: Transport, cluster: Cluster) -> Cluster:
-    """`cluster` with the start-up of a message and the share of each port's rate that `transport` reaches.
+def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
+    """`cluster` with the start-up of a message and the share of each port's rate that `transport` reaches from `device`.
 
     All ranks call it together and get the same. Every rank sends as much to each, one partner at a time, so that start-ups
     come one after the other; ports keep their ratios. A line through the median seconds of the smallest and the largest
@@ -33,7 +33,7 @@ def measured_network(transport: Transport, cluster: Cluster) -> Cluster:
     for size in SIZES:
         bytes_GG = np.full((ranks, ranks), size) - np.diag([size] * ranks)
         order = ORDER["spread-out"](bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
-        buffers = [torch.zeros(0 if peer == rank else size, dtype=torch.uint8) for peer in range(ranks)]
+        buffers = [torch.zeros(0 if peer == rank else size, dtype=torch.uint8, device=device) for peer in range(ranks)]
         seconds = []
         for _ in range(REPETITIONS + 1):  # one to warm up
             transport.gather(torch.zeros(1))

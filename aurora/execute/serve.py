@@ -26,7 +26,7 @@ from aurora.ranks.launcher import Seat
 from aurora.ranks.memory import Memory, MemoryTransport
 from aurora.ranks.nccl import NcclTransport
 from aurora.ranks.shaped import Port, ShapedTransport
-from aurora.ranks.transport import Transport
+from aurora.ranks.transport import Transport, lost_peer
 from aurora.types import Plan, Recorder, RunOptions
 from aurora.types.profile import same_model
 
@@ -73,6 +73,8 @@ def serve_rank(
     device = device_of(seat) if options.transport in ("auto", "nccl") else "cpu"
     if options.transport == "nccl" and device == "cpu":
         raise BadInput(f"--transport nccl: expected a CUDA device for each of {seat.ranks} ranks, found too few")
+    if device != "cpu":
+        torch.cuda.set_device(device)
     with LOADING:
         models = [load_model(path, device) for path in model_paths]
     for index, (model, prompts) in enumerate(zip(models, prompts_M, strict=True)):
@@ -87,7 +89,7 @@ def serve_rank(
         choice = None
         if options.order == "auto" and name != "nccl":  # which posts everything at once whatever the order
             choice = calibrate(transports[0], plan.cluster, planned_method(plan))
-        network = measured_network(transports[0], plan.cluster) if options.predictable else None
+        network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         program = compile_plan(plan)
         recorder = Recorder("measured", program.names_M, seat.ranks)
         on_gpu = device != "cpu"
@@ -113,7 +115,8 @@ def serve_rank(
         if seat.launched:
             return [share]
         gathered: list[Any] | None = [None] * seat.ranks if seat.rank == 0 else None
-        dist.gather_object(share, gathered)
+        with lost_peer(seat.rank, None):
+            dist.gather_object(share, gathered)
         return gathered or []
 
 

@@ -13,7 +13,7 @@ from aurora.execute.result import Share, Token
 from aurora.execute.serve import check_model, check_prompts
 from aurora.execute.session import Session
 from aurora.execute.turnstile import in_threads
-from aurora.models.loading import MoeModel, load_model
+from aurora.models.loading import MoeModel, expert_parameters, load_model
 from aurora.plan.survivors import HeldML, Move
 from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.launcher import Seat
@@ -166,7 +166,9 @@ def _fetch(lanes: Sequence[Lane], part: Part, rank: int, transport: Transport, p
             sends[move.to] += [weights[name].contiguous().view(-1).view(torch.uint8) for name in sorted(weights)]
         elif move.to == rank and move.source is not None:
             due[move.source].append(move)
-    like_M = [own[0].weights(own[0].held[0]) for own in layers]
+    like_M = [
+        {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(own[0].local)} for own in layers
+    ]
     size_M = [sum(part.numel() * part.element_size() for part in like.values()) for like in like_M]
     packed = [torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8) for parts in sends]
     arrived = [torch.empty(sum(size_M[move.model] for move in moves), dtype=torch.uint8) for moves in due]
@@ -200,7 +202,7 @@ def _from_checkpoint(part: Part, rank: int, paths: Sequence[str]) -> list[tuple[
             move,
             {
                 name: whole.detach()[move.expert]
-                for name, whole in models[move.model].layers[move.layer].experts.named_parameters()
+                for name, whole in expert_parameters(models[move.model].layers[move.layer].experts)
             },
         )
         for move in wanted

@@ -101,7 +101,8 @@ class Corpus:
         except Exception as error:  # numpy raises many kinds for a file that is not its own
             raise BadInput(f"{file}: not an array of token ids: {error}") from None
         if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.ndim not in (1, 2):
-            raise BadInput(f"{file}: expected token ids with one axis or two, found {found.dtype} of shape {found.shape}")
+            what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
+            raise BadInput(f"{file}: expected token ids with one axis or two, found {what}")
         runs = range(0, len(found) - self._length + 1, self._length) if found.ndim == 1 else range(len(found))
         for at in runs:
             row = found[at : at + self._length] if found.ndim == 1 else found[at, : self._length]

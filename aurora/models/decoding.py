@@ -73,8 +73,10 @@ class GreedyBatch:
             return True
         before = self._attention_BT.shape[1] - self._input_BT.shape[1]
         try:
-            self._past.crop(before)
-        except (AttributeError, NotImplementedError, ValueError):  # a cache that has dropped what lies behind its window
+            for layer in self._past.layers:  # only some have taken the step's tokens
+                if (more := layer.get_seq_length() - before) > 0:
+                    layer.crop(-more)
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # one has dropped what lies behind its window
             return False
         return True
 

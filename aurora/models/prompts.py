@@ -25,7 +25,7 @@ def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
 def _prompt_field(file: Path, number: int, line: str) -> str:
     try:
         found = json.loads(line)["prompt"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         found = None
     if not isinstance(found, str) or not found:
         raise BadInput(f'{file}, line {number}: expected {{"prompt": "text"}}, found {line[:60]!r}')

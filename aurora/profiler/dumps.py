@@ -9,6 +9,7 @@ Sources: SGLang's expert distribution recorder in `stat` mode (`logical_count` [
 import csv
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ from aurora.types.arrays import IntArray, counts
 
 MOST_BYTES = 1 << 32  # of an array that a file declares
 LINE = 1 << 26  # characters of a line, at most
+MALFORMED = (  # what readers raise for a file that is not what it says; RuntimeError: of zipfile and torch
+    *(KeyError, TypeError, ValueError, IndexError, EOFError, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 Where = Mapping[str, str]  # by column, the value that a row must have
 
@@ -30,11 +35,18 @@ Where = Mapping[str, str]  # by column, the value that a row must have
 @dataclass(frozen=True)
 class Recorded:
     """counts_TLE (T, L, E) int64: tokens of every expert, step by step. experts_ULK, lengths_Q: of token-level files, every
-    token's choices and how many tokens, one after the other, each sequence has; their counts are one step."""
+    token's choices and how many tokens, one after the other, each sequence has; their counts are one step. layers: of a file
+    that names them, which there are."""
 
     counts_TLE: IntArray
     experts_ULK: NDArray[Any] | None = None
     lengths_Q: IntArray | None = None
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def which(self) -> str:
+        """Which layers these are, or how many."""
+        return f"{self.counts_TLE.shape[1]} layers" if self.layers is None else f"layer {', '.join(map(str, self.layers))}"
 
 
 def read_dump(path: Path, form: str, shape: Shape, where: Where) -> Recorded:
@@ -56,7 +68,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> Recorded:
         raise BadInput(f"{path}: expected UTF-8 text") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError, IndexError, EOFError, OverflowError, zipfile.BadZipFile) as error:
+    except MALFORMED as error:
         raise BadInput(f"{path}: not of {form}: {' '.join(str(error).split())[:200]}") from None
     return found
 
@@ -154,7 +166,7 @@ def _csv(path: Path, shape: Shape, where: Where) -> Recorded:
         raise BadInput(f"expected one value of {', '.join(several)}, found several; choose by --where {several[0]}=VALUE")
     if not found:
         raise BadInput("expected rows of counts, found none" + (f" where {dict(where)}" if where else ""))
-    return Recorded(np.stack([found[layer] for layer in sorted(found)])[None])
+    return Recorded(np.stack([found[layer] for layer in sorted(found)])[None], layers=tuple(sorted(found)))
 
 
 DUMPS: dict[str, Callable[[Path, Shape, Where], Recorded]] = {
@@ -185,7 +197,7 @@ def _folded(logical_P: IntArray, load_P: IntArray, experts: int) -> IntArray:
 
 
 def _whole(line: int, name: str, cell: str | None) -> int:
-    if cell is None or not cell.strip().isascii() or not cell.strip().isdigit() or len(cell) > 18:
+    if cell is None or not cell.strip().isascii() or not cell.strip().isdigit() or len(cell) > 15:
         raise BadInput(f"line {line}: expected {name} as a whole number of zero or more, found {cell!r}")
     return int(cell)
 
@@ -260,4 +272,4 @@ def _tensor(what: str, found: Any) -> NDArray[Any]:
     if not isinstance(found, torch.Tensor) or found.is_sparse:
         raise BadInput(f"{what}: expected a tensor, found {type(found).__name__}")
     _check_size(what, found.numel() * 8)
-    return np.asarray(found.numpy())
+    return np.asarray(found.detach().numpy())

@@ -35,8 +35,8 @@ def import_profile(
         raise BadInput(f"import: expected files, sources and a window above zero, found {len(files)}, {sources} and {window}")
     shape = Shape.of(config)
     domains = [read_dump(path, form, shape, where) for path, where in product(files, wheres or ({},))]
-    if len(layers := {each.counts_TLE.shape[1] for each in domains}) > 1:
-        raise BadInput(f"import: expected the same layers in every file, found {sorted(layers)}")
+    if len(layers := {each.which for each in domains}) > 1:
+        raise BadInput(f"import: expected the same layers in every file, found {' and '.join(sorted(layers))}")
     about = {
         "tool": f"aurora import --format {form}",
         "traffic": ", ".join(f"{path.name} sha256:{_sha256(path)}" for path in files),

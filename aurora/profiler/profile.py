@@ -194,5 +194,8 @@ def _half_width(profile: Profile, seed: int) -> float:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None

@@ -161,7 +161,7 @@ def _collect(children: list[tuple[Any, Connection]]) -> list[Any]:
                 continue
             try:
                 fine, value = connection.recv()
-            except EOFError:
+            except (EOFError, OSError):
                 child.join()
                 deaths[rank] = child.exitcode
             else:

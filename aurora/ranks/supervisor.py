@@ -349,6 +349,7 @@ class Supervisor:
             _send(worker, Epoch(self._epoch, tuple(standing), parts[seat]))
 
     def _bring_home(self) -> dict[int, Any]:
+        self._respawn_left = [0] * self._seats
         for worker in self._workers.values():
             if worker.serving:
                 _send(worker, Stop())
@@ -356,6 +357,7 @@ class Supervisor:
         deadline = time.monotonic() + self._hang_s
         members = {seat for seat, worker in self._workers.items() if worker.serving or worker.standing is not None}
         while time.monotonic() < deadline:
+            members &= self._workers.keys()  # less those that crashed on their way home
             for seat in sorted(members - asked):
                 if self._workers[seat].standing is not None:
                     _send(self._workers[seat], Finish())
@@ -370,7 +372,7 @@ class Supervisor:
                     self._hear(seat, ready.recv())
                 except (EOFError, OSError):
                     members.discard(seat)
-        found = {seat: self._workers[seat].brought for seat in sorted(members)}
+        found = {seat: self._workers[seat].brought for seat in sorted(members & self._workers.keys())}
         return {seat: brought.value for seat, brought in found.items() if brought is not None}
 
 

@@ -26,6 +26,8 @@ def changes(rows: Sequence[tuple[float, str, str]]) -> list[Change]:
             state = "is there already" if node in there else "is not there"
             what = f"{event!r} of {node!r}, which {state}"
             raise BadInput(f"failures, {time_s:g} s: expected add or remove as can be, found {what}")
+        if any(node in names for names in found.get(time_s, ())):
+            raise BadInput(f"failures, {time_s:g} s: expected one event of {node!r} at a time, found two")
         found.setdefault(time_s, ([], []))[event == "add"].append(node)
         there ^= {node}
     return [Change(time_s, tuple(removed), tuple(added)) for time_s, (removed, added) in found.items()]

@@ -8,6 +8,8 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 
+SPREAD = 1e12  # from the least to the most likely to fail: beyond, products of odds are lost in rounding
+
 
 @dataclass(frozen=True)
 class Hosts:
@@ -38,11 +40,16 @@ class Hosts:
                 f"{self.odds_D.tolist()}"
             )
 
+        if self.odds_D.max() / self.odds_D.min() > SPREAD:
+            raise BadInput(f"failure rates: expected them within {SPREAD:g} of each other, found {self.odds_D.tolist()}")
+
     @classmethod
     def equal(cls, nodes: int, slots: int) -> Self:
         """`nodes` nodes of `slots` slots each that fail one by one, all as likely."""
         if nodes < 1:
             raise BadInput(f"--nodes: expected one or more, found {nodes}")
+        if slots > np.iinfo(np.int64).max:
+            raise BadInput(f"--slots: expected fewer, found {slots}")
         return cls(np.full(nodes, slots, dtype=np.int64), np.arange(nodes), np.ones(nodes))
 
     @property

@@ -46,6 +46,8 @@ class Room:
         """`gpus` GPUs alike, of `slots` slots each."""
         if gpus < 1:
             raise BadInput(f"--gpus: expected one or more, found {gpus}")
+        if slots > np.iinfo(np.int64).max:
+            raise BadInput(f"--slots: expected fewer, found {slots}")
         return cls(np.full(gpus, slots, dtype=np.int64), np.ones(gpus), nodes, groups)
 
     @property

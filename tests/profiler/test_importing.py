@@ -221,7 +221,7 @@ def test_what_does_not_go_together(tmp_path):
         imported(path, "eplb-load", sources=0)
     for name, layers in (("one.csv", (1,)), ("two.csv", (1, 2))):
         (tmp_path / name).write_text("layer,expert,count\n" + "".join(f"{layer},0,9\n" for layer in layers))
-    with pytest.raises(BadInput, match=r"expected the same layers in every file, found \[1, 2\]"):
+    with pytest.raises(BadInput, match=r"expected the same layers in every file, found layer 1 and layer 1, 2"):
         imported([tmp_path / "one.csv", tmp_path / "two.csv"], "csv")
 
 
@@ -259,3 +259,20 @@ def test_recorded_subjects_of_mixtral():
     made = import_profile([path], "csv", shape, 8, wheres=[{"variant": row["variant"], "subject": row["subject"]}])
     assert made.load_LE.shape == (32, 8)
     assert made.load_LE[int(row["layer"]), int(row["expert"])] == int(row["count"])
+
+
+def test_a_damaged_archive_is_one_sentence(tmp_path):
+    path = saved(tmp_path, "t.npz", lambda file: np.savez_compressed(file, experts=np.arange(6000) % 4))
+    whole = bytearray(path.read_bytes())
+    whole[60:100] = bytes(255 - byte for byte in whole[60:100])
+    path.write_bytes(whole)
+    with pytest.raises(BadInput, match=r"t.npz: not of eplb-load: Error -3 while decompressing"):
+        imported(path, "eplb-load")
+
+
+def test_files_of_other_layers_are_not_added_up(tmp_path):
+    paths = [tmp_path / f"{layer}.csv" for layer in (1, 2)]
+    for layer, path in enumerate(paths, 1):
+        path.write_text("layer,expert,count\n" + "".join(f"{layer},{expert},5\n" for expert in range(4)))
+    with pytest.raises(BadInput, match=r"expected the same layers in every file, found layer 1 and layer 2"):
+        imported(paths, "csv")

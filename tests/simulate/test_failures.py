@@ -112,3 +112,9 @@ def test_busiest_gpu_of_a_node():
     assert busiest(job, SYSTEMS["DS"], 2) == pytest.approx(2.0)
     assert busiest(job, SYSTEMS["lazarus"], 2) == pytest.approx(2.0)
     assert busiest(job, SYSTEMS["lazarus"], 3) == pytest.approx(1.0)
+
+
+def test_two_events_of_a_node_at_once_are_refused():
+    rows = [(0.0, "add", "a"), (5.0, "add", "n"), (5.0, "remove", "n")]
+    with pytest.raises(BadInput, match="failures, 5 s: expected one event of 'n' at a time, found two"):
+        changes(rows)

@@ -157,7 +157,8 @@ def _uncoded(workers: int, batches: int, load: int, rng: np.random.Generator) ->
 
 def _cyclic(workers: int, batches: int, load: int, rng: np.random.Generator) -> Code:
     """Gradient coding: any workers - repeats + 1 messages give the sum. Source: Tandon, Lei, Dimakis, Karampatziakis,
-    arXiv:1612.03301, Alg. 1. Batches form a share for each worker, which holds `repeats` neighbouring shares."""
+    arXiv:1612.03301, Alg. 1. Batches form a share for each worker, which holds `repeats` neighbouring shares;
+    where workers do not divide batches, shares that are one batch larger may bring it above `load`."""
     repeats = min(workers, load * workers // batches)
     shares = np.array_split(np.arange(batches), workers)
     code_WS = np.zeros((workers, workers))

@@ -63,8 +63,9 @@ def seconds_a_batch(workers: Mixed) -> FloatArray:
 
 def loads_by(workers: Mixed, most: int, at_s: FloatArray) -> FloatArray:
     """(X, W) loads, not rounded and at most `most`, from which the most results are expected by each of at_s (X,)."""
-    with np.errstate(divide="ignore"):
-        return np.minimum(at_s[:, None] / seconds_a_batch(workers), float(most))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        load_XW = np.minimum(at_s[:, None] / seconds_a_batch(workers), float(most))
+    return np.where(at_s[:, None] > 0, load_XW, 0.0)
 
 
 def expected_by(workers: Mixed, most: int, at_s: FloatArray) -> FloatArray:

@@ -34,11 +34,9 @@ def survival(count_ED: IntArray, hosts: Hosts, rng: np.random.Generator) -> Surv
     odds = [int(odd) if (hosts.odds_D == hosts.odds_D[0]).all() else odd for odd in (hosts.odds_D / hosts.odds_D[0]).tolist()]
     found: Polynomial = []
     for most in dict.fromkeys((domains, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)):
-        if most <= domains and (counted := losing_nothing(minimal(count_ED), odds, most, BRANCHES)):
-            found = counted
-        else:
-            break
-        if most == domains:
+        counted = losing_nothing(minimal(count_ED), odds, most, BRANCHES) if most <= domains else []
+        found = counted or found
+        if (most == domains) == bool(counted):  # all is counted, or a part takes too long
             break
     return Survival(*_filled(found, count_ED, hosts, odds, rng), best(count_ED.sum(axis=1), hosts))
 

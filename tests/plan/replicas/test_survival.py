@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aurora.errors import BadInput
 from aurora.plan.coverage.covering import covered, minimal
 from aurora.plan.replicas import survival as module
 from aurora.plan.replicas.mro import mro
@@ -115,3 +116,22 @@ def test_an_interval_of_nothing_seen_is_not_empty():
     centre, half = wilson(0.0, 1000)
     assert 0 <= centre - half < 1e-12
     assert 0 < half < 0.01
+
+
+@given(holdings())
+def test_what_cannot_be_counted_whole_is_counted_in_part(case):
+    count_ED, hosts = case
+    counting = module.losing_nothing
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "losing_nothing", lambda *given: counting(*given) if given[2] <= 2 else [])
+        found = survival(count_ED, hosts, np.random.default_rng(0))
+    for failures in range(1, min(hosts.domains, 3)):
+        assert found.half_K[failures - 1] == 0
+        assert found.p_K[failures - 1] == pytest.approx(by_listing(count_ED, hosts, failures), abs=1e-12)
+
+
+def test_rates_that_rounding_would_lose_are_refused():
+    with pytest.raises(BadInput, match=r"failure rates: expected them within 1e\+12 of each other"):
+        Hosts(np.ones(2, dtype=int), np.arange(2), np.array([1e-300, 1.0]))
+    with pytest.raises(BadInput, match="--slots: expected fewer, found 1000000000000000000000"):
+        Hosts.equal(2, 10**21)
