@@ -19,17 +19,15 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
     """`cluster` with the start-up of a message and the share of each port's rate that `transport` reaches from `device`.
 
     All ranks call it together and get the same. Every rank sends as much to each, one partner at a time, so that start-ups
-    come one after the other; ports keep their ratios. A line through the median seconds of the smallest and the largest
-    messages against those of the ports alone: between them a port that may burst hides its rate.
+    come one after the other; ports keep their ratios.
     """
-    from aurora.plan.network.links import fit_link  # these compile: seconds that other runs shall not pay
-    from aurora.plan.network.timing import timed
+    from aurora.plan.network.timing import timed  # which compiles: seconds that other runs shall not pay
     from aurora.plan.orders.order import ORDER
 
     ranks, rank = transport.ranks, transport.rank
     if ranks == 1:
         return cluster
-    ports_ns, took_s = [], []
+    ports_s, took_s = [], []
     for size in SIZES:
         bytes_GG = np.full((ranks, ranks), size) - np.diag([size] * ranks)
         order = ORDER["spread-out"](bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
@@ -40,11 +38,21 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
             began_s = time.perf_counter()
             transport.exchange(order, buffers, [torch.empty_like(buffer) for buffer in buffers], lambda *_: None)
             seconds.append(float(transport.gather(torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)).max()))
-        ports_ns.append(max(1, round(timed(order, bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G).makespan_s * 1e9)))
+        ports_s.append(timed(order, bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G).makespan_s)
         took_s.append(statistics.median(seconds[1:]))
         if took_s[-1] > max(LONG_S, 4 * took_s[0]):
             break
-    found = fit_link([ports_ns[0], ports_ns[-1]], [took_s[0], took_s[-1]])
-    startup_s, share = found.startup_s / (ranks - 1), found.rate_Bps / 1e9
+    startups_s, share = startups_and_share((ports_s[0], ports_s[-1]), (took_s[0], took_s[-1]))
+    startup_s = startups_s / (ranks - 1)
     gpus = (replace(gpu, startup_s=startup_s, out_Bps=gpu.out_Bps * share, in_Bps=gpu.in_Bps * share) for gpu in cluster.gpus)
     return replace(cluster, gpus=tuple(gpus))
+
+
+def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
+    """The seconds that every exchange pays, and the share of the ports' rate that is reached, of a small and a large one.
+
+    The line through both. A small one may pass at once where a port lets bursts through: then the large one tells the rate.
+    """
+    (small_s, large_s), (first_s, last_s) = ports_s, took_s
+    startups_s = max(0.0, first_s - small_s * max(0.0, last_s - first_s) / (large_s - small_s))
+    return startups_s, large_s / (last_s - startups_s) if last_s > startups_s else 1.0
