@@ -226,11 +226,11 @@ def _messages(rows: Rows, cut: bool) -> list[Message]:
     made = []
     for row, peer, tensor in rows:
         row_bytes = _bytes(tensor)
+        whole = Message(peer, tensor, row, 0, row_bytes)
         if cut and row_bytes > PIECE_BYTES:
-            flat = tensor.view(-1).view(torch.uint8)
             size = max(PIECE_BYTES, -(-row_bytes // PIECES))
-            pieces = enumerate(torch.split(flat, size))
+            pieces = enumerate(torch.split(whole.flat, size))
             made += [Message(peer, piece, row, index * size, row_bytes) for index, piece in pieces]
         else:
-            made.append(Message(peer, tensor, row, 0, row_bytes))
+            made.append(whole)
     return made

@@ -384,9 +384,8 @@ def _send(worker: _Worker, message: object) -> None:
 def _hush() -> None:
     """gloo tells of every lost connection on descriptor 2, and losing them is what is expected here; Python keeps its own."""
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 2)
-    os.close(silent)
+    with open(os.devnull, "w") as silent:
+        os.dup2(silent.fileno(), 2)
 
 
 def _member(connection: Connection, seat: Seat, target: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -1,6 +1,7 @@
 """Distributed runs against the plain model in one process: the same tokens, the same logits."""
 
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -227,7 +228,7 @@ def test_verify_sees_a_wrong_token_and_a_wrong_logit(mixtral):
     result.answers_M[0].tokens[1][0] += 1
     found = verify(result, [mixtral], prompts, options)
     assert len(found) == 2
-    assert "prompt 0: logits" in found[0]
+    assert re.search(r"prompt 0: logits (2\.9|3\.0)\de-04 apart", found[0])
     assert "prompt 1: tokens" in found[1]
 
 

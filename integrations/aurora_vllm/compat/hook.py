@@ -58,7 +58,7 @@ def prepared(config: Any) -> Callable[[Any], None] | None:
         return None
     if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
         trouble = trouble or f"another plugin has taken RoutedExperts, by {other}"
-    elif on_cpu and config.parallel_config.enable_expert_parallel:
+    elif on_cpu and (config.parallel_config.enable_expert_parallel or config.parallel_config.data_parallel_size > 1):
         repair_cpu()
     hands = Hands(settings, config, trouble)
     if trouble is None:
