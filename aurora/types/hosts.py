@@ -40,7 +40,7 @@ class Hosts:
                 f"{self.odds_D.tolist()}"
             )
 
-        if self.odds_D.max() / self.odds_D.min() > SPREAD:
+        if self.odds_D.max() / SPREAD > self.odds_D.min():
             raise BadInput(f"failure rates: expected them within {SPREAD:g} of each other, found {self.odds_D.tolist()}")
 
     @classmethod
