@@ -7,9 +7,9 @@ import importlib.util
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import torch
 
+from aurora.execute.bookkeeping import bags, sorted_choices
 from aurora.types.profile import ALIGNED_BYTES  # so that a device can read each part in whole words
 
 
@@ -24,13 +24,8 @@ def by_place(place_NK: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.T
         row_X = torch.full_like(place_X, -1)
         row_X[taken_X] = torch.arange(len(taken_X), device=place_X.device)
         return counts_P, taken_X // top_k, row_X.view(place_NK.shape)
-    place = place_NK.numpy().ravel()  # a few rows cost numpy a third of torch's time
-    counts = np.bincount(place, minlength=places + 1)[:places]
-    short = place.astype(np.int16) if places < 1 << 15 else place  # which numpy sorts by radix
-    taken = np.argsort(short, kind="stable")[: counts.sum()]
-    row = np.full(place_NK.shape, -1)
-    row.reshape(-1)[taken] = np.arange(len(taken))
-    return torch.from_numpy(counts), torch.from_numpy(taken // top_k), torch.from_numpy(row)
+    counts, token, row = sorted_choices(place_NK.numpy(), places)
+    return torch.from_numpy(counts), torch.from_numpy(token), torch.from_numpy(row)
 
 
 def gather_rows(rows: torch.Tensor, index_P: torch.Tensor, out: torch.Tensor) -> None:
@@ -57,16 +52,16 @@ def weighted_sum(rows: torch.Tensor, place_NK: torch.Tensor, weights_NK: torch.T
     if len(rows) == 0:
         return rows.new_zeros(len(place_NK), rows.shape[1])
     exact = exact_dtype(rows.dtype)
-    tokens, top_k = place_NK.shape
-    if (int(place_NK.amin()) if place_NK.is_cuda else place_NK.numpy().min(initial=0)) >= 0:
-        place_Q, first_N = place_NK.reshape(-1), torch.arange(0, tokens * top_k, top_k, device=place_NK.device)
-        weights_Q = None if weights_NK is None else weights_NK.reshape(-1)
-    else:
+    if place_NK.is_cuda:
         there_NK = place_NK >= 0
         count_N = there_NK.sum(dim=1)
-        place_Q, first_N = place_NK[there_NK], count_N.cumsum(0) - count_N
-        weights_Q = None if weights_NK is None else weights_NK[there_NK]
-    weights_Q = None if weights_Q is None else weights_Q.to(exact)
+        place_Q, choice_Q, first_N = place_NK[there_NK], there_NK.flatten().nonzero()[:, 0], count_N.cumsum(0) - count_N
+    else:
+        place_Q, choice_Q, first_N = map(torch.from_numpy, bags(place_NK.numpy()))
+    weights_Q = None
+    if weights_NK is not None:
+        weights_Q = weights_NK.to(exact).reshape(-1)
+        weights_Q = weights_Q if len(choice_Q) == place_NK.numel() else weights_Q[choice_Q]
     return torch.embedding_bag(rows.to(exact), place_Q, first_N, mode=0, per_sample_weights=weights_Q)[0].to(rows.dtype)
 
 

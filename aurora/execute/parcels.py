@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from aurora.execute.bookkeeping import rows_by_rank
 from aurora.execute.dispatch import LocalFirst
 from aurora.execute.kernels import Packing, by_place, exact_dtype, gather_rows, weighted_sum
 from aurora.types.arrays import FloatArray
@@ -34,7 +35,7 @@ class Seats(nn.Module):
         held_G = torch.tensor([len(slots) for slots in slots_G])
         first_G = held_G.cumsum(0) - held_G
         self.places = int(held_G.sum())
-        self.bounds = [0, *held_G.cumsum(0).tolist()]  # rank g has the places from bounds[g] on
+        self.bounds = np.array([0, *held_G.cumsum(0).tolist()])  # rank g has the places from bounds[g] on
         self.mine = slice(self.bounds[rank], self.bounds[rank + 1])
         self.slots_RP = np.tile(np.arange(len(slots_G[rank])), self.ranks)  # here, once for every sender
         rank_P = torch.arange(self.ranks).repeat_interleave(held_G)
@@ -114,9 +115,7 @@ class EveryChoice:
 
     def sizes(self, counts_RP: torch.Tensor) -> list[list[int]]:
         """(R, R) rows from each rank to each, from what all ranks count."""
-        upto_RP = np.zeros((len(counts_RP), self._seats.places + 1), dtype=np.int64)
-        np.cumsum(counts_RP.numpy(), axis=1, out=upto_RP[:, 1:])
-        sizes: list[list[int]] = np.diff(upto_RP[:, self._seats.bounds], axis=1).tolist()
+        sizes: list[list[int]] = rows_by_rank(counts_RP.numpy(), self._seats.bounds).tolist()
         return sizes
 
     def run(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
