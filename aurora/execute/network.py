@@ -30,7 +30,7 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
     ports_s, took_s = [], []
     for size in SIZES:
         bytes_GG = np.full((ranks, ranks), size) - np.diag([size] * ranks)
-        order = ORDER["spread-out"](bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
+        order = ORDER["openshop"](bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
         buffers = [torch.zeros(0 if peer == rank else size, dtype=torch.uint8, device=device) for peer in range(ranks)]
         seconds = []
         for _ in range(REPETITIONS + 1):  # one to warm up

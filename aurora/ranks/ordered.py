@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -15,14 +15,16 @@ import torch
 
 from aurora.errors import BadInput, RankFailed
 from aurora.plan.network.clock import clock
-from aurora.ranks.transport import Observe, Rows, lost, parts
+from aurora.ranks.transport import Observe, lost, parts
 from aurora.types import Cluster, Order
 
-PIECE_BYTES = 96 * 1024  # at least; a message costs some 50 us
+PIECE_BYTES = 96 * 1024  # of a row; a message costs some 50 us
+PIECE_S = 0.001  # or what a slow port takes in this time: until a piece has left, nothing else does, no question either
+LEAST_BYTES = 12 * 1024
 PIECES = 256  # of a row at most
-STEADY = 8  # pieces of a row that tells the rate
-MOST_AHEAD = 8  # pieces' worth of bytes that a receiver asks for at once
-AHEAD_S = 0.001  # worth of bytes, at the rate that it has seen: more than a question takes
+STEADY_BYTES = 8 * PIECE_BYTES  # of a row that tells the rate
+AHEAD_S = 0.001  # worth of bytes that a receiver asks for at once, at the rate that it has seen: more than a question takes
+AHEAD_BYTES = 8 * PIECE_BYTES  # at most
 SMALL_BYTES = 2 * PIECE_BYTES  # that arrive in one exchange: a thread for them would cost more than it gains
 SETTLE_S = 0.1  # between the failures of the two directions
 
@@ -112,12 +114,11 @@ class OrderedTransport(ABC):
             self._by_clock(order, sends, recvs, observe)
             return
         cut, one = order.one_to_one and self.cuts_rows, order.one_to_one
-        incoming = _messages(parts(order, self.rank, recvs, sending=False), cut)
-        outgoing = _messages(parts(order, self.rank, sends, sending=True), cut)
+        incoming = self._messages(order, recvs, False, cut)
+        outgoing = self._messages(order, sends, True, cut)
         asked, told = _Window(order.recvs_open), _Window(order.sends_open)
         if cut:
-            pieces = ceil(self._in_Bps * AHEAD_S / PIECE_BYTES)
-            asked = _Window(len(incoming), PIECE_BYTES * min(max(1, pieces), MOST_AHEAD))
+            asked = _Window(len(incoming), min(self._in_Bps * AHEAD_S, AHEAD_BYTES))
         if order.sends_open >= len(outgoing) > 1:
             outgoing.sort(key=self._steps_ahead)
         if asked.holds(len(incoming), size := sum(message.size for message in incoming)) and size <= SMALL_BYTES:
@@ -138,6 +139,27 @@ class OrderedTransport(ABC):
                 receiving.result()
             raise
         receiving.result()
+
+    def _messages(self, order: Order, tensors: Sequence[torch.Tensor], sending: bool, cut: bool) -> list[Message]:
+        """One message a row, or several, cut the same way at both ends."""
+        made = []
+        for row, peer, tensor in parts(order, self.rank, tensors, sending):
+            row_bytes = _bytes(tensor)
+            whole = Message(peer, tensor, row, 0, row_bytes)
+            least = self._piece_bytes(*((self.rank, peer) if sending else (peer, self.rank))) if cut else row_bytes
+            if row_bytes > least:
+                size = max(least, -(-row_bytes // PIECES))
+                pieces = enumerate(torch.split(whole.flat, size))
+                made += [Message(peer, piece, row, index * size, row_bytes) for index, piece in pieces]
+            else:
+                made.append(whole)
+        return made
+
+    def _piece_bytes(self, sender: int, receiver: int) -> int:
+        if self._cluster is None:
+            return PIECE_BYTES
+        rate_Bps = min(self._cluster.gpus[sender].out_Bps, self._cluster.gpus[receiver].in_Bps)
+        return int(min(max(rate_Bps * PIECE_S, LEAST_BYTES), PIECE_BYTES))
 
     def _drain(self, messages: list[Message], sending: bool, window: "_Window", one: bool, observe: Observe) -> None:
         """Post messages in sequence, as many as the window holds, and wait for them."""
@@ -168,7 +190,7 @@ class OrderedTransport(ABC):
             if message.last:
                 free_s = time.perf_counter()
                 observe(message.peer, sending, message.row_bytes, row_s, free_s)
-                if not sending and message.row_bytes >= STEADY * PIECE_BYTES:
+                if not sending and message.row_bytes >= STEADY_BYTES:
                     self._in_Bps = max(0.9 * self._in_Bps, message.row_bytes / max(free_s - row_s, 1e-6))
 
     def _by_clock(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
@@ -187,11 +209,11 @@ class OrderedTransport(ABC):
             return float(start_s_X[message.row] + message.offset / rate_Bps_X[message.row])
 
         incoming = sorted(
-            _messages(parts(order, self.rank, recvs, sending=False), cut=True),
+            self._messages(order, recvs, False, True),
             key=lambda message: (leaves_s(message), -self._steps_ahead(message) % self.ranks),
         )
         outgoing = sorted(
-            _messages(parts(order, self.rank, sends, sending=True), cut=True),
+            self._messages(order, sends, True, True),
             key=lambda message: (leaves_s(message), self._steps_ahead(message)),
         )
         left: SimpleQueue[Posted | None] = SimpleQueue()
@@ -219,18 +241,3 @@ class OrderedTransport(ABC):
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _messages(rows: Rows, cut: bool) -> list[Message]:
-    """One message a row, or several, cut the same way at both ends."""
-    made = []
-    for row, peer, tensor in rows:
-        row_bytes = _bytes(tensor)
-        whole = Message(peer, tensor, row, 0, row_bytes)
-        if cut and row_bytes > PIECE_BYTES:
-            size = max(PIECE_BYTES, -(-row_bytes // PIECES))
-            pieces = enumerate(torch.split(whole.flat, size))
-            made += [Message(peer, piece, row, index * size, row_bytes) for index, piece in pieces]
-        else:
-            made.append(whole)
-    return made

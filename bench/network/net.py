@@ -14,7 +14,8 @@ from contextlib import contextmanager
 PREFIX = f"aurora{os.getpid()}"
 SUBNET = "10.78.0"
 PAYLOAD = 1448 / 1514  # of the configured rate: what TCP leaves of a full Ethernet frame
-BURST = "80kb"  # above one 64 KB segment with its headers, or the kernel cuts it
+BURST_S = 0.0032  # that a port lets pass at once after a rest; a longer one hides what ranks lose between messages
+SEGMENT = 1 << 16  # bytes of the largest packet that the kernel hands over; smaller where that would be more than a burst
 HOST_QUEUE = 8 << 20
 CLONE_NEWNET = 0x40000000
 
@@ -35,7 +36,9 @@ def refusal() -> str | None:
 
 
 @contextmanager
-def network(rates_bps: Sequence[float], buffer_bytes: int, window_bytes: int = 1 << 20) -> Iterator[list[str]]:
+def network(
+    rates_bps: Sequence[float], buffer_bytes: int, window_bytes: int = 1 << 20, burst_s: float = BURST_S
+) -> Iterator[list[str]]:
     """One host for each rate, gone after the block however it ends; gives the namespaces' names.
 
     buffer_bytes: of each switch port. window_bytes: the largest send buffer of a connection.
@@ -43,7 +46,7 @@ def network(rates_bps: Sequence[float], buffer_bytes: int, window_bytes: int = 1
     hosts = [f"{PREFIX}h{i}" for i in range(len(rates_bps))]
     switch = f"{PREFIX}sw"
     try:
-        _build(hosts, switch, rates_bps, buffer_bytes, window_bytes)
+        _build(hosts, switch, rates_bps, buffer_bytes, window_bytes, burst_s)
         yield hosts
     finally:
         for name in (*hosts, switch):
@@ -64,7 +67,9 @@ def retransmitted() -> int:
     return int(values[names.index("RetransSegs")])
 
 
-def _build(hosts: list[str], switch: str, rates_bps: Sequence[float], buffer_bytes: int, window_bytes: int) -> None:
+def _build(
+    hosts: list[str], switch: str, rates_bps: Sequence[float], buffer_bytes: int, window_bytes: int, burst_s: float
+) -> None:
     _run(f"ip netns add {switch}")
     _run(f"ip -n {switch} link set lo up")
     _sysctl(switch, "net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0")
@@ -79,9 +84,10 @@ def _build(hosts: list[str], switch: str, rates_bps: Sequence[float], buffer_byt
         _run(f"ip -n {host} link add eth0 type veth peer name p{i} netns {switch}")
         _run(f"ip -n {host} link set lo up")
         _run(f"ip -n {host} addr add {address}/24 dev eth0")
+        burst = min(max(int(rate / 8 * burst_s), 4 * 1514), SEGMENT * 5 // 4)
         for ns, device, queue in ((host, "eth0", HOST_QUEUE), (switch, f"p{i}", buffer_bytes)):
-            _run(f"ip -n {ns} link set {device} gso_max_size 65536 up")
-            _run(f"ip netns exec {ns} tc qdisc replace dev {device} root tbf rate {rate:.0f}bit burst {BURST} limit {queue}")
+            _run(f"ip -n {ns} link set {device} gso_max_size {burst * 4 // 5} up")  # or the bucket cuts it
+            _run(f"ip netns exec {ns} tc qdisc replace dev {device} root tbf rate {rate:.0f}bit burst {burst} limit {queue}")
         _run(f"ip -n {switch} route add {address}/32 dev p{i}")
     for i, host in enumerate(hosts):
         _run(f"ip -n {switch} neigh replace {SUBNET}.{i + 1} lladdr {_mac(host, 'eth0')} dev p{i} nud permanent")

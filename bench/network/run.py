@@ -1,12 +1,13 @@
 """Orders on real sockets: 4 and 8 hosts as network namespaces, gloo between them, every method on every matrix.
 
-    python bench/network/run.py [--repetitions 9] [--seconds 0.5] [--hosts 4] [--rates equal] [--buffers deep]
+    python bench/network/run.py [--repetitions 9] [--seconds 0.5] [--hosts 4] [--rates equal] [--buffers deep] [--burst-ms 0.8]
 
-Root only (namespaces, token buckets); elsewhere it says why it is skipped. Ports of 200 Mbit/s, or of 400/320/200/160 in equal
-parts; switch buffers of 16 MB or 256 kB a port; reno; send buffers of 1 MB. A ratio is the time from the first rank's start to
-the last one's end over the fluid bound, at the rate that TCP leaves of a port (1448/1514). Methods run interleaved, in
-alternating sequence, after one round to warm up; `auto` calibrates first. `model` is what the fluid model of the switch says.
-A method's start-up is what it takes for TINY_BYTES a pair; `small` and `tiny` flows are SMALL and TINY of the seconds.
+Root only (namespaces, token buckets); elsewhere it says why it is skipped. Ports of 200 Mbit/s, or of 400/320/200/160 in
+equal parts; switch buffers of 16 MB or 256 kB a port; reno; send buffers of 1 MB; bursts of 80 kB, or shorter ones, which
+forgive less. A ratio is the time from the first rank's start to the last one's end over the fluid bound, at the rate that TCP
+leaves of a port (1448/1514). Methods run interleaved, in alternating sequence, after one round to warm up; `auto` calibrates
+first. `model` is what the fluid model of the switch says. A method's start-up is what it takes for TINY_BYTES a pair; `small`
+and `tiny` flows are SMALL and TINY of the seconds.
 Everything is removed at the end, also after an error or an interrupt. Results: bench/results/network-DATE.md, a section for
 each network, which replaces that of an earlier run on the same day.
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 from hosts import AUTO, TORCH, Job, measure, together
-from net import PAYLOAD, network, refusal
+from net import BURST_S, PAYLOAD, network, refusal
 from traffic import MATRICES, traffic
 
 from aurora.plan.network.bounds import fluid
@@ -53,6 +54,7 @@ class Setting:
     hosts: int
     mixed: bool
     buffer_bytes: int
+    burst_s: float = BURST_S
 
     @property
     def rates_bps(self) -> np.ndarray:
@@ -61,7 +63,8 @@ class Setting:
 
     def __str__(self) -> str:
         rates = "400/320/200/160" if self.mixed else "200"
-        return f"{self.hosts} hosts, {rates} Mbit/s, switch buffer {self.buffer_bytes / 1e6:.3g} MB"
+        burst = "" if self.burst_s == BURST_S else f", bursts of {self.burst_s * 1e3:g} ms"
+        return f"{self.hosts} hosts, {rates} Mbit/s, switch buffer {self.buffer_bytes / 1e6:.3g} MB{burst}"
 
 
 def cases(matrices: Sequence[str], rates_Bps: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
@@ -80,7 +83,10 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
     bytes_C = cases(matrices, rates_Bps, seconds)
     jobs = [Job(name, method, bytes_GG) for name, bytes_GG in bytes_C.items() for method in methods]
     began = time.perf_counter()
-    with network(setting.rates_bps, setting.buffer_bytes) as hosts, tempfile.TemporaryDirectory() as folder:
+    with (
+        network(setting.rates_bps, setting.buffer_bytes, burst_s=setting.burst_s) as hosts,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         shares = launch(measure, setting.hosts, hosts, os.path.join(folder, "meeting"), jobs, rates_Bps, repetitions)
     found = dict(zip([(job.case, job.method) for job in jobs], together([spans for spans, _ in shares]), strict=True))
     startup_s = {method: statistics.median(found[STARTUP, method][0]) for method in methods}
@@ -126,6 +132,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, action="append", choices=(4, 8))
     parser.add_argument("--rates", action="append", choices=("equal", "mixed"))
     parser.add_argument("--buffers", action="append", choices=tuple(BUFFERS))
+    parser.add_argument("--burst-ms", type=float, default=1e3 * BURST_S, help="what a port lets pass at once after a rest")
     parser.add_argument("--matrix", action="append", choices=tuple(MATRICES), help="repeat for several; default all")
     parser.add_argument("--method", action="append", choices=sorted({*EQUAL, *MIXED}), help="repeat for several; default all")
     parser.add_argument("--out", type=Path, help="a file instead of bench/results/network-DATE.md")
@@ -140,7 +147,7 @@ def main() -> None:
     sections = {part.split(":")[0]: f"## {part}" for part in parts}
     title = f"# Orders on real sockets, {today}\n\n`python bench/network/run.py`"
     settings = [
-        Setting(hosts, rates == "mixed", BUFFERS[buffers])
+        Setting(hosts, rates == "mixed", BUFFERS[buffers], chosen.burst_ms / 1e3)
         for hosts in chosen.hosts or (4, 8)
         for rates in chosen.rates or ("equal", "mixed")
         for buffers in chosen.buffers or BUFFERS

@@ -85,8 +85,8 @@ class Watched(MemoryTransport):
         return self.noted(False, message, super()._receive(message))
 
 
-def watch(seat, memory, order, sizes_RR):
-    transport = Watched(memory, seat.rank)
+def watch(seat, memory, order, sizes_RR, cluster=None):
+    transport = Watched(memory, seat.rank, cluster)
     sends = [torch.full((int(size),), seat.rank, dtype=torch.uint8) for size in sizes_RR[seat.rank]]
     recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes_RR[:, seat.rank]]
     transport.exchange(order, sends, recvs, lambda *_: None)
@@ -99,8 +99,8 @@ def watch(seat, memory, order, sizes_RR):
 @given(ranks=st.integers(2, 5), small=st.sampled_from([0, 40, 10**6]), seed=st.integers(0, 10**6))
 def test_no_more_is_under_way_than_the_order_allows(monkeypatch, piece, ranks, small, seed):
     """One partner at a time: one piece leaves, some are asked for; whoever gets little asks for all of it first."""
-    monkeypatch.setattr(ordered, "PIECE_BYTES", piece)
-    monkeypatch.setattr(ordered, "SMALL_BYTES", small)
+    for name, value in (("PIECE_BYTES", piece), ("SMALL_BYTES", small), ("STEADY_BYTES", 1), ("AHEAD_BYTES", 8 * piece)):
+        monkeypatch.setattr(ordered, name, value)
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 60, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.7)
     np.fill_diagonal(sizes, 0)
@@ -112,9 +112,23 @@ def test_no_more_is_under_way_than_the_order_allows(monkeypatch, piece, ranks, s
         assert all(messages <= order.sends_open for messages, _ in transport.seen[True])
         if opened == (1, 1):
             assert all(m.size <= piece for m, _ in transport.posted[False])
-            assert all(messages == 1 or size <= ordered.MOST_AHEAD * piece for messages, size in transport.seen[False])
+            assert all(messages == 1 or size <= 8 * piece for messages, size in transport.seen[False])
         else:
             assert all(messages <= order.recvs_open for messages, _ in transport.seen[False])
+
+
+def test_slow_ports_get_short_pieces():
+    """Cut the same at both ends: by the slower of the sender's port and the receiver's, and no shorter than messages are worth."""
+    rates_Bps = [1e6, 40e6, 1e9]
+    memory, sizes = Memory(3, 10.0), 300_000 * (1 - np.eye(3, dtype=np.int64))
+    order = ORDER["openshop"](sizes, np.ones(3), np.ones(3), np.random.default_rng(0))
+    transports = launch_threads(watch, 3, memory, order, sizes, cluster(*rates_Bps))
+    pieces = {(0, 1): 12 * 1024, (0, 2): 12 * 1024, (1, 2): 40_000}
+    for transport in transports:
+        for sending, posted in transport.posted.items():
+            for message, _ in posted:
+                wanted = pieces[min(transport.rank, message.peer), max(transport.rank, message.peer)]
+                assert message.size == min(wanted, message.row_bytes - message.offset), sending
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
