@@ -1,15 +1,18 @@
-"""Ranks of bench/interleave.py: without turns, or in a network namespace with experts that wait instead of computing."""
+"""Ranks of bench/interleave.py: without turns, or in a network namespace with experts that take TOKEN_S a row."""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch.distributed as dist
 from net import enter
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from aurora.execute import parcels, serve
+from aurora.execute import serve
 from aurora.execute.result import Share
 from aurora.ranks.launcher import Seat
 
@@ -19,11 +22,16 @@ TOKEN_S = 200e-6
 class NoTurns:
     """What one model alone would do without the machinery."""
 
-    def start_compute(self) -> None: ...
+    alone = True
+
+    def start_compute(self, brief: bool = False) -> None: ...
+
+    def part(self, stopped: Callable[[], None]) -> bool:
+        return False
 
     def stop_compute(self) -> None: ...
 
-    def exchange(self) -> Any:
+    def exchange(self, keeps: bool = False) -> Any:
         return nullcontext()
 
     def leave(self) -> None: ...
@@ -38,7 +46,7 @@ def served_alone(seat: Seat, turns: bool, *args: Any) -> list[Share]:
 
 
 def served_on_hosts(seat: Seat, hosts: Sequence[str], meeting: str, *args: Any) -> list[Share]:
-    """In the rank's namespace, with experts that wait instead of computing."""
+    """In the rank's namespace, with experts that take as long as a GPU's stand-in would."""
     enter(hosts[seat.rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
 
@@ -51,13 +59,17 @@ def served_on_hosts(seat: Seat, hosts: Sequence[str], meeting: str, *args: Any) 
         finally:
             dist.destroy_process_group()
 
-    run = parcels._run
+    def timed(compute: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(compute)
+        def waits(experts: Any, rows: Any, index: Any, weights: Any) -> Any:
+            until = time.perf_counter() + TOKEN_S * len(rows)
+            done = compute(experts, rows, index, weights)
+            time.sleep(max(0.0, until - time.perf_counter()))
+            return done
 
-    def timed(experts: Any, rows: Any, slots: Any) -> Any:
-        until = time.perf_counter() + TOKEN_S * len(rows)
-        done = run(experts, rows[:1], slots[:1]).expand(len(rows), -1).clone() if len(rows) else rows
-        time.sleep(max(0.0, until - time.perf_counter()))
-        return done
+        return waits
 
-    serve.joined, parcels._run = joined, timed
+    for kind in (MixtralExperts, Qwen3MoeExperts):
+        kind.forward = timed(kind.forward)
+    serve.joined = joined
     return serve.serve_rank(seat, *args)

@@ -136,6 +136,7 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
     from aurora.plan.planner import make_plan
+    from aurora.simulate.choose import with_turns
     from aurora.simulate.interpreter import simulate_plan
 
     options = RunOptions(NEW_TOKENS, BATCH, "shaped", timeout, keep_logits=True)
@@ -144,6 +145,8 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
         names = [MODELS[i] for i in indices]
         chosen = [profiles[i] for i in indices]
         plan = make_plan(cluster, chosen, way.options, [f"{name}.npz" for name in names])
+        if way.together:
+            plan = with_turns(plan, chosen)
         slug = "-".join([way.slug, *([] if way.together else names)])
         save(plan, folder / f"{slug}.plan.json")
         predicted = simulate_plan(plan, chosen)

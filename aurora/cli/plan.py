@@ -53,6 +53,9 @@ def plan(
     slots_per_gpu: Annotated[
         int | None, typer.Option(help="experts that each GPU holds, replicas included; default: what its memory holds")
     ] = DEFAULTS.slots_per_gpu,
+    turns: Annotated[
+        str, typer.Option(help="two models' turns at a port: exchange, layer; auto: the one that the simulator finds faster")
+    ] = DEFAULTS.turns,
     floor: Annotated[
         int | None,
         typer.Option(help="replicas of each expert at least, on as many nodes: one node less may fail"),
@@ -85,7 +88,7 @@ def plan(
     from aurora.plan.serving import check_engine
     from aurora.report.explain import explain_tables
     from aurora.report.tables import cut_line, evaluation_table, move_table, plan_table, seconds
-    from aurora.simulate.choose import SIMULATED, simulated_plan
+    from aurora.simulate.choose import SIMULATED, simulated_plan, with_turns
     from aurora.store import load_cluster, load_plan, load_profile, save
 
     if evaluate is not None:
@@ -104,7 +107,9 @@ def plan(
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
     if explain and (domains or aim != DEFAULTS.aim):
         raise BadInput("--explain: explains the windows of one profile as one, expected neither --domain nor --aim")
-    options = PlanOptions(place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim, affinity, floor)
+    options = PlanOptions(
+        place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim, affinity, floor, turns
+    )
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     paths = [relative(path, output) for path in profile]
     in_force = load_plan(old) if old is not None else None
@@ -119,6 +124,8 @@ def plan(
     moved = None
     if in_force is not None:
         made, moved = move(made, in_force, profiles, max_move_bytes, further)
+    if turns == DEFAULTS.turns and len(profiles) == 2:
+        made = with_turns(made, profiles)
     if engine is not None:
         check_engine(made, engine)
     took = time.perf_counter() - began

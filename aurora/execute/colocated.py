@@ -4,7 +4,7 @@ What all share is a small table in a file of the folder that they name alike; wh
 flock on it. Every model has a slot of the table, and on every GPU a member file that its process keeps locked: the kernel
 releases both kinds of lock when a process dies, however it dies, so nobody waits for the dead and a stale folder does no harm.
 
-GPU: a queue on each, first come first served.
+GPU: a queue on each, first come first served, brief work before other work.
 
 Port: an all-to-all needs all of its ranks, so two ports must not be granted to different models that then wait for each other.
 Whichever rank of a model first wants the model's i-th exchange draws the next ticket for it, and the other ranks find it
@@ -31,7 +31,8 @@ import numpy as np
 from aurora.errors import BadInput, RankFailed
 from aurora.types.arrays import IntArray
 
-LAYOUT = 1  # of the table
+LAYOUT = 2  # of the table
+BRIEF = 1 << 62  # less than its ticket is wanted by brief work, so that it comes before all other
 SLOTS, GPUS, DRAWN = 8, 64, 16  # models at most, GPUs of a machine at most, exchanges that a rank may be behind another
 LOOK_S = 0.02  # how often whoever waits looks whether those before it live
 
@@ -43,13 +44,15 @@ def folder_of(name: str) -> Path:
 
 class _Table(NamedTuple):
     """drawn_M: exchanges that have a ticket; ticket_MD: of the latest of them, by number modulo DRAWN; done_MG: exchanges
-    behind each rank; wants_MG: the ticket for a GPU, 0: none; here_MG: who has a bell; last: ticket drawn."""
+    behind each rank; wants_MG: the ticket for a GPU, 0: none; has_MG: who computes there; here_MG: who has a bell; last: ticket
+    drawn."""
 
     last: IntArray
     drawn_M: IntArray
     ticket_MD: IntArray
     done_MG: IntArray
     wants_MG: IntArray
+    has_MG: IntArray
     here_MG: IntArray
 
 
@@ -73,7 +76,7 @@ class ProcessTurnstile:
             self._file = os.open(folder / "table", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(f"--colocate: {folder} cannot be used: {error.strerror}") from None
-        sizes = (1, SLOTS, SLOTS * DRAWN, SLOTS * GPUS, SLOTS * GPUS, SLOTS * GPUS)
+        sizes = (1, SLOTS, SLOTS * DRAWN, *[SLOTS * GPUS] * 4)
         os.ftruncate(self._file, 8 * sum(sizes))
         whole = np.frombuffer(mmap.mmap(self._file, 8 * sum(sizes)), dtype=np.int64)
         last, drawn_M, *of_M = np.split(whole, np.cumsum(sizes)[:-1])
@@ -93,24 +96,46 @@ class ProcessTurnstile:
             self._bell.bind(self._path(self.slot, ".bell"))
             self._table.here_MG[self.slot, gpu] = 1
 
-    def start_compute(self) -> None:
-        wants_M = self._table.wants_MG[:, self._gpu]
+    @property
+    def alone(self) -> bool:
+        return bool(self._table.here_MG[:, self._gpu].sum() == 1)
+
+    def start_compute(self, brief: bool = False) -> None:
         with self._locked():
-            wants_M[self.slot] = self._draw()
+            self._table.wants_MG[self.slot, self._gpu] = self._draw() - (BRIEF if brief else 0)
+        self._take()
 
-        def before() -> list[int]:
-            return [m for m in np.flatnonzero(wants_M).tolist() if wants_M[m] < wants_M[self.slot]]
-
-        self._wait(before, "GPU")
+    def part(self, stopped: Callable[[], None]) -> bool:
+        if not (self._table.wants_MG[:, self._gpu] < 0).any():
+            return False
+        self._finish()
+        stopped()
+        with self._locked():
+            self._table.has_MG[self.slot, self._gpu] = 0
+        self._ring()
+        self._take()
+        return True
 
     def stop_compute(self) -> None:
         self._finish()
         with self._locked():
-            self._table.wants_MG[self.slot, self._gpu] = 0
+            self._table.wants_MG[self.slot, self._gpu] = self._table.has_MG[self.slot, self._gpu] = 0
         self._ring()
 
+    def _take(self) -> None:
+        wants_M, has_M = self._table.wants_MG[:, self._gpu], self._table.has_MG[:, self._gpu]
+
+        def before() -> list[int]:
+            wanted = np.flatnonzero(wants_M).tolist()
+            return [m for m in wanted if m != self.slot and (has_M[m] or wants_M[m] < wants_M[self.slot])]
+
+        def take() -> None:
+            has_M[self.slot] = 1
+
+        self._wait(before, "GPU", take)
+
     @contextmanager
-    def exchange(self) -> Iterator[None]:
+    def exchange(self, keeps: bool = False) -> Iterator[None]:
         table, done_M = self._table, self._table.done_MG[:, self._gpu]
         number = int(done_M[self.slot])
         with self._locked():
@@ -127,9 +152,15 @@ class ProcessTurnstile:
         self._wait(before, "port")
         try:
             yield
+        except BaseException:
+            keeps = False
+            raise
         finally:
             with self._locked():
                 done_M[self.slot] += 1
+                if keeps and table.drawn_M[self.slot] == number + 1:  # the next exchange has this one's ticket
+                    table.ticket_MD[self.slot, (number + 1) % DRAWN] = ticket
+                    table.drawn_M[self.slot] += 1
             self._ring()
 
     def leave(self) -> None:
@@ -155,12 +186,15 @@ class ProcessTurnstile:
         self._table.last[0] += 1
         return int(self._table.last[0])
 
-    def _wait(self, before: Callable[[], list[int]], what: str) -> None:
-        """Until no living member is in `before`, the slots whose turn on this GPU comes first."""
+    def _wait(self, before: Callable[[], list[int]], what: str, take: Callable[[], None] = lambda: None) -> None:
+        """Until no living member is in `before`, the slots whose turn on this GPU comes first; then `take`, before any other
+        looks."""
         until = time.monotonic() + self._timeout_s
         while True:
             with self._locked():
                 others = [slot for slot in before() if self._alive(slot, self._gpu)]
+                if not others and self._broken is None:
+                    take()
             if self._broken is not None:
                 raise RankFailed(f"stopped, because the other model on this rank failed: {self._broken}")
             if not others:

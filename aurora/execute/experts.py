@@ -1,5 +1,6 @@
 """A MoE layer's experts spread over ranks: takes the place of the experts module and performs the layer's ops."""
 
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,9 @@ from torch import nn
 from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
 from aurora.execute.session import Session
 from aurora.models.loading import expert_parameters, hold_experts
-from aurora.types import Barrier, Compute, Exchange, Op, Order, Placement
+from aurora.types import PART_S, Barrier, Compute, Exchange, Op, Placement
+
+LEAST_ROWS = 64  # of a part of the experts' work
 
 
 class DistributedExperts(nn.Module):
@@ -24,6 +27,7 @@ class DistributedExperts(nn.Module):
         self.num_experts = int(experts.num_experts)
         self.local = experts
         self.held = tuple(range(self.num_experts))  # by slot of `local`
+        self._part_rows = LEAST_ROWS
 
     def perform(
         self,
@@ -83,27 +87,38 @@ class DistributedExperts(nn.Module):
                     counts = session.counts(parcels.counts, layer)
                     sizes = parcels.sizes(counts)
                     out_sizes, in_sizes = sizes[rank], [row[rank] for row in sizes]
-                case Exchange("dispatch", order):
-                    arrived = self._exchange("dispatch", order, parcels.rows, out_sizes, in_sizes)
+                case Exchange("dispatch"):
+                    arrived = self._exchange(op, parcels.rows, out_sizes, in_sizes)
                 case Compute("expert"):
                     with session.computing("expert", layer):
-                        arrived = parcels.run(arrived, counts, self.local)
-                case Exchange("combine", order):
-                    answers = self._exchange("combine", order, arrived, in_sizes, out_sizes)
+                        arrived = parcels.run(arrived, counts, self.local if session.alone else self._in_parts)
+                case Exchange("combine"):
+                    answers = self._exchange(op, arrived, in_sizes, out_sizes)
                 case Compute("aggregate"):
                     with session.computing("aggregate", layer):
                         out = parcels.combine(answers)
         session.start_compute()
         return out
 
-    def _exchange(
-        self, phase: str, order: Order, rows: torch.Tensor, out_sizes: list[int], in_sizes: list[int]
-    ) -> torch.Tensor:
+    def _in_parts(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What `local` does, with brief work of other models in between; a part takes about PART_S, as the one before tells."""
+        done: list[torch.Tensor] = []
+        first = 0
+        while first < len(rows):
+            if first:
+                self._session.part("expert", self._layer)
+            part, began_s = slice(first, min(first + self._part_rows, len(rows))), time.perf_counter()
+            done.append(self.local(rows[part], index[part], weights[part]))
+            first, size = part.stop, part.stop - part.start
+            self._part_rows = max(LEAST_ROWS, int(size * PART_S / (time.perf_counter() - began_s)))
+        return torch.cat(done)
+
+    def _exchange(self, op: Exchange, rows: torch.Tensor, out_sizes: list[int], in_sizes: list[int]) -> torch.Tensor:
         """Send this rank's rows, cut by out_sizes, and give what arrives, in_sizes rows from each rank, by rank."""
         arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
         sends, recvs = rows.split_with_sizes(out_sizes), arrived.split_with_sizes(in_sizes)
         recvs[self._rank].copy_(sends[self._rank])
-        self._session.exchange(phase, self._layer, order, sends, recvs)
+        self._session.exchange(self._layer, op, sends, recvs)
         return arrived
 
     def idle(self, top_k: int, like: torch.Tensor) -> None:

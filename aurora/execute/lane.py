@@ -49,7 +49,7 @@ class Lane:
     def perform(self, program: Program, session: Session) -> None:
         """Take part in `program` over the session's transport; each layer must have the weights that it wants, or all."""
         self.session = session
-        index = session.model
+        index, session.by_layer = session.model, program.by_layer
         once = program.once_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
             layer.perform(

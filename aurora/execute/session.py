@@ -13,7 +13,7 @@ from aurora.execute.moments import HostMoments, Moments, StreamMoments
 from aurora.execute.result import Routing
 from aurora.execute.turnstile import Turnstile
 from aurora.ranks.transport import Transport
-from aurora.types import Order, Recorder
+from aurora.types import Exchange, Recorder
 
 
 class Session:
@@ -32,6 +32,7 @@ class Session:
         on_gpu: bool = False,
     ) -> None:
         self.transport = transport
+        self.by_layer = False  # as the program that is performed says
         self.mask: torch.Tensor | None = None
         self.model, self._turnstile, self._recorder, self._began_s = model, turnstile, recorder, began_s
         self._choice = choice
@@ -64,21 +65,34 @@ class Session:
         """Since when, by time.monotonic, this rank is in one exchange with others; None: it is not."""
         return self._waiting_since
 
-    def start_compute(self) -> None:
-        self._turnstile.start_compute()
+    @property
+    def alone(self) -> bool:
+        """Whether no other model waits between parts of this one's work."""
+        return not self.by_layer or self._turnstile.alone
+
+    def start_compute(self, phase: str = "gate") -> None:
+        self._turnstile.start_compute(self.by_layer and phase != "expert")
         self._computing_since = self._moments.mark()
         self._busy_since = time.monotonic()
 
     def stop_compute(self, phase: str, layer: int) -> None:
+        self._computed(phase, layer)
+        self._turnstile.stop_compute()
+
+    def _computed(self, phase: str, layer: int) -> None:
         self._phases.append((self._step, layer, phase, self._computing_since, self._moments.mark()))
         self._busy_since = None
-        self._turnstile.stop_compute()
 
     @contextmanager
     def computing(self, phase: str, layer: int) -> Iterator[None]:
-        self.start_compute()
+        self.start_compute(phase)
         yield
         self.stop_compute(phase, layer)
+
+    def part(self, phase: str, layer: int) -> None:
+        """Between two parts of a phase's work."""
+        if self._turnstile.part(lambda: self._computed(phase, layer)):
+            self._computing_since, self._busy_since = self._moments.mark(), time.monotonic()
 
     def route(self, experts_NK: torch.Tensor) -> None:
         """Which experts this step's tokens chose in the next layer; kept for `routing` if `keep_routing`."""
@@ -106,10 +120,9 @@ class Session:
         self._phases.append((self._step, layer, "counts", began, self._moments.mark()))
         return rows
 
-    def exchange(
-        self, phase: str, layer: int, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]
-    ) -> None:
-        """An all-to-all in `order`, when it is this model's turn on the port."""
+    def exchange(self, layer: int, op: Exchange, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
+        """An all-to-all, when it is this model's turn on the port."""
+        phase, order = op.phase, op.order
 
         def observe(peer: int, sent: bool, size: int, start_s: float, end_s: float) -> None:
             self._recorder.transfer(
@@ -120,7 +133,7 @@ class Session:
         if self._choice is not None:
             rank_bytes = self._rows / self.transport.ranks * sends[0].shape[1] * sends[0].element_size()
             order = self._choice.order(order, rank_bytes)
-        with self._turnstile.exchange(), self._told(f"layer {layer}, {phase}"):
+        with self._turnstile.exchange(op.keeps), self._told(f"layer {layer}, {phase}"):
             self.transport.exchange(order, sends, recvs, observe)
 
     def leave(self) -> None:

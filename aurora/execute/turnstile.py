@@ -18,12 +18,21 @@ class Turnstile(Protocol):
     same sequence on every rank, so ranks never wait for each other in a circle.
     """
 
-    def start_compute(self) -> None: ...
+    @property
+    def alone(self) -> bool:
+        """Whether no other model is there."""
+
+    def start_compute(self, brief: bool = False) -> None:
+        """brief: before whoever waits with more work, and on a GPU beside it."""
+
+    def part(self, stopped: Callable[[], None]) -> bool:
+        """Between two parts of work that is not brief: whether brief work waited, which then went first. stopped: called before
+        it does."""
 
     def stop_compute(self) -> None: ...
 
-    def exchange(self) -> AbstractContextManager[None]:
-        """Inside, the port is this model's."""
+    def exchange(self, keeps: bool = False) -> AbstractContextManager[None]:
+        """Inside, the port is this model's; keeps: and until the end of its next exchange, which must come."""
 
     def leave(self) -> None:
         """No more exchanges of this model."""
@@ -39,8 +48,9 @@ class Handed(Protocol):
 
 
 def in_threads(models: int, handed: Callable[[], Handed | None] = lambda: None) -> list[Turnstile]:
-    """A turnstile for each model of this process: exchanges alternate (a's first, b's first, a's second, ...; a model that is
-    through is skipped). handed: what the caller has handed to the GPU, so that no host waits for it where turns change."""
+    """A turnstile for each model of this process: turns at the port alternate (a's first, b's first, a's second, ...; a model
+    that is through is skipped). handed: what the caller has handed to the GPU, so that no host waits for it where turns change.
+    """
     shared = _Shared(models, handed)
     return [_OfThread(shared, model) for model in range(models)]
 
@@ -50,9 +60,10 @@ class _Shared:
         self.handed = handed
         self.computed: Handed | None = None
         self.changed = threading.Condition()
+        self.computing = False
         self.tickets = 0
-        self.serving = 0
-        self.exchanges = [0.0] * models
+        self.waiting: set[tuple[bool, int]] = set()  # not brief, ticket: the smallest is next
+        self.turns = [0.0] * models  # at the port, that are over
         self.broken: BaseException | None = None
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -64,27 +75,53 @@ class _Shared:
 class _OfThread:
     def __init__(self, shared: _Shared, model: int) -> None:
         self._shared, self._model = shared, model
+        self._ticket = (True, -1)
 
-    def start_compute(self) -> None:
+    @property
+    def alone(self) -> bool:
+        return len(self._shared.turns) == 1
+
+    def start_compute(self, brief: bool = False) -> None:
         shared = self._shared
         with shared.changed:
-            ticket, shared.tickets = shared.tickets, shared.tickets + 1
-            shared.wait(lambda: shared.serving == ticket)
-            if shared.computed is not None:
+            self._ticket, shared.tickets = (not brief, shared.tickets), shared.tickets + 1
+            self._take()
+            if shared.computed is not None and not brief:
                 shared.computed.wait()
 
+    def part(self, stopped: Callable[[], None]) -> bool:
+        shared = self._shared
+        with shared.changed:
+            if all(more for more, _ in shared.waiting):
+                return False
+            stopped()
+            shared.computing = False
+            shared.changed.notify_all()
+            self._take()
+            return True
+
     def stop_compute(self) -> None:
-        with self._shared.changed:
-            self._shared.computed = self._shared.handed()
-            self._shared.serving += 1
-            self._shared.changed.notify_all()
+        shared = self._shared
+        with shared.changed:
+            if self._ticket[0]:
+                shared.computed = shared.handed()
+            shared.computing = False
+            shared.changed.notify_all()
+
+    def _take(self) -> None:
+        shared = self._shared
+        shared.waiting.add(self._ticket)
+        shared.wait(lambda: not shared.computing and min(shared.waiting) == self._ticket)
+        shared.waiting.remove(self._ticket)
+        shared.computing = True
 
     @contextmanager
-    def exchange(self) -> Iterator[None]:
+    def exchange(self, keeps: bool = False) -> Iterator[None]:
         with self._shared.changed:
             self._shared.wait(self._is_turn)
         yield
-        self._count(1)
+        if not keeps:
+            self._count(1)
 
     def leave(self) -> None:
         self._count(float("inf"))
@@ -94,13 +131,13 @@ class _OfThread:
             self._shared.broken = self._shared.broken or error
             self._shared.changed.notify_all()
 
-    def _count(self, exchanges: float) -> None:
+    def _count(self, turns: float) -> None:
         with self._shared.changed:
-            self._shared.exchanges[self._model] += exchanges
+            self._shared.turns[self._model] += turns
             self._shared.changed.notify_all()
 
     def _is_turn(self) -> bool:
-        mine = self._shared.exchanges[self._model]
+        mine = self._shared.turns[self._model]
         return all(
-            done >= mine + (other < self._model) for other, done in enumerate(self._shared.exchanges) if other != self._model
+            done >= mine + (other < self._model) for other, done in enumerate(self._shared.turns) if other != self._model
         )

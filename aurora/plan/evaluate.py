@@ -121,4 +121,5 @@ def _options(plan: Plan) -> PlanOptions:
         aim=aim_of(plan),
         affinity=plan.models[0].once,
         floor=plan.floor,
+        turns=methods.get("turns", default.turns),
     )

@@ -23,7 +23,7 @@ from aurora.plan.replicas.replicas import REPLICAS
 from aurora.plan.replicas.resilient import DEFAULT, SURVIVE
 from aurora.plan.replicas.survival import held_by, survival
 from aurora.plan.statistics import Loads, load_intervals
-from aurora.types import Cluster, ModelPlan, Placement, Plan, PlanOptions, Profile
+from aurora.types import TURNS, Cluster, ModelPlan, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.profile import same_model
 
@@ -72,6 +72,7 @@ def make_plan(
         methods["colocate"] = options.colocate
         if options.colocate in JOINT:
             methods["assign"] = options.colocate
+        methods["turns"] = options.turns
     if options.aim in AIMS:
         methods["aim"] = options.aim
     if options.slots_per_gpu is not None:
@@ -116,6 +117,10 @@ def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile
         raise BadInput(f"--assign {options.assign}: has no effect with --colocate {options.colocate}, which decides both")
     if options.colocate == "auto":
         options = replace(options, colocate="matching" if equal or options.assign != "auto" else "local-search")
+    if options.turns != "auto" and not together:
+        raise BadInput(f"--turns {options.turns}: expected two models that share the GPUs, found one alone")
+    if options.turns == "auto":
+        options = replace(options, turns=TURNS[0])
     if options.assign == "auto":
         options = replace(options, assign="matching" if equal and together else "exact")
     if options.order == "auto" and equal and cluster.fabric is None:
@@ -127,6 +132,7 @@ def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile
         "colocate": COLOCATE,
         "order": ORDER,
         "objective": objective.OBJECTIVE,
+        "turns": dict.fromkeys(TURNS),
     }
     for name, known in known_by_name.items():
         if getattr(options, name) not in known and (name, getattr(options, name)) != ("order", "auto"):

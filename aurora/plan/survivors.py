@@ -1,7 +1,7 @@
 """A program for those who are left: their experts and orders, and how each comes by the weights that it lacks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def restored(
 
 
 def _among(op: Op, alive_G: NDArray[np.bool_]) -> Op:
-    return Exchange(op.phase, order_among(op.order, alive_G)) if isinstance(op, Exchange) else op
+    return replace(op, order=order_among(op.order, alive_G)) if isinstance(op, Exchange) else op
 
 
 def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]]) -> Placement:

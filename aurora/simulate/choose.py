@@ -7,10 +7,11 @@ from aurora.errors import BadInput
 from aurora.plan.placing.objective import OBJECTIVE
 from aurora.plan.planner import make_plan
 from aurora.simulate.interpreter import simulate_plan
-from aurora.types import Cluster, Plan, PlanOptions, Profile
+from aurora.types import TURNS, Cluster, Plan, PlanOptions, Profile
 
 SIMULATED = "simulated"
 ALONE = ("refined", "balanced", "contiguous")  # placements of one model that are tried
+TRANSFERS = 200_000  # that are simulated to choose turns: a second or two
 TOGETHER = ("local-search", "matching", "decoupled")  # and colocations of two
 
 
@@ -28,6 +29,21 @@ def simulated_plan(
     plans = [make_plan(cluster, profiles, candidate, profile_paths) for candidate in candidates]
     best = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds)
     return replace(best, methods={**best.methods, "chosen": SIMULATED})
+
+
+def with_turns(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """`plan`, of two models, with those turns at the ports by which the simulator serves the profiles sooner: their first
+    windows, as many as TRANSFERS allow, one at least."""
+    pairs = len(plan.cluster) * (len(plan.cluster) - 1)
+    windows = max(1, TRANSFERS // (2 * pairs * sum(len(model.dispatch_L) for model in plan.models)))
+    first = [
+        profile
+        if profile.windows <= windows
+        else replace(profile, tokens_TLSE=profile.tokens_TLSE[:windows], stage_T=None, choices=None, pairs=None)
+        for profile in profiles
+    ]
+    either = [replace(plan, methods={**plan.methods, "turns": turns}) for turns in TURNS]
+    return min(either, key=lambda each: simulate_plan(each, first).seconds)
 
 
 def _candidates(options: PlanOptions, together: bool) -> Iterator[PlanOptions]:

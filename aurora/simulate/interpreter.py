@@ -14,7 +14,7 @@ from aurora.plan.network.routes import route
 from aurora.plan.network.switch import Switch
 from aurora.plan.placing.affinity import once_GG
 from aurora.plan.placing.costs import arriving, exchanged
-from aurora.types import BARRIERS, Barrier, Cluster, Compute, Exchange, Order, Plan, Profile, Program, Recorder, Trace
+from aurora.types import BARRIERS, PART_S, Barrier, Cluster, Compute, Exchange, Order, Plan, Profile, Program, Recorder, Trace
 from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
 
@@ -57,8 +57,9 @@ def simulate(
 ) -> Trace:
     """The predicted Trace of `program`: model m of any number runs one step for each window of profiles[m].
 
-    Rules: on a rank one model computes at a time, first come first served; exchanges of the models alternate on its port
-    (a's first, b's first, a's second, ...), and a model that is through is skipped. Deterministic.
+    Rules: on a rank one model computes at a time, first come first served; turns of the models alternate on its port (a's
+    first, b's first, a's second, ...), and a model that is through is skipped. Where turns go by layer, gates and aggregations
+    go before experts' work that waits, and between its parts of PART_S. Deterministic.
     barriers: "gpu", a rank goes on when its own transfers are done, and a Barrier lets all ranks of the model go at once;
     "none", Barriers are skipped as well; "global", every phase of a model ends for all ranks together, and only then are GPU
     and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
@@ -72,28 +73,34 @@ def simulate(
 
 @dataclass
 class _Lock:
-    """One holder at a time, first come first served."""
+    """One holder at a time, first come first served, brief work first."""
 
     held: bool = False
     queue: list[Resume] = field(default_factory=list)
+    brief: list[Resume] = field(default_factory=list)
 
-    def acquire(self, resume: Resume) -> None:
+    def acquire(self, resume: Resume, brief: bool = False) -> None:
         if self.held:
-            self.queue.append(resume)
+            (self.brief if brief else self.queue).append(resume)
         else:
             self.held = True
             resume()
 
+    def part(self, resume: Resume) -> None:
+        """Let brief work go first."""
+        self.queue.insert(0, resume)
+        self.release()
+
     def release(self) -> None:
-        if self.queue:
-            self.queue.pop(0)()
+        if self.brief or self.queue:
+            (self.brief or self.queue).pop(0)()
         else:
             self.held = False
 
 
 class _Turns:
-    """A port's alternation between models: model m's i-th exchange follows the i-th of all before it, the (i-1)-th of all
-    after it."""
+    """A port's alternation between models: model m's i-th turn follows the i-th of all before it, the (i-1)-th of all after
+    it."""
 
     def __init__(self, models: int) -> None:
         self._done = [0.0] * models
@@ -103,8 +110,8 @@ class _Turns:
         self._waiting[model] = resume
         self._wake()
 
-    def release(self, model: int) -> None:
-        self._done[model] += 1
+    def release(self, model: int, keeps: bool) -> None:
+        self._done[model] += not keeps
         self._wake()
 
     def leave(self, model: int) -> None:
@@ -139,6 +146,7 @@ class _Run:
     ) -> None:
         self.program, self.cluster, self.profiles = program, cluster, profiles
         self.barriers, self.ordered, self.interleave = barriers, ordered, interleave
+        self._by_layer = interleave and barriers != "global" and program.by_layer
         self.now = 0.0
         self.record = Recorder("predicted", program.names_M, program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
@@ -187,13 +195,13 @@ class _Run:
                             began = self.now
                             yield self._meet(model, step, layer, phase)
                             self.record.add(rank, model, step, layer, phase, began, self.now)
-                        case Exchange(phase, _):
+                        case Exchange(phase):
                             if self.interleave:
                                 yield lambda resume: self._turns[rank].acquire(model, resume)
                             yield self._join(rank, op, (model, step, layer, phase))
                             if self.barriers == "global":
                                 yield self._meet(model, step, layer, phase)
-                            self._turns[rank].release(model)
+                            self._turns[rank].release(model, op.keeps)
         self._turns[rank].leave(model)
         if not self.interleave:
             self._ranks[rank].release()
@@ -201,13 +209,21 @@ class _Run:
     def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
         if self.barriers == "global":  # first all ranks are here, so that models queue in one sequence on each of them
             yield self._meet(model, step, layer, f"before {phase}")
-        yield self._locks[rank].acquire
-        began = self.now
-        yield self._sleep(self._seconds(rank, model, step, layer, phase))
+        lock, brief = self._locks[rank], self._by_layer and phase != "expert"
+        yield lambda resume: lock.acquire(resume, brief)
+        began, left_s = self.now, self._seconds(rank, model, step, layer, phase)
+        while self._by_layer and left_s > PART_S and not brief:
+            yield self._sleep(PART_S)
+            left_s -= PART_S
+            if lock.brief:
+                self.record.add(rank, model, step, layer, phase, began, self.now)
+                yield lock.part
+                began = self.now
+        yield self._sleep(left_s)
         self.record.add(rank, model, step, layer, phase, began, self.now)
         if self.barriers == "global":
             yield self._meet(model, step, layer, phase)
-        self._locks[rank].release()
+        lock.release()
 
     def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str) -> float:
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]

@@ -21,14 +21,16 @@ from aurora.types.options import (
 from aurora.types.pairs import Pairs
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, STAGES, Curve, Profile
-from aurora.types.program import BARRIERS, Barrier, Compute, Exchange, Op, Program
+from aurora.types.program import BARRIERS, PART_S, TURNS, Barrier, Compute, Exchange, Op, Program
 from aurora.types.trace import TRACE_PHASES, Recorder, Trace
 
 __all__ = [
     "BARRIERS",
+    "PART_S",
     "PHASES",
     "STAGES",
     "TRACE_PHASES",
+    "TURNS",
     "Barrier",
     "BccOptions",
     "Choices",

@@ -92,6 +92,8 @@ class PlanOptions:
     as one. affinity: experts that tokens choose together sit together, and a token counts once for each GPU that hosts some of
     its experts, where that is shorter; wants one model alone whose profile holds its tokens' choices. floor: so many replicas
     of each expert at least, on as many GPUs and nodes, so that one node less may fail; places for the failures of nodes.
+    turns: of two models that share the GPUs, how long a port is one's at a time; "auto" is by exchange, which
+    `simulate.choose.with_turns` looks at again.
     """
 
     place: str = "auto"
@@ -105,6 +107,7 @@ class PlanOptions:
     aim: str = "sum"
     affinity: bool = False
     floor: int | None = None
+    turns: str = "auto"
 
     def __post_init__(self) -> None:
         _seed(self.seed)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from aurora.types.plan import Order, Placement
 
 BARRIERS = ("gpu", "global", "none")  # who waits for whom when a program is simulated
+TURNS = ("exchange", "layer")  # how long a port is one model's: for one all-to-all, or from a combine through the next dispatch
+PART_S = 0.02  # of experts' work by layer: between its parts a gate or an aggregation of another model goes first
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,12 @@ class Barrier:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An all-to-all. Two models' exchanges alternate on every rank's port: a's first, b's first, a's second, ..."""
+    """An all-to-all. Models' turns on every rank's port alternate: a's first, b's first, a's second, ... A turn ends with the
+    exchange, unless the model keeps the port for its next one too."""
 
     phase: str
     order: Order
+    keeps: bool = False
 
 
 Op = Compute | Barrier | Exchange
@@ -44,3 +48,10 @@ class Program:
     placements_M: tuple[Placement, ...]
     ops_ML: tuple[tuple[tuple[Op, ...], ...], ...]
     once_M: tuple[bool, ...]
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether a turn on a port goes from a layer's combine through the next one's dispatch. Then experts of the one model
+        work while the other combines, gates and dispatches: its gate and aggregation go before experts' work that waits, and
+        between parts of that which does not."""
+        return any(isinstance(op, Exchange) and op.keeps for layers in self.ops_ML for ops in layers for op in ops)

@@ -54,8 +54,9 @@ def test_the_whole_way(aurora, folder):
     a, b, plan = folder / "a.npz", folder / "b.npz", folder / "plan.json"
     code, out, _ = aurora("plan", "--cluster", DEMO, "--profile", a, "--profile", b, "-o", plan)
     assert code == 0
-    assert "colocated, equal GPUs: place balanced, assign matching, colocate matching, order openshop-best" in " ".join(
-        out.split()
+    assert (
+        "colocated, equal GPUs: place balanced, assign matching, colocate matching, turns exchange, order openshop-best"
+        in " ".join(out.split())
     )
     code, out, _ = aurora("simulate", plan)
     assert code == 0

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from itertools import pairwise
@@ -120,6 +121,10 @@ class Meeting:
         self.barrier = CONTEXT.Barrier(ranks)
 
 
+def _kept(number, exchanges):
+    return number % 3 == 1 and number + 1 < exchanges
+
+
 def exchange_at_random(told, folder, meeting, model, rank, ranks, slots, exchanges, seed):
     """One rank of a model: between exchanges it computes for random times, by itself or under the turnstile."""
     if rank == 0:
@@ -132,10 +137,11 @@ def exchange_at_random(told, folder, meeting, model, rank, ranks, slots, exchang
     drawn = random.Random(seed)
     for number in range(exchanges):
         if drawn.random() < 0.5:
-            turnstile.start_compute()
+            turnstile.start_compute(drawn.random() < 0.5)
             time.sleep(drawn.random() * 0.001)
+            turnstile.part(lambda: None)
             turnstile.stop_compute()
-        with turnstile.exchange():
+        with turnstile.exchange(_kept(number, exchanges)):
             told.put((rank, time.monotonic(), model, number))
             meeting.barrier.wait(TIMEOUT_S)
     turnstile.leave()
@@ -155,6 +161,9 @@ def test_ports_go_to_models_in_one_sequence_and_nobody_waits_in_a_circle(tmp_pat
         seen = sorted(hear(told, ranks * sum(counts)))
     sequences = [[entry[2:] for entry in seen if entry[0] == rank] for rank in range(ranks)]
     assert sequences[0] == sequences[1]
+    for (model, number), after in zip(sequences[0], sequences[0][1:], strict=False):
+        if _kept(number, counts[model]):
+            assert after == (model, number + 1)
     assert sorted(sequences[0]) == [(model, number) for model, count in enumerate(counts) for number in range(count)]
 
 
@@ -173,6 +182,49 @@ def test_a_killed_rank_lets_the_other_model_go_on_everywhere(tmp_path, join):
         a.abort(RuntimeError("lost rank 1"))
         with b.exchange():
             pass
+
+
+def test_brief_work_goes_before_what_waits_and_between_parts(join):
+    first, more, brief = (join() for _ in range(3))
+    seen = []
+    first.start_compute()
+
+    def work(turnstile, name, is_brief):
+        turnstile.start_compute(is_brief)
+        seen.append(name)
+        turnstile.stop_compute()
+
+    assert not first.part(lambda: seen.append("nobody waits"))
+    threads = [threading.Thread(target=work, args=each) for each in ((more, "more", False), (brief, "brief", True))]
+    for thread in threads:
+        thread.start()
+    while not first.part(lambda: seen.append("stopped")):
+        time.sleep(0.01)
+    seen.append("again")
+    first.stop_compute()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert seen == ["stopped", "brief", "again", "more"]
+
+
+def test_who_dies_before_the_exchange_that_it_kept_the_port_for_is_not_waited_for(tmp_path, join):
+    with processes((keep, tmp_path)) as ((victim,), told):
+        hear(told, 1)
+        other = join(timeout_s=0.2)
+        with pytest.raises(RankFailed, match="for its port"), other.exchange():
+            pass
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join()
+        with other.exchange():
+            pass
+
+
+def keep(told, folder):
+    turnstile = ProcessTurnstile(folder, 0, TIMEOUT_S)
+    with turnstile.exchange(keeps=True):
+        pass
+    told.put("kept")
+    time.sleep(60)
 
 
 def test_an_idle_model_is_not_waited_for(tmp_path, join):
@@ -208,6 +260,6 @@ def test_folders_that_cannot_be_used_and_names(tmp_path):
         ProcessTurnstile(tmp_path / "file", 0, 1.0)
     with pytest.raises(BadInput, match="--colocate: expected GPUs 0 to 63"):
         ProcessTurnstile(tmp_path, 64, 1.0)
-    assert re.fullmatch(rf".*/aurora-{os.getuid()}/both\.1", str(folder_of("both")))
+    assert re.fullmatch(rf".*/aurora-{os.getuid()}/both\.2", str(folder_of("both")))
     with pytest.raises(BadInput, match="--colocate: expected at most 40 letters"):
         RunOptions(interleave="processes", colocate="../x")

@@ -45,11 +45,12 @@ def serve_with(seat, fault, folder, *args):
     """Serve, with `fault` in the guilty rank's CALL-th exchange; writes what this rank says, and how long after it it did."""
     exchange, calls = Session.exchange, []
 
-    def counted(session, phase, layer, order, sends, recvs):
+    def counted(session, layer, op, sends, recvs):
         calls.append(time.monotonic())
         if seat.rank == GUILTY and len(calls) == CALL:
-            order, sends = fault(order, sends)
-        return exchange(session, phase, layer, order, sends, recvs)
+            order, sends = fault(op.order, sends)
+            op = replace(op, order=order)
+        return exchange(session, layer, op, sends, recvs)
 
     Session.exchange = counted
     try:

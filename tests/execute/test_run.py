@@ -150,6 +150,26 @@ def test_one_model_may_finish_long_before_the_other(mixtral, qwen):
     assert found == []
 
 
+@pytest.mark.parametrize(("transport", "interleave"), [("gloo", "on"), ("memory", "on"), ("memory", "processes")])
+def test_turns_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, tmp_path, transport, interleave):
+    """In parts of a few rows, so that gates go between them."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("aurora.execute.experts.PART_S", 0.0)
+    monkeypatch.setattr("aurora.execute.experts.LEAST_ROWS", 3)
+    paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
+    plan = plan_for(paths, 2)
+    plan = replace(plan, methods={**plan.methods, "turns": "layer"})
+    colocate = "layers" if interleave == "processes" else None
+    result, found = differences(plan, paths, prompts, transport=transport, interleave=interleave, colocate=colocate)
+    assert found == []
+    trace = result.trace
+    for rank in range(2):
+        computes = (trace.rank_X == rank) & np.isin(trace.phase_X, [TRACE_PHASES.index(p) for p in ("gate", "expert")])
+        order = np.argsort(trace.start_s_X[computes])
+        starts, ends = trace.start_s_X[computes][order], trace.end_s_X[computes][order]
+        assert (starts[1:] >= ends[:-1] - 1e-6).all()
+
+
 def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 3), prompts_for(qwen, 5, seed=1)]
     result, found = differences(plan_for(paths, 2), paths, prompts, interleave="off", transport="memory")
@@ -167,8 +187,8 @@ def test_two_runs_share_turnstiles_by_name(mixtral, qwen, monkeypatch, tmp_path)
     inside, seen = [], []
     start, stop = ProcessTurnstile.start_compute, ProcessTurnstile.stop_compute
 
-    def started(self):
-        start(self)
+    def started(self, brief=False):
+        start(self, brief)
         inside.append(self._gpu)
         seen.append(inside.count(self._gpu))
 

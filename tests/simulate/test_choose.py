@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.plan.planner import make_plan
-from aurora.simulate.choose import ALONE, TOGETHER, simulated_plan
+from aurora.simulate.choose import ALONE, TOGETHER, simulated_plan, with_turns
 from aurora.simulate.interpreter import simulate_plan
-from aurora.types import PlanOptions
+from aurora.types import TURNS, PlanOptions
+from tests.conftest import cluster
+from tests.simulate.test_interpreter import profile
 from tests.strategies import clusters, profiles
 
 
@@ -24,6 +26,26 @@ def test_no_candidate_is_simulated_shorter(case):
     else:
         others = [PlanOptions(colocate=name, objective=objective) for name in TOGETHER for objective in ("causal", "paper")]
     assert took == min(simulate_plan(make_plan(machines, sources, options), sources).seconds for options in others)
+
+
+@settings(max_examples=10)
+@given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n))))
+def test_turns_are_those_that_are_simulated_faster(case):
+    machines, *sources = case
+    plans = [make_plan(machines, sources, PlanOptions(turns=turns)) for turns in TURNS]
+    chosen = with_turns(plans[0], sources)
+    assert simulate_plan(chosen, sources).seconds == min(simulate_plan(plan, sources).seconds for plan in plans)
+
+
+def test_turns_are_chosen_by_as_many_windows_as_a_second_or_two_allow(monkeypatch):
+    monkeypatch.setattr("aurora.simulate.choose.TRANSFERS", 1)
+    seen = []
+    monkeypatch.setattr(
+        "aurora.simulate.choose.simulate_plan", lambda plan, given: seen.append(given) or simulate_plan(plan, given)
+    )
+    sources = [profile([[[[0, 4], [4, 0]]]] * 5, name=name) for name in "ab"]
+    with_turns(make_plan(cluster(1.0, 1.0), sources), sources)
+    assert [[profile.windows for profile in given] for given in seen] == [[1, 1], [1, 1]]
 
 
 def test_something_must_be_left_to_choose():

@@ -15,8 +15,9 @@ from aurora.plan.orders.ordering import batch_order
 from aurora.plan.placing.costs import divided, group_costs
 from aurora.plan.placing.objective import causal, exclusive, paper
 from aurora.plan.planner import exchanged_tokens, make_plan
+from aurora.simulate.choose import with_turns
 from aurora.simulate.interpreter import simulate, simulate_plan
-from aurora.types import TRACE_PHASES, Curve, PlanOptions, Profile, Program
+from aurora.types import PART_S, TRACE_PHASES, TURNS, Curve, PlanOptions, Profile, Program
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -124,12 +125,14 @@ def test_one_window_without_compute_is_the_planned_schedule(case):
 
 @given(
     st.integers(1, 3).flatmap(
-        lambda n: st.tuples(clusters(n), profiles(n), profiles(n), st.sampled_from(["openshop", "sjf", "all-at-once"]))
+        lambda n: st.tuples(
+            clusters(n), profiles(n), profiles(n), st.sampled_from(["openshop", "sjf", "all-at-once"]), st.sampled_from(TURNS)
+        )
     )
 )
 def test_every_byte_travels_and_nobody_does_two_things_at_once(case):
-    machines, a, b, order = case
-    plan = make_plan(machines, [a, b], PlanOptions(order=order))
+    machines, a, b, order, turns = case
+    plan = make_plan(machines, [a, b], PlanOptions(order=order, turns=turns))
     trace = simulate_plan(plan, [a, b])
     for index, p in enumerate((a, b)):
         expected = sum(
@@ -145,6 +148,74 @@ def test_every_byte_travels_and_nobody_does_two_things_at_once(case):
         order_X = np.argsort(trace.start_s_X[own], kind="stable")
         starts, ends = trace.start_s_X[own][order_X], trace.end_s_X[own][order_X]
         assert (starts[1:] >= ends[:-1] - 1e-9).all()
+        if turns == "layer":
+            check_ports_are_kept(trace, rank, [p.layers for p in (a, b)])
+
+
+def check_ports_are_kept(trace, rank, layers_M):
+    """On a rank's port nothing of the other model lies between a layer's combine and the next one's dispatch."""
+    own = (trace.rank_X == rank) & (trace.peer_X >= 0) & (trace.end_s_X > trace.start_s_X)
+    combine, dispatch = (trace.phase_X == TRACE_PHASES.index(phase) for phase in ("combine", "dispatch"))
+    for model, layers in enumerate(layers_M):
+        for step in np.unique(trace.step_X[own & (trace.model_X == model)]):
+            for layer in range(layers - 1):
+                of_step = own & (trace.model_X == model) & (trace.step_X == step)
+                turn = of_step & ((combine & (trace.layer_X == layer)) | (dispatch & (trace.layer_X == layer + 1)))
+                if turn.any():
+                    begins, ends = trace.start_s_X[turn].min(), trace.end_s_X[turn].max()
+                    other = own & (trace.model_X != model)
+                    assert not ((trace.start_s_X[other] < ends - 1e-9) & (trace.end_s_X[other] > begins + 1e-9)).any()
+
+
+def test_turns_by_layer_by_hand():
+    """Both models: two layers of gate 1, dispatch 4, experts 8, combine 4, aggregation 0 on two ranks; from the first combine
+    on the port is a's through its second dispatch, and its gate goes between parts of b's experts.
+
+    a: gate 0..1, dispatch 1..5, experts 5..13, combine 13..17 (b has dispatched 5..9), gate 17..18, dispatch 18..22, experts
+    22..30 less what b takes: b's gate 26..27 goes between two parts, so until 31; combine 31..35.
+    b: gate 1..2, dispatch 5..9, experts 13..22 with a's gate in between, combine 22..26, gate 26..27, dispatch 27..31, experts
+    31..39, combine 39..43.
+    By exchange a gates after the experts of b, 21..22, and dispatches after its combine, 25..29: 49 in all.
+    """
+    window = [[[0, 4], [4, 0]]] * 2
+    a, b = (profile([window], gate=1, expert=8, name=n) for n in "ab")
+    plan = make_plan(cluster(1.0, 1.0), [a, b], replace(KEEP, turns="layer"))
+    trace = simulate_plan(plan, [a, b])
+
+    def of_rank_0(phase, model):
+        """Where stretches begin and end; an aggregation of no seconds splits them too."""
+        spans = [span for rank, *span in rows(trace, phase, model) if rank == 0]
+        moments = np.ravel(spans)
+        pauses = np.flatnonzero(np.diff(moments)[1::2] < 2 * PART_S)
+        return np.delete(moments, [*(2 * pauses + 1), *(2 * pauses + 2)]).tolist()
+
+    part = {"abs": 6 * PART_S}  # brief work waits for the end of one
+    assert of_rank_0("gate", 0) == pytest.approx([0, 1, 17, 18], **part)
+    assert of_rank_0("expert", 1) == pytest.approx([13, 17, 18, 22, 31, 39], **part)
+    assert of_rank_0("expert", 0) == pytest.approx([5, 13, 22, 26, 27, 31], **part)
+    assert of_rank_0("gate", 1) == pytest.approx([1, 2, 26, 27], **part)
+    assert trace.seconds == pytest.approx(43, **part)
+    by_exchange = replace(plan, methods={**plan.methods, "turns": "exchange"})
+    assert simulate_plan(by_exchange, [a, b]).seconds == pytest.approx(49)
+    assert with_turns(by_exchange, [a, b]).methods["turns"] == "layer"
+
+
+def test_one_model_takes_as_long_whatever_the_turns():
+    p = profile([[[[0, 4], [4, 0]]] * 3], gate=1, expert=8)
+    plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
+    by_layer = replace(plan, methods={**plan.methods, "turns": "layer"})
+    assert simulate_plan(by_layer, [p]).seconds == pytest.approx(simulate_plan(plan, [p]).seconds)
+
+
+def test_turns_that_are_none_are_refused():
+    p = profile([[[[0, 4], [4, 0]]]])
+    plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
+    with pytest.raises(BadInput, match="expected turns as one of exchange, layer, found 'daily'"):
+        compile_plan(replace(plan, methods={"turns": "daily"}))
+    with pytest.raises(BadInput, match="--turns layer: expected two models"):
+        make_plan(cluster(1.0, 1.0), [p], replace(KEEP, turns="layer"))
+    with pytest.raises(BadInput, match="--turns: expected one of exchange, layer, found 'daily'"):
+        make_plan(cluster(1.0, 1.0), [p, p], replace(KEEP, turns="daily"))
 
 
 def test_simulating_twice_gives_the_same_trace():
