@@ -1,10 +1,13 @@
-"""Which row goes where, compiled: numpy or torch take ten calls for a few tokens, a tenth of a layer's time."""
+"""Which row goes where, compiled: numpy or torch take ten calls for a few tokens, a tenth of a layer's time.
+
+Signatures are given so that it is compiled, or read from numba's cache, on import and not in the first layer.
+"""
 
 import numpy as np
 from numba import njit
 
 
-@njit(cache=True)
+@njit("Tuple((i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
 def sorted_choices(place_NK, places):
     """`kernels.by_place` of place_NK (N, K) int64: how many have each place (P,), the token of each row, each choice's row."""
     tokens, top_k = place_NK.shape
@@ -26,16 +29,13 @@ def sorted_choices(place_NK, places):
     return counts_P, token_X, row_NK
 
 
-@njit(cache=True)
+@njit("Tuple((i8[::1], i8[::1], i8[::1]))(i8[:, :])", cache=True)
 def bags(place_NK):
     """Of place_NK (N, K) int64, -1 for none: the places (Q,), which of the N * K choices each is (Q,), and where each token's
     begin (N,)."""
     tokens, top_k = place_NK.shape
-    place_Q, choice_Q, first_N = (
-        np.empty(tokens * top_k, np.int64),
-        np.empty(tokens * top_k, np.int64),
-        np.empty(tokens, np.int64),
-    )
+    place_Q, choice_Q = np.empty(tokens * top_k, np.int64), np.empty(tokens * top_k, np.int64)
+    first_N = np.empty(tokens, np.int64)
     q = 0
     for n in range(tokens):
         first_N[n] = q
@@ -47,7 +47,7 @@ def bags(place_NK):
     return place_Q[:q], choice_Q[:q], first_N
 
 
-@njit(cache=True)
+@njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)
 def rows_by_rank(counts_RP, bounds):
     """(R, R) int64: the sums of counts_RP (R, P) over the places bounds[g] to bounds[g + 1] of each rank g."""
     sizes_RR = np.zeros((len(counts_RP), len(bounds) - 1), np.int64)
