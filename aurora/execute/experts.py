@@ -111,7 +111,7 @@ class DistributedExperts(nn.Module):
             done.append(self.local(rows[part], index[part], weights[part]))
             first, size = part.stop, part.stop - part.start
             self._part_rows = max(LEAST_ROWS, int(size * PART_S / (time.perf_counter() - began_s)))
-        return torch.cat(done)
+        return done[0] if len(done) == 1 else torch.cat(done)
 
     def _exchange(self, op: Exchange, rows: torch.Tensor, out_sizes: list[int], in_sizes: list[int]) -> torch.Tensor:
         """Send this rank's rows, cut by out_sizes, and give what arrives, in_sizes rows from each rank, by rank."""

@@ -17,9 +17,9 @@ from aurora.models.loading import MoeModel, expert_parameters, load_model
 from aurora.plan.survivors import HeldML, Move
 from aurora.ranks.gloo import GlooTransport
 from aurora.ranks.launcher import Seat
+from aurora.ranks.link import Epoch, Link
 from aurora.ranks.meeting import Meeting, meet, unless_stopped
 from aurora.ranks.shaped import Port, ShapedTransport
-from aurora.ranks.supervisor import Epoch, Link
 from aurora.ranks.transport import Transport
 from aurora.types import Cluster, Order, Plan, Program, Recorder, RunOptions
 

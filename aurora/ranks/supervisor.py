@@ -5,79 +5,21 @@ come) ends the epoch: every member is told to stop, says what it holds, and gets
 between is left out, and one that says nothing is ended.
 """
 
-import multiprocessing.connection
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from aurora.errors import AuroraError, RankFailed
-from aurora.ranks.launcher import Seat, hosted_store, start, what_happened
+from aurora.ranks.launcher import Seat, hosted_store, start
+from aurora.ranks.link import BEAT_S, Beat, Brought, Crashed, Epoch, Finish, Standing, Stop, Told, member
 
-BEAT_S = 0.1
 WITHOUT_PROGRESS = 5  # epochs of the same members in which nothing was told, before the supervisor gives up
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """From the supervisor to a member. seats: of all members, ascending; a member's rank is its place among them. part: what
-    the steward assigned to it."""
-
-    number: int
-    seats: tuple[int, ...]
-    part: Any
-
-
-@dataclass(frozen=True)
-class Stop:
-    """From the supervisor: the epoch is over."""
-
-
-@dataclass(frozen=True)
-class Finish:
-    """From the supervisor: all is done, bring home what you have."""
-
-
-@dataclass(frozen=True)
-class Beat:
-    """From a rank, every BEAT_S. busy_s: for how long it has been in one piece of work that waits for nobody."""
-
-    busy_s: float
-
-
-@dataclass(frozen=True)
-class Standing:
-    """From a rank: it is in no epoch and waits for one. lost: why it left the last one by itself; None: it was told to."""
-
-    value: Any
-    lost: str | None = None
-
-
-@dataclass(frozen=True)
-class Told:
-    """From a rank in an epoch, for the steward."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class Brought:
-    """From a rank at the end: its result, or the error that it cannot go on from."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class Crashed:
-    """Brought by a rank that met an error of its own; the others go on."""
-
-    how: str
 
 
 class Steward(Protocol):
@@ -99,82 +41,9 @@ class Steward(Protocol):
     def lost(self, seat: int, how: str) -> None: ...
 
 
-class Link:
-    """A rank's way to its supervisor."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._sending = threading.Lock()
-        self._stop = threading.Event()
-        self._changed = threading.Condition()
-        self._next: Epoch | Finish | None = None
-        self._abort: Callable[[], None] = lambda: None
-        self._busy_since: Callable[[], float | None] = lambda: None
-        threading.Thread(target=self._listen, daemon=True, name="aurora-link").start()
-        threading.Thread(target=self._beat, daemon=True, name="aurora-beat").start()
-
-    def stand_by(self, value: Any, lost: str | None = None) -> Epoch | Finish:
-        """Say what this rank holds, and wait for what comes next."""
-        self._say(Standing(value, lost))
-        with self._changed:
-            self._changed.wait_for(lambda: self._next is not None)
-            found, self._next = self._next, None
-        assert found is not None
-        return found
-
-    @property
-    def stopped(self) -> threading.Event:
-        """Set when the epoch is over; `during` clears it."""
-        return self._stop
-
-    def on_stop(self, abort: Callable[[], None]) -> None:
-        """Call `abort` when the epoch is over, at once if it is."""
-        self._abort = abort
-        if self._stop.is_set():
-            abort()
-
-    def busy(self, since: Callable[[], float | None]) -> None:
-        """`since` tells by time.monotonic when this rank began what it is doing, None: it waits for others."""
-        self._busy_since = since
-
-    def tell(self, value: Any) -> None:
-        self._say(Told(value))
-
-    def bring(self, value: Any) -> None:
-        self._say(Brought(value))
-
-    def _say(self, message: object) -> None:
-        with self._sending:
-            self._connection.send(message)
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                message = self._connection.recv()
-            except (EOFError, OSError):
-                os._exit(1)  # nobody is left to work for
-            if isinstance(message, Stop):
-                self._stop.set()
-                self._abort()
-                continue
-            with self._changed:
-                self._stop.clear()
-                self._abort = lambda: None
-                self._next = message
-                self._changed.notify_all()
-
-    def _beat(self) -> None:
-        while True:
-            since = self._busy_since()
-            try:
-                self._say(Beat(0.0 if since is None else time.monotonic() - since))
-            except OSError:
-                os._exit(1)
-            time.sleep(BEAT_S)
-
-
 @dataclass
 class _Worker:
+    seat: int
     process: Any
     connection: Connection
     seen_s: float
@@ -211,6 +80,7 @@ class Supervisor:
         self._respawn_left = [respawn] * seats
         self._port = port
         self._workers: dict[int, _Worker] = {}
+        self._inbox: SimpleQueue[tuple[_Worker, Any]] = SimpleQueue()  # what they say; None: nothing more
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="aurora-beside")  # who serves waits for none who comes or goes
         self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
         self._epoch = 0
@@ -240,7 +110,7 @@ class Supervisor:
 
     def _start(self, seat: int) -> None:
         place = Seat(seat, self._seats, self._host, self._listening, self._timeout_s, seat, self._seats, launched=True)
-        self._starting[seat] = self._beside.submit(start, place, _member, self._target, self._args)
+        self._starting[seat] = self._beside.submit(start, place, member, self._target, self._args)
 
     def _welcome(self, wait: bool = False) -> None:
         for seat, started in list(self._starting.items()):
@@ -251,33 +121,42 @@ class Supervisor:
                 except OSError as error:  # it died before it had its arguments
                     self._lost(seat, f"did not start: {error}")
                     continue
-                self._workers[seat] = _Worker(process, connection, time.monotonic() + self._timeout_s)  # to load its models
+                worker = _Worker(seat, process, connection, time.monotonic() + self._timeout_s)  # to load its models
+                self._workers[seat] = worker
+                # A thread each: a rank that is stopped in the middle of a message keeps nobody else waiting.
+                threading.Thread(target=_listen, args=(worker, self._inbox), daemon=True, name=f"aurora-rank-{seat}").start()
 
     def _end(self, seat: int) -> None:
         worker = self._workers.pop(seat)
-        worker.process.kill()
+        worker.process.kill()  # which ends its thread, and that closes the connection
         self._beside.submit(worker.process.join)
-        worker.connection.close()
 
     def _step(self) -> None:
         self._welcome()
-        by_connection = {worker.connection: seat for seat, worker in self._workers.items()}
-        for ready in multiprocessing.connection.wait(list(by_connection), timeout=BEAT_S):
-            assert isinstance(ready, Connection)
-            seat = by_connection[ready]
-            try:
-                self._hear(seat, ready.recv())
-            except (EOFError, OSError):
+        for seat, message in self._heard():
+            if message is None:
                 self._lose(seat, self._how(seat))
+            else:
+                self._hear(seat, message)
         now = time.monotonic()
         for seat, worker in list(self._workers.items()):
-            if now - worker.seen_s > self._hang_s and not worker.connection.poll():
+            if now - worker.seen_s > self._hang_s:
                 self._lose(seat, f"said nothing for {self._hang_s:g} s")
         if not self._workers and not self._starting:
             raise RankFailed(f"all ranks are lost; the last, {self._reason}")
         better = self._moved and (self._newcomers or self._steward.restless)
         if (self._changing or better) and not self._steward.finished:
             self._change()
+
+    def _heard(self) -> Iterator[tuple[int, Any]]:
+        """What workers have said, by seat, after BEAT_S at the latest."""
+        wait_s = BEAT_S
+        with suppress(Empty):
+            while True:
+                worker, message = self._inbox.get(timeout=wait_s)
+                wait_s = 0.0
+                if self._workers.get(worker.seat) is worker:
+                    yield worker.seat, message
 
     def _hear(self, seat: int, message: Any) -> None:
         worker = self._workers[seat]
@@ -362,39 +241,25 @@ class Supervisor:
                 if self._workers[seat].standing is not None:
                     _send(self._workers[seat], Finish())
                     asked.add(seat)
-            waiting = {self._workers[seat].connection: seat for seat in members if self._workers[seat].brought is None}
-            if not waiting:
+            if all(self._workers[seat].brought is not None for seat in members):
                 break
-            for ready in multiprocessing.connection.wait(list(waiting), timeout=BEAT_S):
-                assert isinstance(ready, Connection)
-                seat = waiting[ready]
-                try:
-                    self._hear(seat, ready.recv())
-                except (EOFError, OSError):
+            for seat, message in self._heard():
+                if message is None:
                     members.discard(seat)
+                else:
+                    self._hear(seat, message)
         found = {seat: self._workers[seat].brought for seat in sorted(members & self._workers.keys())}
         return {seat: brought.value for seat, brought in found.items() if brought is not None}
+
+
+def _listen(worker: _Worker, inbox: "SimpleQueue[tuple[_Worker, Any]]") -> None:
+    """Until the worker is dead."""
+    with worker.connection, suppress(EOFError, OSError):
+        while True:
+            inbox.put((worker, worker.connection.recv()))
+    inbox.put((worker, None))
 
 
 def _send(worker: _Worker, message: object) -> None:
     with suppress(OSError):  # it is dying: its end of the pipe says so next
         worker.connection.send(message)
-
-
-def _hush() -> None:
-    """gloo tells of every lost connection on descriptor 2, and losing them is what is expected here; Python keeps its own."""
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
-    with open(os.devnull, "w") as silent:
-        os.dup2(silent.fileno(), 2)
-
-
-def _member(connection: Connection, seat: Seat, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    if not os.environ.get("AURORA_DEBUG"):
-        _hush()
-    link = Link(connection)
-    try:
-        target(seat, link, *args)
-    except AuroraError as error:
-        link.bring(error)
-    except BaseException as error:
-        link.bring(Crashed(what_happened(error)))

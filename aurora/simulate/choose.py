@@ -11,7 +11,7 @@ from aurora.types import TURNS, Cluster, Plan, PlanOptions, Profile
 
 SIMULATED = "simulated"
 ALONE = ("refined", "balanced", "contiguous")  # placements of one model that are tried
-TRANSFERS = 200_000  # that are simulated to choose turns: a second or two
+TRANSFERS = 1_000_000  # that are simulated to choose turns: some seconds
 TOGETHER = ("local-search", "matching", "decoupled")  # and colocations of two
 
 
@@ -33,9 +33,11 @@ def simulated_plan(
 
 def with_turns(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     """`plan`, of two models, with those turns at the ports by which the simulator serves the profiles sooner: their first
-    windows, as many as TRANSFERS allow, one at least."""
-    pairs = len(plan.cluster) * (len(plan.cluster) - 1)
-    windows = max(1, TRANSFERS // (2 * pairs * sum(len(model.dispatch_L) for model in plan.models)))
+    windows, as many as TRANSFERS allow. Where it is not one, the plan stays as it is."""
+    pairs = max(1, len(plan.cluster) * (len(plan.cluster) - 1))
+    windows = TRANSFERS // (2 * pairs * sum(len(model.dispatch_L) for model in plan.models))
+    if windows == 0:
+        return plan
     first = [
         profile
         if profile.windows <= windows

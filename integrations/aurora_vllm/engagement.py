@@ -22,7 +22,7 @@ from aurora.types.arrays import IntArray
 from aurora_vllm.exchange import LayerExchange
 from aurora_vllm.fitting import Checkpoint, check_fit
 from aurora_vllm.metrics import Metrics
-from aurora_vllm.recording import Facts, Recording
+from aurora_vllm.recording import Facts, Recording, Seen
 from aurora_vllm.settings import Settings
 from aurora_vllm.turns import TakingTurns, Turns
 
@@ -56,6 +56,7 @@ class Engagement:
         self._step = -1
         self._real = 0  # tokens of this rank's batch that are no padding and no warm-up
         self._recorded_s = time.monotonic()
+        self._seen: list[Seen] = []  # of this pass
         self._facts: Facts | None = None
         self._first = 0
         self._to = settings.record
@@ -127,6 +128,9 @@ class Engagement:
             yield
         finally:
             self._real = before
+            seen, self._seen = self._seen, []
+            if self.recording is not None:
+                self.recording.add(seen)
         if before == 0:
             self._periodically()
 
@@ -136,24 +140,18 @@ class Engagement:
         here, first = self._here, layer == self._first
         self._step += first
         began = self._now()
-        mine = self._own_rows(len(experts_NK), spread)
-        recording = self.recording if self._real else None
-        if recording is not None:
-            chosen_NK = experts_NK.cpu().numpy()
-            load_E = np.bincount(chosen_NK.reshape(-1), minlength=recording.facts.experts)
-            whole = mine == slice(0, len(chosen_NK))
-            own_E = load_E if whole else np.bincount(chosen_NK[mine].reshape(-1), minlength=recording.facts.experts)
-            recording.count(self._step, layer, own_E)
-            if not first:
-                recording.timed(layer, "gate", began - here.left_s, len(experts_NK))
+        seen = None
+        if self.recording is not None and self._real:
+            mine = self._own_rows(len(experts_NK), spread)
+            seen = Seen(self._step, layer, experts_NK.clone(), mine, None if first else began - here.left_s)
+            self._seen.append(seen)
         here.layer, here.batch, here.computing_s, here.exchanged = layer, None, began, None
         try:
             yield
         finally:
             here.left_s = self._now()
-            if recording is not None and here.exchanged is None:
-                pairs, active = experts_NK.numel(), int(np.count_nonzero(load_E))
-                recording.timed(layer, "expert", here.left_s - here.computing_s, pairs, active)
+            if seen is not None and here.exchanged is None:
+                seen.expert_s = here.left_s - here.computing_s
             here.layer = None
 
     @property

@@ -31,7 +31,7 @@ def test_every_choice_is_counted_once_and_windows_are_the_same_on_all_ranks(pass
     ranks = recordings(2)
     expected_LSE = np.zeros((2, 2, 4), dtype=np.int64)
     for step, rank, layer, experts in sorted(passes):
-        ranks[rank].count(step, layer, load(experts))
+        ranks[rank].count(step, [layer], load(experts)[None])
         np.add.at(expected_LSE, (layer, rank, experts), 1)
     records = [each.record() for each in ranks]
     if not expected_LSE.any():
@@ -51,7 +51,7 @@ def test_every_choice_is_counted_once_and_windows_are_the_same_on_all_ranks(pass
 
 def test_timings_become_curves():
     rank = recordings(1)[0]
-    rank.count(0, 0, load([0, 1]))
+    rank.count(0, [0], load([0, 1])[None])
     for active, tokens in ((1, 8), (2, 8), (3, 64), (4, 200)):
         rank.timed(0, "expert", 0.5 * active + 0.01 * tokens, tokens, active)
     rank.timed(1, "gate", 0.3, 10)
@@ -73,7 +73,7 @@ def test_a_line_is_found_again(fixed, each, points):
 
 def test_files_of_all_ranks_make_a_profile_that_can_be_saved(tmp_path):
     for rank in recordings(3):
-        rank.count(5, 1, load([0, rank.facts.rank]))
+        rank.count(5, [1], load([0, rank.facts.rank])[None])
         save_record(rank.record(), tmp_path / "seen")
     profile = load_records(tmp_path / "seen")
     save(profile, tmp_path / "p.npz")
@@ -83,7 +83,7 @@ def test_files_of_all_ranks_make_a_profile_that_can_be_saved(tmp_path):
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
     one, two = recordings(2)
-    one.count(0, 0, load([0, 1]))
+    one.count(0, [0], load([0, 1])[None])
     with pytest.raises(BadInput, match=r"expected a record of each of 2 ranks, found \[0\]"):
         merged([one.record()])
     other = Recording(Facts(**FACTS | {"model": "another"}, rank=1, ranks=2))

@@ -10,8 +10,9 @@ import torch
 
 from aurora.errors import BadInput, RankFailed
 from aurora.ranks.gloo import GlooTransport
+from aurora.ranks.link import Epoch
 from aurora.ranks.meeting import meet
-from aurora.ranks.supervisor import Epoch, Supervisor
+from aurora.ranks.supervisor import Supervisor
 
 GOAL = 30  # rounds
 
@@ -53,6 +54,9 @@ def meets(seat, link, conduct="good"):
     lost = None
     while isinstance(epoch := link.stand_by("here", lost), Epoch):
         rank, lost = epoch.seats.index(seat.rank), None
+        if conduct == "half" and seat.rank == 1:
+            os.write(link._connection.fileno(), (4096).to_bytes(4, "big") + b"a message's beginning")
+            os.kill(os.getpid(), signal.SIGSTOP)
         if conduct == "alone":
             lost = "nobody is there"
             continue
@@ -125,6 +129,12 @@ def test_one_that_is_lost_while_the_next_epoch_begins():
     steward.watch = watch
     assert run(steward) == {0: 0, 3: 3}
     assert steward.epochs[-1] == (0, 3)
+
+
+def test_one_that_stops_in_the_middle_of_a_message_is_ended():
+    steward = Counting()
+    assert run(steward, "half", seats=3, hang_s=1.0) == {0: 0, 2: 2}
+    assert "said nothing for 1 s" in steward.losses[1]
 
 
 def test_one_that_hangs_is_ended():
