@@ -244,10 +244,10 @@ class Supervisor:
             if all(self._workers[seat].brought is not None for seat in members):
                 break
             for seat, message in self._heard():
-                if message is None:
-                    members.discard(seat)
-                else:
+                if message is not None:
                     self._hear(seat, message)
+                elif self._workers[seat].brought is None:
+                    members.discard(seat)
         found = {seat: self._workers[seat].brought for seat in sorted(members & self._workers.keys())}
         return {seat: brought.value for seat, brought in found.items() if brought is not None}
 
