@@ -19,6 +19,7 @@ from aurora.errors import AuroraError, RankFailed
 from aurora.ranks.launcher import Seat, hosted_store, start
 from aurora.ranks.link import BEAT_S, Beat, Brought, Crashed, Epoch, Finish, Standing, Stop, Told, member
 
+EXIT_S = 0.3  # to hear how a process ended: the others wait meanwhile
 WITHOUT_PROGRESS = 5  # epochs of the same members in which nothing was told, before the supervisor gives up
 
 
@@ -184,7 +185,7 @@ class Supervisor:
 
     def _how(self, seat: int) -> str:
         process = self._workers[seat].process
-        process.join(1.0)
+        process.join(EXIT_S)
         code = process.exitcode
         if code is None:
             return "its process ended"
