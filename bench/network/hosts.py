@@ -54,9 +54,9 @@ def measure_priced(
     _join(seat, hosts, meeting)
     cluster = _cluster(hosts, rates_Bps)
     transport = GlooTransport(None, cluster)
-    before = measured_network(transport, cluster)
+    before = measured_network(transport, cluster, "cpu")
     spans = _spans(jobs, transport, cluster, None, repetitions)
-    return spans, [before, measured_network(transport, cluster)]
+    return spans, [before, measured_network(transport, cluster, "cpu")]
 
 
 def _cluster(hosts: Sequence[str], rates_Bps: np.ndarray) -> Cluster:
