@@ -11,8 +11,8 @@ Whichever rank of a model first wants the model's i-th exchange draws the next t
 drawn. On every port exchanges go by ticket. Of all unfinished exchanges the one with the smallest ticket waits for no other on
 any port, and its ranks, once their GPUs let them, are through with all before it: so something always moves. Nobody is passed
 once its ticket is drawn, a port is free for the next one as soon as its own rank is done, and no model waits for one that has
-nothing to send. A lock of rank 0 alone, with the grant told to the others, would cost a message an exchange; strict alternation
-would wait for a model that is idle.
+nothing to send. Who keeps the port gives its next exchange the same ticket, before anyone else looks. A lock of rank 0 alone,
+with the grant told to the others, would cost a message an exchange; strict alternation would wait for a model that is idle.
 """
 
 import fcntl

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from aurora.errors import RankFailed
+from aurora.types import is_turn
 
 
 class Turnstile(Protocol):
@@ -137,7 +138,4 @@ class _OfThread:
             self._shared.changed.notify_all()
 
     def _is_turn(self) -> bool:
-        mine = self._shared.turns[self._model]
-        return all(
-            done >= mine + (other < self._model) for other, done in enumerate(self._shared.turns) if other != self._model
-        )
+        return is_turn(self._shared.turns, self._model)

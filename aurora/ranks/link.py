@@ -96,7 +96,7 @@ class Link:
 
     @property
     def stopped(self) -> threading.Event:
-        """Set when the epoch is over; `during` clears it."""
+        """Set when the epoch is over, until the next message."""
         return self._stop
 
     def on_stop(self, abort: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from aurora.types import Cluster, Order
 
 PIECE_BYTES = 96 * 1024  # of a row; a message costs some 50 us
 PIECE_S = 0.001  # or what a slow port takes in this time: until a piece has left, nothing else does, no question either
-LEAST_BYTES = 12 * 1024
+LEAST_BYTES = 12 * 1024  # of a piece: less costs more messages than it saves waiting
 PIECES = 256  # of a row at most
 STEADY_BYTES = 8 * PIECE_BYTES  # of a row that tells the rate
 AHEAD_S = 0.001  # worth of bytes that a receiver asks for at once, at the rate that it has seen: more than a question takes
@@ -82,7 +82,8 @@ class OrderedTransport(ABC):
     first and then sends, in one thread: nobody ever waits for its questions.
 
     Rates are held by the senders' clocks, which start together when all have told each other their sizes: pieces leave when
-    the row's rate lets them, and receivers ask for everything at once. cluster: whose rates; None holds none.
+    the row's rate lets them, and receivers ask for everything at once. cluster: whose rates; None holds none, and takes no
+    port for slow.
     """
 
     cuts_rows = True  # whether rows go in pieces where one partner at a time is served

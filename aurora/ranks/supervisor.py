@@ -150,12 +150,10 @@ class Supervisor:
             self._change()
 
     def _heard(self) -> Iterator[tuple[int, Any]]:
-        """What workers have said, by seat, after BEAT_S at the latest."""
-        wait_s = BEAT_S
+        """What workers have said until now, by seat; if that is nothing, what comes first within BEAT_S."""
         with suppress(Empty):
-            while True:
-                worker, message = self._inbox.get(timeout=wait_s)
-                wait_s = 0.0
+            for _ in range(max(1, self._inbox.qsize())):
+                worker, message = self._inbox.get(timeout=BEAT_S)
                 if self._workers.get(worker.seat) is worker:
                     yield worker.seat, message
 

@@ -14,7 +14,21 @@ from aurora.plan.network.routes import route
 from aurora.plan.network.switch import Switch
 from aurora.plan.placing.affinity import once_GG
 from aurora.plan.placing.costs import arriving, exchanged
-from aurora.types import BARRIERS, PART_S, Barrier, Cluster, Compute, Exchange, Order, Plan, Profile, Program, Recorder, Trace
+from aurora.types import (
+    BARRIERS,
+    PART_S,
+    Barrier,
+    Cluster,
+    Compute,
+    Exchange,
+    Order,
+    Plan,
+    Profile,
+    Program,
+    Recorder,
+    Trace,
+    is_turn,
+)
 from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
 
@@ -99,8 +113,7 @@ class _Lock:
 
 
 class _Turns:
-    """A port's alternation between models: model m's i-th turn follows the i-th of all before it, the (i-1)-th of all after
-    it."""
+    """A port's alternation between models."""
 
     def __init__(self, models: int) -> None:
         self._done = [0.0] * models
@@ -120,8 +133,7 @@ class _Turns:
 
     def _wake(self) -> None:
         for model, resume in list(self._waiting.items()):
-            turn = self._done[model]
-            if all(done >= turn + (other < model) for other, done in enumerate(self._done) if other != model):
+            if is_turn(self._done, model):
                 del self._waiting[model]
                 resume()
 

@@ -21,7 +21,7 @@ from aurora.types.options import (
 from aurora.types.pairs import Pairs
 from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
 from aurora.types.profile import PHASES, STAGES, Curve, Profile
-from aurora.types.program import BARRIERS, PART_S, TURNS, Barrier, Compute, Exchange, Op, Program
+from aurora.types.program import BARRIERS, PART_S, TURNS, Barrier, Compute, Exchange, Op, Program, is_turn
 from aurora.types.trace import TRACE_PHASES, Recorder, Trace
 
 __all__ = [
@@ -70,6 +70,7 @@ __all__ = [
     "Survival",
     "SyntheticOptions",
     "Trace",
+    "is_turn",
     "leaf_spine",
     "servers",
 ]

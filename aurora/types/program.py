@@ -1,5 +1,6 @@
 """What every rank does, in order: the one thing that is simulated and performed. It holds orders, not sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aurora.types.plan import Order, Placement
@@ -34,6 +35,12 @@ class Exchange:
 
 
 Op = Compute | Barrier | Exchange
+
+
+def is_turn(over_M: Sequence[float], model: int) -> bool:
+    """Whether a port is `model`'s next, given how many turns of each model are over there, infinity for one that is through:
+    its i-th turn follows the i-th of all models before it and the (i-1)-th of all after it."""
+    return all(over >= over_M[model] + (other < model) for other, over in enumerate(over_M) if other != model)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ def network(
 ) -> Iterator[list[str]]:
     """One host for each rate, gone after the block however it ends; gives the namespaces' names.
 
-    buffer_bytes: of each switch port. window_bytes: the largest send buffer of a connection.
+    buffer_bytes: of each switch port. window_bytes: the largest send buffer of a connection. burst_s: what a port lets pass at
+    once after a rest, at its rate, but no more than one SEGMENT and its headers.
     """
     hosts = [f"{PREFIX}h{i}" for i in range(len(rates_bps))]
     switch = f"{PREFIX}sw"

@@ -60,7 +60,7 @@ class Recording:
         self._most = dict.fromkeys(PHASES, 0)
 
     def add(self, seen: Sequence[Seen]) -> None:
-        """Count and time layers. Together, after a pass, they cost a fraction of what each costs in its middle."""
+        """Count and time layers: all of a pass at once, after it, so that its layers wait for no counting."""
         for step, several in groupby(seen, key=lambda each: each.step):
             layers = list(several)
             chosen_S = [each.experts_NK.cpu().numpy() for each in layers]

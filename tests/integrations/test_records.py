@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from aurora_vllm.recording import MOST_WINDOWS, Facts, Recording
+import torch
+from aurora_vllm.recording import MOST_WINDOWS, Facts, Recording, Seen
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,28 @@ def test_every_choice_is_counted_once_and_windows_are_the_same_on_all_ranks(pass
         for w in sorted({p[0] // width for p in passes})
     ]
     assert [len(each) for each in by_window if each] == profile.tokens_TLSE.sum(axis=(1, 2, 3)).tolist()
+
+
+def test_what_a_pass_saw_is_counted_and_timed_as_layer_by_layer():
+    """Two passes; in the second this rank has only some of the rows, one layer comes twice, and one is timed elsewhere."""
+    chosen = [torch.tensor(rows, dtype=torch.int32) for rows in ([[0, 1], [2, 1]], [[3, 3], [0, 2]], [[1, 2], [0, 3]])]
+    seen = [
+        Seen(4, 0, chosen[0], slice(0, 2), None, 0.5),
+        Seen(4, 1, chosen[1], slice(0, 2), 0.25, 1.0),
+        Seen(5, 0, chosen[1], slice(1, 2), 0.75, None),
+        Seen(5, 0, chosen[2], slice(0, 1), None, 2.0),
+    ]
+    together, apart = recordings(1)[0], recordings(1)[0]
+    together.add(seen)
+    for each, own in zip(seen, ([0, 1, 2, 1], [3, 3, 0, 2], [0, 2], [1, 2]), strict=True):
+        apart.count(each.step, [each.layer], load(own)[None])
+    apart.timed(0, "expert", 0.5, 4, 3)
+    apart.timed(1, "gate", 0.25, 2)
+    apart.timed(1, "expert", 1.0, 4, 3)
+    apart.timed(0, "gate", 0.75, 2)
+    apart.timed(0, "expert", 2.0, 4, 4)
+    for name, value in vars(apart.record()).items():
+        np.testing.assert_array_equal(getattr(together.record(), name), value, name)
 
 
 def test_timings_become_curves():

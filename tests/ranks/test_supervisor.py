@@ -17,6 +17,12 @@ from aurora.ranks.supervisor import Supervisor
 GOAL = 30  # rounds
 
 
+@pytest.fixture(autouse=True)
+def _time_to_hear_how(monkeypatch):
+    """On a busy machine too, a loss says how a process ended."""
+    monkeypatch.setattr("aurora.ranks.supervisor.EXIT_S", 10.0)
+
+
 class Counting:
     """A steward who wants GOAL rounds from the last epoch's members, and hurts ranks after some of them."""
 
@@ -120,8 +126,7 @@ def test_those_left_go_on(victims):
     left = tuple(sorted(set(range(4)) - set(victims)))
     assert run(steward) == {seat: seat for seat in left}
     assert steward.epochs[-1] == left
-    assert set(steward.losses) == set(victims)
-    assert set(steward.losses.values()) <= {"killed by signal 9", "its process ended"}  # before it was known how
+    assert steward.losses == dict.fromkeys(victims, "killed by signal 9")
 
 
 def test_one_that_is_lost_while_the_next_epoch_begins():
@@ -141,7 +146,7 @@ def test_one_that_is_lost_while_the_next_epoch_begins():
 def test_one_that_stops_in_the_middle_of_a_message_is_ended():
     steward = Counting()
     assert run(steward, "half", seats=3, hang_s=1.0) == {0: 0, 2: 2}
-    assert "said nothing for 1 s" in steward.losses[1]
+    assert steward.losses == {1: "said nothing for 1 s"}
 
 
 def test_one_that_hangs_is_ended():
@@ -197,7 +202,7 @@ def test_what_the_user_must_mend_ends_the_run():
 
 
 def test_when_all_are_lost_the_last_is_named():
-    with pytest.raises(RankFailed, match=r"all ranks are lost; the last, rank \d: (killed by signal 9|its process ended)"):
+    with pytest.raises(RankFailed, match=r"all ranks are lost; the last, rank \d: killed by signal 9"):
         run(Counting({5: [(0, signal.SIGKILL), (1, signal.SIGKILL)]}), seats=2)
 
 
