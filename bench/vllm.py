@@ -7,7 +7,7 @@ rate nobody holds. One expert-parallel rank a host, data parallel, a random Qwen
 compute. `stock` is vLLM's allgather and reduce-scatter with the same repairs of its CPU back end. Every configuration is a set
 of processes of its own; within one, a prefill and NEW decode steps are timed by turns, and the slowest rank counts. Medians and
 ranges over repetitions, after one to warm up. Then one rank alone, which records and does not by turns, beside one without
-the plugin's settings. Results: bench/results/vllm-DATE.md.
+the plugin's settings, in PROCESSES processes of each by turns. Results: bench/results/vllm-DATE.md.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from aurora.store.records import load_records  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 NEW = 8
+PROCESSES = 10
 LIMIT_S = 400
 ENGINE = HERE.parent / "tests" / "integrations" / "engine.py"
 ENVIRON = {
@@ -105,17 +106,17 @@ def run(folder: Path, names: Sequence[str] | None, ranks: int, job: dict[str, ob
     return [json.loads((folder / f"answers-{rank}.json").read_text())["times"] for rank in range(ranks)]
 
 
-def slowest(times_R: list[list[dict[str, float]]], phase: str) -> list[float]:
-    """Seconds of each repetition but the first."""
-    return [max(rank[number][phase] for rank in times_R) for number in range(1, len(times_R[0]))]
+def slowest(times_R: list[list[dict[str, float]]]) -> list[dict[str, float]]:
+    """Of each repetition but the first: the seconds of the rank that took longest."""
+    return [{phase: max(each[phase] for each in ranks) for phase in ranks[0]} for ranks in list(zip(*times_R, strict=True))[1:]]
 
 
-def row(name: str, times_R: list[list[dict[str, float]]], stock: list[list[dict[str, float]]]) -> str:
+def row(name: str, times: list[dict[str, float]], base: list[dict[str, float]]) -> str:
     cells = []
-    for phase, unit in (("prefill", 1), ("decode", NEW - 1)):
-        found, base = (np.array(slowest(each, phase)) * 1e3 / unit for each in (times_R, stock))
+    for phase, steps in (("prefill", 1), ("decode", NEW - 1)):
+        found, other = (np.array([seconds[phase] for seconds in each]) * 1e3 / steps for each in (times, base))
         middle = statistics.median(found)
-        cells.append(f"{middle:.1f} ({found.min():.1f}-{found.max():.1f}) | {statistics.median(base) / middle:.2f} x")
+        cells.append(f"{middle:.3g} ({found.min():.3g}-{found.max():.3g}) | {statistics.median(other) / middle:.2f} x")
     return f"| {name} | {' | '.join(cells)} |"
 
 
@@ -144,30 +145,33 @@ def main() -> None:
             chosen = names if ranks > 1 else None
             return run(folder / name, chosen, ranks, {**shared, "additional_config": config, **more})
 
-        stock = served("stock", args.ranks, {})
+        stock = slowest(served("stock", args.ranks, {}))
         seen = str(folder / "seen")
-        online = served("online", args.ranks, {"order": "online", "record": seen}, commands=[["write"]])
+        online = slowest(served("online", args.ranks, {"order": "online", "record": seen}, commands=[["write"]]))
         rate = args.mbit * 1e6 / 8 if names else 1e9
         cluster = Cluster("hosts", tuple(Gpu(f"host{i}", "cpu", i, rate, rate, 10**10) for i in range(args.ranks)))
         plan = make_plan(cluster, [load_records(Path(seen))], PlanOptions())
         save(plan, folder / "plan.json")
-        planned = served("planned", args.ranks, {"plan": str(folder / "plan.json")})
+        planned = slowest(served("planned", args.ranks, {"plan": str(folder / "plan.json")}))
         lines += ["", "| all-to-all | prefill, ms | against stock | decode step, ms | against stock |", "|---|---|---|---|---|"]
         lines += [row("stock", stock, stock), row("online, vLLM's placement", online, stock)]
         lines += [row("plan", planned, stock)]
-        often = {"prompts": prompts[:1], "repeat": 61}
-        bare = served("bare", 1, None, **often)
-        (both,) = served("both", 1, {"order": "online", "record": str(folder / "alone")}, toggle=str(folder / "alone"), **often)
-        on, off = [both[0], *both[1::2]], [both[0], *both[2::2]]
+        often = {"prompts": prompts[:1], "repeat": 31}
+        bare, on, off = [], [], []
+        for number in range(PROCESSES):  # by turns: processes of one kind differ, too
+            bare += served(f"bare-{number}", 1, None, **often)[0][1:]
+            seen = str(folder / f"alone-{number}")
+            both = served(f"both-{number}", 1, {"order": "online", "record": seen}, toggle=seen, **often)[0]
+            on, off = on + both[3::2], off + both[2::2]
         lines += ["", "One rank of four layers, against vLLM without the plugin's settings:", ""]
         lines += ["| | prefill, ms | bare against it | decode step, ms | bare against it |", "|---|---|---|---|---|"]
-        lines += [row("bare", bare, bare), row("plugin on, not recording", [off], bare), row("recording", [on], bare)]
+        lines += [row("bare", bare, bare), row("plugin on, not recording", off, bare), row("recording", on, bare)]
         lines += [
             "",
             "| the same process | prefill, ms | off against on | decode step, ms | off against on |",
             "|---|---|---|---|---|",
         ]
-        lines += [row("recording", [on], [off])]
+        lines += [row("recording", on, off)]
     text = "\n".join(lines) + "\n"
     (HERE / "results" / f"vllm-{datetime.date.today()}.md").write_text(text)
     sys.stdout.write(text)

@@ -56,9 +56,9 @@ class Engagement:
         self._step = -1
         self._real = 0  # tokens of this rank's batch that are no padding and no warm-up
         self._recorded_s = time.monotonic()
-        self._seen: list[Seen] = []  # of this pass
         self._facts: Facts | None = None
         self._first = 0
+        self._on_gpu = False
         self._to = settings.record
         self._here = threading.local()  # the layer, its all-to-all under way, and when this thread left the last layer
 
@@ -106,7 +106,7 @@ class Engagement:
 
     def begin(self, facts: Facts, first: int) -> None:
         """The model is loaded; what is seen from now on counts. first: of this process's layers; with it a pass begins."""
-        self._facts, self._first = facts, first
+        self._facts, self._first, self._on_gpu = facts, first, torch.cuda.is_available()
         if self.order == "online":  # compiled now, not in the first batch
             ones = np.ones(self.ranks)
             openshop(np.ones((self.ranks, self.ranks), dtype=np.int64), ones, ones, np.random.default_rng(0))
@@ -128,9 +128,8 @@ class Engagement:
             yield
         finally:
             self._real = before
-            seen, self._seen = self._seen, []
             if self.recording is not None:
-                self.recording.add(seen)
+                self.recording.passed()
         if before == 0:
             self._periodically()
 
@@ -144,7 +143,7 @@ class Engagement:
         if self.recording is not None and self._real:
             mine = self._own_rows(len(experts_NK), spread)
             seen = Seen(self._step, layer, experts_NK.clone(), mine, None if first else began - here.left_s)
-            self._seen.append(seen)
+            self.recording.saw(seen)
         here.layer, here.batch, here.computing_s, here.exchanged = layer, None, began, None
         try:
             yield
@@ -258,6 +257,6 @@ class Engagement:
             self.metrics.exchanged(phase, seconds, bytes_GG)
 
     def _now(self) -> float:
-        if self.recording is not None and torch.cuda.is_available():
+        if self._on_gpu and self.recording is not None:
             torch.cuda.current_stream().synchronize()
         return time.perf_counter()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.recording import MOST_WINDOWS, Facts, Recording, Seen
+from aurora_vllm.recording import MOST_WINDOWS, NOTES, Facts, Recording, Seen
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +60,10 @@ def test_what_a_pass_saw_is_counted_and_timed_as_layer_by_layer():
         Seen(5, 0, chosen[2], slice(0, 1), None, 2.0),
     ]
     together, apart = recordings(1)[0], recordings(1)[0]
-    together.add(seen)
+    for each in seen:
+        together.saw(each)
+        together.passed()
+    assert not together._passes_L.any()  # noted only
     for each, own in zip(seen, ([0, 1, 2, 1], [3, 3, 0, 2], [0, 2], [1, 2]), strict=True):
         apart.count(each.step, [each.layer], load(own)[None])
     apart.timed(0, "expert", 0.5, 4, 3)
@@ -70,6 +73,18 @@ def test_what_a_pass_saw_is_counted_and_timed_as_layer_by_layer():
     apart.timed(0, "expert", 2.0, 4, 4)
     for name, value in vars(apart.record()).items():
         np.testing.assert_array_equal(getattr(together.record(), name), value, name)
+
+
+def test_what_is_noted_is_added_up_before_it_grows():
+    rank = recordings(1)[0]
+    for step in range(NOTES):
+        rank.saw(Seen(step, 0, torch.tensor([[0, 1]], dtype=torch.int32), slice(0, 1), None, 0.5))
+        rank.passed()
+        assert len(rank._seen) < NOTES
+    assert rank._passes_L[0] >= NOTES - NOTES // 2
+    record = rank.record()
+    assert record.tokens_TLE.sum(axis=0).tolist() == [[NOTES, NOTES, 0, 0], [0] * 4]
+    assert record.passes_L.tolist() == [NOTES, 0]
 
 
 def test_timings_become_curves():
