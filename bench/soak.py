@@ -2,7 +2,7 @@
 
 `python bench/soak.py --kills 100` (as many single kills), `python bench/soak.py --minutes 30` (kills of one or two at once,
 also while the others recover, and ranks that hang). The pause after a change of membership is from the last token before it
-to the first after it, of any request.
+to the first after it, of any request; a change before the first token, while ranks still start, has none.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def main() -> None:
     resumed_s = None
     for change in reversed(result.changes):  # another change may have come before a token did
         resumed_s = resumed_s if change.resumed_s is None else change.resumed_s
-        if change.lost and resumed_s is not None:
+        if change.lost and resumed_s is not None and change.stopped_s is not None:
             how = hung if any("said nothing" in how for how in change.lost.values()) else killed
             how.append(resumed_s - change.stopped_s)
     asked = " ".join(f"--{name} {value}" for name, value in vars(chosen).items() if value is not None and name != "out")

@@ -216,5 +216,9 @@ def _told(change: "Change") -> str:
     if change.moved:
         weights += f" ({change.moved_bytes / 1e6:.2f} MB in {change.took_s:.3f} s, predicted {change.predicted_s:.3f} s)"
     weights += f", {change.from_checkpoint} from the model's files"
-    pause = "nothing to resume" if change.resumed_s is None else f"no token for {change.resumed_s - change.stopped_s:.3f} s"
+    pause = "nothing to resume"
+    if change.stopped_s is None:
+        pause = "before the first token"
+    elif change.resumed_s is not None:
+        pause = f"no token for {change.resumed_s - change.stopped_s:.3f} s"
     return f"epoch {change.epoch}: {', '.join(parts) or 'replicas restored'}; {weights}; {pause}"

@@ -27,7 +27,8 @@ class Journal:
         self.changes: list[Change] = []
         self._plan, self._program, self._prompts_M, self._load_MLE = plan, compile_plan(plan), prompts_M, load_MLE
         self._open_M = [set(range(len(prompts))) for prompts in prompts_M]
-        self._told_s = self._began_s = time.perf_counter()
+        self._began_s = time.perf_counter()
+        self._told_s: float | None = None  # when the last token came, since then
         self._lost: dict[int, str] = {}
         self._members: tuple[int, ...] = ()
         self._restored: tuple[tuple[int, ...], Program] | None = None
@@ -46,14 +47,14 @@ class Journal:
         if isinstance(fresh, Fetched):
             self.changes[-1].took_s = max(self.changes[-1].took_s, fresh.seconds)
             return False
-        now = time.perf_counter()
+        now_s = time.perf_counter() - self._began_s
         answers, still_open = self.answers_M[fresh.model], self._open_M[fresh.model]
         answers.add(fresh.tokens)
-        answers.seconds = now - self._began_s
+        answers.seconds = now_s
         still_open -= {token.request for token in fresh.tokens if token.last}
         if self.changes and self.changes[-1].resumed_s is None:
-            self.changes[-1].resumed_s = now - self._began_s
-        self._told_s = now
+            self.changes[-1].resumed_s = now_s
+        self._told_s = now_s
         return True
 
     def lost(self, seat: int, how: str) -> None:
@@ -77,9 +78,9 @@ class Journal:
         if epoch > 1:
             joined = tuple(sorted(set(seats) - set(before)))
             from_checkpoint = sum(move.source is None for move in found)
-            moved, stopped_s = len(found) - from_checkpoint, self._told_s - self._began_s
+            moved = len(found) - from_checkpoint
             self.changes.append(
-                Change(epoch, self._lost, joined, moved, from_checkpoint, int(bytes_RR.sum()), predicted_s, stopped_s)
+                Change(epoch, self._lost, joined, moved, from_checkpoint, int(bytes_RR.sum()), predicted_s, self._told_s)
             )
         self._lost = {}
         requests_MR = [self._dealt(model, holdings) for model in range(len(self._prompts_M))]

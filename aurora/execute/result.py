@@ -55,7 +55,7 @@ class Change:
     from_checkpoint: int
     moved_bytes: int
     predicted_s: float
-    stopped_s: float
+    stopped_s: float | None
     took_s: float = 0.0
     resumed_s: float | None = None
 

@@ -116,6 +116,22 @@ def test_one_after_the_other_and_the_last_does_the_rest(monkeypatch, mixtral):
     assert {seat for change in result.changes for seat in change.lost} == {0, 2}
 
 
+def test_the_pause_is_between_tokens_and_before_the_first_there_is_none(monkeypatch, mixtral):
+    class Watched(Blows):
+        def watch(self, epoch, pids):
+            super().watch(epoch, pids)
+            if epoch == 1:
+                kill(1)(pids)
+
+    prompts = [prompts_for(mixtral, 9)]
+    options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True)
+    result = survive(plan_for([mixtral], 4), [mixtral], prompts, options, watch=Watched(monkeypatch, {20: kill(2)}).watch)
+    assert not verify(result, [mixtral], prompts, options)
+    (first,), (second,) = ([c for c in result.changes if seat in c.lost] for seat in (1, 2))
+    assert first.stopped_s is None
+    assert 0 < first.resumed_s <= second.stopped_s < second.resumed_s <= result.answers_M[0].seconds
+
+
 def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
     """There are more requests than anybody waits for: the run is over when the newcomer has had its part in some."""
     struck, after = Blows(monkeypatch, {3: kill(1)}), [0]

@@ -13,6 +13,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -43,6 +44,12 @@ ENVIRON = {
 PROMPTS = [[random.Random(seed).randrange(1, 250) for _ in range(5 + 7 * seed)] for seed in range(6)]
 NEW = 8
 ROUNDS = 30
+OWN_MEMORY = """
+import os
+from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Shared
+named = Shared.make_group_name
+Shared.make_group_name = staticmethod(lambda group: named(group) + os.environ["MASTER_PORT"])
+"""  # vLLM's tensor-parallel ranks on CPUs share memory, which all servers that were started by rank call the same
 
 
 def left(group):
@@ -67,6 +74,8 @@ def wait_for(path, limit_s=240):
 class Ranks:
     """vLLM processes that were started together; what they answered and said."""
 
+    started: ClassVar = []
+
     def __init__(self, folder, ranks=1, **job):
         folder.mkdir(parents=True)
         (folder / "job.json").write_text(json.dumps({"prompts": PROMPTS, "new_tokens": NEW, **job}))
@@ -79,6 +88,7 @@ class Ranks:
                 command = [sys.executable, str(HERE / "engine.py"), str(folder / "job.json")]
                 environ = {**os.environ, **ENVIRON, **own}
                 self.processes.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
+        self.started.extend(self.processes)
 
     def wait(self, limit_s=300):
         until = time.monotonic() + limit_s
@@ -103,6 +113,14 @@ class Ranks:
         for rank in range(self.ranks):
             found |= json.loads((self.folder / f"answers-{rank}.json").read_text())["answers"]
         return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on():
+    yield
+    while Ranks.started:
+        with Ranks.started.pop() as process:
+            process.kill()
 
 
 def check_same(found, expected):
@@ -303,13 +321,14 @@ def test_a_rank_that_dies_is_named(tmp_path, checkpoints):
 
 
 @slow
-def test_two_servers_take_turns_and_one_outlives_the_other(tmp_path, checkpoints, alone):
+@pytest.mark.parametrize("ranks", [2, 4], ids=["dp2", "tp2xdp2"])
+def test_two_servers_take_turns_and_one_outlives_the_other(ranks, tmp_path, checkpoints, alone):
     """Both answer by the same table of turns; one is killed, on all its ranks at once, while both serve."""
-    name = f"test-{os.getpid()}"
-    job = {"dp": 2, "additional_config": {"aurora": {"order": "online", "colocate": name}}}
+    name = f"test-{ranks}-{os.getpid()}"
+    job = {"dp": 2, "before": OWN_MEMORY, "additional_config": {"aurora": {"order": "online", "colocate": name}}}
     checkpoint, other = str(checkpoints("qwen3moe")), str(checkpoints("mixtral"))
-    stays = Ranks(tmp_path / "stays", 2, model=checkpoint, repeat=ROUNDS, **job)
-    dies = Ranks(tmp_path / "dies", 2, model=other, repeat=10 * ROUNDS, **job)
+    stays = Ranks(tmp_path / "stays", ranks, model=checkpoint, repeat=ROUNDS, **job)
+    dies = Ranks(tmp_path / "dies", ranks, model=other, repeat=10 * ROUNDS, **job)
     table = np.memmap(folder_of(name) / "table", dtype=np.int64, mode="r") if wait_for(folder_of(name) / "table") else None
     try:
         for rank in (stays.folder / "rounds-0", dies.folder / "rounds-0"):
