@@ -321,12 +321,12 @@ def test_a_rank_that_dies_is_named(tmp_path, checkpoints):
 
 
 @slow
-@pytest.mark.parametrize("ranks", [2, 4], ids=["dp2", "tp2xdp2"])
-def test_two_servers_take_turns_and_one_outlives_the_other(ranks, tmp_path, checkpoints, alone):
+@pytest.mark.parametrize(("ranks", "victim"), [(2, "mixtral"), (4, "qwen3moe")], ids=["dp2", "tp2xdp2"])
+def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_path, checkpoints, alone):
     """Both answer by the same table of turns; one is killed, on all its ranks at once, while both serve."""
     name = f"test-{ranks}-{os.getpid()}"
     job = {"dp": 2, "before": OWN_MEMORY, "additional_config": {"aurora": {"order": "online", "colocate": name}}}
-    checkpoint, other = str(checkpoints("qwen3moe")), str(checkpoints("mixtral"))
+    checkpoint, other = str(checkpoints("qwen3moe")), str(checkpoints(victim))
     stays = Ranks(tmp_path / "stays", ranks, model=checkpoint, repeat=ROUNDS, **job)
     dies = Ranks(tmp_path / "dies", ranks, model=other, repeat=10 * ROUNDS, **job)
     table = np.memmap(folder_of(name) / "table", dtype=np.int64, mode="r") if wait_for(folder_of(name) / "table") else None
