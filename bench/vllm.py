@@ -160,9 +160,9 @@ def main() -> None:
         bare, on, off = [], [], []
         for number in range(PROCESSES):  # by turns: processes of one kind differ, too
             bare += served(f"bare-{number}", 1, None, **often)[0][1:]
-            seen = str(folder / f"alone-{number}")
-            both = served(f"both-{number}", 1, {"order": "online", "record": seen}, toggle=seen, **often)[0]
-            on, off = on + both[3::2], off + both[2::2]
+            alone = str(folder / f"alone-{number}")
+            both = served(f"both-{number}", 1, {"order": "online", "record": alone}, toggle=alone, **often)[0]
+            on, off = on + both[3::2], off + both[2::2]  # after the first to warm up
         lines += ["", "One rank of four layers, against vLLM without the plugin's settings:", ""]
         lines += ["| | prefill, ms | bare against it | decode step, ms | bare against it |", "|---|---|---|---|---|"]
         lines += [row("bare", bare, bare), row("plugin on, not recording", off, bare), row("recording", on, bare)]

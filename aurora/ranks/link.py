@@ -110,9 +110,11 @@ class Link:
         self._busy_since = since
 
     def tell(self, value: Any) -> None:
+        """Something for the steward, from within an epoch."""
         self._say(Told(value))
 
     def bring(self, value: Any) -> None:
+        """This rank's result, or the AuroraError or Crashed that ended it; nothing comes after it."""
         self._say(Brought(value))
 
     def _say(self, message: object) -> None:
