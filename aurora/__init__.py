@@ -14,13 +14,13 @@ __all__ = ["PlanOptions", "RunOptions", "all_to_all", "load", "order", "plan", "
 _HOMES = {
     "PlanOptions": ("aurora.types.options", "PlanOptions"),
     "RunOptions": ("aurora.types.options", "RunOptions"),
-    "all_to_all": ("aurora.execute.collective", "all_to_all"),
-    "load": ("aurora.store", "load"),
-    "order": ("aurora.plan.orders.ordering", "order"),
-    "plan": ("aurora.plan", None),
-    "run": ("aurora.execute.run", "run"),
-    "save": ("aurora.store", "save"),
-    "simulate": ("aurora.simulate", None),
+    "all_to_all": ("aurora.runtime.all_to_all", "all_to_all"),
+    "load": ("aurora.io", "load"),
+    "order": ("aurora.planner.alltoall.schedule", "order"),
+    "plan": ("aurora.planner", None),
+    "run": ("aurora.runtime.run", "run"),
+    "save": ("aurora.io", "save"),
+    "simulate": ("aurora.simulator", None),
 }
 
 

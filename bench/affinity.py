@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.placing.layers import place_alone
-from aurora.plan.placing.layers_once import once_seconds, place_once
-from aurora.plan.planner import exchanged_tokens
-from aurora.plan.synthetic import synthetic_profile
-from aurora.profiler.profile import profile_model
-from aurora.store import load_cluster, shipped
-from aurora.types import Choices, Cluster, Placement, PlanOptions, Profile, ProfileOptions, SyntheticOptions
+from aurora.io import load_cluster, shipped
+from aurora.planner.make_plan import exchanged_tokens
+from aurora.planner.placement.deduplicated_layers import deduplicated_seconds, place_deduplicated
+from aurora.planner.placement.layers import place_alone
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.profiler.profile_model import profile_model
+from aurora.types import Cluster, Placement, PlanOptions, Profile, ProfileOptions, SyntheticOptions, TokenRouting
 
 
 def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile, room: int | None) -> list[str]:
@@ -22,15 +22,15 @@ def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile,
     began_s = time.perf_counter()
     rng = np.random.default_rng(0)
     start = place_alone(cluster, profile, (), PlanOptions("refined", "exact", slots_per_gpu=room), rng)
-    near = place_once(cluster, profile, start, PlanOptions("refined", "exact", slots_per_gpu=room), rng)
+    near = place_deduplicated(cluster, profile, start, PlanOptions("refined", "exact", slots_per_gpu=room), rng)
     took_s = time.perf_counter() - began_s
 
-    def moved(placement: Placement, once: bool) -> int:
-        rows = sum(exchanged_tokens(profile, l, placement.split_EG(l), once).sum() for l in range(profile.layers))
-        return int(rows * (profile.row_bytes(once) + profile.combine_bytes))
+    def moved(placement: Placement, deduplicated: bool) -> int:
+        rows = sum(exchanged_tokens(profile, l, placement.split_EG(l), deduplicated).sum() for l in range(profile.layers))
+        return int(rows * (profile.row_bytes(deduplicated) + profile.combine_bytes))
 
     def seconds(source: Profile, placement: Placement) -> float:
-        return sum(once_seconds(cluster, source, layer, placement.gpu_E(layer)) for layer in range(source.layers))
+        return sum(deduplicated_seconds(cluster, source, layer, placement.gpu_E(layer)) for layer in range(source.layers))
 
     before, after = start.placements_M[0], near.placements_M[0]
     every, dedup, together = moved(before, False), moved(before, True), moved(after, True)
@@ -44,9 +44,11 @@ def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile,
 
 
 def one_window(profile: Profile, window: int) -> Profile:
-    experts_ULK, keep_U = profile.known_choices.experts_ULK, profile.known_choices.window_U == window
-    choices = Choices(experts_ULK[keep_U], profile.known_choices.source_U[keep_U], np.zeros(keep_U.sum(), dtype=np.int64))
-    return replace(profile, tokens_TLSE=profile.tokens_TLSE[window : window + 1], choices=choices)
+    experts_ULK, keep_U = profile.required_routing.experts_ULK, profile.required_routing.window_U == window
+    routing = TokenRouting(
+        experts_ULK[keep_U], profile.required_routing.source_U[keep_U], np.zeros(keep_U.sum(), dtype=np.int64)
+    )
+    return replace(profile, tokens_TLSE=profile.tokens_TLSE[window : window + 1], routing=routing)
 
 
 def section() -> list[str]:

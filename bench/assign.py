@@ -16,14 +16,14 @@ import numpy as np
 from machine import machine
 from order import kinds, ratios
 
-from aurora.plan.placing import objective
-from aurora.plan.placing.assign import ASSIGN
-from aurora.plan.placing.colocate import COLOCATE
-from aurora.plan.placing.costs import GroupCosts, coupled_s, group_costs
-from aurora.plan.placing.relax import proved
-from aurora.plan.placing.sharing import Sharing
-from aurora.plan.placing.sweep import least_sum
-from aurora.plan.planner import make_plan
+from aurora.planner.make_plan import make_plan
+from aurora.planner.placement import objective
+from aurora.planner.placement.assignment import ASSIGN
+from aurora.planner.placement.bottleneck_sum_matching import least_sum
+from aurora.planner.placement.colocation import COLOCATE
+from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.cost_model import GroupCosts, coupled_s, group_costs
+from aurora.planner.placement.lp_relaxation import proved
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 
 GBPS = (100, 80, 50, 40)
@@ -104,10 +104,10 @@ def exclusive() -> list[str]:
     ]
 
 
-def shared(name: str, n: int, seed: int, priced_by: str) -> Sharing:
+def shared(name: str, n: int, seed: int, priced_by: str) -> ColocationProblem:
     end_s = time.perf_counter() + LIMIT_S
     costs = [layer_costs(name, n, seed, model) for model in (0, 1)]
-    return Sharing(*costs, np.arange(n), objective=priced_by, running=lambda: time.perf_counter() < end_s)
+    return ColocationProblem(*costs, np.arange(n), objective=priced_by, running=lambda: time.perf_counter() < end_s)
 
 
 def colocated() -> list[str]:

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
+from aurora.io import shipped
 from aurora.models.corpus import Corpus
 from aurora.models.loading import MoeModel, load_model
-from aurora.profiler.counting import Counted
-from aurora.profiler.fleet import Fleet, count_by_fleet
-from aurora.profiler.routing import next_round, route_round
+from aurora.profiler.redundant_counting import CountingWorkers, count_by_fleet
+from aurora.profiler.routing_counts import RoutingCounts
+from aurora.profiler.routing_hooks import next_round, route_round
 from aurora.reproduce.bcc.studies import Injected
-from aurora.store import shipped
-from aurora.types import FleetOptions, ProfileOptions
+from aurora.types import CountingOptions, ProfileOptions
 from aurora.types.arrays import IntArray
 
 SETUP = """\
@@ -44,10 +44,10 @@ OPTIONS = ProfileOptions(sources=4, prompt_tokens=128, batch=2, max_new_tokens=8
 def by_one(model: MoeModel, text: Path) -> IntArray:
     """What this process counts, round after round."""
     prompts = islice(Corpus(model.tokenizer, model.vocabulary, [text], OPTIONS.prompt_tokens), OPTIONS.limit)
-    state = Counted()
+    state = RoutingCounts()
     while any(batches := next_round(prompts, OPTIONS)):
         passes = route_round(model, batches, OPTIONS.max_new_tokens, keep=False)
-        state = state.add(passes, batches, OPTIONS.window, model.top_k, choices=False, pairs=False)
+        state = state.add(passes, batches, OPTIONS.window, model.top_k, routing=False, pairs=False)
     return state.tokens_TLSE
 
 
@@ -58,8 +58,10 @@ def counted(
     seen: list[list[str]] = []
     delay_W = np.full(WORKERS, wait_s)
     delay_W[1] += late_s
-    options = FleetOptions(WORKERS, redundancy, scheme)
-    fleet = Fleet(options, lambda shares: seen.append([share.state for share in shares]), delay_s=Injected(delay_W[None]))
+    options = CountingOptions(WORKERS, redundancy, scheme)
+    fleet = CountingWorkers(
+        options, lambda shares: seen.append([share.state for share in shares]), delay_s=Injected(delay_W[None])
+    )
     began = time.perf_counter()
     found = count_by_fleet(model, MODEL, [text], OPTIONS, fleet)
     return time.perf_counter() - began, seen[-1], found.tokens_TLSE

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.network.links import Link, fit_link
-from aurora.plan.network.timing import timed
-from aurora.plan.orders.order import ORDER
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.link_fit import Link, fit_link
+from aurora.planner.network.schedule_time import timed
 from aurora.types import Cluster, Gpu
 
 ROOT = Path(__file__).parents[1]
@@ -102,14 +102,16 @@ def fitted() -> list[str]:
         for sizes, least in RANGES.items():
             sent_X, seconds_X = every_X[every_X >= least], took_X[every_X >= least]
             link = fit_link(sent_X[::2], seconds_X[::2])
-            once, shop = (errors(simulated(link, gpus, sent_X, method), seconds_X) for method in ("all-at-once", "openshop"))
-            pooled.setdefault((stem, sizes), []).append(np.stack([once, shop, np.arange(len(once)) % 2]))
-            cells = f"{shown(once[1::2])} | {shown(once)} | {shown(shop)}"
+            deduplicated, shop = (
+                errors(simulated(link, gpus, sent_X, method), seconds_X) for method in ("all-at-once", "openshop")
+            )
+            pooled.setdefault((stem, sizes), []).append(np.stack([deduplicated, shop, np.arange(len(deduplicated)) % 2]))
+            cells = f"{shown(deduplicated[1::2])} | {shown(deduplicated)} | {shown(shop)}"
             lines.append(f"| {KINDS[stem]} | {gpus} | {dtype} | {sizes} | {described(link)} | {cells} |")
             print(lines[-1], flush=True)
     for (stem, sizes), parts in pooled.items():
-        once, shop, held = np.concatenate(parts, axis=1)
-        cells = f"{shown(once[held == 1])} | {shown(once)} | {shown(shop)}"
+        deduplicated, shop, held = np.concatenate(parts, axis=1)
+        cells = f"{shown(deduplicated[held == 1])} | {shown(deduplicated)} | {shown(shop)}"
         lines.append(f"| **{KINDS[stem]}** | all | both | {sizes} | - | - | {cells} |")
         print(lines[-1], flush=True)
     return lines

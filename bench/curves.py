@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.curves import fit_curve
+from aurora.planner.workload.curve_fit import fit_curve
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data"))

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from machine import machine
 
-from aurora.cli.demo import WAYS, Outcome, serve_all
+from aurora.cli.demo import WAYS, DemoOutcome, serve_all
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
-    runs: list[list[Outcome]] = []
+    runs: list[list[DemoOutcome]] = []
     for repeat in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
             runs.append(serve_all(Path(folder), 120.0, lambda *_: None))

@@ -30,17 +30,17 @@ sys.path[:0] = [str(HERE / "network")]
 from net import PAYLOAD, network, refusal  # noqa: E402
 from serving import TOKEN_S, NoTurns, served_alone, served_on_hosts  # noqa: E402
 
-from aurora.execute.colocated import ProcessTurnstile, folder_of  # noqa: E402
-from aurora.execute.result import RunResult, merge  # noqa: E402
-from aurora.execute.turnstile import Turnstile, in_threads  # noqa: E402
-from aurora.plan.planner import make_plan  # noqa: E402
-from aurora.profiler.profile import profile_model  # noqa: E402
-from aurora.ranks.launcher import launch  # noqa: E402
-from aurora.report.compare import Comparison, compare  # noqa: E402
-from aurora.report.summary import summarise  # noqa: E402
-from aurora.simulate.choose import with_turns  # noqa: E402
-from aurora.simulate.interpreter import simulate_plan  # noqa: E402
-from aurora.store import shipped  # noqa: E402
+from aurora.advisor.simulated_choice import with_time_slice  # noqa: E402
+from aurora.io import shipped  # noqa: E402
+from aurora.planner.make_plan import make_plan  # noqa: E402
+from aurora.profiler.profile_model import profile_model  # noqa: E402
+from aurora.reports.compare import Comparison, compare  # noqa: E402
+from aurora.reports.summary import summarise  # noqa: E402
+from aurora.runtime.distributed.launcher import launch  # noqa: E402
+from aurora.runtime.port_arbiter import PortArbiter, in_threads  # noqa: E402
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter, folder_of  # noqa: E402
+from aurora.runtime.result import RunResult, merge  # noqa: E402
+from aurora.simulator.interpreter import simulate_plan  # noqa: E402
 from aurora.types import Cluster, Curve, Gpu, Plan, PlanOptions, Profile, ProfileOptions, RunOptions, Trace  # noqa: E402
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
@@ -113,8 +113,8 @@ def turns_s() -> dict[str, float]:
     """By name of ALONE: what a layer's turns cost one model that never waits, three computing and two exchanging; the median of
     calls that take turns among the ways."""
     with tempfile.TemporaryDirectory() as folder:
-        (of_thread,), of_process = in_threads(1), ProcessTurnstile(Path(folder), 0, 10.0)
-        ways: dict[str, Turnstile] = dict(zip(ALONE, (NoTurns(), of_thread, of_process), strict=True))
+        (of_thread,), of_process = in_threads(1), ProcessPortArbiter(Path(folder), 0, 10.0)
+        ways: dict[str, PortArbiter] = dict(zip(ALONE, (NoTurns(), of_thread, of_process), strict=True))
         took: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(CALLS):
             for name, turnstile in ways.items():
@@ -136,8 +136,8 @@ def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
     with network([PORT_bps] * 4, 16 << 20) as hosts, tempfile.TemporaryDirectory() as folder:
         for repetition in range(repetitions):
             for name in list(TOGETHER)[:: 1 if repetition % 2 else -1]:
-                of_way, turns = TOGETHER[name]
-                served = replace(plan, methods={**plan.methods, "turns": turns})
+                of_way, time_slice = TOGETHER[name]
+                served = replace(plan, methods={**plan.methods, "turns": time_slice})
                 options = replace(of_way, max_new_tokens=1, batch=BATCH, transport="gloo", predictable=True)
                 meeting = f"{folder}/{name}{repetition}"
                 shares = launch(served_on_hosts, 4, hosts, meeting, served, paths, prompts, options)
@@ -178,7 +178,7 @@ def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
     lines += [
         "",
         f"Without a network one after the other would take {share:.0%} less, says the simulator; the plan chose turns by "
-        f"{plan.methods['turns']}. Measured before serving: "
+        f"{plan.methods['time_slice']}. Measured before serving: "
         f"{startup_s * 1e3:.2f} ms a message, {rate / plan.cluster.gpus[0].out_Bps:.1%} of the ports' payload rate.",
     ]
     return lines
@@ -199,7 +199,7 @@ def main() -> None:
     cost = alone(make_plan(cluster(2, 1e9), [two]), 2 * repetitions + 1)
     print("\n".join(cost), flush=True)
     why = refusal()
-    plan = with_turns(make_plan(cluster(4, PORT_bps / 8 * PAYLOAD), known, PlanOptions()), known)
+    plan = with_time_slice(make_plan(cluster(4, PORT_bps / 8 * PAYLOAD), known, PlanOptions()), known)
     gain = [f"skipped: {why}"] if why else together(plan, known, repetitions)
     command = f"python bench/interleave.py --repetitions {repetitions}"
     text = "\n".join(

@@ -21,17 +21,17 @@ from machine import machine
 from torch import nn
 
 import aurora
-from aurora.execute.experts import DistributedExperts
-from aurora.execute.parcels import EveryChoice, OncePerRank, Seats
-from aurora.execute.session import Session
-from aurora.execute.turnstile import in_threads
+from aurora.io import shipped
 from aurora.models.loading import load_model
-from aurora.plan.orders.order import ORDER
-from aurora.ranks.gloo import GlooTransport
-from aurora.ranks.group import joined
-from aurora.ranks.launcher import Seat, launch
-from aurora.store import shipped
-from aurora.types import Barrier, Compute, Exchange, Order, Placement, Recorder
+from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.launcher import RankInfo, launch
+from aurora.runtime.distributed.process_groups import joined
+from aurora.runtime.distributed_experts import DistributedExperts
+from aurora.runtime.layer_context import LayerContext
+from aurora.runtime.port_arbiter import in_threads
+from aurora.types import Barrier, Compute, Exchange, Order, Placement, TraceRecorder
 
 TOKENS, TOP_K, EXPERTS, WIDTH = 8, 2, 8, 1024
 CALLS = 500
@@ -104,7 +104,7 @@ def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicat
     order = ORDER["openshop"](every, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
     ops = (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
            Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
-    session = Session(0, transport, *in_threads(1), Recorder("measured", ("bench",), ranks), time.perf_counter())
+    session = LayerContext(0, transport, *in_threads(1), TraceRecorder("measured", ("bench",), ranks), time.perf_counter())
     session.start_compute()
     spread = DistributedExperts(Echo(sum(map(len, slots_G))))
     spread.perform(Placement((slots_G,)), ops, 0, session, deduplicate)
@@ -150,7 +150,7 @@ def plain_layer(
     return out.index_add_(0, choice // index.shape[1], answers * weights.flatten()[choice, None])
 
 
-def on_rank(seat: Seat) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+def on_rank(seat: RankInfo) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Microseconds of a layer, of them in transports, and of one all-to-all."""
     torch.set_num_threads(1)
     ranks, generator = seat.ranks, torch.Generator().manual_seed(seat.rank)
@@ -167,10 +167,10 @@ def on_rank(seat: Seat) -> tuple[dict[str, float], dict[str, float], dict[str, f
         watches = {"torch": Watch()}
         collective = watches["torch"](dist.all_to_all_single)
         layers = {"torch": lambda: plain_layer(tokens, ranks, collective)}
-        for name, once in (("a row for every choice", False), ("deduplicated", True)):
+        for name, deduplicated in (("a row for every choice", False), ("deduplicated", True)):
             watch, transport = Watch(), GlooTransport()
             transport.gather, transport.exchange = watch(transport.gather), watch(transport.exchange)
-            watches[name], layers[name] = watch, partial(distributed(transport, slots_G, once), *tokens)
+            watches[name], layers[name] = watch, partial(distributed(transport, slots_G, deduplicated), *tokens)
         whole = medians({name: lambda n=name, way=way: watches[n].lap(way) for name, way in layers.items()}, CALLS)
         inside = {name: statistics.median(watch.laps_us) for name, watch in watches.items()}
         rows = torch.randn(TOKENS * TOP_K, WIDTH)
@@ -236,7 +236,7 @@ def local() -> list[str]:
     torch.set_num_threads(1)
     for tokens, top_k, count, width in ((8, 2, 8, 1024), (512, 2, 8, 1024), (512, 8, 64, 2048)):
         slots_G = (tuple(range(count // 2)), tuple(range(count // 2, count)))
-        seats = Seats(slots_G, 0)
+        seats = ExpertMap(slots_G, 0)
         hidden, weights = torch.randn(tokens, width), torch.rand(tokens, top_k)
         half = torch.rand(tokens // 2, count).topk(top_k).indices
         index = torch.cat([half, (half + count // 2) % count])  # as much for one rank as for the other
@@ -248,14 +248,14 @@ def local() -> list[str]:
             return torch.zeros_like(hidden).index_add_(0, token, answers * weights.flatten()[choice, None])
 
         def every(seats=seats, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
-            parcels = EveryChoice(seats, hidden, index, weights, None)
+            parcels = RowPerExpert(seats, hidden, index, weights, None)
             return parcels.combine(parcels.rows)
 
-        def once(seats=seats, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
-            parcels = OncePerRank(seats, hidden, index, weights, None)
+        def deduplicated(seats=seats, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
+            parcels = RowPerRank(seats, hidden, index, weights, None)
             return parcels.combine(parcels.run(parcels.rows, parcels.counts, lambda rows, *_: rows))
 
-        ways: dict[str, Callable[[], object]] = {"plain": plain, "every": every, "once": once}
+        ways: dict[str, Callable[[], object]] = {"plain": plain, "every": every, "once": deduplicated}
         for name, deduplicate in (("layer", False), ("layer once", True)):
             spread = distributed(Mirror(), slots_G, deduplicate)
             ways[name] = partial(spread, hidden, index, weights)
@@ -293,15 +293,15 @@ def saved() -> list[str]:
         cells = []
         for ranks in (2, 4, 8):
             slots_G = tuple(tuple(range(r * count // ranks, (r + 1) * count // ranks)) for r in range(ranks))
-            moved = {EveryChoice: 0, OncePerRank: 0}
+            moved = {RowPerExpert: 0, RowPerRank: 0}
             for index in seen:
                 for kind in moved:
                     parcels = kind(
-                        Seats(slots_G, 0), torch.zeros(len(index), width, dtype=dtype), index, torch.ones(index.shape), None
+                        ExpertMap(slots_G, 0), torch.zeros(len(index), width, dtype=dtype), index, torch.ones(index.shape), None
                     )
                     rows = sum(parcels.sizes(parcels.counts.expand(ranks, -1))[0][1:])
                     moved[kind] += rows * (parcels.rows.shape[1] * parcels.rows.element_size() + width * dtype.itemsize)
-            cells.append(f"{moved[OncePerRank] / moved[EveryChoice]:.3f}")
+            cells.append(f"{moved[RowPerRank] / moved[RowPerExpert]:.3f}")
         lines.append(f"| {title} | {width} x {str(dtype).removeprefix('torch.')} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     return lines

@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.network.bounds import fluid, one_to_one, pair_seconds, two_tier, with_startup
-from aurora.plan.network.timing import timed
-from aurora.plan.orders.birkhoff import slots
-from aurora.plan.orders.dense import DenseShop
-from aurora.plan.orders.exact import MOST_RANKS
-from aurora.plan.orders.order import ORDER, search_tries
-from aurora.plan.orders.robust import order_for_many, priced
-from aurora.plan.orders.split import CutShop, best_whole, warm_up
-from aurora.plan.orders.two_tier import TwoTier, two_tier_schedule
+from aurora.planner.alltoall.birkhoff import slots
+from aurora.planner.alltoall.branch_and_bound import MOST_RANKS
+from aurora.planner.alltoall.open_shop import DenseShop
+from aurora.planner.alltoall.registry import ORDER, search_tries
+from aurora.planner.alltoall.robust import order_for_many, priced
+from aurora.planner.alltoall.split_transfers import CutShop, best_whole, warm_up
+from aurora.planner.alltoall.two_tier import TwoTier, two_tier_schedule
+from aurora.planner.network.lower_bounds import fluid, one_to_one, pair_seconds, two_tier, with_startup
+from aurora.planner.network.schedule_time import timed
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "olmoe_mixtral_domains" / "counts_dev.csv"
@@ -126,16 +126,16 @@ def equal_ports() -> list[str]:
             found: dict[str, list[float]] = {"openshop": [], "openshop-best": []}
             whole, more, took = [], [], []
             for bytes_GG in matrices(make, n):
-                floor = one_to_one(bytes_GG, ones, ones)
+                min_replicas = one_to_one(bytes_GG, ones, ones)
                 for method, values in found.items():
                     began = time.perf_counter()
                     order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0))
                     seconds = time.perf_counter() - began
-                    values.append(timed(order, bytes_GG, ones, ones).makespan_s / floor)
+                    values.append(timed(order, bytes_GG, ones, ones).makespan_s / min_replicas)
                 took.append(seconds)
                 more.append(len(order.pairs_X2) - n * (n - 1))
                 shop = CutShop(bytes_GG, ones, ones, np.zeros(n))
-                whole.append(best_whole(shop, search_tries(n), np.random.default_rng(0)).makespan_s / floor)
+                whole.append(best_whole(shop, search_tries(n), np.random.default_rng(0)).makespan_s / min_replicas)
             cells = " | ".join(ratios(values) for values in (found["openshop"], whole, found["openshop-best"]))
             messages, seconds = f"{np.mean(more):.2f} / {max(more)}", f"{statistics.median(took):.4f} / {max(took):.4f}"
             lines.append(f"| {n} | {name} | {cells} | {messages} | {seconds} |")
@@ -170,7 +170,7 @@ def baselines() -> list[str]:
 
 
 def mixed_ports() -> list[str]:
-    methods = ("openshop", "openshop-best", "lanes", "paced", "all-at-once")
+    methods = ("openshop", "openshop-best", "sub-channels", "paced", "all-at-once")
     lines = [
         "## Mixed ports 100/80/50/40, uniform traffic: makespan / fluid bound (10 matrices a row)",
         "",
@@ -182,11 +182,11 @@ def mixed_ports() -> list[str]:
         bounds: list[float] = []
         found: dict[str, list[float]] = {method: [] for method in methods}
         for bytes_GG in matrices(uniform, n, 10 if n < 32 else 3):
-            floor = fluid(bytes_GG, rate, rate)
-            bounds.append(one_to_one(bytes_GG, rate, rate) / floor)
+            min_replicas = fluid(bytes_GG, rate, rate)
+            bounds.append(one_to_one(bytes_GG, rate, rate) / min_replicas)
             for method in methods:
                 order = ORDER[method](bytes_GG, rate, rate, np.random.default_rng(0))
-                found[method].append(timed(order, bytes_GG, rate, rate).makespan_s / floor)
+                found[method].append(timed(order, bytes_GG, rate, rate).makespan_s / min_replicas)
         lines.append(f"| {n} | {ratios(bounds)} | {' | '.join(ratios(found[m]) for m in methods)} |")
         print(lines[-1], flush=True)
     return lines
@@ -202,7 +202,7 @@ def caps() -> list[str]:
     ]
     for n in (8, 16, 32):
         mixed = np.array([100.0, 80.0, 50.0, 40.0])[np.arange(n) * 4 // n]
-        for method, rate, bound in (("birkhoff", np.ones(n), one_to_one), ("lanes", mixed, fluid)):
+        for method, rate, bound in (("birkhoff", np.ones(n), one_to_one), ("sub-channels", mixed, fluid)):
             cells = []
             for most in (n, 2 * n, 4 * n, 8 * n):
                 found, rows = [], []
@@ -268,10 +268,10 @@ def startups() -> list[str]:
             found: dict[str, list[float]] = {m: [] for m in ("openshop", "openshop-best", "birkhoff")}
             for bytes_GG in matrices(uniform, n, 10):
                 startup = np.full(n, share * bytes_GG[bytes_GG > 0].mean())
-                floor = with_startup(bytes_GG, ones, ones, startup)
+                min_replicas = with_startup(bytes_GG, ones, ones, startup)
                 for method, values in found.items():
                     order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0), startup)
-                    values.append(timed(order, bytes_GG, ones, ones, startup).makespan_s / floor)
+                    values.append(timed(order, bytes_GG, ones, ones, startup).makespan_s / min_replicas)
             lines.append(f"| {n} | {share:.0%} | {' | '.join(ratios(v) for v in found.values())} |")
             print(lines[-1], flush=True)
     return lines

@@ -15,14 +15,14 @@ import numpy as np
 from machine import machine
 from order import recorded_counts
 
-from aurora.plan.check_replicas import check_layout
-from aurora.plan.evaluate import layer_seconds
-from aurora.plan.planner import make_plan
-from aurora.plan.replicas import share_bounds
-from aurora.plan.replicas.replicas import REPLICAS, place, slots_needed
-from aurora.plan.synthetic import synthetic_profile
-from aurora.store import load_cluster, shipped
-from aurora.types import Plan, PlanOptions, Profile, Room, SyntheticOptions
+from aurora.io import load_cluster, shipped
+from aurora.planner.check.replicas import check_layout
+from aurora.planner.evaluate import layer_seconds
+from aurora.planner.make_plan import make_plan
+from aurora.planner.replication import load_bounds as share_bounds
+from aurora.planner.replication.registry import REPLICAS, place, slots_needed
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.types import GpuSlots, Plan, PlanOptions, Profile, SyntheticOptions
 
 SKEWED = np.array([[600.0, 560, 120, 120, 20, 10, 10, 10]])
 REPEATS = 5
@@ -32,7 +32,7 @@ def zipf(experts: int, exponent: float) -> np.ndarray:
     return (1.0 + np.arange(experts)) ** -exponent * 1e4
 
 
-def rows(name: str, load_LE: np.ndarray, room: Room) -> list[str]:
+def rows(name: str, load_LE: np.ndarray, room: GpuSlots) -> list[str]:
     lines = []
     eplb = place(load_LE, room, "eplb")
     for method in REPLICAS:
@@ -151,12 +151,12 @@ def replica_section(today: str) -> list[str]:
         "| loads | method | largest load | max/mean, mean / worst layer | mean/max | mean/bound | worst gap | "
         "no worse than EPLB | ms, all layers |",
         "|---|---|---|---|---|---|---|---|---|",
-        *rows("8 skewed, 8 GPUs x 2", SKEWED, Room.equal(8, 2)),
+        *rows("8 skewed, 8 GPUs x 2", SKEWED, GpuSlots.equal(8, 2)),
     ]
     for exponent in (0.8, 1.2):
         load_LE = zipf(256, exponent) * rng.lognormal(0.0, 0.2, (58, 256))
-        lines += rows(f"58 x 256 Zipf {exponent}, 64 GPUs x 5", load_LE, Room.equal(64, 5))
-    load_E, room = zipf(256, 0.8), Room.equal(144, 2)
+        lines += rows(f"58 x 256 Zipf {exponent}, 64 GPUs x 5", load_LE, GpuSlots.equal(64, 5))
+    load_E, room = zipf(256, 0.8), GpuSlots.equal(144, 2)
     lines += rows("256 Zipf 0.8, 144 GPUs x 2", load_E[None], room)
     counted = share_bounds.mean_load(load_E, room) / share_bounds.counted(load_E, room)
     fewest, enough = slots_needed(load_E, room, 0.95)

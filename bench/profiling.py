@@ -15,16 +15,16 @@ from machine import machine
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from aurora.errors import BadInput
+from aurora.io import shipped
 from aurora.models.corpus import Corpus
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel, find_moe_layers, load_model
-from aurora.plan.drift import drift
-from aurora.profiler.importing import import_profile
-from aurora.profiler.profile import profile_model
-from aurora.profiler.routing import route_round
-from aurora.ranks.launcher import prepare
-from aurora.store import shipped
-from aurora.types import Pairs, ProfileOptions
+from aurora.planner.workload.drift import drift
+from aurora.profiler.import_routing import import_profile
+from aurora.profiler.profile_model import profile_model
+from aurora.profiler.routing_hooks import route_round
+from aurora.runtime.distributed.launcher import prepare
+from aurora.types import CoActivation, ProfileOptions
 
 ROOT = Path(__file__).parents[1]
 RECORDS = Path(os.environ.get("AURORA_DATA", ROOT / "../shared/data"))
@@ -72,7 +72,9 @@ def _overhead() -> list[str]:
                 lambda: _plain(model, prompts, tokens),  # noqa: B023
                 lambda: route_round(model, [prompts], tokens, keep=False),  # noqa: B023
                 lambda: route_round(model, [prompts], tokens, keep=True),  # noqa: B023
-                lambda: [Pairs.of(p.experts_ULK, model.experts) for p in route_round(model, [prompts], tokens, keep=True)],  # noqa: B023
+                lambda: [
+                    CoActivation.of(p.experts_ULK, model.experts) for p in route_round(model, [prompts], tokens, keep=True)
+                ],  # noqa: B023
             ]
             took = _in_turn(ways)
             plain = statistics.median(took[0])

@@ -14,11 +14,11 @@ from pathlib import Path
 from machine import machine
 from playwright.sync_api import Browser, sync_playwright
 
-from aurora.plan.planner import make_plan
-from aurora.plan.synthetic import synthetic_profile
-from aurora.report.evidence import Evidence
-from aurora.report.html import page
-from aurora.simulate.interpreter import simulate_plan
+from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.reports.html import page
+from aurora.reports.inputs import ReportInputs
+from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
 
 SHAPE = {
@@ -40,12 +40,12 @@ LAYER = """async () => {
 ZOOM = """() => document.querySelector("[data-chart=timeline-chart] [aria-label='zoom in']").click()"""
 
 
-def evidence() -> Evidence:
+def evidence() -> ReportInputs:
     """A plan of the large shape with its predicted trace."""
     cluster = Cluster("64 equal GPUs", tuple(Gpu(f"g{i}", "reference", i // 8, 50e9, 50e9, 80 * 10**9) for i in range(GPUS)))
     profile = synthetic_profile("zipf:0.8", SHAPE, SyntheticOptions(sources=GPUS, window_tokens=256))
     plan = make_plan(cluster, [profile], PlanOptions(place="balanced", assign="contiguous"))
-    return Evidence(plan, (("predicted", simulate_plan(plan, [profile])),), (profile,))
+    return ReportInputs(plan, (("predicted", simulate_plan(plan, [profile])),), (profile,))
 
 
 def drawing(browser: Browser, file: Path) -> dict[str, float]:

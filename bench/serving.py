@@ -12,9 +12,9 @@ from net import enter
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from aurora.execute import serve
-from aurora.execute.result import Share
-from aurora.ranks.launcher import Seat
+from aurora.runtime import serving_rank as serve
+from aurora.runtime.distributed.launcher import RankInfo
+from aurora.runtime.result import RankResult
 
 TOKEN_S = 200e-6
 
@@ -31,7 +31,7 @@ class NoTurns:
 
     def stop_compute(self) -> None: ...
 
-    def exchange(self, keeps: bool = False) -> Any:
+    def exchange(self, hold_port: bool = False) -> Any:
         return nullcontext()
 
     def leave(self) -> None: ...
@@ -39,19 +39,19 @@ class NoTurns:
     def abort(self, error: BaseException) -> None: ...
 
 
-def served_alone(seat: Seat, turns: bool, *args: Any) -> list[Share]:
-    if not turns:
+def served_alone(seat: RankInfo, time_slice: bool, *args: Any) -> list[RankResult]:
+    if not time_slice:
         serve._turnstiles = lambda transports, *_: [NoTurns() for _ in transports]
     return serve.serve_rank(seat, *args)
 
 
-def served_on_hosts(seat: Seat, hosts: Sequence[str], meeting: str, *args: Any) -> list[Share]:
+def served_on_hosts(seat: RankInfo, hosts: Sequence[str], meeting: str, *args: Any) -> list[RankResult]:
     """In the rank's namespace, with experts that take as long as a GPU's stand-in would."""
     enter(hosts[seat.rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
 
     @contextmanager
-    def joined(_: Seat) -> Iterator[None]:
+    def joined(_: RankInfo) -> Iterator[None]:
         store = dist.FileStore(meeting, seat.ranks)
         dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks)
         try:

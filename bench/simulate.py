@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.plan.network.timing import fluid_pieces, timed
-from aurora.plan.orders.order import ORDER
-from aurora.plan.planner import make_plan
-from aurora.plan.synthetic import synthetic_profile
-from aurora.report.summary import summarise
-from aurora.simulate.interpreter import simulate_plan
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.make_plan import make_plan
+from aurora.planner.network.schedule_time import fluid_pieces, timed
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.reports.summary import summarise
+from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions
 
 SHAPE = {

@@ -19,13 +19,13 @@ import numpy as np
 import psutil
 from machine import machine
 
-from aurora.execute import run as running
-from aurora.execute.journal import Journal
+from aurora.io import shipped
 from aurora.models.decoding import decode_alone
 from aurora.models.loading import load_model
-from aurora.plan.planner import make_plan
-from aurora.profiler.profile import profile_model
-from aurora.store import shipped
+from aurora.planner.make_plan import make_plan
+from aurora.profiler.profile_model import profile_model
+from aurora.runtime import run as running
+from aurora.runtime.request_journal import RequestJournal
 from aurora.types import Cluster, Gpu, PlanOptions, ProfileOptions, RunOptions
 
 MODEL = "models/mixtral-topics"
@@ -84,8 +84,10 @@ def main() -> None:
         path, texts, ProfileOptions(sources=chosen.ranks, prompt_tokens=32, limit=4 * chosen.ranks), lambda *_: None
     )
     cluster = Cluster("soak", tuple(Gpu(f"g{i}", "cpu", i, 1e9, 1e9, 10**9) for i in range(chosen.ranks)))
-    slots = -(-profile.experts * chosen.floor // max(1, chosen.ranks - 2)) + 1
-    plan = make_plan(cluster, [profile], PlanOptions(floor=chosen.floor, slots_per_gpu=min(slots, profile.experts)))
+    slots = -(-profile.experts * chosen.min_replicas // max(1, chosen.ranks - 2)) + 1
+    plan = make_plan(
+        cluster, [profile], PlanOptions(min_replicas=chosen.min_replicas, slots_per_gpu=min(slots, profile.experts))
+    )
     model = load_model(path)
     ids = model.tokenizer((root / "README.md").read_text(), add_special_tokens=False)["input_ids"]
     rng = random.Random(chosen.seed)
@@ -94,7 +96,7 @@ def main() -> None:
     harm = Harm(chosen.ranks, chosen.kills, time.monotonic() + 60 * chosen.minutes, rng)
     told_s: list[float] = []
 
-    class Ending(Journal):
+    class Ending(RequestJournal):
         """Ends when the harm has, whatever is left to answer."""
 
         @property
@@ -105,7 +107,7 @@ def main() -> None:
             told_s.append(time.perf_counter())
             return super().told(seat, fresh)
 
-    running.Journal = Ending  # type: ignore[misc]
+    running.RequestJournal = Ending  # type: ignore[misc]
     options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=10**6, hang_s=HANG_S)
     began = time.monotonic()
     result = running.survive(plan, [path], [prompts], options, watch=harm.watch)
@@ -131,7 +133,7 @@ def main() -> None:
         "",
         f"`python bench/soak.py {asked}` on {machine()}; load average {os.getloadavg()[1]:.1f}.",
         "",
-        f"{chosen.ranks} ranks, mixtral-topics, floor {chosen.floor}, a lost rank is started anew; {took:.0f} s.",
+        f"{chosen.ranks} ranks, mixtral-topics, floor {chosen.min_replicas}, a lost rank is started anew; {took:.0f} s.",
         "",
         "| what | figure |",
         "|---|---|",

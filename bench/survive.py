@@ -14,11 +14,11 @@ from machine import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from aurora.plan.check_replicas import check_resilient
-from aurora.plan.replicas.dispatch import dispatch, holders
-from aurora.plan.replicas.resilient import SURVIVE, aim_of, survive
-from aurora.types import Hosts
-from tests.plan.replicas.brute_force import cases
+from aurora.planner.check.replicas import check_resilient
+from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, survive
+from aurora.planner.replication.token_split import dispatch, holders
+from aurora.types import FailureDomains
+from tests.planner.replication.brute_force import cases
 
 REPEATS = 5
 
@@ -36,12 +36,12 @@ def kept(held_EN: np.ndarray) -> np.ndarray:
 def small_cases() -> list[str]:
     below, broken, seen = dict.fromkeys(SURVIVE, 0), dict.fromkeys(SURVIVE, 0), 0
     for nodes, slots, counts, best_K in cases():
-        hosts, count_E, floor = Hosts.equal(nodes, slots), np.array(counts), counts[0]
+        hosts, count_E, min_replicas = FailureDomains.equal(nodes, slots), np.array(counts), counts[0]
         seen += nodes - 1
         for name, make in SURVIVE.items():
-            held_EN = make(count_E, hosts, aim_of(floor, hosts), np.random.default_rng(0))
+            held_EN = make(count_E, hosts, aim_of(min_replicas, hosts), np.random.default_rng(0))
             below[name] += int((kept(held_EN) < best_K).sum())
-            broken[name] += bool(((held_EN > 0).sum(axis=1) < min(floor, nodes)).any())
+            broken[name] += bool(((held_EN > 0).sum(axis=1) < min(min_replicas, nodes)).any())
     lines = [f"| {name} | {seen - below[name]} of {seen} | {broken[name]} |" for name in SURVIVE]
     return ["| method | as good as the best of all placements | replicas whose floor is broken |", "|---|---|---|", *lines]
 
@@ -50,15 +50,15 @@ def large_cases() -> list[str]:
     lines = ["| nodes, slots, experts, floor | method | placed in | survives 1, f, 2f failures | at most |"]
     lines.append("|---|---|---|---|---|")
     load_E = (1.0 + np.arange(256)) ** -0.8
-    for nodes, slots, floor in ((64, 8, 2), (64, 32, 2), (64, 32, 3), (128, 32, 3)):
-        hosts = Hosts.equal(nodes, slots)
+    for nodes, slots, min_replicas in ((64, 8, 2), (64, 32, 2), (64, 32, 3), (128, 32, 3)):
+        hosts = FailureDomains.equal(nodes, slots)
         for name in SURVIVE:
-            made = [survive(load_E, hosts, name, floor) for _ in range(REPEATS if name == "aurora" else 1)]
+            made = [survive(load_E, hosts, name, min_replicas) for _ in range(REPEATS if name == "aurora" else 1)]
             check_resilient(made[0], hosts, guaranteed=name == "aurora")
             took = statistics.median(one.seconds for one in made)
-            found, at = made[0].survival_L[0], [0, floor - 1, 2 * floor - 1]
+            found, at = made[0].survival_L[0], [0, min_replicas - 1, 2 * min_replicas - 1]
             p, most = (", ".join(f"{value:.5f}" for value in row[at]) for row in (found.p_K, found.best_K))
-            lines.append(f"| {nodes}, {slots}, 256, {floor} | {name} | {took * 1e3:.0f} ms | {p} | {most} |")
+            lines.append(f"| {nodes}, {slots}, 256, {min_replicas} | {name} | {took * 1e3:.0f} ms | {p} | {most} |")
     return lines
 
 
@@ -66,7 +66,7 @@ def dispatches() -> list[str]:
     lines = ["| ranks, experts, replicas, tokens | median | 95th percentile |", "|---|---|---|"]
     load_E, rng = (1.0 + np.arange(256)) ** -0.8, np.random.default_rng(0)
     for slots in (8, 16, 32):
-        held = holders(survive(load_E, Hosts.equal(64, slots), floor=2).slots_LN[0])
+        held = holders(survive(load_E, FailureDomains.equal(64, slots), min_replicas=2).slots_LN[0])
         tokens_SE = rng.multinomial(8192, load_E / load_E.sum(), 64)
         took = []
         for number in range(500):

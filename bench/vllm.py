@@ -29,9 +29,9 @@ sys.path[:0] = [str(HERE), str(HERE / "network"), str(HERE.parent)]
 from machine import machine  # noqa: E402
 from net import network, refusal  # noqa: E402
 
-from aurora.plan.planner import make_plan  # noqa: E402
-from aurora.store import save  # noqa: E402
-from aurora.store.records import load_records  # noqa: E402
+from aurora.io import save  # noqa: E402
+from aurora.io.engine_records import load_records  # noqa: E402
+from aurora.planner.make_plan import make_plan  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 NEW = 8

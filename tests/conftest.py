@@ -7,7 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import settings
 
-from aurora.store import shipped
+from aurora.io import shipped
 from aurora.types import Cluster, Gpu
 
 settings.register_profile("aurora", deadline=None, max_examples=60, derandomize=True)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.types import Choices, Cluster, Curve, Fabric, Gpu, Link, Profile, leaf_spine
+from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Profile, TokenRouting, leaf_spine
 
 RATES = (1.0, 2.0, 2.5, 4.0, 5.0, 10.0)
 
@@ -63,11 +63,11 @@ def routed_profiles(draw, sources, max_experts=6, max_layers=2, max_tokens=12):
     chosen = draw(st.lists(st.lists(row, min_size=layers, max_size=layers), min_size=tokens, max_size=tokens))
     source = draw(st.lists(st.integers(0, sources - 1), min_size=tokens, max_size=tokens))
     window = draw(st.lists(st.integers(0, windows - 1), min_size=tokens, max_size=tokens))
-    choices = Choices(np.array(chosen), np.array(source), np.array(window))
+    routing = TokenRouting(np.array(chosen), np.array(source), np.array(window))
     plain = draw(profiles(sources))
-    counted = choices.tokens_TLSE(windows, sources, experts)
+    counted = routing.tokens_TLSE(windows, sources, experts)
     return Profile("drawn", "print", counted, top_k, draw(st.integers(1, 99)), draw(st.integers(1, 99)), 10, 10, plain.curves,
-                   choices=choices)  # fmt: skip
+                   routing=routing)  # fmt: skip
 
 
 @st.composite

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aurora.store import load_cluster
+from aurora.io import load_cluster
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)

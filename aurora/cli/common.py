@@ -56,7 +56,7 @@ def check_output(*outputs: Path | None, inputs: Sequence[Path]) -> None:
 
 def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[Profile]:
     """The plan's profiles: those given, else those that it names, relative to its own folder."""
-    from aurora.store import load_profile
+    from aurora.io import load_profile
 
     paths = given or [plan_path.resolve().parent / model.profile_path for model in plan.models]
     if not given and not all(model.profile_path for model in plan.models):

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from aurora.cli.common import make_folder, need, terminal
 from aurora.errors import AuroraError, BadInput
-from aurora.report.tables import as_text, percent, plan_table, profile_table, seconds
-from aurora.store import load_cluster, save, shipped, write_text
+from aurora.io import load_cluster, save, shipped, write_text
+from aurora.reports.tables import as_text, percent, plan_table, profile_table, seconds
 from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
@@ -35,7 +35,7 @@ class Way:
 
 
 @dataclass
-class Outcome:
+class DemoOutcome:
     """What a way took, summed over its runs, in seconds; and how many answers differ from the plain models'."""
 
     predicted_s: float = 0.0
@@ -81,8 +81,8 @@ def demo(
         raise AuroraError(f"demo: outputs differ from the plain models', see {output}")
 
 
-def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[Outcome]:
-    """Profile both models and serve in each of WAYS, leaving everything in the folder `output`; one Outcome a way."""
+def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
+    """Profile both models and serve in each of WAYS, leaving everything in the folder `output`; one DemoOutcome a way."""
     make_folder(output)
     cluster = load_cluster(CLUSTER)
     shutil.copy(CLUSTER, output / "cluster.toml")
@@ -122,7 +122,7 @@ def _write_texts(folder: Path) -> None:
 
 
 def _profile(folder: Path, name: str, ranks: int) -> Profile:
-    from aurora.profiler.profile import profile_model
+    from aurora.profiler.profile_model import profile_model
 
     options = ProfileOptions(ranks, PROMPT_TOKENS, BATCH, NEW_TOKENS, limit=PROMPTS, share=ranks)
     profile = profile_model(shipped(f"models/{name}"), [folder / f"{name}.txt"], options)
@@ -130,23 +130,23 @@ def _profile(folder: Path, name: str, ranks: int) -> Profile:
     return profile
 
 
-def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], timeout: float) -> tuple[Plan, Outcome]:
+def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], timeout: float) -> tuple[Plan, DemoOutcome]:
     """Plan, predict, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`."""
-    from aurora.execute.run import run, verify
+    from aurora.advisor.simulated_choice import with_time_slice
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
-    from aurora.plan.planner import make_plan
-    from aurora.simulate.choose import with_turns
-    from aurora.simulate.interpreter import simulate_plan
+    from aurora.planner.make_plan import make_plan
+    from aurora.runtime.run import run, verify
+    from aurora.simulator.interpreter import simulate_plan
 
     options = RunOptions(NEW_TOKENS, BATCH, "shaped", timeout, keep_logits=True)
-    outcome = Outcome()
+    outcome = DemoOutcome()
     for indices in [(0, 1)] if way.together else [(0,), (1,)]:
         names = [MODELS[i] for i in indices]
         chosen = [profiles[i] for i in indices]
         plan = make_plan(cluster, chosen, way.options, [f"{name}.npz" for name in names])
         if way.together:
-            plan = with_turns(plan, chosen)
+            plan = with_time_slice(plan, chosen)
         slug = "-".join([way.slug, *([] if way.together else names)])
         save(plan, folder / f"{slug}.plan.json")
         predicted = simulate_plan(plan, chosen)
@@ -166,7 +166,7 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
     return plan, outcome
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> Table:
+def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
     """Predicted beside measured, the speed-up over the first way, and whether the outputs are the plain models'."""
     table = Table(
         title="the same prompts, three ways",

@@ -28,9 +28,9 @@ def drift(
     as_json: Annotated[bool, typer.Option("--json", help="print the numbers as JSON")] = False,
 ) -> None:
     """Say how far traffic has moved, layer by layer, what the plan loses by it, and whether to plan again."""
-    from aurora.plan.drift import drift as drifted
-    from aurora.report.tables import drift_table
-    from aurora.store import load_plan, load_profile
+    from aurora.io import load_plan, load_profile
+    from aurora.planner.workload.drift import drift as drifted
+    from aurora.reports.tables import drift_table
 
     options = DriftOptions(threshold, hot, seed)
     found = drifted(load_profile(before), load_profile(after), load_plan(plan) if plan else None, options)

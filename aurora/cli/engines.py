@@ -25,9 +25,9 @@ def export(
     dense_layers: Dense = 0,
 ) -> None:
     """Write a plan's placement as a serving engine reads it."""
-    from aurora.store import write_text
-    from aurora.store.engines import export_placement, off_by
-    from aurora.store.placements import load_placement
+    from aurora.io import write_text
+    from aurora.io.engine_placements import export_placement, off_by
+    from aurora.io.placements import load_placement
 
     check_output(output, inputs=[plan])
     placement = load_placement(plan, model)
@@ -65,21 +65,23 @@ def import_(
         list[str] | None,
         typer.Option(help="of csv: which rows; repeat it, and each is a domain", metavar="COLUMN=VALUE,.."),
     ] = None,
-    pairs: Annotated[bool, typer.Option("--pairs", help="of tokens: count which experts are chosen together")] = DEFAULTS.pairs,
+    coactivation: Annotated[
+        bool, typer.Option("--pairs", help="of tokens: count which experts are chosen together")
+    ] = DEFAULTS.coactivation,
 ) -> None:
     """Read a serving engine's placement, whose replicas share an expert's load evenly; or the routing that one recorded."""
-    from aurora.profiler.dumps import DUMPS
-    from aurora.store.engines import ENGINES
+    from aurora.io.engine_placements import ENGINES
+    from aurora.io.routing_dumps import DUMPS
 
     if form not in (known := (*ENGINES, *DUMPS, RECORD)):
         raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
-    recorded = {"--shape": shape, "--where": where, "--window": window, "--pairs": pairs or None}
+    recorded = {"--shape": shape, "--where": where, "--window": window, "--pairs": coactivation or None}
     if form not in ENGINES:
         if gpus is not None or dense_layers:
             raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")
         if form == RECORD:
             return _import_record(file, output or Path("profile.npz"))
-        return _import_routing(file, form, output or Path("profile.npz"), shape, sources, window, where or [], pairs)
+        return _import_routing(file, form, output or Path("profile.npz"), shape, sources, window, where or [], coactivation)
     for name, value in recorded.items():
         if value:
             raise BadInput(f"import --format {form}: expected no {name}, which is for recorded routing")
@@ -87,8 +89,8 @@ def import_(
 
 
 def _import_placement(files: list[Path], form: str, output: Path, gpus: int | None, dense_layers: int) -> None:
-    from aurora.store.engines import import_placement
-    from aurora.store.placements import save_placement
+    from aurora.io.engine_placements import import_placement
+    from aurora.io.placements import save_placement
 
     if len(files) != 1:
         raise BadInput(f"import --format {form}: expected one file, found {len(files)}")
@@ -103,9 +105,9 @@ def _import_placement(files: list[Path], form: str, output: Path, gpus: int | No
 
 
 def _import_record(folders: list[Path], output: Path) -> None:
-    from aurora.report.tables import profile_table
-    from aurora.store import save
-    from aurora.store.records import load_records
+    from aurora.io import save
+    from aurora.io.engine_records import load_records
+    from aurora.reports.tables import profile_table
 
     if len(folders) != 1:
         raise BadInput(f"import --format {RECORD}: expected one folder, found {len(folders)}")
@@ -124,17 +126,17 @@ def _import_routing(
     sources: int,
     window: int | None,
     wheres: list[str],
-    pairs: bool,
+    coactivation: bool,
 ) -> None:
-    from aurora.plan.planner import contiguous_intervals
-    from aurora.profiler.importing import import_profile
-    from aurora.report.tables import profile_table
-    from aurora.store import load_json, save
+    from aurora.io import load_json, save
+    from aurora.planner.make_plan import contiguous_intervals
+    from aurora.profiler.import_routing import import_profile
+    from aurora.reports.tables import profile_table
 
     if shape is None:
         raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
     check_output(output, inputs=[*files, shape])
-    made = import_profile(files, form, load_json(shape), sources, window, [_where(each) for each in wheres], pairs)
+    made = import_profile(files, form, load_json(shape), sources, window, [_where(each) for each in wheres], coactivation)
     save(made, output)
     console = terminal()
     console.print(profile_table(made, contiguous_intervals(made)))
@@ -142,7 +144,7 @@ def _import_routing(
 
 
 def _where(text: str) -> dict[str, str]:
-    pairs = [each.partition("=") for each in text.split(",")]
-    if not all(column and equals for column, equals, _ in pairs):
+    columns = [each.partition("=") for each in text.split(",")]
+    if not all(column and equals for column, equals, _ in columns):
         raise BadInput(f"--where: expected COLUMN=VALUE, or several with commas between, found {text!r}")
-    return {column.strip(): value.strip() for column, _, value in pairs}
+    return {column.strip(): value.strip() for column, _, value in columns}

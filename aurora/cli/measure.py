@@ -9,22 +9,22 @@ import numpy as np
 
 from aurora.cli.common import need, terminal
 from aurora.errors import BadInput
-from aurora.types import PHASES, Cluster, Curves, Profile, ProfileOptions
+from aurora.types import PHASES, Cluster, ComputeCurves, Profile, ProfileOptions
 
 
 def compute(model: str | None, joined: Sequence[Path], output: Path, options: ProfileOptions) -> None:
-    """Curves of `model` on this machine, and those of the files `joined`, into the profile or curves at `output`, which are
+    """Compute curves of `model` on this machine, and those of the files `joined`, into the profile or curves at `output`, which are
     made where there are none. No model: the files alone."""
-    from aurora.report.tables import curves_table
-    from aurora.store import load, load_curves, save
+    from aurora.io import load, load_curves, save
+    from aurora.reports.tables import curves_table
 
     made = load(output) if output.exists() else None
-    if made is not None and not isinstance(made, Profile | Curves):
+    if made is not None and not isinstance(made, Profile | ComputeCurves):
         raise BadInput(f"{output}: expected a profile or curves to add to, found a {type(made).__name__.lower()}")
     found = [load_curves(file) for file in joined]
     if model is not None:
         need("torch", "transformers")
-        from aurora.profiler.compute import measure_curves
+        from aurora.profiler.compute_timing import measure_curves
 
         tokens = 2 * options.batch * options.prompt_tokens
         found.insert(0, measure_curves(model, tokens=tokens, length=options.prompt_tokens, share=options.share))
@@ -46,10 +46,10 @@ def compute(model: str | None, joined: Sequence[Path], output: Path, options: Pr
 def network(ranks: int | None, transport: str, output: Path) -> None:
     """The links between ranks as a cluster file; under torchrun rank 0 writes it."""
     need("torch")
-    from aurora.profiler.links import measure_links
-    from aurora.profiler.ports import cluster_of
-    from aurora.report.tables import links_table
-    from aurora.store import load_gpus, save_cluster
+    from aurora.io import load_gpus, save_cluster
+    from aurora.profiler.link_model import cluster_of
+    from aurora.profiler.link_timing import measure_links
+    from aurora.reports.tables import links_table
 
     answer = measure_links(ranks, transport)
     if answer is None:
@@ -72,8 +72,8 @@ def network(ranks: int | None, transport: str, output: Path) -> None:
 
 def devices(output: Path) -> None:
     """This machine's GPUs as a cluster file."""
+    from aurora.io import load_gpus, save_cluster
     from aurora.profiler.devices import cluster_of_devices, inventory, nvml_here
-    from aurora.store import load_gpus, save_cluster
 
     with nvml_here() as nvml:
         found = inventory(nvml)
@@ -95,7 +95,7 @@ def devices(output: Path) -> None:
 
 
 def _shown(made: Cluster, output: Path, *remarks: str) -> None:
-    from aurora.report.tables import cluster_table
+    from aurora.reports.tables import cluster_table
 
     console = terminal()
     console.print(cluster_table(made))

@@ -25,11 +25,11 @@ def order(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the JSON to a file")] = None,
 ) -> None:
     """Order one all-to-all and say how good the order is; `gap` is against the larger of the fluid and the cut bound."""
-    from aurora.plan.orders.order import ORDER
-    from aurora.plan.orders.ordering import TWO_TIER
-    from aurora.plan.orders.ordering import order as schedule
-    from aurora.report.tables import gantt, order_table
-    from aurora.store import load_cluster, write_text
+    from aurora.io import load_cluster, write_text
+    from aurora.planner.alltoall.registry import ORDER
+    from aurora.planner.alltoall.schedule import TWO_TIER
+    from aurora.planner.alltoall.schedule import order as schedule
+    from aurora.reports.tables import gantt, order_table
 
     check_output(output, inputs=[traffic, *([cluster] if cluster else [])])
     ports = load_cluster(cluster) if cluster else None
@@ -58,8 +58,8 @@ def order(
 
 
 def _bytes(traffic: Path, layer: int | None) -> "IntArray":
-    from aurora.plan.planner import contiguous_bytes
-    from aurora.store import load_matrix, load_profile
+    from aurora.io import load_matrix, load_profile
+    from aurora.planner.make_plan import contiguous_bytes
 
     if traffic.suffix != ".npz":
         if layer is not None:
@@ -72,7 +72,7 @@ def _bytes(traffic: Path, layer: int | None) -> "IntArray":
 
 
 def _print_cut(schedule: "Schedule") -> None:
-    from aurora.report.tables import cut_line
+    from aurora.reports.tables import cut_line
 
     if schedule.cut is not None:
         terminal().print(cut_line(schedule.cut), soft_wrap=True)

@@ -10,7 +10,7 @@ from aurora.cli.common import terminal
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:
-    from aurora.types import Hosts, Layout, Resilient
+    from aurora.types import FailureDomains, ReplicaPlacement, ResilientPlacement
 
 TARGET = 0.95  # of mean / largest load, that --explain looks for slots for
 
@@ -34,7 +34,7 @@ def place(
     survive: Annotated[
         bool, typer.Option("--survive", help="place for failures of nodes instead: how likely every expert is still held")
     ] = False,
-    floor: Annotated[
+    min_replicas: Annotated[
         int | None,
         typer.Option(help="with --survive: replicas of each expert at least; one failure less is survived for certain"),
     ] = None,
@@ -57,17 +57,17 @@ def place(
         for name, value in {"--gpus": gpus, "--explain": explain or None, "--groups": None if groups == 1 else groups}.items():
             if value is not None:
                 raise BadInput(f"{name}: has no effect with --survive, which places on --nodes")
-        _survive(loads, _hosts(nodes, slots, racks, rates), method, floor, replicas, alive, seed, as_json)
+        _survive(loads, _hosts(nodes, slots, racks, rates), method, min_replicas, replicas, alive, seed, as_json)
         return
-    for name, given in {"--floor": floor, "--alive": alive, "--racks": racks, "--rates": rates}.items():
+    for name, given in {"--floor": min_replicas, "--alive": alive, "--racks": racks, "--rates": rates}.items():
         if given is not None:
             raise BadInput(f"{name}: expected --survive, to place for failures")
-    from aurora.plan.check_replicas import check_layout
-    from aurora.plan.replicas.replicas import place as make
-    from aurora.plan.replicas.replicas import slots_needed
-    from aurora.report.tables import layout_table
-    from aurora.store import load_loads
-    from aurora.types import Room
+    from aurora.io import load_loads
+    from aurora.planner.check.replicas import check_layout
+    from aurora.planner.replication.registry import place as make
+    from aurora.planner.replication.registry import slots_needed
+    from aurora.reports.tables import layout_table
+    from aurora.types import GpuSlots
 
     if explain and as_json:
         raise BadInput("place: --explain prints text; leave out --json")
@@ -75,7 +75,7 @@ def place(
         raise BadInput("place: expected --gpus, or --nodes of one GPU each")
     load_LE = load_loads(loads)
     one_each = gpus if gpus is not None else nodes
-    room = Room.equal(one_each or 0, slots, 1 if nodes is None else nodes, groups)
+    room = GpuSlots.equal(one_each or 0, slots, 1 if nodes is None else nodes, groups)
     made = make(load_LE, room, method or "equal-split", None if replicas is None else _counts("--replicas", replicas), seed)
     check_layout(made, load_LE, room)
     if as_json:
@@ -99,21 +99,21 @@ def place(
 
 def _survive(
     loads: Path,
-    hosts: "Hosts",
+    hosts: "FailureDomains",
     method: str | None,
-    floor: int | None,
+    min_replicas: int | None,
     replicas: str | None,
     alive: int | None,
     seed: int,
     as_json: bool,
 ) -> None:
-    from aurora.plan.check_replicas import check_resilient
-    from aurora.plan.replicas.resilient import DEFAULT, survive
-    from aurora.report.tables import survival_table
-    from aurora.store import load_loads
+    from aurora.io import load_loads
+    from aurora.planner.check.replicas import check_resilient
+    from aurora.planner.replication.failure_resilient import DEFAULT, survive
+    from aurora.reports.tables import survival_table
 
     counts = None if replicas is None else _counts("--replicas", replicas)
-    made = survive(load_loads(loads), hosts, method or DEFAULT, floor, counts, alive, seed)
+    made = survive(load_loads(loads), hosts, method or DEFAULT, min_replicas, counts, alive, seed)
     check_resilient(made, hosts, guaranteed=made.method == DEFAULT)
     if as_json:
         print(json.dumps(_survival_json(made)))
@@ -121,20 +121,20 @@ def _survive(
         terminal().print(survival_table(made))
 
 
-def _hosts(nodes: int | None, slots: int, racks: str | None, rates: str | None) -> "Hosts":
+def _hosts(nodes: int | None, slots: int, racks: str | None, rates: str | None) -> "FailureDomains":
     import numpy as np
 
-    from aurora.types import Hosts
+    from aurora.types import FailureDomains
 
     if nodes is None:
         raise BadInput("place --survive: expected --nodes")
-    equal = Hosts.equal(nodes, slots)
+    equal = FailureDomains.equal(nodes, slots)
     domain_N = equal.domain_N if racks is None else np.array(_counts("--racks", racks))
     try:
         odds = [1.0] * len(set(domain_N.tolist())) if rates is None else [float(rate) for rate in rates.split(",")]
     except ValueError:
         raise BadInput(f"--rates: expected numbers with commas between, found {rates!r}") from None
-    return Hosts(equal.slots_N, domain_N, np.array(odds))
+    return FailureDomains(equal.slots_N, domain_N, np.array(odds))
 
 
 def _counts(option: str, text: str) -> list[int]:
@@ -144,8 +144,8 @@ def _counts(option: str, text: str) -> list[int]:
         raise BadInput(f"{option}: expected whole numbers with commas between, found {text!r}") from None
 
 
-def _survival_json(made: "Resilient") -> dict[str, object]:
-    from aurora.store.plans import by_failures
+def _survival_json(made: "ResilientPlacement") -> dict[str, object]:
+    from aurora.io.plans import by_failures
 
     layers = [
         {
@@ -157,8 +157,8 @@ def _survival_json(made: "Resilient") -> dict[str, object]:
     return {"schema": 1, "method": made.method, "layers": layers}
 
 
-def _as_json(layout: "Layout") -> dict[str, object]:
-    from aurora.store.placements import layers_json
+def _as_json(layout: "ReplicaPlacement") -> dict[str, object]:
+    from aurora.io.placements import layers_json
 
     loads = zip(layout.max_load_L.tolist(), layout.mean_load_L.tolist(), layout.bound_L.tolist(), strict=True)
     layers = [

@@ -53,13 +53,13 @@ def plan(
     slots_per_gpu: Annotated[
         int | None, typer.Option(help="experts that each GPU holds, replicas included; default: what its memory holds")
     ] = DEFAULTS.slots_per_gpu,
-    turns: Annotated[
+    time_slice: Annotated[
         str, typer.Option(help="two models' turns at a port: exchange, layer; auto: the one that the simulator finds faster")
-    ] = DEFAULTS.turns,
-    floor: Annotated[
+    ] = DEFAULTS.time_slice,
+    min_replicas: Annotated[
         int | None,
         typer.Option(help="replicas of each expert at least, on as many nodes: one node less may fail"),
-    ] = DEFAULTS.floor,
+    ] = DEFAULTS.min_replicas,
     domain: Annotated[list[Path] | None, typer.Option(help="another profile of the one model that the plan must serve")] = None,
     aim: Annotated[
         str, typer.Option(help="over domains, else windows: mean, cvar (the worse half), worst; sum takes them as one")
@@ -73,23 +73,23 @@ def plan(
     evaluate: Annotated[
         Path | None, typer.Option(help="make no plan: price this one on --profile, beside a plan made for it")
     ] = None,
-    affinity: Annotated[
+    coactivation: Annotated[
         bool,
         typer.Option("--affinity", help="experts chosen together sit together, tokens count once a GPU, if shorter"),
-    ] = DEFAULTS.affinity,
+    ] = DEFAULTS.coactivation,
     engine: Annotated[str | None, typer.Option(help="refuse what this engine could not serve by: vllm")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="print what each layer's time consists of")] = False,
 ) -> None:
     """Decide where experts sit and in which order tokens travel; every schedule is checked before the plan is written."""
-    from aurora.plan.evaluate import evaluate as evaluated
-    from aurora.plan.moving import move
-    from aurora.plan.placing.explain import explain as explained
-    from aurora.plan.planner import make_plan
-    from aurora.plan.serving import check_engine
-    from aurora.report.explain import explain_tables
-    from aurora.report.tables import cut_line, evaluation_table, move_table, plan_table, seconds
-    from aurora.simulate.choose import SIMULATED, simulated_plan, with_turns
-    from aurora.store import load_cluster, load_plan, load_profile, save
+    from aurora.advisor.simulated_choice import SIMULATED, simulated_plan, with_time_slice
+    from aurora.io import load_cluster, load_plan, load_profile, save
+    from aurora.planner.check.engines import check_engine
+    from aurora.planner.evaluate import evaluate as evaluated
+    from aurora.planner.make_plan import make_plan
+    from aurora.planner.migration.migrate import move
+    from aurora.planner.placement.explain import explain as explained
+    from aurora.reports.explain import explain_tables
+    from aurora.reports.tables import cut_line, evaluation_table, move_table, plan_table, seconds
 
     if evaluate is not None:
         given = {"--cluster": cluster, "--domain": domain, "--from": old, "--max-move-bytes": max_move_bytes}
@@ -108,7 +108,7 @@ def plan(
     if explain and (domains or aim != DEFAULTS.aim):
         raise BadInput("--explain: explains the windows of one profile as one, expected neither --domain nor --aim")
     options = PlanOptions(
-        place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim, affinity, floor, turns
+        place, assign, colocate, order, seed, objective, time_limit, slots_per_gpu, aim, coactivation, min_replicas, time_slice
     )
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     paths = [relative(path, output) for path in profile]
@@ -124,8 +124,8 @@ def plan(
     moved = None
     if in_force is not None:
         made, moved = move(made, in_force, profiles, max_move_bytes, further)
-    if turns == DEFAULTS.turns and len(profiles) == 2:
-        made = with_turns(made, profiles)
+    if time_slice == DEFAULTS.time_slice and len(profiles) == 2:
+        made = with_time_slice(made, profiles)
     if engine is not None:
         check_engine(made, engine)
     took = time.perf_counter() - began

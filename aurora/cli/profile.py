@@ -9,7 +9,7 @@ import typer
 from aurora.cli import measure
 from aurora.cli.common import check_output, need, terminal
 from aurora.errors import BadInput
-from aurora.types import FleetOptions, ProfileOptions, SyntheticOptions
+from aurora.types import CountingOptions, ProfileOptions, SyntheticOptions
 
 DEFAULTS, SYNTHETIC = ProfileOptions(), SyntheticOptions()
 
@@ -38,9 +38,9 @@ def profile(
     token_level: Annotated[
         bool, typer.Option("--tokens", help="keep every token's choices, for plan --affinity; larger files")
     ] = DEFAULTS.token_level,
-    pairs: Annotated[
+    coactivation: Annotated[
         bool, typer.Option("--pairs", help="count which experts are chosen together, and one layer after another")
-    ] = DEFAULTS.pairs,
+    ] = DEFAULTS.coactivation,
     window: Annotated[
         int | None,
         typer.Option(
@@ -60,10 +60,10 @@ def profile(
     ] = None,
     scheme: Annotated[
         str, typer.Option(help="with --workers: balanced, bcc, uncoded or cyclic, who counts what")
-    ] = FleetOptions.scheme,
+    ] = CountingOptions.scheme,
     timeout: Annotated[
         float, typer.Option(help="with --workers: seconds in which nothing comes before the run is ended")
-    ] = FleetOptions.timeout_s,
+    ] = CountingOptions.timeout_s,
     synthetic: Annotated[str | None, typer.Option(help="invent traffic: uniform or zipf:EXPONENT")] = None,
     shape: Annotated[Path | None, typer.Option(help="with --synthetic: a transformers config.json")] = None,
     gpu: Annotated[
@@ -95,15 +95,15 @@ def profile(
     Ctrl-C leaves what is counted so far as a valid profile beside the output, and so does a crash, up to the last minute; the
     same command goes on from there.
     """
-    from aurora.plan.planner import contiguous_intervals
-    from aurora.report.tables import profile_table
-    from aurora.store import load_curves, load_gpus, load_json, save
+    from aurora.io import load_curves, load_gpus, load_json, save
+    from aurora.planner.make_plan import contiguous_intervals
+    from aurora.reports.tables import profile_table
 
     texts, joined = [*(text or []), *(more_text or [])], curves or []
     routing = bool(texts) or synthetic is not None
     if network + devices + compute_only + routing > 1 or ((network or devices) and (model is not None or joined)):
         raise BadInput("profile: expected one of a model with text, --synthetic, --compute-only, --network and --devices")
-    if workers is None and (redundancy is not None or scheme != FleetOptions.scheme):
+    if workers is None and (redundancy is not None or scheme != CountingOptions.scheme):
         raise BadInput("profile: --redundancy and --scheme say how --workers share the work, expected their number")
     if workers is not None and not texts:
         raise BadInput("profile --workers: expected a model with text, which they count")
@@ -118,21 +118,21 @@ def profile(
     check_output(output, inputs=[*texts, *joined, *([shape] if shape else [])])
     partial = output.with_suffix(".partial.npz")
     options = ProfileOptions(
-        sources, prompt_tokens, batch, max_new_tokens, limit, share, token_level, window, pairs, precision, seed
+        sources, prompt_tokens, batch, max_new_tokens, limit, share, token_level, window, coactivation, precision, seed
     )
     if compute_only or (joined and model is None and not routing):
         measure.compute(model, joined, output, options)
         return
     if vllm is not None:
-        from aurora.profiler.served import profile_served
+        from aurora.profiler.vllm_server import profile_served
 
         made = profile_served(vllm, record, record_s)
     elif synthetic is not None:
-        from aurora.plan.synthetic import synthetic_profile
+        from aurora.planner.workload.synthetic import synthetic_profile
 
         if shape is None or model is not None or texts:
             raise BadInput("profile --synthetic: expected --shape CONFIG.json, no model and no text")
-        if pairs or precision is not None:
+        if coactivation or precision is not None:
             raise BadInput("profile --synthetic: expected neither --pairs nor --precision, which count a model's text")
         each = SYNTHETIC.window_tokens if window is None else _each(window, sources)
         invented = SyntheticOptions(sources, each, windows, seed, token_level, correlation)
@@ -145,18 +145,20 @@ def profile(
             raise BadInput("profile: expected a model folder, or --synthetic with --shape")
         need("torch", "transformers")
         from aurora.cli.progress import shown, workers_shown
-        from aurora.profiler.fleet import Fleet
-        from aurora.profiler.profile import profile_by_fleet, profile_model
-        from aurora.ranks.group import seat_from_environment
+        from aurora.profiler.profile_model import profile_by_fleet, profile_model
+        from aurora.profiler.redundant_counting import CountingWorkers
+        from aurora.runtime.distributed.process_groups import seat_from_environment
 
         try:
             if workers is None:
                 with shown() as progress:
                     made = profile_model(model, texts, options, progress, partial)
             else:
-                fleet = FleetOptions(workers, redundancy, scheme, seed, timeout)
+                fleet = CountingOptions(workers, redundancy, scheme, seed, timeout)
                 with workers_shown() as watch:
-                    made = profile_by_fleet(model, texts, options, Fleet(fleet, watch, seat_from_environment(timeout)))
+                    made = profile_by_fleet(
+                        model, texts, options, CountingWorkers(fleet, watch, seat_from_environment(timeout))
+                    )
         except KeyboardInterrupt as stop:
             print(f"aurora: interrupted: {str(stop) or 'nothing is kept'}", file=sys.stderr)
             raise typer.Exit(130) from None

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from aurora.cli.common import terminal
-from aurora.types import Share
+from aurora.types import WorkerReport
 
 
 @contextmanager
@@ -32,17 +32,17 @@ def shown() -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextmanager
-def workers_shown() -> Iterator[Callable[[Sequence[Share]], None]]:
+def workers_shown() -> Iterator[Callable[[Sequence[WorkerReport]], None]]:
     """Gives a function that keeps a table of workers on a terminal; the last one is printed in the end."""
     from rich.live import Live
 
-    from aurora.report.workers import workers_table
+    from aurora.reports.workers import workers_table
 
     console = Console(stderr=True)
-    latest: list[Share] = []
+    latest: list[WorkerReport] = []
     with Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
 
-        def watch(shares: Sequence[Share]) -> None:
+        def watch(shares: Sequence[WorkerReport]) -> None:
             latest[:] = shares
             if live is not None:
                 live.update(workers_table(latest), refresh=True)

@@ -9,7 +9,7 @@ from aurora.cli.common import check_output, make_folder, need, profiles_of, term
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:
-    from aurora.report.evidence import Evidence
+    from aurora.reports.inputs import ReportInputs
 
 NEEDS: dict[str, tuple[str, ...]] = {"html": ("jinja2",), "svg": ("matplotlib",), "perfetto": ()}
 OUTPUTS = {"html": "report.html", "svg": "report", "perfetto": "report.perfetto.json.gz"}
@@ -50,10 +50,10 @@ def report(
     terminal().print(f"wrote {target}", soft_wrap=True)
 
 
-def gather(plan: Path, traces: list[Path], profiles: list[Path]) -> "Evidence":
+def gather(plan: Path, traces: list[Path], profiles: list[Path]) -> "ReportInputs":
     """What a report on these files is made from; profiles that the plan names are taken where they are found unchanged."""
-    from aurora.report.evidence import Evidence, named_traces
-    from aurora.store import load_plan, load_profile, load_trace
+    from aurora.io import load_plan, load_profile, load_trace
+    from aurora.reports.inputs import ReportInputs, named_traces
 
     loaded = load_plan(plan)
     named = named_traces([str(path) for path in traces], [load_trace(path) for path in traces])
@@ -62,26 +62,26 @@ def gather(plan: Path, traces: list[Path], profiles: list[Path]) -> "Evidence":
         if len(profiles) not in (many, 2 * many):
             raise BadInput(f"--profile: expected {many}, or {2 * many} to show drift, found {len(profiles)}")
         given = [load_profile(path) for path in profiles]
-        return Evidence(loaded, named, tuple(given[:many]), tuple(given[many:]))
+        return ReportInputs(loaded, named, tuple(given[:many]), tuple(given[many:]))
     try:
-        return Evidence(loaded, named, tuple(profiles_of(loaded, plan, None)))
+        return ReportInputs(loaded, named, tuple(profiles_of(loaded, plan, None)))
     except BadInput as error:
-        return Evidence(loaded, named, without=f"{error}. Give the traffic that the plan serves: --profile, once a model.")
+        return ReportInputs(loaded, named, without=f"{error}. Give the traffic that the plan serves: --profile, once a model.")
 
 
-def write(evidence: "Evidence", form: str, target: Path) -> None:
+def write(evidence: "ReportInputs", form: str, target: Path) -> None:
     """The report in one of OUTPUTS' forms, to exactly `target`."""
-    from aurora.store.files import write_bytes, write_text
+    from aurora.io.files import write_bytes, write_text
 
     if form == "html":
-        from aurora.report.html import page
+        from aurora.reports.html import page
 
         write_text(target, page(evidence))
     elif form == "svg":
-        from aurora.report.figures import draw
+        from aurora.reports.figures import draw
 
         draw(evidence, target)
     else:
-        from aurora.report.perfetto import perfetto
+        from aurora.reports.perfetto import perfetto
 
         write_bytes(target, perfetto(evidence, packed=target.suffix == ".gz"))

@@ -30,12 +30,12 @@ def aurora(
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
-    from aurora.reproduce.aurora import reproduce
+    from aurora.io import write_text
+    from aurora.reproduce.aurora.evaluation import reproduce
+    from aurora.reproduce.aurora.figures import FIGURES
+    from aurora.reproduce.aurora.headlines import measured
+    from aurora.reproduce.aurora.text import as_json, as_markdown
     from aurora.reproduce.drawing import draw
-    from aurora.reproduce.figures import FIGURES
-    from aurora.reproduce.headlines import measured
-    from aurora.reproduce.text import as_json, as_markdown
-    from aurora.store import write_text
 
     make_folder(output)
     options = ReproduceOptions(figure, traffic, seeds)
@@ -74,11 +74,11 @@ def bcc(
         need("matplotlib", extra="report")
     need(*(("torch", "transformers") if process_iterations else ()))
     from aurora.cli.progress import shown
-    from aurora.ranks.collect import Workers
+    from aurora.io import write_text
     from aurora.reproduce.bcc import reproduce
     from aurora.reproduce.bcc.drawing import draw
     from aurora.reproduce.bcc.text import as_json, as_markdown
-    from aurora.store import write_text
+    from aurora.runtime.distributed.coded_aggregation import Workers
 
     make_folder(output)
     options = BccOptions(
@@ -102,10 +102,10 @@ def lazarus(
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
+    from aurora.io import write_text
     from aurora.reproduce.drawing import draw_lazarus
-    from aurora.reproduce.lazarus import reproduce
-    from aurora.reproduce.lazarus_text import as_json, as_markdown
-    from aurora.store import write_text
+    from aurora.reproduce.lazarus.evaluation import reproduce
+    from aurora.reproduce.lazarus.text import as_json, as_markdown
 
     make_folder(output)
     with shown() as progress:

@@ -14,7 +14,7 @@ from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.types import Plan, RunOptions
 
 if TYPE_CHECKING:
-    from aurora.execute.result import Change, RunResult
+    from aurora.runtime.result import MembershipChange, RunResult
     from aurora.types.arrays import FloatArray
 
 DEFAULTS = RunOptions()
@@ -101,16 +101,16 @@ def run(
 ) -> None:
     """Serve prompts with the plan's models on one local process a rank (or as one rank under torchrun), and measure."""
     need("torch", "transformers")
-    from aurora.execute.run import run as execute
-    from aurora.execute.run import survive as execute_surviving
-    from aurora.execute.run import verify as differing
+    from aurora.io import load_plan, load_trace, save, write_text
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
-    from aurora.report.compare import compare as compared
-    from aurora.report.summary import summarise
-    from aurora.report.tables import comparison_table, network_line, summary_table
-    from aurora.simulate.interpreter import simulate_plan
-    from aurora.store import load_plan, load_trace, save, write_text
+    from aurora.reports.compare import compare as compared
+    from aurora.reports.summary import summarise
+    from aurora.reports.tables import comparison_table, network_line, summary_table
+    from aurora.runtime.run import run as execute
+    from aurora.runtime.run import survive as execute_surviving
+    from aurora.runtime.run import verify as differing
+    from aurora.simulator.interpreter import simulate_plan
 
     loaded = load_plan(plan)
     if ranks is not None and ranks != len(loaded.cluster):
@@ -208,7 +208,7 @@ def _loads(plan: Plan, path: Path) -> "list[FloatArray] | None":
         return None
 
 
-def _told(change: "Change") -> str:
+def _told(change: "MembershipChange") -> str:
     """A change of membership in a sentence."""
     parts = [f"lost rank {seat} ({how})" for seat, how in sorted(change.lost.items())]
     parts += [f"rank {seat} joined" for seat in change.joined]

@@ -53,7 +53,7 @@ def simulate(
     if sweep:
         if plan is not None or profile or trace is not None or orders != "plan" or barriers != "gpu":
             raise BadInput("simulate --sweep: expected no plan, nor what prices one")
-        from aurora.store import shipped
+        from aurora.io import shipped
 
         if output is None:
             raise BadInput("simulate --sweep: expected -o FOLDER")
@@ -66,11 +66,11 @@ def simulate(
 
 
 def _failures(trace: Path, nodes: int, minutes: float) -> None:
-    from aurora.report.tables import replay_table
-    from aurora.simulate.failures import SYSTEMS, replay
-    from aurora.simulate.jobs import JOBS
-    from aurora.simulate.traces import changes, limited, shifted
-    from aurora.store import load_failures
+    from aurora.io import load_failures
+    from aurora.reports.tables import replay_table
+    from aurora.reproduce.lazarus.jobs import JOBS
+    from aurora.simulator.membership_traces import changes, limited, shifted
+    from aurora.simulator.training_failures import SYSTEMS, replay
 
     if nodes < 1 or not 0 < minutes < float("inf"):
         raise BadInput(f"simulate --failures: expected one node and some minutes at least, found {nodes} and {minutes:g}")
@@ -82,11 +82,11 @@ def _failures(trace: Path, nodes: int, minutes: float) -> None:
 
 
 def _price(plan: Path, profile: list[Path] | None, barriers: str, orders: str, trace: Path | None) -> None:
-    from aurora.plan.orders.ordering import batch_order
-    from aurora.report.summary import summarise
-    from aurora.report.tables import summary_table
-    from aurora.simulate.interpreter import simulate_plan
-    from aurora.store import load_plan, save
+    from aurora.io import load_plan, save
+    from aurora.planner.alltoall.schedule import batch_order
+    from aurora.reports.summary import summarise
+    from aurora.reports.tables import summary_table
+    from aurora.simulator.interpreter import simulate_plan
 
     if orders not in ("plan", "batch"):
         raise BadInput(f"--orders: expected plan or batch, found {orders!r}")
@@ -105,9 +105,9 @@ def _sweep(grids: list[str], shape: Path, cluster: Path, folder: Path, plots: bo
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
-    from aurora.report.maps import draw_map, map_markdown
-    from aurora.simulate.sweep import read_axis, sweep
-    from aurora.store import load_cluster, load_json, write_text
+    from aurora.io import load_cluster, load_json, write_text
+    from aurora.reports.maps import draw_map, map_markdown
+    from aurora.simulator.sweep import read_axis, sweep
 
     axes = [read_axis(grid) for grid in grids]
     machines, config = load_cluster(cluster), load_json(shape)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.store import read_text
+from aurora.io import read_text
 
 
 def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:

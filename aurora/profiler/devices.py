@@ -13,7 +13,7 @@ import numpy as np
 from aurora.errors import BadInput, MissingDependency
 from aurora.types import Cluster, Gpu, GpuKind
 from aurora.types.arrays import FloatArray
-from aurora.types.gpus import PCIE_LANE_Bps
+from aurora.types.gpu_kind import PCIE_LANE_Bps
 
 Nvml = Any  # the module pynvml, or what answers as it does
 INTERVAL_S = 0.1

@@ -129,7 +129,7 @@ def _gpus() -> Finding:
 def _begin_ranks() -> bool:
     """Start importing for the two ranks, beside everything else; whether there is torch for them."""
     try:
-        from aurora.ranks.launcher import prepare
+        from aurora.runtime.distributed.launcher import prepare
 
         metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -142,8 +142,8 @@ def _ranks(ready: bool) -> Finding:
     name = "ranks over gloo"
     if not ready:
         return Finding(name, MISSING, "no torch", 'pip install "aurora-moe[run]"')
-    from aurora.profiler.meet import meet
-    from aurora.ranks.launcher import launch
+    from aurora.profiler.rendezvous_check import meet
+    from aurora.runtime.distributed.launcher import launch
 
     began_s = time.perf_counter()
     try:

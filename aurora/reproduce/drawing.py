@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from aurora.report.pictures import canvas, save_picture
-from aurora.reproduce.figures import FIGURES, Run
-from aurora.reproduce.lazarus import SPOT_S, Evaluation
-from aurora.reproduce.lazarus_text import KINDS
-from aurora.reproduce.studies import STUDIES
+from aurora.reports.pictures import canvas, save_picture
+from aurora.reproduce.aurora.figures import FIGURES, Run
+from aurora.reproduce.aurora.studies import STUDIES
+from aurora.reproduce.lazarus.evaluation import SPOT_S, LazarusEvaluation
+from aurora.reproduce.lazarus.text import KINDS
 from aurora.types.arrays import FloatArray
 
 
@@ -56,7 +56,7 @@ def bars(
     return drawn
 
 
-def draw_lazarus(made: Evaluation, folder: Path) -> list[Path]:
+def draw_lazarus(made: LazarusEvaluation, folder: Path) -> list[Path]:
     """Each figure of an evaluation of Lazarus, the paper's numbers marked, and throughput over the spot trace."""
     written: list[Path] = []
     for name, kind in KINDS.items():

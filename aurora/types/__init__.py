@@ -1,28 +1,28 @@
 """Frozen values that the rooms hand to each other."""
 
-from aurora.types.choices import Choices
+from aurora.types.aggregation import AggregationResult, WorkerReport
 from aurora.types.cluster import Cluster, Gpu
-from aurora.types.collected import Collected, Share
-from aurora.types.curves import Curves
+from aurora.types.coactivation import CoActivation
+from aurora.types.compute_curves import ComputeCurves
 from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
-from aurora.types.gpus import GpuKind
-from aurora.types.hosts import Hosts, Resilient, Survival
-from aurora.types.layout import Layout, Room
+from aurora.types.failure_domains import FailureDomains, ResilientPlacement, SurvivalProbability
+from aurora.types.gpu_kind import GpuKind
 from aurora.types.options import (
     BccOptions,
+    CountingOptions,
     DriftOptions,
-    FleetOptions,
     PlanOptions,
     ProfileOptions,
     ReproduceOptions,
     RunOptions,
     SyntheticOptions,
 )
-from aurora.types.pairs import Pairs
-from aurora.types.plan import Lanes, ModelPlan, Order, Placement, Plan, Schedule
+from aurora.types.plan import ModelPlan, Order, Placement, Plan, Schedule, SubChannels
 from aurora.types.profile import PHASES, STAGES, Curve, Profile
-from aurora.types.program import BARRIERS, PART_S, TURNS, Barrier, Compute, Exchange, Op, Program, is_turn
-from aurora.types.trace import TRACE_PHASES, Recorder, Trace
+from aurora.types.program import BARRIERS, PART_S, TIME_SLICES, Barrier, Compute, Exchange, Op, Program, is_turn
+from aurora.types.replica_placement import GpuSlots, ReplicaPlacement
+from aurora.types.token_routing import TokenRouting
+from aurora.types.trace import TRACE_PHASES, Trace, TraceRecorder
 
 __all__ = [
     "BARRIERS",
@@ -30,44 +30,44 @@ __all__ = [
     "PHASES",
     "STAGES",
     "TRACE_PHASES",
-    "TURNS",
+    "TIME_SLICES",
     "Barrier",
     "BccOptions",
-    "Choices",
+    "TokenRouting",
     "Cluster",
-    "Collected",
+    "AggregationResult",
     "Compute",
     "Curve",
-    "Curves",
+    "ComputeCurves",
     "Cut",
     "DriftOptions",
     "Exchange",
     "Fabric",
-    "FleetOptions",
+    "CountingOptions",
     "Gpu",
     "GpuKind",
-    "Hosts",
-    "Lanes",
-    "Layout",
+    "FailureDomains",
+    "SubChannels",
+    "ReplicaPlacement",
     "Link",
     "ModelPlan",
     "Op",
     "Order",
-    "Pairs",
+    "CoActivation",
     "Placement",
     "Plan",
     "PlanOptions",
     "Profile",
     "ProfileOptions",
     "Program",
-    "Recorder",
+    "TraceRecorder",
     "ReproduceOptions",
-    "Resilient",
-    "Room",
+    "ResilientPlacement",
+    "GpuSlots",
     "RunOptions",
     "Schedule",
-    "Share",
-    "Survival",
+    "WorkerReport",
+    "SurvivalProbability",
     "SyntheticOptions",
     "Trace",
     "is_turn",

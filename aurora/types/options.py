@@ -26,7 +26,7 @@ class ProfileOptions:
     share: int = 1
     token_level: bool = False
     window: int | None = None
-    pairs: bool = False
+    coactivation: bool = False
     precision: float | None = None
     seed: int = 0
 
@@ -36,7 +36,7 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
-class FleetOptions:
+class CountingOptions:
     """workers: processes, or ranks under torchrun. redundancy: how many of them count each part of the text at least; None:
     two where there are two. scheme: who counts what, by name. seed: of who that is. timeout_s: how long to wait for nothing."""
 
@@ -105,9 +105,9 @@ class PlanOptions:
     time_limit_s: float = 60.0
     slots_per_gpu: int | None = None
     aim: str = "sum"
-    affinity: bool = False
-    floor: int | None = None
-    turns: str = "auto"
+    coactivation: bool = False
+    min_replicas: int | None = None
+    time_slice: str = "auto"
 
     def __post_init__(self) -> None:
         _seed(self.seed)

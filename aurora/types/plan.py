@@ -90,8 +90,8 @@ class Placement:
         slots = tuple(layer for part in parts for layer in part.slots_LG)
         if all(part.split_LG is None for part in parts):
             return cls(slots)
-        once = [tuple(tuple(tuple(1.0 for _ in held) for held in layer) for layer in part.slots_LG) for part in parts]
-        return cls(slots, tuple(layer for part, whole in zip(parts, once, strict=True) for layer in part.split_LG or whole))
+        whole = [tuple(tuple(tuple(1.0 for _ in held) for held in layer) for layer in part.slots_LG) for part in parts]
+        return cls(slots, tuple(layer for part, ones in zip(parts, whole, strict=True) for layer in part.split_LG or ones))
 
     def relabelled(self, from_G: IntArray) -> "Placement":
         """GPU g holds what GPU from_G[g] held."""
@@ -126,7 +126,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class SubChannels:
     """Ports cut into lanes of about one rate, so that a fast one serves several slow ones at once.
 
     row_X (X,) int64: how many lanes of both of its ports each row of an order takes. out_G, in_G (G,) int64: how many lanes
@@ -144,8 +144,8 @@ class Lanes:
             raise BadInput(f"lanes: expected as many senders as receivers, found {len(self.out_G)} and {len(self.in_G)}")
 
     @property
-    def reversed(self) -> "Lanes":
-        return Lanes(self.row_X[::-1], self.in_G, self.out_G)
+    def reversed(self) -> "SubChannels":
+        return SubChannels(self.row_X[::-1], self.in_G, self.out_G)
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,13 @@ class Order:
     recvs_open: int = 1
     share_X2: FloatArray | None = None
     paced: bool = False
-    lanes: Lanes | None = None
+    sub_channels: SubChannels | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs_X2", counts("order", self.pairs_X2, 2))
         if min(self.sends_open, self.recvs_open) < 1:
             raise BadInput(f"order {self.method}: expected at least one open send and receive")
-        if self.lanes is not None and len(self.lanes.row_X) != len(self.pairs_X2):
+        if self.sub_channels is not None and len(self.sub_channels.row_X) != len(self.pairs_X2):
             raise BadInput(f"order {self.method}: expected lanes for each of {len(self.pairs_X2)} rows")
         if self.share_X2 is not None:
             object.__setattr__(self, "share_X2", numbers("order shares", self.share_X2, 2))
@@ -180,14 +180,16 @@ class Order:
 
     @property
     def one_to_one(self) -> bool:
-        return self.sends_open == self.recvs_open == 1 and self.lanes is None
+        return self.sends_open == self.recvs_open == 1 and self.sub_channels is None
 
     @property
     def reversed(self) -> "Order":
         """The order of the transposed all-to-all (combine after dispatch): the same transfers backwards in time."""
         share_X2 = None if self.share_X2 is None else self.share_X2[::-1]
-        lanes = None if self.lanes is None else self.lanes.reversed
-        return Order(self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced, lanes)
+        sub_channels = None if self.sub_channels is None else self.sub_channels.reversed
+        return Order(
+            self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced, sub_channels
+        )
 
     @cached_property
     def ends(self) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[tuple[int, int]]]]:
@@ -275,7 +277,7 @@ class ModelPlan:
     fluid_bound_s_L: FloatArray
     one_to_one_bound_s_L: FloatArray
     cut_L: tuple[Cut, ...] = ()
-    once: bool = False
+    deduplicated: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
@@ -286,7 +288,7 @@ class ModelPlan:
                 f"plan of {self.model!r}: expected two orders for each of {layers} layers, "
                 f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
             )
-        if self.once and self.placement.split_LG is not None:
+        if self.deduplicated and self.placement.split_LG is not None:
             raise BadInput(f"plan of {self.model!r}: expected every expert held once where a token counts once, found replicas")
 
     @property
@@ -320,15 +322,15 @@ class Plan:
     free_bound_s: float
     epoch: int = 0
     notes: tuple[str, ...] = field(default=())
-    floor: int | None = None
+    min_replicas: int | None = None
     survival_LK: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.models) <= 2:
             raise BadInput(f"plan: expected one or two models, found {len(self.models)}")
-        if len(self.models) > 1 and any(model.once for model in self.models):
+        if len(self.models) > 1 and any(model.deduplicated for model in self.models):
             raise BadInput("plan: expected one model alone where a token counts once a GPU, found two")
-        if (self.floor is None) != (self.survival_LK is None):
+        if (self.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected a floor and survival together or neither")
         if self.survival_LK is not None:
             object.__setattr__(self, "survival_LK", numbers("plan, survival", self.survival_LK, 2))

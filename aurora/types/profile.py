@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
-from aurora.types.choices import Choices
 from aurora.types.cluster import Gpu
-from aurora.types.pairs import Pairs
+from aurora.types.coactivation import CoActivation
+from aurora.types.token_routing import TokenRouting
 
 STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
@@ -43,7 +43,7 @@ class Curve:
         return np.where(at > 0, seconds, 0.0)
 
 
-Kinds = Mapping[str, Mapping[str, Curve]]  # by GPU kind and phase
+CurvesByKind = Mapping[str, Mapping[str, Curve]]  # by GPU kind and phase
 
 
 def same_model(found: str, planned: str) -> bool:
@@ -76,11 +76,11 @@ class Profile:
     combine_bytes: int
     expert_bytes: int
     other_bytes: int
-    curves: Kinds
+    curves: CurvesByKind
     provenance: Mapping[str, str] = field(default_factory=dict)
-    choices: Choices | None = None
+    routing: TokenRouting | None = None
     stage_T: tuple[str, ...] | None = None
-    pairs: Pairs | None = None
+    coactivation: CoActivation | None = None
 
     def __post_init__(self) -> None:
         what = f"profile of {self.model!r}"
@@ -103,24 +103,24 @@ class Profile:
         for kind, phases in self.curves.items():
             if missing := [phase for phase in PHASES if phase not in phases]:
                 raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
-        if self.choices is not None:
-            self._check_choices(what, self.choices)
+        if self.routing is not None:
+            self._check_choices(what, self.routing)
         if self.stage_T is not None and (len(self.stage_T) != self.windows or not set(self.stage_T) <= set(STAGES)):
             raise BadInput(f"{what}: expected {' or '.join(STAGES)} for each of {self.windows} windows, found {self.stage_T}")
-        if self.pairs is not None:
+        if self.coactivation is not None:
             try:
-                self.pairs.check(self.load_LE, self.top_k)
+                self.coactivation.check(self.load_LE, self.top_k)
             except BadInput as error:
                 raise BadInput(f"{what}: {error}") from None
 
-    def _check_choices(self, what: str, choices: Choices) -> None:
-        if choices.experts_ULK.shape[1:] != (self.layers, self.top_k):
+    def _check_choices(self, what: str, routing: TokenRouting) -> None:
+        if routing.experts_ULK.shape[1:] != (self.layers, self.top_k):
             raise BadInput(
                 f"{what}: expected {self.top_k} choices of a token in each of {self.layers} layers, found experts_ULK of shape "
-                f"{choices.experts_ULK.shape}"
+                f"{routing.experts_ULK.shape}"
             )
         try:
-            found = choices.tokens_TLSE(self.windows, self.sources, self.experts)
+            found = routing.tokens_TLSE(self.windows, self.sources, self.experts)
         except BadInput as error:
             raise BadInput(f"{what}: {error}") from None
         if not np.array_equal(found, self.tokens_TLSE):
@@ -153,18 +153,18 @@ class Profile:
         return load_LE
 
     @property
-    def known_choices(self) -> Choices:
+    def required_routing(self) -> TokenRouting:
         """The choices, or BadInput where only their counts were kept."""
-        if self.choices is None:
+        if self.routing is None:
             raise BadInput(
                 f"profile of {self.model!r}: expected token-level routing, found counts alone; profile with --tokens"
             )
-        return self.choices
+        return self.routing
 
-    def row_bytes(self, once: bool) -> int:
+    def row_bytes(self, deduplicated: bool) -> int:
         """What a row of the dispatch carries: a (token, choice) pair or, where a token counts once a GPU, the token with its
         weights and experts, 4 bytes each, every part aligned."""
-        if not once or self.top_k == 1:
+        if not deduplicated or self.top_k == 1:
             return self.dispatch_bytes
         return sum(-(-part // ALIGNED_BYTES) for part in (self.dispatch_bytes, *(4 * self.top_k,) * 2)) * ALIGNED_BYTES
 
@@ -178,8 +178,8 @@ class Profile:
             for phase in PHASES:
                 sha.update(f"{kind} {phase}".encode())
                 sha.update(phases[phase].tokens_X.tobytes() + phases[phase].seconds_X.tobytes())
-        if self.choices is not None:
-            for array in (self.choices.experts_ULK, self.choices.source_U, self.choices.window_U):
+        if self.routing is not None:
+            for array in (self.routing.experts_ULK, self.routing.source_U, self.routing.window_U):
                 sha.update(array.tobytes())
         return sha.hexdigest()
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from aurora.types.plan import Order, Placement
 
 BARRIERS = ("gpu", "global", "none")  # who waits for whom when a program is simulated
-TURNS = ("exchange", "layer")  # how long a port is one model's: for one all-to-all, or from a combine through the next dispatch
+TIME_SLICES = (
+    "exchange",
+    "layer",
+)  # how long a port is one model's: for one all-to-all, or from a combine through the next dispatch
 PART_S = 0.02  # of experts' work by layer: between its parts a gate or an aggregation of another model goes first
 
 
@@ -31,7 +34,7 @@ class Exchange:
 
     phase: str
     order: Order
-    keeps: bool = False
+    hold_port: bool = False
 
 
 Op = Compute | Barrier | Exchange
@@ -54,11 +57,11 @@ class Program:
     names_M: tuple[str, ...]
     placements_M: tuple[Placement, ...]
     ops_ML: tuple[tuple[tuple[Op, ...], ...], ...]
-    once_M: tuple[bool, ...]
+    deduplicated_M: tuple[bool, ...]
 
     @property
     def by_layer(self) -> bool:
         """Whether a turn on a port goes from a layer's combine through the next one's dispatch. Then experts of the one model
         work while the other combines, gates and dispatches: its gate and aggregation go before experts' work that waits, and
         between parts of that which does not."""
-        return any(isinstance(op, Exchange) and op.keeps for layers in self.ops_ML for ops in layers for op in ops)
+        return any(isinstance(op, Exchange) and op.hold_port for layers in self.ops_ML for ops in layers for op in ops)

@@ -63,7 +63,7 @@ class Trace:
         return float(self.end_s_X.max() - self.start_s_X.min()) if len(self) else 0.0
 
 
-class Recorder:
+class TraceRecorder:
     """Collects events and makes the Trace of them; simulator and backend write through the same one."""
 
     def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int) -> None:

@@ -19,8 +19,8 @@ if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
     sys.exit("bench/gpu/kernels.py: expected a CUDA device and Triton, found none; nothing was measured.")
 
 import aurora
-from aurora.execute import triton_kernels
-from aurora.execute.kernels import weighted_sum
+from aurora.runtime import triton_kernels
+from aurora.runtime.token_kernels import weighted_sum
 
 ROWS, WIDTH, TOP_K = 8192, 7168, 8
 
@@ -65,9 +65,9 @@ def permuting() -> list[str]:
     wanted = (rows[place].float() * weights[:, :, None]).sum(dim=1)
     torch.testing.assert_close(weighted_sum(rows, place, weights).float(), wanted, rtol=2e-2, atol=2e-2)
 
-    once, summed = 2 * ROWS * row_bytes, (ROWS + ROWS // TOP_K) * row_bytes
+    deduplicated, summed = 2 * ROWS * row_bytes, (ROWS + ROWS // TOP_K) * row_bytes
     copied = milliseconds(lambda: out.copy_(rows))
-    copy_GBps = once / copied / 1e6
+    copy_GBps = deduplicated / copied / 1e6
     lines = [
         f"## {ROWS} x {WIDTH} bf16: bandwidth over that of a copy ({copy_GBps:.0f} GB/s); the aim is 0.7",
         "",
@@ -75,10 +75,10 @@ def permuting() -> list[str]:
         "|---|---|---|",
     ]
     for name, size, ours, theirs in (
-        ("permute", once, lambda: triton_kernels.gather_rows(rows, index, out),
+        ("permute", deduplicated, lambda: triton_kernels.gather_rows(rows, index, out),
          lambda: torch.index_select(rows, 0, index, out=out)),
         (f"weighted sum of {TOP_K}", summed, lambda: triton_kernels.weighted_sum(rows, place, weights), torch_sum),
-        ("both", once + summed, there_and_back, torch_there_and_back),
+        ("both", deduplicated + summed, there_and_back, torch_there_and_back),
     ):  # fmt: skip
         shares = [size / milliseconds(call) / 1e6 / copy_GBps for call in (ours, theirs)]
         lines.append(f"| {name} | {shares[0]:.2f} | {shares[1]:.2f} |")

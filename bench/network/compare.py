@@ -18,19 +18,19 @@ import sys
 import tempfile
 
 import numpy as np
-from hosts import Job, measure_priced, together
+from hosts import ExchangeJob, measure_priced, together
 from net import PAYLOAD, network, refusal
 from run import DEEP, HERE, Setting, machine
 from traffic import MATRICES, traffic
 
-from aurora.plan.network.timing import timed
-from aurora.plan.orders.order import ORDER
-from aurora.ranks.launcher import launch
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.schedule_time import timed
+from aurora.runtime.distributed.launcher import launch
 
 PREFILL, DECODE = (0.3, 0.05), 0.0012
 METHODS = {
     False: ("openshop-best", "birkhoff", "paced", "all-at-once"),
-    True: ("openshop-best", "lanes", "paced", "all-at-once"),
+    True: ("openshop-best", "sub-channels", "paced", "all-at-once"),
 }
 
 
@@ -38,7 +38,7 @@ def errors(setting: Setting, repetitions: int) -> list[str]:
     """The section of one network."""
     rates_Bps = setting.rates_bps / 8 * PAYLOAD
     jobs = [
-        Job(f"{matrix}, {seconds:g} s", method, traffic(matrix, rates_Bps, seconds))
+        ExchangeJob(f"{matrix}, {seconds:g} s", method, traffic(matrix, rates_Bps, seconds))
         for seconds in (*PREFILL, DECODE)
         for matrix in MATRICES
         for method in METHODS[setting.mixed]
@@ -77,15 +77,15 @@ def errors(setting: Setting, repetitions: int) -> list[str]:
     ]
 
 
-def _seconds(job: Job) -> float:
+def _seconds(job: ExchangeJob) -> float:
     return float(job.case.split(", ")[1].removesuffix(" s"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--hosts", type=int, action="append", choices=(4, 8))
-    parser.add_argument("--rates", action="append", choices=("equal", "mixed"))
+    parser.add_argument("--hosts", type=int, action="append", routing=(4, 8))
+    parser.add_argument("--rates", action="append", routing=("equal", "mixed"))
     chosen = parser.parse_args()
     if reason := refusal():
         print(f"skipped: {reason}")

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from net import enter, retransmitted
 
-from aurora.execute.calibrate import Choice, calibrate
-from aurora.execute.network import measured_network
-from aurora.plan.orders.order import ORDER
-from aurora.profiler.links import probe
-from aurora.profiler.ports import Links
-from aurora.ranks.gloo import GlooTransport
-from aurora.ranks.launcher import Seat
+from aurora.planner.alltoall.registry import ORDER
+from aurora.profiler.link_model import LinkMeasurements
+from aurora.profiler.link_timing import probe
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.launcher import RankInfo
+from aurora.runtime.network_measurement import measured_network
+from aurora.runtime.order_calibration import OrderCalibration, calibrate
 from aurora.types import Cluster, Gpu
 
 TORCH, AUTO = "all_to_all_single", "auto"
@@ -25,7 +25,7 @@ MEET_S = 0.005  # after all have met: gloo's barrier lets ranks go milliseconds 
 
 
 @dataclass(frozen=True)
-class Job:
+class ExchangeJob:
     """One all-to-all. method: TORCH, AUTO, or of ORDER."""
 
     case: str
@@ -37,7 +37,7 @@ Span = tuple[float, float, int]  # start and end by time.perf_counter, segments 
 
 
 def measure(
-    seat: Seat, hosts: Sequence[str], meeting: str, jobs: Sequence[Job], rates_Bps: np.ndarray, repetitions: int
+    seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
 ) -> tuple[list[list[Span]], str]:
     """This rank's spans by job, and what AUTO chose."""
     _join(seat, hosts, meeting)
@@ -48,7 +48,7 @@ def measure(
 
 
 def measure_priced(
-    seat: Seat, hosts: Sequence[str], meeting: str, jobs: Sequence[Job], rates_Bps: np.ndarray, repetitions: int
+    seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
 ) -> tuple[list[list[Span]], list[Cluster]]:
     """This rank's spans by job, and the network as found before and after; no job is AUTO."""
     _join(seat, hosts, meeting)
@@ -65,7 +65,7 @@ def _cluster(hosts: Sequence[str], rates_Bps: np.ndarray) -> Cluster:
 
 
 def _spans(
-    jobs: Sequence[Job], transport: GlooTransport, cluster: Cluster, choice: Choice | None, repetitions: int
+    jobs: Sequence[ExchangeJob], transport: GlooTransport, cluster: Cluster, choice: OrderCalibration | None, repetitions: int
 ) -> list[list[Span]]:
     runs = [_prepared(job, transport, cluster, choice) for job in jobs]
     spans: list[list[Span]] = [[] for _ in jobs]
@@ -81,20 +81,22 @@ def _spans(
     return spans
 
 
-def find_links(seat: Seat, hosts: Sequence[str], meeting: str) -> Links:
+def find_links(seat: RankInfo, hosts: Sequence[str], meeting: str) -> LinkMeasurements:
     """What a rank in a namespace of its own finds of the network."""
     _join(seat, hosts, meeting)
     return probe(GlooTransport())
 
 
-def _join(seat: Seat, hosts: Sequence[str], meeting: str) -> None:
+def _join(seat: RankInfo, hosts: Sequence[str], meeting: str) -> None:
     enter(hosts[seat.rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     store = dist.FileStore(meeting, seat.ranks)
     dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks)
 
 
-def _prepared(job: Job, transport: GlooTransport, cluster: Cluster, choice: Choice | None) -> Callable[[], object]:
+def _prepared(
+    job: ExchangeJob, transport: GlooTransport, cluster: Cluster, choice: OrderCalibration | None
+) -> Callable[[], object]:
     to, of = job.bytes_GG[transport.rank].tolist(), job.bytes_GG[:, transport.rank].tolist()
     out, into = torch.zeros(sum(to), dtype=torch.uint8), torch.zeros(sum(of), dtype=torch.uint8)
     if job.method == TORCH:
@@ -115,7 +117,7 @@ def _start_together(transport: GlooTransport) -> None:
 
 def _planned(cluster: Cluster) -> str:
     """What AUTO may choose beside all at once and paced."""
-    return "openshop-best" if cluster.equal else "lanes"
+    return "openshop-best" if cluster.equal else "sub-channels"
 
 
 def together(spans_RJ: Sequence[Sequence[Sequence[Span]]]) -> list[tuple[list[float], float]]:

@@ -21,7 +21,7 @@ import numpy as np
 from hosts import find_links
 from net import PAYLOAD, network, refusal
 
-from aurora.ranks.launcher import launch
+from aurora.runtime.distributed.launcher import launch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]

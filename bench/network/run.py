@@ -25,14 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from hosts import AUTO, TORCH, Job, measure, together
+from hosts import AUTO, TORCH, ExchangeJob, measure, together
 from net import BURST_S, PAYLOAD, network, refusal
 from traffic import MATRICES, traffic
 
-from aurora.plan.network.bounds import fluid
-from aurora.plan.network.timing import timed
-from aurora.plan.orders.order import ORDER
-from aurora.ranks.launcher import launch
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.schedule_time import timed
+from aurora.runtime.distributed.launcher import launch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
@@ -41,7 +41,7 @@ from machine import machine  # noqa: E402
 DEEP, SHALLOW = 16 << 20, 256_000
 BUFFERS = {"deep": DEEP, "shallow": SHALLOW}
 EQUAL = (TORCH, "all-at-once", "sjf", "random", "spread-out", "openshop-best", "birkhoff", "paced", AUTO)
-MIXED = (TORCH, "all-at-once", "sjf", "openshop-best", "lanes", "paced", AUTO)
+MIXED = (TORCH, "all-at-once", "sjf", "openshop-best", "sub-channels", "paced", AUTO)
 SMALL, TINY = 1 / 25, 1 / 250
 TINY_BYTES = 64
 STARTUP = "start-up"
@@ -81,7 +81,7 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
     methods = [method for method in (MIXED if setting.mixed else EQUAL) if not methods or method in methods]
     rates_Bps = setting.rates_bps / 8 * PAYLOAD
     bytes_C = cases(matrices, rates_Bps, seconds)
-    jobs = [Job(name, method, bytes_GG) for name, bytes_GG in bytes_C.items() for method in methods]
+    jobs = [ExchangeJob(name, method, bytes_GG) for name, bytes_GG in bytes_C.items() for method in methods]
     began = time.perf_counter()
     with (
         network(setting.rates_bps, setting.buffer_bytes, burst_s=setting.burst_s) as hosts,
@@ -129,12 +129,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.5, help="the bound of every all-to-all")
-    parser.add_argument("--hosts", type=int, action="append", choices=(4, 8))
-    parser.add_argument("--rates", action="append", choices=("equal", "mixed"))
-    parser.add_argument("--buffers", action="append", choices=tuple(BUFFERS))
+    parser.add_argument("--hosts", type=int, action="append", routing=(4, 8))
+    parser.add_argument("--rates", action="append", routing=("equal", "mixed"))
+    parser.add_argument("--buffers", action="append", routing=tuple(BUFFERS))
     parser.add_argument("--burst-ms", type=float, default=1e3 * BURST_S, help="what a port lets pass at once after a rest")
-    parser.add_argument("--matrix", action="append", choices=tuple(MATRICES), help="repeat for several; default all")
-    parser.add_argument("--method", action="append", choices=sorted({*EQUAL, *MIXED}), help="repeat for several; default all")
+    parser.add_argument("--matrix", action="append", routing=tuple(MATRICES), help="repeat for several; default all")
+    parser.add_argument("--method", action="append", routing=sorted({*EQUAL, *MIXED}), help="repeat for several; default all")
     parser.add_argument("--out", type=Path, help="a file instead of bench/results/network-DATE.md")
     chosen = parser.parse_args()
     if reason := refusal():

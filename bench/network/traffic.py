@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aurora.plan.network.bounds import fluid
-from aurora.plan.network.timing import timed
-from aurora.plan.orders.order import ORDER
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.schedule_time import timed
 
 Maker = Callable[[int, np.random.Generator], np.ndarray]
 WORST_OF = 200

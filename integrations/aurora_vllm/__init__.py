@@ -3,6 +3,6 @@
 
 def register() -> None:
     """vLLM's entry point `vllm.general_plugins`, called in every process before there is a configuration."""
-    from aurora_vllm.compat.hook import hook
+    from aurora_vllm.vllm_internals.hook import hook
 
     hook()

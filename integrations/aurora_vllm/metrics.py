@@ -7,8 +7,8 @@ import numpy as np
 from prometheus_client import Counter, Gauge, start_http_server
 
 from aurora.errors import AuroraError
-from aurora.plan.network.bounds import fluid
-from aurora.store import load_profile
+from aurora.io import load_profile
+from aurora.planner.network.lower_bounds import fluid
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
 from aurora_vllm.settings import Settings

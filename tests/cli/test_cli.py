@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from aurora.store import load_plan, load_profile, load_trace, shipped
+from aurora.io import load_plan, load_profile, load_trace, shipped
 from tests.cli.refusal import refused
 from tests.conftest import cluster
 
@@ -263,7 +263,7 @@ def test_a_port_in_use_and_a_rank_that_dies_at_start(aurora, folder, monkeypatch
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused(aurora(*run, "--port", port), f"port {port} on 127.0.0.1 cannot be used: Address already in use")
-    monkeypatch.setattr("aurora.execute.run.serve_rank", die_at_start)
+    monkeypatch.setattr("aurora.runtime.run.serve_rank", die_at_start)
     refused(aurora(*run), r"rank 2 of 4 died \(killed by signal 9\); the others were stopped")
     assert files(folder) == before
 
@@ -325,8 +325,8 @@ def test_under_torchruns_variables_each_process_is_a_rank(folder):
         "aurora.cli.main",
         "run",
     ]
-    from aurora.plan.planner import make_plan
-    from aurora.store import save
+    from aurora.io import save
+    from aurora.planner.make_plan import make_plan
     from aurora.types import Profile
 
     four = load_profile(folder / "a.npz")
@@ -347,7 +347,7 @@ def test_the_demo(aurora, tmp_path):
     assert report.count(" yes ") == 3
     assert "shaped transport" in " ".join(out.split())
     names = files(tmp_path / "demo")
-    for expected in ("aurora.plan.json", "aurora.predicted.npz", "aurora.measured.npz", "mixtral-topics.npz", "report.html"):
+    for expected in ("aurora.planner.json", "aurora.predicted.npz", "aurora.measured.npz", "mixtral-topics.npz", "report.html"):
         assert expected in names
     predicted, measured = (load_trace(tmp_path / "demo" / f"aurora.{kind}.npz") for kind in ("predicted", "measured"))
     assert predicted.step_X.max() == measured.step_X.max()  # the same steps, so that one can be laid over the other

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from aurora.plan.orders.order import ORDER
-from aurora.plan.orders.ordering import TWO_TIER
-from aurora.plan.planner import exchanged_tokens
-from aurora.plan.synthetic import synthetic_profile
-from aurora.store import save, shipped
+from aurora.io import save, shipped
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.schedule import TWO_TIER
+from aurora.planner.make_plan import exchanged_tokens
+from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from aurora.plan.synthetic import synthetic_profile
-from aurora.store import load_plan, load_profile, save, shipped
+from aurora.io import load_plan, load_profile, save, shipped
+from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
-from tests.plan.placing.test_layers import equation_1, priced
+from tests.planner.placement.test_layers import equation_1, priced
 
 CONFIG = {"num_local_experts": 12, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64}
 EQUAL = shipped("clusters/paper-equal-8.toml")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from aurora.plan.synthetic import synthetic_profile
-from aurora.store import load_plan, save, shipped
+from aurora.io import load_plan, save, shipped
+from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aurora.store import load_cluster, load_curves, load_profile, save
-from aurora.types import PHASES, Curve, Curves
+from aurora.io import load_cluster, load_curves, load_profile, save
+from aurora.types import PHASES, ComputeCurves, Curve
 from tests.cli.refusal import refused
 from tests.profiler.nvml import NVMLError, Replay
 
@@ -25,7 +25,7 @@ def curves(kind, slope=1e-6, **changed):
     """Measured on the synthetic model of CONFIG."""
     line = Curve(np.array([1.0, 64.0]), np.array([1e-5, 1e-5 + 63 * slope]))
     about = {"model": "m", "fingerprint": "", "top_k": 2, "row_bytes": 16, "expert_bytes": 2 * 3 * 8 * 8} | changed
-    return Curves(**about, kinds={kind: dict.fromkeys(PHASES, line)}, provenance={f"curves of {kind}": f"slope {slope}"})
+    return ComputeCurves(**about, kinds={kind: dict.fromkeys(PHASES, line)}, provenance={f"curves of {kind}": f"slope {slope}"})
 
 
 def test_two_kinds_of_gpu_measure_each_their_own(aurora, here):

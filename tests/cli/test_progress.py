@@ -1,7 +1,7 @@
 """The live table of workers."""
 
 from aurora.cli.progress import workers_shown
-from aurora.types import Share
+from aurora.types import WorkerReport
 
 
 def test_a_terminal_sees_every_change_and_the_output_the_last(monkeypatch, capsys):
@@ -9,8 +9,8 @@ def test_a_terminal_sees_every_change_and_the_output_the_last(monkeypatch, capsy
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         with workers_shown() as watch:
-            watch([Share(0, (0, 1)), Share(1, (2, 3))])
-            watch([Share(0, (0, 1), "used", 1.5), Share(1, (2, 3), "killed by signal 9", 0.2)])
+            watch([WorkerReport(0, (0, 1)), WorkerReport(1, (2, 3))])
+            watch([WorkerReport(0, (0, 1), "used", 1.5), WorkerReport(1, (2, 3), "killed by signal 9", 0.2)])
         out, err = capsys.readouterr()
         assert "waited for 1 of 2 workers, 1.5 s" in out
         assert "killed by signal 9" in out

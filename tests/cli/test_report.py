@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from aurora.plan.planner import make_plan
-from aurora.plan.synthetic import synthetic_profile
-from aurora.simulate.interpreter import simulate_plan
-from aurora.store import load_cluster, save, shipped
+from aurora.io import load_cluster, save, shipped
+from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.simulator.interpreter import simulate_plan
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 

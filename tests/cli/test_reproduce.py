@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from aurora.reproduce import lazarus
-from aurora.reproduce.headlines import Range
-from aurora.reproduce.lazarus import Evaluation, Found
-from aurora.reproduce.traffic import TRAFFIC
+from aurora.reproduce.aurora.headlines import Range
+from aurora.reproduce.aurora.traffic import TRAFFIC
+from aurora.reproduce.lazarus import evaluation as lazarus
+from aurora.reproduce.lazarus.evaluation import LazarusEvaluation, LazarusFigure
 from tests.cli.refusal import refused
-from tests.reproduce.test_aurora import small
+from tests.reproduce.aurora.test_evaluation import small
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +63,11 @@ def test_bcc_by_the_clock(aurora, tmp_path):
 
 def test_lazarus_writes_page_numbers_and_pictures(aurora, tmp_path, monkeypatch):
     found = [
-        Found("8", f"{failed} failed", way, None, Range(None, 0.5, None)) for failed in (1, 2) for way in ("aurora", "mro")
+        LazarusFigure("8", f"{failed} failed", way, None, Range(None, 0.5, None))
+        for failed in (1, 2)
+        for way in ("aurora", "mro")
     ]
-    monkeypatch.setattr(lazarus, "reproduce", lambda folder, progress: Evaluation(found, folder == tmp_path, {}))
+    monkeypatch.setattr(lazarus, "reproduce", lambda folder, progress: LazarusEvaluation(found, folder == tmp_path, {}))
     code, out, err = aurora("reproduce", "lazarus", "--recorded", tmp_path, "-o", tmp_path / "out")
     assert (code, err) == (0, "")
     assert "lazarus.json and 2 pictures" in " ".join(out.split())

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from aurora.profiler import profile as profiling
-from aurora.profiler.routing import route_round
-from aurora.store import load_profile
+from aurora.io import load_profile
+from aurora.profiler import profile_model as profiling
+from aurora.profiler.routing_hooks import route_round
 from tests.cli.refusal import refused
-from tests.profiler.test_counting import interrupted_after, quick  # noqa: F401
-from tests.profiler.test_importing import CONFIG, LOADS
+from tests.profiler.test_import_routing import CONFIG, LOADS
+from tests.profiler.test_routing_counts import interrupted_after, quick  # noqa: F401
 
 
 @pytest.fixture

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.recording import MOST_WINDOWS, NOTES, Facts, Recording, Seen
+from aurora_vllm.traffic_recorder import MOST_WINDOWS, NOTES, EngineFacts, LayerObservation, TrafficRecorder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.store import load_profile, save
-from aurora.store.records import line, load_records, merged, save_record
+from aurora.io import load_profile, save
+from aurora.io.engine_records import line, load_records, merged, save_record
 
 FACTS = {"model": "tiny", "fingerprint": "f", "engine": "vllm 0.32", "kind": "cpu", "top_k": 2, "layers": 2, "experts": 4}
 FACTS |= {"dispatch_bytes": 256, "combine_bytes": 256, "expert_bytes": 1000, "other_bytes": 5000}
 
 
 def recordings(ranks):
-    return [Recording(Facts(**FACTS, rank=rank, ranks=ranks)) for rank in range(ranks)]
+    return [TrafficRecorder(EngineFacts(**FACTS, rank=rank, ranks=ranks)) for rank in range(ranks)]
 
 
 def load(experts):
@@ -54,10 +54,10 @@ def test_what_a_pass_saw_is_counted_and_timed_as_layer_by_layer():
     """Two passes; in the second this rank has only some of the rows, one layer comes twice, and one is timed elsewhere."""
     chosen = [torch.tensor(rows, dtype=torch.int32) for rows in ([[0, 1], [2, 1]], [[3, 3], [0, 2]], [[1, 2], [0, 3]])]
     seen = [
-        Seen(4, 0, chosen[0], slice(0, 2), None, 0.5),
-        Seen(4, 1, chosen[1], slice(0, 2), 0.25, 1.0),
-        Seen(5, 0, chosen[1], slice(1, 2), 0.75, None),
-        Seen(5, 0, chosen[2], slice(0, 1), None, 2.0),
+        LayerObservation(4, 0, chosen[0], slice(0, 2), None, 0.5),
+        LayerObservation(4, 1, chosen[1], slice(0, 2), 0.25, 1.0),
+        LayerObservation(5, 0, chosen[1], slice(1, 2), 0.75, None),
+        LayerObservation(5, 0, chosen[2], slice(0, 1), None, 2.0),
     ]
     together, apart = recordings(1)[0], recordings(1)[0]
     for each in seen:
@@ -78,7 +78,7 @@ def test_what_a_pass_saw_is_counted_and_timed_as_layer_by_layer():
 def test_what_is_noted_is_added_up_before_it_grows():
     rank = recordings(1)[0]
     for step in range(NOTES):
-        rank.saw(Seen(step, 0, torch.tensor([[0, 1]], dtype=torch.int32), slice(0, 1), None, 0.5))
+        rank.saw(LayerObservation(step, 0, torch.tensor([[0, 1]], dtype=torch.int32), slice(0, 1), None, 0.5))
         rank.passed()
         assert len(rank._seen) < NOTES
     assert rank._passes_L[0] >= NOTES - NOTES // 2
@@ -124,7 +124,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     one.count(0, [0], load([0, 1])[None])
     with pytest.raises(BadInput, match=r"expected a record of each of 2 ranks, found \[0\]"):
         merged([one.record()])
-    other = Recording(Facts(**FACTS | {"model": "another"}, rank=1, ranks=2))
+    other = TrafficRecorder(EngineFacts(**FACTS | {"model": "another"}, rank=1, ranks=2))
     with pytest.raises(BadInput, match="found model 'another' on rank 1, 'tiny' on rank 0"):
         merged([one.record(), other.record()])
     with pytest.raises(BadInput, match=r"expected files rank-0.npz, ..., found none"):

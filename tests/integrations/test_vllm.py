@@ -18,10 +18,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from aurora.execute.colocated import SLOTS, folder_of
-from aurora.plan.planner import make_plan, model_plan
-from aurora.store import save
-from aurora.store.records import load_records
+from aurora.io import save
+from aurora.io.engine_records import load_records
+from aurora.planner.make_plan import make_plan, model_plan
+from aurora.runtime.process_port_arbiter import SLOTS, folder_of
 from aurora.types import Cluster, Gpu, ModelPlan, Placement, Plan, PlanOptions
 
 pytestmark = [
@@ -164,7 +164,7 @@ def counted(folder, prompts, new_tokens):
     import transformers
 
     from aurora.models.loading import MoeModel, find_moe_layers
-    from aurora.profiler.routing import route_round
+    from aurora.profiler.routing_hooks import route_round
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     top_k = model.config.num_experts_per_tok
@@ -197,10 +197,10 @@ def scattered(checkpoint, ranks, seed=1):
 def test_the_seams_are_there_and_replicas_are_the_plans():
     """In the vLLM that is installed; the policy is asked as its balancer asks, on no GPU."""
     import torch
-    from aurora_vllm.compat.hands import planned_policy
-    from aurora_vllm.compat.seams import CPU_SEAMS, DP_SEAM, EPLB_SEAMS, SEAMS, check_seams
+    from aurora_vllm.vllm_internals.api_checks import API_CHECKS, CPU_API_CHECKS, DP_API_CHECK, EPLB_API_CHECKS, check_api
+    from aurora_vllm.vllm_internals.patches import planned_policy
 
-    check_seams((*SEAMS, *CPU_SEAMS, *EPLB_SEAMS, DP_SEAM))
+    check_api((*API_CHECKS, *CPU_API_CHECKS, *EPLB_API_CHECKS, DP_API_CHECK))
     slots_LG = (((0, 1, 2), (1, 3, 4)), ((0, 3, 4), (1, 2, 3)))
     found_LP = planned_policy(slots_LG).rebalance_experts(torch.ones(2, 5), 6, 1, 1, 2, torch.zeros(2, 6))
     assert found_LP.tolist() == [[0, 1, 2, 1, 3, 4], [0, 3, 4, 1, 2, 3]]
@@ -288,7 +288,10 @@ def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_pat
     else:
         save(scattered(checkpoint, 4 if fault == "other ranks" else 2), path)
     if fault == "a rank without the plugin":  # which needs the repairs for vLLM to serve on CPUs at all
-        more = {"environ_1": {"VLLM_PLUGINS": ""}, "before_1": "from aurora_vllm.compat.cpu import repair_cpu; repair_cpu()"}
+        more = {
+            "environ_1": {"VLLM_PLUGINS": ""},
+            "before_1": "from aurora_vllm.vllm_internals.cpu import repair_cpu; repair_cpu()",
+        }
     if fault == "wrong settings":
         settings = {"paln": str(path)}
     run = Ranks(tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config={"aurora": settings}, **more)

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from aurora.store import shipped
+from aurora.io import shipped
 
 SHAPE = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 259,

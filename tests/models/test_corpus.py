@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
+from aurora.io import shipped
 from aurora.models import corpus
 from aurora.models.corpus import Corpus
 from aurora.models.loading import load_tokenizer
-from aurora.store import shipped
 
 TOKENIZER = load_tokenizer(shipped("models/mixtral-topics"))
 VOCABULARY = 259

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from aurora.errors import BadInput, MissingDependency
+from aurora.io import load_cluster, load_gpus, save
 from aurora.profiler.devices import Sampler, cluster_of_devices, inventory, nvml_here
-from aurora.store import load_cluster, load_gpus, save
 from tests.profiler.nvml import NVMLError, Replay
 
 

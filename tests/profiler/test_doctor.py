@@ -65,7 +65,7 @@ def test_gpus_by_nvml(monkeypatch):
 
 
 def test_ranks_that_do_not_meet(monkeypatch):
-    from aurora.ranks import launcher
+    from aurora.runtime.distributed import launcher
 
     def lost(*_, **__):
         raise RankFailed("rank 1 of 2 died (exit code 1); the others were stopped")

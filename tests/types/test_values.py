@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Order, Placement, Profile, Recorder
+from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Order, Placement, Profile, TraceRecorder
 
 FLAT = {p: Curve(np.array([1.0]), np.array([1.0])) for p in ("gate", "expert", "aggregate")}
 GPU = {"name": "g", "kind": "k", "node": 0, "out_Bps": 1.0, "in_Bps": 1.0, "memory_bytes": 1}
@@ -168,13 +168,13 @@ def test_reversing_an_order_twice_gives_it_back():
 
 
 def test_a_recorder_sorts_by_start():
-    recorder = Recorder("measured", ("m",), 2)
+    recorder = TraceRecorder("measured", ("m",), 2)
     recorder.add(1, 0, 0, 0, "gate", 2.0, 3.0)
     recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 10, 0.5, 1.0)
     trace = recorder.trace()
     assert trace.start_s_X.tolist() == [0.5, 2.0]
     assert trace.seconds == 2.5
-    assert Recorder("measured", ("m",), 2).trace().seconds == 0.0
+    assert TraceRecorder("measured", ("m",), 2).trace().seconds == 0.0
 
 
 def test_a_placement_with_replicas_says_how_each_experts_load_divides():

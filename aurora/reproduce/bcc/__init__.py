@@ -26,7 +26,7 @@ FIGURE_5 = 500  # examples
 
 
 @dataclass(frozen=True)
-class Found:
+class BccResults:
     """All that is shown. simulated, performed: by workers, then by delays; performed is empty without processes."""
 
     options: BccOptions
@@ -37,7 +37,7 @@ class Found:
     adapted: tuple[Adapted, ...]
 
 
-def reproduce(options: BccOptions, folder: Path, progress: Callable[[str, int, int], None], pool: MakePool) -> Found:
+def reproduce(options: BccOptions, folder: Path, progress: Callable[[str, int, int], None], pool: MakePool) -> BccResults:
     """Every study, the same at every call but for what processes measure. folder: recorded data, left out where absent.
 
     pool: what starts processes; needed unless options.process_iterations is 0.
@@ -70,7 +70,7 @@ def reproduce(options: BccOptions, folder: Path, progress: Callable[[str, int, i
         for stalled in (False, True):
             choices += adapted(max(options.workers), options.iterations, options.seed, folder, stalled)
     advance()
-    return Found(options, curves, by_clock, by_process, found, tuple(choices))
+    return BccResults(options, curves, by_clock, by_process, found, tuple(choices))
 
 
 def reduction(timings: list[Timing], scheme: str, over: str) -> float:

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.report.pictures import canvas, save_picture
-from aurora.reproduce.bcc import FIGURE_2, Found
+from aurora.reports.pictures import canvas, save_picture
+from aurora.reproduce.bcc import FIGURE_2, BccResults
 from aurora.reproduce.bcc.studies import SCHEMES
 
 
-def draw(found: Found, folder: Path) -> list[Path]:
+def draw(found: BccResults, folder: Path) -> list[Path]:
     """Fig. 2, 4 and 5; gives the files written."""
     return _fig_2(found, folder) + _fig_4(found, folder) + _fig_5(found, folder)
 
 
-def _fig_2(found: Found, folder: Path) -> list[Path]:
+def _fig_2(found: BccResults, folder: Path) -> list[Path]:
     drawn = canvas(5.0, 3.6)
     axes = drawn.add_subplot()
     for scheme in dict.fromkeys(one.scheme for one in found.thresholds):
@@ -30,7 +30,7 @@ def _fig_2(found: Found, folder: Path) -> list[Path]:
     return save_picture(drawn, folder, "bcc-figure-2")
 
 
-def _fig_4(found: Found, folder: Path) -> list[Path]:
+def _fig_4(found: BccResults, folder: Path) -> list[Path]:
     drawn = canvas(4.0 * len(found.simulated), 3.6)
     for number, (workers, by_delays) in enumerate(found.simulated.items()):
         axes = drawn.add_subplot(1, len(found.simulated), number + 1)
@@ -45,7 +45,7 @@ def _fig_4(found: Found, folder: Path) -> list[Path]:
     return save_picture(drawn, folder, "bcc-figure-4")
 
 
-def _fig_5(found: Found, folder: Path) -> list[Path]:
+def _fig_5(found: BccResults, folder: Path) -> list[Path]:
     one = found.mixed
     drawn = canvas(5.0, 3.2)
     axes = drawn.add_subplot()

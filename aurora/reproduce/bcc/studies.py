@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import InfeasiblePlan
-from aurora.plan.coverage.codes import Code, code_by_speed, make_code
-from aurora.plan.coverage.mixed import (
+from aurora.planner.replication.gradient_codes import GradientCode, code_by_speed, make_code
+from aurora.reproduce.bcc.delays import DELAYS, Times, recorded_steps
+from aurora.reproduce.bcc.descent import Descent, batch_of, gradient, loss, start
+from aurora.reproduce.bcc.mixed_workers import (
     ALLOT,
     Covered,
-    Mixed,
+    MixedWorkers,
     floor_s,
     random_coverage,
     random_misses,
@@ -24,11 +26,9 @@ from aurora.plan.coverage.mixed import (
     results_s,
     theorem_2,
 )
-from aurora.plan.coverage.redundancy import choose_load, replay, scaled
-from aurora.plan.coverage.waiting import formula, waiting
-from aurora.reproduce.bcc.delays import DELAYS, Times, recorded_steps
-from aurora.reproduce.bcc.descent import Descent, batch_of, gradient, loss, start
-from aurora.types import BccOptions, Collected, Share
+from aurora.reproduce.bcc.redundancy import choose_load, replay, scaled
+from aurora.reproduce.bcc.waiting import formula, waiting
+from aurora.types import AggregationResult, BccOptions, WorkerReport
 from aurora.types.arrays import FloatArray
 
 SCHEMES = ("uncoded", "cyclic", "bcc", "balanced")  # the paper's three, and ours
@@ -38,7 +38,7 @@ DRAWS = 10  # placements of the simulated clock
 class Pool(Protocol):
     """Processes that a sum is collected from, round after round."""
 
-    def collect(self, argument: NDArray[Any] | None = None, code: int = 0) -> Collected: ...
+    def collect(self, argument: NDArray[Any] | None = None, code: int = 0) -> AggregationResult: ...
 
 
 class MakePool(Protocol):
@@ -47,11 +47,11 @@ class MakePool(Protocol):
     def __call__(
         self,
         work: Callable[[int, NDArray[Any] | None], NDArray[Any]],
-        codes: Sequence[Code],
+        codes: Sequence[GradientCode],
         like: NDArray[Any],
         *,
         delay_s: Callable[[int, int], float],
-        watch: Callable[[Sequence[Share]], None],
+        watch: Callable[[Sequence[WorkerReport]], None],
     ) -> AbstractContextManager[Pool]: ...
 
 
@@ -97,7 +97,7 @@ def _load_of(scheme: str, load: int) -> int:
     return 1 if scheme == "uncoded" else load
 
 
-def _drawn_code(scheme: str, workers: int, load: int, rng: np.random.Generator) -> Code:
+def _drawn_code(scheme: str, workers: int, load: int, rng: np.random.Generator) -> GradientCode:
     """A code that covers: BCC draws again where it missed a batch."""
     for _ in range(200):
         try:
@@ -148,7 +148,7 @@ def performed(
     iterations, seed, features = options.process_iterations, options.seed, options.features
     descent = Descent(features, options.points, seed)
     x_PF, y_P = (np.concatenate(parts) for parts in zip(*(batch_of(descent, b) for b in range(workers)), strict=True))
-    drawn: list[tuple[str, Code, Times]] = []
+    drawn: list[tuple[str, GradientCode, Times]] = []
     for name in names:
         for scheme in SCHEMES:
             rng = np.random.default_rng([seed, workers])
@@ -185,7 +185,7 @@ class _Receiving:
     receive_s: float = 0.0
     received: int = 0
 
-    def __call__(self, shares: Sequence[Share]) -> None:
+    def __call__(self, shares: Sequence[WorkerReport]) -> None:
         received = sum(share.state in ("used", "not needed") for share in shares)
         time.sleep(self.receive_s * max(0, received - self.received))
         self.received = received
@@ -213,7 +213,7 @@ class MixedFound:
         return 1 - self.p2_s / self.balanced_s
 
 
-def mixed(batches: int, workers: Mixed, draws: int, seed: int) -> MixedFound:
+def mixed(batches: int, workers: MixedWorkers, draws: int, seed: int) -> MixedFound:
     """The paper's cluster or another."""
     wanted = int(batches * np.log(batches))
     p2_W = ALLOT["p2"](workers, batches, wanted)
@@ -232,7 +232,7 @@ def mixed(batches: int, workers: Mixed, draws: int, seed: int) -> MixedFound:
     )
 
 
-PAPERS_CLUSTER = Mixed(np.full(100, 20.0), np.array([1.0] * 95 + [20.0] * 5))
+PAPERS_CLUSTER = MixedWorkers(np.full(100, 20.0), np.array([1.0] * 95 + [20.0] * 5))
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def adapted(workers: int, iterations: int, seed: int, folder: Path, stalled: boo
         for work, work_s in (("grows with the load", None), ("a tenth of the step a batch", 0.1), ("is all delay", 0.0)):
 
             def seconds(
-                codes: Sequence[Code], load: int, late_IW: FloatArray = late_IW, work_s: float | None = work_s
+                codes: Sequence[GradientCode], load: int, late_IW: FloatArray = late_IW, work_s: float | None = work_s
             ) -> float:
                 later_IW = scaled(late_IW, 1, load, work_s)
                 return float(np.mean([replay(code, later_IW)[0].mean() for code in codes]))

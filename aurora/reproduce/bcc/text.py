@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from aurora.plan.coverage.waiting import formula, waiting
-from aurora.reproduce.bcc import FIGURE_2, FIGURE_5, Found, reduction
+from aurora.reproduce.bcc import FIGURE_2, FIGURE_5, BccResults, reduction
 from aurora.reproduce.bcc.delays import MEAN_S, NETWORK_S, RECEIVE_S, SHIFT_S
 from aurora.reproduce.bcc.studies import SCHEMES, Timing
+from aurora.reproduce.bcc.waiting import formula, waiting
 
 PAPER = {  # workers: scheme -> threshold, communication, computation and total seconds; Tables I and II
     50: {"uncoded": (50, 28.556, 0.230, 28.786), "cyclic": (41, 12.031, 1.959, 13.990), "bcc": (11, 3.043, 1.162, 4.205)},
@@ -61,7 +61,7 @@ time for messages that it need not receive. That who is slow stays slow changes 
 is worth knowing (below)."""
 
 
-def as_markdown(found: Found, pictures: Sequence[str]) -> str:
+def as_markdown(found: BccResults, pictures: Sequence[str]) -> str:
     """The page."""
     options = found.options
     lines = [
@@ -81,7 +81,7 @@ def as_markdown(found: Found, pictures: Sequence[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _headlines(found: Found) -> list[str]:
+def _headlines(found: BccResults) -> list[str]:
     lines = [
         "## Headlines",
         "",
@@ -104,7 +104,7 @@ def _headlines(found: Found) -> list[str]:
     return [*lines, "", WHY, ""]
 
 
-def _tables(found: Found) -> list[str]:
+def _tables(found: BccResults) -> list[str]:
     lines = ["## Tables I and II", ""]
     for workers, by_delays in found.simulated.items():
         shares = {scheme: 1 if scheme == "uncoded" else found.options.load for scheme in SCHEMES}
@@ -137,7 +137,7 @@ def _timing(timing: Timing) -> str:
     return f"{timing.waited:.1f} | {timing.iterations} | {timing.seconds:.2f} | {timing.compute_s:.2f} | {error} | {losses}"
 
 
-def _fig_2(found: Found) -> list[str]:
+def _fig_2(found: BccResults) -> list[str]:
     lines = [
         "## Fig. 2",
         "",
@@ -157,7 +157,7 @@ def _fig_2(found: Found) -> list[str]:
     return [*lines, ""]
 
 
-def _fig_5(found: Found) -> list[str]:
+def _fig_5(found: BccResults) -> list[str]:
     one = found.mixed
     lines = [
         "## Fig. 5",
@@ -190,7 +190,7 @@ def _fig_5(found: Found) -> list[str]:
     ]
 
 
-def _adapted(found: Found) -> list[str]:
+def _adapted(found: BccResults) -> list[str]:
     if not found.adapted:
         return []
     lines = [
@@ -209,7 +209,7 @@ def _adapted(found: Found) -> list[str]:
     return [*lines, ""]
 
 
-def as_json(found: Found) -> dict[str, Any]:
+def as_json(found: BccResults) -> dict[str, Any]:
     """All numbers; timings by workers, then by delays."""
 
     def timings(by_workers: dict[int, dict[str, list[Timing]]]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Decisions that need the planner and the simulator together."""

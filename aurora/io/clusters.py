@@ -1,0 +1,107 @@
+"""Cluster TOML files."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from aurora.errors import BadInput
+from aurora.io.fabrics import fabric_json, read_fabric
+from aurora.io.files import check_keys, check_schema, load_toml, write_text
+from aurora.types import Cluster, Gpu
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """A cluster TOML (schema 1). Raises BadInput with the key that is wrong."""
+    path = Path(path)
+    table = load_toml(path)
+    check_schema(path, table)
+    check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast"})
+    rows = table.get("gpu")
+    if not isinstance(rows, list) or not rows:
+        raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
+    gpus: list[Gpu] = []
+    for row in rows:
+        gpus.extend(read_gpus(str(path), row, len(gpus)))
+    fabric = read_fabric(str(path), table["fabric"], gpus) if "fabric" in table else None
+    incast = table.get("incast", 0.0)
+    if isinstance(incast, bool) or not isinstance(incast, (int, float)):
+        raise BadInput(f"{path}: incast must be a number, found {incast!r}")
+    try:
+        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, float(incast))
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> None:
+    """Write what load_cluster reads back as the same cluster, one table a GPU; remarks: comments on top, a line each."""
+    lines = [*(f"# {_plain(remark)}" for remark in remarks), "schema = 1", f"name = {_quoted(cluster.name)}"]
+    if cluster.incast:
+        lines.append(f"incast = {_inline(cluster.incast)}")
+    for gpu in cluster.gpus:
+        lines += ["", "[[gpu]]"]
+        for field in fields(Gpu):
+            value = getattr(gpu, field.name)
+            if value != field.default:
+                lines.append(f"{field.name} = {_inline(value)}")
+    if cluster.fabric is not None:
+        lines += ["", "[fabric]"]
+        for key, value in fabric_json(cluster.fabric).items():
+            lines.append(f"{key} = {_inline(value)}")
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, list):
+        return "[\n" + "".join(f"    {_inline(each)},\n" for each in value) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_inline(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, str):
+        return _quoted(value)
+    return repr(float(value) if isinstance(value, float) else int(value))  # numpy's too
+
+
+def _quoted(text: str) -> str:
+    """A basic string: quotes, backslashes and control characters escaped."""
+    escaped = "".join(f"\\U{ord(c):08X}" if ord(c) < 32 or ord(c) == 127 or c in '"\\' else c for c in text)
+    return f'"{escaped}"'
+
+
+def _plain(remark: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in remark).split())
+
+
+def read_gpus(path: str, row: Any, index: int) -> list[Gpu]:
+    """One table of a cluster, repeated `count` times."""
+    if not isinstance(row, dict):
+        raise BadInput(f"{path}: expected a table for GPU {index}, found {row!r}")
+    where = f"[[gpu]] {row.get('name', index)!r}"
+    known = {field.name: field for field in fields(Gpu)}
+    check_keys(path, where, row, {*known, "count"})
+    count = row.get("count", 1)
+    if not isinstance(count, int) or count < 1:
+        raise BadInput(f"{path}: {where}: count must be a whole number above zero, found {count!r}")
+    values: dict[str, Any] = {}
+    for name in known:
+        if name not in row:
+            continue
+        value, wants = row[name], _GPU_TYPES.get(name, float)
+        if isinstance(value, bool) or not isinstance(value, (int, float) if wants is float else wants):
+            raise BadInput(f"{path}: {where}: {name} must be a {_SPOKEN[wants]}, found {value!r}")
+        try:
+            values[name] = wants(value)
+        except OverflowError:
+            raise BadInput(f"{path}: {where}: {name} is too large") from None
+    required = ("name", "kind", "node", "out_Bps", "in_Bps", "memory_bytes")
+    if missing := [name for name in required if name not in values]:
+        raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
+    name = values.pop("name")
+    names = [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
+    try:
+        return [Gpu(name=name, **values) for name in names]
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+_GPU_TYPES: dict[str, type] = {"name": str, "kind": str, "rack": str, "node": int, "memory_bytes": int}
+_SPOKEN = {str: "text", int: "whole number", float: "number"}

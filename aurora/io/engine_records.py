@@ -1,0 +1,170 @@
+"""What serving engines record of their own traffic: a file a rank, which together become a Profile."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.io.files import SCHEMA, check_schema
+from aurora.types import PHASES, Curve, Profile
+from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+
+FORMAT = "aurora record"
+TIMED = ("gate", "dispatch", "expert", "combine", "aggregate")
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """What one expert-parallel rank saw. window_T (T,) int64: numbers of windows, ascending, each of `width` forward passes
+    from width * number on; tokens_TLE (T, L, E) int64: (token, choice) pairs that started on this rank.
+
+    seconds_LP (L, P) float64: of each layer and phase in TIMED, passes_L (L,) int64 timed passes. gram_P22, target_P2: for each
+    of PHASES the normal equations of seconds = a x + b y over timed passes, where x is how many experts were active (1 for the
+    other phases) and y the tokens; most_P (P,) int64: the most tokens of one pass. They add up over ranks.
+    """
+
+    model: str
+    fingerprint: str
+    engine: str
+    kind: str
+    date: str
+    rank: int
+    ranks: int
+    top_k: int
+    dispatch_bytes: int
+    combine_bytes: int
+    expert_bytes: int
+    other_bytes: int
+    width: int
+    window_T: IntArray
+    tokens_TLE: IntArray
+    seconds_LP: FloatArray
+    passes_L: IntArray
+    gram_P22: FloatArray
+    target_P2: FloatArray
+    most_P: IntArray
+
+    def __post_init__(self) -> None:
+        what = f"record of rank {self.rank}"
+        for name, axes in (("window_T", 1), ("tokens_TLE", 3), ("passes_L", 1), ("most_P", 1)):
+            object.__setattr__(self, name, counts(f"{what}, {name}", getattr(self, name), axes))
+        for name, axes in (("seconds_LP", 2), ("gram_P22", 3), ("target_P2", 2)):
+            object.__setattr__(self, name, numbers(f"{what}, {name}", getattr(self, name), axes))
+        if len(self.window_T) != len(self.tokens_TLE) or (np.diff(self.window_T) <= 0).any():
+            raise BadInput(f"{what}: expected ascending windows, one for each of {len(self.tokens_TLE)} tables")
+        if not 0 <= self.rank < self.ranks or self.width < 1 or self.width & (self.width - 1):
+            raise BadInput(f"{what}: expected a rank below {self.ranks} and a width that is a power of two, found {self.width}")
+
+
+_SCALARS = tuple(field.name for field in fields(EngineRecord) if field.type in (str, int))
+
+
+def save_record(record: EngineRecord, folder: Path) -> Path:
+    """Write folder/rank-R.npz, under another name first; the folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank-{record.rank}.npz"
+    about = {name: getattr(record, name) for name in _SCALARS}
+    arrays: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(EngineRecord) if f.name not in _SCALARS}
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    with unfinished.open("wb") as file:
+        np.savez_compressed(file, about=json.dumps({"schema": SCHEMA, "format": FORMAT, **about}), **arrays)
+    unfinished.replace(path)
+    return path
+
+
+def load_record(path: Path) -> EngineRecord:
+    """One rank's file. Raises BadInput."""
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays.pop("about")))
+    except Exception as error:  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
+        raise BadInput(f"{path}: not an {FORMAT}, or cut short: {error}") from None
+    check_schema(path, about)
+    if about.get("format") != FORMAT:
+        raise BadInput(f"{path}: expected an {FORMAT}, found format {about.get('format')!r}")
+    try:
+        return EngineRecord(**{name: about[name] for name in _SCALARS}, **arrays)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: not a whole {FORMAT}: {type(error).__name__}: {error}") from None
+
+
+def load_records(folder: Path) -> Profile:
+    """The Profile of what all ranks wrote to `folder`. Raises BadInput where a rank's file is missing or of another run."""
+    paths = sorted(folder.glob("rank-*.npz"))
+    if not paths:
+        raise BadInput(f"{folder}: expected files rank-0.npz, ..., found none")
+    try:
+        return merged([load_record(path) for path in paths])
+    except BadInput as error:
+        raise BadInput(str(error) if str(error).startswith(str(folder)) else f"{folder}: {error}") from None
+
+
+def merged(records: Sequence[EngineRecord]) -> Profile:
+    """One Profile of all ranks' records: a source a rank, windows as wide as the widest of them, empty ones left out.
+
+    Raises BadInput unless there is one of every rank, all of one run.
+    """
+    first = records[0]
+    if sorted(record.rank for record in records) != list(range(first.ranks)):
+        raise BadInput(f"expected a record of each of {first.ranks} ranks, found {sorted(record.rank for record in records)}")
+    same = ("model", "fingerprint", "engine", "ranks", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes")
+    for record in records:
+        for name in same:
+            if getattr(record, name) != getattr(first, name):
+                found = f"{getattr(record, name)!r} on rank {record.rank}, {getattr(first, name)!r} on rank {first.rank}"
+                raise BadInput(f"expected records of one run, found {name} {found}")
+        if record.tokens_TLE.shape[1:] != first.tokens_TLE.shape[1:]:
+            raise BadInput(f"expected records of one model, found {record.tokens_TLE.shape[1:]} layers and experts")
+    width = max(record.width for record in records)
+    window_T = np.unique(np.concatenate([record.window_T * record.width // width for record in records]))
+    layers, experts = first.tokens_TLE.shape[1:]
+    tokens_TLSE = np.zeros((len(window_T), layers, len(records), experts), dtype=np.int64)
+    for record in records:
+        at_T = np.searchsorted(window_T, record.window_T * record.width // width)
+        np.add.at(tokens_TLSE[:, :, record.rank], at_T, record.tokens_TLE)
+    if not tokens_TLSE.any():
+        raise BadInput("no traffic was recorded")
+    return Profile(
+        model=first.model,
+        fingerprint=first.fingerprint,
+        tokens_TLSE=tokens_TLSE[tokens_TLSE.any(axis=(1, 2, 3))],
+        top_k=first.top_k,
+        dispatch_bytes=first.dispatch_bytes,
+        combine_bytes=first.combine_bytes,
+        expert_bytes=first.expert_bytes,
+        other_bytes=max(record.other_bytes for record in records),
+        curves={first.kind: _curves(records)},
+        provenance={"tool": "aurora import", "engine": first.engine, "date": max(record.date for record in records)},
+    )
+
+
+def _curves(records: Sequence[EngineRecord]) -> dict[str, Curve]:
+    """Straight lines through what was timed on all ranks."""
+    curves = {}
+    for index, phase in enumerate(PHASES):
+        gram_22 = np.sum([record.gram_P22[index] for record in records], axis=0)
+        target_2 = np.sum([record.target_P2[index] for record in records], axis=0)
+        fixed, each = line(gram_22, target_2)
+        most = max(2, *(int(record.most_P[index]) for record in records))
+        curves[phase] = Curve(np.array([1.0, most]), np.array([fixed + each, fixed + each * most]))
+    return curves
+
+
+def line(gram_22: FloatArray, target_2: FloatArray) -> tuple[float, float]:
+    """(a, b), neither negative, of the least squares whose normal equations are gram_22 (2, 2) and target_2 (2,)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        alone = np.nan_to_num(np.maximum(target_2 / np.diag(gram_22), 0.0), posinf=0.0)
+    candidates = [np.array([alone[0], 0.0]), np.array([0.0, alone[1]])]
+    if abs(np.linalg.det(gram_22)) > 1e-12 * max(1e-300, float(np.prod(np.diag(gram_22)))):
+        both = np.linalg.solve(gram_22, target_2)
+        candidates += [both] if (both >= 0).all() else []
+    best = min(candidates, key=lambda ab: float(ab @ gram_22 @ ab - 2 * ab @ target_2))
+    return float(best[0]), float(best[1])

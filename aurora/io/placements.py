@@ -1,0 +1,77 @@
+"""Placements as JSON: in plans, in what `aurora place` prints and in files of their own."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aurora.errors import AuroraError, BadInput
+from aurora.io.files import SCHEMA, check_schema, load_json, write_text
+from aurora.types import Placement
+
+
+def layers_json(placement: Placement) -> list[dict[str, Any]]:
+    """By layer the slots, a list of experts for each GPU, and with replicas each expert's [GPU, share] pairs."""
+    layers: list[dict[str, Any]] = []
+    for layer, held_G in enumerate(placement.slots_LG):
+        layers.append({"slots": [list(held) for held in held_G]})
+        if placement.split_LG is not None:
+            split_EG = placement.split_EG(layer)
+            holders = [[gpu for gpu, held in enumerate(held_G) if expert in held] for expert in range(placement.experts)]
+            layers[-1]["split"] = {
+                str(expert): [[gpu, float(split_EG[expert, gpu])] for gpu in gpus] for expert, gpus in enumerate(holders)
+            }
+    return layers
+
+
+def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
+    """What layers_json wrote. Slots that hold an expert more than once and no split divide its load evenly."""
+    slots = tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)
+    if not any("split" in layer for layer in layers):
+        return evenly_split(slots)
+    shares = [{(int(e), int(g)): float(part) for e, pairs in layer["split"].items() for g, part in pairs} for layer in layers]
+    split = tuple(
+        tuple(tuple(share[expert, gpu] for expert in held) for gpu, held in enumerate(layer))
+        for layer, share in zip(slots, shares, strict=True)
+    )
+    return Placement(slots, split)
+
+
+def evenly_split(slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> Placement:
+    """A placement whose replicas take even parts; without replicas, one whose experts are held once.
+
+    An expert that a GPU holds twice is there once, with two parts.
+    """
+    counts_L = [Counter(expert for held in layer for expert in held) for layer in slots_LG]
+    if all(number == 1 for counts in counts_L for number in counts.values()):
+        return Placement(slots_LG)
+    deduplicated = tuple(tuple(tuple(dict.fromkeys(held)) for held in layer) for layer in slots_LG)
+    split = tuple(
+        tuple(tuple(held.count(expert) / counts[expert] for expert in dict.fromkeys(held)) for held in layer)
+        for layer, counts in zip(slots_LG, counts_L, strict=True)
+    )
+    return Placement(deduplicated, split)
+
+
+def load_placement(path: str | Path, model: str | None = None) -> Placement:
+    """The placement in a file of `save_placement`, in what `aurora place --json` prints, or of a model in a plan."""
+    path = Path(path)
+    found = load_json(path)
+    check_schema(path, found)
+    try:
+        models = [each for each in found.get("models", [found]) if model in (None, each.get("model"))]
+        if len(models) != 1:
+            names = ", ".join(str(each.get("model")) for each in found.get("models", []))
+            raise BadInput(f"expected one model; name one of {names or 'none'} by --model, found {model!r}")
+        return placement_from_json(models[0]["layers"])
+    except AuroraError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: not a placement: {type(error).__name__}: {error}") from None
+
+
+def save_placement(placement: Placement, method: str, path: Path) -> None:
+    """Write a placement as JSON; method: where it comes from."""
+    layers = layers_json(placement)
+    write_text(path, json.dumps({"schema": SCHEMA, "format": "aurora placement", "method": method, "layers": layers}) + "\n")

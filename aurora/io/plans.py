@@ -1,0 +1,178 @@
+"""Plan JSON files."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aurora.errors import AuroraError, BadInput
+from aurora.io.clusters import read_gpus
+from aurora.io.fabrics import fabric_json, read_fabric
+from aurora.io.files import SCHEMA, check_schema, load_json, write_text
+from aurora.io.placements import layers_json, placement_from_json
+from aurora.planner.check.plans import check_plan
+from aurora.types import Cluster, Cut, ModelPlan, Order, Plan, SubChannels
+from aurora.types.arrays import FloatArray
+
+
+def load_plan(path: str | Path) -> Plan:
+    """A plan JSON (schema 1), checked. Raises BadInput or BrokenPlan."""
+    path = Path(path)
+    found = load_json(path)
+    check_schema(path, found)
+    if found.get("format") != "aurora plan":
+        raise BadInput(f"{path}: expected an aurora plan, found format {found.get('format')!r}")
+    try:
+        plan = _plan_from_json(found)
+    except AuroraError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadInput(f"{path}: not a whole aurora plan: {type(error).__name__}: {error}") from None
+    try:
+        check_plan(plan)
+    except AuroraError as error:
+        raise type(error)(f"{path}: {error}") from None
+    return plan
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Write a plan as JSON that people can read."""
+    write_text(path, _compact(json.dumps(_plan_to_json(plan), indent=1, allow_nan=False)) + "\n")
+
+
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "format": "aurora plan",
+        "scenario": plan.scenario,
+        "methods": dict(plan.methods),
+        "seed": plan.seed,
+        "epoch": plan.epoch,
+        "objective": plan.objective,
+        "objective_s": plan.objective_s,
+        "bound_s": plan.bound_s,
+        "free_bound_s": plan.free_bound_s,
+        "gap": plan.gap if plan.gap < float("inf") else None,
+        **({} if plan.min_replicas is None else {"floor": plan.min_replicas}),
+        "cluster": {
+            "name": plan.cluster.name,
+            "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
+            **({} if plan.cluster.fabric is None else {"fabric": fabric_json(plan.cluster.fabric)}),
+            **({"incast": plan.cluster.incast} if plan.cluster.incast else {}),
+        },
+        "models": [
+            {
+                "model": m.model,
+                "fingerprint": m.fingerprint,
+                "profile": {"path": m.profile_path, "digest": m.profile_digest},
+                **({"once": True} if m.deduplicated else {}),
+                "layers": [
+                    {
+                        **placed,
+                        **({} if plan.survival_LK is None else {"survival": by_failures(plan.survival_LK[layer])}),
+                        "dispatch_s": float(m.dispatch_s_L[layer]),
+                        "fluid_bound_s": float(m.fluid_bound_s_L[layer]),
+                        "one_to_one_bound_s": float(m.one_to_one_bound_s_L[layer]),
+                        **({"cut": vars(m.cut_L[layer])} if m.cut_L else {}),
+                        "dispatch": _order_to_json(m.dispatch_L[layer]),
+                        "combine": _order_to_json(m.combine_L[layer]),
+                    }
+                    for layer, placed in enumerate(layers_json(m.placement))
+                ],
+            }
+            for m in plan.models
+        ],
+    }
+
+
+def _plan_from_json(found: Mapping[str, Any]) -> Plan:
+    models = []
+    for m in found["models"]:
+        layers = m["layers"]
+        models.append(
+            ModelPlan(
+                str(m["model"]),
+                str(m["fingerprint"]),
+                str(m["profile"]["path"]),
+                str(m["profile"]["digest"]),
+                placement_from_json(layers),
+                tuple(_order_from_json(layer["dispatch"]) for layer in layers),
+                tuple(_order_from_json(layer["combine"]) for layer in layers),
+                np.array([float(layer["dispatch_s"]) for layer in layers]),
+                np.array([float(layer["fluid_bound_s"]) for layer in layers]),
+                np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
+                tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
+                m.get("once") is True,
+            )
+        )
+    rows = found["cluster"]["gpu"]
+    gpus = tuple(gpu for index, row in enumerate(rows) for gpu in read_gpus("cluster", row, index))
+    links = found["cluster"].get("fabric")
+    fabric = None if links is None else read_fabric("cluster", links, gpus)
+    incast = float(found["cluster"].get("incast", 0.0))
+    cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric, incast)
+    return Plan(
+        cluster,
+        tuple(models),
+        str(found["scenario"]),
+        dict(found["methods"]),
+        int(found["seed"]),
+        str(found["objective"]),
+        float(found["objective_s"]),
+        float(found["bound_s"]),
+        float(found["free_bound_s"]),
+        int(found["epoch"]),
+        min_replicas=int(found["floor"]) if "floor" in found else None,
+        survival_LK=_survival(found["models"][0]["layers"]) if "floor" in found else None,
+    )
+
+
+def by_failures(p_K: FloatArray) -> dict[str, float]:
+    """Probabilities by the number of failures."""
+    return {str(failures): p for failures, p in enumerate(p_K.tolist(), 1)}
+
+
+def _survival(layers: Sequence[Mapping[str, Any]]) -> FloatArray:
+    return np.array([[float(layer["survival"][str(k + 1)]) for k in range(len(layer["survival"]))] for layer in layers])
+
+
+def _order_to_json(order: Order) -> dict[str, Any]:
+    return {
+        "method": order.method,
+        "sends_open": order.sends_open,
+        "recvs_open": order.recvs_open,
+        "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
+        **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
+        **({"paced": True} if order.paced else {}),
+        **({} if order.sub_channels is None else {"sub-channels": _sub_channels_to_json(order.sub_channels)}),
+    }
+
+
+def _order_from_json(found: Mapping[str, Any]) -> Order:
+    pairs = np.array([[int(end) for end in pair.split(">")] for pair in found["pairs"].split()], dtype=np.int64)
+    shares = found.get("shares")
+    if shares is not None:
+        shares = np.array([[float(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
+    windows = int(found["sends_open"]), int(found["recvs_open"])
+    sub_channels = _sub_channels_from_json(found["sub-channels"]) if "sub-channels" in found else None
+    return Order(str(found["method"]), pairs.reshape(-1, 2), *windows, shares, found.get("paced") is True, sub_channels)
+
+
+def _sub_channels_to_json(sub_channels: SubChannels) -> dict[str, list[int]]:
+    return {"rows": sub_channels.row_X.tolist(), "out": sub_channels.out_G.tolist(), "in": sub_channels.in_G.tolist()}
+
+
+def _sub_channels_from_json(found: Mapping[str, Any]) -> SubChannels:
+    return SubChannels(*(np.array(found[name], dtype=np.int64) for name in ("rows", "out", "in")))
+
+
+def _cut_from_json(found: Mapping[str, Any]) -> Cut:
+    return Cut(float(found["bound_s"]), int(found["load_bytes"]), tuple(str(link) for link in found["links"]))
+
+
+def _compact(text: str) -> str:
+    """Lists of plain numbers on one line each, as people write them."""
+    return re.sub(r"\[[\s\d,]*\]", lambda m: re.sub(r"\s+", "", m[0]).replace(",", ", "), text)

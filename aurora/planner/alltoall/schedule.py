@@ -1,0 +1,128 @@
+"""Orders with their schedules: one all-to-all by name, and the two of a placed layer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from aurora.errors import BadInput
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.two_tier import two_tier_schedule
+from aurora.planner.check.plans import check_hops, check_schedule
+from aurora.planner.network.schedule_time import timed
+from aurora.types import Cluster, Fabric, Order, Schedule
+from aurora.types.arrays import FloatArray, IntArray, square_bytes
+
+DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
+TWO_TIER = "two-tier"  # forwards bytes, so it is a schedule of hops and no Order
+BEST_RANKS = 64  # up to which a search pays: 2 % shorter at 16 ranks, half a per cent at 64, for a tenth of a second at most
+
+
+def auto_orders(ranks: int) -> tuple[str, str]:
+    """What "auto" takes the shorter one of: on mixed ports one partner at a time can cost twice the fluid bound."""
+    return ("openshop-best" if ranks <= BEST_RANKS else "openshop"), "all-at-once"
+
+
+def order(
+    bytes_GG: ArrayLike,
+    cluster: Cluster | None = None,
+    method: str = "openshop",
+    seed: int = 0,
+    startup_s: float | None = None,
+) -> Schedule:
+    """The checked schedule of one all-to-all, by a method of ORDER, "two-tier" or "auto".
+
+    bytes_GG (G, G) integers: i to j; the diagonal does not travel. Without a cluster every port has DEFAULT_BPS. startup_s:
+    what a message costs, instead of the cluster's. Raises BadInput for a matrix that is not square, whole or non-negative, or
+    does not fit the cluster. Source: Aurora Thm 4.2.
+    """
+    matrix = square_bytes("traffic", bytes_GG)
+    n = len(matrix)
+    if cluster is not None and len(cluster) != n:
+        raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
+    if method not in ORDER and method not in ("auto", TWO_TIER):
+        raise BadInput(f"--method: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
+    if seed < 0:
+        raise BadInput(f"--seed: expected zero or more, found {seed}")
+    if startup_s is not None and not 0 <= startup_s < float("inf"):
+        raise BadInput(f"--startup: expected seconds of zero or more, found {startup_s}")
+    out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
+    own = cluster.startup_s_G if cluster else np.zeros(n)
+    startup = own if startup_s is None else np.full(n, startup_s)
+    fabric = cluster.fabric if cluster else None
+    if method == TWO_TIER:
+        return _forwarded(matrix, cluster, out, into, startup, np.random.default_rng(seed))
+    _, schedule = scheduled(
+        matrix, out, into, startup, method, np.random.default_rng(seed), fabric, cluster.incast if cluster else 0.0
+    )
+    return schedule
+
+
+def _forwarded(
+    bytes_GG: IntArray,
+    cluster: Cluster | None,
+    out: FloatArray,
+    into: FloatArray,
+    startup: FloatArray,
+    rng: np.random.Generator,
+) -> Schedule:
+    """The checked two-tier schedule; where the cluster's fabric is none of servers, every GPU is a server by itself."""
+    nic_Bps = cluster.fabric.nic_Bps if cluster and cluster.fabric else None
+    ports_Bps = np.unique(np.concatenate([out, into]))
+    if len(ports_Bps) > 1:
+        raise BadInput(f"--method {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
+    node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster and nic_Bps else np.arange(len(bytes_GG))
+    inside_Bps = float(ports_Bps.max(initial=DEFAULT_BPS))
+    nic_Bps_G = np.full(len(bytes_GG), nic_Bps or inside_Bps)
+    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, rng, startup)
+    check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps)
+    return schedule if nic_Bps else replace(schedule, hop_X2=None)
+
+
+def scheduled(
+    bytes_GG: IntArray,
+    out: FloatArray,
+    into: FloatArray,
+    startup: FloatArray,
+    method: str,
+    rng: np.random.Generator,
+    fabric: Fabric | None,
+    incast: float = 0.0,
+) -> tuple[Order, Schedule]:
+    """An order and its schedule, which the checker has seen; "auto" is the shortest of `auto_orders`."""
+    best: tuple[Order, Schedule] | None = None
+    for name in auto_orders(len(bytes_GG)) if method == "auto" else (method,):
+        made = ORDER[name](bytes_GG, out, into, rng, startup)
+        schedule = timed(made, bytes_GG, out, into, startup, fabric, incast)
+        check_schedule(schedule, bytes_GG, out, into, fabric)
+        if best is None or schedule.makespan_s < best[1].makespan_s:
+            best = made, schedule
+    assert best is not None
+    return best
+
+
+def both_ways(
+    cluster: Cluster, there_GG: IntArray, back_GG: IntArray, method: str, rng: np.random.Generator
+) -> tuple[Order, Order, Schedule]:
+    """The orders of a layer's dispatch and combine, bytes (G, G) int64 each, and the dispatch's schedule; all checked.
+
+    Where one partner at a time is held by both ends, the combine is the dispatch backwards; else each is ordered by itself.
+    """
+    ports = cluster.out_Bps_G, cluster.in_Bps_G
+    made, schedule = scheduled(there_GG, *ports, cluster.startup_s_G, method, rng, cluster.fabric, cluster.incast)
+    if not made.one_to_one:  # receivers take what comes: each direction is ordered by its own senders
+        return made, scheduled(back_GG, *ports, cluster.startup_s_G, method, rng, cluster.fabric, cluster.incast)[0], schedule
+    returned = timed(made.reversed, back_GG, *ports, cluster.startup_s_G, cluster.fabric)
+    check_schedule(returned, back_GG, *ports, cluster.fabric)
+    return made, made.reversed, schedule
+
+
+def batch_order(cluster: Cluster, method: str, seed: int) -> Callable[[IntArray], Order]:
+    """What makes the order of an all-to-all anew from its bytes (G, G) int64, by `method`; the same for the same bytes."""
+    ports = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G
+
+    def ordered(bytes_GG: IntArray) -> Order:
+        return scheduled(bytes_GG, *ports, method, np.random.default_rng(seed), cluster.fabric, cluster.incast)[0]
+
+    return ordered

@@ -1,0 +1,231 @@
+"""The judge: replays plans and schedules from first principles. It calls none of the makers."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from aurora.errors import BrokenPlan
+from aurora.types import Fabric, Order, Plan, Schedule
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.fabric import Vertex
+
+SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
+
+
+def check_order(order: Order, gpus: int) -> None:
+    """Every byte of every ordered pair of `gpus` ranks exactly once, no row wider than its ports, or BrokenPlan."""
+    what = f"order {order.method}"
+    if order.share_X2 is None and _each_once(order.pairs_X2, gpus):
+        _check_sub_channels(order, gpus)
+        return
+    whole = [(0.0, 1.0)] * len(order.pairs_X2) if order.share_X2 is None else [tuple(row) for row in order.share_X2.tolist()]
+    parts: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for (src, dst), part in zip(order.pairs_X2.tolist(), whole, strict=True):
+        if src == dst or max(src, dst) >= gpus:
+            raise BrokenPlan(f"{what}: {src} -> {dst} is no pair of {gpus} ranks")
+        parts.setdefault((src, dst), []).append(part)
+    if len(parts) != gpus * (gpus - 1):
+        raise BrokenPlan(f"{what}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {len(parts)}")
+    _check_sub_channels(order, gpus)
+    for (src, dst), own in parts.items():
+        own.sort()
+        edges = [0.0, *(end for _, end in own)]
+        if edges[-1] != 1.0 or any(begin != edge or end < begin for (begin, end), edge in zip(own, edges, strict=False)):
+            raise BrokenPlan(f"{what}: expected {src} -> {dst} once, found the parts {own}")
+
+
+def _each_once(pairs_X2: IntArray, gpus: int) -> bool:
+    """Whether these are the ordered pairs of `gpus` ranks, each once and nothing else."""
+    src_X, dst_X = pairs_X2.T
+    if len(src_X) != gpus * (gpus - 1) or (src_X == dst_X).any() or (pairs_X2 >= gpus).any():
+        return False
+    return bool((np.bincount(src_X * gpus + dst_X, minlength=1) <= 1).all())
+
+
+def _check_sub_channels(order: Order, gpus: int) -> None:
+    sub_channels = order.sub_channels
+    if sub_channels is None:
+        return
+    if len(sub_channels.out_G) != gpus:
+        raise BrokenPlan(f"order {order.method}: expected the lanes of {gpus} ranks, found {len(sub_channels.out_G)}")
+    for (src, dst), taken in zip(order.pairs_X2.tolist(), sub_channels.row_X.tolist(), strict=True):
+        if not 1 <= taken <= min(sub_channels.out_G[src], sub_channels.in_G[dst]):
+            raise BrokenPlan(f"order {order.method}: {src} -> {dst} takes {taken} lanes, which its ports do not have")
+
+
+def check_schedule(
+    schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, fabric: Fabric | None = None
+) -> None:
+    """BrokenPlan unless the schedule carries every byte once and no port or link is above its rate at any instant.
+
+    Bytes match bytes_GG (G, G) exactly in sum, and each row's rate and time within a byte or what floats resolve. Where the
+    schedule claims one partner at a time, no two transfers of a port overlap. On a fabric each pair's rate is divided over its
+    shortest paths.
+    """
+    what = f"schedule {schedule.method}"
+    n = len(bytes_GG)
+    src, dst = schedule.src_X, schedule.dst_X
+    start, end = schedule.start_s_X, schedule.end_s_X
+    if len(src) and max(int(src.max()), int(dst.max())) >= n:
+        raise BrokenPlan(f"{what}: names a rank beyond the {n} that there are")
+    carried = np.zeros((n, n), dtype=np.int64)
+    np.add.at(carried, (src, dst), schedule.bytes_X)
+    if not np.array_equal(carried, bytes_GG):
+        i, j = np.argwhere(carried != bytes_GG)[0]
+        raise BrokenPlan(f"{what}: {i} -> {j} carries {carried[i, j]} bytes, expected {bytes_GG[i, j]}")
+    if (start < 0).any() or (end < start).any():
+        raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
+    moved_X = schedule.rate_Bps_X * (end - start)
+    unsure_X = 1 + SLACK * schedule.bytes_X + schedule.rate_Bps_X * 4 * np.spacing(end)
+    if (wrong := np.abs(moved_X - schedule.bytes_X) > unsure_X).any():
+        at = int(np.argmax(wrong))
+        raise BrokenPlan(f"{what}: row {at} carries {schedule.bytes_X[at]} bytes, but its rate moves {moved_X[at]:.0f}")
+    for side, ports, rates in (("sends", src, out_Bps), ("receives", dst, in_Bps)):
+        for port in range(n):
+            rows = np.flatnonzero(ports == port)
+            who = f"{what}: rank {port} {side}"
+            _check_rate(who, "port", start[rows], end[rows], schedule.rate_Bps_X[rows], float(rates[port]))
+            rows = rows[np.argsort(start[rows], kind="stable")]
+            if schedule.one_to_one and (start[rows][1:] < end[rows][:-1] * (1 - SLACK)).any():
+                raise BrokenPlan(f"{who} to or from two partners at once")
+    if fabric is not None:
+        for link, share_GG in zip(fabric.links, _link_shares(fabric), strict=True):
+            rows = np.flatnonzero(share_GG[src, dst])
+            rate_X = schedule.rate_Bps_X[rows] * share_GG[src[rows], dst[rows]]
+            _check_rate(f"{what}: {link} takes", "link", start[rows], end[rows], rate_X, link.Bps)
+
+
+@lru_cache(maxsize=8)
+def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
+    """For each link (G, G): which part of each pair's shortest paths takes it, counted from the destination back."""
+    n = fabric.gpus
+    shares = {(link.src, link.dst): np.zeros((n, n)) for link in fabric.links}
+    onward: dict[Vertex, list[Vertex]] = {}
+    for src, dst in shares:
+        onward.setdefault(src, []).append(dst)
+    for source in range(n):
+        before: dict[Vertex, list[Vertex]] = {source: []}
+        paths: dict[Vertex, int] = {source: 1}
+        ring: list[Vertex] = [source]
+        rings = []
+        while ring:
+            further: dict[Vertex, list[Vertex]] = {}
+            for vertex in ring:
+                if vertex == source or isinstance(vertex, str):  # GPUs do not forward
+                    for end in onward.get(vertex, []):
+                        if end not in before:
+                            further.setdefault(end, []).append(vertex)
+            before |= further
+            paths |= {end: sum(paths[vertex] for vertex in back) for end, back in further.items()}
+            ring = list(further)
+            rings.append(ring)
+        for target in set(range(n)) - {source}:
+            part: dict[Vertex, float] = {target: 1.0}
+            for ring in reversed(rings):
+                for end in ring:
+                    for vertex in before[end] if end in part else ():
+                        along = part[end] * paths[vertex] / paths[end]
+                        shares[vertex, end][source, target] = along
+                        part[vertex] = part.get(vertex, 0.0) + along
+    return tuple(shares.values())
+
+
+def _check_rate(who: str, what: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, most_Bps: float) -> None:
+    """The port's or link's total rate just after every start and end."""
+    at_s = np.concatenate([end_X, start_X])
+    change = np.concatenate([-rate_X, rate_X])
+    sequence = np.argsort(at_s, kind="stable")  # at one instant what ends makes room first
+    total = np.cumsum(change[sequence])
+    if (over := total > most_Bps * (1 + SLACK)).any():
+        at = int(np.argmax(over))
+        raise BrokenPlan(f"{who} {total[at]:.6g} B/s at {at_s[sequence][at]:.6g} s, its {what} carries {most_Bps:.6g}")
+
+
+def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArray, inside_Bps: float) -> None:
+    """BrokenPlan unless every byte of bytes_GG (G, G) goes from its source to its destination, by hops that can be.
+
+    A GPU sends on only what has arrived whole; between servers (node_G (G,)) no NIC is above its rate, inside one no GPU above
+    inside_Bps either way.
+    """
+    what = f"schedule {schedule.method}"
+    assert schedule.hop_X2 is not None
+    start, end, rate = schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
+    unsure_X = 1 + SLACK * schedule.bytes_X + rate * 4 * np.spacing(end)
+    if (np.abs(rate * (end - start) - schedule.bytes_X) > unsure_X).any() or (start < 0).any():
+        raise BrokenPlan(f"{what}: a hop's rate and time do not give its bytes")
+    inside_X = node_G[schedule.hop_X2[:, 0]] == node_G[schedule.hop_X2[:, 1]]
+    for tier, name in ((inside_X, "inside its server"), (~inside_X, "by its NIC")):
+        for side, verb in ((0, "sends"), (1, "receives")):
+            for gpu in range(len(bytes_GG)):
+                rows = np.flatnonzero(tier & (schedule.hop_X2[:, side] == gpu))
+                port_Bps = inside_Bps if tier is inside_X else float(nic_Bps_G[gpu])
+                _check_rate(f"{what}: rank {gpu} {verb} {name}", "port", start[rows], end[rows], rate[rows], port_Bps)
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    for row, pair in enumerate(zip(schedule.src_X.tolist(), schedule.dst_X.tolist(), strict=True)):
+        rows_of.setdefault(pair, []).append(row)
+    for src, dst in sorted({*rows_of, *map(tuple, np.argwhere(bytes_GG).tolist())}):
+        _check_journey(what, schedule, rows_of.get((src, dst), []), src, dst, int(bytes_GG[src, dst]))
+
+
+def _check_journey(what: str, schedule: Schedule, rows: list[int], src: int, dst: int, size: int) -> None:
+    """All hops of one pair: what leaves a GPU had arrived there, and all of it ends up at dst."""
+    assert schedule.hop_X2 is not None
+    here: dict[int, int] = {src: size}
+    events = [(float(schedule.start_s_X[row]), 1, row) for row in rows]
+    events += [(float(schedule.end_s_X[row]) * (1 - SLACK), 0, row) for row in rows]
+    for _, leaves, row in sorted(events):
+        gpu, moved = int(schedule.hop_X2[row, 1 - leaves]), int(schedule.bytes_X[row])
+        here[gpu] = here.get(gpu, 0) + (-moved if leaves else moved)
+        if here[gpu] < 0:
+            raise BrokenPlan(f"{what}: rank {gpu} sends bytes of {src} -> {dst} that it does not have")
+    if {gpu: left for gpu, left in here.items() if left} != ({dst: size} if size else {}):
+        raise BrokenPlan(f"{what}: {src} -> {dst}: expected {size} bytes at rank {dst}, found {here}")
+
+
+def check_plan(plan: Plan) -> None:
+    """BrokenPlan unless the plan can be what it says (placements check themselves).
+
+    Every order names each pair once, no layer is predicted faster than the fluid bound or a cut, the objective not below its
+    bounds.
+    """
+    gpus = len(plan.cluster)
+    for model in plan.models:
+        if len(model.cut_L) != (0 if plan.cluster.fabric is None else len(model.dispatch_L)):
+            raise BrokenPlan(
+                f"plan of {model.model!r}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}"
+            )
+        for layer, orders in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
+            for order in orders:
+                check_order(order, gpus)
+            floor_s = float(model.bound_s_L[layer])
+            if not 0 <= floor_s * (1 - 1e-6) <= model.dispatch_s_L[layer] < np.inf:
+                raise BrokenPlan(
+                    f"plan of {model.model!r}, layer {layer}: dispatch of {model.dispatch_s_L[layer]:.6g} s is below "
+                    f"the fluid bound or cut of {floor_s:.6g} s"
+                )
+    if not 0 <= plan.free_bound_s * (1 - 1e-6) <= plan.bound_s:
+        raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
+    if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
+        raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")
+    if plan.min_replicas is not None and plan.survival_LK is not None:
+        _check_min_replicas(plan, plan.min_replicas, plan.survival_LK)
+
+
+def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) -> None:
+    """Every expert on as many GPUs and nodes as the floor says, or on all, and so few failures survived for certain."""
+    placement = plan.models[0].placement
+    node_G = np.unique([gpu.node for gpu in plan.cluster.gpus], return_inverse=True)[1]
+    nodes = int(node_G.max()) + 1
+    if survival_LK.shape != (len(placement.slots_LG), nodes - 1) or ((survival_LK < 0) | (survival_LK > 1)).any():
+        raise BrokenPlan(f"plan: expected probabilities of surviving 1 to {nodes - 1} failures, found {survival_LK.tolist()}")
+    if (survival_LK[:, : min_replicas - 1] < 1).any():
+        raise BrokenPlan(
+            f"plan: expected {min_replicas - 1} failures survived for certain, found {survival_LK[:, : min_replicas - 1].min()}"
+        )
+    for layer in range(len(placement.slots_LG)):
+        held_EG = placement.holds_EG(layer)
+        held_EN = np.array([held_EG[:, node_G == node].any(axis=1) for node in range(nodes)]).T
+        for held_EX, what in ((held_EG, "GPUs"), (held_EN, "nodes")):
+            least = int(held_EX.sum(axis=1).min())
+            if least < min(min_replicas, held_EX.shape[1]):
+                raise BrokenPlan(f"plan, layer {layer}: an expert is on {least} {what}, its floor is {min_replicas}")

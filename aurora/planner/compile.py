@@ -1,0 +1,36 @@
+"""Plan -> Program: what each rank does, in order."""
+
+from aurora.errors import BadInput
+from aurora.types import TIME_SLICES, Barrier, Compute, Exchange, Op, Plan, Program
+
+
+def compile_plan(plan: Plan) -> Program:
+    """The Program of `plan`: per model and layer gate, counts, ordered dispatch, experts, ordered combine, aggregation.
+
+    Raises BadInput for turns that are none.
+    """
+    ops_ML = []
+    time_slice = plan.methods.get("turns", TIME_SLICES[0])
+    if time_slice not in TIME_SLICES:
+        raise BadInput(f"plan, methods: expected turns as one of {', '.join(TIME_SLICES)}, found {time_slice!r}")
+    for model in plan.models:
+        last = len(model.combine_L) - 1
+        layers: list[tuple[Op, ...]] = [
+            (
+                Compute("gate"),
+                Barrier("counts"),
+                Exchange("dispatch", dispatch),
+                Compute("expert"),
+                Exchange("combine", combine, time_slice == "layer" and layer < last),
+                Compute("aggregate"),
+            )
+            for layer, (dispatch, combine) in enumerate(zip(model.dispatch_L, model.combine_L, strict=True))
+        ]
+        ops_ML.append(tuple(layers))
+    return Program(
+        len(plan.cluster),
+        tuple(model.model for model in plan.models),
+        tuple(model.placement for model in plan.models),
+        tuple(ops_ML),
+        tuple(model.deduplicated for model in plan.models),
+    )

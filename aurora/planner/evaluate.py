@@ -1,0 +1,125 @@
+"""A plan in front of traffic that it was not made for: what it takes, and what is lost against a plan of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.planner.make_plan import check_sources, exchanged_tokens, make_plan
+from aurora.planner.network.schedule_time import timed
+from aurora.planner.placement.colocation import JOINT
+from aurora.planner.placement.deduplicated_layers import deduplicated_seconds
+from aurora.planner.placement.objective import OBJECTIVE
+from aurora.planner.placement.scenarios import by_aim, scenarios, tail_mean
+from aurora.types import Placement, Plan, PlanOptions, Profile
+from aurora.types.arrays import FloatArray
+from aurora.types.plan import gap
+from aurora.types.profile import same_model
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """served_s_L (L,): seconds of each layer in the plan's objective and aim, on the profiles given. own: a plan made for them,
+    by the same methods. dispatch_s_ML: by model and layer, the whole dispatch in the plan's order."""
+
+    served_s_L: FloatArray
+    own: Plan
+    dispatch_s_ML: tuple[FloatArray, ...]
+
+    @property
+    def loss(self) -> float:
+        """How much longer the plan takes than one made for this traffic."""
+        return gap(float(self.served_s_L.sum()), self.own.objective_s)
+
+
+def layer_seconds(
+    plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile] = ()
+) -> FloatArray:
+    """(L,) seconds of each layer (of the longer of two models) in the plan's objective and aim, experts placed by `placements`.
+
+    domains: the further profiles that one model alone must serve. Where the plan counts a token once a GPU: BadInput for
+    replicas, or a profile of counts alone.
+    """
+    if plan.models[0].deduplicated:
+        return _deduplicated_seconds(plan, placements[0], profiles[0])
+    if len(profiles) == 1:
+        (profile,), (placement,) = profiles, placements
+        aimed = [by_aim(plan.cluster, profile, domains, layer, aim_of(plan)) for layer in range(profile.layers)]
+        return np.array([tail_mean(costs.seconds(placement.split_EG(l)), worst) for l, (costs, worst) in enumerate(aimed)])
+    seconds = []
+    for layer in range(max(profile.layers for profile in profiles)):
+        a, b = (
+            scenarios(plan.cluster, [(profile, at, slice(None))]).terms(0, placement.split_EG(at))
+            for profile, placement, at in zip(profiles, placements, (layer % p.layers for p in profiles), strict=True)
+        )
+        seconds.append(OBJECTIVE[plan.objective](a, b))
+    return np.array(seconds)
+
+
+def aim_of(plan: Plan) -> str:
+    return plan.methods.get("aim", PlanOptions().aim)
+
+
+def _deduplicated_seconds(plan: Plan, placement: Placement, profile: Profile) -> FloatArray:
+    if placement.split_LG is not None:
+        raise BadInput("a plan that counts a token once a GPU: expected every expert held once, found replicas")
+    return np.array(
+        [deduplicated_seconds(plan.cluster, profile, layer, placement.gpu_E(layer)) for layer in range(len(placement.slots_LG))]
+    )
+
+
+def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
+    """What `plan` takes on other profiles of its models, one each; those of domains it was made for are not looked at again.
+
+    Raises BadInput for profiles of other models or cluster sizes.
+    """
+    if len(profiles) != len(plan.models):
+        raise BadInput(f"evaluate: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
+    for model, profile in zip(plan.models, profiles, strict=True):
+        check_sources(plan.cluster, profile)
+        found, expected = (profile.layers, profile.experts), (len(model.dispatch_L), model.placement.experts)
+        if found != expected or not same_model(profile.fingerprint, model.fingerprint):
+            raise BadInput(
+                f"profile of {profile.model!r}: expected {model.model!r} with {expected[0]} MoE layers of {expected[1]} "
+                f"experts, found {found[0]} of {found[1]}" + (" and other router weights" if found == expected else "")
+            )
+    placements = [model.placement for model in plan.models]
+    ports = plan.cluster.out_Bps_G, plan.cluster.in_Bps_G, plan.cluster.startup_s_G, plan.cluster.fabric
+    dispatch_s_ML = tuple(
+        np.array(
+            [
+                timed(
+                    order,
+                    exchanged_tokens(profile, layer, model.placement.split_EG(layer), model.deduplicated)
+                    * profile.row_bytes(model.deduplicated),
+                    *ports,
+                ).makespan_s
+                for layer, order in enumerate(model.dispatch_L)
+            ]
+        )
+        for model, profile in zip(plan.models, profiles, strict=True)
+    )
+    own = make_plan(plan.cluster, profiles, _options(plan))
+    return Evaluation(layer_seconds(plan, placements, profiles), own, dispatch_s_ML)
+
+
+def _options(plan: Plan) -> PlanOptions:
+    """The options by which `plan` was made, as far as they matter for another plan's quality."""
+    methods, default = plan.methods, PlanOptions()
+    slots = methods.get("slots-per-gpu")
+    if slots is not None and not (isinstance(slots, str) and slots.isdecimal()):
+        raise BadInput(f"plan, methods: expected slots-per-gpu as a whole number in quotes, found {slots!r}")
+    return PlanOptions(
+        place=default.place if plan.models[0].deduplicated else methods.get("place", default.place),
+        assign=default.assign if methods.get("colocate") in JOINT else methods.get("assign", default.assign),
+        colocate=methods.get("colocate", default.colocate),
+        order=methods.get("order", default.order),
+        seed=plan.seed,
+        objective=plan.objective if plan.objective in OBJECTIVE else default.objective,
+        slots_per_gpu=int(slots) if slots is not None else None,
+        aim=aim_of(plan),
+        coactivation=plan.models[0].deduplicated,
+        min_replicas=plan.min_replicas,
+        time_slice=methods.get("turns", default.time_slice),
+    )

@@ -1,0 +1,113 @@
+"""A program for those who are left: their experts and orders, and how each comes by the weights that it lacks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aurora.planner.migration.recovery import order_among, recover
+from aurora.planner.migration.relabelling import Held
+from aurora.planner.placement.layers import hosts_of
+from aurora.types import Cluster, Exchange, Op, Placement, Program
+from aurora.types.arrays import FloatArray, IntArray
+
+HeldML = Sequence[Sequence[Sequence[int]]]  # the experts that one rank has weights of, by model and layer
+
+
+def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML]) -> Program:
+    """`program` on the ranks `alive` (ascending) alone, numbered as they come.
+
+    They keep what the program gave them. An expert that none of them has goes where least load is then, the heaviest first; of
+    equals to one that has its weights. load_MLE: (L, E) of each model, the tokens of each expert; held_R: the weights that each
+    of them has. Replicas that are left take the shares of those that are not in proportion, or evenly where they had none.
+    """
+    alive_G = np.isin(np.arange(program.ranks), alive)
+    placements, ops = [], []
+    for model, (placement, load_LE) in enumerate(zip(program.placements_M, load_MLE, strict=True)):
+        held_LR = [[held_ML[model][layer] for held_ML in held_R] for layer in range(len(placement.slots_LG))]
+        placements.append(
+            Placement.stack([_layer(placement.layer(n), alive, load_LE[n], held_LR[n]) for n in range(len(held_LR))])
+        )
+        ops.append(tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[model]))
+    return Program(len(alive), program.names_M, tuple(placements), tuple(ops), program.deduplicated_M)
+
+
+def restored(
+    program: Program, cluster: Cluster, alive: Sequence[int], load_LE: FloatArray, held_LR: Sequence[Held], min_replicas: int
+) -> Program:
+    """`program`, of one model, on the ranks `alive` alone, with every expert on `floor` of their nodes again, as far as there
+    is room for replicas, such that the fewest weights move. held_LR: the experts that each of them has, by layer.
+
+    As many experts fit on a rank as it was planned to hold, and more where the others need it.
+    """
+    (placement,), at_least = program.placements_M, -(-program.placements_M[0].experts // len(alive))
+    slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])
+    alive_G = np.isin(np.arange(program.ranks), alive)
+    held_LG = [[held_R[list(alive).index(gpu)] if gpu in alive else () for gpu in range(program.ranks)] for held_R in held_LR]
+    found = recover(held_LG, alive_G, load_LE, hosts_of(cluster, slots_G), cluster, 1, min_replicas)
+    ops = tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[0])
+    return Program(len(alive), program.names_M, (found.placement,), (ops,), program.deduplicated_M)
+
+
+def _among(op: Op, alive_G: NDArray[np.bool_]) -> Op:
+    return replace(op, order=order_among(op.order, alive_G)) if isinstance(op, Exchange) else op
+
+
+def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]]) -> Placement:
+    split_ER = placement.split_EG(0)[:, list(alive)]
+    slots_R = [list(placement.slots_LG[0][gpu]) for gpu in alive]
+    kept_ER = np.zeros(split_ER.shape, dtype=bool)
+    for rank, slots in enumerate(slots_R):
+        kept_ER[slots, rank] = True
+    idle_E = split_ER.sum(axis=1) == 0
+    split_ER[idle_E] = kept_ER[idle_E]
+    total_E = split_ER.sum(axis=1)
+    split_ER[total_E > 0] /= total_E[total_E > 0, None]
+    load_R = load_E @ split_ER
+    orphans = np.flatnonzero(total_E == 0)
+    for expert in orphans[np.argsort(-load_E[orphans], kind="stable")].tolist():
+        rank = min(range(len(alive)), key=lambda rank: (load_R[rank], expert not in held_R[rank], len(slots_R[rank]), rank))
+        slots_R[rank].append(expert)
+        split_ER[expert, rank] = 1.0
+        load_R[rank] += load_E[expert]
+    held = tuple(tuple(sorted(slots)) for slots in slots_R)
+    if sum(map(len, held)) == placement.experts:
+        return Placement((held,))
+    return Placement((held,), (tuple(tuple(split_ER[list(slots), rank].tolist()) for rank, slots in enumerate(held)),))
+
+
+@dataclass(frozen=True)
+class ExpertTransfer:
+    """Weights of one expert for rank `to`: from rank `source`, or from the checkpoint where it is None."""
+
+    model: int
+    layer: int
+    expert: int
+    source: int | None
+    to: int
+
+
+def moves(program: Program, held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]) -> list[ExpertTransfer]:
+    """What each rank lacks of what `program` gives it, given what each has; owners send about the same number of bytes."""
+    found: list[ExpertTransfer] = []
+    sent_R = [0] * program.ranks
+    for model, placement in enumerate(program.placements_M):
+        for layer, slots_R in enumerate(placement.slots_LG):
+            for to, slots in enumerate(slots_R):
+                for expert in sorted(set(slots) - set(held_R[to][model][layer])):
+                    owners = [rank for rank in range(program.ranks) if expert in held_R[rank][model][layer]]
+                    source = min(owners, key=lambda rank: (sent_R[rank], rank), default=None)
+                    if source is not None:
+                        sent_R[source] += expert_bytes_M[model]
+                    found.append(ExpertTransfer(model, layer, expert, source, to))
+    return found
+
+
+def moved_bytes(found: Sequence[ExpertTransfer], expert_bytes_M: Sequence[int], ranks: int) -> IntArray:
+    """(R, R) int64: bytes of weights from each rank to each."""
+    bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
+    for move in found:
+        if move.source is not None:
+            bytes_RR[move.source, move.to] += expert_bytes_M[move.model]
+    return bytes_RR

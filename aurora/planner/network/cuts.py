@@ -1,0 +1,153 @@
+"""A fabric's ports and links as one network of arcs, and the cuts through it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from aurora.types import Fabric
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.fabric import named
+
+SLACK = 1e-9  # relative, where a float sum must not count as progress
+EXACT = 2**40  # parts of a byte: flows in whole numbers, as push-relabel needs
+MOST_BLOCKS = 40  # beyond this, growing sets takes longer than it gains
+BoolArray = NDArray[np.bool_]  # sets of vertices, (V,) or (C, V) for C candidates; sets of arcs, (A,) or (C, A)
+CutResult = tuple[float, int, BoolArray]  # seconds, the bytes that must cross, the arcs (A,) that they must cross
+
+
+@dataclass(frozen=True, eq=False)
+class FlowNetwork:
+    """Ports and links as arcs (A,). Vertices (V,): where traffic starts (G), where it ends (G), the GPUs' sending sides (G) and
+    receiving sides (G), so that none forwards, and the switches.
+
+    block_V: which vertices stay together when sets grow: a switch with the GPUs that have no other, or one GPU.
+    """
+
+    gpus: int
+    tail_A: IntArray
+    head_A: IntArray
+    Bps_A: FloatArray
+    names: tuple[str, ...]
+    block_V: IntArray
+
+    @property
+    def vertices(self) -> int:
+        return len(self.block_V)
+
+    def load(self, sets_CV: BoolArray, bytes_GG: IntArray) -> IntArray:
+        """(C,) bytes that start in the set and end outside, of bytes_GG (G, G)."""
+        n = self.gpus
+        return np.asarray(((sets_CV[:, :n].astype(np.int64) @ bytes_GG) * ~sets_CV[:, n : 2 * n]).sum(axis=1))
+
+    def leaving(self, sets_CV: BoolArray) -> BoolArray:
+        """(C, A) which arcs lead out of the set."""
+        return np.asarray(sets_CV[:, self.tail_A] & ~sets_CV[:, self.head_A])
+
+    def worse(self, best: CutResult, load_C: IntArray, arcs_CA: BoolArray) -> CutResult:
+        """The worst of the arcs that load_C (C,) bytes must cross; the one before unless another is clearly worse."""
+        seconds_C = self._over(load_C, arcs_CA)
+        at = int(seconds_C.argmax())
+        if seconds_C[at] <= best[0] * (1 + SLACK):
+            return best
+        return float(seconds_C[at]), int(load_C[at]), arcs_CA[at]
+
+    def _over(self, load_C: IntArray, arcs_CA: BoolArray) -> FloatArray:
+        return np.divide(load_C, arcs_CA @ self.Bps_A, out=np.zeros(len(load_C)), where=load_C > 0)
+
+    def cut_off(self, arcs_A: BoolArray, bytes_GG: IntArray) -> int:
+        """Bytes of all pairs that have no way without these arcs."""
+        n = self.gpus
+        step_VV = np.zeros((self.vertices, self.vertices), dtype=np.float32)
+        step_VV[self.tail_A[~arcs_A], self.head_A[~arcs_A]] = 1
+        reached_GV = np.eye(n, self.vertices, dtype=bool)
+        while (further_GV := reached_GV | (reached_GV.astype(np.float32) @ step_VV > 0)).sum() > reached_GV.sum():
+            reached_GV = further_GV
+        return int(bytes_GG[~reached_GV[:, n : 2 * n]].sum())
+
+    def bundles(self, load_A: FloatArray) -> list[BoolArray]:
+        """The busiest links when they carry load_A (A,): into each switch, out of each, and of all; busiest bundles first."""
+        links_A = np.arange(len(self.Bps_A)) >= 2 * self.gpus
+        switches = range(4 * self.gpus, self.vertices)
+        around = [links_A & (end_A == switch) for switch in switches for end_A in (self.tail_A, self.head_A)]
+        around = [arcs for arcs in around if arcs.any()]
+        busy_A = load_A / self.Bps_A
+        busiest = [arcs & (busy_A >= busy_A[arcs].max() * (1 - SLACK)) for arcs in (*around, links_A) if arcs.any()]
+        found = busiest + around
+        return sorted(found, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
+
+    def ports(self) -> BoolArray:
+        """Each GPU's sending side by itself, and everything but its receiving side."""
+        ends = np.eye(self.vertices, dtype=bool)[: 2 * self.gpus]
+        return np.concatenate([ends[: self.gpus], ~ends[self.gpus :]])
+
+    def hanging(self, fabric: Fabric) -> BoolArray:
+        """Where taking one switch away parts the fabric: each part, and all but it. On a tree: every link, both ways."""
+        graph = nx.Graph([(link.src, link.dst) for link in fabric.links])
+        place = {name: 4 * self.gpus + at for at, name in enumerate(fabric.switches)}
+        parts = [np.zeros(self.vertices, dtype=bool)]
+        for middle in sorted(v for v in nx.articulation_points(graph) if isinstance(v, str)):
+            for part in nx.connected_components(graph.subgraph(set(graph) - {middle})):
+                inside = np.zeros(self.vertices, dtype=bool)
+                inside[[gpu + side * self.gpus for gpu in part if isinstance(gpu, int) for side in range(4)]] = True
+                inside[[place[name] for name in part if isinstance(name, str)]] = True
+                parts.append(inside)
+        return np.concatenate([np.array(parts), ~np.array(parts)])
+
+    def grown(self, bytes_GG: IntArray) -> Iterator[BoolArray]:
+        """Every block, then from each the sets that grow by the block that leaves the worst cut; and all but those sets."""
+        blocks = int(self.block_V.max()) + 1
+        if blocks > MOST_BLOCKS:
+            return
+        one_BV = np.arange(blocks)[:, None] == self.block_V
+        yield np.concatenate([one_BV, ~one_BV])
+        for inside in one_BV:
+            for _ in range(blocks // 2):
+                tried = one_BV[~(one_BV & inside).any(axis=1)] | inside
+                both = np.concatenate([tried, ~tried])
+                yield both
+                inside = tried[int(self._over(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
+
+    def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
+        """The set that most stops bytes_GG, all of one source or all to one destination, from crossing within within_s."""
+        graph = nx.DiGraph()
+        for tail, head, rate in zip(self.tail_A.tolist(), self.head_A.tolist(), self.Bps_A.tolist(), strict=True):
+            graph.add_edge(tail, head, capacity=int(rate * within_s * EXACT))
+        for gpu in range(self.gpus):
+            graph.add_edge("all", gpu, capacity=int(bytes_GG[gpu].sum()) * EXACT)
+            graph.add_edge(self.gpus + gpu, "over", capacity=int(bytes_GG[:, gpu].sum()) * EXACT)
+        _, (inside, _) = nx.minimum_cut(graph, "all", "over")
+        return np.isin(np.arange(self.vertices), [v for v in inside if v != "all"])
+
+
+def network_of(fabric: Fabric, out_Bps: FloatArray, in_Bps: FloatArray) -> FlowNetwork:
+    """Arcs in the sequence of `route`'s resources: sending ports, receiving ports, links."""
+    n = fabric.gpus
+    switch = {name: at for at, name in enumerate(fabric.switches)}
+    around: list[set[int | str]] = [set() for _ in range(n)]
+    for link in fabric.links:
+        for gpu, other in ((link.src, link.dst), (link.dst, link.src)):
+            if isinstance(gpu, int):
+                around[gpu].add(other)
+    block_G = [len(switch) + gpu for gpu in range(n)]
+    for gpu, others in enumerate(around):
+        if len(others) == 1 and isinstance(only := next(iter(others)), str):
+            block_G[gpu] = switch[only]
+    _, block_V = np.unique([*block_G * 4, *switch.values()], return_inverse=True)
+    tail = [2 * n + link.src if isinstance(link.src, int) else 4 * n + switch[link.src] for link in fabric.links]
+    head = [3 * n + link.dst if isinstance(link.dst, int) else 4 * n + switch[link.dst] for link in fabric.links]
+    gpus = np.arange(n)
+    return FlowNetwork(
+        n,
+        np.concatenate([gpus, 3 * n + gpus, tail]).astype(np.int64),
+        np.concatenate([2 * n + gpus, n + gpus, head]).astype(np.int64),
+        np.concatenate([out_Bps, in_Bps, [link.Bps for link in fabric.links]]),
+        (
+            *(f"sending port of {named(gpu)}" for gpu in range(n)),
+            *(f"receiving port of {named(gpu)}" for gpu in range(n)),
+            *map(str, fabric.links),
+        ),
+        block_V,
+    )

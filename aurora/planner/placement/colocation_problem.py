@@ -1,0 +1,66 @@
+"""One layer of two models on the same GPUs: what COLOCATE looks at."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from aurora.planner.placement.cost_model import GroupCosts
+from aurora.planner.placement.objective import FIXED, OBJECTIVE, path_counts
+from aurora.types.arrays import FloatArray, IntArray
+
+BoolArray = np.typing.NDArray[np.bool_]
+
+
+def always() -> bool:
+    """Searches run until they end by themselves."""
+    return True
+
+
+@dataclass(frozen=True)
+class ColocationProblem:
+    """Models a and b; held_G (G,) int64 the group of a on each GPU, and whether a may still move from there.
+
+    objective: a name of OBJECTIVE, by which searches go. leads: whether a is the model that Table 2 starts with, else b is.
+    running: whether a search that could go on may do so.
+    """
+
+    a: GroupCosts
+    b: GroupCosts
+    held_G: IntArray
+    movable: bool = True
+    objective: str = "causal"
+    leads: bool = True
+    running: Callable[[], bool] = always
+
+    def value_s(self, a_G: IntArray, b_G: IntArray) -> float:
+        """Seconds of the layer when GPU g holds a's group a_G[g] and b's group b_G[g]."""
+        a, b = self.a.terms(a_G), self.b.terms(b_G)
+        return OBJECTIVE[self.objective](a, b) if self.leads else OBJECTIVE[self.objective](b, a)
+
+    @cached_property
+    def seconds_MXGJ(self) -> FloatArray:
+        """(2, 5, G, J) seconds of each model's group j on GPU g, see GroupCosts.seconds_XGJ."""
+        return np.stack([self.a.seconds_XGJ, self.b.seconds_XGJ])
+
+    @cached_property
+    def count_PX(self) -> FloatArray:
+        """(P, 8): how often each of the objective's paths holds each of MOVED."""
+        return path_counts(self.objective, self.leads)[:, len(FIXED) :].astype(np.float64)
+
+    @cached_property
+    def base_P(self) -> FloatArray:
+        """(P,) seconds of each path's FIXED terms."""
+        gates = float(self.a.gate_s_G.max()), float(self.b.gate_s_G.max())
+        fixed = np.array([*gates, float(self.a.aggregate_s_G.max()), float(self.b.aggregate_s_G.max())])
+        return np.asarray(path_counts(self.objective, self.leads)[:, : len(FIXED)] @ fixed)
+
+    @cached_property
+    def open_MGJ(self) -> BoolArray:
+        """(2, G, J): whether model m's group j may sit on GPU g."""
+        n = len(self.held_G)
+        open_MGJ = np.ones((2, n, n), dtype=np.bool_)
+        if not self.movable:
+            open_MGJ[0] = np.arange(n)[None, :] == self.held_G[:, None]
+        return open_MGJ

@@ -1,0 +1,79 @@
+"""Why a plan takes what it takes: each layer's terms, who attains them, and what holds the bound up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.planner.placement.assignment import ASSIGN
+from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.cost_model import GroupCosts, group_costs
+from aurora.planner.placement.lp_relaxation import proved, relaxed
+from aurora.planner.placement.objective import FIXED, OBJECTIVE, TERMS, exclusive_G, path_counts, shared_XG
+from aurora.types import Plan, Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+PARTS = ("gate + dispatch", "expert + combine", "aggregate")  # of Eq. 1
+
+
+@dataclass(frozen=True)
+class LayerExplanation:
+    """One layer. seconds_X (X,) of each of `terms`, gpu_X (X,) int64 the GPU that takes that long, times_X (X,) int64 how often
+    the longest path holds it: value_s is the sum of seconds_X times times_X.
+
+    bound_s: below every assignment of the same groups; bound_term: what the best relaxed assignment spends most time on.
+    phases_MYG (M, 5, G): seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
+    """
+
+    layer: int
+    terms: tuple[str, ...]
+    seconds_X: FloatArray
+    gpu_X: IntArray
+    times_X: IntArray
+    value_s: float
+    bound_s: float
+    bound_term: str
+    phases_MYG: FloatArray
+
+
+def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
+    """Every layer of the plan (of the longer of two models); profiles: those that it was made from."""
+    if any(model.placement.split_LG is not None for model in plan.models):
+        raise BadInput("--explain: expected a plan that holds every expert once, found replicas")
+    layers = max(len(model.dispatch_L) for model in plan.models)
+    return [_explained(plan, profiles, layer) for layer in range(layers)]
+
+
+def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExplanation:
+    own = [layer % profile.layers for profile in profiles]
+    costs = [
+        group_costs(plan.cluster, profile, at, model.placement.gpu_E(at), model.deduplicated)
+        for profile, model, at in zip(profiles, plan.models, own, strict=True)
+    ]
+    gpus = np.arange(len(plan.cluster))
+    phases_MYG = np.stack([_phases_YG(one) for one in costs])
+    if len(costs) == 1:
+        names: tuple[str, ...] = PARTS
+        part_XG = exclusive_G(costs[0].terms(gpus))
+        times_X = np.ones(len(names), dtype=np.int64)
+        least_X = exclusive_G(costs[0].terms(ASSIGN["exact"](costs[0], np.random.default_rng(0)))).max(axis=1)
+        value_s, bound_s = float(part_XG.max(axis=1).sum()), float(least_X.sum())
+        bound_term = names[int(least_X.argmax())]
+    else:
+        names, part_XG = TERMS, shared_XG(costs[0].terms(gpus), costs[1].terms(gpus))
+        sharing = ColocationProblem(costs[0], costs[1], gpus, objective=plan.objective)
+        value_s = OBJECTIVE[plan.objective](costs[0].terms(gpus), costs[1].terms(gpus))
+        bound_s = proved(sharing, value_s).bound_s
+        count_PX = path_counts(plan.objective)
+        times_X = count_PX[int((count_PX @ part_XG.max(axis=1)).argmax())]
+        least_X = np.concatenate([part_XG[: len(FIXED)].max(axis=1), relaxed(sharing, sharing.open_MGJ).term_X])
+        longest_X = count_PX[int((count_PX @ least_X).argmax())] * least_X
+        bound_term = names[int(longest_X.argmax())]
+    seconds_X, gpu_X = part_XG.max(axis=1), part_XG.argmax(axis=1)
+    return LayerExplanation(layer, tuple(names), seconds_X, gpu_X, times_X, value_s, bound_s, bound_term, phases_MYG)
+
+
+def _phases_YG(costs: GroupCosts) -> FloatArray:
+    terms = costs.terms(np.arange(len(costs.out_Bps)))
+    return np.stack([terms.gate_G, terms.dispatch_G, terms.expert_G, terms.combine_G, terms.aggregate_G])

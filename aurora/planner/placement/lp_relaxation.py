@@ -1,0 +1,182 @@
+"""Lower bounds on a layer that two models share: placement relaxed to fractions, a linear programme, and proofs by it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from aurora.planner.placement.annealing import C_A, C_AB, C_B, CRECV, CSEND, D_A, D_AB, D_B, EXPERT, F_A, F_B, RECV, SEND
+from aurora.planner.placement.bottleneck_sum_matching import least_bottleneck
+from aurora.planner.placement.colocation_problem import BoolArray, ColocationProblem
+from aurora.types.arrays import FloatArray
+
+SLACK = 1e-9  # relative: a proof shows that nothing is better by more than this
+WORTHWHILE = 0.97  # of the edges left: another round of closing edges is worth a linear programme
+HUGE = 1e300
+# What a term of MOVED is the larger of: rows of seconds_MXGJ, of one model or summed over both.
+PARTS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    D_A: ((0,), (SEND, RECV)), D_B: ((1,), (SEND, RECV)), D_AB: ((0, 1), (SEND, RECV)),
+    F_A: ((0,), (EXPERT,)), F_B: ((1,), (EXPERT,)),
+    C_A: ((0,), (CSEND, CRECV)), C_B: ((1,), (CSEND, CRECV)), C_AB: ((0, 1), (CSEND, CRECV)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LpBound:
+    """Below every assignment by open edges, (model, GPU, group).
+
+    seconds: the bound. spare_MGJ (2, G, J) seconds: an assignment takes at least `seconds` and what its edges have to spare.
+    term_X (8,) seconds: MOVED in the relaxed optimum; floor_X (8,): below each of MOVED by itself.
+    """
+
+    seconds: float
+    spare_MGJ: FloatArray
+    term_X: FloatArray
+    floor_X: FloatArray
+
+
+@dataclass(frozen=True)
+class OptimalityProof:
+    """No assignment is below bound_s; one that beats the value asked about uses edges of open_MGJ only, none where `closed`."""
+
+    bound_s: float
+    closed: bool
+    open_MGJ: BoolArray
+    relaxed: LpBound
+
+
+def proved(sharing: ColocationProblem, value_s: float) -> OptimalityProof:
+    """The best bound that a few linear programmes prove, knowing that better than value_s is asked for.
+
+    Edges that no assignment below value_s can use are closed, and what is left is relaxed again, until nothing is left (then
+    value_s is the optimum, or below it) or little changes.
+    """
+    aim_s = value_s * (1 - SLACK)
+    open_MGJ = sharing.open_MGJ
+    first = found = relaxed(sharing, open_MGJ)
+    while found.seconds < aim_s:
+        kept_MGJ = open_MGJ & (found.seconds + found.spare_MGJ < aim_s)
+        for model in (0, 1):
+            term_XGJ = np.maximum(found.floor_X[:, None, None], _least_XGJ(sharing.seconds_MXGJ, kept_MGJ, model))
+            term_XGJ = np.minimum(term_XGJ, HUGE)  # infinite where no partner is left, and a path may hold it zero times
+            path_PGJ = np.tensordot(sharing.count_PX, term_XGJ, axes=1) + sharing.base_P[:, None, None]
+            kept_MGJ[model] &= path_PGJ.max(axis=0) < aim_s
+        if kept_MGJ.sum() > WORTHWHILE * open_MGJ.sum():
+            return OptimalityProof(found.seconds, False, kept_MGJ, found)
+        open_MGJ = kept_MGJ
+        found = relaxed(sharing, open_MGJ)
+    return OptimalityProof(max(aim_s, first.seconds), True, np.zeros_like(open_MGJ), first)
+
+
+def relaxed(sharing: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
+    """The bound of the linear programme, computed anew from its dual solution so that no solver tolerance enters it.
+
+    seconds are infinite where no assignment uses open edges only.
+    """
+    floor_X = floors(sharing.seconds_MXGJ, open_MGJ)
+    nothing_MGJ = np.zeros(open_MGJ.shape)
+    if not np.isfinite(floor_X).all():
+        return LpBound(np.inf, nothing_MGJ, floor_X, floor_X)
+    scale = float(max(sharing.seconds_MXGJ.max(), sharing.base_P.max())) or 1.0
+    base_P, min_replicas, parts = sharing.base_P / scale, floor_X / scale, _parts(sharing.seconds_MXGJ / scale)
+    solved = _solved(sharing.count_PX, base_P, min_replicas, parts, open_MGJ)
+    if solved is None:
+        return LpBound(float((sharing.count_PX @ floor_X + sharing.base_P).max()), nothing_MGJ, floor_X, floor_X)
+    term_X, dual_P, dual_KG, price_MJ = solved
+    # Any weights of paths that sum to one, and of parts that sum to no more than their term's, give a bound: the solver's best.
+    weight_P = dual_P / dual_P.sum()
+    weight_X = weight_P @ sharing.count_PX
+    used_X, cost_MGJ = np.zeros(8), nothing_MGJ.copy()
+    for (term, _), dual_G in zip(parts, dual_KG, strict=True):
+        used_X[term] += dual_G.sum()
+    shrink_X = np.divide(weight_X, used_X, out=np.ones(8), where=used_X > weight_X)
+    for (term, part_MGJ), dual_G in zip(parts, dual_KG, strict=True):
+        cost_MGJ += part_MGJ * (dual_G * shrink_X[term])[None, :, None]
+    spare_MGJ = np.where(open_MGJ, cost_MGJ - price_MJ[:, None, :], np.inf)
+    price_MG = spare_MGJ.min(axis=2)
+    rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
+    bound = float(weight_P @ base_P + rest_X @ min_replicas + price_MG.sum() + price_MJ.sum())
+    return LpBound(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, term_X * scale, floor_X)
+
+
+def _solved(
+    count_PX: FloatArray, base_P: FloatArray, floor_X: FloatArray, parts: list[tuple[int, FloatArray]], open_MGJ: BoolArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray] | None:
+    """(MOVED, dual prices of the paths, of each part on each GPU, of each model's groups) of the relaxed optimum, if solved.
+
+    Columns: a share of each open edge, MOVED, the longest path. Rows: each part on each GPU within its term, then the paths
+    within the longest; every GPU's and every group's shares sum to one.
+    """
+    edges = model, gpu, group = np.nonzero(open_MGJ)
+    n, count, paths, top = open_MGJ.shape[1], len(model), len(base_P), len(parts) * open_MGJ.shape[1]
+    gpus = np.arange(n)
+    rows, cols, values = [], [], []
+    for number, (term, part_MGJ) in enumerate(parts):
+        held = part_MGJ[edges]
+        some = np.flatnonzero(held)
+        rows += [number * n + gpu[some], number * n + gpus]
+        cols += [some, np.full(n, count + term)]
+        values += [held[some], np.full(n, -1.0)]
+    path, term_P = np.nonzero(count_PX)
+    rows += [top + path, top + np.arange(paths)]
+    cols += [count + term_P, np.full(paths, count + 8)]
+    values += [count_PX[path, term_P], np.full(paths, -1.0)]
+    cells = np.concatenate(rows), np.concatenate(cols)
+    within = coo_array((np.concatenate(values), cells), shape=(top + paths, count + 9)).tocsr()
+    sums = np.concatenate([model * n + gpu, 2 * n + model * n + group]), np.tile(np.arange(count), 2)
+    whole = coo_array((np.ones(2 * count), sums), shape=(4 * n, count + 9)).tocsr()
+    least = np.concatenate([np.zeros(count), floor_X, [-np.inf]])
+    solved = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
+        np.eye(1, count + 9, count + 8)[0],
+        within,
+        np.concatenate([np.zeros(top), -base_P]),
+        whole,
+        np.ones(4 * n),
+        np.stack([least, np.full(count + 9, np.inf)], axis=1),
+        method="highs",
+    )
+    if solved.status != 0:
+        return None
+    dual = np.maximum(-solved.ineqlin.marginals, 0.0)
+    price_MJ = solved.eqlin.marginals[2 * n :].reshape(2, n)
+    return solved.x[count : count + 8], dual[top:], dual[:top].reshape(len(parts), n), price_MJ
+
+
+def floors(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
+    """(8,) seconds below each of MOVED by itself: bottleneck matchings by open edges; infinite where there are none."""
+    floor_X = np.zeros(8)
+    for model in (0, 1):
+        for term, least_GJ in enumerate(_least_XGJ(seconds_MXGJ, open_MGJ, model)):
+            floor_X[term] = max(floor_X[term], least_bottleneck(np.where(open_MGJ[model], least_GJ, np.inf)))
+    return floor_X
+
+
+def _least_XGJ(seconds_MXGJ: FloatArray, open_MGJ: BoolArray, model: int) -> FloatArray:
+    """(8, G, J) seconds that each of MOVED takes at least when the model's group j sits on GPU g."""
+    least_XGJ = np.zeros((8, *open_MGJ.shape[1:]))
+    other = 1 - model
+    for term, (models, rows) in PARTS.items():
+        if models == (model,):
+            least_XGJ[term] = seconds_MXGJ[model, list(rows)].max(axis=0)
+        elif len(models) == 2:
+            for g, partner_J in enumerate(open_MGJ[other]):
+                own_XJ, partner_XJ = seconds_MXGJ[model, list(rows), g], seconds_MXGJ[other, list(rows), g][:, partner_J]
+                least_XGJ[term, g] = (own_XJ[:, :, None] + partner_XJ[:, None, :]).max(axis=0).min(axis=1, initial=np.inf)
+    return least_XGJ
+
+
+def _parts(seconds_MXGJ: FloatArray) -> list[tuple[int, FloatArray]]:
+    """(term of MOVED, (2, G, J) seconds): on every GPU the sum over its edges of what they take is within the term.
+
+    A term of one model is the larger of its rows on whichever edge a GPU uses; of both models each row sums by itself.
+    """
+    made = []
+    for term, (models, rows) in PARTS.items():
+        if len(models) == 2:
+            made += [(term, seconds_MXGJ[:, row]) for row in rows]
+        else:
+            part_MGJ = np.zeros_like(seconds_MXGJ[:, 0])
+            part_MGJ[models[0]] = seconds_MXGJ[models[0], list(rows)].max(axis=0)
+            made.append((term, part_MGJ))
+    return made

@@ -1,0 +1,165 @@
+"""Lower bounds on the largest load of a GPU when experts have replicas, by counting slots.
+
+Loads are (E,) float64; GPUs and slots as in `GpuSlots`. A certificate for a threshold T proves that no placement has a largest load
+of T or less, so every certified T is a lower bound, whether or not those below it are certified too.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+
+from aurora.types import GpuSlots
+from aurora.types.arrays import FloatArray, IntArray
+
+Weight = Callable[[FloatArray, int], FloatArray]
+
+SLACK = 1e-9  # certificates must hold by this much, so that rounding proves nothing
+WORTH = 2e-3  # relative: certificates are sought where the gap is larger than this
+GRID = 24  # thresholds tried from above
+MOST_COUNTS = 15_000  # ways to choose the replicas' numbers, up to which equal division is certified one by one
+
+
+def mean_load(load_E: FloatArray, room: GpuSlots) -> float:
+    """All load over all GPUs, each taking in inverse proportion to its cost: no division of load has a smaller maximum."""
+    return float(load_E.sum() / (1 / room.cost_G).sum())
+
+
+def counted(load_E: FloatArray, room: GpuSlots) -> float:
+    """The smallest T for which the slots suffice if every expert gets the fastest GPUs, as few as can carry it within T.
+
+    On equal GPUs the smallest T with sum_e max(1, ceil(load_e / T)) <= P. Holds however load is divided.
+    """
+    speed_R = np.cumsum(np.sort(1 / room.cost_G)[::-1])  # of the R fastest GPUs
+    spare = int(room.useful_G(len(load_E)).sum()) - len(load_E)
+    count_E = np.ones(len(load_E), dtype=np.int64)
+    for _ in range(
+        spare
+    ):  # slot after slot to the expert that needs the largest T; one on every GPU needs no more than the mean
+        expert = int(np.argmax(load_E / speed_R[count_E - 1]))
+        if count_E[expert] == len(speed_R):
+            break
+        count_E[expert] += 1
+    return float((load_E / speed_R[count_E - 1]).max())
+
+
+def counted_slots(load_E: FloatArray, room: GpuSlots, most: float) -> int:
+    """Slots that a largest load of `most` takes at least: the converse of `counted`."""
+    speed_R = np.cumsum(np.sort(1 / room.cost_G)[::-1])
+    need_E = np.searchsorted(speed_R, load_E / most * (1 - SLACK)) + 1 if most > 0 else np.ones(len(load_E))
+    return int(np.minimum(need_E, room.gpus).sum())
+
+
+def fixed(load_E: FloatArray, room: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
+    """With these counts: the mean, and each expert on that many of the fastest GPUs, evenly its one on the slowest of them."""
+    speed_R = np.sort(1 / room.cost_G)[::-1]
+    carried_R = speed_R * np.arange(1, room.gpus + 1) if divided_evenly else np.cumsum(speed_R)
+    return max(mean_load(load_E, room), float((load_E / carried_R[count_E - 1]).max()))
+
+
+def free_split(load_E: FloatArray, room: GpuSlots, value: float) -> float:
+    """Below every placement, however load is divided: mean, counting, and on equal GPUs `_free_certified` up to `value`."""
+    base = max(mean_load(load_E, room), counted(load_E, room))
+    if not room.alike or base <= 0:
+        return base
+    slots = int(room.useful_G(len(load_E))[0])
+    return _raised(base, value, lambda most: _free_certified(load_E * room.cost_G[0] / most, room.gpus, slots))
+
+
+def equal_split(load_E: FloatArray, room: GpuSlots, value: float) -> float:
+    """Below every placement that divides each expert's load evenly: `free_split`, and in small cases on equal GPUs
+    `_equal_certified` up to `value`."""
+    base = free_split(load_E, room, value)
+    slots_G = room.useful_G(len(load_E))
+    if not room.alike or base <= 0 or (count_VE := _every_count(len(load_E), int(slots_G.sum()))) is None:
+        return base
+    slots = int(slots_G[0])
+    return _raised(base, value, lambda most: _equal_certified(load_E * room.cost_G[0] / most, room.gpus, slots, count_VE))
+
+
+def _raised(base: float, value: float, certified: Callable[[float], bool]) -> float:
+    """The largest certified threshold found between base and value: the highest on a grid, then bisection above it."""
+    if value <= base * (1 + WORTH):
+        return base
+    grid = np.linspace(base, value, GRID + 1)[1:-1]
+    low, high = base, value
+    for most, above in zip(grid[::-1], [value, *grid[:0:-1]], strict=True):
+        if certified(float(most)):
+            low, high = float(most), float(above)
+            break
+    else:
+        high = float(grid[0])
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (middle, high) if certified(middle) else (low, middle)
+    return low
+
+
+def _free_certified(share_E: FloatArray, gpus: int, slots: int) -> bool:
+    """Whether loads share_E, in units of the threshold, provably need a GPU above 1. GPUs equal, `slots` on each.
+
+    GPUs and experts that hold each other form connected groups. One of m experts on k GPUs leaves v >= 0 of its k (slots - 1)
+    + 1 places for experts unused, and all groups together waste sum (k - 1 + v) = gpus slots - E at most. With s the smallest
+    share and d = 1 - (slots - 1) s >= s, a group's load of at most k gives k d + v s >= sum (share - s) + s, so k - 1 + v is
+    at least ceil(sum y + s / d) - 1 for y = (share - s) / d. That is no less than the sum of floor(y), plus a half for every y
+    whose fraction exceeds 1 - s / d: one alone costs a slot more, and of b together at least b / 2 do.
+    """
+    smallest = float(share_E.min())
+    width = 1 - (slots - 1) * smallest
+    if width < smallest:
+        return False
+    y_E = (share_E - smallest) / width
+    whole_E = np.maximum(np.floor(y_E - SLACK), 0.0)
+    bad_E = (y_E - whole_E > 1 - smallest / width + SLACK) & (2 * smallest < width)
+    return int(whole_E.sum()) + int(np.ceil(bad_E.sum() / 2)) > gpus * slots - len(share_E)
+
+
+def _equal_certified(share_E: FloatArray, gpus: int, slots: int, count_VE: IntArray) -> bool:
+    """Whether loads share_E, in units of the threshold and divided evenly, provably need a GPU above 1 under every one of
+    the counts count_VE (V, E). `slots` on each GPU.
+
+    Weights w with sum w(x) <= 1 for any at most `slots` sizes with sum x <= 1 bound the replicas' total weight by the number of
+    GPUs; each row of counts must break one of them. Source: dual feasible functions (Fekete & Schepers 2001).
+    """
+    size_ER = share_E[:, None] / np.arange(1, count_VE.max() + 1)
+    open_V = np.arange(len(count_VE))
+    for weigh in (_too_large, *_WEIGHTS):
+        weight_ER = weigh(size_ER, slots) * np.arange(1, count_VE.max() + 1)
+        total_V = weight_ER[np.arange(len(share_E)), count_VE[open_V] - 1].sum(axis=1)
+        open_V = open_V[total_V <= gpus * (1 + SLACK)]
+        if not len(open_V):
+            return True
+    return False
+
+
+def _every_count(experts: int, slots: int) -> IntArray | None:
+    """(V, E) int64: all counts of one or more that fit into `slots` slots; None where there are more than MOST_COUNTS."""
+    if math.comb(slots, experts) > MOST_COUNTS:
+        return None
+    marks = np.array(list(combinations(range(1, slots + 1), experts)), dtype=np.int64)
+    return np.diff(marks, axis=1, prepend=0)
+
+
+def _too_large(x: FloatArray, slots: int) -> FloatArray:
+    """Above 1 no replica fits anywhere."""
+    return np.where(x > 1 + SLACK, np.inf, 0.0)
+
+
+def _step(small: float) -> Weight:
+    """More than 1 - small weighs 1, less than small nothing, the rest its size."""
+    return lambda x, slots: np.where(x > 1 - small + SLACK, 1.0, np.where(x < small + SLACK, 0.0, x))
+
+
+def _alone(small: float) -> Weight:
+    """More than 1 - small weighs 1, as only what is below small fits beside it; that weighs nothing, the rest a slot."""
+    return lambda x, slots: np.where(x > 1 - small + SLACK, 1.0, np.where(x < small + SLACK, 0.0, 1 / slots))
+
+
+def _stairs(parts: int) -> Weight:
+    """1 / parts for every whole 1 / (parts + 1) and a little."""
+    return lambda x, slots: np.maximum(0.0, np.ceil((parts + 1) * x - SLACK) - 1) / parts
+
+
+_SMALL = tuple(0.02 * step for step in range(26))
+_WEIGHTS: tuple[Weight, ...] = (*map(_step, _SMALL), *map(_alone, _SMALL), *map(_stairs, (1, 2, 3, 4)))

@@ -1,0 +1,112 @@
+"""How far measured loads can be trusted: bootstrap intervals of every expert's load and of a placement's bottleneck.
+
+Tokens of a prompt choose alike, so drawing single tokens again would show too narrow an interval. What is drawn again, with
+replacement, are whole rounds of each source rank: a prefill with the decoding that follows it, whose prompts are other rounds'
+neighbours only by chance. Where a profile has too few of them, tokens are drawn after all, and the result says so.
+Source: Efron & Tibshirani, An Introduction to the Bootstrap (1993), §8.3 (blocks), §13.3 (percentiles).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.types.arrays import FloatArray, IntArray
+
+LEVEL = 0.95
+REPLICATES = 400
+MIN_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a number lies, at LEVEL."""
+
+    low: float
+    value: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval over the value: 0.02 is plus or minus 2 %."""
+        return (self.high - self.low) / 2 / self.value if self.value else 0.0
+
+
+@dataclass(frozen=True)
+class LoadIntervals:
+    """share_LE (L, E) float64: every expert's part of its layer's tokens; low_LE, high_LE: the ends of its interval.
+
+    bottleneck: the fullest GPU's tokens over the mean of all, meaned over the layers. drawn: "rounds" or "tokens".
+    """
+
+    share_LE: FloatArray
+    low_LE: FloatArray
+    high_LE: FloatArray
+    bottleneck: Interval
+    drawn: str
+
+
+def load_intervals(
+    tokens_TLSE: IntArray,
+    stage_T: tuple[str, ...] | None,
+    split_LEG: FloatArray,
+    rng: np.random.Generator,
+    replicates: int = REPLICATES,
+) -> LoadIntervals:
+    """Intervals of every expert's load, and of the bottleneck when split_LEG (L, E, G) divides experts over GPUs.
+
+    The loads' are percentiles. A largest load is too large on average, and more so when drawn again: its interval is reflected
+    at the value ("basic"), which takes that out.
+    """
+    rounds_ULSE = rounds_of(tokens_TLSE, stage_T)
+    few = len(rounds_ULSE) < MIN_ROUNDS
+    drawn_BLE = (tokens_again if few else rounds_again)(rounds_ULSE, rng, replicates)
+    share_LE, shares_BLE = (_shares(each) for each in (rounds_ULSE.sum(axis=(0, 2)), drawn_BLE))
+    tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    low_LE, high_LE = np.quantile(shares_BLE, tails, axis=0)
+    value = float(bottleneck(share_LE[None], split_LEG)[0])
+    under, over = np.quantile(bottleneck(shares_BLE, split_LEG), tails).tolist()
+    interval = Interval(max(2 * value - over, min(1.0, value)), value, max(2 * value - under, value))
+    return LoadIntervals(share_LE, low_LE, high_LE, interval, "tokens" if few else "rounds")
+
+
+def rounds_of(tokens_TLSE: IntArray, stage_T: tuple[str, ...] | None) -> IntArray:
+    """(U, L, S, E) int64: windows, each prefill with what follows it until the next; all apart where stages are unknown."""
+    if stage_T is None:
+        return tokens_TLSE
+    begins = [t for t, stage in enumerate(stage_T) if stage == "prefill" or t == 0]
+    return np.add.reduceat(tokens_TLSE, begins, axis=0)
+
+
+def rounds_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
+    """(B, L, E) float64: loads of as many rounds as there are, drawn with replacement, apart for every source."""
+    rounds, layers, sources, experts = rounds_ULSE.shape
+    load_BX = np.zeros((replicates, layers * experts))
+    for source in range(sources):
+        times_BU = rng.multinomial(rounds, np.full(rounds, 1 / rounds), size=replicates)
+        load_BX += times_BU.astype(np.float64) @ rounds_ULSE[:, :, source].reshape(rounds, -1)
+    return load_BX.reshape(replicates, layers, experts)
+
+
+def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
+    """(B, L, E) float64: loads of as many tokens as there are, each drawn by the layer's shares as if it knew no other."""
+    load_LE = rounds_ULSE.sum(axis=(0, 2))
+    drawn_LBE = [
+        rng.multinomial(int(load_E.sum()), share_E, size=replicates)
+        for load_E, share_E in zip(load_LE, _shares(load_LE), strict=True)
+    ]
+    return np.stack(drawn_LBE, axis=1).astype(np.float64)
+
+
+def bottleneck(share_BLE: FloatArray, split_LEG: FloatArray) -> FloatArray:
+    """(B,) float64: the fullest GPU's load over the mean of all GPUs, meaned over the layers."""
+    load_BLG = np.einsum("ble,leg->blg", share_BLE, split_LEG, optimize=True)
+    fullest_B: FloatArray = load_BLG.max(axis=2).mean(axis=1) * split_LEG.shape[2]
+    return fullest_B
+
+
+def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
+    """Each over the sum along the last axis; alike where that is zero."""
+    sum_X1 = load_XE.sum(axis=-1, keepdims=True)
+    alike = np.full(load_XE.shape, 1 / load_XE.shape[-1])
+    np.divide(load_XE, sum_X1, out=alike, where=sum_X1 > 0)
+    return alike

@@ -1,0 +1,103 @@
+"""A model by its transformers config.json: its sizes, and what its phases take by arithmetic."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
+from aurora.types.arrays import IntArray
+
+REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
+AT_TOKENS, FLOOR_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6
+
+
+@dataclass(frozen=True)
+class Shape:
+    """layers: MoE layers, after `dense` others. hidden, inner: width of a token and of an expert."""
+
+    model: str
+    layers: int
+    dense: int
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Raises BadInput for a config that is of no MoE model."""
+        experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
+        dense = config.get("first_k_dense_replace") or 0
+        if not isinstance(dense, int):
+            raise BadInput(f"config: first_k_dense_replace must be a whole number, found {dense!r}")
+        layers = _number(config, "num_hidden_layers") - dense
+        top_k = _number(config, "num_experts_per_tok")
+        hidden = _number(config, "hidden_size")
+        inner = _number(config, "moe_intermediate_size", "intermediate_size")
+        if not 1 <= top_k <= experts or layers < 1:
+            raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {top_k}, {experts} and {layers}")
+        name = str(config.get("_name_or_path") or config.get("model_type") or "synthetic")
+        return cls(name, layers, dense, experts, top_k, hidden, inner)
+
+    def profile(
+        self,
+        tokens_TLSE: IntArray,
+        provenance: Mapping[str, str],
+        routing: TokenRouting | None = None,
+        pairs: CoActivation | None = None,
+        kinds: Sequence[GpuKind] = (),
+    ) -> Profile:
+        """A profile of this traffic at half precision; compute times assume REFERENCE_FLOPS, as the provenance says. kinds: get
+        curves of their own, by their datasheets."""
+        expert_bytes, row_bytes = 2 * 3 * self.hidden * self.inner, 2 * self.hidden
+        gate = 4 * self.hidden * self.hidden + self.hidden * self.experts  # weights: attention's and the router's
+        work = {  # of a phase: FLOPS and bytes a token, bytes however many tokens
+            "gate": (2 * gate, 2 * row_bytes, 2 * gate),
+            "expert": (6 * self.hidden * self.inner, 2 * row_bytes, expert_bytes),
+            "aggregate": (2 * self.top_k * self.hidden, (self.top_k + 1) * row_bytes, 0),
+        }
+        curves = {"reference": {phase: _roofline(flops, 0, 0, REFERENCE_FLOPS, 1.0) for phase, (flops, _, _) in work.items()}}
+        curves |= {
+            kind.kind: {phase: _roofline(*amounts, kind.half_flops, kind.memory_Bps) for phase, amounts in work.items()}
+            for kind in kinds
+        }
+        return Profile(
+            model=self.model,
+            fingerprint="",
+            tokens_TLSE=tokens_TLSE,
+            top_k=self.top_k,
+            dispatch_bytes=row_bytes,
+            combine_bytes=row_bytes,
+            expert_bytes=expert_bytes,
+            other_bytes=2 * 4 * self.hidden * self.hidden * (self.layers + self.dense),
+            curves=curves,
+            provenance={
+                **provenance,
+                "compute": f"arithmetic at {REFERENCE_FLOPS:.0e} FLOPS, half precision, not measured",
+                **{f"curves of {kind.kind}": f"peaks of its datasheet, not measured: {kind.source}" for kind in kinds},
+            },
+            routing=routing,
+            coactivation=pairs,
+        )
+
+
+def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float, memory_Bps: float) -> Curve:
+    """FLOOR_S and the longer of computing and of moving bytes: what hardware cannot beat.
+
+    Source: Williams, Waterman and Patterson, CACM 52(4), 2009.
+    """
+    compute_s, move_s, fixed_s = flops / peak_flops, token_bytes / memory_Bps, fixed_bytes / memory_Bps
+    crossing = fixed_s / (compute_s - move_s) if compute_s > move_s else 0.0
+    at = np.unique([*AT_TOKENS, *([crossing] if AT_TOKENS[0] < crossing < AT_TOKENS[-1] else [])])
+    return Curve(at, FLOOR_S + np.maximum(at * compute_s, fixed_s + at * move_s))
+
+
+def _number(config: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found none: not a MoE model?")

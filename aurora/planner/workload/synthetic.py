@@ -1,0 +1,84 @@
+"""Profiles for planning before there is traffic: routing drawn from a named skew, compute times from arithmetic."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.planner.workload.model_config import Shape
+from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
+from aurora.types.arrays import FloatArray, IntArray
+
+BLOCK = 1 << 16  # tokens drawn at a time
+MOST_CHOICES = 1 << 30  # kept in memory
+
+
+def synthetic_profile(
+    skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions(), kinds: Sequence[GpuKind] = ()
+) -> Profile:
+    """A profile of the model that `config` (a transformers config.json) describes, with invented traffic.
+
+    skew: "uniform" or "zipf:S", the exponent S >= 0 of the experts' popularity, shuffled for every layer. Compute times
+    are arithmetic; the provenance says so. Experts go in pairs, shuffled for every layer; options.correlation tells how
+    often a token's luck is one for both of a pair. kinds: get curves of their own, by their datasheets. Raises BadInput for a
+    skew or config that it cannot read.
+    """
+    exponent = _exponent(skew)
+    shape = Shape.of(config)
+    layers, experts, top_k = shape.layers, shape.experts, shape.top_k
+    rng = np.random.default_rng(options.seed)
+    tokens = options.windows * options.sources * options.window_tokens
+    if options.token_level and tokens * layers * top_k > MOST_CHOICES:
+        raise BadInput(f"--tokens: expected at most {MOST_CHOICES} choices, found {tokens * layers * top_k}")
+    counts_TLSE = np.zeros((options.windows, layers, options.sources, experts), dtype=np.int64)
+    kept_ULK = np.zeros((tokens if options.token_level else 0, layers, top_k), dtype=np.uint8 if experts <= 256 else np.uint16)
+    for layer in range(layers):
+        share_E = rng.permutation((1.0 + np.arange(experts)) ** -exponent)
+        pair_E = rng.permutation(experts) // 2 if options.correlation else np.arange(experts)
+        done = 0
+        for window in range(options.windows):
+            for source in range(options.sources):
+                for chosen_UK in _draw(share_E, pair_E, options.correlation, options.window_tokens, top_k, rng):
+                    counts_TLSE[window, layer, source] += np.bincount(chosen_UK.ravel(), minlength=experts)
+                    kept_ULK[done : done + len(chosen_UK), layer] = chosen_UK[: len(kept_ULK)]
+                    done += len(chosen_UK)
+    source_U = np.tile(np.repeat(np.arange(options.sources), options.window_tokens), options.windows)
+    window_U = np.repeat(np.arange(options.windows), options.sources * options.window_tokens)
+    return shape.profile(
+        counts_TLSE,
+        {
+            "tool": "aurora profile --synthetic",
+            "traffic": f"{skew}, pairs of correlation {options.correlation:g}, seed {options.seed}, not measured",
+        },
+        TokenRouting(kept_ULK, source_U, window_U) if options.token_level else None,
+        kinds=kinds,
+    )
+
+
+def _draw(
+    share_E: FloatArray, pair_E: IntArray, correlation: float, tokens: int, top_k: int, rng: np.random.Generator
+) -> Iterator[IntArray]:
+    """(U, K) different experts of U tokens, block by block, `tokens` in all (Gumbel top-k: sampling without replacement).
+
+    With probability `correlation` the experts of a pair, pair_E (E,), have one luck for a token instead of one each.
+    """
+    for done in range(0, tokens, BLOCK):
+        size = min(BLOCK, tokens - done)
+        luck_UE = rng.gumbel(size=(size, len(share_E)))
+        if correlation:
+            pairs = int(pair_E.max()) + 1
+            shared_UE = (rng.random((size, pairs)) < correlation)[:, pair_E]
+            luck_UE = np.where(shared_UE, rng.gumbel(size=(size, pairs))[:, pair_E], luck_UE)
+        yield np.argpartition(-(np.log(share_E) + luck_UE), top_k - 1, axis=1)[:, :top_k]
+
+
+def _exponent(skew: str) -> float:
+    name, _, value = skew.partition(":")
+    try:
+        exponent = {"uniform": 0.0}[name] if name != "zipf" else float(value)
+    except (KeyError, ValueError):
+        raise BadInput(f"--synthetic: expected uniform or zipf:EXPONENT, found {skew!r}") from None
+    if not 0 <= exponent < 100:
+        raise BadInput(f"--synthetic: expected an exponent of zero or more, found {value}")
+    return exponent

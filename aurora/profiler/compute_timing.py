@@ -1,0 +1,173 @@
+"""Time gate, expert and aggregation against tokens, in the conditions that a rank will find."""
+
+import copy
+import datetime
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aurora.models.loading import MoeModel, hold_experts, load_model
+from aurora.planner.workload.curve_fit import fit_curve
+from aurora.runtime.distributed.launcher import RankInfo, launch
+from aurora.runtime.distributed.process_groups import device_of, joined
+from aurora.types import PHASES, ComputeCurves
+
+WARM_UP, REPEATS = 2, 7
+CACHE_BYTES = 256 << 20  # above any GPU's last cache
+WAIT_S = 5e-3  # about what a rank waits for an exchange
+
+Model = tuple[str, str, int, int, int]  # as Curves begins
+Times = dict[str, list[float]]
+
+
+class Stopwatch:
+    """Marks on the device's own time line: CUDA events, or the host's clock."""
+
+    def __init__(self, device: str) -> None:
+        self._flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device) if device != "cpu" else None
+
+    def cool(self) -> None:
+        """As a rank comes to a phase in a run: on a GPU other experts' weights have been through its caches; on a CPU it has
+        waited for other ranks, while others had its core."""
+        if self._flush is not None:
+            self._flush.zero_()
+        else:
+            time.sleep(WAIT_S)
+
+    def mark(self) -> Any:
+        if self._flush is None:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        if self._flush is None:
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def median(self, measure: Callable[[], float]) -> float:
+        """Of REPEATS measurements, after WARM_UP and when all processes of this machine are here."""
+        dist.barrier()
+        for _ in range(WARM_UP):
+            measure()
+        return statistics.median(measure() for _ in range(REPEATS))
+
+    def took(self, job: Callable[[], object]) -> float:
+        """Seconds of `job`."""
+        self.cool()
+        begin = self.mark()
+        job()
+        return self.seconds(begin, self.mark())
+
+
+def measure_curves(path: str, *, tokens: int, length: int, share: int) -> ComputeCurves:
+    """Each phase's Curve on this machine's kind of device, up to `tokens` tokens, in sequences of at most `length`.
+
+    Powers of two. `share` processes measure at the same time, as that many ranks on this machine will compute at the same time;
+    points are medians over repeats and processes, and a curve is fitted to them.
+    """
+    sizes = [1 << power for power in range((max(1, tokens) - 1).bit_length() + 1)]
+    results = launch(_measure_rank, share, path, sizes, length)
+    about: Model
+    about, kind, shape, _ = results[0]
+    fits = {}
+    for phase in PHASES:
+        medians = [statistics.median(times[phase][i] for *_, times in results) for i in range(len(sizes))]
+        fits[phase] = fit_curve(sizes, medians)
+    errors = ", ".join(f"{phase} {fit.median_error:.1%} / {fit.worst_error:.1%}" for phase, fit in fits.items())
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    cores = f"{share} processes at a time on {os.cpu_count()} cores, {platform.machine()}"
+    said = f"{shape}; {cores}; torch {torch.__version__}; fit, median / worst: {errors}; {today}"
+    return ComputeCurves(*about, {kind: {phase: fit.curve for phase, fit in fits.items()}}, {f"curves of {kind}": said})
+
+
+def _measure_rank(seat: RankInfo, path: str, sizes: list[int], length: int) -> tuple[Model, str, str, Times]:
+    device = device_of(seat)
+    model = load_model(path, device)
+    watch = Stopwatch(device)
+    with joined(seat), torch.inference_mode():
+        times = {
+            "gate": [_gate_s(model, watch, size, length) for size in sizes],
+            "expert": _expert_s(model, watch, sizes),
+            "aggregate": _aggregate_s(model, watch, sizes),
+        }
+    about = (model.name, model.fingerprint(), model.top_k, model.row_bytes, model.expert_bytes)
+    kind = torch.cuda.get_device_name(device) if device != "cpu" else "cpu"
+    dtype = str(next(model.layers[0].experts.parameters()).dtype).removeprefix("torch.")
+    return about, kind, f"{dtype}, hidden size {model.hidden}, experts of {model.expert_bytes} bytes", times
+
+
+def _gate_s(model: MoeModel, watch: Stopwatch, tokens: int, length: int) -> float:
+    """Seconds between two MoE layers: a forward pass without its experts, shared out over the layers."""
+    width = min(tokens, length)
+    ids = torch.randint(3, model.model.config.vocab_size, (-(-tokens // width), width))
+    ids = ids.to(next(model.model.parameters()).device)
+    inside: list[tuple[Any, Any]] = []
+    with _marked_experts(model, watch, inside):
+
+        def forward() -> float:
+            inside.clear()
+            whole = watch.took(lambda: model.model(input_ids=ids, logits_to_keep=1))
+            return max(whole - sum(watch.seconds(*marks) for marks in inside), 1e-9)
+
+        return watch.median(forward) / len(model.layers)
+
+
+@contextmanager
+def _marked_experts(model: MoeModel, watch: Stopwatch, inside: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Inside the block every call of an experts module adds its begin and end to `inside`."""
+    began: list[Any] = []
+
+    def before(*_: Any) -> None:
+        began.append(watch.mark())
+
+    def after(*_: Any) -> None:
+        inside.append((began.pop(), watch.mark()))
+
+    handles = []
+    for layer in model.layers:
+        handles.append(layer.experts.register_forward_pre_hook(before))
+        handles.append(layer.experts.register_forward_hook(after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _expert_s(model: MoeModel, watch: Stopwatch, sizes: list[int]) -> list[float]:
+    experts = copy.deepcopy(model.layers[0].experts)
+    hold_experts(experts, [0])
+    weight = next(experts.parameters())
+    times = []
+    for size in sizes:
+        rows = torch.randn(size, model.hidden, dtype=weight.dtype, device=weight.device)
+        index = torch.zeros(size, 1, dtype=torch.long, device=weight.device)
+        ones = torch.ones(size, 1, dtype=weight.dtype, device=weight.device)
+        times.append(watch.median(partial(watch.took, partial(experts, rows, index, ones))))
+    return times
+
+
+def _aggregate_s(model: MoeModel, watch: Stopwatch, sizes: list[int]) -> list[float]:
+    weight = next(model.layers[0].experts.parameters())
+    times = []
+    for size in sizes:
+        rows = torch.randn(size * model.top_k, model.hidden, dtype=weight.dtype, device=weight.device)
+        token = torch.randperm(len(rows), device=weight.device) // model.top_k
+        shares = torch.rand(len(rows), 1, dtype=weight.dtype, device=weight.device)
+
+        def aggregate(rows: Any = rows, token: Any = token, shares: Any = shares, size: int = size) -> None:
+            rows.new_zeros(size, rows.shape[1]).index_add_(0, token, rows * shares)
+
+        times.append(watch.median(partial(watch.took, aggregate)))
+    return times

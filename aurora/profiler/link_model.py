@@ -1,0 +1,110 @@
+"""From timed transfers to the rates of pairs and ports, and from those to a Cluster."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.types import Cluster, Gpu, servers
+from aurora.types.arrays import FloatArray, IntArray
+
+TIERS = 1.25  # from how much faster inside a server than outside the two are told apart
+NOISE = 0.03  # of a goodput: less is not called a loss
+
+
+@dataclass(frozen=True)
+class LinkMeasurements:
+    """startup_s_GG, rate_Bps_GG (G, G): of messages from a rank to another; error_GG: median |predicted / measured - 1| over
+    message sizes. out_Bps_G, in_Bps_G (G,): to and from several at once. goodput_K: what senders_K (K,) at once bring to one
+    receiver over what its port and theirs allow, the median over receivers."""
+
+    startup_s_GG: FloatArray
+    rate_Bps_GG: FloatArray
+    error_GG: FloatArray
+    out_Bps_G: FloatArray
+    in_Bps_G: FloatArray
+    senders_K: IntArray
+    goodput_K: FloatArray
+
+    @property
+    def incast(self) -> float:
+        """The part of its rate that a port loses for each sender beyond the first; zero within the noise."""
+        several_K = self.senders_K > 1
+        if not several_K.any() or self.goodput_K[several_K].min() > 1 - NOISE:
+            return 0.0
+        lost_K = (1 - self.goodput_K[several_K]) / (self.senders_K[several_K] - 1)
+        return float(np.clip(np.median(lost_K), 0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class RankDevice:
+    """A rank's machine, its place there, and what it computes on."""
+
+    host: str
+    local_rank: int
+    kind: str
+    memory_bytes: int
+
+
+def fit_pair(bytes_X: IntArray, seconds_X: FloatArray) -> tuple[float, float, float]:
+    """Start-up, rate and median relative error of messages by size (X,), rising.
+
+    The rate is the slope between the two largest: whatever every message pays, or a shaper lets pass at once, cancels out. The
+    start-up is what the smallest took beyond that.
+    """
+    rate_Bps = float(bytes_X[-1] / seconds_X[-1])
+    if len(bytes_X) > 1 and seconds_X[-1] > seconds_X[-2]:
+        rate_Bps = float((bytes_X[-1] - bytes_X[-2]) / (seconds_X[-1] - seconds_X[-2]))
+    startup_s = max(0.0, float(seconds_X[0] - bytes_X[0] / rate_Bps))
+    return startup_s, rate_Bps, float(np.median(np.abs((startup_s + bytes_X / rate_Bps) / seconds_X - 1)))
+
+
+def fair_shares(most_X: FloatArray, together: float) -> FloatArray:
+    """(X,) parts of `together` for flows that could have most_X (X,) alone, as even as that allows: max-min fairness.
+
+    Where `together` is more than all of them, each has its most. Source: Bertsekas and Gallager, Data Networks, 6.5.2.
+    """
+    share_X, left = np.zeros(len(most_X)), together
+    for place, flow in enumerate(np.argsort(most_X, kind="stable")):
+        share_X[flow] = min(most_X[flow], left / (len(most_X) - place))
+        left -= share_X[flow]
+    return share_X
+
+
+def cluster_of(
+    links: LinkMeasurements, seated_G: Sequence[RankDevice], speeds: Mapping[str, float], name: str = "measured"
+) -> Cluster:
+    """The measured ports as a Cluster; with several GPUs a server and faster links inside than outside, a fabric of servers.
+
+    speeds: of kinds, relative to the first; others count as 1. A message's start-up is taken as the slower of its two ends'.
+    """
+    ranks = len(seated_G)
+    hosts = list(dict.fromkeys(seat.host for seat in seated_G))
+    node_G = [hosts.index(seat.host) for seat in seated_G]
+    same_GG = np.equal.outer(node_G, node_G)
+    other_GG = ~np.eye(ranks, dtype=bool)
+    inside_GG, outside_GG = same_GG & other_GG, ~same_GG
+    out_Bps_G, in_Bps_G, fabric = links.out_Bps_G, links.in_Bps_G, None
+    if inside_GG.any(axis=1).all() and outside_GG.any():
+        outside_Bps = float(np.median(links.rate_Bps_GG[outside_GG]))
+        if np.median(links.rate_Bps_GG[inside_GG]) > TIERS * outside_Bps:
+            inside_Bps_GG = np.where(inside_GG, links.rate_Bps_GG, 0.0)
+            out_Bps_G = np.maximum(out_Bps_G, inside_Bps_GG.max(axis=1))
+            in_Bps_G = np.maximum(in_Bps_G, inside_Bps_GG.max(axis=0))
+            fabric = servers(node_G, out_Bps_G.tolist(), in_Bps_G.tolist(), outside_Bps)
+    alone_GG = np.where(other_GG, links.startup_s_GG, np.inf)
+    startup_s_G = np.minimum(alone_GG.min(axis=0), alone_GG.min(axis=1))
+    gpus = [
+        Gpu(
+            f"{seat.host}-{seat.local_rank}",
+            seat.kind,
+            node,
+            float(out_Bps),
+            float(in_Bps),
+            seat.memory_bytes,
+            speeds.get(seat.kind, 1.0) / speeds.get(seated_G[0].kind, 1.0),
+            float(startup_s),
+        )
+        for seat, node, out_Bps, in_Bps, startup_s in zip(seated_G, node_G, out_Bps_G, in_Bps_G, startup_s_G, strict=True)
+    ]
+    return Cluster(name, tuple(gpus), fabric, links.incast)

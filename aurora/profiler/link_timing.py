@@ -1,0 +1,180 @@
+"""Time messages between ranks: every pair alone, then every port with several peers at once."""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from aurora.errors import BadInput
+from aurora.profiler.link_model import LinkMeasurements, RankDevice, fair_shares, fit_pair
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.launcher import RankInfo, launch
+from aurora.runtime.distributed.nccl import NcclTransport
+from aurora.runtime.distributed.process_groups import device_of, joined, model_group, seat_from_environment
+from aurora.runtime.distributed.transport import Transport
+from aurora.types import Order
+from aurora.types.arrays import FloatArray, IntArray
+
+SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
+PATIENCE_S = 0.25  # no message is sent alone that will take longer
+SPAN_S = 0.3  # how long several at once are watched
+ROUNDS, SETTLED = 3, 0.05  # of guessing their shares, until a guess is this good
+REPEATS, MOST_REPEATS = 5, 20  # of which the fastest counts: other work only ever slows
+SETTLE_S = 0.01  # between measurements: queues drain
+NETWORKS = ("auto", "gloo", "nccl")
+
+
+def measure_links(
+    ranks: int | None, network: str = "auto", timeout_s: float = 300.0
+) -> tuple[LinkMeasurements, list[RankDevice], str] | None:
+    """Links between `ranks` local processes, or between the ranks that torchrun started, where only rank 0 gets an answer; who
+    the ranks are; and which network they used. Raises BadInput for no or too few ranks, RankFailed when one is lost."""
+    if network not in NETWORKS:
+        raise BadInput(f"--transport: expected one of {', '.join(NETWORKS)}, found {network!r}")
+    seat = seat_from_environment(timeout_s)
+    found = seat.ranks if seat is not None else ranks
+    if found is None or found < 2 or (ranks is not None and ranks != found):
+        raise BadInput(f"profile --network: expected --ranks 2 or more, or as many as torchrun's {found}, found {ranks}")
+    if seat is not None:
+        answer = _measure_rank(seat, network)
+        return answer if seat.rank == 0 else None
+    answers: list[tuple[LinkMeasurements, list[RankDevice], str]] = launch(_measure_rank, found, network, timeout_s=timeout_s)
+    return answers[0]
+
+
+def _measure_rank(seat: RankInfo, network: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
+    device = device_of(seat)
+    with joined(seat):
+        seated: list[Any] = [None] * seat.ranks
+        dist.all_gather_object(seated, _seated(seat, device))
+        everywhere = all(one.kind != "cpu" for one in seated)
+        if network == "nccl" and not everywhere:
+            raise BadInput("--transport nccl: expected a GPU for each rank, found ranks without")
+        if network == "gloo" or not everywhere:
+            return probe(GlooTransport()), seated, "gloo"
+        torch.cuda.set_device(device)
+        transport = NcclTransport(model_group("nccl", seat.timeout_s), model_group("gloo", seat.timeout_s), device)
+        return probe(transport, device), seated, "nccl"
+
+
+def _seated(seat: RankInfo, device: str) -> RankDevice:
+    host = socket.gethostname()
+    if device != "cpu":
+        card = torch.cuda.get_device_properties(device)
+        return RankDevice(host, seat.local_rank, card.name, int(card.total_memory))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return RankDevice(host, seat.local_rank, "cpu", memory // seat.local_ranks)
+
+
+def probe(transport: Transport, device: str = "cpu") -> LinkMeasurements:
+    """All ranks of a transport call it together and come to the same measurements.
+
+    A pair alone: messages of SIZES that will take at most PATIENCE_S, each with a small answer, for which half of the smallest
+    round trip is taken off. Ports: each rank to all others, and 1, 2, 4, ... and all others to each, for about SPAN_S.
+    """
+    return _Probe(transport, device).links()
+
+
+class _Probe:
+    def __init__(self, transport: Transport, device: str) -> None:
+        self._net = transport
+        self._device = device
+        self._buffer = torch.zeros(SIZES[-1], dtype=torch.uint8, device=device)
+
+    def links(self) -> LinkMeasurements:
+        ranks = self._net.ranks
+        fitted_GG3 = np.zeros((ranks, ranks, 3))
+        for src in range(ranks):
+            for dst in range(ranks):
+                if src != dst:
+                    fitted_GG3[src, dst] = self._pair(src, dst)
+        startup_s_GG, rate_Bps_GG, error_GG = np.moveaxis(fitted_GG3, 2, 0)
+        others = {rank: [(rank + step) % ranks for step in range(1, ranks)] for rank in range(ranks)}
+        out_Bps_G = np.array([self._together([(rank, to) for to in others[rank]], rate_Bps_GG) for rank in range(ranks)])
+        senders_K = np.array(sorted({1 << power for power in range((ranks - 1).bit_length())} | {ranks - 1}))
+        into_KG = np.array(
+            [
+                [self._together([(of, rank) for of in others[rank][:senders]], rate_Bps_GG) for rank in range(ranks)]
+                for senders in senders_K
+            ]
+        )
+        in_Bps_G = np.maximum(into_KG.max(axis=0), rate_Bps_GG.max(axis=0))
+        allowed_KG = np.array(
+            [
+                [min(in_Bps_G[rank], sum(rate_Bps_GG[of, rank] for of in others[rank][:senders])) for rank in range(ranks)]
+                for senders in senders_K
+            ]
+        )
+        goodput_K = np.minimum(np.median(into_KG / allowed_KG, axis=1), 1.0)
+        out_Bps_G = np.maximum(out_Bps_G, rate_Bps_GG.max(axis=1))
+        return LinkMeasurements(startup_s_GG, rate_Bps_GG, error_GG, out_Bps_G, in_Bps_G, senders_K, goodput_K)
+
+    def _pair(self, src: int, dst: int) -> tuple[float, float, float]:
+        """Start-up, rate and error of messages from src to dst."""
+        seconds: list[float] = []
+        for size in SIZES:
+            expected_s = seconds[-1] * size / SIZES[len(seconds) - 1] if seconds else 0.0
+            if expected_s > PATIENCE_S:
+                break
+            repeats = int(np.clip(PATIENCE_S / 4 / max(expected_s, 1e-4), REPEATS, MOST_REPEATS))
+            took = min([self._ping(src, dst, size) for _ in range(repeats + 1)][1:])
+            seconds.append(float(self._net.gather(torch.tensor([took], dtype=torch.float64))[src]))
+        one_way_X = np.maximum(np.array(seconds) - seconds[0] / 2, 1e-9)
+        return fit_pair(np.array(SIZES[: len(seconds)], dtype=np.int64), one_way_X)
+
+    def _ping(self, src: int, dst: int, size: int) -> float:
+        """Seconds until src has its answer; elsewhere of no meaning."""
+        began_s = time.perf_counter()
+        if self._net.rank in (src, dst):
+            self._exchange([(src, dst, size)])
+            self._exchange([(dst, src, SIZES[0])])
+        return time.perf_counter() - began_s
+
+    def _together(self, pairs: Sequence[tuple[int, int]], rate_Bps_GG: FloatArray) -> float:
+        """Bytes per second of all pairs at once, which share a source or a destination.
+
+        Flows get bytes in the proportion of their fair shares, so that they end together: those of what they reached together
+        the time before. The rate is the slope between two amounts, as a pair's is.
+        """
+        alone_X = np.array([rate_Bps_GG[pair] for pair in pairs])
+        together_Bps = float(alone_X.max())
+        if len(pairs) == 1:
+            return together_Bps
+        for _ in range(ROUNDS):
+            guess_Bps = together_Bps
+            more = np.clip(fair_shares(alone_X, guess_Bps) * SPAN_S, SIZES[0], SIZES[-1]).astype(np.int64)
+            less = more // 4
+            took = [(self._flow(pairs, less), self._flow(pairs, more)) for _ in range(REPEATS)]
+            short_s, long_s = (min(seconds) for seconds in zip(*took, strict=True))
+            together_Bps = float((more - less).sum()) / max(long_s - short_s, 1e-9)
+            if together_Bps < guess_Bps * (1 + SETTLED):
+                break
+        return together_Bps
+
+    def _flow(self, pairs: Sequence[tuple[int, int]], bytes_X: IntArray) -> float:
+        """Seconds from when all ranks are there until the last has its bytes."""
+        time.sleep(SETTLE_S)
+        self._net.gather(torch.zeros(1))
+        began_s = time.perf_counter()
+        flows = [(src, dst, size) for (src, dst), size in zip(pairs, bytes_X.tolist(), strict=True)]
+        if any(self._net.rank in pair for pair in pairs):
+            self._exchange(flows)
+        took_s = time.perf_counter() - began_s
+        received = any(self._net.rank == dst for _, dst in pairs)
+        return float(self._net.gather(torch.tensor([took_s if received else 0.0], dtype=torch.float64)).max())
+
+    def _exchange(self, flows: Sequence[tuple[int, int, int]]) -> None:
+        """Every flow's bytes (source, destination, size), all posted at once."""
+        order = Order("probe", np.array([flow[:2] for flow in flows]), self._net.ranks, self._net.ranks)
+        sends, recvs = ([self._buffer[:0]] * self._net.ranks for _ in range(2))
+        for src, dst, size in flows:
+            if src == self._net.rank:
+                sends[dst] = self._buffer[:size]
+            if dst == self._net.rank:
+                recvs[src] = self._buffer[:size]
+        self._net.exchange(order, sends, recvs, lambda *_: None)

@@ -1,0 +1,144 @@
+"""Count where tokens go with many workers, none of whom is waited for if others hold its part."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aurora.models.corpus import Corpus
+from aurora.models.loading import MoeModel, load_model
+from aurora.profiler.routing_counts import RoutingCounts
+from aurora.profiler.routing_hooks import Batches, Pass, next_round, route_round
+from aurora.runtime.distributed.coded_aggregation import Delay, Watch, collect
+from aurora.runtime.distributed.launcher import RankInfo
+from aurora.types import CoActivation, CountingOptions, ProfileOptions
+from aurora.types.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class CountingWorkers:
+    """Who counts, who is told of them, this process's seat under torchrun, and a rehearsal's stragglers."""
+
+    options: CountingOptions
+    watch: Watch = lambda _shares: None
+    seat: RankInfo | None = None
+    delay_s: Delay | None = None
+
+
+def count_by_fleet(
+    model: MoeModel, path: str | Path, files: Sequence[str | Path], options: ProfileOptions, fleet: CountingWorkers
+) -> RoutingCounts:
+    """What one process counts, from workers that each load the model, read the files block by block and serve a part.
+
+    A part is every so many-th batch of prompts. A worker sends how its batches' counts differ from a stand-in's, which needs
+    the prompts' lengths alone and is the same for all; so differences add up, in windows that no worker saw whole.
+    Raises as collect does. Under torchrun only rank 0 returns; the other processes end with the collection.
+    """
+    stand_in, batches = RoutingCounts(), 0
+    for round_ in _rounds(model, files, options):
+        stand_in = _added(stand_in, _stand_in(model, round_, options), round_, model, options)
+        batches += sum(map(bool, round_))
+    parts = min(fleet.options.workers, batches)
+    collected = collect(
+        _Part(str(path), tuple(map(str, files)), options, parts),
+        parts,
+        fleet.options.workers,
+        fleet.options.copies,
+        fleet.options.scheme,
+        like=packed(stand_in),
+        rng=np.random.default_rng(fleet.options.seed),
+        timeout_s=fleet.options.timeout_s,
+        delay_s=fleet.delay_s,
+        watch=fleet.watch,
+        seat=fleet.seat,
+    )
+    return unpacked(packed(stand_in) + collected.total, stand_in)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A worker's work: part `number` of `parts`, as its difference from the stand-in."""
+
+    path: str
+    files: tuple[str, ...]
+    options: ProfileOptions
+    parts: int
+
+    def __call__(self, number: int) -> IntArray:
+        model = _loaded(self.path)
+        state, stand_in, before = RoutingCounts(), RoutingCounts(), 0
+        for round_ in _rounds(model, self.files, self.options):
+            invented = _stand_in(model, round_, self.options)
+            mine: Batches = []
+            for prompts in round_:
+                mine.append(prompts if (before % self.parts) == number else [])
+                before += bool(prompts)
+            served = route_round(model, mine, self.options.max_new_tokens, _keeps(self.options)) if any(mine) else []
+            others = [each for each in invented if not mine[each.source]]
+            together = sorted(served + others, key=lambda each: each.source)
+            state = _added(state, together, round_, model, self.options)
+            stand_in = _added(stand_in, invented, round_, model, self.options)
+        return packed(state) - packed(stand_in)
+
+
+def _rounds(model: MoeModel, files: Sequence[str | Path], options: ProfileOptions) -> Iterator[Batches]:
+    prompts = islice(Corpus(model.tokenizer, model.vocabulary, files, options.prompt_tokens), options.limit)
+    while any(round_ := next_round(prompts, options)):
+        yield round_
+
+
+def _stand_in(model: MoeModel, round_: Batches, options: ProfileOptions) -> list[Pass]:
+    """The passes of a round as if every token chose expert 0 alone, top_k times."""
+    made = []
+    for source, prompts in enumerate(round_):
+        for step in range(options.max_new_tokens if prompts else 0):
+            prompt_U = np.repeat(np.arange(len(prompts)), [len(prompt) for prompt in prompts] if step == 0 else 1)
+            counts_LE = np.zeros((len(model.layers), model.experts), dtype=np.int64)
+            counts_LE[:, 0] = len(prompt_U) * model.top_k
+            shape = (len(prompt_U), len(model.layers), model.top_k)
+            made.append(Pass(source, step, counts_LE, np.zeros(shape, np.uint8) if _keeps(options) else None, prompt_U))
+    return made
+
+
+def _keeps(options: ProfileOptions) -> bool:
+    return options.token_level or options.coactivation
+
+
+def _added(
+    state: RoutingCounts, passes: Sequence[Pass], round_: Batches, model: MoeModel, options: ProfileOptions
+) -> RoutingCounts:
+    return state.add(passes, round_, options.window, model.top_k, options.token_level, options.coactivation)
+
+
+def packed(state: RoutingCounts) -> IntArray:
+    """All that is counted in one array, which adds up like the counts do."""
+    arrays = [*state.windows, *(experts_ULK for experts_ULK, *_ in state.kept)]
+    if state.coactivation is not None:
+        arrays += [state.coactivation.together_LEE, state.coactivation.next_LEE]
+    return np.concatenate([array.astype(np.int64).ravel() for array in arrays])
+
+
+def unpacked(total: IntArray, like: RoutingCounts) -> RoutingCounts:
+    """What `packed` made `total` of: as many windows and tokens as `like` has, of the same prompts."""
+    at = 0
+
+    def taken(array: NDArray[Any]) -> IntArray:
+        nonlocal at
+        at += array.size
+        return total[at - array.size : at].reshape(array.shape)
+
+    windows = tuple(taken(counts_LSE) for counts_LSE in like.windows)
+    kept = tuple((taken(chosen_ULK), source_U, window_U, prompt_U) for chosen_ULK, source_U, window_U, prompt_U in like.kept)
+    coactivation = like.coactivation and CoActivation(taken(like.coactivation.together_LEE), taken(like.coactivation.next_LEE))
+    return replace(like, windows=windows, kept=kept, coactivation=coactivation)
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: str) -> MoeModel:
+    return load_model(path, "cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,107 @@
+"""What a page draws, as values: charts of packed numbers, each with the tables behind it."""
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A text table."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One view of a chart. text: what it shows, in words. columns: its numbers by name, whole or float32. lines: values by
+    label that are drawn across. scale: what a unit of its whole numbers is worth, in bytes or seconds."""
+
+    text: str
+    columns: Mapping[str, NDArray[Any]]
+    lines: tuple[tuple[str, float], ...] = ()
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Selector:
+    """What a reader chooses of a chart: named options, or numbers where there are none."""
+
+    name: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """kind: heat, bars or spans. frames: nested by the choices. about: labels of its axes, as its kind reads them."""
+
+    name: str
+    kind: str
+    title: str
+    choices: tuple[Selector, ...]
+    frames: Frame | Sequence[Any]
+    about: Mapping[str, Any]
+    sheets: tuple[Sheet, ...] = field(default=())
+
+    def packed(self) -> dict[str, Any]:
+        """As JSON for the page."""
+        choices = [[choice.name, list(choice.options)] for choice in self.choices]
+        return {"kind": self.kind, "choices": choices, "about": dict(self.about), "frames": _nested(self.frames)}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. missing: what to give so that it shows more."""
+
+    name: str
+    title: str
+    text: str
+    charts: tuple[Chart, ...] = ()
+    sheets: tuple[Sheet, ...] = ()
+    missing: str = ""
+
+
+def sheet(table: Table) -> Sheet:
+    """A table for a terminal as one for a page."""
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    heads = tuple(str(column.header) for column in table.columns)
+    return Sheet(str(table.title or ""), heads, tuple(zip(*columns, strict=True)), str(table.caption or ""))
+
+
+def ticks(start_s_X: NDArray[np.float64], end_s_X: NDArray[np.float64], bits: int) -> tuple[dict[str, NDArray[Any]], float]:
+    """Starts and lengths as whole ticks, and a tick's seconds: the last end is 2**bits - 1 ticks, touching rows still touch."""
+    tick_s = float(end_s_X.max(initial=0.0)) / (2**bits - 1) or 1.0
+    start_X, end_X = (np.rint(column / tick_s).astype(np.int64) for column in (start_s_X, end_s_X))
+    return {"start": start_X, "length": end_X - start_X}, tick_s
+
+
+def _nested(frames: Any) -> Any:
+    if isinstance(frames, Frame):
+        return _pack(frames)
+    return [_nested(frame) for frame in frames]
+
+
+def _pack(frame: Frame) -> dict[str, Any]:
+    """Columns one after the other, byte planes apart, deflated, in base64."""
+    heads, planes = [], []
+    for name, column in frame.columns.items():
+        kind = "f"
+        if column.dtype.kind in "iu":
+            rising = len(column) > 1 and bool((np.diff(column) >= 0).all())
+            column = np.diff(column, prepend=0) if rising else column
+            kind = next(k for k, size in (("B", 8), ("H", 16), ("I", 32)) if int(column.max(initial=0)) < 2**size)
+            kind += "+" if rising else ""
+        stored = np.ascontiguousarray(column, dtype={"B": "u1", "H": "<u2", "I": "<u4", "f": "<f4"}[kind[0]])
+        heads.append([name, kind, len(stored)])
+        planes.append(stored.view(np.uint8).reshape(-1, stored.itemsize).T.tobytes())
+    packed = base64.b64encode(zlib.compress(b"".join(planes), 9)).decode()
+    return {"text": frame.text, "columns": heads, "lines": list(frame.lines), "scale": frame.scale, "packed": packed}

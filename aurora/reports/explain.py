@@ -1,0 +1,46 @@
+"""Explained layers as tables."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from aurora.planner.placement.explain import LayerExplanation
+from aurora.reports.tables import percent, seconds
+from aurora.types import Plan
+from aurora.types.plan import gap
+
+
+def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Table]:
+    """Two tables a layer: its terms, and the GPUs that are slowest in one of them with their phases and experts."""
+    return [table for one in explained for table in (_terms(plan, one), _gpus(plan, one))]
+
+
+def _terms(plan: Plan, one: LayerExplanation) -> Table:
+    table = Table(
+        title=f"layer {one.layer}, {plan.objective}: {seconds(one.value_s)}",
+        caption=f"no assignment of these groups below {seconds(one.bound_s)}, gap {percent(gap(one.value_s, one.bound_s))}; "
+        f"most of the bound is {one.bound_term}",
+    )
+    table.add_column("term")
+    for column in ("slowest GPU takes", "on the longest path", "GPU"):
+        table.add_column(column, justify="right")
+    for name, value, gpu, times in zip(one.terms, one.seconds_X, one.gpu_X, one.times_X, strict=True):
+        table.add_row(name, seconds(value), ("no", "yes", "twice")[times], plan.cluster.gpus[gpu].name)
+    return table
+
+
+def _gpus(plan: Plan, one: LayerExplanation) -> Table:
+    letters = dict(zip("ab", plan.models, strict=False))
+    models = ", ".join(f"{letter}: {model.model}" for letter, model in letters.items())
+    table = Table(title=f"layer {one.layer}: the GPUs that are slowest in a term", caption=models)
+    table.add_column("GPU", no_wrap=True)
+    table.add_column("model")
+    for column in ("gate", "dispatch", "FFN", "combine", "aggr."):
+        table.add_column(column, justify="right")
+    table.add_column("experts")
+    for gpu in sorted(set(one.gpu_X.tolist())):
+        for (letter, model), phases_YG in zip(letters.items(), one.phases_MYG, strict=True):
+            held = model.placement.slots_LG[one.layer % len(model.dispatch_L)][gpu]
+            phases = [seconds(value) for value in phases_YG[:, gpu]]
+            table.add_row(plan.cluster.gpus[gpu].name, letter, *phases, " ".join(map(str, held)) or "none")
+    return table

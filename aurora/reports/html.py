@@ -1,0 +1,46 @@
+"""One page that holds everything: no network, the same bytes from the same inputs."""
+
+import json
+from pathlib import Path
+
+from aurora.reports.advice import advice
+from aurora.reports.answer import phase_chart, provenance, tiles
+from aurora.reports.inputs import ReportInputs
+from aurora.reports.numbers import ReportNumbers
+from aurora.reports.placement_charts import placement_section
+from aurora.reports.time_charts import phase_sheets, schedule_section, timeline_section
+from aurora.reports.traffic_charts import drift_section, loads_section, traffic_section
+
+SECTIONS = (traffic_section, loads_section, schedule_section, timeline_section, placement_section, drift_section)
+SCRIPTS = ("tools", "view", "heat", "bars", "spans", "start")
+PARTS = Path(__file__).parent / "page"
+
+
+def page(evidence: ReportInputs) -> str:
+    """The report as HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    found = ReportNumbers(evidence)
+    shown = [section for make in SECTIONS if (section := make(found)) is not None]
+    phases = phase_chart(found, phase_sheets(found)) if evidence.traces else None
+    charts = [*([phases] if phases else []), *(chart for section in shown for chart in section.charts)]
+    rooms = Environment(
+        loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return rooms.get_template("page.html").render(
+        plan=evidence.plan,
+        models=evidence.models,
+        tiles=tiles(found),
+        advice=advice(found),
+        phases=phases,
+        sections=shown,
+        provenance=provenance(found),
+        style=(PARTS / "page.css").read_text(encoding="utf-8"),
+        script="\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
+        packed=_json({chart.name: chart.packed() for chart in charts}),
+    )
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the script element which holds it."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,0 +1,90 @@
+"""What a report is made from: a plan, traces of it, and the traffic that it serves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.types import TRACE_PHASES, ModelPlan, Plan, Profile, Trace
+from aurora.types.profile import same_model
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """A plan and what is known of it. traces: by name, in the order given; all are compared with the first.
+
+    profiles: the traffic, one a model of the plan, or none. later: newer traffic of the same models, or none. without: how to
+    come by profiles, where there are none. Raises BadInput for traces and profiles of other plans.
+    """
+
+    plan: Plan
+    traces: tuple[tuple[str, Trace], ...] = ()
+    profiles: tuple[Profile, ...] = ()
+    later: tuple[Profile, ...] = ()
+    without: str = "Give the traffic that the plan serves: --profile, once a model."
+
+    def __post_init__(self) -> None:
+        for name, trace in self.traces:
+            _check_trace(self.plan, name, trace)
+        for given in (self.profiles, self.later):
+            if given and len(given) != len(self.plan.models):
+                raise BadInput(f"--profile: expected one for each of {len(self.plan.models)} models, found {len(given)}")
+            for model, profile in zip(self.plan.models, given, strict=False):
+                _check_profile(self.plan, model, profile)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models' names, told apart where they are two of one name."""
+        names = [model.model for model in self.plan.models]
+        return tuple(names) if len(set(names)) == len(names) else tuple(f"{name} ({i})" for i, name in enumerate(names))
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs by rank."""
+        return tuple(str(rank) for rank in range(len(self.plan.cluster)))
+
+
+def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> tuple[tuple[str, Trace], ...]:
+    """Each trace with its file's name, or with its path where two files have one name."""
+    short = [path.rsplit("/", 1)[-1] for path in paths]
+    names = short if len(set(short)) == len(short) else list(paths)
+    return tuple(zip(names, traces, strict=True))
+
+
+def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
+    names = tuple(model.model for model in plan.models)
+    expected, found = (names, len(plan.cluster)), (tuple(trace.names_M), trace.ranks)
+    if expected != found:
+        raise BadInput(
+            f"{name}: a trace of another plan: expected {' and '.join(names)} on {len(plan.cluster)} ranks, "
+            f"found {' and '.join(trace.names_M)} on {trace.ranks}"
+        )
+    if not len(trace):
+        raise BadInput(f"{name}: expected events, found an empty trace")
+    limits = {"rank": len(plan.cluster), "peer": len(plan.cluster), "model": len(names), "phase": len(TRACE_PHASES)}
+    for what, limit in limits.items():
+        if (most := int(getattr(trace, f"{what}_X").max())) >= limit:
+            raise BadInput(f"{name}: a trace of another plan: expected {what} 0 to {limit - 1}, found {most}")
+    layers_M = np.array([len(model.dispatch_L) for model in plan.models])
+    if (beyond := trace.layer_X >= layers_M[trace.model_X]).any():
+        model, layer = int(trace.model_X[beyond][0]), int(trace.layer_X[beyond][0])
+        raise BadInput(
+            f"{name}: a trace of another plan: expected {layers_M[model]} MoE layers of {names[model]!r}, found layer {layer}"
+        )
+
+
+def _check_profile(plan: Plan, model: ModelPlan, profile: Profile) -> None:
+    expected = len(plan.cluster), len(model.dispatch_L), model.placement.experts
+    found = profile.sources, profile.layers, profile.experts
+    if expected != found or not same_model(profile.fingerprint, model.fingerprint):
+        raise BadInput(
+            f"profile of {profile.model!r}: expected {model.model!r} on {expected[0]} ranks with {expected[1]} MoE layers of "
+            f"{expected[2]} experts, found {found[0]} ranks, {found[1]} layers, {found[2]} experts"
+            + (" and other router weights" if expected == found else "")
+        )
+    if model.deduplicated and profile.routing is None:
+        raise BadInput(
+            f"profile of {profile.model!r}: the plan counts a token once a GPU: expected token-level routing, found counts "
+            "alone; profile with --tokens"
+        )

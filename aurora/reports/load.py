@@ -1,0 +1,72 @@
+"""Tokens between GPUs and the load that they make, before the plan and after it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.planner.evaluate import layer_seconds
+from aurora.planner.make_plan import exchanged_tokens
+from aurora.planner.network.lower_bounds import port_seconds, spread, spread_split
+from aurora.planner.placement.cost_model import expert_seconds
+from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.layers import even_rooms
+from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.plan import gap
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One model over its whole profile. First axis: experts in the order of their numbers, then as planned.
+
+    tokens_BLGG (2, L, G, G) int64 of the dispatch, zero diagonals; a row carries row_bytes. port_s_BLG, expert_s_BLG (2, L, G)
+    float64: what each port needs for its share of the dispatch, and each GPU for its experts, a replica for its part.
+    floor_s_L (L,) float64: below the slowest GPU's expert_s however the experts are placed.
+    """
+
+    tokens_BLGG: IntArray
+    row_bytes: int
+    port_s_BLG: FloatArray
+    expert_s_BLG: FloatArray
+    floor_s_L: FloatArray
+
+
+def contiguous(profile: Profile) -> Placement:
+    """Experts in the order of their numbers, as engines place them without a plan."""
+    own_G = even_rooms(profile.experts, np.full(profile.sources, profile.experts))
+    group_E = PLACE["contiguous"](np.zeros(profile.experts, dtype=np.int64), own_G, np.random.default_rng(0))
+    layer = tuple(tuple(np.flatnonzero(group_E == gpu).tolist()) for gpu in range(profile.sources))
+    return Placement((layer,) * profile.layers)
+
+
+def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
+    """The traffic of `profile` under the model's plan and without it."""
+    placements = contiguous(profile), model.placement
+    row_bytes = profile.row_bytes(model.deduplicated)
+    tokens_BLGG = np.array(
+        [
+            [exchanged_tokens(profile, layer, placed.split_EG(layer), model.deduplicated) for layer in range(profile.layers)]
+            for placed in placements
+        ]
+    )
+    ports = cluster.out_Bps_G, cluster.in_Bps_G
+    port_s_BLG = np.array([[port_seconds(tokens_GG * row_bytes, *ports) for tokens_GG in side] for side in tokens_BLGG])
+    cost_LGE = [expert_seconds(cluster, profile, layer) for layer in range(profile.layers)]
+    expert_s_BLG = np.array(
+        [[(cost_GE * placed.split_EG(l).T).sum(axis=1) for l, cost_GE in enumerate(cost_LGE)] for placed in placements]
+    )
+    below = spread if model.placement.split_LG is None else spread_split
+    return Traffic(tokens_BLGG, row_bytes, port_s_BLG, expert_s_BLG, np.array([below(cost_GE) for cost_GE in cost_LGE]))
+
+
+def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
+    """Seconds of all layers in the plan's own objective: with experts in the order of their numbers, and as planned."""
+    ways = [contiguous(profile) for profile in profiles], [model.placement for model in plan.models]
+    before_s, after_s = (float(layer_seconds(plan, way, profiles).sum()) for way in ways)
+    return before_s, after_s
+
+
+def skew(value_G: FloatArray) -> float:
+    """How far the largest of (G,) lies above their mean."""
+    return gap(float(value_G.max()), float(value_G.mean()))

@@ -1,0 +1,31 @@
+"""Speed-ups over a grid of settings, as a table and as heat maps."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from aurora.reports.pictures import draw_maps
+
+
+def map_markdown(
+    grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping[str, float]], pays: Sequence[str], pictures: Sequence[str]
+) -> str:
+    """One row a point of `grid`, its last key fastest: the speed-ups by name and what pays, then the pictures."""
+    heads = [*grid, *speedups[0], "pays"]
+    lines = ["# What pays", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for values, found, what in zip(itertools.product(*grid.values()), speedups, pays, strict=True):
+        cells = [*(f"{value:g}" for value in values), *(f"{value:.3f}" for value in found.values()), what]
+        lines.append("| " + " | ".join(cells) + " |")
+    shown = [line for name in pictures for line in ("", f"![{name}]({name})")]
+    return "\n".join([*lines, *shown]) + "\n"
+
+
+def draw_map(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping[str, float]], folder: Path) -> list[Path]:
+    """sweep.svg and sweep.png: a heat map a speed-up over one or two keys of `grid`."""
+    (row_key, row_values), (column_key, column_values) = [("", [0.0])] * (2 - len(grid)) + list(grid.items())
+    shape = len(row_values), len(column_values)
+    maps = {name: np.array([found[name] for found in speedups]).reshape(shape) for name in speedups[0]}
+    rows = [f"{value:g}" if row_key else "" for value in row_values]
+    return draw_maps(maps, rows, [f"{value:g}" for value in column_values], (row_key, column_key), folder, "sweep")

@@ -1,0 +1,95 @@
+"""All that a report's figures are drawn from, computed once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+
+import numpy as np
+
+from aurora.planner.workload.drift import Drift, drift
+from aurora.reports.compare import Comparison, compare
+from aurora.reports.inputs import ReportInputs
+from aurora.reports.load import Traffic, objective_s, traffic
+from aurora.reports.spans import Bars, TransferSpans, bars, phase_seconds, planned
+from aurora.reports.summary import Summary, summarise
+from aurora.types.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class ReportNumbers:
+    """Of one ReportInputs: what its plan promises, what its traces took and what its profiles hold."""
+
+    of: ReportInputs
+
+    @cached_property
+    def traffic_M(self) -> tuple[Traffic, ...]:
+        """One a model, or none without profiles."""
+        pairs = zip(self.of.plan.models, self.of.profiles, strict=False)
+        return tuple(traffic(self.of.plan.cluster, model, profile) for model, profile in pairs)
+
+    @cached_property
+    def objective_s(self) -> tuple[float, float]:
+        """Before the plan and after it; wants profiles."""
+        return objective_s(self.of.plan, self.of.profiles)
+
+    @cached_property
+    def planned_MLW(self) -> tuple[tuple[tuple[TransferSpans, TransferSpans], ...], ...]:
+        """Each model's and layer's dispatch and combine of the whole profile in the plan's orders, or none without profiles."""
+        cluster = self.of.plan.cluster
+        found = []
+        for model, flows, profile in zip(self.of.plan.models, self.traffic_M, self.of.profiles, strict=False):
+            tokens_LGG = flows.tokens_BLGG[1]
+            there = map(planned, model.dispatch_L, tokens_LGG * flows.row_bytes, repeat(cluster))
+            back = map(planned, model.combine_L, tokens_LGG.transpose(0, 2, 1) * profile.combine_bytes, repeat(cluster))
+            found.append(tuple(zip(there, back, strict=True)))
+        return tuple(found)
+
+    @cached_property
+    def drift_M(self) -> tuple[Drift, ...]:
+        """One a model, or none without later profiles. The loss is the plan's where it was made from the profile alone."""
+        plan = self.of.plan
+        pairs = zip(self.of.profiles, self.of.later, strict=False)
+        made_from = [model.profile_digest for model in plan.models]
+        return tuple(drift(given, later, plan if made_from == [given.digest] else None) for given, later in pairs)
+
+    @cached_property
+    def summaries(self) -> tuple[Summary, ...]:
+        """One a trace."""
+        return tuple(summarise(trace, self.of.plan.cluster) for _, trace in self.of.traces)
+
+    @cached_property
+    def bars(self) -> tuple[Bars, ...]:
+        """One a trace."""
+        return tuple(bars(trace) for _, trace in self.of.traces)
+
+    @cached_property
+    def phases(self) -> tuple[Mapping[str, float], ...]:
+        """Mean seconds of a rank in each phase, one a trace."""
+        return tuple(phase_seconds(found, len(self.of.plan.cluster)) for found in self.bars)
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The first predicted trace laid over the first measured one; None where there are not both."""
+        if self.predicted is None or self.measured is None:
+            return None
+        return compare(self.of.traces[self.predicted][1], self.of.traces[self.measured][1])
+
+    @property
+    def predicted(self) -> int | None:
+        """The first predicted trace."""
+        return self._first("predicted")
+
+    @property
+    def measured(self) -> int | None:
+        """The first measured trace."""
+        return self._first("measured")
+
+    def _first(self, kind: str) -> int | None:
+        return next((i for i, (_, trace) in enumerate(self.of.traces) if trace.kind == kind), None)
+
+    def copies_LE(self, model: int) -> IntArray:
+        """(L, E) int64: how many GPUs hold each expert."""
+        placement = self.of.plan.models[model].placement
+        held = [[expert for gpu in layer for expert in gpu] for layer in placement.slots_LG]
+        return np.array([np.bincount(layer, minlength=placement.experts) for layer in held])

@@ -1,0 +1,63 @@
+"""Pictures, SVG and PNG, the same bytes every time. What is drawn has been computed elsewhere."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from aurora.io.files import write_bytes
+from aurora.types.arrays import FloatArray
+
+
+def canvas(width: float, height: float) -> Any:
+    """A matplotlib figure of that many inches that needs no screen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_picture(drawn: Any, folder: Path, name: str) -> list[Path]:
+    """NAME.svg and NAME.png in `folder`; gives both."""
+    import matplotlib
+
+    written = []
+    for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+        picture = BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": name}):
+            drawn.savefig(picture, format=suffix, dpi=150, metadata=metadata)
+        path = folder / f"{name}.{suffix}"
+        write_bytes(path, picture.getvalue())
+        written.append(path)
+    return written
+
+
+def draw_maps(
+    values_RC: dict[str, FloatArray],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    axes: tuple[str, str],
+    folder: Path,
+    name: str,
+) -> list[Path]:
+    """Heat maps side by side, one a title of values_RC; rows and columns by their labels, axes by theirs."""
+    drawn = canvas(max(3.2, 0.7 * len(columns) + 1.6) * len(values_RC), max(2.4, 0.5 * len(rows) + 1.6))
+    for number, (title, value_RC) in enumerate(values_RC.items()):
+        plot = drawn.add_subplot(1, len(values_RC), number + 1)
+        picture = plot.imshow(value_RC, aspect="auto", origin="lower", cmap="viridis")
+        plot.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
+        plot.set_yticks(range(len(rows)), rows)
+        plot.set_xlabel(axes[1])
+        plot.set_ylabel(axes[0])
+        plot.set_title(title, fontsize="medium")
+        for (row, column), value in _cells(value_RC):
+            plot.text(column, row, f"{value:.2f}", ha="center", va="center", color="white", fontsize="x-small")
+        drawn.colorbar(picture, ax=plot)
+    return save_picture(drawn, folder, name)
+
+
+def _cells(value_RC: FloatArray) -> list[tuple[tuple[int, int], float]]:
+    rows, columns = value_RC.shape
+    return [((row, column), float(value_RC[row, column])) for row in range(rows) for column in range(columns)]

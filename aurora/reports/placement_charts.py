@@ -1,0 +1,56 @@
+"""Where experts sit, as charts and tables."""
+
+import numpy as np
+
+from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet
+from aurora.reports.numbers import ReportNumbers
+from aurora.types.arrays import IntArray
+
+
+def placement_section(found: ReportNumbers) -> Section:
+    """Experts by GPU; with replicas their copies, and what losses they survive."""
+    plan = found.of.plan
+    rows = []
+    for name, model in zip(found.of.models, plan.models, strict=True):
+        for layer, slots in enumerate(model.placement.slots_LG):
+            shares = (None,) * len(slots) if model.placement.split_LG is None else model.placement.split_LG[layer]
+            rows.append((name, str(layer), *(_held(*pair) for pair in zip(slots, shares, strict=True))))
+    heads = ("model", "layer", *(f"GPU {gpu}" for gpu in found.of.gpus))
+    held = Sheet(
+        "Experts by GPU",
+        heads,
+        tuple(rows),
+        "Part of an expert's load in brackets." if any(m.placement.split_LG for m in plan.models) else "",
+    )
+    copies_M = [found.copies_LE(number) for number in range(len(plan.models))]
+    if not any((copies_LE > 1).any() for copies_LE in copies_M):
+        return Section("placement", "Placement", "Where the plan puts experts; each is held once.", sheets=(held,))
+    frames, fewest = [], []
+    for name, copies_LE in zip(found.of.models, copies_M, strict=True):
+        frames.append([_copies(name, layer, copies_E) for layer, copies_E in enumerate(copies_LE)])
+        for layer, copies_E in enumerate(copies_LE):
+            few = int(copies_E.min())
+            rarest = int((copies_E == few).sum())
+            fewest.append((name, str(layer), str(copies_E.sum()), str(few), str(rarest), str(few - 1)))
+    heads = ("model", "layer", "slots", "fewest copies", "experts with so few", "GPUs that may be lost, whichever")
+    about = {"axis": "expert", "names": None, "series": [["copies", "copies"]], "unit": ""}
+    choices = Selector("model", found.of.models), Selector("layer")
+    tables = (Sheet("Copies and survival", heads, tuple(fewest)),)
+    chart = Chart("copies", "bars", "Copies of each expert", choices, frames, about, tables)
+    text = (
+        "Where the plan puts experts and their replicas. A layer survives the loss of any GPUs fewer than the copies of "
+        "its rarest expert."
+    )
+    return Section("placement", "Replicas and survival", text, (chart,), (held,))
+
+
+def _copies(name: str, layer: int, copies_E: IntArray) -> Frame:
+    return Frame(
+        f"{name}, layer {layer}: {copies_E.min()} to {copies_E.max()} copies.", {"copies": copies_E.astype(np.float32)}
+    )
+
+
+def _held(held: tuple[int, ...], share: tuple[float, ...] | None) -> str:
+    if share is None:
+        return " ".join(map(str, held)) or "none"
+    return " ".join(f"{e}" if part == 1 else f"{e} ({part:.0%})" for e, part in zip(held, share, strict=True)) or "none"

@@ -1,0 +1,121 @@
+"""What occupies ports and ranks, and when: rows that a Gantt chart or a timeline shows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.schedule_time import timed
+from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace
+from aurora.types.arrays import FloatArray, IntArray
+
+TOUCHING = 1e-9  # of the whole: what begins so soon after another's end touches it
+
+
+@dataclass(frozen=True)
+class TransferSpans:
+    """An all-to-all, (X,) each, by start: who sends to whom, how much and when. bound_s: before which no order ends it."""
+
+    src_X: IntArray
+    dst_X: IntArray
+    bytes_X: IntArray
+    start_s_X: FloatArray
+    end_s_X: FloatArray
+    bound_s: float
+
+    @property
+    def seconds(self) -> float:
+        return float(self.end_s_X.max(initial=0.0))
+
+
+@dataclass(frozen=True)
+class Bars:
+    """What ranks do, (X,) each, by start: one bar for each rank, model, step, layer and phase, from its first event to its
+    last. bytes_X: what the rank sends in it."""
+
+    rank_X: IntArray
+    model_X: IntArray
+    step_X: IntArray
+    layer_X: IntArray
+    phase_X: IntArray
+    bytes_X: IntArray
+    start_s_X: FloatArray
+    end_s_X: FloatArray
+
+    def first_steps(self, most: int) -> "Bars":
+        """The first steps, whole, within `most` bars; one step at least."""
+        upto = np.bincount(self.step_X).cumsum()
+        kept = self.step_X < max(1, int((upto <= most).sum()))
+        return Bars(*(column[kept] for column in vars(self).values()))
+
+
+def planned(order: Order, bytes_GG: IntArray, cluster: Cluster) -> TransferSpans:
+    """`order` on these bytes (G, G), all ranks beginning together."""
+    ports = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G, cluster.fabric, cluster.incast
+    return whole(timed(order, bytes_GG, *ports))
+
+
+def whole(schedule: Schedule) -> TransferSpans:
+    """A schedule's transfers, the pieces of each put together where one begins as the last ends."""
+    by_pair = np.lexsort((schedule.start_s_X, schedule.dst_X, schedule.src_X))
+    src_X, dst_X, bytes_X = (column[by_pair] for column in (schedule.src_X, schedule.dst_X, schedule.bytes_X))
+    start_s_X, end_s_X = schedule.start_s_X[by_pair], schedule.end_s_X[by_pair]
+    apart = start_s_X[1:] > end_s_X[:-1] + TOUCHING * schedule.makespan_s
+    first = np.flatnonzero(np.concatenate([[True], (np.diff(src_X) != 0) | (np.diff(dst_X) != 0) | apart])[: len(src_X)])
+    last = np.append(first[1:], len(src_X)) - 1 if len(first) else first
+    size_X = np.add.reduceat(bytes_X, first) if len(first) else bytes_X
+    by_start = np.lexsort((dst_X[first], src_X[first], start_s_X[first]))
+    at = first[by_start]
+    bound_s = max(schedule.fluid_bound_s, schedule.cut.bound_s if schedule.cut else 0.0)
+    return TransferSpans(src_X[at], dst_X[at], size_X[by_start], start_s_X[at], end_s_X[last][by_start], bound_s)
+
+
+def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster: Cluster) -> TransferSpans:
+    """One all-to-all of a trace as its senders saw it, from its first transfer's start; the bound is that of the ports."""
+    rows = trace.sent_X & (trace.model_X == model) & (trace.step_X == step) & (trace.layer_X == layer)
+    rows &= trace.phase_X == TRACE_PHASES.index(phase)
+    src_X, dst_X, bytes_X = trace.rank_X[rows], trace.peer_X[rows], trace.bytes_X[rows]
+    start_s_X, end_s_X = trace.start_s_X[rows], trace.end_s_X[rows]
+    began = start_s_X.min(initial=np.inf)
+    bytes_GG = np.zeros((len(cluster), len(cluster)), dtype=np.int64)
+    np.add.at(bytes_GG, (src_X, dst_X), bytes_X)
+    bound_s = fluid(bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G)
+    return TransferSpans(src_X, dst_X, bytes_X, start_s_X - began, end_s_X - began, bound_s)
+
+
+def bars(trace: Trace) -> Bars:
+    """A trace as bars, from its first start."""
+    keys = trace.rank_X, trace.model_X, trace.step_X, trace.layer_X, trace.phase_X
+    shape = tuple(int(column.max()) + 1 for column in keys)
+    found, bar_X = np.unique(np.ravel_multi_index(keys, shape), return_inverse=True)
+    start_s, end_s = np.full(len(found), np.inf), np.zeros(len(found))
+    np.minimum.at(start_s, bar_X, trace.start_s_X)
+    np.maximum.at(end_s, bar_X, trace.end_s_X)
+    sent = np.zeros(len(found), dtype=np.int64)
+    np.add.at(sent, bar_X, np.where(trace.sent_X, trace.bytes_X, 0))
+    by_start = np.lexsort((found, start_s))
+    began = trace.start_s_X.min()
+    columns = (*np.unravel_index(found, shape), sent, start_s - began, end_s - began)
+    return Bars(*(column[by_start] for column in columns))
+
+
+def phase_seconds(found: Bars, ranks: int) -> dict[str, float]:
+    """Seconds that a rank spends in each phase, the mean over ranks; two models' phases may overlap."""
+    total = np.bincount(found.phase_X, weights=found.end_s_X - found.start_s_X, minlength=len(TRACE_PHASES)) / ranks
+    return dict(zip(TRACE_PHASES, total.tolist(), strict=True))
+
+
+def lanes(track_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> IntArray:
+    """(X,) int64: within its track each row's lane, the lowest that is free when it starts; rows are by start."""
+    slack = TOUCHING * end_X.max(initial=0.0)
+    by_track = np.argsort(track_X, kind="stable")
+    meets = (np.diff(track_X[by_track]) == 0) & (start_X[by_track][1:] < end_X[by_track][:-1] - slack)
+    lane_X = np.zeros(len(track_X), dtype=np.int64)
+    crowded = np.isin(track_X, track_X[by_track][1:][meets])
+    ends: dict[int, list[float]] = {}
+    for row in np.flatnonzero(crowded).tolist():
+        free = ends.setdefault(int(track_X[row]), [])
+        lane = next((i for i, end in enumerate(free) if end <= start_X[row] + slack), len(free))
+        free[lane : lane + 1] = [float(end_X[row])]
+        lane_X[row] = lane
+    return lane_X

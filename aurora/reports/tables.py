@@ -1,0 +1,307 @@
+"""Summaries and plans as tables for a terminal or a text file."""
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from aurora.planner.workload.load_statistics import LEVEL
+from aurora.reports.compare import CaseErrors, Comparison
+from aurora.reports.summary import Summary
+from aurora.types import PHASES, Cluster, Curve, Cut, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
+from aurora.types.arrays import FloatArray
+
+if TYPE_CHECKING:
+    from aurora.planner.evaluate import Evaluation
+    from aurora.planner.migration.migrate import Migration
+    from aurora.planner.workload.drift import Drift
+    from aurora.planner.workload.load_statistics import LoadIntervals
+
+LINKS = 6  # of a cut, by name
+
+
+def seconds(value: float) -> str:
+    """Three significant digits with a unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
+def percent(value: float) -> str:
+    """One decimal, none where it would not be read."""
+    return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
+
+
+def profile_table(profile: Profile, loads: "LoadIntervals | None" = None) -> Table:
+    """A layer's load and skew, one row each; with `loads`, how far the hottest expert's share is known."""
+    table = Table(title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
+    table.add_column("MoE layer", justify="right")
+    table.add_column("tokens to experts", justify="right")
+    table.add_column("max/mean expert load", justify="right")
+    table.add_column("hottest expert", justify="right")
+    if loads is not None:
+        table.add_column("its share", justify="right")
+        low, high = loads.bottleneck.low, loads.bottleneck.high
+        table.caption = (
+            f"fullest of {profile.sources} ranks, experts in order: {low:.3f} to {high:.3f} times the mean; intervals of "
+            f"{LEVEL:.0%}, {loads.drawn} drawn again"
+        )
+    for layer, load_E in enumerate(profile.load_LE):
+        skew = load_E.max() / load_E.mean() if load_E.any() else 0.0
+        at = layer, int(load_E.argmax())
+        share = [] if loads is None else [f"{percent(loads.low_LE[at])} to {percent(loads.high_LE[at])}"]
+        table.add_row(str(layer), str(load_E.sum()), f"{skew:.2f}", str(at[1]), *share)
+    return table
+
+
+def plan_table(plan: Plan) -> Table:
+    """Each model's layers: predicted dispatch, its bounds and gap."""
+    methods = ", ".join(f"{what} {name}" for what, name in plan.methods.items())
+    groups = f", no assignment of these groups below {seconds(plan.bound_s)}" if plan.bound_s > plan.free_bound_s else ""
+    caption = (
+        f"{plan.objective} objective {seconds(plan.objective_s)}{groups}, gap {percent(plan.gap)}; "
+        f"no placement at all below {seconds(plan.free_bound_s)}"
+    )
+    if plan.cluster.fabric is not None:
+        caption += "; these by the ports alone, dispatch on the fabric"
+    table = Table(title=f"{plan.scenario}: {methods}", caption=caption)
+    table.add_column("model")
+    cut = ("cut bound",) if plan.cluster.fabric is not None else ()
+    for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", *cut, "gap"):
+        table.add_column(column, justify="right")
+    for model in plan.models:
+        for layer, value in enumerate(model.dispatch_s_L):
+            min_replicas = model.bound_s_L[layer]
+            table.add_row(
+                model.model,
+                str(layer),
+                seconds(value),
+                seconds(model.fluid_bound_s_L[layer]),
+                seconds(model.one_to_one_bound_s_L[layer]),
+                *([seconds(model.cut_L[layer].bound_s)] if model.cut_L else []),
+                percent(value / min_replicas - 1 if min_replicas else 0.0),
+            )
+    return table
+
+
+def move_table(move: "Migration") -> Table:
+    """What travels from the plan in force to the new one, how long that takes, and what it saves."""
+    layers = ", ".join(map(str, move.layers)) or "none"
+    table = Table(title=f"moving from the plan in force: layers {layers}")
+    for column in ("bytes", "takes", "bound", "objective before", "as planned", "after"):
+        table.add_column(column, justify="right")
+    times = (move.schedule.makespan_s, move.schedule.fluid_bound_s, move.kept_s, move.planned_s, move.moved_s)
+    table.add_row(str(move.bytes_GG.sum()), *map(seconds, times))
+    return table
+
+
+def evaluation_table(plan: Plan, evaluation: "Evaluation") -> Table:
+    """What a plan takes on other traffic, layer by layer, beside a plan made for it."""
+    own = evaluation.own
+    table = Table(
+        title=f"{plan.objective} objective {seconds(float(evaluation.served_s_L.sum()))}; a plan of its own takes "
+        f"{seconds(own.objective_s)}: loss {percent(evaluation.loss)}",
+    )
+    table.add_column("model")
+    for column in ("layer", "objective of the layer", "dispatch in the plan's order", "in its own plan"):
+        table.add_column(column, justify="right")
+    for model, own_model, dispatch_s_L in zip(plan.models, own.models, evaluation.dispatch_s_ML, strict=True):
+        for layer, took in enumerate(dispatch_s_L):
+            cells = (evaluation.served_s_L[layer], took, own_model.dispatch_s_L[layer])
+            table.add_row(model.model, str(layer), *(seconds(float(value)) for value in cells))
+    return table
+
+
+def drift_table(drift: "Drift") -> Table:
+    """How far two profiles' traffic is apart, layer by layer, beside what chance makes of it."""
+    table = Table(title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}")
+    for column in ("MoE layer", "total variation", "by chance up to", f"overlap of the {drift.hot} hottest"):
+        table.add_column(column, justify="right")
+    for layer, row in enumerate(zip(drift.variation_L, drift.noise_L, drift.overlap_L, strict=True)):
+        table.add_row(str(layer), *(percent(float(value)) for value in row))
+    return table
+
+
+def summary_table(summary: Summary, bounded: bool = True) -> Table:
+    """Time per layer with its exchanges; `bounded`: and their gap to the fluid bound, where the ports had those rates."""
+    caption = f"utilisation {percent(summary.utilisation)}"
+    if bounded:
+        caption += f", exchanges {percent(summary.exchange_gap)} above the fluid bound"
+    table = Table(title=f"{summary.kind}: {seconds(summary.seconds)}", caption=caption)
+    table.add_column("model")
+    for column in ("layer", "time", "dispatch", "combine", *(("fluid bound", "gap") if bounded else ())):
+        table.add_column(column, justify="right")
+    for row in summary.layers:
+        cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s)]
+        table.add_row(row.model, str(row.layer), *cells, *((seconds(row.bound_s), percent(row.gap)) if bounded else ()))
+    return table
+
+
+def cluster_table(cluster: Cluster) -> Table:
+    """A rank's machine and port, one row each."""
+    table = Table(
+        title=f"{cluster.name}: {len(cluster)} GPUs" + (f", incast {percent(cluster.incast)}" if cluster.incast else "")
+    )
+    for column in ("rank", "name", "kind"):
+        table.add_column(column)
+    for column in ("node", "out", "in", "memory", "speed", "start-up"):
+        table.add_column(column, justify="right")
+    for rank, gpu in enumerate(cluster.gpus):
+        ports = (f"{gpu.out_Bps / 1e9:.4g} GB/s", f"{gpu.in_Bps / 1e9:.4g} GB/s", f"{gpu.memory_bytes / 1e9:.4g} GB")
+        table.add_row(str(rank), gpu.name, gpu.kind, str(gpu.node), *ports, f"{gpu.speed:.3g}", seconds(gpu.startup_s))
+    return table
+
+
+def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
+    """Each pair's rate and start-up: senders down, receivers across."""
+    table = Table(title="messages from row to column, alone: GB/s, start-up")
+    table.add_column("rank", justify="right")
+    for rank in range(len(rate_Bps_GG)):
+        table.add_column(str(rank), justify="right")
+    for rank, (rates, startups) in enumerate(zip(rate_Bps_GG.tolist(), startup_s_GG.tolist(), strict=True)):
+        pairs = [f"{rate / 1e9:.3g}, {seconds(wait)}" for rate, wait in zip(rates, startups, strict=True)]
+        table.add_row(str(rank), *(pair if peer != rank else "-" for peer, pair in enumerate(pairs)))
+    return table
+
+
+def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
+    """Seconds of each phase at a few token counts, one row a kind and count."""
+    table = Table(title=f"{model}: compute times")
+    table.add_column("kind")
+    for column in ("tokens", *PHASES):
+        table.add_column(column, justify="right")
+    for kind, curves in kinds.items():
+        most = int(max(curve.tokens_X[-1] for curve in curves))
+        for tokens in [1 << power for power in range(0, most.bit_length(), 3)]:
+            table.add_row(kind, str(tokens), *(seconds(float(curve(tokens))) for curve in curves))
+    return table
+
+
+def comparison_table(found: Comparison) -> Table:
+    """Predicted beside measured seconds of every phase and of the whole run; the cases' errors in the caption."""
+    kinds = (("network", found.network), ("compute", found.compute))
+    caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
+    if found.unmatched:
+        caption += f"; {found.unmatched} cases are in one trace alone"
+    table = Table(title="the prediction over the measurement", caption=caption)
+    table.add_column("model")
+    table.add_column("phase")
+    for column in ("predicted", "measured", "error"):
+        table.add_column(column, justify="right")
+    for row in found.phases:
+        predicted = ["-", "-"] if row.predicted_s is None else [seconds(row.predicted_s), percent(row.error or 0.0)]
+        table.add_row(row.model, row.phase, predicted[0], seconds(row.measured_s), predicted[1])
+    table.add_row("whole run", "", seconds(found.predicted_s), seconds(found.measured_s), percent(found.error))
+    return table
+
+
+def network_line(cluster: Cluster) -> str:
+    """Start-up and rates that a prediction was made with."""
+    rates = sorted({f"{gpu.out_Bps / 1e6:.3g}" for gpu in cluster.gpus}, key=float)
+    startup = seconds(cluster.gpus[0].startup_s)
+    return f"predicted on the network as measured before serving: {startup} a message, {'/'.join(rates)} MB/s"
+
+
+def _case_line(errors: CaseErrors) -> str:
+    return f"median error {percent(errors.median)} of {errors.cases} cases, worst {percent(errors.worst)} ({errors.worst_at})"
+
+
+def order_table(schedules: Sequence[Schedule]) -> Table:
+    """One row an order: its makespan, the bounds and the gap to the fluid one, or to the cut's where that is larger."""
+    table = Table()
+    table.add_column("method", no_wrap=True)
+    cut = ("cut bound",) if any(one.cut for one in schedules) else ()
+    for column in ("makespan", "fluid bound", "one-to-one bound", *cut, "gap", "rows", "one to one"):
+        table.add_column(column, justify="right")
+    for one in schedules:
+        table.add_row(
+            one.method,
+            seconds(one.makespan_s),
+            seconds(one.fluid_bound_s),
+            seconds(one.one_to_one_bound_s),
+            *([seconds(one.cut.bound_s) if one.cut else "-"] if cut else []),
+            percent(one.gap),
+            str(len(one.src_X)),
+            "yes" if one.one_to_one else "no",
+        )
+    return table
+
+
+def cut_line(cut: Cut) -> str:
+    """What limits an all-to-all on its fabric, in one line."""
+    links = ", ".join(cut.links[:LINKS]) + (f" and {len(cut.links) - LINKS} more" if len(cut.links) > LINKS else "")
+    return f"bound by {links}: {cut.load_bytes} bytes must cross, {seconds(cut.bound_s)} at least"
+
+
+def layout_table(layout: ReplicaPlacement) -> Table:
+    """A layer's largest load, one row each, with what it is measured against."""
+    table = Table(title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
+    for column in ("layer", "max load", "mean load", "max/mean", "bound", "gap", "replicas"):
+        table.add_column(column, justify="right")
+    for layer, (top, mean, bound) in enumerate(zip(layout.max_load_L, layout.mean_load_L, layout.bound_L, strict=True)):
+        table.add_row(
+            str(layer),
+            f"{top:.6g}",
+            f"{mean:.6g}",
+            f"{top / mean if mean else 1.0:.4f}",
+            f"{bound:.6g}",
+            percent(float(layout.gap_L[layer])),
+            str(sum(map(len, layout.placement.slots_LG[layer]))),
+        )
+    return table
+
+
+def survival_table(made: ResilientPlacement) -> Table:
+    """Layer by layer how likely every expert is still held after failures, and above what no placement gets."""
+    table = Table(title=f"{made.method}: at least {made.min_replicas} replicas each, placed in {seconds(made.seconds)}")
+    for title in ("layer", "failures", "survives", "at most"):
+        table.add_column(title, justify="right")
+    for layer, survival in enumerate(made.survival_L):
+        for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_K, survival.best_K, strict=True), 1):
+            table.add_row(str(layer), str(failures), f"{p:.6f}" + (f" ± {half:.6f}" if half else ""), f"{most:.6f}")
+    return table
+
+
+def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, float]]]) -> Table:
+    """Samples trained, restarts and seconds by phase of each system through one trace; the samples against the first's."""
+    table = Table("", *runs, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    first, _, phases = next(iter(runs.values()))
+    table.add_row("samples", *(f"{samples:.0f}" for samples, _, _ in runs.values()))
+    table.add_row("of the first's", *(f"{samples / first if first else 0.0:.2f}" for samples, _, _ in runs.values()))
+    table.add_row("restarts", *(str(restarts) for _, restarts, _ in runs.values()))
+    for phase in phases:
+        parts = [seconds[phase] / (sum(seconds.values()) or 1.0) for _, _, seconds in runs.values()]
+        table.add_row(phase, *map(percent, parts))
+    return table
+
+
+def gantt(schedule: Schedule, ranks: int, width: int) -> str:
+    """One line a sender: whom it sends to (the last digit of the rank) over time; `+` where it sends to several at once."""
+    columns = max(10, width - 8)
+    sender_X = schedule.src_X if schedule.hop_X2 is None else schedule.hop_X2[:, 0]
+    lines = []
+    for rank in range(min(ranks, 40)):
+        cells = ["."] * columns
+        for row in (sender_X == rank).nonzero()[0]:
+            begin = int(schedule.start_s_X[row] / schedule.makespan_s * columns)
+            end = max(begin + 1, int(schedule.end_s_X[row] / schedule.makespan_s * columns))
+            for at in range(begin, min(end, columns)):
+                cells[at] = str(schedule.dst_X[row] % 10) if cells[at] == "." else "+"
+        lines.append(f"{rank:>5}  {''.join(cells)}")
+    if ranks > len(lines):
+        lines.append(f"  and {ranks - len(lines)} more")
+    return "\n".join(lines)
+
+
+def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
+    """The same tables as plain text."""
+    buffer = StringIO()
+    console = Console(file=buffer, width=width, color_system=None, markup=False)
+    for part in parts:
+        console.print(part)
+    return buffer.getvalue()

@@ -1,0 +1,137 @@
+"""What happens when, as charts: all-to-alls port by port, and ranks over a whole run."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet, ticks
+from aurora.reports.numbers import ReportNumbers
+from aurora.reports.spans import Bars, TransferSpans, lanes, traced
+from aurora.reports.summary import COMPUTE
+from aurora.reports.tables import comparison_table, percent, plan_table, seconds, summary_table
+from aurora.types import TRACE_PHASES
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.plan import gap
+
+MOST_TRANSFERS = 600_000  # that a page holds; what is planned comes first
+MOST_BARS = 60_000
+EXCHANGE_BITS, TIMELINE_BITS = 16, 26
+WAYS = ("dispatch", "combine")
+
+
+def schedule_section(found: ReportNumbers) -> Section:
+    """TransferSpans by port: of the whole profile as planned, and of every trace's first step."""
+    text = "Who sends to whom, and when, in one all-to-all. Colours and numbers in the bars tell the other end of a transfer."
+    gpus = found.of.gpus
+    shown: dict[str, list[list[list[Frame]]]] = {}
+    rows, left = [], MOST_TRANSFERS
+    for source, all_MLW in _sources(found):
+        many = sum(len(one.src_X) for of_LW in all_MLW for of_W in of_LW for one in of_W)
+        if many > left and shown:
+            text += f" Left out for its size: {source}."
+            continue
+        left -= many
+        shown[source] = []
+        for model, of_LW in zip(found.of.models, all_MLW, strict=True):
+            shown[source].append([])
+            for layer, of_W in enumerate(of_LW):
+                told = [(seconds(one.seconds), seconds(one.bound_s), percent(gap(one.seconds, one.bound_s))) for one in of_W]
+                words = [
+                    f"{model}, layer {layer}, {way}: {a}, its bound {b}, gap {c}."
+                    for way, (a, b, c) in zip(WAYS, told, strict=True)
+                ]
+                shown[source][-1].append([_gantt(each, one, len(gpus)) for each, one in zip(words, of_W, strict=True)])
+                rows += [
+                    (source, model, str(layer), way, *cells, str(len(one.src_X)))
+                    for way, cells, one in zip(WAYS, told, of_W, strict=True)
+                ]
+    own_table = sheet(plan_table(found.of.plan))
+    if not shown:
+        return Section("schedule", "Schedule", text, sheets=(own_table,), missing=found.of.without + " Or give a trace.")
+    choices = Selector("source", tuple(shown)), Selector("model", found.of.models), Selector("layer"), Selector("phase", WAYS)
+    about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": []}
+    heads = ("source", "model", "layer", "phase", "takes", "bound", "gap", "transfers")
+    tables = (Sheet("All-to-alls", heads, tuple(rows)), own_table)
+    chart = Chart("gantt", "spans", "TransferSpans by port", choices, list(shown.values()), about, tables)
+    return Section("schedule", "Schedule", text, (chart,))
+
+
+def _sources(found: ReportNumbers) -> Iterator[tuple[str, Sequence[Sequence[Sequence[TransferSpans]]]]]:
+    """By name, then by model, layer and way: transfers to show."""
+    plan = found.of.plan
+    if found.planned_MLW:
+        yield "as planned, the whole profile", found.planned_MLW
+    for name, trace in found.of.traces:
+        yield (
+            f"{name}, step 0",
+            [
+                [[traced(trace, number, 0, layer, way, plan.cluster) for way in WAYS] for layer in range(len(model.dispatch_L))]
+                for number, model in enumerate(plan.models)
+            ],
+        )
+
+
+def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
+    columns, tick_s = ticks(transfers.start_s_X, transfers.end_s_X, EXCHANGE_BITS)
+    for view, track_X in enumerate((transfers.src_X, transfers.dst_X)):
+        columns |= _tracks(view, track_X, transfers.start_s_X, transfers.end_s_X, gpus)
+    return Frame(words, {**columns, "bytes": transfers.bytes_X.astype(np.float32)}, scale=tick_s)
+
+
+def timeline_section(found: ReportNumbers) -> Section:
+    """Computing and network of every rank, a view a trace."""
+    title = "Interleaving" if len(found.of.plan.models) == 2 else "Timeline"
+    text = "What every rank computes and exchanges; each bar is one phase of one layer, from its first event to its last."
+    if not found.of.traces:
+        missing = "Give traces: aurora simulate PLAN writes a predicted one, aurora run PLAN a measured one."
+        return Section("timeline", title, text, missing=missing)
+    frames = []
+    most = MOST_BARS // len(found.bars)
+    for (name, trace), whole, summary in zip(found.of.traces, found.bars, found.summaries, strict=True):
+        shown = whole.first_steps(most)
+        steps, of = int(shown.step_X.max()) + 1, int(whole.step_X.max()) + 1
+        words = f"{name} ({trace.kind}): {seconds(summary.seconds)}, utilisation {percent(summary.utilisation)}; " + (
+            f"all steps, {of}." if steps == of else f"steps 0 to {steps - 1} of {of}."
+        )
+        frames.append(_ranks(words, shown, len(found.of.gpus)))
+    names = [f"{rank} {what}" for rank in found.of.gpus for what in ("computes", "network")]
+    fields = [["model", list(found.of.models)], ["step", None], ["layer", None], ["phase", list(TRACE_PHASES)]]
+    about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(found)}
+    tables = *phase_sheets(found), *(sheet(summary_table(summary)) for summary in found.summaries)
+    traces = Selector("trace", tuple(name for name, _ in found.of.traces))
+    chart = Chart("timeline-chart", "spans", "Ranks over time", (traces,), frames, about, tables)
+    return Section("timeline", title, text, (chart,))
+
+
+def _legend(found: ReportNumbers) -> list[list[object]]:
+    """A heading a model, without a colour, and its phases with theirs."""
+    entries: list[list[object]] = []
+    for number, model in enumerate(found.of.models):
+        entries += [[model, None], *([phase, number * len(TRACE_PHASES) + i] for i, phase in enumerate(TRACE_PHASES))]
+    return entries
+
+
+def _ranks(words: str, shown: Bars, ranks: int) -> Frame:
+    columns, tick_s = ticks(shown.start_s_X, shown.end_s_X, TIMELINE_BITS)
+    track_X = shown.rank_X * 2 + ~np.isin(shown.phase_X, COMPUTE)
+    columns |= _tracks(0, track_X, shown.start_s_X, shown.end_s_X, ranks * 2)
+    columns |= {"hue": shown.model_X * len(TRACE_PHASES) + shown.phase_X, "bytes": shown.bytes_X.astype(np.float32)}
+    columns |= {"field0": shown.model_X, "field1": shown.step_X, "field2": shown.layer_X, "field3": shown.phase_X}
+    return Frame(words, columns, scale=tick_s)
+
+
+def _tracks(view: int, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, tracks: int) -> dict[str, IntArray]:
+    """The columns of a view: each row's track, its lane within it, and how many lanes each track has."""
+    lane_X = lanes(track_X, start_s_X, end_s_X)
+    depth = np.ones(tracks, dtype=np.int64)
+    np.maximum.at(depth, track_X, lane_X + 1)
+    return {f"track{view}": track_X, f"lane{view}": lane_X, f"depth{view}": depth}
+
+
+def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
+    """Seconds of a rank by phase and trace and, where there are both, the prediction over the measurement."""
+    heads = ("phase", *(name for name, _ in found.of.traces))
+    rows = [(phase, *(seconds(phases[phase]) for phases in found.phases)) for phase in TRACE_PHASES]
+    rows.append(("start to end", *(seconds(summary.seconds) for summary in found.summaries)))
+    means = Sheet("Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases of two models may overlap.")
+    return (means,) if found.comparison is None else (means, sheet(comparison_table(found.comparison)))

@@ -1,0 +1,138 @@
+"""Where tokens go and what that loads, as charts: before the plan and after it, and how it drifts."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet
+from aurora.reports.load import Traffic
+from aurora.reports.numbers import ReportNumbers
+from aurora.reports.tables import drift_table, percent, profile_table, seconds
+from aurora.types.arrays import FloatArray, IntArray
+
+SIDES = ("before", "after")
+
+
+def traffic_section(found: ReportNumbers) -> Section:
+    """Heat maps of every layer's dispatch."""
+    text = (
+        "Tokens from each GPU (rows) to each GPU (columns) in the dispatch of one layer, over the whole profile: with experts "
+        "in the order of their numbers, and as planned. What stays on a GPU is left out. Bars beside the maps are what each "
+        "port sends and receives in all."
+    )
+    if not found.traffic_M:
+        return Section("traffic", "Traffic before and after", text, missing=found.of.without)
+    frames, rows = [], []
+    for model, flows in zip(found.of.models, found.traffic_M, strict=True):
+        own = []
+        for layer in range(flows.tokens_BLGG.shape[1]):
+            sides_BGG = flows.tokens_BLGG[:, layer]
+            columns: dict[str, IntArray] = {}
+            for side, tokens_GG in zip(SIDES, sides_BGG, strict=True):
+                columns |= {side: tokens_GG.ravel(), f"{side}-out": tokens_GG.sum(axis=1), f"{side}-in": tokens_GG.sum(axis=0)}
+            tops = [_busiest(flows.port_s_BLG[side, layer]) for side in (0, 1)]
+            travel = [str(int(tokens_GG.sum())) for tokens_GG in sides_BGG]
+            words = (
+                f"{model}, layer {layer}. Busiest port before: {tops[0]}; after: {tops[1]}. "
+                f"Tokens that travel: {travel[0]} before, {travel[1]} after."
+            )
+            own.append(Frame(words, columns, scale=float(flows.row_bytes)))
+            rows.append((model, str(layer), *travel, *tops))
+        frames.append(own)
+    heads = ("model", "layer", "tokens before", "tokens after", "busiest port before", "busiest port after")
+    choices = Selector("model", found.of.models), Selector("layer")
+    tables = (Sheet("Traffic by layer", heads, tuple(rows)),)
+    chart = Chart("traffic-map", "heat", "Tokens between GPUs", choices, frames, {"names": list(found.of.gpus)}, tables)
+    return Section("traffic", "Traffic before and after", text, (chart,))
+
+
+def loads_section(found: ReportNumbers) -> Section:
+    """Ports and experts of each GPU, and the busiest ports of all layers."""
+    text = (
+        "What ports and experts need, over the whole profile. No order of the dispatch ends before its busiest port, and no "
+        "placement makes the slowest GPU's experts faster than the dashed bound."
+    )
+    if not found.traffic_M:
+        return Section("loads", "Load per GPU", text, missing=found.of.without)
+    layers, ports, experts, rows = [], [], [], []
+    for model, flows, planned_LW in zip(found.of.models, found.traffic_M, found.planned_MLW, strict=True):
+        took_L = np.array([there.seconds for there, _ in planned_LW])
+        layers.append(_all_layers(model, flows, took_L))
+        of_port, of_expert = [], []
+        for layer, ((there, _), floor_s) in enumerate(zip(planned_LW, flows.floor_s_L.tolist(), strict=True)):
+            sides = flows.port_s_BLG[:, layer], flows.expert_s_BLG[:, layer]
+            lines = ("bound of any order", there.bound_s), ("planned order", there.seconds)
+            of_port.append(_two_sides(f"{model}, layer {layer}, dispatch", sides[0], lines))
+            of_expert.append(_two_sides(f"{model}, layer {layer}, experts", sides[1], (("bound of any placement", floor_s),)))
+            port, expert = ([_busiest(load_G) for load_G in side_BG] for side_BG in sides)
+            rows.append((model, str(layer), *port, seconds(there.bound_s), seconds(there.seconds), *expert, seconds(floor_s)))
+        ports.append(of_port)
+        experts.append(of_expert)
+    about = {"axis": "GPU", "names": list(found.of.gpus), "series": [["before", "before"], ["after", "after"]], "unit": "s"}
+    heads = (
+        "model", "layer", "busiest port before", "after", "bound of any order", "planned order", "slowest experts before",
+        "after", "bound of any placement",
+    )  # fmt: skip
+    table = (Sheet("Load by layer", heads, tuple(rows)),)
+    models, layer_choice = Selector("model", found.of.models), Selector("layer")
+    series = [["before", "before"], ["after", "after"], ["after, in the planned order", "ordered"]]
+    by_layer = {"axis": "layer", "names": None, "series": series, "unit": "s"}
+    charts = (
+        Chart("layers", "bars", "Every layer: its busiest port", (models,), layers, by_layer, table),
+        Chart("port-loads", "bars", "One layer, ports: seconds of the dispatch", (models, layer_choice), ports, about, table),
+        Chart(
+            "expert-loads", "bars", "One layer, experts: seconds of computing", (models, layer_choice), experts, about, table
+        ),
+    )
+    return Section("loads", "Load per GPU", text, charts)
+
+
+def _all_layers(model: str, flows: Traffic, took_L: FloatArray) -> Frame:
+    before_L, after_L = flows.port_s_BLG.max(axis=2)
+    words = (
+        f"{model}, dispatches of all layers: {seconds(float(before_L.sum()))} before, {seconds(float(after_L.sum()))} after, "
+        f"{seconds(float(took_L.sum()))} in the planned order."
+    )
+    columns = {"before": before_L, "after": after_L, "ordered": took_L}
+    return Frame(words, {name: column.astype(np.float32) for name, column in columns.items()})
+
+
+def _two_sides(words: str, load_BG: FloatArray, lines: tuple[tuple[str, float], ...]) -> Frame:
+    told = (
+        f"{words}. Before: {_busiest(load_BG[0])}; after: {_busiest(load_BG[1])}; "
+        + "; ".join(f"{k}: {seconds(v)}" for k, v in lines)
+        + "."
+    )
+    return Frame(told, {"before": load_BG[0].astype(np.float32), "after": load_BG[1].astype(np.float32)}, lines)
+
+
+def _busiest(load_G: FloatArray) -> str:
+    return f"GPU {int(load_G.argmax())}, {seconds(float(load_G.max()))}"
+
+
+def drift_section(found: ReportNumbers) -> Section | None:
+    """How far later traffic has moved; None where none is given."""
+    if not found.drift_M:
+        return None
+    text = (
+        "How much of the later traffic goes to other experts than the first profile's did: the total variation between their "
+        "shares of tokens, layer by layer, beside what two samples as small as these would differ by."
+    )
+    frames, sheets = [], []
+    for model, moved in zip(found.of.models, found.drift_M, strict=True):
+        layer = int(moved.variation_L.argmax())
+        most, mean = percent(float(moved.variation_L[layer])), percent(float(moved.variation_L.mean()))
+        words = f"{model}: {most} in layer {layer}, {mean} on average; {moved.reason}."
+        columns = {"moved": moved.variation_L.astype(np.float32), "chance": moved.noise_L.astype(np.float32)}
+        frames.append(Frame(words, columns))
+        table = sheet(drift_table(moved))
+        sheets.append(replace(table, title=f"{model}: {table.title}"))
+    series = [["total variation", "moved"], ["by chance up to", "chance"]]
+    about = {"axis": "layer", "names": None, "series": series, "unit": "%"}
+    tables = (
+        *sheets,
+        *(sheet(profile_table(profile)) for profile in (*found.of.profiles, *found.of.later)),
+    )
+    models = Selector("model", found.of.models)
+    chart = Chart("drift-chart", "bars", "Total variation by layer", (models,), frames, about, tables)
+    return Section("drift", "Drift", text, (chart,))

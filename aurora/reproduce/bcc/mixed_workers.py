@@ -1,0 +1,238 @@
+"""Workers of different speeds: how many batches each should take. Source: BCC §IV.
+
+Worker i answers for r_i batches after a_i r_i + Exp(mean r_i / mu_i) seconds, and its results count when it does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.planner.replication.recoverability import meet_more
+from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+
+POINTS = 1000  # of a time's distribution
+TAIL = 1e-12  # probability that is left out at its ends
+
+
+@dataclass(frozen=True)
+class MixedWorkers:
+    """shift_W: seconds a batch, a_i >= 0. rate_W: mu_i > 0, one over the mean further seconds a batch."""
+
+    shift_W: FloatArray
+    rate_W: FloatArray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shift_W", numbers("workers' shifts", self.shift_W))
+        object.__setattr__(self, "rate_W", numbers("workers' rates", self.rate_W))
+        if len(self.shift_W) != len(self.rate_W) or not len(self.rate_W):
+            raise BadInput(f"workers: expected a shift and a rate each, found {len(self.shift_W)} and {len(self.rate_W)}")
+        if (self.shift_W < 0).any() or (self.rate_W <= 0).any():
+            raise BadInput("workers: expected shifts of zero or more and rates above zero")
+
+    def __len__(self) -> int:
+        return len(self.shift_W)
+
+    def draw(self, load_W: IntArray, draws: int, rng: np.random.Generator) -> FloatArray:
+        """(draws, W) seconds; infinite for workers without work."""
+        seconds = self.shift_W * load_W + rng.exponential(size=(draws, len(self))) * load_W / self.rate_W
+        return np.where(load_W > 0, seconds, np.inf)
+
+    def finished(self, load_W: IntArray | FloatArray, at_s: FloatArray) -> FloatArray:
+        """(X, W) for at_s (X,) and load_W (W,) or (X, W): the probability that a worker has answered by then."""
+        spare = np.maximum(at_s[:, None] - self.shift_W * load_W, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(load_W > 0, -np.expm1(-spare * self.rate_W / load_W), 0.0)
+
+
+def seconds_a_batch(workers: MixedWorkers) -> FloatArray:
+    """(W,): what a worker should be given of any time t is t over this many batches, which makes the results that are
+    expected of it by t the most. The positive root of exp(mu x) = exp(a mu) (mu x + 1). Source: Reisizadeh, Prakash,
+    Pedarsani, Avestimehr, arXiv:1701.05973 (the paper's [16])."""
+    shift = workers.shift_W * workers.rate_W
+    root = shift + np.sqrt(2 * shift)  # not below the root, from where Newton's steps fall to it
+    for _ in range(60):
+        step = np.where(root > 0, (root - np.log1p(root) - shift) * (1 + root) / np.maximum(root, 1e-300), 0.0)
+        root = np.maximum(root - step, 0.0)
+        if (step <= 1e-15 * root).all():
+            break
+    return np.asarray(root / workers.rate_W)
+
+
+def loads_by(workers: MixedWorkers, most: int, at_s: FloatArray) -> FloatArray:
+    """(X, W) loads, not rounded and at most `most`, from which the most results are expected by each of at_s (X,)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        load_XW = np.minimum(at_s[:, None] / seconds_a_batch(workers), float(most))
+    return np.where(at_s[:, None] > 0, load_XW, 0.0)
+
+
+def expected_by(workers: MixedWorkers, most: int, at_s: FloatArray) -> FloatArray:
+    """(X,) results that are expected by at_s (X,) under loads_by: no allocation is expected to give more."""
+    load_XW = loads_by(workers, most, at_s)
+    return np.asarray((workers.finished(load_XW, at_s) * load_XW).sum(axis=1))
+
+
+def fluid_s(workers: MixedWorkers, batches: int, results: float) -> float:
+    """When `results` are expected under loads_by. InfeasiblePlan where all workers with all batches cannot give them."""
+    if not 0 < results <= len(workers) * batches:
+        raise InfeasiblePlan(f"{len(workers)} workers of at most {batches} batches each cannot give {results:g} results")
+
+    def short(at_s: float) -> float:
+        return float(expected_by(workers, batches, np.array([at_s]))[0]) - results * (1 - 1e-12)
+
+    high = 1.0
+    while short(high) < 0:
+        high *= 2
+    return float(brentq(short, 0.0, high, xtol=1e-12, rtol=1e-12))
+
+
+Allot = Callable[[MixedWorkers, int, int], IntArray]  # workers, batches, results wanted
+
+
+def _p2(workers: MixedWorkers, batches: int, results: int) -> IntArray:
+    load_W = loads_by(workers, batches, np.array([fluid_s(workers, batches, results)]))[0]
+    return np.asarray(np.maximum(np.rint(load_W), 1), dtype=np.int64)
+
+
+def _shared_out(weight_W: FloatArray, batches: int) -> IntArray:
+    """Whole batches in proportion: ends of the cumulated shares, rounded, so that none is off by more than one."""
+    ends_W = np.rint(np.cumsum(weight_W) / weight_W.sum() * batches).astype(np.int64)
+    return np.asarray(np.diff(ends_W, prepend=0))
+
+
+def _load_balanced(workers: MixedWorkers, batches: int, results: int) -> IntArray:
+    return _shared_out(workers.rate_W, batches)
+
+
+def _even(workers: MixedWorkers, batches: int, results: int) -> IntArray:
+    return _shared_out(np.ones(len(workers)), batches)
+
+
+def _by_pace(workers: MixedWorkers, batches: int, results: int) -> IntArray:
+    pace_W = seconds_a_batch(workers)
+    if (pace_W <= 0).any():
+        return _even(workers, batches, results)
+    return _shared_out(1 / pace_W, batches)
+
+
+# "p2" repeats batches, as many as it takes to expect the results; the others deal every batch once.
+ALLOT: dict[str, Allot] = {"p2": _p2, "load-balanced": _load_balanced, "even": _even, "by-pace": _by_pace}
+
+
+def results_s(workers: MixedWorkers, load_W: IntArray, results: int) -> float:
+    """The expected seconds until workers have answered for `results` batches, repeated ones counted each time; exact up to
+    the numerical integral of its distribution. With results = sum of the loads, until all have answered.
+
+    InfeasiblePlan where the loads add up to less.
+    """
+    load_W = counts("loads", load_W, 1)
+    if load_W.sum() < results:
+        raise InfeasiblePlan(f"loads: expected at least {results} batches in all, found {load_W.sum()}")
+    low, high = 0.0, float((workers.shift_W * load_W + load_W / workers.rate_W).max()) + 1e-300
+    while _late(workers, load_W, results, np.array([high]))[0] > TAIL:
+        high *= 2
+    for _ in range(40):  # to where there is something to integrate
+        middle = (low + high) / 2
+        if _late(workers, load_W, results, np.array([middle]))[0] > 1 - TAIL:
+            low = middle
+        elif _late(workers, load_W, results, np.array([(middle + high) / 2]))[0] < TAIL:
+            high = (middle + high) / 2
+        else:
+            break
+    at_s = np.linspace(low, high, POINTS)
+    return low + float(np.trapezoid(_late(workers, load_W, results, at_s), at_s))
+
+
+def _late(workers: MixedWorkers, load_W: IntArray, results: int, at_s: FloatArray) -> FloatArray:
+    """The probability that fewer than `results` have come by each time."""
+    finished_XW = workers.finished(load_W, at_s)
+    if load_W.sum() == results:
+        return np.asarray(1 - finished_XW[:, load_W > 0].prod(axis=1))
+    sums_R, short_XR = np.zeros(1, dtype=np.int64), np.ones((len(at_s), 1))  # results that can have come, and how probably
+    for worker in np.flatnonzero(load_W):
+        done = finished_XW[:, worker, None]
+        more_R = sums_R + load_W[worker]
+        more_R, done_XR = more_R[more_R < results], (short_XR * done)[:, sums_R + load_W[worker] < results]
+        both_R = np.union1d(sums_R, more_R)
+        after_XR = np.zeros((len(at_s), len(both_R)))
+        after_XR[:, np.searchsorted(both_R, sums_R)] = short_XR * (1 - done)
+        after_XR[:, np.searchsorted(both_R, more_R)] += done_XR
+        sums_R, short_XR = both_R, after_XR
+    return np.asarray(short_XR.sum(axis=1))
+
+
+def theorem_2(workers: MixedWorkers, batches: int) -> tuple[float, float]:
+    """(lower, upper) seconds on the least expected coverage time, by the p2 loads, which are optimal for many workers.
+    Source: Thm 2. InfeasiblePlan where the workers cannot hold the upper bound's results."""
+    if batches < 2:
+        raise BadInput(f"theorem 2: expected at least two batches, found {batches}")
+    shift, rate = float(workers.shift_W.max()), float(workers.rate_W.min())
+    harmonic = float((1 / np.arange(1, len(workers) + 1)).sum())
+    log = float(np.log(batches))
+    results = int((2 + np.log(shift + harmonic / rate) / log) * batches * log)
+    lower, upper = (results_s(workers, _enough(workers, batches, s), s) for s in (batches, results))
+    return lower, upper + 1
+
+
+def floor_s(workers: MixedWorkers, batches: int) -> float:
+    """Seconds that no allocation's expected coverage time goes below, however few the workers: by t at most expected_by(t)
+    results are expected, so by Markov's inequality coverage by t has at most that over `batches` as its probability."""
+    end = fluid_s(workers, batches, batches)
+    at_s = np.linspace(0.0, end, POINTS + 1)[1:]
+    late = np.maximum(0.0, 1 - expected_by(workers, batches, at_s) / batches)
+    return float(late.mean() * end)  # right ends: below the integral
+
+
+def _enough(workers: MixedWorkers, batches: int, results: int) -> IntArray:
+    """The p2 loads, one batch more for the first workers where rounding lost some."""
+    load_W = np.array(_p2(workers, batches, results))
+    while (short := results - int(load_W.sum())) > 0:
+        room = np.flatnonzero(load_W < batches)[:short]
+        load_W[room] += 1
+    return load_W
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Coverage times over draws: mean and standard error of those that covered, and the share of draws that did not."""
+
+    mean_s: float
+    error_s: float
+    impossible: float
+
+
+def random_coverage(workers: MixedWorkers, batches: int, load_W: IntArray, draws: int, rng: np.random.Generator) -> Covered:
+    """When workers that each drew load_W different batches have covered all of them, drawn `draws` times."""
+    seconds_XW = workers.draw(load_W, draws, rng)
+    times = np.full(draws, np.inf)
+    for draw in range(draws):
+        first_B = np.full(batches, np.inf)
+        for worker in np.argsort(seconds_XW[draw])[::-1]:
+            if load_W[worker]:
+                first_B[rng.permutation(batches)[: load_W[worker]]] = seconds_XW[draw, worker]
+        times[draw] = first_B.max()
+    fine = times[np.isfinite(times)]
+    error = float(fine.std(ddof=1) / np.sqrt(len(fine))) if len(fine) > 1 else np.inf
+    return Covered(float(fine.mean()) if len(fine) else np.inf, error, float(1 - len(fine) / draws))
+
+
+def random_misses(batches: int, load_W: IntArray) -> float:
+    """The probability that all workers' draws of load_W different batches together miss one; exact."""
+    met_B = np.zeros(batches + 1)
+    met_B[0] = 1.0
+    for load in load_W.tolist():
+        met_B = meet_more(met_B, load)
+    return max(0.0, 1 - float(met_B[-1]))
+
+
+def recommend(workers: MixedWorkers, batches: int) -> tuple[str, IntArray, float]:
+    """(name, loads, expected seconds): the quickest to cover of those in ALLOT that deal every batch once. The even split
+    is among them, so nothing slower is recommended; ties go to it."""
+    found = []
+    for name in ("even", "by-pace", "load-balanced"):
+        load_W = ALLOT[name](workers, batches, batches)
+        found.append((results_s(workers, load_W, batches), name, load_W))
+    seconds, name, load_W = min(found, key=lambda one: one[0])
+    return name, load_W, seconds

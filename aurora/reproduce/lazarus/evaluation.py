@@ -1,0 +1,280 @@
+"""Lazarus' evaluation (arXiv:2407.04656 §6) by formulas and replays: every figure, the paper's and ours."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from aurora.io import load_failures
+from aurora.planner.migration.recovery import recover
+from aurora.planner.migration.relabelling import fewest_moves, greedy_moves
+from aurora.planner.replication.failure_resilient import survive
+from aurora.planner.replication.recoverability import covered
+from aurora.reproduce.aurora.headlines import Range
+from aurora.reproduce.lazarus.jobs import BATCH, DEEPSEEK_V3, JOBS, NODES, SLOTS
+from aurora.simulator.membership_traces import MembershipEvent, changes, every, hourly, limited, shifted, spot
+from aurora.simulator.training_failures import SYSTEMS, Replay, System, TrainingJob, busiest, replay
+from aurora.types import Cluster, FailureDomains, Gpu
+from aurora.types.arrays import FloatArray
+
+TRACE, TRACE_FROM_S, SPOT_S = "spot_bamboo/g4dn-trace.csv", 600.0, 4800.0
+PORT_BPS = 6.25e9  # two of the testbed's nodes share 100 Gbps
+EXPERT_BYTES = {"GPT-S": 63_000_000, "GPT-L": 112_000_000}  # weights and optimizer states, as Table 2's text says
+METHODS = ("aurora", "mro", "spread", "compact")
+DRAWS, LARGE_DRAWS = 10, 3
+SLOW_START_S, SLOW_STORAGE = 180.0, 4.0
+
+
+@dataclass(frozen=True)
+class LazarusFigure:
+    """One number of a figure. paper: as the paper gives it, None where it does not; ours: the mean, and lowest and highest
+    where it is of several draws."""
+
+    figure: str
+    case: str
+    way: str
+    paper: float | None
+    ours: Range
+
+
+@dataclass(frozen=True)
+class LazarusEvaluation:
+    """The figures' numbers; whether the spot trace is the recorded one; and throughput over that trace: by job and system
+    (time_s, nodes used, samples a second) at each change."""
+
+    found: list[LazarusFigure]
+    recorded: bool
+    spot: Mapping[str, Mapping[str, list[tuple[float, int, float]]]]
+
+
+def reproduce(folder: Path, progress: Callable[[str, int, int], None]) -> LazarusEvaluation:
+    """Every figure, the same at every call; folder: recorded data, without which the spot trace is generated."""
+    found: list[LazarusFigure] = []
+    trace, recorded = spot_trace(folder)
+    runs = {name: {system: replay(job, how, trace, SPOT_S) for system, how in SYSTEMS.items()} for name, job in JOBS.items()}
+    parts = (_plans, _theorem, _model, _single_failures, _rates, lambda: _spot(runs), _skew, _one_layer, _tutel, _moves, _large)
+    for number, part in enumerate(parts):
+        progress("figures", number, len(parts))
+        found += part()
+    progress("figures", len(parts), len(parts))
+    return LazarusEvaluation(
+        found, recorded, {name: {system: run.rates for system, run in by.items()} for name, by in runs.items()}
+    )
+
+
+def spot_trace(folder: Path) -> tuple[list[MembershipEvent], bool]:
+    """The recorded trace where it is there, for NODES nodes at most; else a generated one; and whether it is recorded."""
+    path = folder / TRACE
+    there = path.exists()
+    found = shifted(changes(load_failures(path)), TRACE_FROM_S) if there else spot(NODES, SPOT_S, 0)
+    return limited(found, NODES), there
+
+
+def _over(values: list[float]) -> Range:
+    return Range(min(values), float(np.mean(values)), max(values))
+
+
+def _one(value: float) -> Range:
+    return Range(None, float(value), None)
+
+
+def _hot(ratio: float) -> FloatArray:
+    """(1, 8) loads: one expert gets `ratio` times the mean."""
+    load_E = np.ones(8)
+    load_E[0] = ratio * 7 / (8 - ratio)
+    return load_E[None]
+
+
+def _plans() -> list[LazarusFigure]:
+    """Fig. 4: four experts of 2, 3, 3 and 12 replicas on five nodes of four slots, three of which fail."""
+    found = []
+    for way in METHODS:
+        p_K = survive(np.ones(4), FailureDomains.equal(5, 4), way, replicas=[2, 3, 3, 12]).survival_L[0].p_K
+        claim = 0.7 if way == "mro" else None
+        found.append(LazarusFigure("4", "3 of 5 nodes failed", way, claim, _one(p_K[2])))
+    return found
+
+
+def _theorem() -> list[LazarusFigure]:
+    """Where Theorem 1 fails: four nodes of three slots, four experts of three replicas."""
+    found = []
+    for way in ("mro", "aurora"):
+        p_K = survive(np.ones(4), FailureDomains.equal(4, 3), way, replicas=[3, 3, 3, 3]).survival_L[0].p_K
+        for failures in (1, 2):
+            case = f"{failures} of 4 nodes failed"
+            found.append(LazarusFigure("Theorem 1", case, way, 1.0 if way == "mro" else None, _one(p_K[failures - 1])))
+    return found
+
+
+def _model() -> list[LazarusFigure]:
+    """Fig. 8: from how many sets of failed nodes all experts of all layers are left."""
+    found = []
+    claims = {("GPT-L", 4, "mro"): 0.41, ("GPT-L", 4, "spread"): 0.12}
+    for name in ("GPT-S", "GPT-L"):
+        load_LE = JOBS[name].load_LE
+        for way in METHODS:
+            made = survive(load_LE, FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)
+            held_WLE = np.zeros((NODES, *load_LE.shape), dtype=bool)
+            for layer, slots_N in enumerate(made.slots_LN):
+                for node, held in enumerate(slots_N):
+                    held_WLE[node, layer, list(held)] = True
+            for failures in range(1, NODES // 2 + 1):
+                failed = np.array(list(combinations(range(NODES), failures)))
+                alive_MW = np.ones((len(failed), NODES), dtype=bool)
+                np.put_along_axis(alive_MW, failed, False, axis=1)
+                p = covered(held_WLE.reshape(NODES, -1), alive_MW).mean()
+                claim = claims.get((name, failures, way))
+                found.append(LazarusFigure("8", f"{name}, {failures} failed", way, claim, _one(p)))
+    return found
+
+
+def _one_layer() -> list[LazarusFigure]:
+    """Fig. 10b: the same for a layer with one expert at 2 or 4 times the mean."""
+    return [
+        LazarusFigure("10b", f"{ratio}:1, {failures} failed", way, None, _one(made.survival_L[0].p_K[failures - 1]))
+        for ratio in (2, 4)
+        for way in METHODS
+        for made in [survive(_hot(ratio), FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)]
+        for failures in range(1, NODES // 2 + 1)
+    ]
+
+
+def _ratios(
+    job: TrainingJob, traces: list[list[MembershipEvent]], end_s: float, ours: System, others: Mapping[str, System]
+) -> dict[str, list[float]]:
+    """Samples of `ours` over each other system's, a value a trace."""
+    base = [replay(job, ours, trace, end_s).samples for trace in traces]
+    return {
+        name: [first / replay(job, how, trace, end_s).samples for first, trace in zip(base, traces, strict=True)]
+        for name, how in others.items()
+    }
+
+
+def _single_failures() -> list[LazarusFigure]:
+    """Fig. 6 and 7: samples against DeepSpeed while a node fails every 5 or 40 minutes until half are left."""
+    claims = {
+        ("6", "GPT-S", "DS"): 2.8, ("6", "GPT-S", "DS(FT)"): 1.4, ("6", "GPT-L", "DS"): 5.7, ("6", "GPT-L", "DS(FT)"): 2.8,
+        ("7", "GPT-S", "DS"): 1.6, ("7", "GPT-L", "DS"): 2.3,
+    }  # fmt: skip
+    slow = {
+        f"{name}, slow restarts": replace(job, storage_Bps=job.storage_Bps / SLOW_STORAGE, start_s=SLOW_START_S)
+        for name, job in JOBS.items()
+    }
+    found = []
+    for figure, minutes, longer in (("6", 5, 1), ("7", 40, 4)):
+        traces = [every(minutes * 60, NODES, seed, NODES // 2) for seed in range(DRAWS)]
+        others = {name: replace(SYSTEMS[name], interval=SYSTEMS[name].interval * longer) for name in ("DS", "DS(FT)")}
+        for name, job in (JOBS | slow).items():
+            ratios = _ratios(job, traces, minutes * 360, SYSTEMS["aurora"], {"lazarus": SYSTEMS["lazarus"]} | others)
+            found += [
+                LazarusFigure(figure, name, way, claims.get((figure, name, way)), _over(some)) for way, some in ratios.items()
+            ]
+    return found
+
+
+def _rates() -> list[LazarusFigure]:
+    """What the paper says of steps and samples outright."""
+    found = []
+    trace = every(300, NODES, 0, NODES // 2)
+    for name, claim in (("GPT-S", 2926), ("GPT-L", 1996)):
+        run = replay(JOBS[name], SYSTEMS["aurora"], trace, 1800)
+        step_s = float(np.mean([used * BATCH / rate for _, used, rate in run.rates]))
+        found.append(
+            LazarusFigure(
+                "Rates", f"{name}: steps in Fig. 6's 30 minutes", "aurora", claim, _one(run.seconds["compute"] / step_s)
+            )
+        )
+    for way, claim in (("aurora", 45), ("DS", 34)):
+        rate = replay(JOBS["GPT-M"], SYSTEMS[way], trace, 60).rates[0][2]
+        found.append(LazarusFigure("Rates", "GPT-M: samples a second on 10 nodes", way, claim, _one(rate)))
+    return found
+
+
+def _spot(runs: Mapping[str, Mapping[str, Replay]]) -> list[LazarusFigure]:
+    """Fig. 9 and 11: samples and the parts of the time on 80 minutes of a spot trace."""
+    claims = {("GPT-S", "DS"): 2.3, ("GPT-L", "DS"): 3.4, ("GPT-S", "DS(FT)"): 1.2, ("GPT-L", "DS(FT)"): 1.8}
+    ratios = [
+        LazarusFigure("9", name, way, claims.get((name, way)), _one(by["aurora"].samples / by[way].samples))
+        for name, by in runs.items()
+        for way in ("lazarus", "DS", "DS(FT)")
+    ]
+    parts = [
+        LazarusFigure("11", f"{name}, {system}", phase, _claimed_part(name, system, phase), _one(seconds / SPOT_S))
+        for name, by in runs.items()
+        for system in ("aurora", "DS", "DS(FT)")
+        for phase, seconds in by[system].seconds.items()
+    ]
+    return ratios + parts
+
+
+def _claimed_part(name: str, system: str, phase: str) -> float | None:
+    return {("GPT-L", "DS(FT)", "restart"): 0.27, ("GPT-S", "DS(FT)", "restart"): 0.0}.get((name, system, phase))
+
+
+def _skew() -> list[LazarusFigure]:
+    """Fig. 10a: a layer's throughput with one expert at 1 to 4 times the mean, against its own when all are equal."""
+    found = []
+    for way in ("aurora", "lazarus", "DS"):
+        top = {ratio: busiest(replace(JOBS["GPT-S"], load_LE=_hot(ratio)), SYSTEMS[way], NODES) for ratio in (1, 2, 3, 4)}
+        claim = None if way == "DS" else 1.0
+        found += [LazarusFigure("10a", f"{ratio}:1", way, claim, _one(top[1] / top[ratio])) for ratio in top]
+    return found
+
+
+def _tutel() -> list[LazarusFigure]:
+    """Fig. 12: 16 nodes, one fails every 5 minutes until half are left."""
+    claims = {("GPT-S", "Tutel(FT)"): 1.8, ("GPT-S", "Tutel"): 2.1, ("GPT-L", "Tutel(FT)"): 3.9, ("GPT-L", "Tutel"): 4.0}
+    traces = [every(300, 16, seed, 8) for seed in range(DRAWS)]
+    others = {name: SYSTEMS[name] for name in ("Tutel", "Tutel(FT)")}
+    return [
+        LazarusFigure("12", name, way, claims.get((name, way)), _over(values))
+        for name, job in JOBS.items()
+        for way, values in _ratios(job, traces, 2700, SYSTEMS["aurora"], others).items()
+    ]
+
+
+def _moves() -> list[LazarusFigure]:
+    """Table 2: replicas moved and the seconds of their transfers after 2 to 5 of 10 nodes failed; by MRO also with greedy
+    relabelling, the paper's."""
+    found = []
+    cluster = Cluster("ten", tuple(Gpu(f"g{n}", "3090", n, PORT_BPS, PORT_BPS, 24 * 10**9) for n in range(NODES)))
+    hosts = FailureDomains.equal(NODES, SLOTS)
+    cases = (("GPT-S", 2, 11, 2.3), ("GPT-S", 3, 52, 3.0), ("GPT-L", 4, 160, 7.6), ("GPT-L", 5, 55, 7.8))
+    for name, lost, replicas, seconds in cases:
+        load_LE = JOBS[name].load_LE
+        for way, method, relabel in (
+            ("aurora", "aurora", fewest_moves), ("mro", "mro", fewest_moves), ("mro, greedy", "mro", greedy_moves)
+        ):  # fmt: skip
+            held = survive(load_LE, hosts, method, min_replicas=2).slots_LN
+            moved, took = [], []
+            for seed in range(DRAWS):
+                alive_N = np.ones(NODES, dtype=bool)
+                alive_N[np.random.default_rng(seed).permutation(NODES)[:lost]] = False
+                made = recover(held, alive_N, load_LE, hosts, cluster, EXPERT_BYTES[name], 2, method, relabel=relabel)
+                moved.append(float(made.moved))
+                took.append(made.schedule.makespan_s)
+            papers = way == "mro, greedy"
+            found.append(
+                LazarusFigure("Table 2", f"{name}, {lost} lost: replicas", way, replicas if papers else None, _over(moved))
+            )
+            found.append(
+                LazarusFigure("Table 2", f"{name}, {lost} lost: seconds", way, seconds if papers else None, _over(took))
+            )
+    return found
+
+
+def _large() -> list[LazarusFigure]:
+    """Fig. 13: time to train as many samples of DeepSeek V3, over that of the paper's method."""
+    claims = {(64, 0.01): (2.9, 3.9), (64, 0.15): (3.6, 14.5), (32, 0.05): (2.9, 4.5), (128, 0.05): (3.5, 10.6)}
+    found = []
+    for (nodes, rate), (over_ft, over_ds) in claims.items():
+        traces = [hourly(nodes, rate, 24, seed) for seed in range(LARGE_DRAWS)]
+        others = {name: SYSTEMS[name] for name in ("DS(FT)", "DS")}
+        ratios = _ratios(DEEPSEEK_V3, traces, 24 * 3600, SYSTEMS["lazarus"], others)
+        case = f"{nodes * 8} GPUs, {rate:.0%} an hour"
+        found += [
+            LazarusFigure("13", case, way, claim, _over(ratios[way])) for way, claim in (("DS(FT)", over_ft), ("DS", over_ds))
+        ]
+    return found

@@ -1,0 +1,126 @@
+"""The process groups of one epoch's members: made without a global one, and broken off at once when the epoch is over."""
+
+import datetime
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+from aurora.errors import RankFailed
+
+LOOK_S = 0.005
+STUCK_S = 0.3  # after `abort` until gloo counts as stuck
+
+
+class EpochGroups:
+    """groups: one a model, gloo, of `ranks` members of which this is `rank`.
+
+    gloo has no way to stop waiting for a peer that lives but has stopped waiting itself. So `abort` shuts the connections:
+    whoever waits on them, here or at the other end, gets an error at once. Almost: gloo forgets a message that it begins to
+    send, because the receiver's notice has just come, on a connection that is shut by then, and whoever waits for it waits
+    until its time-out; see `unless_stopped`.
+    """
+
+    def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
+        self.groups = groups
+        self._connections = connections
+        self._lock = threading.Lock()
+
+    def abort(self) -> None:
+        with self._lock:
+            connections, self._connections = self._connections, []
+        for connection in connections:
+            with suppress(OSError):  # the other end was faster
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+def meet(
+    host: str, port: int, epoch: int, rank: int, ranks: int, groups: int, timeout_s: float, stopped: threading.Event
+) -> EpochGroups:
+    """Meets the epoch's other members at the store on host:port. Raises RankFailed when `stopped` is set before all have come,
+    or they do not come within timeout_s."""
+    found: list[EpochGroups] = []
+    failed: list[Exception] = []
+
+    def form() -> None:
+        try:
+            timeout = datetime.timedelta(seconds=timeout_s)
+            # A client of its own: one that waits for members who never come keeps everybody else from using it.
+            store = TCPStore(host, port, is_master=False, timeout=timeout)
+            before = _sockets()
+            made = [
+                ProcessGroupGloo(PrefixStore(f"epoch{epoch}/{group}", store), rank, ranks, timeout) for group in range(groups)
+            ]
+            meeting = EpochGroups(made, _connected(number for inode, number in _sockets().items() if inode not in before))
+            if stopped.is_set():
+                meeting.abort()
+            else:
+                found.append(meeting)
+        except (RuntimeError, OSError) as error:
+            failed.append(error)
+
+    forming = threading.Thread(target=form, daemon=True, name=f"aurora-epoch-{epoch}")
+    forming.start()
+    while forming.is_alive() and not stopped.is_set():
+        forming.join(LOOK_S)
+    if found:
+        return found[0]
+    reason = str(failed[0]).strip().splitlines()[0] if failed else "the epoch was over before all had come"
+    raise RankFailed(f"rank {rank}: cannot meet the others of epoch {epoch}: {reason}")
+
+
+def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
+    """Do what waits for peers, in a thread that is left behind if it does not end soon after `stopped` is set: RankFailed."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=run, daemon=True, name="aurora-waiting")
+    waiting.start()
+    while waiting.is_alive() and not stopped.is_set():
+        waiting.join(LOOK_S)
+    waiting.join(STUCK_S)
+    if failed:
+        raise failed[0]
+    if waiting.is_alive():
+        raise RankFailed("gloo waits on although its connections are shut")
+
+
+def _sockets() -> dict[int, int]:
+    """This process's sockets by inode, each with a descriptor: those of the last epoch close when they like, and their
+    descriptors' numbers are given again."""
+    found = {}
+    for name in os.listdir("/dev/fd"):
+        try:
+            status = os.fstat(int(name))
+        except OSError:  # closed since
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            found[status.st_ino] = int(name)
+    return found
+
+
+def _connected(descriptors: Iterable[int]) -> list[socket.socket]:
+    """Those that have a peer, each under a descriptor of its own."""
+    connections = []
+    for descriptor in descriptors:
+        try:
+            connection = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            continue
+        try:
+            connection.getpeername()
+            connections.append(connection)
+        except OSError:  # it listens
+            connection.close()
+    return connections

@@ -1,0 +1,53 @@
+"""NCCL: GPUs, one a rank."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.transport import Observe, lost_peer, parts
+from aurora.types import Order
+
+
+class NcclTransport:
+    """One grouped call of NCCL sends and receives a phase, posted in the planned order on the current stream.
+
+    Within the group NCCL runs transfers side by side: the order decides which are posted first, not who waits for whom.
+    Counts travel over `control`, a gloo group, so that the models' NCCL calls come in the turnstile's order on every rank;
+    without one there is nothing to gather.
+    """
+
+    def __init__(self, group: Any, control: Any, device: str) -> None:
+        self.rank = dist.get_rank(group)
+        self.ranks = dist.get_world_size(group)
+        self._group, self._device = group, device
+        self._control = GlooTransport(control) if control is not None else None
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        assert self._control is not None
+        return self._control.gather(row.cpu())
+
+    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
+        # A pair's parts go in one message here: within a group nobody waits between them.
+        pairs = list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))
+        whole = replace(order, pairs_X2=np.array(pairs, dtype=np.int64).reshape(-1, 2), share_X2=None, sub_channels=None)
+        ends = [(peer, True, tensor) for _, peer, tensor in parts(whole, self.rank, sends, sending=True)]
+        ends += [(peer, False, tensor) for _, peer, tensor in parts(whole, self.rank, recvs, sending=False)]
+        posts = [
+            dist.P2POp(dist.isend if sent else dist.irecv, tensor, group=self._group, group_peer=peer)
+            for peer, sent, tensor in ends
+        ]
+        if not posts:
+            return
+        began = time.perf_counter()
+        with lost_peer(self.rank, None):
+            for work in dist.batch_isend_irecv(posts):
+                work.wait()
+            torch.cuda.current_stream(self._device).synchronize()
+        for peer, sent, tensor in ends:
+            observe(peer, sent, tensor.numel() * tensor.element_size(), began, time.perf_counter())

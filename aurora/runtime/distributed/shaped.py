@@ -1,0 +1,105 @@
+"""A cluster's network on one machine: every rank's port held to its rates by token buckets at both ends."""
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.ordered import Message, Work
+from aurora.types import Cluster
+
+CHUNK_S = 0.004  # a chunk's time on the slower port: short enough to share ports fairly, long enough to sleep through
+LATE_S = 0.003  # how far behind a bucket may be and still catch up: covers late wake-ups
+UNDER_WAY = 2  # chunks posted ahead, so that a transfer does not stop between chunks
+
+
+class Bucket:
+    """A port's one direction. `take` returns when the bytes would have passed at the port's rate."""
+
+    def __init__(self, rate_Bps: float) -> None:
+        self._rate = rate_Bps
+        self._busy_until = 0.0
+        self._lock = threading.Lock()
+
+    def take(self, size: int, begun_before: bool = False) -> None:
+        """begun_before: the bytes have been arriving until now, so their own time counts backwards from now."""
+        seconds = size / self._rate
+        with self._lock:
+            now = time.perf_counter()
+            late = LATE_S + (seconds if begun_before else 0.0)
+            self._busy_until = max(self._busy_until, now - late) + seconds
+            wait = self._busy_until - now
+        if wait > 0:
+            time.sleep(wait)
+
+
+class Port:
+    """One rank's network port, shared by all models on the rank."""
+
+    def __init__(self, cluster: Cluster, rank: int) -> None:
+        self.cluster = cluster
+        self.out = Bucket(cluster.gpus[rank].out_Bps)
+        self.into = Bucket(cluster.gpus[rank].in_Bps)
+
+
+class ShapedTransport(GlooTransport):
+    """gloo, with every transfer held to the rates and start-up times of the cluster file, in chunks."""
+
+    cuts_rows = False  # a question takes no time here
+
+    def __init__(self, group: Any, port: Port) -> None:
+        super().__init__(group, port.cluster)
+        self._port = port
+        self._sending, self._receiving = (
+            [ThreadPoolExecutor(1, thread_name_prefix="aurora-shaped") for _ in range(self.ranks)] for _ in range(2)
+        )
+
+    def _send(self, message: Message) -> Work:
+        return _ShapedTransfer(self._sending[message.peer].submit(self._pour, message))
+
+    def _receive(self, message: Message) -> Work:
+        return _ShapedTransfer(self._receiving[message.peer].submit(self._drip, message))
+
+    def _pour(self, message: Message) -> None:
+        here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
+        if message.offset == 0:
+            time.sleep(max(here.startup_s, there.startup_s))
+        posted: list[Work] = []
+        for chunk in self._chunks(message, min(here.out_Bps, there.in_Bps)):
+            self._port.out.take(chunk.size)
+            posted.append(super()._send(chunk))
+            if len(posted) > UNDER_WAY:
+                posted.pop(0).wait()
+        for work in posted:
+            work.wait()
+
+    def _drip(self, message: Message) -> None:
+        here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
+        chunks = self._chunks(message, min(there.out_Bps, here.in_Bps))
+        posted: list[tuple[Work, int]] = []
+        for index in range(len(chunks) + UNDER_WAY):
+            if index < len(chunks):
+                posted.append((super()._receive(chunks[index]), chunks[index].size))
+            if index >= UNDER_WAY:
+                work, size = posted.pop(0)
+                work.wait()
+                self._port.into.take(size, begun_before=True)
+
+    @staticmethod
+    def _chunks(message: Message, rate_Bps: float) -> list[Message]:
+        """Parts of a message, cut the same way at both ends."""
+        size = max(1024, int(rate_Bps * CHUNK_S))
+        return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.flat, size)]
+
+
+class _ShapedTransfer:
+    """A message that a thread of ours is moving."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()

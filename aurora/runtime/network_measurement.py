@@ -1,0 +1,58 @@
+"""The network as messages find it before serving: what a prediction of the run is priced with."""
+
+import statistics
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from aurora.runtime.distributed.transport import Transport
+from aurora.types import Cluster
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes from each rank to each
+REPETITIONS = 5
+LONG_S = 0.1  # larger sizes are not tried once one takes this long: less tells more of start-ups and bursts than of the rate
+
+
+def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
+    """`cluster` with the start-up of a message and the share of each port's rate that `transport` reaches from `device`.
+
+    All ranks call it together and get the same. Every rank sends as much to each, one partner at a time, so that start-ups
+    come one after the other; ports keep their ratios.
+    """
+    from aurora.planner.alltoall.registry import ORDER
+    from aurora.planner.network.schedule_time import timed  # which compiles: seconds that other runs shall not pay
+
+    ranks, rank = transport.ranks, transport.rank
+    if ranks == 1:
+        return cluster
+    ports_s, took_s = [], []
+    for size in SIZES:
+        bytes_GG = np.full((ranks, ranks), size) - np.diag([size] * ranks)
+        order = ORDER["openshop"](bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
+        buffers = [torch.zeros(0 if peer == rank else size, dtype=torch.uint8, device=device) for peer in range(ranks)]
+        seconds = []
+        for _ in range(REPETITIONS + 1):  # one to warm up
+            transport.gather(torch.zeros(1))
+            began_s = time.perf_counter()
+            transport.exchange(order, buffers, [torch.empty_like(buffer) for buffer in buffers], lambda *_: None)
+            seconds.append(float(transport.gather(torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)).max()))
+        ports_s.append(timed(order, bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G).makespan_s)
+        took_s.append(statistics.median(seconds[1:]))
+        if took_s[-1] > max(LONG_S, 4 * took_s[0]):
+            break
+    startups_s, share = startups_and_share((ports_s[0], ports_s[-1]), (took_s[0], took_s[-1]))
+    startup_s = startups_s / (ranks - 1)
+    gpus = (replace(gpu, startup_s=startup_s, out_Bps=gpu.out_Bps * share, in_Bps=gpu.in_Bps * share) for gpu in cluster.gpus)
+    return replace(cluster, gpus=tuple(gpus))
+
+
+def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
+    """The seconds that every exchange pays, and the share of the ports' rate that is reached, of a small and a large one.
+
+    The line through both. A small one may pass at once where a port lets bursts through: then the large one tells the rate.
+    """
+    (small_s, large_s), (first_s, last_s) = ports_s, took_s
+    startups_s = max(0.0, first_s - small_s * max(0.0, last_s - first_s) / (large_s - small_s))
+    return startups_s, large_s / (last_s - startups_s) if last_s > startups_s else 1.0

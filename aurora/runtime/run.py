@@ -1,0 +1,125 @@
+"""`aurora.run`: serve prompts with one or two MoE models under a plan, on local ranks or as one rank under torchrun."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from aurora.errors import AuroraError, BadInput
+from aurora.models.decoding import decode_alone
+from aurora.models.loading import load_model
+from aurora.planner.check.plans import check_plan
+from aurora.runtime.distributed.launcher import launch, launch_threads
+from aurora.runtime.distributed.memory import Memory
+from aurora.runtime.distributed.process_groups import seat_from_environment
+from aurora.runtime.distributed.supervisor import Supervisor
+from aurora.runtime.elastic_rank import survive_rank
+from aurora.runtime.request_journal import RequestJournal
+from aurora.runtime.result import RankResult, RunResult, merge, survived
+from aurora.runtime.serving_rank import serve_rank
+from aurora.types import Plan, RunOptions
+from aurora.types.arrays import FloatArray
+
+LOGIT_TOLERANCE = 1e-4
+
+
+def run(
+    plan: Plan,
+    models: Sequence[str | Path],
+    prompts: Sequence[Sequence[list[int]]],
+    options: RunOptions = RunOptions(),
+) -> RunResult | None:
+    """Serve prompts[m] (token ids) with models[m], the plan's m-th, and give the answers and a measured Trace.
+
+    Starts one local process a planned rank; under torchrun's environment variables this process is one rank, and only rank 0
+    gets a result. Raises BadInput when plan, models and ranks do not fit, RankFailed when a rank is lost.
+    """
+    _check(plan, models, prompts, options)
+    if options.survive:
+        return survive(plan, models, prompts, options)
+    paths, names_M, ranks = [str(model) for model in models], tuple(model.model for model in plan.models), len(plan.cluster)
+    if options.transport == "memory":
+        memories = [Memory(ranks, options.timeout_s) for _ in plan.models]
+        shares = launch_threads(serve_rank, ranks, plan, paths, prompts, options, memories, timeout_s=options.timeout_s)
+        return merge([one for share in shares for one in share], names_M)
+    seat = seat_from_environment(options.timeout_s)
+    if seat is not None:
+        if seat.ranks != ranks:
+            raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {seat.ranks}")
+        gathered = serve_rank(seat, plan, paths, prompts, options)
+        return merge(gathered, names_M) if gathered else None
+    shares = launch(serve_rank, ranks, plan, paths, prompts, options, timeout_s=options.timeout_s, port=options.port)
+    return merge([one for share in shares for one in share], names_M)
+
+
+def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
+    if len(models) != len(plan.models) or len(prompts) != len(plan.models):
+        raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
+    check_plan(plan)
+    if options.transport == "shaped" and plan.cluster.fabric is not None:
+        raise BadInput("--transport shaped: holds ports to their rates, but not the links of the plan's fabric")
+    for name, requests in zip(models, prompts, strict=True):
+        if not requests or not all(requests):
+            raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")
+        if any(not isinstance(token, int) or token < 0 for prompt in requests for token in prompt):
+            raise BadInput(f"run: expected prompts for {name} as lists of token ids")
+
+
+def survive(
+    plan: Plan,
+    models: Sequence[str | Path],
+    prompts: Sequence[Sequence[list[int]]],
+    options: RunOptions,
+    load_MLE: Sequence[FloatArray] | None = None,
+    watch: Callable[[int, dict[int, int]], None] | None = None,
+) -> RunResult:
+    """Like `run` on local ranks, going on with those that are left when some are lost.
+
+    load_MLE: (L, E) of each model, the tokens of each expert, for placing those that nobody holds any more; None: all equal.
+    watch: told of each epoch, and of the processes of its members by seat. What cannot go on ends with the result so far and
+    `failure` set. Raises BadInput where it cannot begin.
+    """
+    _check(plan, models, prompts, options)
+    if seat_from_environment(options.timeout_s) is not None:
+        raise BadInput("--survive: starts its ranks by itself, expected none of torchrun's variables")
+    layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
+    journal = RequestJournal(plan, prompts, load_MLE or [np.ones(shape) for shape in layers_M])
+    supervisor = Supervisor(
+        survive_rank, len(plan.cluster), journal, (plan, [str(path) for path in models], prompts, options, time.perf_counter()),
+        timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, port=options.port, watch=watch,
+    )  # fmt: skip
+    failure = None
+    shares: dict[int, RankResult] = {}
+    try:
+        shares = supervisor.run()
+    except AuroraError as error:
+        if not any(answers.tokens for answers in journal.answers_M):
+            raise
+        failure = str(error)
+    return survived(journal.answers_M, journal.changes, list(shares.values()), plan, failure)
+
+
+def verify(
+    result: RunResult, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions
+) -> list[str]:
+    """Decode every prompt with the plain model in this process; gives a sentence for each difference, none when equal.
+
+    Equal: the same greedy tokens, and every logit within LOGIT_TOLERANCE.
+    """
+    differences = []
+    for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):
+        plain = load_model(path, "cuda:0" if result.transport == "nccl" else "cpu")
+        eos = plain.tokenizer.eos_token_id
+        for index, prompt in enumerate(requests):
+            if index not in answers.tokens:
+                differences.append(f"{plain.name}, prompt {index}: no answer")
+                continue
+            tokens, logits = decode_alone(plain.model, prompt, options.max_new_tokens, eos)
+            if answers.tokens[index] != tokens:
+                differences.append(f"{plain.name}, prompt {index}: tokens {answers.tokens[index]}, expected {tokens}")
+            elif index in answers.logits:
+                apart = float(np.abs(answers.logits[index] - logits.double().cpu().numpy()).max())
+                if not apart <= LOGIT_TOLERANCE:
+                    differences.append(f"{plain.name}, prompt {index}: logits {apart:.2e} apart")
+    return differences

@@ -1,0 +1,83 @@
+"""Which experts each token chose, layer by layer: what counts of (token, expert) pairs no longer tell."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aurora.errors import BadInput
+from aurora.types.arrays import IntArray, counts, locked
+
+
+@dataclass(frozen=True)
+class TokenRouting:
+    """U tokens, those of one window and source together, in that order; they are sorted on the way in.
+
+    experts_ULK (U, L, K) uint8, or uint16 for expert numbers from 256: the different experts that each token chose. source_U,
+    window_U (U,) int64: the rank that it started on, and the window. sequence_U (U,) int64, where it is known: the prompt that
+    it is of; a sequence's tokens follow one another. BadInput for other shapes, or an expert twice.
+    """
+
+    experts_ULK: NDArray[Any]
+    source_U: IntArray
+    window_U: IntArray
+    sequence_U: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        chosen = np.asarray(self.experts_ULK)
+        if chosen.ndim != 3 or chosen.dtype.kind not in "iu" or 0 in chosen.shape:
+            raise BadInput(
+                f"experts_ULK: expected whole numbers, tokens by layers by choices, found {chosen.dtype} {chosen.shape}"
+            )
+        if int(chosen.min()) < 0 or int(chosen.max()) >= 1 << 16:
+            raise BadInput(f"experts_ULK: expected experts from 0 to 65535, found {chosen.min()} to {chosen.max()}")
+        known = ("source_U", "window_U", *(("sequence_U",) if self.sequence_U is not None else ()))
+        for name in known:
+            object.__setattr__(self, name, counts(name, getattr(self, name), 1))
+            if len(getattr(self, name)) != len(chosen):
+                raise BadInput(f"{name}: expected one for each of {len(chosen)} tokens, found {len(getattr(self, name))}")
+        chosen = chosen.astype(np.uint8 if int(chosen.max()) < 256 else np.uint16)  # a copy
+        for layer in range(chosen.shape[1]):
+            ranked_UK = np.sort(chosen[:, layer], axis=1)
+            if (ranked_UK[:, 1:] == ranked_UK[:, :-1]).any():
+                raise BadInput(f"experts_ULK, layer {layer}: expected different experts for a token, found one twice")
+        sequence = np.lexsort((self.source_U, self.window_U))
+        if (np.diff(sequence) < 0).any():
+            chosen = chosen[sequence]
+            for name in known:
+                object.__setattr__(self, name, locked(getattr(self, name)[sequence]))
+        object.__setattr__(self, "experts_ULK", locked(chosen))
+
+    @property
+    def lengths_Q(self) -> IntArray:
+        """(Q,) int64: how many tokens each sequence has; BadInput where sequences are not known."""
+        if self.sequence_U is None:
+            raise BadInput("sequence_U: expected the sequence of every token, found none")
+        return np.unique(self.sequence_U, return_counts=True)[1].astype(np.int64)
+
+    def layer(self, number: int, window: int | None = None) -> tuple[NDArray[Any], IntArray]:
+        """experts_UK (U, K) and source_U (U,) of one layer's tokens, of one window or of all."""
+        if window is None:
+            return self.experts_ULK[:, number], self.source_U
+        some = slice(*np.searchsorted(self.window_U, (window, window + 1)).tolist())
+        return self.experts_ULK[some, number], self.source_U[some]
+
+    def tokens_TLSE(self, windows: int, sources: int, experts: int) -> IntArray:
+        """(T, L, S, E) int64: how many (token, choice) pairs there are. BadInput for what lies outside."""
+        for what, most, limit in (
+            ("window_U", int(self.window_U.max()), windows),
+            ("source_U", int(self.source_U.max()), sources),
+            ("experts_ULK", int(self.experts_ULK.max()), experts),
+        ):
+            if most >= limit:
+                raise BadInput(f"{what}: expected numbers below {limit}, found {most}")
+        _, layers, routing = self.experts_ULK.shape
+        tokens = np.empty((windows, layers, sources, experts), dtype=np.int64)
+        at_U = (self.window_U * sources + self.source_U) * experts
+        for layer in range(layers):
+            found = np.zeros(windows * sources * experts, dtype=np.int64)
+            for choice in range(routing):
+                found += np.bincount(at_U + self.experts_ULK[:, layer, choice], minlength=len(found))
+            tokens[:, layer] = found.reshape(windows, sources, experts)
+        return tokens

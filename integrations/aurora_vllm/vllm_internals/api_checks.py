@@ -1,0 +1,110 @@
+"""What the plugin needs of vLLM's internals, and whether it is there."""
+
+import functools
+import importlib
+import inspect
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from aurora.errors import BadInput
+
+OLDEST = (0, 30)
+MOE = "vllm.model_executor.layers.fused_moe"
+LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
+WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
+
+
+@dataclass(frozen=True)
+class ApiCheck:
+    """Something of vLLM's by "module:name", and the parameters, or the names in a property's code, that it must have."""
+
+    what: str
+    where: str
+    needs: tuple[str, ...] = ()
+
+    def missing(self) -> str | None:
+        """What is not there, in words."""
+        try:
+            found = find(self.where)
+        except (ImportError, AttributeError):
+            return f"{self.what}: there is no {self.where}"
+        if isinstance(found, property):
+            has: tuple[str, ...] = found.fget.__code__.co_names if found.fget is not None else ()
+        else:
+            has = tuple(inspect.signature(found).parameters)
+        lacks = [name for name in self.needs if name not in has]
+        return f"{self.what}: {self.where} has no {', '.join(lacks)}" if lacks else None
+
+
+API_CHECKS = (
+    ApiCheck("loading", WORKER),
+    ApiCheck("placement", f"{MOE}.routed_experts:RoutedExperts.__init__", ("layer_name", "moe_config", "expert_map_manager")),
+    ApiCheck("placement", f"{MOE}.routed_experts:RoutedExperts.register_oot", ("name",)),
+    ApiCheck("placement", "vllm.model_executor.custom_op:op_registry_oot.get"),
+    ApiCheck("placement", f"{MOE}.expert_map_manager:ExpertMapManager.expert_map", ("_expert_map",)),
+    ApiCheck("placement", f"{MOE}.expert_map_manager:ExpertMapManager.local_num_experts", ("_local_num_experts",)),
+    ApiCheck("recording", f"{MOE}.routed_experts:RoutedExperts.forward_modular", ("x", "topk_weights", "topk_ids")),
+    ApiCheck("all-to-all", "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.__init__", ("cpu_group",)),
+    ApiCheck(
+        "all-to-all",
+        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.dispatch",
+        ("hidden_states", "topk_weights", "topk_ids", "is_sequence_parallel", "extra_tensors"),
+    ),
+    ApiCheck(
+        "all-to-all",
+        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.combine",
+        ("hidden_states", "is_sequence_parallel"),
+    ),
+    ApiCheck(
+        "all-to-all",
+        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager._get_comm_group",
+        ("is_sequence_parallel",),
+    ),
+    ApiCheck("all-to-all", "vllm.distributed.parallel_state:get_ep_group"),
+    ApiCheck("all-to-all", "vllm.distributed.parallel_state:get_tp_group"),
+    ApiCheck("all-to-all", "vllm.config.compilation:CUDAGraphMode.__init__"),
+    ApiCheck("placement", LAYER_INDEX, ("layer_name",)),
+    ApiCheck("platform", "vllm.platforms:current_platform.is_cpu"),
+)
+CPU_API_CHECKS = (
+    ApiCheck(
+        "experts on the CPU",
+        f"{MOE}.experts.cpu_moe:CPUUnquantizedExperts.apply",
+        ("output", "hidden_states", "topk_weights", "topk_ids", "expert_map"),
+    ),
+    ApiCheck("collectives on the CPU", "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator"),
+    ApiCheck("torch.compile on the CPU", f"{MOE}.runner.moe_runner:MoERunner._select_forward"),
+)
+DP_API_CHECK = ApiCheck("naming a lost rank", "vllm.config:ParallelConfig.has_unfinished_dp", ("dp_group", "has_unfinished"))
+EPLB_API_CHECKS = (
+    ApiCheck(
+        "replicas",
+        "vllm.distributed.eplb.policy.default:DefaultEplbPolicy.rebalance_experts",
+        ("weight", "num_replicas", "num_ranks"),
+    ),
+    ApiCheck("replicas", "vllm.distributed.eplb.policy:EPLB_POLICIES.get"),
+)
+
+
+def find(where: str) -> Any:
+    """What "module:name.name" means. Raises ImportError or AttributeError."""
+    module, _, names = where.partition(":")
+    return functools.reduce(getattr, filter(None, names.split(".")), importlib.import_module(module))
+
+
+def check_api(seams: tuple[ApiCheck, ...]) -> None:
+    """BadInput unless this vLLM is new enough and has all of `seams`."""
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        found = str(find("vllm:__version__"))
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if len(numbers) == 2 and numbers < OLDEST:
+        raise BadInput(f"vLLM {found} is older than {'.'.join(map(str, OLDEST))}, the first that the plugin knows")
+    missing: dict[str, str] = {}
+    for seam in seams:
+        if said := seam.missing():
+            missing.setdefault(seam.what, said)
+    if missing:
+        raise BadInput(f"vLLM {found} lacks what the plugin needs: {'; '.join(missing.values())}")

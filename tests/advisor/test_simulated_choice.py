@@ -1,0 +1,61 @@
+"""Plans chosen by simulation."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurora.advisor.simulated_choice import ALONE, TOGETHER, simulated_plan, with_time_slice
+from aurora.errors import BadInput
+from aurora.planner.make_plan import make_plan
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import TIME_SLICES, PlanOptions
+from tests.conftest import cluster
+from tests.simulator.test_interpreter import profile
+from tests.strategies import clusters, profiles
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), st.lists(profiles(n), min_size=1, max_size=2))))
+def test_no_candidate_is_simulated_shorter(case):
+    machines, sources = case
+    chosen = simulated_plan(machines, sources, PlanOptions(objective="simulated"))
+    assert chosen.methods["chosen"] == "simulated"
+    took = simulate_plan(chosen, sources).seconds
+    if len(sources) == 1:
+        others = [PlanOptions(place=place) for place in ALONE]
+    else:
+        others = [PlanOptions(colocate=name, objective=objective) for name in TOGETHER for objective in ("causal", "paper")]
+    assert took == min(simulate_plan(make_plan(machines, sources, options), sources).seconds for options in others)
+
+
+@settings(max_examples=10)
+@given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n))))
+def test_turns_are_those_that_are_simulated_faster(case):
+    machines, *sources = case
+    plans = [make_plan(machines, sources, PlanOptions(time_slice=time_slice)) for time_slice in TIME_SLICES]
+    chosen = with_time_slice(plans[0], sources)
+    assert simulate_plan(chosen, sources).seconds == min(simulate_plan(plan, sources).seconds for plan in plans)
+
+
+def test_turns_are_chosen_by_as_many_windows_as_a_second_or_two_allow(monkeypatch):
+    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 2 * 2 * 3)  # of two pairs and two layers
+    seen = []
+    monkeypatch.setattr(
+        "aurora.advisor.simulated_choice.simulate_plan", lambda plan, given: seen.append(given) or simulate_plan(plan, given)
+    )
+    sources = [profile([[[[0, 4], [4, 0]]]] * 5, name=name) for name in "ab"]
+    plan = make_plan(cluster(1.0, 1.0), sources)
+    with_time_slice(plan, sources)
+    assert [[profile.windows for profile in given] for given in seen] == [[3, 3], [3, 3]]
+    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 7)
+    assert with_time_slice(plan, sources) is plan
+
+
+def test_turns_on_one_gpu():
+    sources = [profile([[[[4, 4]]]], name=name) for name in "ab"]
+    assert with_time_slice(make_plan(cluster(1.0), sources), sources).methods["turns"] == "exchange"
+
+
+def test_something_must_be_left_to_choose():
+    with pytest.raises(BadInput, match="found nothing to choose between"):
+        simulated_plan(None, [None], PlanOptions(place="balanced"))

@@ -1,0 +1,49 @@
+"""Clusters as files: what is written comes back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.io import load_cluster, save, save_cluster
+from aurora.types import Cluster, Gpu, servers
+from tests.conftest import cluster
+from tests.strategies import clusters, fabrics
+
+words = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+
+
+@given(clusters(), words, words, st.sampled_from([0.0, 0.25]), st.lists(words, max_size=3))
+def test_any_cluster_comes_back(tmp_path_factory, machines, name, rack, incast, remarks):
+    file = tmp_path_factory.mktemp("clusters") / "written.toml"
+    gpus = tuple(replace(gpu, name=name + str(i), rack=rack, failure_rate=0.1) for i, gpu in enumerate(machines.gpus))
+    written = Cluster(name, gpus, None, incast)
+    save_cluster(written, file, remarks)
+    assert load_cluster(file) == written
+
+
+@pytest.mark.parametrize("kind", ["leaf-spine", "graph"])
+def test_fabrics_come_back(tmp_path, kind):
+    @given(fabrics(4, kind))
+    def comes_back(fabric):
+        written = replace(cluster(1.0, 2.0, 3.0, 4.0), fabric=fabric)
+        save(written, tmp_path / "written.toml")
+        assert load_cluster(tmp_path / "written.toml") == written
+
+    comes_back()
+
+
+def test_servers_and_numpy_numbers_come_back(tmp_path):
+    gpus = tuple(Gpu(f"g{i}", "k", i // 2, np.float64(1e9), np.float64(2e9), np.int64(10**9)) for i in range(4))
+    written = Cluster("two", gpus, servers([0, 0, 1, 1], [1e9] * 4, [2e9] * 4, 5e8))
+    save(written, tmp_path / "written.toml")
+    assert load_cluster(tmp_path / "written.toml") == written
+    assert 'kind = "servers"' in (tmp_path / "written.toml").read_text()
+
+
+def test_no_folder_to_write_to(tmp_path):
+    with pytest.raises(BadInput, match="cannot be written"):
+        save(cluster(1.0), tmp_path / "nowhere" / "written.toml")

@@ -1,0 +1,343 @@
+"""Files: round trips, and what is refused."""
+
+import contextlib
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aurora
+from aurora.errors import AuroraError, BadInput, BrokenPlan
+from aurora.io import load_cluster, load_plan, load_profile, load_trace, save, shipped
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import Link, PlanOptions, SyntheticOptions, Trace, servers
+from tests.conftest import cluster
+from tests.strategies import clusters, fabrics, profiles
+
+CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
+GPU = """
+[[gpu]]
+name = "g"
+kind = "k"
+node = 0
+out_Bps = 1e9
+in_Bps = 1e9
+memory_bytes = 1000
+"""
+
+
+@pytest.fixture
+def profile():
+    return synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32, windows=2))
+
+
+@pytest.fixture
+def plan(profile):
+    return make_plan(cluster(1e6, 2e6, startup_s=0.001), [profile, profile], PlanOptions(order="sjf"), ["a.npz", "a.npz"])
+
+
+@given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n))))
+def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
+    folder = tmp_path_factory.mktemp("store")
+    machines, source = case
+    made = make_plan(machines, [source])
+    save(source, folder / "p.npz")
+    save(made, folder / "plan.json")
+    assert load_profile(folder / "p.npz").digest == source.digest
+    back = load_plan(folder / "plan.json")
+    assert back.cluster == made.cluster
+    assert [m.placement for m in back.models] == [m.placement for m in made.models]
+    assert [o.pairs_X2.tolist() for o in back.models[0].dispatch_L] == [o.pairs_X2.tolist() for o in made.models[0].dispatch_L]
+    assert (back.objective_s, back.bound_s, back.methods) == (made.objective_s, made.bound_s, made.methods)
+    assert (back.objective, back.free_bound_s) == (made.objective, made.free_bound_s)
+
+
+@pytest.mark.parametrize("method", ORDER)
+def test_orders_come_back_with_their_parts(tmp_path, plan, method):
+    bytes_GG = np.array([[0, 700], [300, 0]])
+    rates = (plan.cluster.out_Bps_G, plan.cluster.in_Bps_G)
+    made = ORDER[method](bytes_GG, *rates, np.random.default_rng(0))
+    orders = (made,) * len(plan.models[0].dispatch_L)
+    models = tuple(replace(model, dispatch_L=orders) for model in plan.models)
+    save(replace(plan, models=models), tmp_path / "plan.json")
+    back = load_plan(tmp_path / "plan.json").models[0].dispatch_L[0]
+    assert repr(back) == repr(made)
+
+
+def test_traces_come_back_as_they_were(tmp_path, plan, profile):
+    trace = simulate_plan(plan, [profile, profile])
+    save(trace, tmp_path / "t.npz")
+    back = load_trace(tmp_path / "t.npz")
+    for column in Trace.COLUMNS:
+        assert np.array_equal(getattr(back, column), getattr(trace, column))
+    assert (back.kind, back.names_M, back.ranks) == (trace.kind, trace.names_M, trace.ranks)
+
+
+def test_load_tells_files_by_their_content(tmp_path, plan, profile):
+    save(plan, tmp_path / "x.json")
+    save(profile, tmp_path / "x.npz")
+    assert aurora.load(tmp_path / "x.json").scenario == plan.scenario
+    assert aurora.load(tmp_path / "x.npz").model == profile.model
+    assert len(aurora.load(shipped("clusters/demo-4.toml"))) == 4
+    with pytest.raises(BadInput, match=r"expected a \.toml, \.json or \.npz file"):
+        aurora.load(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("path", sorted(shipped("clusters").glob("*.toml")), ids=lambda p: p.stem)
+def test_shipped_clusters_are_named_after_their_files(path):
+    assert load_cluster(path).name == path.stem
+
+
+def test_the_papers_mixed_cluster():
+    assert sorted(set(load_cluster(shipped("clusters/paper-mixed-8.toml")).out_Bps_G * 8 / 1e9)) == [40, 50, 80, 100]
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("schema = 1\n", r"expected one \[\[gpu\]\] table or more"),
+        ("schema = 2\n" + GPU, "expected schema = 1, found 2"),
+        ("schema = 1\nfoo = 3\n" + GPU, "unknown foo"),
+        ("schema = 1\n" + GPU + "colour = 'red'\n", "unknown colour"),
+        ("schema = 1\n" + GPU.replace("out_Bps = 1e9", "out_Bps = 0"), "gpu 'g': out_Bps must be a number above zero, found 0"),
+        ("schema = 1\n" + GPU.replace("in_Bps = 1e9", "in_Bps = -5"), "in_Bps must be a number above zero, found -5"),
+        ("schema = 1\n" + GPU.replace("in_Bps = 1e9", "in_Bps = nan"), "in_Bps must be a number above zero, found nan"),
+        ("schema = 1\n" + GPU.replace("in_Bps = 1e9", "in_Bps = 'fast'"), "in_Bps must be a number, found 'fast'"),
+        ("schema = 1\n" + GPU.replace("in_Bps = 1e9\n", ""), "lacks in_Bps"),
+        ("schema = 1\n" + GPU + "count = 0\n", "count must be a whole number above zero, found 0"),
+        ("schema = 1\n" + GPU.replace("node = 0", "node = 0.5"), "node must be a whole number, found 0.5"),
+        ("schema = [", "not TOML"),
+        ("schema = 1\ngpu = [1]\n", "expected a table for GPU 0, found 1"),
+        ("schema = 1\n" + GPU.replace("1000", "1" + "0" * 400), "memory_bytes must lie between"),
+        ("schema = 1\n" + GPU.replace("1e9", "1" + "0" * 400), "out_Bps is too large"),
+        ("schema = 1\nx = " + "1" * 5000, "not TOML"),
+    ],
+)
+def test_bad_clusters(tmp_path, toml, message):
+    file = tmp_path / "c.toml"
+    file.write_text(toml)
+    with pytest.raises(BadInput, match=message) as error:
+        load_cluster(file)
+    assert str(file) in str(error.value)
+
+
+LEAVES = '[fabric]\nkind = "leaf-spine"\nspines = 2\nuplink_Bps = 5e8\n'
+
+
+def fabric_of(tmp_path, toml):
+    file = tmp_path / "c.toml"
+    file.write_text("schema = 1\n" + toml)
+    return load_cluster(file).fabric
+
+
+def test_leaves_are_nodes_or_racks(tmp_path):
+    second = GPU.replace("node = 0", "node = 1")
+    by_node = fabric_of(tmp_path, LEAVES + GPU + "count = 2\n" + second)
+    assert by_node.switches == ("leaf-0", "leaf-1", "spine-0", "spine-1")
+    assert {str(link): link.Bps for link in by_node.links if link.src == "leaf-0"} == {
+        "leaf-0 -> rank 0": 1e9, "leaf-0 -> rank 1": 1e9, "leaf-0 -> spine-0": 5e8, "leaf-0 -> spine-1": 5e8,
+    }  # fmt: skip
+    by_rack = fabric_of(tmp_path, LEAVES + GPU + "rack = 'r'\n" + second + "rack = 'r'\n")
+    assert by_rack.switches == ("leaf-r", "spine-0", "spine-1")
+
+
+def test_a_graph_names_gpus_and_switches(tmp_path):
+    links = '[fabric]\nkind = "graph"\nlinks = [{from="g-0", to="s", Bps=2, both=true}, {from=1, to="s", Bps=3.5}, {from="s", to=1, Bps=4}]\n'
+    found = fabric_of(tmp_path, links + GPU + "count = 2\n")
+    assert found.links == (Link(0, "s", 2.0), Link("s", 0, 2.0), Link(1, "s", 3.5), Link("s", 1, 4.0))
+
+
+def test_the_shipped_fabric_is_two_to_one():
+    machines = load_cluster(shipped("clusters/leaf-spine-16.toml"))
+    up = sum(link.Bps for link in machines.fabric.links if link.src == "leaf-0" and isinstance(link.dst, str))
+    assert len(machines) == 16
+    assert machines.out_Bps_G[:4].sum() == 2 * up
+
+
+@pytest.mark.parametrize(
+    ("fabric", "message"),
+    [
+        ("inside_Bps = 9e9", r"\[fabric\]: expected kind = 'leaf-spine' or 'servers' or 'graph', found None"),
+        ("kind = 'torus'", "found 'torus'"),
+        ("kind = 'leaf-spine'\nuplink_Bps = 1", "spines must be a whole number, found None"),
+        ("kind = 'leaf-spine'\nspines = true\nuplink_Bps = 1", "spines must be a whole number, found True"),
+        ("kind = 'leaf-spine'\nspines = 0\nuplink_Bps = 1", "expected one spine or more, found 0"),
+        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 'x'", "uplink_Bps must be a number, found 'x'"),
+        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = nan", "Bps must be a number above zero, found nan"),
+        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1" + "0" * 400, "uplink_Bps is too large"),
+        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1\ncolour = 2", "unknown colour"),
+        ("kind = 'servers'\nnic_Bps = 0", "Bps must be a number above zero, found 0"),
+        ("kind = 'servers'", "nic_Bps must be a number, found None"),
+        ("kind = 'graph'", r"expected links = \[...\], found None"),
+        ("kind = 'graph'\nlinks = [1]", "link 0: expected a table, found 1"),
+        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1, both=1}]", "both must be true or false, found 1"),
+        ("kind = 'graph'\nlinks = [{from='g', Bps=1}]", "link 0: to must be the name of a GPU or a switch, found None"),
+        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=0}]", "link rank 0 -> s: Bps must be a number above zero"),
+        ("kind = 'graph'\nlinks = [{from='g', to=7, Bps=1}]", "expected ranks 0 to 1, found 7"),
+        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1}]", "found none from 0 to 1"),
+    ],
+)
+def test_bad_fabrics(tmp_path, fabric, message):
+    with pytest.raises(BadInput, match=message) as error:
+        fabric_of(
+            tmp_path, f"[fabric]\n{fabric}\n" + GPU + GPU.replace('"g"', '"h"') + "rack = 'r'\n" * ("spine" not in fabric)
+        )
+    assert str(error.value).count("c.toml") == 1
+
+
+def test_servers_come_back_from_a_plan(tmp_path, profile):
+    machines = replace(cluster(4.0, 4.0), fabric=servers([0, 0], [4.0, 4.0], [4.0, 4.0], 1.0))
+    save(make_plan(machines, [profile]), tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").cluster == machines
+    assert load_cluster(shipped("clusters/h100-servers-32.toml")).fabric.nic_Bps == 50e9
+
+
+def test_names_that_say_no_single_gpu(tmp_path):
+    with pytest.raises(BadInput, match="expected one GPU named 'g', found 2; say it by rank"):
+        fabric_of(tmp_path, "[fabric]\nkind = 'graph'\nlinks = [{from='g', to='s', Bps=1}]\n" + GPU + GPU)
+    with pytest.raises(BadInput, match="expected a rack for each GPU or for none, found none for 'g'"):
+        fabric_of(tmp_path, LEAVES + GPU + GPU + "rack = 'r'\n")
+
+
+@given(st.sampled_from(["tree", "leaf-spine", "graph"]).flatmap(lambda kind: fabrics(3, kind)), profiles(3, max_layers=2))
+def test_plans_come_back_with_their_fabric(tmp_path_factory, fabric, source):
+    folder = tmp_path_factory.mktemp("fabric")
+    made = make_plan(replace(cluster(2.0, 2.0, 2.0), fabric=fabric), [source])
+    save(made, folder / "plan.json")
+    back = load_plan(folder / "plan.json")
+    assert back.cluster == made.cluster
+    assert back.models[0].cut_L == made.models[0].cut_L
+
+
+def test_count_repeats_a_gpu(tmp_path):
+    (tmp_path / "c.toml").write_text("schema = 1\n" + GPU + "count = 3\n")
+    assert [g.name for g in load_cluster(tmp_path / "c.toml").gpus] == ["g-0", "g-1", "g-2"]
+
+
+def test_every_truncation_of_a_profile_is_refused(tmp_path, profile):
+    save(profile, tmp_path / "p.npz")
+    whole = (tmp_path / "p.npz").read_bytes()
+    for length in range(0, len(whole), max(1, len(whole) // 40)):
+        (tmp_path / "cut.npz").write_bytes(whole[:length])
+        with pytest.raises(BadInput, match=r"cut\.npz"):
+            load_profile(tmp_path / "cut.npz")
+
+
+def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
+    save(plan, tmp_path / "p.json")
+    whole = (tmp_path / "p.json").read_text()
+    for length in range(0, len(whole) - 2, max(1, len(whole) // 40)):
+        (tmp_path / "cut.json").write_text(whole[:length])
+        with pytest.raises(BadInput, match=r"cut\.json"):
+            load_plan(tmp_path / "cut.json")
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda p: p.update(schema=9), BadInput, "expected schema = 1, found 9"),
+        (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
+        (lambda p: p.pop("models"), BadInput, "KeyError"),
+        (
+            lambda p: p["models"][0]["layers"][0].update(slots=[[0], [1]]),
+            BadInput,
+            "expected experts 0..1 once|expected experts",
+        ),
+        (lambda p: p["cluster"]["gpu"][0].update(out_Bps=0), BadInput, "out_Bps must be a number above zero"),
+        (lambda p: p["cluster"]["gpu"].pop(), BadInput, "expected a placement on 1 GPUs, found one on 2"),
+        (lambda p: p["models"][0]["layers"][0]["dispatch"].update(coactivation="0>1 0>1"), BrokenPlan, "ordered pairs once"),
+        (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
+        (lambda p: p.update(objective_s=float("nan")), BrokenPlan, "below its bound"),
+        (lambda p: p.update(epoch=float("inf")), BadInput, "OverflowError"),
+        (lambda p: p.update(schema=True), BadInput, "expected schema = 1, found True"),
+        (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BrokenPlan, "below the fluid bound"),
+        (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
+        (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be a text, found 5"),
+    ],
+)
+def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message):
+    save(plan, tmp_path / "p.json")
+    found = json.loads((tmp_path / "p.json").read_text())
+    edit(found)
+    (tmp_path / "p.json").write_text(json.dumps(found))
+    with pytest.raises(error, match=message):
+        load_plan(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens_TLSE": np.full((1, 1, 1, 1), 0.5)}, "expected integers, found float64"),
+        ({"tokens_TLSE": np.full((1, 1, 1, 1), -1)}, "zero or more"),
+        ({"tokens_TLSE": np.full((1, 1), 1)}, "expected 4 axes"),
+        ({"curve_0_gate": np.array([[1.0], [np.nan]])}, "expected finite numbers, found nan"),
+        ({"about": np.array("{}")}, "'format'"),
+        ({"about": np.array([object()], dtype=object)}, "allow_pickle"),
+    ],
+)
+def test_edited_profiles_are_refused(tmp_path, profile, change, message):
+    save(profile, tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as file:
+        arrays = {**file, **change}
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(BadInput, match=message):
+        load_profile(tmp_path / "bad.npz")
+
+
+def test_flipped_bytes_never_give_a_traceback(tmp_path, profile):
+    save(profile, tmp_path / "p.npz")
+    whole = (tmp_path / "p.npz").read_bytes()
+    for place in range(0, len(whole), 7):
+        (tmp_path / "bad.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with contextlib.suppress(BadInput):
+            load_profile(tmp_path / "bad.npz")
+
+
+def test_links_keep_pointing(tmp_path, profile):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.npz").symlink_to(tmp_path / "real" / "p.npz")
+    save(profile, tmp_path / "link.npz")
+    assert (tmp_path / "link.npz").is_symlink()
+    assert load_profile(tmp_path / "real" / "p.npz").digest == profile.digest
+
+
+def test_only_aurora_values_are_saved(tmp_path):
+    with pytest.raises(BadInput, match="expected a Cluster, Plan, Profile or Trace, found int"):
+        save(5, tmp_path / "x.npz")
+
+
+def test_a_trace_is_no_profile(tmp_path, plan, profile):
+    save(simulate_plan(plan, [profile, profile]), tmp_path / "t.npz")
+    with pytest.raises(BadInput, match="expected an aurora profile, found format 'aurora trace'"):
+        load_profile(tmp_path / "t.npz")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, profile, monkeypatch):
+    save(profile, tmp_path / "p.npz")
+    before = (tmp_path / "p.npz").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(BadInput, match="cannot be written: No space left"):
+        save(profile, tmp_path / "p.npz")
+    assert (tmp_path / "p.npz").read_bytes() == before
+    assert os.listdir(tmp_path) == ["p.npz"]
+
+
+def test_profiles_are_written_to_exactly_the_name_given(tmp_path, profile):
+    save(profile, tmp_path / "no-suffix")
+    assert os.listdir(tmp_path) == ["no-suffix"]
+
+
+def test_writing_into_no_folder(tmp_path, profile):
+    with pytest.raises(AuroraError, match="cannot be written: No such file"):
+        save(profile, tmp_path / "none" / "p.npz")

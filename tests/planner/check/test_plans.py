@@ -1,0 +1,112 @@
+"""The judge must find every kind of lie."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aurora.errors import BrokenPlan
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.check.plans import check_order, check_plan, check_schedule
+from aurora.planner.make_plan import make_plan
+from aurora.planner.network.schedule_time import timed
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.types import Order, Schedule, SyntheticOptions
+from tests.conftest import cluster
+
+BYTES = np.array([[0, 4, 6], [5, 0, 2], [3, 7, 0]])
+ONES = np.ones(3)
+CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
+
+
+def good(method="openshop"):
+    return timed(ORDER[method](BYTES, ONES, ONES, np.random.default_rng(0)), BYTES, ONES, ONES)
+
+
+def columns(schedule, **changed):
+    names = ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")
+    return replace(schedule, **{name: changed.get(name, getattr(schedule, name)) for name in names})
+
+
+def edited(array, index, value):
+    copy = array.copy()
+    copy[index] = value
+    return copy
+
+
+@pytest.mark.parametrize("method", ORDER)
+def test_good_schedules_pass(method):
+    check_schedule(good(method), BYTES, ONES, ONES)
+
+
+def test_a_missing_byte():
+    with pytest.raises(BrokenPlan, match="bytes, expected"):
+        check_schedule(columns(good(), bytes_X=edited(good().bytes_X, 0, good().bytes_X[0] - 1)), BYTES, ONES, ONES)
+
+
+def test_a_transfer_too_fast_for_its_port():
+    s = good()
+    halved = edited(s.end_s_X, 0, (s.start_s_X[0] + s.end_s_X[0]) / 2)
+    with pytest.raises(BrokenPlan, match="but its rate moves"):
+        check_schedule(columns(s, end_s_X=halved), BYTES, ONES, ONES)
+    with pytest.raises(BrokenPlan, match="its port carries 1"):
+        check_schedule(columns(s, end_s_X=halved, rate_Bps_X=edited(s.rate_Bps_X, 0, 2.0)), BYTES, ONES, ONES)
+
+
+def test_shared_ports_that_are_too_full_together():
+    """Each transfer keeps to the port's rate, both at once do not."""
+    both = Schedule("x", False, [0, 1], [2, 2], [5, 5], [0.0, 0.0], [5.0, 5.0], [1.0, 1.0], 0, 0)
+    traffic = np.array([[0, 0, 5], [0, 0, 5], [0, 0, 0]])
+    with pytest.raises(BrokenPlan, match="rank 2 receives 2 B/s at 0 s, its port carries 1"):
+        check_schedule(both, traffic, ONES, ONES)
+    slower = replace(both, end_s_X=np.array([10.0, 10.0]), rate_Bps_X=np.array([0.5, 0.5]))
+    check_schedule(slower, traffic, ONES, ONES)
+
+
+def test_rows_wider_than_their_ports():
+    made = ORDER["sub-channels"](BYTES, np.array([2.0, 1.0, 1.0]), ONES, np.random.default_rng(0))
+    check_order(made, 3)
+    for taken in (0, 3):
+        with pytest.raises(BrokenPlan, match=f"takes {taken} lanes, which its ports do not have"):
+            check_order(
+                replace(made, sub_channels=replace(made.sub_channels, row_X=edited(made.sub_channels.row_X, 0, taken))), 3
+            )
+    with pytest.raises(BrokenPlan, match="expected the lanes of 3 ranks, found 2"):
+        check_order(replace(made, sub_channels=replace(made.sub_channels, out_G=[2, 1], in_G=[1, 1])), 3)
+
+
+def test_two_partners_at_once_where_one_was_claimed():
+    claimed = replace(good("all-at-once"), one_to_one=True)
+    with pytest.raises(BrokenPlan, match="two partners at once"):
+        check_schedule(claimed, BYTES, ONES, ONES)
+
+
+def test_time_running_backwards():
+    s = good()
+    with pytest.raises(BrokenPlan, match="ends before it starts"):
+        check_schedule(columns(s, end_s_X=edited(s.end_s_X, 0, -1.0)), BYTES, ONES, ONES)
+
+
+def test_a_rank_that_is_not_there():
+    s = good()
+    with pytest.raises(BrokenPlan, match="beyond the 3"):
+        check_schedule(columns(s, src_X=edited(s.src_X, 0, 7)), BYTES, ONES, ONES)
+
+
+@pytest.mark.parametrize("pairs", [[[0, 1]], [[0, 1], [0, 1]], [[0, 1], [1, 1]], [[0, 1], [1, 2]]])
+def test_an_order_must_name_each_pair_once(pairs):
+    with pytest.raises(BrokenPlan, match=r"ordered pairs once|is no pair of 2 ranks"):
+        check_order(Order("x", np.array(pairs)), 2)
+
+
+def test_a_plan_that_promises_too_much():
+    plan = make_plan(cluster(1e6, 1e6), [synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))])
+    check_plan(plan)
+    with pytest.raises(BrokenPlan, match="below its bound"):
+        check_plan(replace(plan, objective_s=plan.bound_s / 2))
+    with pytest.raises(BrokenPlan, match="below that of all placements"):
+        check_plan(replace(plan, free_bound_s=plan.bound_s * 2))
+    model = plan.models[0]
+    rushed = replace(model, dispatch_s_L=model.fluid_bound_s_L * 0.9)
+    with pytest.raises(BrokenPlan, match="below the fluid bound"):
+        check_plan(replace(plan, models=(rushed,)))

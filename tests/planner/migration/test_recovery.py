@@ -1,0 +1,102 @@
+"""After a failure or an arrival: every expert held again, the fewest moves, nothing drawn from the dead, and what is lost."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurora.errors import InfeasiblePlan
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.check.plans import check_order
+from aurora.planner.migration.recovery import order_among, recover
+from aurora.planner.migration.relabelling import fewest_moves, greedy_moves
+from aurora.planner.replication.failure_resilient import survive
+from aurora.types import Cluster, FailureDomains, Gpu
+
+
+def machines(nodes):
+    return Cluster("drawn", tuple(Gpu(f"g{i}", "k", i, 2.0, 2.0, 10**9) for i in range(nodes)))
+
+
+@st.composite
+def failures(draw):
+    """(old_LN, alive_N, load_LE, hosts, floor): some of the nodes were placed on, some are alive, one at least both."""
+    nodes, experts, layers = draw(st.integers(2, 5)), draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    slots = draw(st.integers(experts, experts + 2))
+    loads = st.lists(st.integers(0, 20), min_size=experts, max_size=experts)
+    load_LE = np.array([draw(loads) for _ in range(layers)])
+    some = st.lists(st.booleans(), min_size=nodes, max_size=nodes).map(np.array).filter(np.any)
+    there_N, alive_N = draw(some), draw(some)
+    first = survive(load_LE, FailureDomains.equal(int(there_N.sum()), slots), min_replicas=1)
+    old_LN = []
+    for held_J in first.slots_LN:
+        rows = iter(held_J)
+        old_LN.append([next(rows) if there else () for there in there_N])
+    return old_LN, alive_N, load_LE, FailureDomains.equal(nodes, slots), draw(st.integers(1, 3))
+
+
+@settings(max_examples=40, deadline=None)
+@given(failures())
+def test_the_living_hold_every_expert_again(case):
+    old_LN, alive_N, load_LE, hosts, min_replicas = case
+    made = recover(old_LN, alive_N, load_LE, hosts, machines(hosts.nodes), 7, min_replicas)
+    left = np.flatnonzero(alive_N)
+    moved = 0
+    arrived_N = np.zeros(hosts.nodes, dtype=np.int64)
+    for layer, held_J in enumerate(made.placement.slots_LG):
+        assert len(held_J) == len(left)
+        lost = set(range(load_LE.shape[1])) - {e for node in left for e in old_LN[layer][node]}
+        assert set(made.lost_L[layer]) == lost
+        for expert in range(load_LE.shape[1]):
+            assert sum(expert in held for held in held_J) >= min(made.min_replicas, len(left))
+        for node, held in zip(left, held_J, strict=True):
+            assert len(held) <= hosts.slots_N[node]
+            new = set(held) - set(old_LN[layer][node]) - lost
+            moved += len(new)
+            arrived_N[node] += 7 * len(new)
+    assert made.moved == moved
+    assert made.bytes_NN.sum(axis=0).tolist() == arrived_N.tolist()
+    assert not made.bytes_NN[~alive_N].any()
+    assert made.schedule.makespan_s >= made.schedule.fluid_bound_s * (1 - 1e-9)
+    assert made.checkpoint_bytes_N.sum() >= 7 * sum(map(len, made.lost_L))
+    greedy = recover(old_LN, alive_N, load_LE, hosts, machines(hosts.nodes), 7, min_replicas, relabel=greedy_moves)
+    assert made.moved <= greedy.moved
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 999))
+def test_greedy_gives_a_renaming_and_never_fewer_bytes(gpus, experts, seed):
+    rng = np.random.default_rng(seed)
+    old_GE, new_GE = rng.integers(0, 2, (2, gpus, experts))
+    bytes_E, alike_G = rng.integers(1, 9, experts), rng.integers(0, 2, gpus)
+
+    def arriving(taker_G):
+        return int(((new_GE * bytes_E)[np.argsort(taker_G)] * (1 - old_GE)).sum())
+
+    greedy = greedy_moves(old_GE, new_GE, bytes_E, alike_G)
+    assert tuple(greedy) in [p for p in permutations(range(gpus)) if (alike_G[list(p)] == alike_G).all()]
+    assert arriving(fewest_moves(old_GE, new_GE, bytes_E, alike_G)) <= arriving(greedy)
+
+
+def test_racks_move_as_a_whole_and_the_floor_gives_way_to_room():
+    hosts = FailureDomains(np.full(4, 2), np.array([0, 0, 1, 1]), np.ones(2))
+    old = [[(0, 1), (2, 3), (0, 1), (2, 3)]]
+    made = recover(old, np.array([True, True, True, False]), np.ones((1, 4)), hosts, machines(4), 5, 2)
+    assert made.min_replicas == 1
+    assert made.lost_L == ((),)
+    assert {e for held in made.placement.slots_LG[0][:2] for e in held} == {0, 1, 2, 3}
+
+
+def test_too_few_slots_are_refused():
+    with pytest.raises(InfeasiblePlan, match="4 experts need 4 slots; the 1 nodes left of 2 have 2"):
+        recover([[(0, 1), (2, 3)]], np.array([True, False]), np.ones((1, 4)), FailureDomains.equal(2, 2), machines(2), 1, 1)
+
+
+@pytest.mark.parametrize("name", sorted(ORDER))
+def test_an_order_serves_those_left(name):
+    bytes_GG = np.arange(25).reshape(5, 5)
+    np.fill_diagonal(bytes_GG, 0)
+    out, into = np.array([1.0, 2, 2, 4, 4]), np.full(5, 2.0)
+    order = ORDER[name](bytes_GG, out, into, np.random.default_rng(0), np.zeros(5))
+    check_order(order_among(order, np.array([True, False, True, True, False])), 3)

@@ -1,0 +1,98 @@
+"""What those who are left hold and do, and how they come by it."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.planner.compile import compile_plan
+from aurora.planner.make_plan import make_plan
+from aurora.planner.migration.survivors import moved_bytes, moves, program_among, restored
+from aurora.types import Compute, Exchange, Placement, PlanOptions, Program
+from tests.conftest import cluster
+from tests.planner.test_make_plan import profile
+
+
+@st.composite
+def programs(draw):
+    ranks, experts, layers = draw(st.integers(2, 5)), draw(st.integers(2, 6)), draw(st.integers(1, 2))
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    slots, split = [], []
+    for _ in range(layers):
+        held_EG = rng.random((experts, ranks)) < 0.3
+        held_EG[np.arange(experts), rng.integers(0, ranks, experts)] = True
+        share_EG = held_EG * rng.integers(0, 3, held_EG.shape).astype(float)
+        none = share_EG.sum(axis=1) == 0
+        share_EG[none] = held_EG[none]
+        share_EG /= share_EG.sum(axis=1, keepdims=True)
+        slots.append(tuple(tuple(np.flatnonzero(held_EG[:, g]).tolist()) for g in range(ranks)))
+        split.append(tuple(tuple(share_EG[list(held), g].tolist()) for g, held in enumerate(slots[-1])))
+    placement = Placement(tuple(slots), tuple(split))
+    plan = make_plan(cluster(*[1e6] * ranks), [profile(np.ones((1, 1, ranks, ranks), dtype=np.int64))], PlanOptions())
+    ops = compile_plan(plan).ops_ML[0][0]
+    alive = sorted(draw(st.sets(st.integers(0, ranks - 1), min_size=1)))
+    return Program(ranks, ("m",), (placement,), (tuple(ops for _ in range(layers)),), (False,)), alive, rng
+
+
+@given(programs())
+def test_all_is_held_and_nobody_gives_up_what_was_planned(drawn):
+    program, alive, rng = drawn
+    (planned,), layers = program.placements_M, len(program.placements_M[0].slots_LG)
+    load_LE = rng.integers(0, 9, (layers, planned.experts)).astype(float)
+    held_R = [(tuple(planned.slots_LG[layer][gpu] for layer in range(layers)),) for gpu in alive]
+    left = program_among(program, alive, [load_LE], held_R)
+    (placement,) = left.placements_M
+    assert left.ranks == placement.gpus == len(alive)
+    for layer in range(layers):
+        for rank, gpu in enumerate(alive):
+            assert set(planned.slots_LG[layer][gpu]) <= set(placement.slots_LG[layer][rank])
+        split_ER = placement.split_EG(layer)
+        assert np.allclose(split_ER.sum(axis=1), 1)
+        before_ER = planned.split_EG(layer)[:, alive]
+        kept = before_ER.sum(axis=1) > 0
+        assert np.allclose(split_ER[kept], before_ER[kept] / before_ER[kept].sum(axis=1, keepdims=True))
+    for op, before in zip(left.ops_ML[0][0], program.ops_ML[0][0], strict=True):
+        if isinstance(op, Exchange):
+            pairs = [(alive.index(a), alive.index(b)) for a, b in before.order.pairs_X2.tolist() if {a, b} <= set(alive)]
+            assert op.order.pairs_X2.tolist() == [list(pair) for pair in pairs]
+        elif isinstance(op, Compute):
+            assert op == before
+    found = moves(left, held_R, [100])
+    for layer in range(layers):
+        for rank in range(len(alive)):
+            came = {move.expert for move in found if (move.layer, move.to) == (layer, rank)}
+            assert came | set(held_R[rank][0][layer]) == set(placement.slots_LG[layer][rank])
+    assert all(move.source is None or move.expert in held_R[move.source][0][move.layer] for move in found)
+    assert all(move.source is not None or all(move.expert not in held[0][move.layer] for held in held_R) for move in found)
+    bytes_RR = moved_bytes(found, [100], len(alive))
+    assert bytes_RR.sum() == 100 * sum(move.source is not None for move in found)
+    assert not bytes_RR.diagonal().any()
+
+
+@given(programs())
+def test_who_comes_back_gets_back_what_was_planned(drawn):
+    program, _, _ = drawn
+    (planned,), layers = program.placements_M, len(program.placements_M[0].slots_LG)
+    everything = (tuple(tuple(range(planned.experts)) for _ in range(layers)),)
+    again = program_among(program, range(program.ranks), [np.ones((layers, planned.experts))], [everything] * program.ranks)
+    assert again.placements_M[0].slots_LG == planned.slots_LG
+    assert not moves(again, [everything] * program.ranks, [1])
+
+
+def test_the_heaviest_orphan_goes_where_least_load_is():
+    planned = Placement((((0, 1), (2,), (3,)),))
+    program = Program(3, ("m",), (planned,), (((),),), (False,))
+    left = program_among(program, [1, 2], [np.array([[5.0, 9.0, 1.0, 4.0]])], [((((2,)),),), ((((3,)),),)])
+    assert left.placements_M[0].slots_LG == (((1, 2), (0, 3)),)
+
+
+def test_restored_replicas_are_on_as_many_ranks_as_the_floor_says():
+    plan = make_plan(
+        cluster(*[1e6] * 5), [profile(np.arange(1, 41).reshape(1, 1, 5, 8))], PlanOptions(min_replicas=2, slots_per_gpu=6)
+    )
+    program, alive = compile_plan(plan), [0, 2, 4]
+    load_LE = np.arange(1.0, 9.0)[None]
+    held_R = [((program.placements_M[0].slots_LG[0][gpu],),) for gpu in alive]
+    left = program_among(program, alive, [load_LE], held_R)
+    again = restored(program, plan.cluster, alive, load_LE, left.placements_M[0].slots_LG, 2)
+    assert (again.placements_M[0].holds_EG(0).sum(axis=1) >= 2).all()
+    assert [op.order.pairs_X2.max() for op in again.ops_ML[0][0] if isinstance(op, Exchange)] == [2, 2]

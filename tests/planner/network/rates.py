@@ -1,0 +1,20 @@
+"""The switch's rates for flows that start together."""
+
+import numpy as np
+
+from aurora.planner.network.switch import Switch
+from aurora.types import Order
+
+
+def fair_rates(src, dst, routes, incast=0.0):
+    """(X,) the rates of flows that start together, as the switch shares them; of each pair there is one."""
+    n = len(routes.use_GGK)
+    switch = Switch(routes, np.zeros(n), incast)
+    bytes_GG = np.zeros((n, n), dtype=int)
+    bytes_GG[src, dst] = 10**6
+    number = switch.open(Order("flows", np.stack([src, dst], axis=1), n, n), bytes_GG)
+    for rank in range(n):
+        switch.join(number, rank)
+    switch.run(0.0)
+    rates = switch.rates()
+    return np.array([rates[pair] for pair in zip(src.tolist(), dst.tolist(), strict=True)])

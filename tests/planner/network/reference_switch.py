@@ -1,0 +1,238 @@
+"""The switch written for reading: every event looks at every flow. What the compiled one is compared with."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.planner.network.routes import Routes, route
+from aurora.types import Fabric, Order
+from aurora.types.arrays import FloatArray, IntArray
+
+
+def fair_rates(src_X: IntArray, dst_X: IntArray, routes: Routes, most_Bps_X: FloatArray | None = None) -> FloatArray:
+    """(X,) max-min fair rates of concurrent flows by progressive filling: the tightest resource fixes its flows, and so on.
+
+    most_Bps_X (X,): what a flow is held to at most.
+    """
+    use_KX = np.ascontiguousarray(routes.use_GGK[src_X, dst_X].T)
+    share_KX = np.ascontiguousarray(routes.share_GGK[src_X, dst_X].T)
+    most_X = np.full(len(src_X), np.inf) if most_Bps_X is None else most_Bps_X
+    room, resources = routes.room_R, len(routes.room_R)
+    rates = np.zeros(len(src_X))
+    open_X = np.arange(len(src_X))
+    while len(open_X):
+        flows = np.bincount(use_KX.ravel(), share_KX.ravel(), minlength=resources)
+        level = np.divide(room, flows, out=np.full(resources, np.inf), where=flows > 0)
+        tightest = int(level.argmin())
+        held = most_X <= level[tightest]
+        fixed = held if held.any() else (use_KX == tightest).any(axis=0)
+        rate_X = np.minimum(most_X[fixed], level[tightest])
+        rates[open_X[fixed]] = rate_X
+        taken = np.bincount(use_KX[:, fixed].ravel(), (share_KX[:, fixed] * rate_X).ravel(), minlength=resources)
+        room = np.maximum(room - taken, 0.0)
+        rest = np.flatnonzero(~fixed)
+        use_KX, share_KX, most_X, open_X = use_KX[:, rest], share_KX[:, rest], most_X[rest], open_X[rest]
+    return rates
+
+
+class Gate:
+    """Which rows of an order may start in one all-to-all: both ends have joined, and it is among the first open ones of each.
+
+    size_X: the bytes of each row, for the all-to-all's bytes_GG (G, G). most_Bps_X: what each row is held to: its lanes' share
+    of the slower port, its bytes over the fluid optimum where the order is paced (coflow MADD), infinity otherwise.
+    """
+
+    def __init__(self, order: Order, bytes_GG: IntArray, routes: Routes) -> None:
+        n = len(bytes_GG)
+        src_X, dst_X = order.pairs_X2.T
+        cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
+        size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
+        most_Bps_X = np.full(len(size_X), np.inf)
+        if order.sub_channels is not None:
+            out_Bps, in_Bps = routes.room_R[:n], routes.room_R[n : 2 * n]
+            lane_Bps_X = np.minimum((out_Bps / order.sub_channels.out_G)[src_X], (in_Bps / order.sub_channels.in_G)[dst_X])
+            most_Bps_X = order.sub_channels.row_X * lane_Bps_X
+        elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
+            most_Bps_X = size_X / optimum_s
+        self.pairs = order.pairs_X2.tolist()
+        self.size_X: list[int] = size_X.tolist()
+        self.most_Bps_X: list[float] = most_Bps_X.tolist()
+        self._order, self._lanes = order, order.sub_channels
+        self._sends: list[list[int]] = [[] for _ in range(n)]
+        self._recvs: list[list[int]] = [[] for _ in range(n)]
+        for row, (src, dst) in enumerate(self.pairs):
+            if self.size_X[row] > 0:
+                self._sends[src].append(row)
+                self._recvs[dst].append(row)
+        self._started: set[int] = set()
+        self._joined: set[int] = set()
+
+    def join(self, rank: int) -> list[int]:
+        """`rank` takes part from now on; gives the rows that start with that."""
+        self._joined.add(rank)
+        return self._startable((rank,))
+
+    def finish(self, row: int) -> list[int]:
+        """The row is over; gives the rows that start with that."""
+        src, dst = self.pairs[row]
+        self._sends[src].remove(row)
+        self._recvs[dst].remove(row)
+        return self._startable(sorted((src, dst)))
+
+    def done(self, rank: int) -> bool:
+        """Whether `rank` has nothing more to send or receive."""
+        return not self._sends[rank] and not self._recvs[rank]
+
+    def _startable(self, near: Sequence[int]) -> list[int]:
+        rows = [row for rank in near for row in (*self._open_sends(rank), *self._open_recvs(rank))]
+        fresh = []
+        for row in rows:
+            src, dst = self.pairs[row]
+            if row in self._started or src not in self._joined or dst not in self._joined:
+                continue
+            if row in self._open_sends(src) and row in self._open_recvs(dst):
+                self._started.add(row)
+                fresh.append(row)
+        return fresh
+
+    def _open_sends(self, rank: int) -> list[int]:
+        if self._lanes is None:
+            return self._sends[rank][: self._order.sends_open]
+        return _fitting(self._sends[rank], self._lanes.row_X, int(self._lanes.out_G[rank]))
+
+    def _open_recvs(self, rank: int) -> list[int]:
+        if self._lanes is None:
+            return self._recvs[rank][: self._order.recvs_open]
+        return _fitting(self._recvs[rank], self._lanes.row_X, int(self._lanes.in_G[rank]))
+
+
+def _fitting(rows: list[int], lanes_X: IntArray, room: int) -> list[int]:
+    """The first rows that have lanes in a port of `room` lanes together."""
+    for count, row in enumerate(rows):
+        room -= int(lanes_X[row])
+        if room < 0:
+            return rows[:count]
+    return rows[:]
+
+
+class Switch:
+    """Flows under way. Each pays the start-up of its slower end, during which it holds no bandwidth, then flows."""
+
+    def __init__(self, routes: Routes, startup_s: FloatArray) -> None:
+        self._routes, self._startup = routes, startup_s
+        self._now = 0.0
+        self._flows: dict[int, list[float]] = {}  # key -> [source, destination, bytes left, flows from, rate at most]
+        self._rates: dict[int, float] = {}
+        self._keys = 0
+        self._stale = False
+
+    def open(self, src: int, dst: int, size: int, most_Bps: float = float("inf")) -> int:
+        """Start a flow of `size` bytes now, held to most_Bps; gives its key."""
+        key, self._keys = self._keys, self._keys + 1
+        from_s = self._now + max(self._startup[src], self._startup[dst])
+        self._flows[key] = [src, dst, float(size), from_s, most_Bps]
+        self._stale = True
+        return key
+
+    def rates(self) -> dict[int, float]:
+        """Bytes per second of each flow that has left its start-up."""
+        self._share()
+        return self._rates
+
+    def next_event(self) -> float:
+        """When a flow next ends or leaves its start-up; infinity without flows."""
+        self._share()
+        times = [
+            from_s if from_s > self._now else self._now + left / self._rates[key]
+            for key, (_, _, left, from_s, _) in self._flows.items()
+        ]
+        return min(times, default=float("inf"))
+
+    def advance(self, to_s: float) -> list[int]:
+        """Move to `to_s`, at most the next event; gives the keys of the flows that ended, in the order they were opened."""
+        self._share()
+        ended = []
+        for key, flow in self._flows.items():
+            if flow[3] <= self._now:
+                end_s = self._now + flow[2] / self._rates[key]
+                flow[2] -= self._rates[key] * (to_s - self._now)
+                if end_s <= to_s * (1 + 1e-12):
+                    ended.append(key)
+            elif flow[3] <= to_s:
+                self._stale = True
+        for key in ended:
+            del self._flows[key]
+        self._stale = self._stale or bool(ended)
+        self._now = to_s
+        return ended
+
+    def _share(self) -> None:
+        if not self._stale:
+            return
+        self._stale = False
+        keys = [key for key, flow in self._flows.items() if flow[3] <= self._now]
+        ends = np.array([self._flows[key][:2] for key in keys], dtype=np.int64).reshape(-1, 2)
+        most = np.array([self._flows[key][4] for key in keys])
+        rates = fair_rates(ends[:, 0], ends[:, 1], self._routes, most)
+        self._rates = dict(zip(keys, rates.tolist(), strict=True))
+
+
+Row = tuple[float, int, int, int, float, float]  # start, source, destination, bytes, end, rate
+
+
+@dataclass
+class _Flight:
+    """A transfer under way in `timed`: what it has carried since when at which rate."""
+
+    row: int
+    src: int
+    dst: int
+    size: int
+    rate_Bps: float = 0.0
+    since_s: float = 0.0
+    carried: float = 0.0
+
+
+def slow_rows(
+    order: Order,
+    bytes_GG: IntArray,
+    out_Bps: FloatArray,
+    in_Bps: FloatArray,
+    startup_s: FloatArray,
+    fabric: Fabric | None = None,
+) -> list[Row]:
+    """Event by event on the switch: whatever is open shares ports and links, and a row ends where its rate changes."""
+    n = len(bytes_GG)
+    routes = route(out_Bps, in_Bps, fabric)
+    switch = Switch(routes, startup_s)
+    gate = Gate(order, bytes_GG, routes)
+    now = 0.0
+    rows: list[Row] = []
+    flying: dict[int, _Flight] = {}
+
+    def change(flight: _Flight, rate_Bps: float, ended: bool = False) -> None:
+        """Close the row that flowed until now; the next flows at rate_Bps."""
+        if flight.rate_Bps > 0:
+            before = round(flight.carried)
+            flight.carried += flight.rate_Bps * (now - flight.since_s)
+            part = (flight.size if ended else round(flight.carried)) - before
+            rows.append((flight.since_s, flight.src, flight.dst, part, now, flight.rate_Bps))
+        flight.rate_Bps, flight.since_s = rate_Bps, now
+
+    fresh = deque(row for rank in range(n) for row in gate.join(rank))
+    while fresh or flying:
+        while fresh:
+            row = fresh.popleft()
+            (src, dst), size = gate.pairs[row], gate.size_X[row]
+            flying[switch.open(src, dst, size, gate.most_Bps_X[row])] = _Flight(row, src, dst, size)
+        for key, rate_Bps in switch.rates().items():
+            if rate_Bps != flying[key].rate_Bps:
+                change(flying[key], rate_Bps)
+        now = switch.next_event()
+        for key in switch.advance(now):
+            flight = flying.pop(key)
+            change(flight, 0.0, ended=True)
+            fresh.extend(gate.finish(flight.row))
+    return rows

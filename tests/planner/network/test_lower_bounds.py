@@ -1,0 +1,66 @@
+"""The spreading bound against every placement."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from aurora.planner.network.lower_bounds import fluid, one_to_one, spread, two_tier, with_startup
+from tests.strategies import traffics_on_ports
+
+COSTS = st.tuples(st.integers(1, 3), st.integers(0, 4)).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.integers(0, 9).map(float))
+)
+
+
+@given(COSTS)
+def test_spread_is_below_every_placement(cost_GE):
+    gpus, experts = cost_GE.shape
+    best = min(
+        max(sum(cost_GE[g, e] for e in range(experts) if where[e] == g) for g in range(gpus))
+        for where in product(range(gpus), repeat=experts)
+    )
+    assert spread(cost_GE) <= best + 1e-9
+
+
+def test_spread_is_total_work_over_total_speed():
+    work_E, speed_G = np.array([4.0, 2.0, 6.0, 3.0]), np.array([1.0, 0.5])
+    assert spread(work_E[None, :] / speed_G[:, None]) == pytest.approx(15 / 1.5)
+
+
+@given(traffics_on_ports())
+def test_one_to_one_is_never_below_fluid(case):
+    assert one_to_one(*case) >= fluid(*case) * (1 - 1e-12)
+
+
+@given(traffics_on_ports(equal=True))
+def test_on_equal_ports_the_bounds_are_the_same(case):
+    assert one_to_one(*case) == pytest.approx(fluid(*case))
+
+
+@given(traffics_on_ports())
+def test_startup_adds_a_message_each(case):
+    bytes_GG, out, into = case
+    n = len(bytes_GG)
+    assert with_startup(bytes_GG, out, into, np.zeros(n)) == pytest.approx(one_to_one(bytes_GG, out, into))
+    messages = max((bytes_GG > 0).sum(axis=1).max(), (bytes_GG > 0).sum(axis=0).max())
+    assert with_startup(np.minimum(bytes_GG, 1), np.full(n, 1e9), np.full(n, 1e9), np.ones(n)) == pytest.approx(
+        messages, rel=1e-6
+    )
+
+
+def test_two_tier_by_hand():
+    """Two servers of two: 12 bytes cross from the first, shared by its two NICs; 9 stay inside the second."""
+    bytes_GG = np.array([[0, 1, 6, 4], [0, 0, 2, 0], [0, 0, 0, 9], [3, 0, 0, 0]])
+    servers = np.array([0, 0, 1, 1])
+    assert two_tier(bytes_GG, servers, nic_Bps=1.0, inside_Bps=10.0) == 6.0
+    assert two_tier(bytes_GG, servers, nic_Bps=100.0, inside_Bps=3.0) == 3.0
+
+
+@given(traffics_on_ports(equal=True))
+def test_servers_of_one_gpu_are_the_fluid_bound(case):
+    bytes_GG, out, _ = case
+    assert two_tier(bytes_GG, np.arange(len(out)), float(out[0]), 1.0) == pytest.approx(fluid(*case))

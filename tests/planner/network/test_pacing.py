@@ -1,0 +1,36 @@
+"""Rates held by clocks against the switch's own timing of the same order."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.pacing import clock
+from aurora.planner.network.schedule_time import timed
+from tests.strategies import traffics_on_ports
+
+
+def ends(order, bytes_GG, out, into):
+    start, rate = clock(order, bytes_GG, out, into)
+    src, dst = order.pairs_X2.T
+    cuts = order.cuts(bytes_GG[src, dst])
+    size = cuts[:, 1] - cuts[:, 0]
+    carrying = size > 0
+    return (start + size / np.where(carrying, rate, 1.0))[carrying]
+
+
+@given(traffics_on_ports())
+def test_lanes_by_clock_take_as_long_as_on_the_switch(case):
+    bytes_GG, out, into = case
+    order = ORDER["sub-channels"](bytes_GG, out, into, np.random.default_rng(0))
+    expected = timed(order, bytes_GG, out, into).makespan_s
+    assert ends(order, bytes_GG, out, into).max(initial=0.0) == pytest.approx(expected)
+
+
+@given(traffics_on_ports())
+def test_paced_rows_all_end_at_the_fluid_bound(case):
+    bytes_GG, out, into = case
+    order = ORDER["paced"](bytes_GG, out, into, np.random.default_rng(0))
+    assert ends(order, bytes_GG, out, into) == pytest.approx(fluid(bytes_GG, out, into))
+    assert not clock(order, bytes_GG, out, into)[0].any()

@@ -1,0 +1,209 @@
+"""Two models on the same GPUs: bound <= optimum <= every method, against all pairs of permutations."""
+
+from dataclasses import replace
+from itertools import count, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.planner.make_plan import make_plan
+from aurora.planner.placement.annealing import annealed, longest_path, term
+from aurora.planner.placement.branch_and_bound import branched
+from aurora.planner.placement.colocation import COLOCATE
+from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.cost_model import GroupCosts, group_costs
+from aurora.planner.placement.lp_relaxation import SLACK, proved, relaxed
+from aurora.planner.placement.objective import MOVED, OBJECTIVE
+from aurora.types import PlanOptions
+from tests.conftest import cluster
+from tests.planner.test_make_plan import profile
+from tests.strategies import clusters, profiles
+
+
+@st.composite
+def sharings(draw):
+    n = draw(st.integers(1, 3))
+    machines = draw(clusters(n))
+    sources = [draw(profiles(n, max_layers=1)) for _ in range(2)]
+    costs = [group_costs(machines, source, 0, np.arange(source.experts) % n) for source in sources]
+    held_G = np.array(draw(st.permutations(range(n))))
+    return ColocationProblem(*costs, held_G, draw(st.booleans()), draw(st.sampled_from(sorted(OBJECTIVE))), draw(st.booleans()))
+
+
+def random_sharing(seed, n, objective="causal"):
+    """Ports and speeds 100/80/50/40, lognormal token counts, compute and traffic of one size."""
+    rng = np.random.default_rng(seed)
+    speed_G = np.array([1.0, 0.8, 0.5, 0.4])[np.arange(n) * 4 // n]
+    costs = []
+    for _ in range(2):
+        tokens_SJ = (rng.lognormal(size=(n, n)) * 1000).astype(np.int64)
+        load_J = tokens_SJ.sum(axis=0)
+        send, recv = tokens_SJ.sum(axis=1)[:, None] - tokens_SJ, load_J - tokens_SJ
+        compute = load_J / speed_G[:, None] * rng.choice([0.25, 1.0, 4.0])
+        costs.append(GroupCosts(load_J, send, recv, 1, 1, compute, 1000 / speed_G, 300 / speed_G, speed_G, speed_G))
+    return ColocationProblem(*costs, np.arange(n), objective=objective)
+
+
+def optimum(sharing):
+    every = [np.array(p) for p in permutations(range(len(sharing.held_G)))]
+    return min(sharing.value_s(a, b) for a in (every if sharing.movable else [sharing.held_G]) for b in every)
+
+
+@given(sharings())
+def test_the_compiled_price_is_the_objective(sharing):
+    assert MOVED == ("dispatch_a", "dispatch_b", "dispatch_ab", "expert_a", "expert_b", "combine_a", "combine_b", "combine_ab")
+    gpus = range(len(sharing.held_G))
+    held_GX = np.zeros((len(gpus), len(MOVED)))
+    for g in gpus:
+        term(sharing.seconds_MXGJ, g, sharing.held_G[g], g, held_GX[g])
+    found = longest_path(sharing.count_PX, sharing.base_P, held_GX.max(axis=0))
+    assert found == pytest.approx(sharing.value_s(sharing.held_G, np.arange(len(gpus))))
+
+
+@given(sharings(), st.sampled_from([1.0, 1.02, 2.0]))
+def test_no_pair_of_permutations_is_below_the_bound_or_the_exact_one(sharing, worse):
+    best = optimum(sharing)
+    found = COLOCATE["exact"](sharing, np.random.default_rng(0))
+    assert sharing.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
+    assert best * (1 - 2 * SLACK) <= found.bound_s <= best * (1 + 1e-12)
+    assert proved(sharing, worse * best).bound_s <= best * (1 + 1e-12)
+    assert not proved(sharing, best * 1.01).closed or best == 0
+
+
+@given(sharings(), st.sampled_from(sorted(COLOCATE)))
+def test_every_method_places_each_group_once_and_moves_a_only_where_it_may(sharing, name):
+    found = COLOCATE[name](sharing, np.random.default_rng(1))
+    everyone = list(range(len(sharing.held_G)))
+    assert sorted(found.a_G.tolist()) == sorted(found.b_G.tolist()) == everyone
+    if not sharing.movable:
+        assert found.a_G.tolist() == sharing.held_G.tolist()
+    assert sharing.value_s(found.a_G, found.b_G) >= optimum(sharing) * (1 - 1e-12)
+    again = COLOCATE[name](sharing, np.random.default_rng(1))
+    assert (again.a_G.tolist(), again.b_G.tolist()) == (found.a_G.tolist(), found.b_G.tolist())
+
+
+@given(sharings())
+def test_local_search_is_never_worse_than_where_it_starts(sharing):
+    values = {}
+    for name in ("decoupled", "matching", "local-search"):
+        found = COLOCATE[name](sharing, np.random.default_rng(0))
+        values[name] = sharing.value_s(found.a_G, found.b_G)
+    assert values["local-search"] <= min(values["decoupled"], values["matching"])
+
+
+@pytest.mark.parametrize("objective", sorted(OBJECTIVE))
+def test_mixed_gpus_against_all_pairs(objective):
+    for gpus, seed in ((4, 0), (4, 1), (4, 2), (5, 3)):
+        sharing = random_sharing(seed, gpus, objective)
+        best = optimum(sharing)
+        found = COLOCATE["exact"](sharing, np.random.default_rng(0))
+        assert sharing.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
+
+
+def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
+    gaps, theirs = [], []
+    for seed in range(8):
+        sharing = random_sharing(seed, 8)
+        best = COLOCATE["exact"](sharing, np.random.default_rng(0))
+        assert sharing.value_s(best.a_G, best.b_G) == pytest.approx(best.bound_s, rel=2 * SLACK)
+        for name, values in (("local-search", gaps), ("decoupled", theirs)):
+            found = COLOCATE[name](sharing, np.random.default_rng(0))
+            values.append(sharing.value_s(found.a_G, found.b_G) / best.bound_s)
+    assert np.mean(gaps) <= 1.005
+    assert max(gaps) <= 1.03
+    assert np.mean(theirs) > np.mean(gaps)
+
+
+def test_branch_and_bound_finds_the_optimum_from_a_bad_start():
+    """No programme proves a bad start, so the tree is searched."""
+    for seed in range(4):
+        sharing = random_sharing(seed, 4)
+        a_G, b_G, bound_s = branched(sharing, np.arange(4), np.arange(4))
+        assert sharing.value_s(a_G, b_G) == pytest.approx(optimum(sharing), rel=2 * SLACK)
+        assert bound_s <= optimum(sharing)
+
+
+def test_a_search_without_time_still_gives_a_bound_below_the_optimum(monkeypatch):
+    monkeypatch.setattr("aurora.planner.placement.branch_and_bound.NODES", 1)
+    for seed in range(3):
+        sharing = random_sharing(seed, 4)
+        rushed = replace(sharing, running=lambda: False)
+        a_G, b_G, bound_s = branched(rushed, np.arange(4), np.arange(4))
+        assert relaxed(sharing, sharing.open_MGJ).seconds <= bound_s <= optimum(sharing)
+        assert sharing.value_s(a_G, b_G) >= optimum(sharing) * (1 - 1e-12)
+
+
+@given(sharings())
+def test_spare_seconds_are_below_what_every_assignment_takes(sharing):
+    found = relaxed(sharing, sharing.open_MGJ)
+    gpus = np.arange(len(sharing.held_G))
+    for a_G in permutations(gpus) if sharing.movable else [sharing.held_G]:
+        for b_G in permutations(gpus):
+            spare = found.spare_MGJ[0, gpus, list(a_G)].sum() + found.spare_MGJ[1, gpus, list(b_G)].sum()
+            assert found.seconds + spare <= sharing.value_s(np.array(a_G), np.array(b_G)) * (1 + 1e-9) + 1e-12
+
+
+@given(sharings())
+def test_which_model_leads_is_a_matter_of_names(sharing):
+    swapped = replace(sharing, a=sharing.b, b=sharing.a, leads=not sharing.leads)
+    gpus = np.arange(len(sharing.held_G))
+    assert swapped.value_s(gpus, sharing.held_G) == sharing.value_s(sharing.held_G, gpus)
+    moved = [np.sort((s.count_PX @ np.zeros(8)) + s.base_P) for s in (replace(sharing, movable=True), swapped)]
+    assert moved[0] == pytest.approx(moved[1])
+    best = [COLOCATE["exact"](replace(s, movable=True), np.random.default_rng(0)).bound_s for s in (sharing, swapped)]
+    assert best[0] == pytest.approx(best[1], rel=4 * SLACK)
+
+
+def test_annealing_with_nothing_to_gain_stays():
+    still = GroupCosts(*[np.zeros(1, dtype=np.int64)] + [np.zeros((1, 1), dtype=np.int64)] * 2, 1, 1, np.zeros((1, 1)),
+                       np.zeros(1), np.zeros(1), np.ones(1), np.ones(1))  # fmt: skip
+    a_G, b_G = annealed(ColocationProblem(still, still, np.arange(1)), np.arange(1), np.arange(1), np.random.default_rng(0))
+    assert (a_G.tolist(), b_G.tolist()) == ([0], [0])
+
+
+@given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n, max_experts=3, max_layers=1),
+                                                     profiles(n, max_experts=9, max_layers=1))))  # fmt: skip
+def test_matching_holds_for_unequal_numbers_of_experts_and_many_a_gpu(case):
+    """What sends and receives is counted anew from the placement of single experts."""
+    machines, few, many = case
+    n = len(machines)
+    plan = make_plan(machines, [few, many], PlanOptions(assign="contiguous", colocate="matching"))
+    layout = [model.placement.gpu_E(0) for model in plan.models]
+    sizes = {len(held) for held in plan.models[1].placement.slots_LG[0]}
+    assert max(sizes) - min(sizes) <= 1
+
+    def port_bytes(*gpu_E):
+        send, recv = np.zeros(n), np.zeros(n)
+        for source, where in zip((few, many), gpu_E, strict=True):
+            for rank in range(n):
+                for expert, gpu in enumerate(where):
+                    if gpu != rank:
+                        moved = source.tokens_TLSE[:, 0, rank, expert].sum() * source.dispatch_bytes
+                        send[rank] += moved
+                        recv[gpu] += moved
+        return max(send.max(), recv.max())
+
+    every = [port_bytes(layout[0], np.array(p)[layout[1]]) for p in permutations(range(n))]
+    assert port_bytes(*layout) == min(every)
+
+
+def test_a_plan_whose_time_is_up_still_stands():
+    """Every look at the clock finds a thousand seconds gone."""
+    rng = np.random.default_rng(1)
+    pair = [profile(rng.integers(1, 99, (1, 2, 4, 4)), rate=1.0) for _ in range(2)]
+    late = count(0, 1000)
+    plan = make_plan(cluster(4.0, 3.0, 2.0, 1.0), pair, PlanOptions(colocate="exact"), clock=lambda: next(late))
+    assert plan.free_bound_s <= plan.bound_s <= plan.objective_s * (1 + 1e-12)
+
+
+def test_the_objective_changes_what_is_planned_for():
+    rng = np.random.default_rng(0)
+    pair = [profile(rng.integers(1, 99, (1, 1, 4, 4)), rate=1.0) for _ in range(2)]
+    machines = cluster(4.0, 3.0, 2.0, 1.0)
+    causal, paper = (make_plan(machines, pair, PlanOptions(colocate="exact", objective=name)) for name in ("causal", "paper"))
+    assert (causal.objective, paper.objective) == ("causal", "paper")
+    assert paper.objective_s <= causal.objective_s
+    assert causal.gap == pytest.approx(0, abs=1e-6)
+    assert paper.gap == pytest.approx(0, abs=1e-6)

@@ -1,0 +1,271 @@
+"""One model's experts placed by every method: what the plan says it takes, the room it may fill, and what it must serve."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.planner.check.plans import check_plan
+from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.placement.cost_model import arriving, divided, exchanged
+from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.layers import even_rooms
+from aurora.planner.replication.registry import REPLICAS
+from aurora.types import PHASES, Curve, PlanOptions, Profile
+from tests.conftest import cluster
+from tests.strategies import clusters, profiles
+
+LINEAR = Curve(np.array([1.0, 1001.0]), np.array([0.01, 10.01]))
+NOTHING = Curve(np.array([1.0]), np.array([0.0]))
+ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n)))
+
+
+def profile(tokens, *, expert=LINEAR, expert_bytes=10, other_bytes=0, name="m"):
+    curves = {"reference": {"gate": NOTHING, "expert": expert, "aggregate": NOTHING}}
+    return Profile(name, "print", np.array(tokens), 1, 1, 1, expert_bytes, other_bytes, curves)
+
+
+def drawn(seed, *, windows=1, sources=4, experts=8, **fields):
+    rng = np.random.default_rng(seed)
+    popular = rng.permutation(40 // np.arange(1, experts + 1) ** 1.2) + 1
+    return profile(rng.poisson(popular, (windows, 1, sources, experts)), **fields)
+
+
+def equation_1(machines, source, layer, split_EG, windows):
+    """max(gate + dispatch) + max(experts + combine) + max(aggregation) from the tokens, one rank after the other."""
+    tokens_TSE = source.tokens_TLSE[windows, layer]
+    tokens_SE = tokens_TSE.sum(axis=0)
+    first, second, third = [], [], []
+    for g, gpu in enumerate(machines.gpus):
+        mine_E = split_EG[:, g]
+        sent = sum(tokens_SE[g] * (1 - mine_E))
+        received = sum(tokens_SE[s] @ mine_E for s in range(len(machines)) if s != g)
+        own_T = tokens_TSE[:, g].sum(axis=1) // source.top_k
+        gate, aggregate = (sum(float(source.seconds(phase, gpu, own)) for own in own_T) for phase in ("gate", "aggregate"))
+        expert = sum(float(source.seconds("expert", gpu, each) @ mine_E) for each in tokens_TSE.sum(axis=1))
+        first.append(gate + source.dispatch_bytes * max(sent / gpu.out_Bps, received / gpu.in_Bps))
+        second.append(expert + source.combine_bytes * max(received / gpu.out_Bps, sent / gpu.in_Bps))
+        third.append(aggregate)
+    return max(first) + max(second) + max(third)
+
+
+def priced(plan, source):
+    split = plan.models[0].placement.split_EG
+    return sum(equation_1(plan.cluster, source, layer, split(layer), slice(None)) for layer in range(source.layers))
+
+
+@given(ONE, st.sampled_from([*PLACE, "refined", *REPLICAS]), st.integers(0, 2))
+@settings(max_examples=100)
+def test_every_method_gives_a_plan_that_takes_what_equation_1_says(case, place, spare):
+    machines, source = case
+    slots = -(-source.experts // len(machines)) + spare
+    plan = make_plan(machines, [source], PlanOptions(place, slots_per_gpu=slots))
+    check_plan(plan)
+    assert plan.objective_s == pytest.approx(priced(plan, source))
+    assert plan.objective_s * (1 + 1e-9) >= plan.bound_s >= plan.free_bound_s * (1 - 1e-9)
+    placement = plan.models[0].placement
+    assert max(len(held) for layer in placement.slots_LG for held in layer) <= slots
+    if place in REPLICAS and REPLICAS[place].divided_evenly:
+        for layer in range(source.layers):
+            split_EG = placement.split_EG(layer)
+            assert all(len(set(np.round(row[row > 0], 9))) == 1 for row in split_EG)
+    again = make_plan(machines, [source], PlanOptions(place, slots_per_gpu=slots))
+    assert again.models[0].placement == placement
+
+
+@given(ONE, st.integers(0, 3))
+def test_refined_is_never_worse_than_the_best_assignment_of_balanced_groups(case, seed):
+    machines, source = case
+    grouped, refined = (make_plan(machines, [source], PlanOptions(p, seed=seed)) for p in ("balanced", "refined"))
+    assert refined.objective_s <= grouped.objective_s * (1 + 1e-9)
+    assert make_plan(machines, [source], PlanOptions(seed=seed)).models[0].placement == refined.models[0].placement
+
+
+@given(ONE, st.sampled_from(sorted(REPLICAS)), st.integers(0, 2))
+def test_replicas_are_never_worse_than_none_in_the_same_room(case, place, spare):
+    machines, source = case
+    slots = -(-source.experts // len(machines)) + spare
+    alone, copies = (make_plan(machines, [source], PlanOptions(p, slots_per_gpu=slots)) for p in ("refined", place))
+    assert copies.objective_s <= alone.objective_s * (1 + 1e-9)
+
+
+def test_a_popular_expert_gets_replicas_and_time_falls():
+    source = profile([[[[90, 5, 5, 5]] * 4]])
+    machines = cluster(1e6, 1e6, 1e6, 1e6)
+    alone = make_plan(machines, [source])
+    copies = make_plan(machines, [source], PlanOptions(slots_per_gpu=2))
+    assert copies.methods["place"] == "equal-split"
+    assert copies.methods["slots-per-gpu"] == "2"
+    assert sum(0 in held for held in copies.models[0].placement.slots_LG[0]) > 1
+    assert copies.objective_s < 0.6 * alone.objective_s
+    assert copies.free_bound_s >= 420 * 0.01 / 4 - 1e-9  # work divided at will
+
+
+def test_replicas_of_tokens_that_cost_nothing():
+    free = Profile("m", "", np.array([[[[3, 1], [2, 2]]]]), 1, 0, 0, 1, 1, {"reference": dict.fromkeys(PHASES, NOTHING)})
+    for place in REPLICAS:
+        assert make_plan(cluster(1.0, 2.0), [free], PlanOptions(place, slots_per_gpu=2)).objective_s == 0
+
+
+def test_larger_memory_holds_more_experts():
+    source = drawn(0, expert_bytes=100, other_bytes=50)
+    machines = cluster(1e3, 1e3, 1e3, 1e3)
+    sizes = (250, 250, 650, 250)
+    gpus = tuple(replace(gpu, memory_bytes=size) for gpu, size in zip(machines.gpus, sizes, strict=True))
+    machines = replace(machines, gpus=gpus)
+    held = make_plan(machines, [source]).models[0].placement.slots_LG[0]
+    assert all(len(own) <= most for own, most in zip(held, (2, 2, 6, 2), strict=True))
+    with_less = replace(
+        machines, gpus=tuple(replace(gpu, memory_bytes=b) for gpu, b in zip(gpus, (150, 150, 550, 150), strict=True))
+    )
+    assert [len(own) for own in make_plan(with_less, [source]).models[0].placement.slots_LG[0]] == [1, 1, 5, 1]
+    with pytest.raises(InfeasiblePlan, match=r"--place balanced: an equal share .* does not fit on every GPU; --place refined"):
+        make_plan(with_less, [source], PlanOptions("balanced"))
+    too_small = replace(machines, gpus=tuple(replace(gpu, memory_bytes=240) for gpu in gpus))
+    with pytest.raises(InfeasiblePlan, match="has 4 expert slots a layer for 'm', its 8 experts need 8"):
+        make_plan(too_small, [source])
+
+
+@pytest.mark.parametrize(
+    ("options", "expert_bytes", "error", "message"),
+    [
+        (PlanOptions(slots_per_gpu=1), 10, InfeasiblePlan, "has 4 expert slots a layer for 'm', its 8 experts need 8"),
+        (
+            PlanOptions("eplb", slots_per_gpu=3), 4 * 10**8, InfeasiblePlan,
+            "gpu 'g0': --slots-per-gpu 3, but its memory holds 2 experts of 'm' in every layer",
+        ),
+        (PlanOptions("free-split"), 10, BadInput, "--place free-split: expected --slots-per-gpu"),
+        (PlanOptions("best"), 10, BadInput, "--place: expected one of .*refined.*equal-split.*, found 'best'"),
+        (PlanOptions(aim="median"), 10, BadInput, "--aim: expected one of sum, mean, cvar, worst, found 'median'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(options, expert_bytes, error, message):
+    with pytest.raises(error, match=message):
+        make_plan(cluster(1.0, 1.0, 1.0, 1.0), [drawn(0, expert_bytes=expert_bytes)], options)
+
+
+def test_more_slots_than_experts_are_as_many():
+    source = drawn(0, experts=4)
+    plans = [make_plan(cluster(*[1e3] * 4), [source], PlanOptions(slots_per_gpu=slots)) for slots in (4, 100)]
+    assert plans[0].models[0].placement == plans[1].models[0].placement
+
+
+@pytest.mark.parametrize("options", [PlanOptions(slots_per_gpu=4), PlanOptions(aim="cvar"), PlanOptions("refined"),
+                                     PlanOptions("equal-split")])  # fmt: skip
+def test_two_models_are_placed_in_groups(options):
+    pair = [drawn(seed) for seed in (0, 1)]
+    named = {4: "--slots-per-gpu: expected one model alone"}.get(options.slots_per_gpu, "--aim cvar: expected one model alone")
+    message = named if options.place == "auto" else f"--place: expected one of balanced.*, found '{options.place}'"
+    with pytest.raises(BadInput, match=message):
+        make_plan(cluster(1.0, 1.0, 1.0, 1.0), pair, options)
+
+
+def test_aims_by_hand():
+    """Two experts on two GPUs, two windows; only experts take time: 1 s a token. Whatever sits where, GPU 0 or 1 takes 8 and 2
+    tokens in the first window, and 1 and 3 in the second; together 9 and 5."""
+    second_a_token = Curve(np.array([1.0, 11.0]), np.array([1.0, 11.0]))
+    source = profile([[[[8, 2], [0, 0]]], [[[1, 3], [0, 0]]]], expert=second_a_token)
+    machines = cluster(1e9, 1e9)
+    for aim, expected in (("sum", 9), ("mean", (8 + 3) / 2), ("cvar", 8), ("worst", 8)):
+        plan = make_plan(machines, [source], PlanOptions("contiguous", aim=aim))
+        assert plan.objective_s == pytest.approx(expected, rel=1e-6)
+        assert plan.methods.get("aim", "sum") == aim
+        assert plan.free_bound_s <= plan.objective_s
+
+
+def test_windows_that_peak_apart_are_kept_apart_by_the_worst_case():
+    """Each window has two popular experts; a sum that is even cannot tell which must not share a GPU."""
+    a_window, b_window = [9, 9, 1, 1], [1, 1, 9, 9]
+    source = profile([[[a_window, [0] * 4]], [[b_window, [0] * 4]]])
+    for aim in ("worst", "cvar", "mean"):
+        plan = make_plan(cluster(1e9, 1e9), [source], PlanOptions(aim=aim))
+        held = plan.models[0].placement.slots_LG[0]
+        assert all(len({0, 1} & set(own)) == len({2, 3} & set(own)) == 1 for own in held)
+
+
+@given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n), st.lists(profiles(n, 3, 1), min_size=2, max_size=3))),
+       st.sampled_from(["sum", "mean", "cvar", "worst"]))  # fmt: skip
+def test_domains_count_as_the_aim_says(case, aim):
+    machines, found = case
+    experts = min(p.experts for p in found)
+    alike = [replace(found[0], tokens_TLSE=p.tokens_TLSE[..., :experts], dispatch_bytes=2, combine_bytes=1) for p in found]
+    plan = make_plan(machines, alike[:1], PlanOptions(aim=aim), domains=alike[1:])
+    split_EG = plan.models[0].placement.split_EG(0)
+    if aim == "sum":
+        everything = np.concatenate([p.tokens_TLSE for p in alike])
+        expected = equation_1(machines, replace(alike[0], tokens_TLSE=everything), 0, split_EG, slice(None))
+    else:
+        each = sorted(equation_1(machines, p, 0, split_EG, slice(None)) for p in alike)
+        expected = np.mean(each[-{"mean": len(each), "cvar": -(-len(each) // 2), "worst": 1}[aim] :])
+    assert plan.objective_s == pytest.approx(expected)
+    assert plan.free_bound_s <= plan.objective_s * (1 + 1e-9)
+    there = sum(exchanged_tokens(p, 0, split_EG) for p in alike) * 2
+    assert plan.models[0].fluid_bound_s_L[0] == pytest.approx(
+        max((there.sum(axis=1) / machines.out_Bps_G).max(), (there.sum(axis=0) / machines.in_Bps_G).max())
+    )
+
+
+def test_domains_of_another_model_are_refused():
+    machines, source = cluster(1.0, 1.0, 1.0, 1.0), drawn(0)
+    for other in (drawn(1, experts=4), replace(drawn(1), fingerprint="other"), replace(drawn(1), dispatch_bytes=9)):
+        with pytest.raises(BadInput, match="--domain: expected another profile of the one model 'm'"):
+            make_plan(machines, [source], domains=[other])
+    with pytest.raises(BadInput, match="--domain: expected another profile of the one model 'm'"):
+        make_plan(machines, [source, source], domains=[source])
+    with pytest.raises(BadInput, match="dealt to 2 source ranks"):
+        make_plan(machines, [source], domains=[drawn(1, sources=2)])
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 30))
+def test_even_rooms_are_as_equal_as_they_can_be(rooms, experts):
+    room_G = np.array(rooms)
+    if experts > room_G.sum():
+        with pytest.raises(BadInput, match=f"expected room for {experts} experts, found {room_G.sum()}"):
+            even_rooms(experts, room_G)
+        return
+    own_G = even_rooms(experts, room_G)
+    assert own_G.sum() == experts
+    assert (own_G <= room_G).all()
+    for low in np.flatnonzero(own_G < room_G):
+        assert own_G.max() <= own_G[low] + 1
+
+
+@st.composite
+def shares(draw):
+    """(tokens_SE, split_EG): whole and divided experts, parts of nothing among them."""
+    sources, experts, gpus = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    rows = st.lists(st.integers(0, 5), min_size=gpus, max_size=gpus).filter(any)
+    weights = np.array([draw(rows) for _ in range(experts)], dtype=float)
+    tokens = st.lists(st.sampled_from([0, 1, 2, 7, 10**6]), min_size=experts, max_size=experts)
+    return np.array([draw(tokens) for _ in range(sources)]), weights / weights.sum(axis=1, keepdims=True)
+
+
+@given(shares())
+def test_divided_tokens_are_all_sent_once_and_to_holders(case):
+    tokens_SE, split_EG = case
+    tokens_SG = exchanged(tokens_SE, split_EG)
+    assert tokens_SG.dtype == np.int64
+    assert tokens_SG.sum(axis=1).tolist() == tokens_SE.sum(axis=1).tolist()
+    assert sum(arriving(tokens_SE, split_EG, g).sum() for g in range(split_EG.shape[1])) == tokens_SE.sum()
+    total_SG = np.zeros_like(tokens_SG)
+    for expert, split_G in enumerate(split_EG):
+        part_SG = divided(tokens_SE[:, expert], split_G)
+        assert (part_SG >= 0).all()
+        assert not part_SG[:, split_G == 0].any()
+        assert (abs(part_SG - np.outer(tokens_SE[:, expert], split_G)) <= 1 + 1e-6).all()
+        total_SG += part_SG
+    assert tokens_SG.tolist() == total_SG.tolist()
+    for g in range(split_EG.shape[1]):
+        assert arriving(tokens_SE, split_EG, g).sum() == total_SG[:, g].sum()
+
+
+def test_sources_with_one_token_each_use_all_replicas():
+    assert divided(np.ones(4, dtype=np.int64), np.array([0.5, 0, 0.5])).sum(axis=0).tolist() == [2, 0, 2]
+
+
+def test_shares_that_miss_one_by_rounding_still_send_all():
+    tokens = np.array([10**15, 1])
+    assert divided(tokens, np.array([0.5, 0.5 - 4e-10, 0.0])).sum(axis=1).tolist() == tokens.tolist()

@@ -1,0 +1,82 @@
+"""A plan on other traffic: its objective there, and what a plan of its own would take."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.planner.evaluate import evaluate
+from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.network.schedule_time import timed
+from aurora.planner.placement.grouping import PLACE
+from aurora.planner.replication.registry import REPLICAS
+from aurora.types import PlanOptions
+from tests.conftest import cluster
+from tests.planner.placement.test_layers import drawn, priced
+from tests.strategies import clusters, profiles
+
+ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n)))
+TWO = st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n)))
+
+
+@given(ONE, st.sampled_from([*PLACE, "refined", *REPLICAS]), st.sampled_from(["sum", "mean", "cvar", "worst"]))
+def test_nothing_is_lost_on_its_own_profile(case, place, aim):
+    machines, source = case
+    slots = -(-source.experts // len(machines)) + 1
+    plan = make_plan(machines, [source], PlanOptions(place, slots_per_gpu=slots, aim=aim, seed=3))
+    found = evaluate(plan, [source])
+    assert found.loss == pytest.approx(0)
+    assert found.served_s_L.sum() == pytest.approx(plan.objective_s)
+    assert found.own.models[0].placement == plan.models[0].placement
+    assert found.dispatch_s_ML[0] == pytest.approx(plan.models[0].dispatch_s_L)
+
+
+@given(TWO, st.sampled_from(["causal", "paper"]))
+def test_two_models_lose_nothing_on_their_own_profiles(case, objective):
+    machines, a, b = case
+    plan = make_plan(machines, [a, b], PlanOptions(objective=objective))
+    found = evaluate(plan, [a, b])
+    assert found.loss == pytest.approx(0)
+    assert len(found.served_s_L) == max(a.layers, b.layers)
+    for took, model in zip(found.dispatch_s_ML, plan.models, strict=True):
+        assert took == pytest.approx(model.dispatch_s_L)
+
+
+@pytest.mark.parametrize("options", [PlanOptions(), PlanOptions(slots_per_gpu=3)])
+def test_other_traffic_is_priced_where_the_experts_are(options):
+    machines = cluster(1e3, 2e3, 1e3, 4e3)
+    made_for, served = drawn(0), drawn(1)
+    plan = make_plan(machines, [made_for], options)
+    found = evaluate(plan, [served])
+    assert found.served_s_L.sum() == pytest.approx(priced(plan, served))
+    assert found.own.objective_s == make_plan(machines, [served], options).objective_s
+    assert found.loss == pytest.approx(found.served_s_L.sum() / found.own.objective_s - 1)
+    assert found.loss > 0
+    there = exchanged_tokens(served, 0, plan.models[0].placement.split_EG(0))
+    order = plan.models[0].dispatch_L[0]
+    ports = machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G
+    assert found.dispatch_s_ML[0][0] == pytest.approx(timed(order, there, *ports).makespan_s)
+
+
+def test_profiles_that_the_plan_is_not_for():
+    machines, source = cluster(1.0, 1.0, 1.0, 1.0), drawn(0)
+    plan = make_plan(machines, [source])
+    for given_, message in (
+        ([source, source], "evaluate: expected 1 profiles as in the plan, found 2"),
+        ([drawn(0, sources=2)], "dealt to 2 source ranks"),
+        ([drawn(0, experts=4)], "expected 'm' with 1 MoE layers of 8 experts, found 1 of 4"),
+        ([replace(source, fingerprint="another")], "and other router weights"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            evaluate(plan, given_)
+    with pytest.raises(BadInput, match="expected slots-per-gpu as a whole number in quotes, found 'many'"):
+        evaluate(replace(plan, methods={**plan.methods, "slots-per-gpu": "many"}), [source])
+
+
+def test_a_plan_of_old_methods_is_compared_by_the_defaults():
+    source = drawn(0)
+    plan = replace(make_plan(cluster(*[1e3] * 4), [source]), methods={})
+    assert np.isfinite(evaluate(plan, [source]).loss)

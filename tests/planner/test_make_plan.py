@@ -1,0 +1,245 @@
+"""Whole plans: scenarios, bounds, strategies, and inputs that do not fit."""
+
+from dataclasses import replace
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aurora
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.check.plans import check_plan, check_schedule
+from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.placement.assignment import ASSIGN
+from aurora.planner.placement.colocation import COLOCATE, JOINT
+from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.cost_model import group_costs
+from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.objective import causal, exclusive
+from aurora.types import Curve, PlanOptions, Profile
+from tests.conftest import cluster
+from tests.strategies import clusters, profiles
+
+
+def profile(tokens, *, rate=0.0, name="m", expert_bytes=10, other_bytes=10):
+    curve = Curve(np.array([1.0, 1001.0]), np.array([rate, 1001 * rate]))
+    zero = Curve(np.array([1.0]), np.array([0.0]))
+    curves = {"reference": {"gate": zero, "expert": curve, "aggregate": zero}}
+    return Profile(name, "print", np.array(tokens), 1, 1, 1, expert_bytes, other_bytes, curves)
+
+
+TWO = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n)))
+
+
+@given(TWO, st.sampled_from(sorted(PLACE)), st.sampled_from(["auto", *ASSIGN]), st.sampled_from(["auto", *COLOCATE]),
+       st.sampled_from(sorted(ORDER)), st.booleans())  # fmt: skip
+def test_every_combination_gives_a_plan_that_stands(case, place, assign, colocate, order, both):
+    machines, a, b = case
+    chosen = [a, b] if both else [a]
+    if colocate in JOINT:
+        assign = "auto"
+    plan = make_plan(machines, chosen, PlanOptions(place, assign, colocate, order, seed=3))
+    check_plan(plan)
+    assert plan.objective_s >= plan.bound_s * (1 - 1e-9)
+    assert plan.bound_s >= plan.free_bound_s * (1 - 1e-9)
+    assert plan.scenario == f"{'colocated' if both else 'exclusive'}, {'equal' if machines.equal else 'mixed'} GPUs"
+    for model, source in zip(plan.models, chosen, strict=True):
+        assert model.placement.experts == source.experts
+        assert len(model.dispatch_L) == source.layers
+        sizes = {len(held) for layer in model.placement.slots_LG for held in layer}
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(TWO)
+def test_plans_repeat_for_a_seed(case):
+    machines, a, b = case
+    options = PlanOptions("random", "random", "random", "random", seed=5)
+    first, second = make_plan(machines, [a, b], options), make_plan(machines, [a, b], options)
+    assert [m.placement for m in first.models] == [m.placement for m in second.models]
+    assert all(
+        (x.pairs_X2 == y.pairs_X2).all() for x, y in zip(first.models[0].dispatch_L, second.models[0].dispatch_L, strict=True)
+    )
+
+
+@given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_experts=4, max_layers=1))))
+def test_the_bound_is_below_every_placement(case):
+    machines, source = case
+    n = len(machines)
+    bound = make_plan(machines, [source]).free_bound_s
+    for where in product(range(n), repeat=source.experts):
+        costs = group_costs(machines, source, 0, np.array(where))
+        assert exclusive(costs.terms(np.arange(n))) >= bound * (1 - 1e-9)
+
+
+@given(st.tuples(clusters(2), profiles(2, max_experts=3, max_layers=1), profiles(2, max_experts=3, max_layers=1)))
+def test_the_colocated_bound_is_below_every_pair_of_placements(case):
+    machines, a, b = case
+    bound = make_plan(machines, [a, b]).free_bound_s
+    gpus = np.arange(2)
+    for first in product(range(2), repeat=a.experts):
+        terms = group_costs(machines, a, 0, np.array(first)).terms(gpus)
+        for second in product(range(2), repeat=b.experts):
+            assert causal(terms, group_costs(machines, b, 0, np.array(second)).terms(gpus)) >= bound * (1 - 1e-9)
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n), profiles(n))))
+def test_colocation_by_matching_is_optimal_for_the_shared_dispatch(case):
+    """Brute force over the second model's groups, the first's fixed (Aurora §6.2, case II)."""
+    machines, a, b = case
+    n = len(machines)
+    costs = [group_costs(machines, p, 0, np.arange(p.experts) % n) for p in (a, b)]
+    held = np.arange(n)
+
+    def port_time(group_G):
+        ta, tb = costs[0].terms(held), costs[1].terms(group_G)
+        return max((ta.send_G + tb.send_G).max(), (ta.recv_G + tb.recv_G).max())
+
+    found = COLOCATE["matching"](ColocationProblem(*costs, held), np.random.default_rng(0))
+    assert port_time(found.b_G) == min(port_time(np.array(p)) for p in permutations(range(n)))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).flatmap(lambda a: st.tuples(st.just(a), st.permutations(a))))
+def test_sorting_one_up_one_down_is_optimal_when_sends_equal_receives(loads):
+    """Aurora Thm 6.2 against brute force on the sum of two load vectors."""
+    a, b = map(np.array, loads)
+    costs = [_Loads(a), _Loads(b)]
+    found = COLOCATE["sorted"](ColocationProblem(*costs, np.arange(len(a))), np.random.default_rng(0))
+    assert (a[found.a_G] + b[found.b_G]).max() == min((a + b[list(p)]).max() for p in permutations(range(len(a))))
+
+
+class _Loads:
+    def __init__(self, load_J):
+        self.load_J = load_J
+
+
+def test_by_load_puts_the_busiest_expert_on_the_strongest_gpu():
+    machines = cluster(1.0, 4.0, 2.0)
+    tokens = np.array([[[[1, 9, 5], [1, 9, 5], [1, 9, 5]]]])
+    plan = make_plan(machines, [profile(tokens)], PlanOptions(assign="by-load"))
+    assert plan.models[0].placement.slots_LG[0] == ((0,), (1,), (2,))
+
+
+def test_by_load_trusts_recorded_curves_more_than_speed():
+    """Both GPUs say speed 1.0; the second's own kind is a hundred times faster."""
+    fast = {phase: Curve(np.array([1.0, 1001.0]), np.array([0.01, 10.01])) for phase in ("gate", "expert", "aggregate")}
+    base = profile([[[[1, 9], [1, 9]]]], rate=1.0)
+    source = replace(base, curves={**base.curves, "quick": fast})
+    machines = cluster(1e6, 1e6)
+    machines = replace(machines, gpus=(machines.gpus[0], replace(machines.gpus[1], kind="quick")))
+    plan = make_plan(machines, [source], PlanOptions(assign="by-load"))
+    assert plan.models[0].placement.slots_LG[0] == ((0,), (1,))
+
+
+def test_auto_takes_the_shorter_order_on_mixed_ports():
+    """One fast sender, two slow receivers: one at a time takes twice as long as both at once."""
+    machines = cluster(2.0, 1.0, 1.0)
+    source = profile([[[[0, 8, 8], [0, 0, 0], [0, 0, 0]]]])
+    keep = PlanOptions("contiguous", "contiguous")
+    chosen, ordered = (make_plan(machines, [source], replace(keep, order=o)).models[0] for o in ("auto", "openshop"))
+    assert chosen.dispatch_L[0].method == "all-at-once"
+    assert chosen.dispatch_s_L[0] == pytest.approx(8)
+    assert ordered.dispatch_s_L[0] == pytest.approx(16)
+
+
+def test_baselines_order_each_direction_by_its_own_senders():
+    source = profile(np.random.default_rng(0).integers(1, 99, (1, 1, 4, 4)))
+    model = make_plan(cluster(1.0, 1.0, 1.0, 1.0), [source], PlanOptions(order="sjf")).models[0]
+    assert (model.combine_L[0].sends_open, model.combine_L[0].recvs_open) == (1, 3)
+    dense = make_plan(cluster(1.0, 1.0, 1.0, 1.0), [source], PlanOptions(order="openshop")).models[0]
+    assert dense.combine_L[0].pairs_X2.tolist() == dense.dispatch_L[0].reversed.pairs_X2.tolist()
+
+
+def test_what_places_both_models_decides_the_assignment_too():
+    rng = np.random.default_rng(0)
+    pair = [profile(rng.integers(1, 9, (1, 1, 2, 2))) for _ in range(2)]
+    assert make_plan(cluster(1.0, 2.0), pair).methods["assign"] == "local-search"
+    assert make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random")).methods["colocate"] == "matching"
+    for name in JOINT:
+        with pytest.raises(BadInput, match=f"--assign random: has no effect with --colocate {name}"):
+            make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random", colocate=name))
+
+
+def test_equal_gpus_can_differ_in_nothing_that_matters():
+    assert cluster(2.0, 2.0).equal
+    assert not cluster(2.0, 3.0).equal
+    slower = replace(cluster(2.0, 2.0).gpus[0], speed=0.5)
+    assert not replace(cluster(2.0, 2.0), gpus=(slower, cluster(2.0).gpus[0])).equal
+
+
+def test_longer_model_meets_the_shorter_modulo():
+    rng = np.random.default_rng(0)
+    short, long = (profile(rng.integers(1, 9, (1, layers, 2, 2)), name=f"l{layers}") for layers in (2, 5))
+    for pair in ([short, long], [long, short]):
+        plan = make_plan(cluster(1.0, 1.0), pair)
+        assert [len(m.dispatch_L) for m in plan.models] == [p.layers for p in pair]
+
+
+def test_balanced_groups_are_lighter_than_contiguous():
+    load = np.array([9, 8, 7, 1, 1, 1])
+    room = np.array([2, 2, 2])
+
+    def heaviest(name):
+        return np.bincount(PLACE[name](load, room, np.random.default_rng(0)), load).max()
+
+    assert heaviest("balanced") == 10
+    assert heaviest("contiguous") == 17
+
+
+def test_local_tokens_do_not_travel():
+    tokens = np.array([[[[5, 1], [2, 7]]]])
+    assert exchanged_tokens(profile(tokens), 0, np.eye(2)).tolist() == [[0, 1], [2, 0]]
+    assert exchanged_tokens(profile(tokens), 0, np.eye(2)[[0, 0]]).tolist() == [[0, 0], [9, 0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"tokens": [[[[1, 1]] * 3]]}, BadInput, "dealt to 3 source ranks, but cluster 'test' has 2 GPUs"),
+        ({"other_bytes": 2 * 10**9}, InfeasiblePlan, "gpu 'g0': 1000000000 bytes of memory, but the weights outside"),
+        ({"expert_bytes": 7 * 10**8, "tokens": [[[[1] * 4] * 2]]}, InfeasiblePlan, "has 2 expert slots a layer for 'm', its 4"),
+    ],
+)
+def test_inputs_that_do_not_fit(change, error, message):
+    tokens = change.pop("tokens", [[[[1, 1], [1, 1]]]])
+    with pytest.raises(error, match=message):
+        make_plan(cluster(1.0, 1.0), [profile(tokens, **change)])
+
+
+@pytest.mark.parametrize("name", ["place", "assign", "colocate", "order", "objective"])
+def test_an_unknown_strategy_names_the_known_ones(name):
+    with pytest.raises(BadInput, match=f"--{name}: expected one of .*(random|paper).*, found 'best'"):
+        make_plan(cluster(1.0, 1.0), [profile([[[[1, 1], [1, 1]]]])], replace(PlanOptions(), **{name: "best"}))
+
+
+def test_three_models_are_too_many():
+    p = profile([[[[1, 1], [1, 1]]]])
+    with pytest.raises(BadInput, match="one or two profiles, found 3"):
+        make_plan(cluster(1.0, 1.0), [p, p, p])
+
+
+def test_the_api_orders_a_bare_matrix():
+    bytes_GG = np.array([[9, 4, 6], [5, 0, 2], [3, 7, 0]])
+    made = aurora.order(bytes_GG, cluster(2.0, 2.0, 2.0))
+    off_diagonal = bytes_GG - np.diag(np.diag(bytes_GG))
+    check_schedule(made, off_diagonal, np.full(3, 2.0), np.full(3, 2.0))
+    assert made.makespan_s == pytest.approx(11 / 2)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ([[0, 1]], "square"),
+        ([[0.0, 1.5], [1.0, 0.0]], "expected integers, found float64"),
+        ([[0, -1], [0, 0]], "zero or more, found -1"),
+        (np.array([[0, 2**62], [2**62, 0]]), "more than 64 bits"),
+        ([[0, 1], [1]], "expected rows of one length"),
+        (np.array([[0, 2**63 + 1], [0, 0]], dtype=np.uint64), "does not fit into 64 bits"),
+        ([[0, 1, 1]] * 3, "has 2 GPUs, the traffic matrix 3 rows"),
+    ],
+)
+def test_bad_traffic(matrix, message):
+    with pytest.raises(BadInput, match=message):
+        aurora.order(matrix, cluster(1.0, 1.0))

@@ -1,0 +1,69 @@
+"""Plans that keep a floor: every expert on so many GPUs and nodes, what survives, and moving to them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput, BrokenPlan, InfeasiblePlan
+from aurora.io import load_plan, save
+from aurora.planner.check.plans import check_plan
+from aurora.planner.evaluate import evaluate
+from aurora.planner.make_plan import make_plan
+from aurora.planner.migration.migrate import move
+from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
+from tests.strategies import clusters, profiles
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data(), st.integers(1, 3))
+def test_with_a_floor_experts_are_on_as_many_nodes_and_plans_say_what_survives(data, min_replicas):
+    made = data.draw(clusters(4))
+    cluster = replace(made, gpus=tuple(replace(gpu, node=number // 2) for number, gpu in enumerate(made.gpus)))
+    profile = data.draw(profiles(4))
+    options = PlanOptions(
+        min_replicas=min_replicas, slots_per_gpu=profile.experts, aim=data.draw(st.sampled_from(["sum", "worst"]))
+    )
+    plan = make_plan(cluster, [profile], options)
+    assert (plan.min_replicas, plan.methods["place"]) == (min_replicas, "aurora")
+    assert plan.survival_LK.shape == (profile.layers, 1)
+    for layer, held_G in enumerate(plan.models[0].placement.slots_LG):
+        nodes = [set(held_G[0] + held_G[1]), set(held_G[2] + held_G[3])]
+        every = set(range(profile.experts))
+        assert plan.survival_LK[layer, 0] == sum(held == every for held in nodes) / 2
+        for expert in every:
+            assert sum(expert in held for held in held_G) >= min_replicas
+            assert sum(expert in held for held in nodes) >= min(min_replicas, 2)
+    assert evaluate(plan, [profile]).own.objective_s == plan.objective_s
+    assert plan.free_bound_s <= plan.bound_s <= plan.objective_s
+    again, moved = move(plan, make_plan(cluster, [profile]), [profile])
+    assert again.min_replicas == min_replicas
+    assert (again.survival_LK == plan.survival_LK).all() or not moved.bytes_GG.any() or min_replicas == 1
+
+
+def test_what_a_floor_refuses(tmp_path):
+    cluster = Cluster("two", tuple(Gpu(f"g{i}", "k", i, 1.0, 1.0, 10**9) for i in range(2)))
+    curves = {"k": dict.fromkeys(("gate", "expert", "aggregate"), Curve([1.0], [1.0]))}
+    profile = Profile("m", "", [[[[1, 2, 3]] * 2]], 1, 1, 1, 1, 1, curves)
+    with pytest.raises(InfeasiblePlan, match="3 experts x 3 replicas need 9 slots; 2 nodes have 6"):
+        make_plan(cluster, [profile], PlanOptions(min_replicas=3))
+    for given_, message in (
+        (([profile] * 2, PlanOptions(min_replicas=1)), "--floor: expected one model alone"),
+        (([profile], PlanOptions(min_replicas=1, place="refined")), "--place: expected one of aurora, mro, spread, compact"),
+        (([profile], PlanOptions(place="mro")), "--place: expected one of"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            make_plan(cluster, *given_)
+    plan = make_plan(cluster, [profile], PlanOptions(min_replicas=2))
+    save(plan, tmp_path / "p.json")
+    read = load_plan(tmp_path / "p.json")
+    assert (read.min_replicas, read.survival_LK.tolist()) == (2, [[1.0]])
+    for broken in ({"survival_LK": [[0.5]]}, {"survival_LK": [[1.0, 1.0]]}, {"floor": 1, "survival_LK": [[2.0]]}):
+        with pytest.raises(BrokenPlan, match="plan: expected"):
+            check_plan(replace(plan, **broken))
+    alone = make_plan(cluster, [profile])
+    with pytest.raises(BrokenPlan, match="an expert is on 1 GPUs, its floor is 2"):
+        check_plan(replace(alone, min_replicas=2, survival_LK=[[1.0]]))
+    with pytest.raises(InfeasiblePlan, match="--floor 2 takes"):
+        move(plan, alone, [profile], max_bytes=1)

@@ -1,0 +1,95 @@
+"""Invented profiles keep to their description."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aurora.errors import BadInput
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.types import GpuKind, SyntheticOptions
+
+MIXTRAL = {"num_local_experts": 8, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 56}
+DEEPSEEK = {
+    "n_routed_experts": 16, "num_hidden_layers": 4, "first_k_dense_replace": 1, "num_experts_per_tok": 4, "hidden_size": 32,
+    "moe_intermediate_size": 16, "intermediate_size": 99,
+}  # fmt: skip
+
+
+def test_every_token_picks_its_experts_once():
+    made = synthetic_profile("zipf:1.2", MIXTRAL, SyntheticOptions(sources=3, window_tokens=100, windows=2, seed=1))
+    assert made.tokens_TLSE.shape == (2, 3, 3, 8)
+    assert (made.tokens_TLSE.sum(axis=3) == 200).all()
+    assert made.tokens_TLSE.max() <= 100  # no token picks an expert twice
+    assert made.expert_bytes == 2 * 3 * 64 * 56
+
+
+def test_dense_first_layers_and_shared_names_are_understood():
+    made = synthetic_profile("uniform", DEEPSEEK)
+    assert (made.layers, made.experts, made.top_k) == (3, 16, 4)
+    assert made.expert_bytes == 2 * 3 * 32 * 16
+
+
+def test_skew_grows_with_the_exponent_and_seeds_repeat():
+    def skew(name, seed=0):
+        load = synthetic_profile(name, MIXTRAL, SyntheticOptions(seed=seed)).tokens_TLSE.sum(axis=(0, 2))
+        return (load.max(axis=1) / load.mean(axis=1)).mean()
+
+    assert skew("uniform") < skew("zipf:0.8") < skew("zipf:1.5")
+    a, b = (synthetic_profile("zipf:1", MIXTRAL, SyntheticOptions(seed=s)).tokens_TLSE for s in (4, 4))
+    assert np.array_equal(a, b)
+
+
+def test_token_level_is_the_same_draw():
+    options = SyntheticOptions(sources=3, window_tokens=100, windows=2, seed=1)
+    counted, kept = (synthetic_profile("zipf:1.2", DEEPSEEK, replace(options, token_level=t)) for t in (False, True))
+    assert counted.routing is None
+    assert np.array_equal(counted.tokens_TLSE, kept.tokens_TLSE)
+    assert kept.routing.experts_ULK.shape == (600, 3, 4)
+    with pytest.raises(BadInput, match="--tokens: expected at most"):
+        synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(window_tokens=10**8, token_level=True))
+
+
+def test_correlation_pairs_experts_and_keeps_their_popularity():
+    def drawn(correlation):
+        made = synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(1, 4000, 1, 0, True, correlation))
+        chosen_UE = np.zeros((4000, 16), dtype=bool)
+        np.put_along_axis(chosen_UE, made.routing.experts_ULK[:, 0].astype(int), True, axis=1)
+        together_EE = chosen_UE.T.astype(float) @ chosen_UE / 4000
+        share_E = np.diag(together_EE).copy()
+        np.fill_diagonal(together_EE, 0)
+        return share_E, together_EE.max(axis=1) / share_E
+
+    for correlation, least, most in ((0.0, 0.2, 0.35), (0.5, 0.5, 0.8), (1.0, 1.0, 1.0)):
+        share_E, partner_E = drawn(correlation)
+        assert share_E == pytest.approx(np.full(16, 0.25), abs=0.05)
+        assert least <= partner_E.min() <= partner_E.max() <= most
+    with pytest.raises(BadInput, match=r"--correlation: expected a number from 0 to 1, found 1\.5"):
+        SyntheticOptions(correlation=1.5)
+
+
+@pytest.mark.parametrize("skew", ["zipf", "zipf:x", "zipf:-1", "normal:1", "zipf:nan"])
+def test_an_unknown_skew(skew):
+    with pytest.raises(BadInput, match="--synthetic: expected"):
+        synthetic_profile(skew, MIXTRAL)
+
+
+@pytest.mark.parametrize("config", [{}, {**MIXTRAL, "num_local_experts": 0}, {**MIXTRAL, "num_experts_per_tok": 9}])
+def test_a_config_that_is_no_moe(config):
+    with pytest.raises(BadInput, match="config: expected"):
+        synthetic_profile("uniform", config)
+
+
+def test_kinds_are_never_faster_than_their_datasheet():
+    """One expert's time against its weights over the memory's rate and its multiplications over the peak."""
+    kind = GpuKind("K", 10**9, 1e9, 1e12, 4, "a made-up datasheet")
+    config = MIXTRAL | {"hidden_size": 512, "intermediate_size": 256}
+    made = synthetic_profile("uniform", config, SyntheticOptions(), [kind])
+    assert list(made.curves) == ["reference", "K"]
+    assert made.digest != synthetic_profile("uniform", config).digest
+    weights_s, token_s = made.expert_bytes / 1e9, 6 * 512 * 256 / 1e12
+    expert = made.curves["K"]["expert"]
+    for tokens in (1, 2, 300, 3000, 65536):
+        moved_s = weights_s + tokens * 4 * 512 / 1e9
+        assert expert(tokens) == pytest.approx(5e-6 + max(moved_s, tokens * token_s), rel=1e-9)
+    assert "a made-up datasheet" in made.provenance["curves of K"]

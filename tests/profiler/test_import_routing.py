@@ -1,0 +1,278 @@
+"""Engines' records become profiles: files as engines write them, several domains, and files that lie."""
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from aurora.errors import BadInput
+from aurora.io import routing_dumps as dumps
+from aurora.profiler.import_routing import import_profile
+from tests.types.test_coactivation import CoActivation
+
+CONFIG = {
+    "model_type": "tiny", "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "hidden_size": 8, "moe_intermediate_size": 16,
+}  # fmt: skip
+LOADS = np.array([[10, 1, 5, 4], [2, 8, 7, 3]])
+RECORDS = Path(os.environ.get("AURORA_DATA", "../shared/data"))
+
+
+def imported(path, form, sources=2, **options):
+    return import_profile([path] if isinstance(path, Path) else path, form, CONFIG, sources, **options)
+
+
+def saved(tmp_path, name, write):
+    write(tmp_path / name)
+    return tmp_path / name
+
+
+def test_sglang_recorder(tmp_path):
+    """Dense layers' rows are empty, and steps that were not recorded yet."""
+    counts = torch.zeros((5, 3, 4), dtype=torch.int32)
+    counts[0, 1:], counts[3, 1:] = torch.tensor(LOADS), torch.tensor(2 * LOADS)
+    record = {"rank": 0, "logical_count": counts, "average_utilization_rate_over_window": None}
+    path = saved(tmp_path, "r.pt", lambda file: torch.save(record, file))
+    made = imported(path, "sglang-recorder")
+    assert made.tokens_TLSE.sum(axis=2).tolist() == [LOADS.tolist(), (2 * LOADS).tolist()]
+    assert made.tokens_TLSE.sum(axis=3).tolist() == [[[10, 10]] * 2, [[20, 20]] * 2]
+    assert (made.stage_T, made.top_k, made.dispatch_bytes) == (None, 2, 16)
+    assert imported(path, "sglang-recorder", window=30).windows == 1
+    assert "not measured" in made.provenance["compute"]
+
+
+def test_vllm_lines_count_physical_experts(tmp_path):
+    """Slots 4 and 5 are replicas of experts 0 and 1."""
+    record = {
+        "record_type": "eplb_load_stats", "version": 1, "step": 7, "num_ranks": 2,
+        "expert_load": [[4, 1, 5, 4, 6, 0], [2, 8, 7, 3, 0, 0]], "p2l_map": [[0, 1, 2, 3, 0, 1]] * 2,
+    }  # fmt: skip
+    path = tmp_path / "v.jsonl"
+    path.write_text(json.dumps({"record_type": "eplb_initial_mapping"} | {"expert_load": 3}) + "\n" + json.dumps(record) + "\n")
+    assert imported(path, "vllm").load_LE.tolist() == LOADS.tolist()
+
+
+@pytest.mark.parametrize("form", ["eplb-load", "vllm"])
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("w.npy", lambda path: np.save(path, LOADS)),
+        ("w.npy", lambda path: np.save(path, LOADS[None].astype(np.uint32))),
+        ("w.npz", lambda path: np.savez_compressed(path, loads=LOADS)),
+        ("w.pt", lambda path: torch.save(torch.tensor(LOADS), path)),
+    ],
+)
+def test_bare_arrays_of_loads(tmp_path, form, name, write):
+    assert imported(saved(tmp_path, name, write), form).load_LE.tolist() == LOADS.tolist()
+
+
+def test_a_table_of_loads(tmp_path):
+    (tmp_path / "w.csv").write_text("10,1,5,4\n2,8,7,3\n")
+    assert imported(tmp_path / "w.csv", "eplb-load").load_LE.tolist() == LOADS.tolist()
+
+
+def test_tokens(tmp_path):
+    """Sequences of 3, 1 and 2 tokens go to sources 0, 1, 0."""
+    rng = np.random.default_rng(0)
+    experts = np.argsort(rng.random((6, 2, 4)), axis=2)[:, :, :2].astype(np.uint8)
+    path = saved(tmp_path, "t.npz", lambda file: np.savez(file, experts=experts, seq_len=np.array([3, 1, 2], dtype=np.int32)))
+    made = imported(path, "tokens", coactivation=True)
+    assert made.routing.experts_ULK.dtype == np.uint8
+    assert made.routing.source_U.tolist() == [0, 0, 0, 0, 0, 1]
+    assert made.routing.sequence_U.tolist() == [0, 0, 0, 2, 2, 1]
+    assert made.routing.lengths_Q.tolist() == [3, 1, 2]
+    assert np.array_equal(made.coactivation.together_LEE, CoActivation.of(experts, 4).together_LEE)
+    assert imported(path, "tokens", window=4).routing.window_U.tolist() == [0, 0, 0, 0, 1, 1]
+    with pytest.raises(BadInput, match="--pairs: expected every token's choices, found counts alone in eplb-load"):
+        imported(saved(tmp_path, "w.npy", lambda file: np.save(file, LOADS)), "eplb-load", coactivation=True)
+
+
+def test_csv_by_columns(tmp_path):
+    """Layers 1 and 2 were recorded; the config has one dense layer before two."""
+    rows = [(d, l, e, LOADS[l - 1, e] * f) for d, f in (("a", 1), ("b", 2)) for l in (2, 1) for e in range(4)]
+    path = tmp_path / "c.csv"
+    path.write_text("domain,layer,expert,count\n" + "".join(f"{d},{l},{e},{c}\n" for d, l, e, c in rows))
+    made = imported(path, "csv", wheres=[{"domain": "b"}])
+    assert made.load_LE.tolist() == (2 * LOADS).tolist()
+    both = imported(path, "csv", sources=3, wheres=[{"domain": "a"}, {"domain": "b"}])
+    assert both.tokens_TLSE.sum(axis=(0, 3)).tolist() == [[10, 40, 10]] * 2
+    assert both.provenance["where"] == "domain=a; domain=b"
+    with pytest.raises(BadInput, match="expected one value of domain, found several; choose by --where domain=VALUE"):
+        imported(path, "csv")
+    with pytest.raises(BadInput, match=r"expected rows of counts, found none where {'domain': 'c'}"):
+        imported(path, "csv", wheres=[{"domain": "c"}])
+    with pytest.raises(BadInput, match="expected columns subject, found domain, layer, expert, count"):
+        imported(path, "csv", wheres=[{"subject": "c"}])
+
+
+def test_files_are_domains(tmp_path):
+    paths = [saved(tmp_path, f"{n}.npy", lambda file, n=n: np.save(file, LOADS * 10**n)) for n in range(3)]
+    more = imported(paths, "eplb-load", sources=5).tokens_TLSE.sum(axis=(0, 3))[0]
+    assert more.tolist() == [10, 100, 2000, 10, 100]
+    assert imported(paths, "eplb-load", sources=2).tokens_TLSE.sum(axis=(0, 3))[0].tolist() == [2020, 200]
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("ran",))
+
+
+def zipped(**members):
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return found.getvalue()
+
+
+def npy_header(shape):
+    found = io.BytesIO()
+    np.lib.format.write_array_header_1_0(found, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return found.getvalue()
+
+
+def torch_bytes(value, **options):
+    found = io.BytesIO()
+    torch.save(value, found, **options)
+    return found.getvalue()
+
+
+def npy_bytes(value):
+    found = io.BytesIO()
+    np.save(found, value, allow_pickle=True)
+    return found.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "content", "message"),
+    [
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": Evil()}), "which could run code: not loaded"),
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(2)}, _use_new_zipfile_serialization=False), "expected the zip format"),
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(9)})[:-40], "expected the zip format of torch.save, or the file is cut"),
+        ("sglang-recorder", "r.pt", zipped(data=b"x"), "not a file of torch.save"),
+        ("sglang-recorder", "r.pt", torch_bytes([1]), "expected logical_count, which the recorder writes in mode stat"),
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": 3}), "logical_count: expected a tensor, found int"),
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(1).expand(1 << 20, 1 << 20)}), "logical_count: declares 8796093022208 bytes"),
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.rand(1, 2, 4)}), "loads: expected integers, found float32"),
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.ones(1, 2, 5, dtype=torch.int64)}), "expected 2 MoE layers of 4 experts as in the config, found 2 of 5"),
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(1, 2, 4, dtype=torch.int64)}), "expected tokens, found none"),
+        ("eplb-load", "w.npy", npy_bytes(-LOADS), "loads: expected counts of zero or more, found -10"),
+        ("eplb-load", "w.npy", npy_bytes(np.array([Evil()], dtype=object)), "not of eplb-load: "),
+        ("eplb-load", "w.npy", npy_bytes(LOADS)[:-8], "not of eplb-load: "),
+        ("eplb-load", "w.npy", b"", "not of eplb-load: "),
+        ("eplb-load", "w.csv", b"1,2\n3", "not of eplb-load: "),
+        ("eplb-load", "w.csv", b"1,2.5", "not of eplb-load: invalid literal"),
+        ("eplb-load", "w.csv", b"caf\xe9", "expected UTF-8 text"),
+        ("eplb-load", "w.npz", zipped(a=npy_bytes(LOADS), b=npy_bytes(LOADS)), "expected one array, found a, b"),
+        ("vllm", "v.jsonl", b"", "expected lines of record_type eplb_load_stats, found none"),
+        ("vllm", "v.jsonl", b"[1]", "line 1: not a record of loads: TypeError"),
+        ("vllm", "v.jsonl", b'{"record_type": "eplb_load_stats", "expert_load": [[1]], "p2l_map": [[4]]}', r"line 1: expected for each of \(1, 1\) loads one of 4 experts"),
+        ("vllm", "v.jsonl", b'{"record_type": "eplb_load_stats", "expert_load": [[1.5]], "p2l_map": [[0]]}', "line 1: expert_load: expected integers"),
+        ("tokens", "t.npz", zipped(experts=npy_header((1 << 40, 2, 2)), seq_len=npy_bytes(np.array([1]))), "experts: declares 4398046511104 bytes"),
+        ("tokens", "t.npz", zipped(experts=npy_header((1 << 20, 2, 2)), seq_len=npy_bytes(np.array([1]))), "experts: declares 4194304 bytes, found 128 in the archive"),
+        ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((1, 2, 2), dtype=np.uint8))), "expected arrays seq_len, found experts"),
+        ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((2, 2, 3), dtype=np.uint8)), seq_len=npy_bytes(np.array([2]))), "expected 2 choices a token as in the config, found 3"),
+        ("tokens", "t.npz", zipped(experts=npy_bytes(np.full((2, 2, 2), 4, dtype=np.uint8)), seq_len=npy_bytes(np.array([2]))), "expected experts from 0 to 3, found 4 to 4"),
+        ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((2, 2, 2), dtype=np.uint8)), seq_len=npy_bytes(np.array([3]))), "expected sequences of 2 tokens in all, found seq_len of 3"),
+        ("tokens", "t.npz", b"PK no zip", "not of tokens: File is not a zip file"),
+        ("csv", "c.csv", b"", "expected columns layer, expert, count, found none"),
+        ("csv", "c.csv", b"layer,expert,count\n", "expected rows of counts, found none"),
+        ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: expected count as a whole number of zero or more, found '-1'"),
+        ("csv", "c.csv", b"layer,expert,count\n0,0\n", "line 2: expected count as a whole number of zero or more, found None"),
+        ("csv", "c.csv", b"layer,expert,count\n0,4,1\n", "line 2: expected experts below 4 and layers below 3 as in the config, found expert 4"),
+        ("csv", "c.csv", b'layer,expert,count\n"0,0', "line 1: not CSV: unexpected end of data"),
+        ("csv", "c.csv", b"layer,expert,count\n0,0,\xff\n", "expected UTF-8 text"),
+    ],
+)  # fmt: skip
+def test_files_that_lie(tmp_path, capsys, form, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=f"{name}: {message}" if not message.startswith("which") else message) as found:
+        imported(tmp_path / name, form)
+    assert "\n" not in str(found.value)
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_archives_that_would_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(dumps, "MOST_BYTES", 10**5)
+    (tmp_path / "w.npz").write_bytes(zipped(loads=npy_bytes(np.zeros(10**5, dtype=np.uint8))))
+    with pytest.raises(BadInput, match=r"w\.npz: loads: declares 100128 bytes, expected at most 100000"):
+        imported(tmp_path / "w.npz", "eplb-load")
+    (tmp_path / "r.pt").write_bytes(torch_bytes(torch.zeros(10**5)))
+    with pytest.raises(BadInput, match=r"r\.pt: the archive: declares \d+ bytes"):
+        imported(tmp_path / "r.pt", "sglang-recorder")
+    monkeypatch.setattr(dumps, "LINE", 10)
+    (tmp_path / "v.jsonl").write_text("x" * 20)
+    with pytest.raises(BadInput, match="line 1: expected at most 10 characters"):
+        imported(tmp_path / "v.jsonl", "vllm")
+
+
+def test_what_does_not_go_together(tmp_path):
+    path = saved(tmp_path, "w.npy", lambda file: np.save(file, LOADS))
+    with pytest.raises(BadInput, match="--where is for the columns of csv"):
+        imported(path, "eplb-load", wheres=[{"a": "b"}])
+    with pytest.raises(BadInput, match="none: no such file"):
+        imported(tmp_path / "none", "eplb-load")
+    with pytest.raises(BadInput, match="expected files, sources and a window above zero, found 1, 0 and None"):
+        imported(path, "eplb-load", sources=0)
+    for name, layers in (("one.csv", (1,)), ("two.csv", (1, 2))):
+        (tmp_path / name).write_text("layer,expert,count\n" + "".join(f"{layer},0,9\n" for layer in layers))
+    with pytest.raises(BadInput, match=r"expected the same layers in every file, found layer 1 and layer 1, 2"):
+        imported([tmp_path / "one.csv", tmp_path / "two.csv"], "csv")
+
+
+RECORDED = pytest.mark.skipif(not (RECORDS / "olmoe_mixtral_domains").is_dir(), reason="no recorded data here")
+
+
+@RECORDED
+def test_recorded_domains_of_olmoe():
+    """208,896 tokens a domain, top-8 of 64; layers 0, 7 and 15 were recorded."""
+    shape = {
+        "num_hidden_layers": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+    }
+    wheres = [{"model": "olmoe-1b-7b-0924", "selection": "topk", "domain": domain} for domain in ("arxiv", "book")]
+    made = import_profile([RECORDS / "olmoe_mixtral_domains" / "counts_dev.csv"], "csv", shape, 4, wheres=wheres)
+    assert made.tokens_TLSE.shape == (1, 3, 4, 64)
+    assert (made.tokens_TLSE.sum(axis=3) == 208896 * 8 // 2).all()
+
+
+@RECORDED
+def test_recorded_subjects_of_mixtral():
+    shape = {
+        "num_hidden_layers": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+    }
+    path = RECORDS / "mixtral_fiddler" / "counts_original.csv"
+    header, first = path.read_text().splitlines()[:2]
+    row = dict(zip(header.split(","), first.split(","), strict=True))
+    made = import_profile([path], "csv", shape, 8, wheres=[{"variant": row["variant"], "subject": row["subject"]}])
+    assert made.load_LE.shape == (32, 8)
+    assert made.load_LE[int(row["layer"]), int(row["expert"])] == int(row["count"])
+
+
+def test_a_damaged_archive_is_one_sentence(tmp_path):
+    path = saved(tmp_path, "t.npz", lambda file: np.savez_compressed(file, experts=np.arange(6000) % 4))
+    whole = bytearray(path.read_bytes())
+    whole[60:100] = bytes(255 - byte for byte in whole[60:100])
+    path.write_bytes(whole)
+    with pytest.raises(BadInput, match=r"t.npz: not of eplb-load: Error -3 while decompressing"):
+        imported(path, "eplb-load")
+
+
+def test_files_of_other_layers_are_not_added_up(tmp_path):
+    paths = [tmp_path / f"{layer}.csv" for layer in (1, 2)]
+    for layer, path in enumerate(paths, 1):
+        path.write_text("layer,expert,count\n" + "".join(f"{layer},{expert},5\n" for expert in range(4)))
+    with pytest.raises(BadInput, match=r"expected the same layers in every file, found layer 1 and layer 2"):
+        imported(paths, "csv")

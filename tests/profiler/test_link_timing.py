@@ -1,0 +1,139 @@
+"""Links: what is told from known transfers, and what ranks find on ports whose rates are known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.profiler import link_timing as probing
+from aurora.profiler.link_model import LinkMeasurements, RankDevice, cluster_of, fair_shares, fit_pair
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed.process_groups import joined
+from aurora.runtime.distributed.shaped import Port, ShapedTransport
+from tests.conftest import cluster
+
+SIZES = np.array(probing.SIZES)
+RATES = (12e6, 8e6, 6e6)
+STARTUP_S = 0.002
+
+
+@given(st.floats(0.0, 1e-2), st.floats(1e6, 1e11))
+def test_a_line_is_told_exactly(startup_s, rate_Bps):
+    found = fit_pair(SIZES, startup_s + SIZES / rate_Bps)
+    assert found == pytest.approx((startup_s, rate_Bps, 0.0), rel=1e-3, abs=1e-6)
+
+
+@given(st.integers(1, 80_000), st.floats(1e6, 1e9))
+def test_what_a_shaper_lets_pass_at_once_moves_no_rate(burst, rate_Bps):
+    """A token bucket's burst makes every message quicker by the same time."""
+    _, found_Bps, _ = fit_pair(SIZES, np.maximum(SIZES - burst, SIZES / 1e3) / rate_Bps)
+    assert found_Bps == pytest.approx(rate_Bps)
+
+
+def test_one_size_and_noise_still_give_a_rate():
+    assert fit_pair(SIZES[:1], np.array([0.5]))[1] == SIZES[0] / 0.5
+    assert fit_pair(SIZES[:2], np.array([0.5, 0.4]))[1] == SIZES[1] / 0.4
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=6), st.floats(1.0, 1000.0))
+def test_fair_shares_by_their_definition(most, together):
+    """All of what there is, nobody above its most, and who has less than another has its most."""
+    most = np.array(most)
+    share = fair_shares(most, together)
+    assert share.sum() == pytest.approx(min(together, most.sum()))
+    assert (share <= most + 1e-9).all()
+    assert all(share[i] == pytest.approx(most[i]) or share[i] >= share.max() - 1e-6 for i in range(len(most)))
+
+
+def found_by(seat, machines):
+    probing.SPAN_S = 0.5  # beside other tests: 4 ms of a neighbour's turn stay far below what is asserted
+    with joined(seat):
+        return probing.probe(ShapedTransport(None, Port(machines, seat.rank)))
+
+
+def test_ranks_find_the_rates_of_shaped_ports():
+    """Every pair has the slower of its two ports, every port its own: 12 MB/s beside 8 and 6 is full by both together."""
+    machines = cluster(*RATES, startup_s=STARTUP_S)
+    found = launch(found_by, 3, machines, timeout_s=120)
+    for other in found[1:]:
+        assert np.array_equal(found[0].rate_Bps_GG, other.rate_Bps_GG)  # all come to the same
+        assert np.array_equal(found[0].in_Bps_G, other.in_Bps_G)
+    links, coactivation = found[0], ~np.eye(3, dtype=bool)
+    assert links.rate_Bps_GG[coactivation] == pytest.approx(np.minimum.outer(RATES, RATES)[coactivation], rel=0.15)
+    assert links.out_Bps_G == pytest.approx(np.array(RATES), rel=0.15)
+    assert links.in_Bps_G == pytest.approx(np.array(RATES), rel=0.15)
+    assert (links.startup_s_GG[coactivation] >= STARTUP_S / 2).all()
+    assert links.senders_K.tolist() == [1, 2]
+    assert (links.goodput_K <= 1).all()
+    assert not links.rate_Bps_GG.diagonal().any()
+
+
+def test_local_ranks_over_gloo():
+    found, seated, network = probing.measure_links(2, timeout_s=120)
+    assert network == "gloo"
+    assert [seat.local_rank for seat in seated] == [0, 1]
+    assert all(seat.kind == "cpu" and seat.memory_bytes > 0 for seat in seated)
+    made = cluster_of(found, seated, {})
+    assert len(made) == 2
+    assert made.fabric is None
+    assert made.out_Bps_G.min() > 1e6
+    assert made.out_Bps_G == pytest.approx(np.maximum(found.rate_Bps_GG.max(axis=1), found.out_Bps_G))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "network", "says"),
+    [
+        (None, "auto", "expected --ranks 2 or more"),
+        (1, "auto", "expected --ranks 2 or more"),
+        (2, "pigeon", "expected one of auto, gloo, nccl, found 'pigeon'"),
+        (2, "nccl", "expected a GPU for each rank"),
+    ],
+)
+def test_what_cannot_be_measured(ranks, network, says):
+    with pytest.raises(BadInput, match=says):
+        probing.measure_links(ranks, network, timeout_s=60)
+
+
+SOME = LinkMeasurements(
+    np.full((4, 4), 1e-5),
+    np.full((4, 4), 100.0),
+    np.zeros((4, 4)),
+    np.full(4, 100.0),
+    np.full(4, 90.0),
+    np.array([1, 3]),
+    np.ones(2),
+)
+SERVERS = [RankDevice(f"host-{rank // 2}", rank % 2, "fast" if rank < 2 else "slow", 1000) for rank in range(4)]
+
+
+def test_equal_links_are_one_switch():
+    made = cluster_of(SOME, SERVERS, {"fast": 2e12, "slow": 1e12})
+    assert made.fabric is None
+    assert made.incast == 0.0
+    assert [gpu.node for gpu in made.gpus] == [0, 0, 1, 1]
+    assert [gpu.speed for gpu in made.gpus] == [1.0, 1.0, 0.5, 0.5]
+    assert [gpu.name for gpu in made.gpus] == ["host-0-0", "host-0-1", "host-1-0", "host-1-1"]
+    assert made.out_Bps_G.tolist() == [100.0] * 4
+    assert made.in_Bps_G.tolist() == [90.0] * 4
+    assert made.startup_s_G.tolist() == [1e-5] * 4
+
+
+def test_faster_links_inside_make_servers():
+    rate_Bps_GG = np.kron(np.eye(2), np.full((2, 2), 900.0)) + np.kron(1 - np.eye(2), np.full((2, 2), 50.0))
+    np.fill_diagonal(rate_Bps_GG, 0.0)
+    made = cluster_of(replace(SOME, rate_Bps_GG=rate_Bps_GG), SERVERS, {})
+    assert made.fabric is not None
+    assert made.fabric.nic_Bps == 50.0
+    assert made.out_Bps_G.tolist() == made.in_Bps_G.tolist() == [900.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("senders", "goodput", "incast"),
+    [([1], [1.0], 0.0), ([1, 2, 3], [1.0, 0.98, 0.99], 0.0), ([1, 2, 3], [1.0, 0.9, 0.8], 0.1), ([1, 3], [1.0, 0.4], 0.3)],
+)
+def test_incast_is_the_loss_a_further_sender(senders, goodput, incast):
+    links = replace(SOME, senders_K=np.array(senders), goodput_K=np.array(goodput))
+    assert links.incast == pytest.approx(incast)

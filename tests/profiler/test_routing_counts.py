@@ -1,0 +1,160 @@
+"""Rounds into windows, padding, pairs; profiles that are interrupted and go on."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from aurora.errors import BadInput
+from aurora.io import load_profile, save
+from aurora.models.corpus import Corpus
+from aurora.models.loading import load_model
+from aurora.profiler import profile_model as profiling
+from aurora.profiler.profile_model import profile_model
+from aurora.profiler.routing_counts import RoutingCounts
+from aurora.profiler.routing_hooks import Pass, counted, route_round, watched
+from aurora.types import PHASES, CoActivation, ComputeCurves, Curve, ProfileOptions
+from tests.models.architectures import CONFIGS, build
+
+RATHER = ProfileOptions(sources=2, prompt_tokens=20, batch=2, max_new_tokens=2, token_level=True, coactivation=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Timing is another test's matter."""
+    curve = Curve(np.array([1.0]), np.array([1.0]))
+    curves = ComputeCurves("m", "", 1, 1, 1, {"cpu": dict.fromkeys(PHASES, curve)})
+    monkeypatch.setattr(profiling, "measure_curves", lambda *_, **__: curves)
+
+
+def passes(*sizes):
+    """One source, two layers, top-2 of three experts: `sizes` tokens in each pass, a prefill first."""
+    return [Pass(0, step, np.array([[size, size, 0]] * 2), None, np.arange(size)) for step, size in enumerate(sizes)]
+
+
+def test_windows_close_when_they_are_full_and_keep_stages_apart():
+    state = RoutingCounts()
+    for _ in range(5):
+        state = state.add(passes(4, 1, 1), [[[0]]], window=8, top_k=2, routing=False, coactivation=False)
+    assert state.stages == ("prefill", "decode", "prefill", "prefill", "decode")
+    assert [int(each[0].sum()) // 2 for each in state.windows] == [8, 8, 8, 4, 2]
+    assert state.rounds == 3
+    assert state.prompts == 5
+
+
+def test_without_a_window_every_pass_is_one():
+    state = RoutingCounts().add(passes(4, 1, 1), [[[0]]], window=None, top_k=2, routing=False, coactivation=False)
+    assert state.stages == ("prefill", "decode", "decode")
+    assert state.routing is None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_padding_is_not_counted(name, tmp_path):
+    """Prompts of unlike lengths together choose what each chooses alone."""
+    model = load_model(build(name, tmp_path / name))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 259, size).tolist() for size in (3, 11, 7)]
+    together = route_round(model, [prompts], new_tokens=1, keep=True)[0]
+    alone = np.zeros_like(together.counts_LE)
+    for number, prompt in enumerate(prompts):
+        with torch.inference_mode(), watched(model) as chosen_L:
+            model.model(input_ids=torch.tensor([prompt]))
+        chosen_ULK, (counts_LE,) = counted([chosen_L], model.experts)
+        alone += counts_LE
+        found = together.experts_ULK[together.prompt_U == number]
+        assert np.sort(found, axis=2).tolist() == np.sort(chosen_ULK.numpy(), axis=2).tolist()
+    assert together.counts_LE.tolist() == alone.tolist()
+
+
+def test_a_profile_of_chats_counts_every_token_once(mixtral, tmp_path):
+    texts = ["a short one", "one that is cut because it is long", "x"]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    made = profile_model(mixtral, [tmp_path / "c.jsonl"], RATHER)
+    assert (made.load_LE.sum(axis=1) == made.top_k * (11 + 20 + 1 + 3)).all()
+    assert made.routing.lengths_Q.tolist() == [12, 21, 2]
+    assert made.stage_T == ("prefill", "decode")
+    loaded = roundtrip(made, tmp_path)
+    assert loaded.routing.sequence_U.tolist() == made.routing.sequence_U.tolist()
+    assert (loaded.stage_T, loaded.digest) == (made.stage_T, made.digest)
+    assert np.array_equal(loaded.coactivation.next_LEE, CoActivation.of(made.routing.experts_ULK, 8).next_LEE)
+
+
+def roundtrip(profile, folder):
+    save(profile, folder / "roundtrip.npz")
+    return load_profile(folder / "roundtrip.npz")
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_interrupted_and_gone_on_with(mixtral, text, tmp_path, window):
+    """Interrupted twice, within a pass; the parts give exactly what one go gives."""
+    options = replace(RATHER, window=window, limit=18)
+    whole = profile_model(mixtral, [text], options)
+    partial, served = tmp_path / "p.partial.npz", []
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(profiling, "route_round", interrupted_after(2))
+            with pytest.raises(KeyboardInterrupt, match=r"p\.partial\.npz keeps the counts of \d+ prompts; the same command"):
+                profile_model(mixtral, [text], options, partial=partial)
+        served.append(load_profile(partial).provenance["served"])
+    assert served == ["8", "16"]
+    made = profile_model(mixtral, [text], options, partial=partial)
+    assert made.digest == whole.digest
+    assert made.stage_T == whole.stage_T
+    assert np.array_equal(made.routing.sequence_U, whole.routing.sequence_U)
+    assert np.array_equal(made.coactivation.together_LEE, whole.coactivation.together_LEE)
+    assert "served" not in made.provenance
+
+
+def interrupted_after(rounds):
+    left = iter(range(rounds))
+
+    def route(*args):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return route_round(*args)
+
+    return route
+
+
+def test_what_is_counted_is_kept_from_time_to_time(mixtral, text, tmp_path):
+    partial, ticks = tmp_path / "p.partial.npz", iter([0.0, 59.0, *[60.0] * 99])
+    served = []
+
+    def progress(what, done, _total):
+        served.append(load_profile(partial).provenance["partial"] if partial.exists() else None)
+
+    profile_model(mixtral, [text], replace(RATHER, limit=12), progress, partial, clock=lambda: next(ticks))
+    assert served[-3:] == [None, None, "the first 8 prompts"]
+
+
+def test_a_partial_profile_of_something_else(mixtral, text, tmp_path, monkeypatch):
+    partial = tmp_path / "p.partial.npz"
+    monkeypatch.setattr(profiling, "route_round", interrupted_after(1))
+    with pytest.raises(KeyboardInterrupt):
+        profile_model(mixtral, [text], RATHER, partial=partial)
+    with pytest.raises(BadInput, match="keeps another model's, text's or options' unfinished counts; remove it"):
+        profile_model(mixtral, [text], replace(RATHER, batch=3), partial=partial)
+    save(replace(load_profile(partial), provenance={}), partial)
+    with pytest.raises(BadInput, match="unfinished counts"):
+        profile_model(mixtral, [text], RATHER, partial=partial)
+
+
+def test_interrupted_before_anything_is_counted(mixtral, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(profiling, "route_round", interrupted_after(0))
+    with pytest.raises(KeyboardInterrupt, match="nothing is kept"):
+        profile_model(mixtral, [text], RATHER, partial=tmp_path / "p.npz")
+    assert not (tmp_path / "p.npz").exists()
+
+
+def test_it_stops_when_the_bottleneck_is_known(mixtral, text):
+    options = ProfileOptions(sources=2, prompt_tokens=20, batch=2, precision=0.5)
+    made = profile_model(mixtral, [text], options)
+    available = len(list(Corpus(load_model(mixtral).tokenizer, 259, [text], 20)))
+    assert made.windows == 10 < available / 4
+    assert "ranks is known within" in made.provenance["precision"]
+    assert "wants more text" not in made.provenance["precision"]
+    short = profile_model(mixtral, [text], replace(options, precision=1e-6, limit=44))
+    assert short.windows == 11
+    assert "after 880 tokens; 0.00% wants more text" in short.provenance["precision"]

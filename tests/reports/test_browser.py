@@ -1,0 +1,182 @@
+"""The page in a real headless Chromium: no errors, hover, zoom, keys, themes, a phone."""
+
+import shutil
+
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+
+from playwright import sync_api
+
+from aurora.reports.html import page
+
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser, together, tmp_path):
+    """Open the page in a window; whatever the console complains of fails the test at its end."""
+    (tmp_path / "report.html").write_text(page(together), encoding="utf-8")
+    complaints, contexts = [], []
+
+    def open_page(**context):
+        contexts.append(browser.new_context(**context))
+        tab = contexts[-1].new_page()
+        tab.set_default_timeout(10_000)
+        tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
+        tab.goto((tmp_path / "report.html").as_uri())
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def chart(tab, name):
+    figure = tab.locator(f"[data-chart={name}]")
+    figure.scroll_into_view_if_needed()
+    tab.wait_for_selector(f"[data-chart={name}][data-drawn]")
+    return figure, figure.locator("canvas")
+
+
+def picture(canvas):
+    return canvas.evaluate("canvas => canvas.toDataURL()")
+
+
+def test_every_chart_draws(opened):
+    tab = opened(viewport={"width": 1200, "height": 800})
+    for name in tab.locator("[data-chart]").evaluate_all("all => all.map(figure => figure.dataset.chart)"):
+        figure, canvas = chart(tab, name)
+        colours = canvas.evaluate(
+            "canvas => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size"
+        )
+        assert colours > 5
+        assert figure.locator(".words").inner_text()
+
+
+def test_hover_tells_what_is_under_the_pointer(opened):
+    tab = opened(viewport={"width": 1200, "height": 800})
+    for name, words in (("traffic-map", "GPU 0 to GPU"), ("gantt", "from GPU 0"), ("phases", "phase gate")):
+        _, canvas = chart(tab, name)
+        box = canvas.bounding_box()
+        x, y = {"traffic-map": (140, 60), "gantt": (60, 34), "phases": (100, 150)}[name]
+        tab.mouse.move(box["x"] + x, box["y"] + y)
+        tab.wait_for_selector("#tip:not([hidden])")
+        assert words in tab.locator("#tip").inner_text()
+        tab.mouse.move(2, 2)
+        tab.wait_for_selector("#tip", state="hidden")
+
+
+def test_keys_walk_and_zoom(opened):
+    tab = opened(viewport={"width": 1200, "height": 800})
+    _, canvas = chart(tab, "gantt")
+    whole = picture(canvas)
+    canvas.focus()
+    tab.keyboard.press("+")
+    assert picture(canvas) != whole
+    tab.keyboard.press("0")
+    assert picture(canvas) == whole
+    tab.keyboard.press("ArrowRight")
+    first = tab.locator("#tip").inner_text()
+    tab.keyboard.press("ArrowDown")
+    assert tab.locator("#tip").inner_text() != first
+    assert tab.locator("#live").inner_text().split() == tab.locator("#tip").inner_text().split()
+    tab.keyboard.press("Escape")
+    assert tab.locator("#tip").is_hidden()
+
+
+def test_wheel_drag_and_buttons_zoom_and_pan(opened):
+    tab = opened(viewport={"width": 1200, "height": 800})
+    figure, canvas = chart(tab, "timeline-chart")
+    whole = picture(canvas)
+    canvas.click(position={"x": 400, "y": 60})
+    tab.mouse.wheel(0, -300)
+    tab.wait_for_function(
+        "whole => document.querySelector('[data-chart=timeline-chart] canvas').toDataURL() !== whole", arg=whole
+    )
+    near = picture(canvas)
+    box = canvas.bounding_box()
+    tab.mouse.move(box["x"] + 500, box["y"] + 60)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 300, box["y"] + 60, steps=4)
+    tab.mouse.up()
+    assert picture(canvas) != near
+    figure.get_by_role("button", name="show all").click()
+    tab.mouse.move(2, 2)
+    figure.get_by_role("button", name="zoom in").focus()
+    tab.wait_for_function(
+        "whole => document.querySelector('[data-chart=timeline-chart] canvas').toDataURL() === whole", arg=whole
+    )
+
+
+def test_a_choice_moves_all_charts_that_offer_it(opened):
+    tab = opened(viewport={"width": 1200, "height": 4000})
+    figure, _ = chart(tab, "traffic-map")
+    chart(tab, "port-loads")
+    figure.get_by_label("model", exact=True).select_option("two")
+    figure.get_by_role("button", name="previous layer").click()
+    tab.wait_for_function("document.querySelector('[data-chart=port-loads] .words').textContent.startsWith('two, layer 2')")
+    assert figure.locator(".words").inner_text().startswith("two, layer 2")
+
+
+def test_the_view_as_text(opened):
+    tab = opened(viewport={"width": 1200, "height": 800})
+    for name, rows in (("traffic-map", 12), ("port-loads", 4), ("gantt", 1)):
+        figure, _ = chart(tab, name)
+        figure.locator("summary").click()
+        tab.wait_for_selector(f"[data-chart={name}] .view tbody tr")
+        assert figure.locator(".view tbody tr").count() >= rows
+
+
+def test_themes(opened):
+    tab = opened(color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = tab.evaluate(ground)
+    tab.get_by_role("button", name="Dark theme").click()
+    dark = tab.evaluate(ground)
+    assert dark != light
+    tab.get_by_role("button", name="Light theme").click()
+    assert tab.evaluate(ground) == light
+    assert opened(color_scheme="dark").evaluate(ground) == dark
+
+
+def test_text_is_legible_in_both_themes(opened):
+    contrast = """() => {
+      const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+      const light = (rgb) => rgb.slice(0, 3).map((part) => (part /= 255) <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+      const ground = (element) => {
+        for (; element; element = element.parentElement) {
+          const found = parts(getComputedStyle(element).backgroundColor);
+          if (found.length < 4 || found[3] > 0) return found;
+        }
+      };
+      return Math.min(...[...document.querySelectorAll("h1,h2,h3,p,a,dt,dd,li,th,td,caption,summary,button,label")].map((element) => {
+        const [a, b] = [light(parts(getComputedStyle(element).color)), light(ground(element))].sort((x, y) => y - x);
+        return (a + 0.05) / (b + 0.05);
+      }));
+    }"""
+    for scheme in ("light", "dark"):
+        assert opened(color_scheme=scheme).evaluate(contrast) >= 4.5
+
+
+def test_a_phone_scrolls_down_only(opened):
+    tab = opened(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True, device_scale_factor=2)
+    for name in tab.locator("[data-chart]").evaluate_all("all => all.map(figure => figure.dataset.chart)"):
+        chart(tab, name)
+    assert tab.evaluate("document.documentElement.scrollWidth") == 360
+    widest = "Math.max(...[...document.querySelectorAll('figure, table, .tiles > div')].filter(e => !e.closest('.scroll')).map(e => e.getBoundingClientRect().right))"
+    assert tab.evaluate(widest) <= 360

@@ -1,0 +1,29 @@
+"""Figures for papers: which there are, and the same bytes every time."""
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from aurora.reports.inputs import ReportInputs
+
+pytest.importorskip("matplotlib")
+
+from aurora.reports.figures import draw
+
+
+def test_figures_are_there_and_the_same_each_time(alone, tmp_path):
+    written = []
+    for name, evidence in (("one", alone), ("two", replace(alone, traces=alone.traces[:1]))):
+        (tmp_path / name).mkdir()
+        written.append({path.name: path.read_bytes() for path in draw(evidence, tmp_path / name)})
+        assert set(written[-1]) == {path.name for path in (tmp_path / name).iterdir()}
+    names = ("traffic-0", "loads-0", "layers-0", "schedule-0", "timeline-0", "timeline-1")
+    assert set(written[0]) == {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
+    assert written[1] == {name: content for name, content in written[0].items() if not name.startswith("timeline-1")}
+    for name in names:
+        assert ElementTree.fromstring(written[0][f"{name}.svg"]).tag.endswith("svg")
+
+
+def test_without_traffic_or_traces_there_is_nothing_to_draw(alone, tmp_path):
+    assert draw(ReportInputs(alone.plan), tmp_path) == []

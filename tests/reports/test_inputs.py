@@ -1,0 +1,49 @@
+"""What a report refuses to be made from."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aurora.errors import BadInput
+from aurora.reports.inputs import ReportInputs, named_traces
+from aurora.types import TraceRecorder
+from tests.reports.conftest import profile
+
+
+def test_traces_of_other_plans(alone):
+    (_, trace), _ = alone.traces
+    plan = alone.plan
+    beyond = replace(trace, layer_X=trace.layer_X + 1)
+    strange = replace(trace, phase_X=trace.phase_X + 3)
+    for other, found in (
+        (replace(trace, names_M=("two",)), "expected one on 4 ranks, found two on 4"),
+        (replace(trace, ranks=5), "expected one on 4 ranks, found one on 5"),
+        (beyond, "expected 2 MoE layers of 'one', found layer 2"),
+        (strange, "expected phase 0 to 5, found 8"),
+        (replace(trace, peer_X=trace.peer_X + 9), "expected peer 0 to 3"),
+    ):
+        with pytest.raises(BadInput, match=f"x.npz: a trace of another plan: .*{found}"):
+            ReportInputs(plan, (("x.npz", other),))
+    with pytest.raises(BadInput, match=r"x\.npz: expected events, found an empty trace"):
+        ReportInputs(plan, (("x.npz", TraceRecorder("measured", ("one",), 4).trace()),))
+
+
+def test_profiles_of_other_plans(alone):
+    for other, found in ((profile(sources=3), "found 3 ranks"), (profile(layers=3), "4 ranks, 3 layers")):
+        with pytest.raises(BadInput, match=found):
+            ReportInputs(alone.plan, (), (other,))
+    with pytest.raises(BadInput, match="expected one for each of 1 models, found 2"):
+        ReportInputs(alone.plan, (), (profile(), profile()))
+    deduplicated = replace(alone.plan, models=(replace(alone.plan.models[0], deduplicated=True),))
+    with pytest.raises(BadInput, match="expected token-level routing"):
+        ReportInputs(deduplicated, (), alone.profiles)
+
+
+def test_names_tell_traces_and_models_apart(alone):
+    (_, a), (_, b) = alone.traces
+    assert [name for name, _ in named_traces(["x/a.npz", "y/b.npz"], [a, b])] == ["a.npz", "b.npz"]
+    assert [name for name, _ in named_traces(["x/a.npz", "y/a.npz"], [a, b])] == ["x/a.npz", "y/a.npz"]
+    same = replace(alone.plan, models=alone.plan.models * 2)
+    assert ReportInputs(same).models == ("one (0)", "one (1)")
+    assert np.array_equal(ReportInputs(same).gpus, ["0", "1", "2", "3"])

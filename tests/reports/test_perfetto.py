@@ -1,0 +1,111 @@
+"""Perfetto's input against the fields that the Trace Event Format asks of each phase."""
+
+import gzip
+import json
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aurora.errors import BadInput
+from aurora.reports.inputs import ReportInputs
+from aurora.reports.perfetto import perfetto
+from aurora.types import TraceRecorder
+
+REQUIRED = {
+    "M": {"ph", "name", "pid", "tid", "args"},
+    "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "s": {"ph", "name", "cat", "pid", "tid", "ts", "id"},
+    "f": {"ph", "name", "cat", "pid", "tid", "ts", "id", "bp"},
+    "C": {"ph", "name", "pid", "ts", "args"},
+}
+NAMES = {"process_name", "process_sort_index", "thread_name", "thread_sort_index"}
+
+
+def events(evidence):
+    return json.loads(perfetto(evidence))["traceEvents"]
+
+
+def test_fields_of_every_phase(together):
+    found = events(together)
+    assert {event["ph"] for event in found} == set(REQUIRED)
+    for event in found:
+        assert set(event) == REQUIRED[event["ph"]]
+        assert event["pid"] > 0
+        if event["ph"] == "M":
+            assert event["name"] in NAMES
+            assert set(event["args"]) == ({"name"} if event["name"].endswith("_name") else {"sort_index"})
+        else:
+            assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+        if event["ph"] == "C":
+            assert all(isinstance(level, int) and level >= 0 for level in event["args"].values())
+
+
+def test_slices_are_the_trace_in_microseconds_and_never_overlap_on_a_track(together):
+    ((_, trace),) = together.traces
+    found = [event for event in events(together) if event["ph"] == "X"]
+    assert len(found) == len(trace)
+    assert np.allclose([e["ts"] for e in found], (trace.start_s_X - trace.start_s_X.min()) * 1e6)
+    assert np.allclose([e["dur"] for e in found], (trace.end_s_X - trace.start_s_X) * 1e6)
+    tracks = defaultdict(list)
+    for event in found:
+        tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events(together) if e["name"] == "thread_name"}
+    assert set(named) == set(tracks)
+    assert {"one: gate", "two: dispatch out", "two: combine in"} <= set(named.values())
+    for spans in tracks.values():
+        assert all(later[0] >= earlier[1] - 1e-3 for earlier, later in zip(sorted(spans), sorted(spans)[1:], strict=False))
+
+
+def test_every_transfer_flows_from_its_send_to_its_receipt(together):
+    ((_, trace),) = together.traces
+    found = events(together)
+    starts, ends = ({e["id"]: e for e in found if e["ph"] == kind} for kind in "sf")
+    assert len(starts) == int(trace.sent_X.sum())
+    assert starts.keys() == ends.keys()
+    slices = defaultdict(list)
+    for event in found:
+        if event["ph"] == "X" and "peer" in event["args"]:
+            slices[event["pid"], event["tid"]].append(event)
+    for flow, start in starts.items():
+        end = ends[flow]
+        assert end["ts"] >= start["ts"]
+        (sent,), received = (
+            [e for e in slices[at["pid"], at["tid"]] if e["ts"] <= at["ts"] < e["ts"] + e["dur"]] for at in (start, end)
+        )
+        assert any((sent["args"]["bytes"], sent["args"]["layer"]) == (e["args"]["bytes"], e["args"]["layer"]) for e in received)
+        assert sent["args"]["peer"] == end["pid"] - 1
+        assert start["pid"] - 1 in [e["args"]["peer"] for e in received]
+
+
+def test_what_is_sent_and_never_received_has_no_flow(alone):
+    recorder = TraceRecorder("measured", ("one",), 4)
+    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 6, 1.0, 2.0)
+    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 6, 1.5, 2.5)
+    recorder.transfer(0, 0, 0, 0, "dispatch", 2, True, 6, 2.0, 3.0)
+    recorder.transfer(3, 0, 0, 0, "dispatch", 0, True, 6, 8.0, 9.0)
+    recorder.transfer(0, 0, 0, 0, "dispatch", 3, False, 6, 6.0, 7.0)
+    found = events(ReportInputs(alone.plan, (("x", recorder.trace()),)))
+    assert [(e["ph"], e["ts"]) for e in found if e["ph"] in "sf"] == [("s", 0.0), ("f", 0.5e6)]
+    levels = [(e["ts"], e["args"]["bytes"]) for e in found if e["ph"] == "C" and e["pid"] == 1]
+    assert levels == [(0.0, 6), (1e6, 6), (2e6, 0)]
+
+
+def test_ranks_of_two_traces_are_processes_apart(alone):
+    names = [e["args"]["name"] for e in events(alone) if e["name"] == "process_name"]
+    assert names == [
+        f"rank {r}: {name} ({kind})" for name, kind in (("a.npz", "predicted"), ("b.npz", "measured")) for r in range(4)
+    ]
+    assert len({e["pid"] for e in events(alone) if e["name"] == "process_name"}) == 8
+    flows = [e["id"] for e in events(alone) if e["ph"] == "s"]
+    assert len(flows) == len(set(flows))
+
+
+def test_packed_is_the_same_and_nothing_to_show_is_refused(alone):
+    assert gzip.decompress(perfetto(alone, packed=True)) == perfetto(alone)
+    assert perfetto(alone, packed=True) == perfetto(alone, packed=True)
+    with pytest.raises(BadInput, match="expected a trace, found none"):
+        perfetto(replace(alone, traces=()))

@@ -1,0 +1,30 @@
+"""What an epoch's connections are, and that they are all shut when it is over."""
+
+import os
+import socket
+import threading
+
+from aurora.runtime.distributed import epoch_groups as meeting
+from aurora.runtime.distributed.launcher import hosted_store
+
+
+def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(monkeypatch):
+    old = socket.socketpair()
+    numbers = {end.fileno() for end in old}
+    made = []
+
+    def group(*_):
+        """A new epoch's connection, made while the last one's is given up."""
+        for end in old:
+            end.close()
+        made.extend(socket.socketpair())
+        assert {end.fileno() for end in made} == numbers
+
+    monkeypatch.setattr(meeting, "ProcessGroupGloo", group)
+    with hosted_store(0) as (host, port):
+        met = meeting.meet(host, port, 2, 0, 1, 1, 20.0, threading.Event())
+        met.abort()
+    for end in made:
+        end.settimeout(5)
+        assert end.recv(1) == b""
+        os.close(end.detach())

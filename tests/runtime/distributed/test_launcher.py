@@ -1,0 +1,157 @@
+"""Real processes: results, failures, and nothing left behind."""
+
+import os
+import signal
+import socket
+import time
+
+import psutil
+import pytest
+
+from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed.process_groups import joined, seat_from_environment
+
+
+def identity(seat, *args):
+    return seat.rank, seat.ranks, args
+
+
+def meet(seat):
+    with joined(seat):
+        return seat.rank
+
+
+def stand(seat):
+    """When this rank's group stood, and when it got into the block; the second rank's group is late."""
+    import torch.distributed as dist
+
+    stood_s, init = [], dist.init_process_group
+
+    def late(*arguments, **named):
+        init(*arguments, **named)
+        time.sleep(0.3 * seat.rank)
+        stood_s.append(time.monotonic())
+
+    dist.init_process_group = late
+    with joined(seat):
+        return stood_s[0], time.monotonic()
+
+
+def complain(seat):
+    if seat.rank == 1:
+        raise BadInput("this file is wrong")
+    time.sleep(60)
+
+
+def stumble(seat):
+    if seat.rank == 2:
+        raise ZeroDivisionError("a bug")
+    time.sleep(60)
+
+
+def die(seat, pids):
+    (pids / str(seat.rank)).write_text(str(os.getpid()))
+    if seat.rank == 1:
+        while len(list(pids.iterdir())) < seat.ranks:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def die_and_be_missed(seat):
+    """The others notice first: their errors must not hide whose death it was."""
+    import torch.distributed as dist
+
+    with joined(seat):
+        dist.barrier()
+        if seat.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+
+def hang(seat):
+    import torch
+    import torch.distributed as dist
+
+    from aurora.runtime.distributed.gloo import GlooTransport
+
+    with joined(seat):
+        transport = GlooTransport()
+        dist.barrier()
+        if seat.rank == 1:
+            time.sleep(60)
+        transport.gather(torch.zeros(1))
+
+
+def take_long(seat):
+    time.sleep(3)
+    return seat.rank
+
+
+def test_results_come_back_by_rank():
+    assert launch(identity, 3, "a", 1) == [(rank, 3, ("a", 1)) for rank in range(3)]
+
+
+def test_ranks_meet():
+    assert launch(meet, 2) == [0, 1]
+
+
+def test_nobody_leaves_a_meeting_that_others_still_come_to():
+    stood_s, entered_s = zip(*launch(stand, 2), strict=True)
+    assert min(entered_s) >= max(stood_s)
+
+
+def test_a_users_error_is_raised_as_it_is():
+    with pytest.raises(BadInput, match="this file is wrong"):
+        launch(complain, 2)
+
+
+def test_a_bug_names_its_rank_and_place():
+    with pytest.raises(RankFailed, match=r"rank 2: ZeroDivisionError at test_launcher\.py:\d+: a bug"):
+        launch(stumble, 3)
+
+
+def test_a_killed_rank_is_named_and_the_others_are_gone(tmp_path):
+    with pytest.raises(RankFailed, match=r"rank 1 of 3 died \(killed by signal 9\)"):
+        launch(die, 3, tmp_path)
+    pids = [int(file.read_text()) for file in tmp_path.iterdir()]
+    assert len(pids) == 3
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_death_is_blamed_on_the_dead():
+    with pytest.raises(RankFailed, match=r"rank 0 of 2 died \(killed by signal 9\)"):
+        launch(die_and_be_missed, 2)
+
+
+def test_a_peer_that_hangs_is_not_waited_for_forever():
+    with pytest.raises(RankFailed, match=r"rank 0 lost rank 1: .*[Tt]imed out"):
+        launch(hang, 2, timeout_s=5.0)
+
+
+def test_working_for_longer_than_the_timeout_is_no_failure():
+    assert launch(take_long, 2, timeout_s=1.0) == [0, 1]
+
+
+def test_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=f"port {port} on 127.0.0.1 cannot be used: Address already in use"):
+            launch(identity, 1, port=port)
+
+
+def test_torchruns_variables_make_a_seat(monkeypatch):
+    assert seat_from_environment(1.0) is None
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    seat = seat_from_environment(1.0)
+    assert (seat.rank, seat.ranks, seat.host, seat.port) == (1, 4, "10.0.0.1", 29500)
+    assert not seat.launched
+    assert launch(meet, 2) == [0, 1]  # ranks that we launch meet at our store whatever the environment says
+    monkeypatch.setenv("RANK", "4")
+    with pytest.raises(BadInput, match="expected 0 <= RANK < WORLD_SIZE, found 4 and 4"):
+        seat_from_environment(1.0)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(BadInput, match="must be whole numbers"):
+        seat_from_environment(1.0)

@@ -1,0 +1,181 @@
+"""Ranks as threads: ten thousand random orders, and what the transport refuses."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput, RankFailed
+from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.distributed import ordered
+from aurora.runtime.distributed.launcher import launch_threads
+from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.types import Order
+from tests.conftest import cluster
+
+SCHEDULES = {2: 5000, 3: 2500, 4: 1200, 5: 600, 6: 300, 7: 200, 8: 200}  # by ranks
+FAST_Bps = 1e15
+
+
+def random_order(rng, ranks):
+    """Any sequence of all pairs, some of them split, with any number of transfers open at either end."""
+    pairs = [(i, j) for i in range(ranks) for j in range(ranks) if i != j]
+    rows, shares = [], []
+    for pair in pairs:
+        cuts = [0.0, *sorted(rng.random(int(rng.random() < 0.2))), 1.0]
+        rows += [pair] * (len(cuts) - 1)
+        shares += list(pairwise(cuts))
+    sequence = rng.permutation(len(rows))
+    opened = [int(rng.integers(1, ranks + 1)) if rng.random() < 0.5 else 1 for _ in range(2)]
+    return Order("drawn", np.array(rows)[sequence], *opened, np.array(shares)[sequence])
+
+
+def cases(ranks, count):
+    rng = np.random.default_rng(ranks)
+    for number in range(count):
+        sizes = rng.integers(0, 12, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.6)
+        np.fill_diagonal(sizes, 0)
+        if number % 20:
+            yield sizes, random_order(rng, ranks)
+        else:
+            method = ("paced", "sub-channels")[number // 20 % 2]
+            yield sizes, ORDER[method](sizes, np.full(ranks, FAST_Bps), np.full(ranks, FAST_Bps), rng)
+
+
+def perform(seat, memory, given):
+    """Every case one after the other, without meeting in between; gives how many arrived as they should."""
+    transport = MemoryTransport(memory, seat.rank, cluster(*[FAST_Bps] * seat.ranks))
+    fine = 0
+    for number, (sizes, order) in enumerate(given):
+        sends = [torch.full((int(size),), (number + seat.rank) % 251, dtype=torch.uint8) for size in sizes[seat.rank]]
+        recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes[:, seat.rank]]
+        transport.exchange(order, sends, recvs, lambda *_: None)
+        fine += all(bool((row == (number + src) % 251).all()) for src, row in enumerate(recvs) if src != seat.rank)
+    return fine
+
+
+def test_no_order_deadlocks(monkeypatch):
+    monkeypatch.setattr(ordered, "PIECE_BYTES", 3)
+    for ranks, count in SCHEDULES.items():
+        given = list(cases(ranks, count))
+        assert launch_threads(perform, ranks, Memory(ranks, 20.0), given) == [count] * ranks
+
+
+class Watched(MemoryTransport):
+    """Notes what it posts, and how much of the same direction is then under way."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.posted = {True: [], False: []}
+        self.seen = {True: [], False: []}
+
+    def noted(self, sending, message, work):
+        self.posted[sending].append((message, work))
+        under_way = [message.size for message, work in self.posted[sending] if not work._moved.is_set()]
+        self.seen[sending].append((len(under_way), sum(under_way)))
+        return work
+
+    def _send(self, message):
+        return self.noted(True, message, super()._send(message))
+
+    def _receive(self, message):
+        return self.noted(False, message, super()._receive(message))
+
+
+def watch(seat, memory, order, sizes_RR, cluster=None):
+    transport = Watched(memory, seat.rank, cluster)
+    sends = [torch.full((int(size),), seat.rank, dtype=torch.uint8) for size in sizes_RR[seat.rank]]
+    recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes_RR[:, seat.rank]]
+    transport.exchange(order, sends, recvs, lambda *_: None)
+    assert all(bool((row == src).all()) for src, row in enumerate(recvs) if src != seat.rank)
+    return transport
+
+
+@pytest.mark.parametrize("piece", [3, 50])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ranks=st.integers(2, 5), small=st.sampled_from([0, 40, 10**6]), seed=st.integers(0, 10**6))
+def test_no_more_is_under_way_than_the_order_allows(monkeypatch, piece, ranks, small, seed):
+    """One partner at a time: one piece leaves, some are asked for; whoever gets little asks for all of it first."""
+    for name, value in (("PIECE_BYTES", piece), ("SMALL_BYTES", small), ("STEADY_BYTES", 1), ("AHEAD_BYTES", 8 * piece)):
+        monkeypatch.setattr(ordered, name, value)
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 60, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.7)
+    np.fill_diagonal(sizes, 0)
+    order = random_order(rng, ranks)
+    for transport in launch_threads(watch, ranks, Memory(ranks, 10.0), order, sizes):
+        rank, opened = transport.rank, (order.recvs_open, order.sends_open)
+        assert sum(m.size for m, _ in transport.posted[True]) == sizes[rank].sum()
+        assert sum(m.size for m, _ in transport.posted[False]) == sizes[:, rank].sum()
+        assert all(messages <= order.sends_open for messages, _ in transport.seen[True])
+        if opened == (1, 1):
+            assert all(m.size <= piece for m, _ in transport.posted[False])
+            assert all(messages == 1 or size <= 8 * piece for messages, size in transport.seen[False])
+        else:
+            assert all(messages <= order.recvs_open for messages, _ in transport.seen[False])
+
+
+def test_slow_ports_get_short_pieces():
+    """Cut the same at both ends: by the slower of the sender's port and the receiver's, and no shorter than messages are worth."""
+    rates_Bps = [1e6, 40e6, 1e9]
+    memory, sizes = Memory(3, 10.0), 300_000 * (1 - np.eye(3, dtype=np.int64))
+    order = ORDER["openshop"](sizes, np.ones(3), np.ones(3), np.random.default_rng(0))
+    transports = launch_threads(watch, 3, memory, order, sizes, cluster(*rates_Bps))
+    pieces = {(0, 1): 12 * 1024, (0, 2): 12 * 1024, (1, 2): 40_000}
+    for transport in transports:
+        for sending, posted in transport.posted.items():
+            for message, _ in posted:
+                wanted = pieces[min(transport.rank, message.peer), max(transport.rank, message.peer)]
+                assert message.size == min(wanted, message.row_bytes - message.offset), sending
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_who_posts_everything_at_once_starts_with_the_next_rank(ranks):
+    sizes = 5 * (1 - np.eye(ranks, dtype=np.int64))
+    order = ORDER["all-at-once"](sizes, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
+    for transport in launch_threads(watch, ranks, Memory(ranks, 10.0), order, sizes):
+        peers = [message.peer for message, _ in transport.posted[True]]
+        assert peers == [(transport.rank + step) % ranks for step in range(1, ranks)]
+
+
+@given(st.integers(2, 6), st.integers(0, 10**6))
+def test_an_order_knows_what_each_rank_sends_and_receives(ranks, seed):
+    order = random_order(np.random.default_rng(seed), ranks)
+    rows = list(enumerate(order.pairs_X2.tolist()))
+    for rank in range(ranks):
+        assert order.ends[0][rank] == [(row, dst) for row, (src, dst) in rows if src == rank]
+        assert order.ends[1][rank] == [(row, src) for row, (src, dst) in rows if dst == rank]
+
+
+def disagree(seat, memory, order, sizes_R):
+    """Each rank has its own idea of what rank 0 sends to rank 1."""
+    transport = MemoryTransport(memory, seat.rank, cluster(FAST_Bps, FAST_Bps))
+    tensors = [[torch.zeros(0), torch.zeros(sizes_R[seat.rank])], [torch.zeros(sizes_R[seat.rank]), torch.zeros(0)]]
+    sends, recvs = (tensors[0], [torch.zeros(0)] * 2) if seat.rank == 0 else ([torch.zeros(0)] * 2, tensors[1])
+    transport.exchange(order, sends, recvs, lambda *_: None)
+
+
+def test_sizes_that_differ_end_both_ranks():
+    order = ORDER["openshop"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    with pytest.raises(RankFailed, match=r"rank \d lost rank \d: it sends 12 bytes where 8 are expected"):
+        launch_threads(disagree, 2, Memory(2, 5.0), order, (3, 2))
+    with pytest.raises(RankFailed, match=r"rank 1 lost rank 0: nothing within 0\.2 s"):
+        launch_threads(disagree, 2, Memory(2, 0.2), order, (0, 2))
+    paced = ORDER["paced"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    with pytest.raises(BadInput, match="rank 0 sends 12 bytes where rank 1 expects 8"):
+        launch_threads(disagree, 2, Memory(2, 1.0), paced, (3, 2))
+
+
+def test_orders_that_cannot_be_held_are_refused():
+    order = ORDER["openshop"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    transport = MemoryTransport(Memory(2, 1.0), 0)
+    full = [torch.zeros(2), torch.zeros(3)]
+    with pytest.raises(BadInput, match="order paced: expected a transport that knows the rates of 2 ports"):
+        transport.exchange(
+            ORDER["paced"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), None), full, full, lambda *_: None
+        )
+    half = Order("half", order.pairs_X2, share_X2=np.array([[0.0, 0.4], [0.0, 1.0]])[np.argsort(order.pairs_X2[:, 0])])
+    with pytest.raises(BadInput, match=r"order half: carries 1 of the 3 rows of 0 -> 1"):
+        transport.exchange(half, full, full, lambda *_: None)

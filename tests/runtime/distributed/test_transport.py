@@ -1,0 +1,190 @@
+"""Exchanges between real ranks against what a single process says should arrive."""
+
+import time
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import aurora
+from aurora.errors import BadInput, RankFailed
+from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed.nccl import NcclTransport
+from aurora.runtime.distributed.process_groups import joined
+from aurora.runtime.distributed.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
+from tests.conftest import cluster
+
+
+def payload(src, dst, size):
+    """What src sends to dst, known to both."""
+    return torch.arange(size, dtype=torch.float32) + 1000 * src + 100 * dst
+
+
+def planned_peers(sizes, ranks, rank, sent):
+    travelling = sizes * 4 * (1 - np.eye(ranks, dtype=int))
+    order = ORDER["openshop"](travelling, np.ones(ranks), np.ones(ranks), np.random.default_rng(ranks))
+    me, other = (0, 1) if sent else (1, 0)
+    return [p[other] for p in order.pairs_X2.tolist() if p[me] == rank and travelling[tuple(p)]]
+
+
+def exchange(seat, sizes, method, machines):
+    """One exchange; gives whether everything arrived, and the events."""
+    sizes = np.array(sizes)
+    travelling = sizes * 4 * (1 - np.eye(seat.ranks, dtype=int))
+    order = ORDER[method](travelling, np.ones(seat.ranks), np.ones(seat.ranks), np.random.default_rng(seat.ranks))
+    events = []
+    with joined(seat):
+        transport = ShapedTransport(None, Port(machines, seat.rank)) if machines else GlooTransport()
+        assert transport.gather(torch.tensor([seat.rank])).flatten().tolist() == list(range(seat.ranks))
+        for _ in range(2):  # twice: nothing of the first may leak into the second
+            sends = [payload(seat.rank, dst, sizes[seat.rank, dst]) for dst in range(seat.ranks)]
+            recvs = [torch.full((int(sizes[src, seat.rank]),), -1.0) for src in range(seat.ranks)]
+            recvs[seat.rank].copy_(sends[seat.rank])
+            transport.exchange(order, sends, recvs, lambda *event: events.append(event))
+            expected = [payload(src, seat.rank, sizes[src, seat.rank]) for src in range(seat.ranks)]
+            assert all(torch.equal(*pair) for pair in zip(recvs, expected, strict=True))
+    return events
+
+
+@pytest.mark.parametrize("method", ["openshop", "birkhoff", "random", "all-at-once"])
+@pytest.mark.parametrize("shaped", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_everything_arrives_in_every_order(ranks, shaped, method):
+    sizes = np.random.default_rng(ranks).integers(0, 3000, (ranks, ranks))
+    sizes[0, -1] = 0  # nothing at all for one pair
+    machines = cluster(*[10e6] * ranks, startup_s=0.001) if shaped else None
+    events = launch(exchange, ranks, sizes.tolist(), method, machines, timeout_s=60)
+    for rank, seen in enumerate(events):
+        if method == "openshop":  # the order is held: one partner at a time, each direction in the planned sequence
+            for sent in (True, False):
+                side = sorted((start, end, peer) for peer, s, _, start, end in seen if s == sent)
+                assert all(a[1] <= b[0] for a, b in pairwise(side))
+                planned = planned_peers(sizes, ranks, rank, sent)
+                assert [peer for *_, peer in side] == planned * 2
+        moved = defaultdict(int)
+        for peer, sent, size, _, _ in seen:
+            moved[peer, sent] += size
+        expected = {(p, True): sizes[rank, p] * 4 for p in range(ranks) if p != rank and sizes[rank, p]}
+        expected |= {(p, False): sizes[p, rank] * 4 for p in range(ranks) if p != rank and sizes[p, rank]}
+        assert moved == {pair: 2 * size for pair, size in expected.items()}
+        assert method == "birkhoff" or len(seen) == 2 * len(expected)
+        assert all(start <= end for *_, start, end in seen)
+
+
+def shaped_seconds(seat, method):
+    """Wall time of one exchange of 3 x 40 kB a rank through ports of 1 MB/s, from the first start to the last end."""
+    sizes = 40_000 * (1 - np.eye(4, dtype=int))
+    machines = cluster(*[1e6] * 4)
+    order = ORDER[method](sizes, machines.out_Bps_G, machines.in_Bps_G, np.random.default_rng(0))
+    events = []
+    with joined(seat):
+        transport = ShapedTransport(None, Port(machines, seat.rank))
+        buffers = [torch.zeros(int(size), dtype=torch.uint8) for size in sizes[seat.rank]]
+        transport.gather(torch.zeros(1))
+        transport.exchange(order, buffers, [b.clone() for b in buffers], lambda *event: events.append(event))
+    return max(end for *_, end in events) - min(start for *_, start, _ in events)
+
+
+@pytest.mark.parametrize("method", ["openshop", "all-at-once"])
+def test_shaped_ports_are_never_faster_than_their_rate(method):
+    """120 kB at 1 MB/s take 0.12 s; one chunk at either end may pass on credit. Slower is the machine's affair."""
+    assert min(launch(shaped_seconds, 4, method, timeout_s=60)) >= 0.12 - 2 * CHUNK_S - LATE_S
+
+
+def lose_a_peer(seat):
+    import os
+    import time
+
+    with joined(seat):
+        transport = GlooTransport()
+        transport.gather(torch.tensor([0]))
+        if seat.rank == 1:
+            os._exit(3)
+        time.sleep(0.2)
+        order = ORDER["openshop"](np.ones((2, 2), dtype=int) - np.eye(2, dtype=int), np.ones(2), np.ones(2), None)
+        big = [torch.zeros(10), torch.zeros(10)]
+        try:
+            transport.exchange(order, big, [t.clone() for t in big], lambda *_: None)
+        except RankFailed as error:
+            print(error)
+            raise
+
+
+def test_a_lost_peer_ends_the_exchange():
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 died \(exit code 3\)"):
+        launch(lose_a_peer, 2, timeout_s=60)
+
+
+def miss_a_peer(seat, folder):
+    """Rank 1 dies; rank 0 says whom it missed in a collective, before rank 2 can notice."""
+    import os
+    import time
+
+    with joined(seat):
+        transport = GlooTransport()
+        transport.gather(torch.tensor([0]))
+        if seat.rank == 0:
+            time.sleep(0.2)
+            try:
+                transport.gather(torch.tensor([0]))
+            except RankFailed as error:
+                (folder / "said").write_text(str(error))
+        while not (folder / "said").exists():
+            if seat.rank == 1:
+                os._exit(3)
+            time.sleep(0.01)
+
+
+def test_who_is_missed_in_a_gather_of_many_is_named(tmp_path):
+    with pytest.raises(RankFailed, match="rank 1 of 3 died"):
+        launch(miss_a_peer, 3, tmp_path, timeout_s=60)
+    for _ in range(200):
+        if (tmp_path / "said").exists():
+            break
+        time.sleep(0.01)
+    assert (tmp_path / "said").read_text().startswith("rank 0 lost rank 1: ")
+
+
+def through_the_api(seat, order):
+    """aurora.all_to_all against torch's own all_to_all_single."""
+    import torch.distributed as dist
+
+    sizes = torch.randint(0, 50, (seat.ranks, seat.ranks), generator=torch.Generator().manual_seed(1))
+    out_sizes, in_sizes = sizes[seat.rank].tolist(), sizes[:, seat.rank].tolist()
+    rows = torch.randn(sum(out_sizes), 7, generator=torch.Generator().manual_seed(seat.rank))
+    with joined(seat):
+        theirs, ours = torch.empty(sum(in_sizes), 7), torch.empty(sum(in_sizes), 7)
+        dist.all_to_all_single(theirs, rows, in_sizes, out_sizes)
+        aurora.all_to_all(ours, rows, in_sizes, out_sizes, order=order)
+        even_theirs, even_ours = torch.empty(2 * seat.ranks, 3), torch.empty(2 * seat.ranks, 3)
+        even = torch.randn(2 * seat.ranks, 3)
+        dist.all_to_all_single(even_theirs, even)
+        aurora.all_to_all(even_ours, even, order=order)
+        with pytest.raises(BadInput, match="expected 4 input sizes that sum to its"):
+            aurora.all_to_all(ours, rows, in_sizes, [1, 2])
+        with pytest.raises(BadInput, match="do not split evenly over 4 ranks"):
+            aurora.all_to_all(ours, torch.zeros(3, 2))
+    return torch.equal(theirs, ours) and torch.equal(even_theirs, even_ours)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_all_to_all_agrees_with_torch(ordered):
+    order = ORDER["openshop"](np.arange(16).reshape(4, 4) * (1 - np.eye(4, dtype=int)), np.ones(4), np.ones(4), None)
+    assert launch(through_the_api, 4, order if ordered else None, timeout_s=60) == [True] * 4
+
+
+def alone_on_nccl(seat):
+    """One rank has nothing to send: the exchange is over before it touches a device, so this runs without one."""
+    order = ORDER["birkhoff"](np.zeros((1, 1), dtype=int), np.ones(1), np.ones(1), np.random.default_rng(0))
+    with joined(seat):
+        transport = NcclTransport(None, None, "cuda:0")
+        transport.exchange(order, [torch.zeros(3)], [torch.zeros(3)], lambda *_: None)
+        return transport.rank, transport.ranks
+
+
+def test_one_rank_on_nccl_exchanges_nothing():
+    assert launch(alone_on_nccl, 1, timeout_s=60) == [(0, 1)]

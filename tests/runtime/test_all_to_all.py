@@ -1,0 +1,174 @@
+"""aurora.all_to_all between real processes, against torch's own collective."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+import aurora
+from aurora.errors import BadInput
+from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed.process_groups import joined
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.bool,
+          torch.complex64)  # fmt: skip
+
+
+def drawn_sizes(ranks, seed):
+    """(R, R) rows; rank 1 sends nothing at all."""
+    sizes_RR = torch.randint(0, 6, (ranks, ranks), generator=torch.Generator().manual_seed(seed))
+    sizes_RR[1] = 0
+    return sizes_RR
+
+
+def orders(ranks):
+    ones = np.ones(ranks)
+    planned = ORDER["birkhoff"](np.arange(ranks**2).reshape(ranks, ranks) * (1 - np.eye(ranks, dtype=int)), ones, ones,
+                                np.random.default_rng(0))  # fmt: skip
+    return (None, "all-at-once", "openshop", "spread-out", planned)
+
+
+def rows_like(dtype, *shape):
+    raw = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+def agree_on_values(seat):
+    """Every dtype, shape and order: bit for bit what torch moves."""
+    with joined(seat):
+        for number, order in enumerate(orders(seat.ranks)):
+            sizes_RR = drawn_sizes(seat.ranks, number)
+            outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
+            for dtype in DTYPES:
+                for shape in [(), (5,), (2, 3)] if dtype == torch.bfloat16 else [(3,)]:
+                    rows = rows_like(dtype, sum(outgoing), *shape)
+                    ours = rows_like(dtype, sum(incoming), *shape)
+                    theirs = torch.empty_like(ours).reshape(len(ours), -1 if ours.numel() else 0).view(torch.uint8)
+                    flat = rows.reshape(len(rows), -1 if rows.numel() else 0).view(torch.uint8)
+                    dist.all_to_all_single(theirs, flat, incoming, outgoing)
+                    assert aurora.all_to_all(ours, rows, incoming, outgoing, order=order) is None
+                    assert torch.equal(ours.reshape(len(ours), -1 if ours.numel() else 0).view(torch.uint8), theirs)
+            even, ours, theirs = torch.randn(2 * seat.ranks, 3), *torch.empty(2, 2 * seat.ranks, 3)
+            dist.all_to_all_single(theirs, even)
+            aurora.all_to_all(ours, even, order=order)
+            assert torch.equal(ours, theirs)
+    return True
+
+
+def agree_on_gradients(seat):
+    """First and second derivatives of a loss that weighs every received number differently; gives the orders taken."""
+    taken, unrecorded = {}, GlooTransport.exchange
+    with joined(seat):
+        for number, order in enumerate(orders(seat.ranks)):
+
+            def recorded(self, order, *rest, number=number):
+                taken.setdefault(number, []).append(order.pairs_X2.tolist())
+                return unrecorded(self, order, *rest)
+
+            GlooTransport.exchange = recorded
+            sizes_RR = drawn_sizes(seat.ranks, number)
+            outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
+            rows = torch.randn(sum(outgoing), 3, dtype=torch.float64, requires_grad=True)
+            weights = torch.randn(sum(incoming), 3, dtype=torch.float64)
+
+            def ours(x, order=order, incoming=incoming, outgoing=outgoing):
+                output = torch.empty(sum(incoming), 3, dtype=x.dtype)
+                aurora.all_to_all(output, x, incoming, outgoing, order=order)
+                return output
+
+            def theirs(x, incoming=incoming, outgoing=outgoing):
+                return all_to_all_single_autograd(x, incoming, outgoing, dist.group.WORLD)
+
+            found = []
+            for exchange in (ours, theirs):
+                received = exchange(rows * 1)
+                (first,) = torch.autograd.grad((received**3 * weights).sum(), rows, create_graph=exchange is ours)
+                found.append(first)
+            assert torch.equal(found[0], found[1])
+            (second,) = torch.autograd.grad(found[0].sum(), rows)
+            back = torch.empty_like(rows)
+            dist.all_to_all_single(back, 6 * received.detach() * weights, outgoing, incoming)
+            torch.testing.assert_close(second, back)
+    return taken
+
+
+def in_the_background(seat):
+    """Three at once and a differentiable one; then one under way while torch's collective and another call go on."""
+    found = []
+    for order in ("openshop", None):
+        outputs = torch.empty(3, seat.ranks)
+        rows = torch.arange(3.0 * seat.ranks).reshape(3, seat.ranks) + 100 * seat.rank
+        handles = [aurora.all_to_all(outputs[k], rows[k], async_op=True, order=order) for k in range(3)]
+        last, leaf = torch.empty(seat.ranks), torch.ones(seat.ranks, requires_grad=True)
+        handle = aurora.all_to_all(last, leaf * (seat.rank + 1), async_op=True, order=order)
+        assert all(each.wait() and each.is_completed() for each in [*handles, handle])
+        last.sum().backward()
+        assert leaf.grad.tolist() == [seat.rank + 1] * seat.ranks
+        found.append(outputs.tolist())
+        big = torch.full((seat.ranks, 10**5), float(seat.rank))
+        into, beside, after = torch.empty_like(big), torch.empty_like(big), torch.empty_like(big)
+        handle = aurora.all_to_all(into, big, async_op=True, order="openshop")
+        dist.all_to_all_single(beside, big)
+        aurora.all_to_all(after, big, order="openshop")
+        assert handle.wait()
+        assert torch.equal(into, beside)
+        assert torch.equal(after, beside)
+    return found
+
+
+def refuse(seat):
+    said = []
+    for sizes, width in (([1, 1], 3), ([2 - seat.rank, 1 + seat.rank], 2)):
+        with pytest.raises(BadInput) as caught:
+            aurora.all_to_all(torch.empty(3, 2), torch.empty(sum(sizes), width), [2, 1], sizes, order="openshop")
+        said.append(str(caught.value))
+    with pytest.raises(BadInput, match=r"expected an order named openshop, .* found 'fastest'"):
+        aurora.all_to_all(torch.empty(2), torch.empty(2), order="fastest")
+    with pytest.raises(BadInput, match="expected a contiguous input"):
+        aurora.all_to_all(torch.empty(2, 2), torch.empty(2, 2).T, order="openshop")
+    outside = dist.new_group([0])
+    if seat.rank == 1:
+        assert aurora.all_to_all(torch.empty(1), torch.empty(1), group=outside) is None
+    return said
+
+
+def in_pairs(seat):
+    with joined(seat):
+        return in_the_background(seat), refuse(seat)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return launch(in_pairs, 2, timeout_s=60)
+
+
+def test_every_dtype_and_order_moves_what_torch_moves():
+    assert all(launch(agree_on_values, 3, timeout_s=60))
+
+
+def test_gradients_are_torchs_and_go_back_in_the_reversed_order():
+    """Every rank plans the named order from the sizes alone; torch's own collective takes none."""
+    for taken in launch(agree_on_gradients, 3, timeout_s=60):
+        planned = {4: orders(3)[4]}
+        for number in (2, 3):
+            sizes_RR = drawn_sizes(3, number).numpy().copy()
+            np.fill_diagonal(sizes_RR, 0)
+            planned[number] = ORDER[orders(3)[number]](sizes_RR, np.ones(3), np.ones(3), np.random.default_rng(0))
+        for number, order in planned.items():
+            there, back = order.pairs_X2.tolist(), order.reversed.pairs_X2.tolist()
+            assert taken[number] == [there, back, there, back]
+        assert set(taken) == set(planned)
+
+
+def test_exchanges_in_the_background_keep_their_order(pair):
+    for rank, (found, _) in enumerate(pair):
+        assert found == [[[2.0 * k + rank, 2.0 * k + rank + 100] for k in range(3)]] * 2
+
+
+def test_sizes_that_do_not_fit_are_refused_by_every_rank(pair):
+    for _, said in pair:
+        assert "expected output rows like the input's" in said[0]
+        assert said[1] == "all_to_all: rank 0 sends 1 rows to rank 1, which expects 2"

@@ -1,0 +1,258 @@
+"""Rows permuted, packed and summed, and what ranks send one another, against the plain sum over a token's experts."""
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurora.planner.placement.cost_model import exchanged
+from aurora.planner.replication.token_split import dispatch, holders
+from aurora.runtime import token_kernels as kernels
+from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
+from aurora.runtime.replica_selection import ReplicaSelection
+from aurora.runtime.token_kernels import MessageFormat, by_place, gather_rows, weighted_sum
+from aurora.types import Curve, Profile
+from aurora.types.profile import ALIGNED_BYTES
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Linear:
+    """Experts that are one matrix each: what the plain sum is computed with."""
+
+    def __init__(self, weight_EHH):
+        self.weight_EHH = weight_EHH
+
+    def __call__(self, rows, index, weights):
+        return torch.einsum("nh,nho,nk->no", rows, self.weight_EHH[index[:, 0]], weights)
+
+
+def drawn(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@st.composite
+def layers(draw):
+    """Slots of each rank (some hold none), and for each rank its tokens' routing and mask."""
+    ranks, experts = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    everywhere = draw(st.one_of(st.none(), st.integers(0, ranks - 1)))  # or all experts on one rank
+    home = [draw(st.integers(0, ranks - 1)) if everywhere is None else everywhere for _ in range(experts)]
+    slots_G = tuple(tuple(e for e in draw(st.permutations(range(experts))) if home[e] == rank) for rank in range(ranks))
+    top_k, seed = draw(st.integers(1, experts)), draw(st.integers(0, 10**6))
+    tokens_G = [draw(st.integers(0, 5)) for _ in range(ranks)]
+    routing_G = []
+    for rank, tokens in enumerate(tokens_G):
+        scores = torch.rand(experts, tokens, generator=drawn(seed + rank)).T
+        mask = torch.rand(tokens, generator=drawn(seed + 9 + rank)) < 0.7 if draw(st.booleans()) else None
+        routing_G.append((scores.topk(top_k).indices, torch.rand(tokens, top_k, generator=drawn(seed + 5 + rank)), mask))
+    return slots_G, routing_G, seed
+
+
+def checked_sizes(parcels_G, held_G, weight_EHH, hidden_G, routing_G):
+    """(R, R) rows from each rank to each, once all have travelled, been worked on by those who hold the experts, come back and
+    been found to be the plain sums."""
+    counts = torch.stack([parcels.counts for parcels in parcels_G])
+    sizes_RR = parcels_G[0].sizes(counts)
+    outgoing = [parcels.rows.split(sizes_RR[rank]) for rank, parcels in enumerate(parcels_G)]
+    returned = []
+    for rank, held in enumerate(held_G):
+        arrived = torch.cat([rows[rank] for rows in outgoing])
+        local = Linear(weight_EHH[list(held)])
+        returned.append(parcels_G[rank].run(arrived, counts, local).split([row[rank] for row in sizes_RR]))
+    for rank, (index, weights, mask) in enumerate(routing_G):
+        answers = torch.cat([rows[rank] for rows in returned])
+        wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
+        if mask is not None:
+            wanted[~mask] = 0
+        torch.testing.assert_close(parcels_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
+    return sizes_RR
+
+
+@pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])
+@settings(max_examples=25)
+@given(layer=layers())
+def test_parcels_give_the_plain_sum_over_a_tokens_experts(kind, layer):
+    slots_G, routing_G, seed = layer
+    ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 5
+    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
+    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    seats_G = [ExpertMap(slots_G, rank) for rank in range(ranks)]
+    parcels_G = [kind(seats, hidden, *routing) for seats, hidden, routing in zip(seats_G, hidden_G, routing_G, strict=True)]
+    sizes_RR = checked_sizes(parcels_G, slots_G, weight_EHH, hidden_G, routing_G)
+    # What travels: every choice, or every (token, rank) once.
+    homes = torch.empty(experts, dtype=torch.long)
+    for rank, slots in enumerate(slots_G):
+        homes[list(slots)] = rank
+    for rank, (index, _, mask) in enumerate(routing_G):
+        kept = index if mask is None else index[mask]
+        goes = [homes[row].tolist() if kind is RowPerExpert else set(homes[row].tolist()) for row in kept]
+        assert sizes_RR[rank] == [sum(list(homes_of).count(r) for homes_of in goes) for r in range(ranks)]
+
+
+@pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])
+@settings(max_examples=25)
+@given(layer=layers(), seed=st.integers(0, 10**6))
+def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed):
+    """Every rank holds its experts and some of the others; sums stay the same, rows go where `exchanged` says."""
+    slots_G, routing_G, _ = layer
+    ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 3
+    rng = np.random.default_rng(seed)
+    share_EG = rng.random((experts, ranks)) * (rng.random((experts, ranks)) < 0.4)
+    for rank, held in enumerate(slots_G):
+        share_EG[list(held), rank] += 0.5
+    split_EG = share_EG / share_EG.sum(axis=1, keepdims=True)
+    copies_G = tuple(tuple(np.flatnonzero(split_EG[:, rank]).tolist()) for rank in range(ranks))
+    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
+    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    parcels_G = [kind(ExpertMap(copies_G, rank, split_EG), hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
+    sizes_RR = checked_sizes(parcels_G, copies_G, weight_EHH, hidden_G, routing_G)
+    if kind is RowPerExpert:
+        kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
+        tokens_SE = np.stack([np.bincount(kept.flatten().numpy(), minlength=experts) for kept in kept_G])
+        assert sizes_RR == exchanged(tokens_SE, split_EG).tolist()
+
+
+@pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])
+@settings(max_examples=25)
+@given(layer=layers(), seed=st.integers(0, 10**6))
+def test_own_replicas_first_as_the_plan_divides_them(kind, layer, seed):
+    """Sums stay the same, and every place gets what `dispatch` says, whether shares are equal or not."""
+    slots_G, routing_G, _ = layer
+    ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 3
+    rng = np.random.default_rng(seed)
+    held_EG = rng.random((experts, ranks)) < 0.4
+    for rank, held in enumerate(slots_G):
+        held_EG[list(held), rank] = True
+    split_EG = held_EG * (rng.random(held_EG.shape) + 0.1 if seed % 2 else 1.0)
+    split_EG /= split_EG.sum(axis=1, keepdims=True)
+    copies_G = tuple(tuple(np.flatnonzero(held_EG[:, rank]).tolist()) for rank in range(ranks))
+    seats_G = [ExpertMap(copies_G, rank, split_EG, local_first=True) for rank in range(ranks)]
+    tokens_SE = torch.stack([seats.counted(index, mask) for seats, (index, _, mask) in zip(seats_G, routing_G, strict=True)])
+    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
+    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    parcels_G = [kind(seats_G[rank], hidden_G[rank], *routing, tokens_SE) for rank, routing in enumerate(routing_G)]
+    checked_sizes(parcels_G, copies_G, weight_EHH, hidden_G, routing_G)
+    if kind is RowPerExpert and seats_G[0].most > 1:
+        held = holders(copies_G, [split_EG[list(own), rank].tolist() for rank, own in enumerate(copies_G)])
+        place_X = [
+            sum(map(len, copies_G[:rank])) + copies_G[rank].index(e) for e, rank in zip(held.expert_X, held.rank_X, strict=True)
+        ]
+        for rank, parcels in enumerate(parcels_G):
+            assert parcels.counts[place_X].tolist() == dispatch(tokens_SE.numpy(), held, rank).tolist()
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_cuts_on_tensors_are_the_plans(name, request):
+    rng = np.random.default_rng(4)
+    held_G = tuple(tuple(np.flatnonzero(row).tolist()) for row in rng.random((5, 7)) < 0.5)
+    held_G = (tuple(range(7)), *held_G[1:])
+    tokens_SE = rng.integers(0, 30, (5, 7))
+    held = holders(held_G)
+    for rank in range(5):
+        cuts = ReplicaSelection(held_G, rank)
+        tables = cuts.rank_EM, cuts.from_EM, cuts.upto_EM, cuts.whole_E, cuts.phase_E
+        if name == "triton":
+            found = request.getfixturevalue("interpreted").local_first(torch.from_numpy(tokens_SE), rank, *tables)
+        else:
+            found = cuts(torch.from_numpy(tokens_SE))
+        rows_X = dispatch(tokens_SE, held, rank)
+        for expert in range(7):
+            wanted = rows_X[held.expert_X == expert].cumsum().tolist()
+            assert found[expert, : len(wanted)].tolist() == wanted
+            assert set(found[expert, len(wanted) :].tolist()) <= {wanted[-1]}
+
+
+@given(st.integers(0, 40), st.integers(1, 4), st.data())
+def test_rows_by_place(places, top_k, data):
+    """Those of no place are left out, and whoever comes first of a place goes first."""
+    place_NK = data.draw(st.lists(st.lists(st.integers(0, places), min_size=top_k, max_size=top_k)))
+    place_X = [place for places_K in place_NK for place in places_K]
+    counts_P, token_P, row_NK = by_place(torch.tensor(place_NK, dtype=torch.long).view(-1, top_k), places)
+    assert counts_P.tolist() == [place_X.count(place) for place in range(places)]
+    taken = [x for place in range(places) for x, own in enumerate(place_X) if own == place]
+    assert token_P.tolist() == [x // top_k for x in taken]
+    assert row_NK.flatten().tolist() == [taken.index(x) if own < places else -1 for x, own in enumerate(place_X)]
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))
+def test_a_packed_row_holds_what_was_put_in(width, top_k, dtype, rows):
+    packing = MessageFormat(width, top_k, dtype)
+    assert packing.row_bytes % ALIGNED_BYTES == packing.weights_at % ALIGNED_BYTES == packing.experts_at % ALIGNED_BYTES == 0
+    message = packing.new(rows, torch.device("cpu"))
+    hidden, weights, experts = packing.parts(message)
+    wanted = torch.randn(rows, width).to(dtype), torch.rand(rows, top_k).to(weights.dtype), torch.arange(rows * top_k)
+    hidden.copy_(wanted[0])
+    weights.copy_(wanted[1])
+    experts.copy_(wanted[2].view(rows, top_k))
+    found = packing.parts(message.clone())
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+    assert torch.equal(found[2].long(), wanted[2].view(rows, top_k))
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The Triton kernels, run by Triton's interpreter on the CPU."""
+    pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delitem(sys.modules, "aurora.runtime.triton_kernels", raising=False)
+    yield importlib.import_module("aurora.runtime.triton_kernels")
+    sys.modules.pop("aurora.runtime.triton_kernels")
+
+
+@pytest.fixture(params=["torch", "triton"])
+def implementation(request):
+    return kernels if request.param == "torch" else request.getfixturevalue("interpreted")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_permuting_there_and_back_changes_nothing(implementation, dtype):
+    rows = torch.randn(11, 1030, generator=drawn(1)).to(dtype)
+    index = torch.randperm(11, generator=drawn(2))
+    wide = torch.zeros(11, 1040, dtype=dtype)
+    implementation.gather_rows(rows, index, wide[:, :1030])
+    assert torch.equal(wide[:, :1030], rows[index])
+    assert not wide[:, 1030:].any()
+    back = torch.empty_like(rows)
+    implementation.gather_rows(wide[:, :1030], index.argsort(), back)
+    assert torch.equal(back, rows)
+    none = torch.empty(0, 1030, dtype=dtype)
+    implementation.gather_rows(rows, index[:0], none)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+def test_weighted_sums_skip_what_is_not_there(implementation, dtype, weighted):
+    """Against the sum written out; a row that nobody points at may hold anything."""
+    rows = torch.randn(7, 1030, generator=drawn(1)).to(dtype)
+    rows[0] = torch.nan
+    place = torch.tensor([[1, 6, -1], [-1, -1, -1], [2, 2, 3], [-1, 4, 5]])
+    weights = torch.rand(4, 3, generator=drawn(2)) if weighted else None
+    found = implementation.weighted_sum(rows, place, weights)
+    for token, places in enumerate(place.tolist()):
+        terms = [
+            rows[p].double() * (1 if weights is None else float(weights[token, k])) for k, p in enumerate(places) if p >= 0
+        ]
+        wanted = sum(terms, torch.zeros(1030, dtype=torch.float64))
+        torch.testing.assert_close(found[token], wanted.to(dtype))
+    assert not implementation.weighted_sum(rows[:0], torch.full((2, 3), -1), None).any()
+
+
+def test_the_torch_versions_work_without_triton(monkeypatch):
+    monkeypatch.setattr(kernels, "_has_triton", lambda: False)
+    out = torch.empty(2, 3)
+    gather_rows(torch.eye(3), torch.tensor([2, 0]), out)
+    assert out.tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert weighted_sum(torch.eye(3), torch.tensor([[2, 0]])).tolist() == [[1, 0, 1]]
+
+
+@given(st.integers(1, 99), st.integers(2, 9), st.sampled_from(DTYPES[:3]))
+def test_plans_count_the_bytes_of_a_packed_row(width, top_k, dtype):
+    packing = MessageFormat(width, top_k, dtype)
+    curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), Curve([1.0], [0.0]))}
+    size = width * dtype.itemsize
+    assert Profile("m", "", [[[[0] * 9]]], top_k, size, size, 1, 1, curves).row_bytes(deduplicated=True) == packing.row_bytes

@@ -1,0 +1,200 @@
+"""Ranks are lost while requests are served: no request is, and answers stay the same."""
+
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.models.decoding import decode_alone
+from aurora.models.loading import load_model
+from aurora.runtime import run as running
+from aurora.runtime.request_journal import RequestJournal, fewest_first
+from aurora.runtime.run import survive, verify
+from aurora.types import PlanOptions, RunOptions
+from tests.runtime.test_run import plan_for, prompts_for
+
+NEW_TOKENS = 6
+
+
+class Blows:
+    """Does things to a run when so many tokens were told."""
+
+    def __init__(self, monkeypatch, blows):
+        self.pids = {}
+        left, told, pids = dict(blows), [0], self.pids
+
+        class Struck(RequestJournal):
+            def told(self, seat, fresh):
+                got_on = super().told(seat, fresh)
+                told[0] += len(fresh.tokens) if got_on else 0
+                for moment in [moment for moment in left if moment <= told[0]]:
+                    left.pop(moment)(pids)
+                return got_on
+
+        monkeypatch.setattr(running, "RequestJournal", Struck)
+
+    def watch(self, epoch, pids):
+        self.pids |= pids
+
+
+def kill(*seats):
+    def strike(pids):
+        for seat in seats:
+            os.kill(pids[seat], signal.SIGKILL)
+
+    return strike
+
+
+def served(monkeypatch, plan, paths, blows, count=9, **options):
+    prompts = [prompts_for(path, count, seed) for seed, path in enumerate(paths)]
+    options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, keep_logits=True, survive=True, **options)
+    struck = Blows(monkeypatch, blows)
+    result = survive(plan, paths, prompts, options, watch=struck.watch)
+    return result, verify(result, paths, prompts, options)
+
+
+@pytest.mark.parametrize(("moment", "victims"), [(1, (0,)), (20, (2,)), (40, (1, 3))])
+def test_answers_stay_the_same(monkeypatch, mixtral, qwen, moment, victims):
+    plan = plan_for([mixtral, qwen], 4)
+    result, different = served(monkeypatch, plan, [mixtral, qwen], {moment: kill(*victims)})
+    assert not different
+    assert result.failure is None
+    lost = [seat for change in result.changes for seat in change.lost]
+    assert sorted(lost) == sorted(victims)
+    assert all(change.from_checkpoint > 0 for change in result.changes if change.lost)
+    epochs = set(result.trace.epoch_X.tolist())
+    assert epochs <= set(range(1, len(result.changes) + 2))
+
+
+def test_replicas_spare_the_checkpoint(monkeypatch, mixtral):
+    plan = plan_for([mixtral], 4, PlanOptions(min_replicas=2, slots_per_gpu=5))
+    result, different = served(monkeypatch, plan, [mixtral], {10: kill(1)})
+    assert not different
+    assert [change.from_checkpoint for change in result.changes] == [0] * len(result.changes)
+
+
+def test_lost_replicas_are_restored_while_serving_goes_on(monkeypatch, mixtral):
+    """With room for two of each on those left, a second loss needs no checkpoint either."""
+    plan = plan_for([mixtral], 4, PlanOptions(min_replicas=2, slots_per_gpu=6))
+
+    class Watched(Blows):
+        def watch(self, epoch, pids):
+            super().watch(epoch, pids)
+            if epoch == 3:  # replicas are where they should be
+                kill(2)(pids)
+
+    prompts = [prompts_for(mixtral, 60)]
+    options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True)
+    result = survive(plan, [mixtral], prompts, options, watch=Watched(monkeypatch, {3: kill(1)}).watch)
+    assert not verify(result, [mixtral], prompts, options)
+    restored = result.changes[1]
+    assert (restored.lost, restored.joined) == ({}, ())
+    assert restored.moved > 0
+    assert sum(change.from_checkpoint for change in result.changes) == 0
+    assert {seat for change in result.changes for seat in change.lost} == {1, 2}
+
+
+def test_weights_that_travel_are_predicted_and_timed(monkeypatch, mixtral):
+    plan = plan_for([mixtral], 4, PlanOptions(min_replicas=2, slots_per_gpu=6))
+    result, different = served(monkeypatch, plan, [mixtral], {3: kill(1)}, count=60)
+    assert not different
+    lost, restored = result.changes[0], next(change for change in result.changes if change.moved)
+    assert (lost.moved, lost.moved_bytes, lost.predicted_s, lost.took_s) == (0, 0, 0, 0)
+    assert restored.moved_bytes == restored.moved * load_model(mixtral).expert_bytes > 0
+    assert restored.took_s > 0 < restored.predicted_s
+
+
+def test_one_after_the_other_and_the_last_does_the_rest(monkeypatch, mixtral):
+    plan = plan_for([mixtral], 3)
+    result, different = served(monkeypatch, plan, [mixtral], {5: kill(2), 20: kill(0)})
+    assert not different
+    assert {seat for change in result.changes for seat in change.lost} == {0, 2}
+
+
+def test_the_pause_is_between_tokens_and_before_the_first_there_is_none(monkeypatch, mixtral):
+    class Watched(Blows):
+        def watch(self, epoch, pids):
+            super().watch(epoch, pids)
+            if epoch == 1:
+                kill(1)(pids)
+
+    prompts = [prompts_for(mixtral, 9)]
+    options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True)
+    result = survive(plan_for([mixtral], 4), [mixtral], prompts, options, watch=Watched(monkeypatch, {20: kill(2)}).watch)
+    assert not verify(result, [mixtral], prompts, options)
+    (first,), (second,) = ([c for c in result.changes if seat in c.lost] for seat in (1, 2))
+    assert first.stopped_s is None
+    assert 0 < first.resumed_s <= second.stopped_s < second.resumed_s <= result.answers_M[0].seconds
+
+
+def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
+    """There are more requests than anybody waits for: the run is over when the newcomer has had its part in some."""
+    struck, after = Blows(monkeypatch, {3: kill(1)}), [0]
+
+    class Enough(running.RequestJournal):
+        @property
+        def finished(self):
+            return after[0] >= 40
+
+        def told(self, seat, fresh):
+            got_on = super().told(seat, fresh)
+            after[0] += got_on and any(change.joined for change in self.changes)
+            return got_on
+
+    monkeypatch.setattr(running, "RequestJournal", Enough)
+    prompts = prompts_for(mixtral, 2000)
+    options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True, respawn=1)
+    result = survive(plan_for([mixtral], 3), [mixtral], [prompts], options, watch=struck.watch)
+    assert [change.joined for change in result.changes if change.joined] == [(1,)]
+    late = result.trace.epoch_X == result.trace.epoch_X.max()
+    assert set(result.trace.rank_X[late].tolist()) == {0, 1, 2}
+    plain = load_model(mixtral)
+    found = result.answers_M[0].tokens
+    for index in sorted(found)[::20]:
+        expected, _ = decode_alone(plain.model, prompts[index], NEW_TOKENS, plain.tokenizer.eos_token_id)
+        assert found[index] == expected[: len(found[index])]
+    assert len(found) >= 3
+
+
+def test_when_nobody_has_an_expert_any_more_what_was_produced_is_kept(monkeypatch, mixtral, tmp_path):
+    copy = tmp_path / "model"
+    shutil.copytree(mixtral, copy)
+
+    def gone(pids):
+        shutil.rmtree(copy)
+        kill(0)(pids)
+
+    plan = plan_for([mixtral], 3)
+    options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True)
+    struck = Blows(monkeypatch, {10: gone})
+    result = survive(plan, [copy], [prompts_for(mixtral, 9)], options, watch=struck.watch)
+    assert "model" in result.failure
+    assert sum(map(len, result.answers_M[0].tokens.values())) >= 10
+
+
+def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
+    plan = plan_for([mixtral], 2)
+    with pytest.raises(BadInput, match="--survive: expected gloo or the shaped transport"):
+        RunOptions(transport="memory", survive=True)
+    with pytest.raises(BadInput, match="--respawn: expected zero or more, above zero with --survive, found 1"):
+        RunOptions(respawn=1)
+    with pytest.raises(BadInput, match="vocabulary"):
+        survive(plan, [mixtral], [[[99999]]], RunOptions(survive=True))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match="--survive: starts its ranks by itself"):
+        survive(plan, [mixtral], [[[1]]], RunOptions(survive=True))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 40))
+def test_whoever_has_fewest_is_next(busy, count):
+    expected, left = [], list(busy)
+    for _ in range(count):
+        expected.append(left.index(min(left)))
+        left[expected[-1]] += 1
+    assert fewest_first(np.array(busy), count).tolist() == expected

@@ -1,0 +1,95 @@
+"""When a rank hangs, dies, or sends what was not agreed, the others end in time and say who, where and in which model."""
+
+import os
+import re
+import signal
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aurora.errors import AuroraError, RankFailed
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.layer_context import LayerContext
+from aurora.runtime.serving_rank import serve_rank
+from aurora.types import RunOptions
+from tests.runtime.test_run import plan_for, prompts_for
+
+TIMEOUT_S = 1.5
+GUILTY = 1
+CALL = 4  # the guilty rank's exchange that goes wrong: the combine of layer 1
+
+
+def hang(order, sends):
+    time.sleep(2 * TIMEOUT_S)
+    return order, sends
+
+
+def die(order, sends):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def send_less(order, sends):
+    """One row fewer than the counts say."""
+    return order, [tensor[1:] for tensor in sends]
+
+
+def leave_out(order, sends):
+    """An order for half of every pair's rows."""
+    return replace(order, share_X2=np.tile([0.0, 0.5], (len(order.pairs_X2), 1))), sends
+
+
+def serve_with(seat, fault, folder, *args):
+    """Serve, with `fault` in the guilty rank's CALL-th exchange; writes what this rank says, and how long after it it did."""
+    exchange, calls = LayerContext.exchange, []
+
+    def counted(session, layer, op, sends, recvs):
+        calls.append(time.monotonic())
+        if seat.rank == GUILTY and len(calls) == CALL:
+            order, sends = fault(op.order, sends)
+            op = replace(op, order=order)
+        return exchange(session, layer, op, sends, recvs)
+
+    LayerContext.exchange = counted
+    try:
+        serve_rank(seat, *args)
+        said = "no error"
+    except AuroraError as error:
+        said = f"{type(error).__name__}: {error}"
+    (folder / str(seat.rank)).write_text(f"{time.monotonic() - calls[CALL - 1]:.3f} {said}")
+    time.sleep(0.2)  # a rank that leaves closes its connections: the others shall fail by themselves
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (hang, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*[Tt]ime(d |)out.*"}),
+        (die, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*by peer.*"}),
+        (send_less, dict.fromkeys((0, 1), r"RankFailed: mixtral-topics, layer \d, \w+: rank \d lost rank \d: .*")),
+        (leave_out, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*",
+                     1: r"BadInput: mixtral-topics, layer 1, combine: order openshop: carries \d+ of the \d+ rows of 0 -> 1"}),
+    ],
+)  # fmt: skip
+def test_whoever_is_left_says_who_where_and_in_which_model(mixtral, tmp_path, fault, expected):
+    args = (plan_for([mixtral], 2), [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=TIMEOUT_S))
+    dies = pytest.raises(RankFailed, match="rank 1 of 2 died") if fault is die else nullcontext()
+    with dies:
+        launch(serve_with, 2, fault, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
+    for rank, pattern in expected.items():
+        seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
+        assert re.fullmatch(pattern, said), said
+        assert float(seconds) < 10 * TIMEOUT_S
+
+
+def test_with_two_models_both_lanes_of_whoever_is_left_end(mixtral, qwen, tmp_path):
+    """Rank 1 hangs in an exchange of one of them: the other model, waiting for its turn, does not wait for ever."""
+    paths = [mixtral, qwen]
+    prompts = [prompts_for(mixtral, 6), prompts_for(qwen, 4)]
+    args = (plan_for(paths, 2), paths, prompts, RunOptions(timeout_s=TIMEOUT_S))
+    launch(serve_with, 2, hang, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
+    seconds, said = (tmp_path / "0").read_text().split(" ", 1)
+    where = r"(mixtral-topics|qwen3moe-stdlib), (layer \d, \w+|between steps)"
+    assert re.fullmatch(rf"RankFailed: {where}: rank 0 lost rank 1: .*[Tt]ime(d |)out.*", said), said
+    assert float(seconds) < 10 * TIMEOUT_S

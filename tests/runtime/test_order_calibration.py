@@ -1,0 +1,93 @@
+"""Which way is chosen at which size, and that every rank chooses alike."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.make_plan import make_plan
+from aurora.runtime import order_calibration as measuring
+from aurora.runtime.distributed.launcher import launch_threads
+from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.order_calibration import MOST_NOISE, STEPS, OrderCalibration, calibrate, planned_method
+from aurora.types import Curve, PlanOptions, Profile, RunOptions
+from tests.conftest import cluster
+
+ONES = (np.ones((2, 2), dtype=np.int64) - np.eye(2, dtype=np.int64), np.ones(2), np.ones(2), np.random.default_rng(0))
+MADE = {name: ORDER[name](*ONES) for name in ("all-at-once", "paced", "birkhoff")}
+
+
+def made_choice(seconds, noise=0.0):
+    seconds = np.array(seconds)
+    others = {name: MADE[name] for name in ("all-at-once", "paced")}
+    sizes = 100 * 16 ** np.arange(len(seconds))
+    return OrderCalibration(sizes, (*others, "birkhoff"), seconds, np.full(seconds.shape, noise), others)
+
+
+def test_the_fastest_at_every_size():
+    """At once and paced cross half way between the first two sizes, in logarithms; outside of them the nearest counts."""
+    choice = made_choice([[1.0, 4.0, 5.0], [4.0, 1.0, 5.0], [5.0, 5.0, 4.0]])
+    for rank_bytes, way in ((0, "all-at-once"), (100, "all-at-once"), (330, "all-at-once"), (480, "paced"), (1600, "paced")):
+        assert choice.way(rank_bytes) == way
+        assert choice.order(MADE["birkhoff"], rank_bytes) is MADE[way]
+    assert choice.way(100 * 256) == choice.way(1e12) == "birkhoff"
+    assert choice.order(MADE["birkhoff"], 1e12) is MADE["birkhoff"]
+    assert str(choice).startswith("0.0001 MB a rank: all-at-once (all-at-once 1e+03 ms, paced 4e+03 ms, birkhoff 5e+03 ms); ")
+
+
+@given(st.lists(st.tuples(*[st.floats(0.5, 2.0)] * 3), min_size=1, max_size=4), st.floats(0.0, 0.1), st.floats(1.0, 1e9))
+def test_what_is_chosen_is_the_fastest_but_for_noise(seconds, noise, rank_bytes):
+    """Of what straight lines say at the size's step; the plan's own order alone may be slower, and by no more than noise."""
+    choice = made_choice(seconds, noise)
+    step = int(STEPS * math.log2(rank_bytes)) / STEPS
+    at = np.clip(step, *np.log2(choice.sizes_C[[0, -1]]))
+    says = [np.exp(np.interp(at, np.log2(choice.sizes_C), np.log(column))) for column in choice.seconds_CW.T]
+    way = choice.ways.index(choice.way(rank_bytes))
+    allowed = math.exp(min(noise * math.sqrt(2), MOST_NOISE)) if way == 2 else 1.0
+    assert says[way] <= min(says) * allowed * (1 + 1e-9)
+
+
+def choose(seat, memory, planned):
+    return calibrate(MemoryTransport(memory, seat.rank, cluster(*[1e9] * seat.ranks)), cluster(*[1e9] * seat.ranks), planned)
+
+
+@pytest.mark.parametrize(
+    ("planned", "ways"), [("sub-channels", ("all-at-once", "paced", "sub-channels")), ("paced", ("all-at-once", "paced"))]
+)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_rank_comes_to_the_same_choice(planned, ways, ranks, monkeypatch):
+    monkeypatch.setattr(measuring, "SIZES", (1 << 10, 1 << 14))
+    first, *rest = launch_threads(choose, ranks, Memory(ranks, 10.0), planned)
+    assert first.ways == ways
+    assert first.seconds_CW.shape == (2, len(ways))
+    assert all(np.array_equal(other.seconds_CW, first.seconds_CW) for other in rest)
+    assert all(np.array_equal(other.noise_CW, first.noise_CW) for other in rest)
+
+
+@pytest.mark.parametrize(("order", "rates", "method"), [
+    ("auto", (2.0, 1.0, 1.0), "openshop-best"), ("auto", (1.0, 1.0, 1.0), "openshop-best"), ("sjf", (1.0, 1.0, 1.0), "sjf"),
+    ("all-at-once", (2.0, 1.0, 1.0), "all-at-once"),
+])  # fmt: skip
+def test_beside_the_unordered_the_plans_own_method_is_tried(order, rates, method):
+    """On mixed ports the first layer, one sender to two, goes all at once; the other two are as short one at a time."""
+    nothing = Curve(np.array([1.0]), np.array([0.0]))
+    traffic = np.array([[[[0, 8, 8], [0, 0, 0], [0, 0, 0]], [[0, 8, 0], [0, 0, 8], [8, 0, 0]]]])
+    curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), nothing)}
+    profile = Profile("m", "", traffic, 1, 1, 1, 1, 1, curves)
+    plan = make_plan(cluster(*rates), [profile], PlanOptions("contiguous", "contiguous", order=order))
+    assert planned_method(plan) == method
+
+
+def test_it_stops_where_exchanges_take_long(monkeypatch):
+    monkeypatch.setattr(measuring, "LONG_S", 0.0)
+    (choice,) = launch_threads(choose, 1, Memory(1, 10.0), "openshop")
+    assert len(choice.sizes_C) == 1
+
+
+def test_an_unknown_way_to_run_is_refused():
+    with pytest.raises(BadInput, match="--order: expected one of plan, auto, found 'fastest'"):
+        RunOptions(order="fastest")

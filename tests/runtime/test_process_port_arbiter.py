@@ -1,0 +1,265 @@
+"""Turns between models in processes of their own: real processes, some of them killed."""
+
+import multiprocessing
+import os
+import random
+import re
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+
+from aurora.errors import BadInput, RankFailed
+from aurora.runtime import process_port_arbiter as colocated
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter, folder_of
+from aurora.types import RunOptions
+
+CONTEXT = multiprocessing.get_context("fork")
+TIMEOUT_S = 20.0
+
+
+@contextmanager
+def processes(*jobs):
+    """Each (function, *args) in a process of its own with a queue to tell the test something; all are gone afterwards."""
+    told = CONTEXT.Queue()
+    started = [CONTEXT.Process(target=job, args=(told, *args)) for job, *args in jobs]
+    try:
+        for process in started:
+            process.start()
+        yield started, told
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture
+def join(tmp_path):
+    """A turnstile of this process in the test's folder."""
+    made = []
+
+    def turnstile(gpu=0, timeout_s=TIMEOUT_S, slot=None):
+        made.append(ProcessPortArbiter(tmp_path, gpu, timeout_s, slot))
+        return made[-1]
+
+    yield turnstile
+    for each in made:
+        each.leave()
+
+
+def hear(told, count):
+    return [told.get(timeout=TIMEOUT_S) for _ in range(count)]
+
+
+def enter(told, folder, what, gpu=0, slot=None):
+    turnstile = ProcessPortArbiter(folder, gpu, TIMEOUT_S, slot)
+    if what == "GPU":
+        turnstile.start_compute()
+    else:
+        inside = turnstile.exchange()
+        inside.__enter__()
+    told.put("inside")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("what", ["GPU", "port"])
+def test_what_a_killed_process_held_is_free(tmp_path, join, what):
+    with processes((enter, tmp_path, what)) as ((victim,), told):
+        assert hear(told, 1) == ["inside"]
+        turnstile = join()
+        os.kill(victim.pid, signal.SIGKILL)
+        for _ in range(3):
+            turnstile.start_compute()
+            turnstile.stop_compute()
+            with turnstile.exchange():
+                pass
+
+
+def test_a_process_that_hangs_is_named_within_the_time_out(tmp_path, join):
+    with processes((enter, tmp_path, "GPU"), (enter, tmp_path, "port")) as (stuck, told):
+        hear(told, 2)
+        turnstile = join(timeout_s=0.2)
+        with pytest.raises(RankFailed, match=rf"rank 0 waited 0\.2 s for its GPU, which process {stuck[0].pid} has"):
+            turnstile.start_compute()
+        with pytest.raises(RankFailed, match=rf"for its port, which process {stuck[1].pid} has"), turnstile.exchange():
+            pass
+
+
+def work(told, folder, rounds, pause_s, here):
+    turnstile = ProcessPortArbiter(folder, 0, TIMEOUT_S)
+    here.wait(TIMEOUT_S)
+    for _ in range(rounds):
+        turnstile.start_compute()
+        began = time.monotonic()
+        time.sleep(0.002)
+        told.put((os.getpid(), began, time.monotonic()))
+        turnstile.stop_compute()
+        time.sleep(pause_s)
+    turnstile.leave()
+
+
+def test_three_processes_compute_one_at_a_time_and_in_turn(tmp_path):
+    """Whoever always wants the GPU gets every third turn, while all three do."""
+    rounds = 30
+    with processes(*[(work, tmp_path, rounds, 0.0, CONTEXT.Barrier(3))] * 3) as (_, told):
+        spans = sorted(hear(told, 3 * rounds), key=lambda span: span[1])
+    assert all(before[2] <= after[1] for before, after in pairwise(spans))
+    first = max(next(i for i, span in enumerate(spans) if span[0] == pid) for pid in {span[0] for span in spans})
+    last = min(max(i for i, span in enumerate(spans) if span[0] == pid) for pid in {span[0] for span in spans})
+    together = [span[0] for span in spans[first : last + 1]]
+    counts = [together.count(pid) for pid in set(together)]
+    assert max(counts) - min(counts) <= 2
+
+
+class EpochGroups:
+    """An all-to-all is over for a rank when all ranks of its model are in it."""
+
+    def __init__(self, ranks):
+        self.barrier = CONTEXT.Barrier(ranks)
+
+
+def _kept(number, exchanges):
+    return number % 3 == 1 and number + 1 < exchanges
+
+
+def exchange_at_random(told, folder, meeting, model, rank, ranks, slots, exchanges, seed):
+    """One rank of a model: between exchanges it computes for random times, by itself or under the turnstile."""
+    if rank == 0:
+        turnstile = ProcessPortArbiter(folder, 0, TIMEOUT_S)
+        for _ in range(ranks - 1):
+            slots.put(turnstile.slot)
+    else:
+        turnstile = ProcessPortArbiter(folder, rank, TIMEOUT_S, slots.get(timeout=TIMEOUT_S))
+    meeting.barrier.wait(TIMEOUT_S)
+    drawn = random.Random(seed)
+    for number in range(exchanges):
+        if drawn.random() < 0.5:
+            turnstile.start_compute(drawn.random() < 0.5)
+            time.sleep(drawn.random() * 0.001)
+            turnstile.part(lambda: None)
+            turnstile.stop_compute()
+        with turnstile.exchange(_kept(number, exchanges)):
+            told.put((rank, time.monotonic(), model, number))
+            meeting.barrier.wait(TIMEOUT_S)
+    turnstile.leave()
+
+
+def test_ports_go_to_models_in_one_sequence_and_nobody_waits_in_a_circle(tmp_path):
+    """Three models of two ranks with different numbers of exchanges, starting when they like."""
+    counts, ranks = (40, 25, 10), 2
+    jobs = []
+    for model, exchanges in enumerate(counts):
+        shared = (EpochGroups(ranks), model)
+        slots = CONTEXT.Queue()
+        jobs += [
+            (exchange_at_random, tmp_path, *shared, rank, ranks, slots, exchanges, 10 * model + rank) for rank in range(ranks)
+        ]
+    with processes(*jobs) as (_, told):
+        seen = sorted(hear(told, ranks * sum(counts)))
+    sequences = [[entry[2:] for entry in seen if entry[0] == rank] for rank in range(ranks)]
+    assert sequences[0] == sequences[1]
+    for (model, number), after in zip(sequences[0], sequences[0][1:], strict=False):
+        if _kept(number, counts[model]):
+            assert after == (model, number + 1)
+    assert sorted(sequences[0]) == [(model, number) for model, count in enumerate(counts) for number in range(count)]
+
+
+def test_a_killed_rank_lets_the_other_model_go_on_everywhere(tmp_path, join):
+    """Model a's rank 1 dies inside an exchange, rank 0 gives up: model b's exchanges need both ports."""
+    a = join()
+    with processes((enter, tmp_path, "port", 1, a.slot)) as ((victim,), told):
+        hear(told, 1)
+        inside = a.exchange()
+        inside.__enter__()
+        b = join()
+        other = join(1, slot=b.slot)
+        os.kill(victim.pid, signal.SIGKILL)
+        with other.exchange():
+            pass
+        a.abort(RuntimeError("lost rank 1"))
+        with b.exchange():
+            pass
+
+
+def test_brief_work_goes_before_what_waits_and_between_parts(join):
+    first, more, brief = (join() for _ in range(3))
+    seen = []
+    first.start_compute()
+
+    def work(turnstile, name, is_brief):
+        turnstile.start_compute(is_brief)
+        seen.append(name)
+        turnstile.stop_compute()
+
+    assert not first.part(lambda: seen.append("nobody waits"))
+    threads = [threading.Thread(target=work, args=each) for each in ((more, "more", False), (brief, "brief", True))]
+    for thread in threads:
+        thread.start()
+    while not first.part(lambda: seen.append("stopped")):
+        time.sleep(0.01)
+    seen.append("again")
+    first.stop_compute()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert seen == ["stopped", "brief", "again", "more"]
+
+
+def test_who_dies_before_the_exchange_that_it_kept_the_port_for_is_not_waited_for(tmp_path, join):
+    with processes((keep, tmp_path)) as ((victim,), told):
+        hear(told, 1)
+        other = join(timeout_s=0.2)
+        with pytest.raises(RankFailed, match="for its port"), other.exchange():
+            pass
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join()
+        with other.exchange():
+            pass
+
+
+def keep(told, folder):
+    turnstile = ProcessPortArbiter(folder, 0, TIMEOUT_S)
+    with turnstile.exchange(hold_port=True):
+        pass
+    told.put("kept")
+    time.sleep(60)
+
+
+def test_an_idle_model_is_not_waited_for(tmp_path, join):
+    busy, idle = (join(timeout_s=0.5) for _ in range(2))
+    for _ in range(20):
+        with busy.exchange():
+            pass
+    with idle.exchange():
+        pass
+
+
+def test_a_folder_that_the_dead_left_is_used_again(tmp_path, join):
+    with processes((enter, tmp_path, "GPU"), (enter, tmp_path, "port")) as (dead, told):
+        hear(told, 2)
+        for process in dead:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        again = [join(timeout_s=0.5) for _ in range(colocated.SLOTS)]
+        assert sorted(turnstile.slot for turnstile in again) == list(range(colocated.SLOTS))
+        with pytest.raises(BadInput, match=f"has {colocated.SLOTS} models already"):
+            ProcessPortArbiter(tmp_path, 0, 0.5)
+        with pytest.raises(BadInput, match=rf"GPU 0 of slot 3 in .* is taken by process {os.getpid()}"):
+            ProcessPortArbiter(tmp_path, 0, 0.5, slot=3)
+        for turnstile in again:
+            turnstile.start_compute()
+            turnstile.stop_compute()
+            turnstile.leave()
+
+
+def test_folders_that_cannot_be_used_and_names(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"file cannot be used: (Not a directory|File exists)"):
+        ProcessPortArbiter(tmp_path / "file", 0, 1.0)
+    with pytest.raises(BadInput, match="--colocate: expected GPUs 0 to 63"):
+        ProcessPortArbiter(tmp_path, 64, 1.0)
+    assert re.fullmatch(rf".*/aurora-{os.getuid()}/both\.2", str(folder_of("both")))
+    with pytest.raises(BadInput, match="--colocate: expected at most 40 letters"):
+        RunOptions(interleave="processes", colocate="../x")

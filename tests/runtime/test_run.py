@@ -1,0 +1,385 @@
+"""Distributed runs against the plain model in one process: the same tokens, the same logits."""
+
+import os
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import aurora
+from aurora.errors import BadInput, BrokenPlan, RankFailed
+from aurora.io.placements import evenly_split
+from aurora.models.corpus import Corpus
+from aurora.models.decoding import decode_alone
+from aurora.models.loading import load_model
+from aurora.planner.make_plan import make_plan
+from aurora.profiler.profile_model import profile_model
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter
+from aurora.runtime.run import verify
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, Placement, PlanOptions, Profile, ProfileOptions, RunOptions
+from tests.conftest import cluster
+from tests.models.architectures import CONFIGS, build
+
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "import",
+    "os",
+    "prints",
+    "every",
+    "class",
+    "it",
+    "has",
+    "seen",
+]
+FLAT = {phase: Curve(np.array([1.0]), np.array([1e-3])) for phase in ("gate", "expert", "aggregate")}
+
+
+def plan_for(paths, ranks, options=PlanOptions("random", "random", "random", "openshop", seed=2), **gpu):
+    profiles = []
+    for path in paths:
+        model = load_model(path)
+        tokens = np.random.default_rng(0).integers(0, 50, (1, len(model.layers), ranks, model.experts)) * model.top_k
+        profiles.append(Profile(model.name, model.fingerprint(), tokens, model.top_k, 1, 1, model.expert_bytes,
+                                model.other_bytes, {"cpu": FLAT}))  # fmt: skip
+    return make_plan(cluster(*[50e6] * ranks, **gpu), profiles, options)
+
+
+def prompts_for(path, count, seed=0):
+    """Prompts of quite different lengths."""
+    tokenizer, rng = load_model(path).tokenizer, np.random.default_rng(seed)
+    texts = [" ".join(rng.choice(WORDS, rng.integers(1, 9))) for _ in range(count)]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+def differences(plan, paths, prompts, **options):
+    chosen = RunOptions(max_new_tokens=4, batch=3, timeout_s=120, keep_logits=True)
+    chosen = replace(chosen, **options)
+    result = aurora.run(plan, paths, prompts, chosen)
+    for answers, requests in zip(result.answers_M, prompts, strict=True):
+        assert sorted(answers.tokens) == sorted(answers.logits) == list(range(len(requests)))
+    return result, verify(result, paths, prompts, chosen)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_architecture_gives_the_plain_models_output(name, tmp_path):
+    folder = build(name, tmp_path / name)
+    _, found = differences(plan_for([folder], 2), [folder], [prompts_for(folder, 5)])
+    assert found == []
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shaped"])
+@pytest.mark.parametrize("order", ["openshop", "random", "all-at-once"])
+def test_two_shipped_models_on_four_ranks(mixtral, qwen, order, transport):
+    paths = [mixtral, qwen]
+    plan = plan_for(paths, 4, PlanOptions("random", "random", "random", order, seed=3))
+    prompts = [prompts_for(mixtral, 9), prompts_for(qwen, 6, seed=1)]
+    result, found = differences(plan, paths, prompts, transport=transport)
+    assert found == []
+    assert result.transport == transport
+    trace = result.trace
+    assert (trace.kind, trace.names_M, trace.ranks) == ("measured", ("mixtral-topics", "qwen3moe-stdlib"), 4)
+    for phase in TRACE_PHASES:
+        assert (trace.phase_X == TRACE_PHASES.index(phase)).any()
+    # What is sent is received, and what is dispatched comes back.
+    for model in range(2):
+        rows = trace.model_X == model
+        sent, received = (trace.bytes_X[rows & (trace.sent_X == s) & (trace.peer_X >= 0)].sum() for s in (True, False))
+        assert sent == received > 0
+        there, back = (trace.bytes_X[rows & (trace.phase_X == TRACE_PHASES.index(p))].sum() for p in ("dispatch", "combine"))
+        assert there == back
+
+
+@pytest.mark.parametrize(("deduplicate", "local_first"), [(False, False), (True, False), (False, True), (True, True)])
+def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first):
+    """Every expert on two of four ranks, one of them on all."""
+    plan = plan_for([mixtral], 4)
+    held = tuple(tuple(sorted({*(range(8)[rank * 2 :][:4]), *(range(8)[: max(0, rank * 2 - 4)]), 3})) for rank in range(4))
+    model = replace(plan.models[0], placement=evenly_split((held,) * len(plan.models[0].dispatch_L)))
+    plan = replace(plan, models=(model,))
+    _, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate, local_first=local_first)
+    assert found == []
+
+
+def test_ranks_without_requests_keep_step(mixtral):
+    """Two requests on four ranks, one at a time: ranks 2 and 3 never have any, rank 1 is idle at the end."""
+    prompts = prompts_for(mixtral, 5)
+    result, found = differences(plan_for([mixtral], 4), [mixtral], [prompts[:2]], batch=1)
+    assert found == []
+    busy = result.trace.rank_X[result.trace.phase_X == TRACE_PHASES.index("expert")]
+    assert set(busy.tolist()) == {0, 1, 2, 3}
+    _, found = differences(plan_for([mixtral], 4), [mixtral], [prompts], batch=1)
+    assert found == []
+
+
+def test_one_rank_alone(mixtral):
+    result, found = differences(plan_for([mixtral], 1), [mixtral], [prompts_for(mixtral, 2)])
+    assert found == []
+    assert not (result.trace.peer_X >= 0).any()
+
+
+def test_one_model_may_finish_long_before_the_other(mixtral, qwen):
+    paths = [mixtral, qwen]
+    _, found = differences(plan_for(paths, 2), paths, [prompts_for(mixtral, 1), prompts_for(qwen, 12)], batch=2)
+    assert found == []
+
+
+@pytest.mark.parametrize(("transport", "interleave"), [("gloo", "on"), ("memory", "on"), ("memory", "processes")])
+def test_turns_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, tmp_path, transport, interleave):
+    """In parts of a few rows, so that gates go between them."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("aurora.runtime.distributed_experts.PART_S", 0.0)
+    monkeypatch.setattr("aurora.runtime.distributed_experts.LEAST_ROWS", 3)
+    paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
+    plan = plan_for(paths, 2)
+    plan = replace(plan, methods={**plan.methods, "turns": "layer"})
+    colocate = "layers" if interleave == "processes" else None
+    result, found = differences(plan, paths, prompts, transport=transport, interleave=interleave, colocate=colocate)
+    assert found == []
+    trace = result.trace
+    for rank in range(2):
+        computes = (trace.rank_X == rank) & np.isin(trace.phase_X, [TRACE_PHASES.index(p) for p in ("gate", "expert")])
+        order = np.argsort(trace.start_s_X[computes])
+        starts, ends = trace.start_s_X[computes][order], trace.end_s_X[computes][order]
+        assert (starts[1:] >= ends[:-1] - 1e-6).all()
+
+
+def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
+    paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 3), prompts_for(qwen, 5, seed=1)]
+    result, found = differences(plan_for(paths, 2), paths, prompts, interleave="off", transport="memory")
+    assert found == []
+    first, second = (result.trace.model_X == model for model in range(2))
+    for rank in range(2):
+        here = result.trace.rank_X == rank
+        assert result.trace.end_s_X[first & here].max() <= result.trace.start_s_X[second & here].min()
+    assert result.seconds >= sum(answers.seconds for answers in result.answers_M) * 0.99
+
+
+def test_two_runs_share_turnstiles_by_name(mixtral, qwen, monkeypatch, tmp_path):
+    """Each run with its own plan: on every rank their computing does not overlap, nor does their port, and answers stay."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    inside, seen = [], []
+    start, stop = ProcessPortArbiter.start_compute, ProcessPortArbiter.stop_compute
+
+    def started(self, brief=False):
+        start(self, brief)
+        inside.append(self._gpu)
+        seen.append(inside.count(self._gpu))
+
+    def stopped(self):
+        inside.remove(self._gpu)
+        stop(self)
+
+    monkeypatch.setattr(ProcessPortArbiter, "start_compute", started)
+    monkeypatch.setattr(ProcessPortArbiter, "stop_compute", stopped)
+    options = RunOptions(3, timeout_s=60, transport="memory", keep_logits=True, interleave="processes", colocate="both")
+    given = [(plan_for([path], 2), [path], [prompts_for(path, 5)]) for path in (mixtral, qwen)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda each: aurora.run(*each, options), given))
+    for result, (_, paths, prompts) in zip(results, given, strict=True):
+        assert verify(result, paths, prompts, options) == []
+    assert set(seen) == {1}
+    assert not list(tmp_path.glob("*/*/*.bell"))
+
+
+def test_deduplication_changes_bytes_but_no_answer(mixtral, qwen):
+    """Both models choose two of eight experts, on two ranks: often both are on one."""
+    paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
+    plan = plan_for(paths, 2)
+    every, none = differences(plan, paths, prompts)
+    deduplicated, found = differences(plan, paths, prompts, deduplicate=True)
+    assert none == found == []
+    assert [answers.tokens for answers in deduplicated.answers_M] == [answers.tokens for answers in every.answers_M]
+
+    def moved(result, phase):
+        return result.trace.bytes_X[result.trace.phase_X == TRACE_PHASES.index(phase)].sum()
+
+    assert moved(deduplicated, "combine") < moved(every, "combine")
+
+
+def test_a_plan_that_counts_tokens_once_sends_the_bytes_that_were_predicted(mixtral, text):
+    """Eight prompts, prefill alone, the profile made of the same: every layer's dispatch and combine, byte by byte."""
+    profile = profile_model(mixtral, [text], ProfileOptions(sources=2, prompt_tokens=32, limit=8, token_level=True))
+    plan = make_plan(cluster(50e6, 50e6), [profile], PlanOptions(coactivation=True))
+    model = load_model(mixtral)
+    prompts = list(Corpus(model.tokenizer, model.vocabulary, [text], 32))[:8]
+    result, found = differences(plan, [mixtral], [prompts], max_new_tokens=1)
+    assert found == []
+    predicted = simulate_plan(plan, [profile])
+    for phase, layer in product((TRACE_PHASES.index("dispatch"), TRACE_PHASES.index("combine")), range(profile.layers)):
+        planned, measured = (
+            trace.bytes_X[(trace.phase_X == phase) & (trace.layer_X == layer)].sum() for trace in (predicted, result.trace)
+        )
+        assert planned == measured > 0
+
+
+def test_verify_sees_a_wrong_token_and_a_wrong_logit(mixtral):
+    options = RunOptions(max_new_tokens=2, keep_logits=True, timeout_s=60)
+    prompts = [prompts_for(mixtral, 2)]
+    result = aurora.run(plan_for([mixtral], 2), [mixtral], prompts, options)
+    assert verify(result, [mixtral], prompts, options) == []
+    result.answers_M[0].logits[0][0, 0] += 3e-4
+    result.answers_M[0].tokens[1][0] += 1
+    found = verify(result, [mixtral], prompts, options)
+    assert len(found) == 2
+    assert re.search(r"prompt 0: logits (2\.9|3\.0)\de-04 apart", found[0])
+    assert "prompt 1: tokens" in found[1]
+
+
+def test_experts_live_only_where_the_plan_says(mixtral):
+    """A rank's share of the expert weights, counted after the layers are replaced."""
+    from aurora.runtime.distributed_experts import DistributedExperts
+    from aurora.runtime.layer_context import LayerContext
+    from aurora.runtime.port_arbiter import in_threads
+    from aurora.types import TraceRecorder
+
+    class Here:
+        rank, ranks = 1, 2
+
+    layer = load_model(mixtral).layers[0]
+    before = {name: p.clone() for name, p in layer.experts.named_parameters()}
+    session = LayerContext(0, Here(), *in_threads(1), TraceRecorder("measured", ("m",), 2), 0.0)
+    held = (4, 6)
+    spread = DistributedExperts(layer.experts)
+    spread.perform(Placement((((0, 1, 2, 3, 5, 7), held),)), (), 0, session)
+    for name, parameter in spread.local.named_parameters():
+        assert torch.equal(parameter, before[name][list(held)])
+
+
+def test_plans_of_other_models_are_refused_before_anything_starts(mixtral, qwen):
+    prompts = [prompts_for(mixtral, 1)]
+    with pytest.raises(
+        BadInput, match=r"model 'qwen3moe-stdlib': the plan was made for 'mixtral-topics'.*other router weights"
+    ):
+        aurora.run(plan_for([mixtral], 2), [qwen], prompts)
+    with pytest.raises(BadInput, match="the plan has 1 models, found 2"):
+        aurora.run(plan_for([mixtral], 2), [mixtral, qwen], prompts * 2)
+    with pytest.raises(BadInput, match="at least one prompt"):
+        aurora.run(plan_for([mixtral], 2), [mixtral], [[]])
+    with pytest.raises(BadInput, match="--transport nccl: expected a CUDA device for each of 2 ranks"):
+        aurora.run(plan_for([mixtral], 2), [mixtral], prompts, RunOptions(transport="nccl"))
+
+
+def test_links_of_a_fabric_are_held_by_no_transport(mixtral):
+    plan = plan_for([mixtral], 2)
+    links = (Link(0, 1, 1.0), Link(1, 0, 1.0))
+    cuts = tuple(Cut(0.0, 0, ()) for _ in plan.models[0].dispatch_L)
+    wired = replace(plan, cluster=replace(plan.cluster, fabric=Fabric(2, links)), models=(replace(plan.models[0], cut_L=cuts),))
+    with pytest.raises(BadInput, match="--transport shaped: holds ports to their rates, but not the links"):
+        aurora.run(wired, [mixtral], [prompts_for(mixtral, 1)], RunOptions(transport="shaped"))
+
+
+def test_prompts_are_checked_before_serving(mixtral):
+    plan = plan_for([mixtral], 2)
+    for prompts, message in [
+        (["text"], "as lists of token ids"),
+        ([[5, -1]], "as lists of token ids"),
+        ([[5, 259]], "mixtral-topics, prompt 0: token 259, its vocabulary has 259"),
+        ([[5], [5] * 1020], "prompt 1: 1020 tokens and 16 new ones, it takes 1024"),
+    ]:
+        with pytest.raises(BadInput, match=message):
+            aurora.run(plan, [mixtral], [prompts])
+
+
+def test_a_rank_may_hold_no_expert(mixtral):
+    plan = plan_for([mixtral], 2)
+    experts = plan.models[0].placement.experts
+    uneven = replace(plan.models[0], placement=Placement((((), tuple(range(experts))),) * len(plan.models[0].dispatch_L)))
+    options = RunOptions(max_new_tokens=2, batch=2, keep_logits=True)
+    prompts = [prompts_for(mixtral, 3)]
+    result = aurora.run(replace(plan, models=(uneven,)), [mixtral], prompts, options)
+    assert verify(result, [mixtral], prompts, options) == []
+
+
+def test_a_plan_with_a_broken_order_is_refused_before_it_runs(mixtral):
+    plan = plan_for([mixtral], 2)
+    broken = replace(plan.models[0].dispatch_L[0], pairs_X2=np.array([[0, 1]]))
+    model = replace(plan.models[0], dispatch_L=(broken, *plan.models[0].dispatch_L[1:]))
+    with pytest.raises(BrokenPlan, match="each of 2 ordered pairs once"):
+        aurora.run(replace(plan, models=(model,)), [mixtral], [prompts_for(mixtral, 1)])
+
+
+def test_a_lost_rank_ends_the_run(mixtral, monkeypatch):
+    """Rank 1 dies between two layers; everybody else is told and nothing is left."""
+    plan = plan_for([mixtral], 3)
+    monkeypatch.setattr("aurora.runtime.run.serve_rank", serve_until_killed)
+    with pytest.raises(RankFailed, match=r"rank 1 of 3 died \(killed by signal 9\)"):
+        aurora.run(plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=60))
+
+
+def serve_until_killed(seat, *args):
+    from aurora.runtime import serving_rank as serve
+    from aurora.runtime.layer_context import LayerContext
+
+    exchange, calls = LayerContext.exchange, []
+
+    def counted(*inner):
+        calls.append(1)
+        if seat.rank == 1 and len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return exchange(*inner)
+
+    LayerContext.exchange = counted
+    return serve.serve_rank(seat, *args)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_the_reference_is_what_transformers_generates(name, tmp_path):
+    """`verify` compares with decode_alone; this compares decode_alone with model.generate."""
+    folder = build(name, tmp_path / name)
+    plain = load_model(folder)
+    for prompt in prompts_for(folder, 3):
+        tokens, _ = decode_alone(plain.model, prompt, 6, eos=1)
+        expected = plain.model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=1)
+        assert tokens == expected[0, len(prompt) :].tolist()
+
+
+def test_missing_weights_are_not_made_up(tmp_path):
+    folder = build("mixtral", tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if "layers.0.self_attn.q_proj" not in k}, folder / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(BadInput, match=r"1 are missing, first model\.layers\.0\.self_attn\.q_proj\.weight"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(("order", "transport"), [("sub-channels", "gloo"), ("paced", "shaped"), ("paced", "memory")])
+def test_orders_that_hold_rates(mixtral, order, transport):
+    plan = plan_for([mixtral], 3, PlanOptions("random", "random", "random", order, seed=3))
+    result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], transport=transport)
+    assert found == []
+    assert result.transport == transport
+    assert result.choice is None
+
+
+@pytest.mark.parametrize("transport", ["gloo", "memory"])
+def test_the_order_may_be_chosen_by_measurement(mixtral, transport, monkeypatch):
+    monkeypatch.setattr("aurora.runtime.order_calibration.SIZES", (1 << 10, 1 << 14))
+    plan = plan_for([mixtral], 2, PlanOptions("random", "random", "random", "spread-out", seed=3))
+    result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], transport=transport, order="auto")
+    assert found == []
+    assert result.choice.ways == ("all-at-once", "paced", "spread-out")
+    assert (result.choice.seconds_CW > 0).all()
+    assert "MB a rank: " in str(result.choice)
+
+
+def test_two_models_on_threads(mixtral, qwen):
+    paths = [mixtral, qwen]
+    prompts = [prompts_for(mixtral, 3), prompts_for(qwen, 3)]
+    _, found = differences(plan_for(paths, 2), paths, prompts, transport="memory")
+    assert found == []

@@ -1,0 +1,450 @@
+"""The interpreter on hand-computed programs, and against the single all-to-all that the planner times."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aurora
+from aurora.advisor.simulated_choice import with_time_slice
+from aurora.errors import BadInput
+from aurora.planner.alltoall.schedule import batch_order
+from aurora.planner.compile import compile_plan
+from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.network.schedule_time import timed
+from aurora.planner.placement.cost_model import divided, group_costs
+from aurora.planner.placement.objective import causal, exclusive, paper
+from aurora.simulator.interpreter import simulate, simulate_plan
+from aurora.types import PART_S, TIME_SLICES, TRACE_PHASES, Curve, PlanOptions, Profile, Program
+from tests.conftest import cluster
+from tests.strategies import clusters, fabrics, profiles
+
+
+def flat(seconds):
+    """`seconds` for any number of tokens."""
+    return Curve(np.array([1.0]), np.array([float(seconds)]))
+
+
+def profile(tokens, gate=0, expert=0, aggregate=0, combine_bytes=1, name="m"):
+    curves = {"reference": {"gate": flat(gate), "expert": flat(expert), "aggregate": flat(aggregate)}}
+    return Profile(name, "print", np.array(tokens), 1, 1, combine_bytes, 1, 1, curves)
+
+
+def rows(trace, phase, model=0):
+    keep = (trace.phase_X == TRACE_PHASES.index(phase)) & (trace.model_X == model)
+    return sorted(zip(trace.rank_X[keep].tolist(), trace.start_s_X[keep].tolist(), trace.end_s_X[keep].tolist(), strict=True))
+
+
+def one_window(p):
+    return replace(p, tokens_TLSE=p.tokens_TLSE[:1])
+
+
+KEEP = PlanOptions("contiguous", "contiguous", "contiguous", "openshop")
+
+
+def test_one_layer_by_hand():
+    """Two ranks, an expert each. Rank 0 sends 4 tokens and rank 1 sends 2, at 2 B/s and 1 B a token each way.
+
+    gate 0..1, dispatch 1..3 and 1..2, experts of 5 s from 3 on both (each waits for its own transfers: rank 0's send ends at
+    3, rank 1 receives until 3), combine 8..10, aggregation of 1 s.
+    """
+    p = profile([[[[1, 4], [2, 1]]]], gate=1, expert=5, aggregate=1)
+    trace = simulate_plan(make_plan(cluster(2.0, 2.0), [p], KEEP), [p])
+    assert rows(trace, "gate") == [(0, 0, 1), (1, 0, 1)]
+    assert rows(trace, "dispatch") == [(0, 1, 2), (0, 1, 3), (1, 1, 2), (1, 1, 3)]
+    assert rows(trace, "expert") == [(0, 3, 8), (1, 3, 8)]
+    assert rows(trace, "combine") == [(0, 8, 9), (0, 8, 10), (1, 8, 9), (1, 8, 10)]
+    assert trace.seconds == pytest.approx(11)
+
+
+def test_a_rank_goes_on_when_its_own_transfers_are_done():
+    """Rank 2 takes no part in the traffic: its expert's tokens are local and start right after the counts."""
+    p = profile([[[[0, 6, 0], [0, 0, 0], [0, 0, 3]]]], gate=1, expert=2)
+    trace = simulate_plan(make_plan(cluster(1.0, 1.0, 1.0), [p], KEEP), [p])
+    assert rows(trace, "expert") == [(0, 7, 7), (1, 7, 9), (2, 1, 3)]
+
+
+def test_two_models_interleave_as_the_paper_draws_them():
+    """Both models: gate 1, dispatch 4, experts 3, combine 4, aggregation 1 on two ranks.
+
+    a: gate 0..1, dispatch 1..5, experts 5..8, combine from 9 (b has the port 5..9) to 13, aggregation 13..14.
+    b: gate 1..2, dispatch 5..9, experts 9..12, combine 13..17, aggregation 17..18.
+    """
+    a, b = (profile([[[[0, 4], [4, 0]]]], gate=1, expert=3, aggregate=1, name=n) for n in "ab")
+    trace = simulate_plan(make_plan(cluster(1.0, 1.0), [a, b], KEEP), [a, b])
+    assert rows(trace, "dispatch", 0)[0] == (0, 1, 5)
+    assert rows(trace, "dispatch", 1)[0] == (0, 5, 9)
+    assert rows(trace, "expert", 1) == [(0, 9, 12), (1, 9, 12)]
+    assert rows(trace, "combine", 0)[0] == (0, 9, 13)
+    assert rows(trace, "combine", 1)[0] == (0, 13, 17)
+    assert trace.seconds == pytest.approx(18)
+    alone = simulate_plan(make_plan(cluster(1.0, 1.0), [a], KEEP), [a]).seconds
+    assert alone == pytest.approx(13)
+
+
+def test_a_model_that_is_through_is_skipped():
+    short = profile([[[[0, 4], [4, 0]]]], name="short")
+    long = profile([[[[0, 4], [4, 0]]]] * 3, name="long")
+    for pair in ([short, long], [long, short]):
+        trace = simulate_plan(make_plan(cluster(1.0, 1.0), pair, KEEP), pair)
+        assert trace.seconds == pytest.approx(4 * 8)  # eight exchanges of four seconds, back to back
+
+
+def test_startup_counts_for_every_message():
+    p = profile([[[[0, 4], [4, 0]]]])
+    trace = simulate_plan(make_plan(cluster(1.0, 1.0, startup_s=0.5), [p], KEEP), [p])
+    assert trace.seconds == pytest.approx(9)
+
+
+def test_slow_gpus_take_longer():
+    p = profile([[[[3, 0], [0, 3]]]], gate=1, expert=1, aggregate=1)
+    assert simulate_plan(make_plan(cluster(1.0, 1.0, speed=0.5), [p], KEEP), [p]).seconds == pytest.approx(6)
+
+
+@st.composite
+def clusters_on_any_fabric(draw, gpus):
+    kind = draw(st.sampled_from([None, "tree", "leaf-spine", "graph"]))
+    return replace(draw(clusters(gpus)), fabric=None if kind is None else draw(fabrics(gpus, kind)))
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters_on_any_fabric(n), profiles(n, max_layers=1))))
+def test_one_window_without_compute_is_the_planned_schedule(case):
+    """simulate(order) equals the planner's timing of the same all-to-all, on the big switch and on fabrics."""
+    machines, drawn = case
+    p = profile(drawn.tokens_TLSE[:1], name="m")
+    plan = make_plan(machines, [p])
+    trace = simulate_plan(plan, [p])
+    order = plan.models[0].dispatch_L[0]
+    there = exchanged_tokens(p, 0, plan.models[0].placement.split_EG(0)) * p.dispatch_bytes
+    ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G, machines.fabric)
+    dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
+    assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, *ports).makespan_s)
+
+
+@given(
+    st.integers(1, 3).flatmap(
+        lambda n: st.tuples(
+            clusters(n),
+            profiles(n),
+            profiles(n),
+            st.sampled_from(["openshop", "sjf", "all-at-once"]),
+            st.sampled_from(TIME_SLICES),
+        )
+    )
+)
+def test_every_byte_travels_and_nobody_does_two_things_at_once(case):
+    machines, a, b, order, time_slice = case
+    plan = make_plan(machines, [a, b], PlanOptions(order=order, time_slice=time_slice))
+    trace = simulate_plan(plan, [a, b])
+    for index, p in enumerate((a, b)):
+        expected = sum(
+            exchanged_tokens(p, layer, plan.models[index].placement.split_EG(layer)).sum() for layer in range(p.layers)
+        )
+        for phase, per in (("dispatch", p.dispatch_bytes), ("combine", p.combine_bytes)):
+            rows = (trace.model_X == index) & (trace.phase_X == TRACE_PHASES.index(phase))
+            assert trace.bytes_X[rows & trace.sent_X].sum() == expected * per
+            assert trace.bytes_X[rows & ~trace.sent_X].sum() == expected * per
+    computing = np.isin(trace.phase_X, [TRACE_PHASES.index(x) for x in ("gate", "expert", "aggregate")])
+    for rank in range(len(machines)):
+        own = computing & (trace.rank_X == rank) & (trace.end_s_X > trace.start_s_X)
+        order_X = np.argsort(trace.start_s_X[own], kind="stable")
+        starts, ends = trace.start_s_X[own][order_X], trace.end_s_X[own][order_X]
+        assert (starts[1:] >= ends[:-1] - 1e-9).all()
+        if time_slice == "layer":
+            check_ports_are_kept(trace, rank, [p.layers for p in (a, b)])
+
+
+def check_ports_are_kept(trace, rank, layers_M):
+    """On a rank's port nothing of the other model lies between a layer's combine and the next one's dispatch."""
+    own = (trace.rank_X == rank) & (trace.peer_X >= 0) & (trace.end_s_X > trace.start_s_X)
+    combine, dispatch = (trace.phase_X == TRACE_PHASES.index(phase) for phase in ("combine", "dispatch"))
+    for model, layers in enumerate(layers_M):
+        for step in np.unique(trace.step_X[own & (trace.model_X == model)]):
+            for layer in range(layers - 1):
+                of_step = own & (trace.model_X == model) & (trace.step_X == step)
+                turn = of_step & ((combine & (trace.layer_X == layer)) | (dispatch & (trace.layer_X == layer + 1)))
+                if turn.any():
+                    begins, ends = trace.start_s_X[turn].min(), trace.end_s_X[turn].max()
+                    other = own & (trace.model_X != model)
+                    assert not ((trace.start_s_X[other] < ends - 1e-9) & (trace.end_s_X[other] > begins + 1e-9)).any()
+
+
+def test_turns_by_layer_by_hand():
+    """Both models: two layers of gate 1, dispatch 4, experts 8, combine 4, aggregation 0 on two ranks; from the first combine
+    on the port is a's through its second dispatch, and its gate goes between parts of b's experts.
+
+    a: gate 0..1, dispatch 1..5, experts 5..13, combine 13..17 (b has dispatched 5..9), gate 17..18, dispatch 18..22, experts
+    22..30 less what b takes: b's gate 26..27 goes between two parts, so until 31; combine 31..35.
+    b: gate 1..2, dispatch 5..9, experts 13..22 with a's gate in between, combine 22..26, gate 26..27, dispatch 27..31, experts
+    31..39, combine 39..43.
+    By exchange a gates after the experts of b, 21..22, and dispatches after its combine, 25..29: 49 in all.
+    """
+    window = [[[0, 4], [4, 0]]] * 2
+    a, b = (profile([window], gate=1, expert=8, name=n) for n in "ab")
+    plan = make_plan(cluster(1.0, 1.0), [a, b], replace(KEEP, time_slice="layer"))
+    trace = simulate_plan(plan, [a, b])
+
+    def of_rank_0(phase, model):
+        """Where stretches begin and end; an aggregation of no seconds splits them too."""
+        spans = [span for rank, *span in rows(trace, phase, model) if rank == 0]
+        moments = np.ravel(spans)
+        pauses = np.flatnonzero(np.diff(moments)[1::2] < 2 * PART_S)
+        return np.delete(moments, [*(2 * pauses + 1), *(2 * pauses + 2)]).tolist()
+
+    part = {"abs": 6 * PART_S}  # brief work waits for the end of one
+    assert of_rank_0("gate", 0) == pytest.approx([0, 1, 17, 18], **part)
+    assert of_rank_0("expert", 1) == pytest.approx([13, 17, 18, 22, 31, 39], **part)
+    assert of_rank_0("expert", 0) == pytest.approx([5, 13, 22, 26, 27, 31], **part)
+    assert of_rank_0("gate", 1) == pytest.approx([1, 2, 26, 27], **part)
+    assert trace.seconds == pytest.approx(43, **part)
+    by_exchange = replace(plan, methods={**plan.methods, "turns": "exchange"})
+    assert simulate_plan(by_exchange, [a, b]).seconds == pytest.approx(49)
+    assert with_time_slice(by_exchange, [a, b]).methods["turns"] == "layer"
+
+
+def test_one_model_takes_as_long_whatever_the_turns():
+    p = profile([[[[0, 4], [4, 0]]] * 3], gate=1, expert=8)
+    plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
+    by_layer = replace(plan, methods={**plan.methods, "turns": "layer"})
+    assert simulate_plan(by_layer, [p]).seconds == pytest.approx(simulate_plan(plan, [p]).seconds)
+
+
+def test_turns_that_are_none_are_refused():
+    p = profile([[[[0, 4], [4, 0]]]])
+    plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
+    with pytest.raises(BadInput, match="expected turns as one of exchange, layer, found 'daily'"):
+        compile_plan(replace(plan, methods={"turns": "daily"}))
+    with pytest.raises(BadInput, match="--turns layer: expected two models"):
+        make_plan(cluster(1.0, 1.0), [p], replace(KEEP, time_slice="layer"))
+    with pytest.raises(BadInput, match="--turns: expected one of exchange, layer, found 'daily'"):
+        make_plan(cluster(1.0, 1.0), [p, p], replace(KEEP, time_slice="daily"))
+
+
+def test_simulating_twice_gives_the_same_trace():
+    p = profile(np.random.default_rng(0).integers(0, 9, (2, 2, 3, 5)), gate=1, expert=2)
+    plan = aurora.plan(cluster(1.0, 2.0, 3.0), [p, p])
+    first, second = aurora.simulate(plan, [p, p]), aurora.simulate(plan, [p, p])
+    assert first.start_s_X.tolist() == second.start_s_X.tolist()
+    assert first.rank_X.tolist() == second.rank_X.tolist()
+
+
+def test_profiles_of_other_models_are_refused():
+    p = profile([[[[0, 4], [4, 0]]]])
+    plan = make_plan(cluster(1.0, 1.0), [p])
+    with pytest.raises(BadInput, match="expected 1 profiles"):
+        simulate_plan(plan, [p, p])
+    with pytest.raises(BadInput, match="with 1 MoE layers of 2 experts, found 2 ranks, 1 layers, 3 experts"):
+        simulate_plan(plan, [profile([[[[0, 4, 1], [4, 0, 1]]]])])
+
+
+def test_ports_that_a_shared_table_forgets():
+    """a: 0 -> 1 and 3 -> 4, two units each; b: 2 -> 1 and 2 -> 4, two each. No port carries more than 4 units in all, which is
+    where Aurora's Table 2 ends N_b; but N_a fills both receivers until 2, and from then on rank 2 sends for 4: the end is 6."""
+    a, b = np.zeros((5, 5), dtype=int), np.zeros((5, 5), dtype=int)
+    a[0, 1] = a[3, 4] = b[2, 1] = b[2, 4] = 2
+    pair = [profile(tokens[None, None], name=name) for tokens, name in ((a, "a"), (b, "b"))]
+    plan = make_plan(cluster(1.0, 1.0, 1.0, 1.0, 1.0), pair, KEEP)
+    trace = simulate_plan(plan, pair)
+    assert max(end for _, _, end in rows(trace, "dispatch", 0)) == pytest.approx(2)
+    assert max(end for _, _, end in rows(trace, "dispatch", 1)) == pytest.approx(6)
+
+
+@given(clusters(3).flatmap(lambda m: profiles(3).map(lambda p: (m, p))), st.sampled_from(["equal-split", "free-split"]))
+def test_every_token_of_a_replicated_expert_travels_once_and_is_worked_on(case, place):
+    machines, p = case
+    plan = make_plan(machines, [p], PlanOptions(place, slots_per_gpu=-(-p.experts // 3) + 1))
+    trace = simulate_plan(plan, [p])
+    placement = plan.models[0].placement
+    sent, there = 0, 0
+    for layer in range(p.layers):
+        split_EG = placement.split_EG(layer)
+        for t in range(p.windows):
+            tokens_SG = sum(divided(p.tokens_TLSE[t, layer, :, e], split_EG[e]) for e in range(p.experts))
+            assert tokens_SG.sum() == p.tokens_TLSE[t, layer].sum()
+            sent += tokens_SG.sum() - tokens_SG.trace()
+            for g, gpu in enumerate(machines.gpus):
+                mine = np.array([divided(p.tokens_TLSE[t, layer, :, e], split_EG[e])[:, g].sum() for e in range(p.experts)])
+                there += float(p.seconds("expert", gpu, mine).sum())
+    for phase, per in (("dispatch", p.dispatch_bytes), ("combine", p.combine_bytes)):
+        rows = trace.phase_X == TRACE_PHASES.index(phase)
+        for way in (trace.sent_X, ~trace.sent_X):
+            assert trace.bytes_X[rows & way].sum() == sent * per
+    work = trace.phase_X == TRACE_PHASES.index("expert")
+    assert (trace.end_s_X - trace.start_s_X)[work].sum() == pytest.approx(there, abs=1e-9)
+
+
+def test_two_replicas_by_hand():
+    """10 tokens on rank 0 for an expert on both ranks, 4 s a token: 5 stay, 5 travel 5 s, and both ranks work 20 s."""
+    slow = Curve(np.array([1.0, 11.0]), np.array([4.0, 44.0]))
+    curves = {"reference": {"gate": flat(0), "expert": slow, "aggregate": flat(0)}}
+    p = Profile("m", "print", np.array([[[[10], [0]]]]), 1, 1, 1, 1, 1, curves)
+    plan = make_plan(cluster(1.0, 1.0), [p], PlanOptions("equal-split", slots_per_gpu=1))
+    assert plan.models[0].placement.split_LG == (((0.5,), (0.5,)),)
+    trace = simulate_plan(plan, [p])
+    assert [end for rank, start, end in rows(trace, "dispatch")] == [5, 5]
+    assert [end - start for rank, start, end in rows(trace, "expert")] == [20, 20]
+    assert plan.objective_s == pytest.approx(5 + 20 + 5)
+
+
+def merged(plans):
+    """One Program of the models of all plans."""
+    programs = [compile_plan(plan) for plan in plans]
+    columns = zip(*((p.names_M, p.placements_M, p.ops_ML, p.deduplicated_M) for p in programs), strict=True)
+    return Program(programs[0].ranks, *(sum(column, ()) for column in columns))
+
+
+def test_three_models_take_turns():
+    """Gate 1, dispatch 2, experts 3, combine 2, no aggregation, on two ranks.
+
+    Gates at 0, 1 and 2. Dispatches 1..3, 3..5, 5..7. Experts 3..6, 6..9 and 9..12, one model after the other. Combines in turn:
+    a from 7, when c's dispatch has left the port, to 9; b 9..11; c 12..14.
+    """
+    models = [profile([[[[0, 2], [2, 0]]]], gate=1, expert=3, name=name) for name in "abc"]
+    machines = cluster(1.0, 1.0)
+    trace = simulate(merged([make_plan(machines, [p], KEEP) for p in models]), machines, models)
+    found = [[rows(trace, phase, m)[0][1:] for phase in ("gate", "dispatch", "expert", "combine")] for m in range(3)]
+    assert found[0] == [(0, 1), (1, 3), (3, 6), (7, 9)]
+    assert found[1] == [(1, 2), (3, 5), (6, 9), (9, 11)]
+    assert found[2] == [(2, 3), (5, 7), (9, 12), (12, 14)]
+    assert trace.seconds == pytest.approx(14)
+
+
+def test_of_three_models_the_one_that_is_through_is_skipped():
+    tokens = [[[0, 2], [2, 0]]]
+    models = [profile([tokens] * steps, name=str(steps)) for steps in (1, 3, 2)]
+    machines = cluster(1.0, 1.0)
+    trace = simulate(merged([make_plan(machines, [p], KEEP) for p in models]), machines, models)
+    assert trace.seconds == pytest.approx(6 * 2 * 2)
+
+
+THREE = cluster(1.0, 1.0, 1.0)
+UNEVEN = [[[[0, 6, 0], [0, 0, 2], [1, 0, 3]]]]
+
+
+@given(profiles(sources=2), profiles(sources=2))
+def test_in_turn_two_models_take_as_long_as_each_by_itself(a, b):
+    """Where all wait for all, the second model begins when the first has left every rank."""
+    plan = make_plan(cluster(2.0, 2.0), [a, b], KEEP)
+    single = [
+        simulate(
+            replace(compile_plan(plan), **{f"{name}_{'ML' if name == 'ops' else 'M'}": (column[i],) for name, column in columns(plan)}),
+            plan.cluster, [p], "global",
+        ).seconds
+        for i, p in enumerate((a, b))
+    ]  # fmt: skip
+    assert simulate_plan(plan, [a, b], "global", interleave=False).seconds == pytest.approx(sum(single))
+
+
+def columns(plan):
+    program = compile_plan(plan)
+    return [
+        ("names", program.names_M),
+        ("placements", program.placements_M),
+        ("ops", program.ops_ML),
+        ("once", program.deduplicated_M),
+    ]
+
+
+def test_barriers_by_hand():
+    """Rank 0 sends 6 to rank 1, rank 1 sends 2 to rank 2, rank 2 one to rank 0; a gate of 1, experts of 2 where there are tokens.
+
+    none and gpu: rank 2 is done with its transfers at 3 and computes 3..5. global: all dispatches end at 7, all experts at 9.
+    """
+    p = profile(UNEVEN, gate=1, expert=2)
+    plan = make_plan(THREE, [p], KEEP)
+    experts = {barriers: rows(simulate_plan(plan, [p], barriers), "expert") for barriers in ("none", "gpu", "global")}
+    assert experts["none"] == experts["gpu"] == [(0, 7, 9), (1, 7, 9), (2, 3, 5)]
+    assert experts["global"] == [(0, 7, 9), (1, 7, 9), (2, 7, 9)]
+    with pytest.raises(BadInput, match="expected one of gpu, global, none, found 'all'"):
+        simulate_plan(plan, [p], "all")
+
+
+def test_without_the_counts_barrier_early_ranks_begin_early():
+    """Rank 2's gate takes 5, the others' 1; 0 -> 1 need not wait for it."""
+    curve = Curve(np.array([1.0, 5.0]), np.array([1.0, 5.0]))
+    p = replace(
+        profile([[[[0, 1, 0], [1, 0, 0], [5, 0, 0]]]]),
+        curves={"reference": {**profile([[[[1]]]]).curves["reference"], "gate": curve}},
+    )
+    plan = make_plan(THREE, [p], KEEP)
+    began = {b: min(start for _, start, _ in rows(simulate_plan(plan, [p], b), "dispatch")) for b in ("gpu", "none")}
+    assert began == {"gpu": 5, "none": 1}
+    assert not rows(simulate_plan(plan, [p], "none"), "counts")
+
+
+def terms(plan, p, model=0):
+    groups = plan.models[model].placement.gpu_E(0)
+    return group_costs(plan.cluster, p, 0, groups).terms(np.arange(len(plan.cluster)))
+
+
+def test_where_all_wait_for_all_one_model_takes_equation_1():
+    """Equal gates and experts, and an order at the bound: 1 + 6, 2 + 6, and 3."""
+    p = profile(UNEVEN, gate=1, expert=2, aggregate=3)
+    plan = make_plan(THREE, [p], KEEP)
+    assert simulate_plan(plan, [p], "global").seconds == pytest.approx(exclusive(terms(plan, p))) == pytest.approx(18)
+
+
+single = st.integers(2, 4).flatmap(lambda n: st.tuples(clusters(n), *[profiles(n, max_layers=1).map(one_window)] * 2))
+
+
+@given(single)
+def test_where_all_wait_for_all_phases_add_up(case):
+    """One model: the sum of the longest gate, dispatch, experts, combine and aggregation, which Eq. 1 is never above."""
+    machines, p, _ = case
+    plan = make_plan(machines, [p])
+    trace = simulate_plan(plan, [p], "global")
+    there = exchanged_tokens(p, 0, plan.models[0].placement.split_EG(0))
+    ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G)
+    exchanges = (
+        (plan.models[0].dispatch_L[0], there * p.dispatch_bytes),
+        (plan.models[0].combine_L[0], there.T * p.combine_bytes),
+    )
+    own = terms(plan, p)
+    longest = [part.max() for part in (own.gate_G, own.expert_G, own.aggregate_G)]
+    longest += [timed(order, bytes_GG, *ports).makespan_s for order, bytes_GG in exchanges]
+    assert trace.seconds == pytest.approx(sum(longest))
+    assert exclusive(own) <= trace.seconds * (1 + 1e-9)
+
+
+@given(single)
+def test_two_models_that_all_wait_for_are_never_faster_than_the_formulas(case):
+    """paper <= causal wherever combines mirror dispatches, and causal <= simulated always."""
+    machines, a, b = case
+    plan = make_plan(machines, [a, b])
+    both = [terms(plan, p, model) for model, p in enumerate((a, b))]
+    simulated = simulate_plan(plan, [a, b], "global").seconds
+    assert causal(*both) <= simulated * (1 + 1e-9)
+    if machines.equal and a.dispatch_bytes == a.combine_bytes and b.dispatch_bytes == b.combine_bytes:
+        assert paper(*both) <= causal(*both) * (1 + 1e-9)
+
+
+def test_orders_made_from_each_batch():
+    """Two batches, each of which two slots of 4 s can carry: orders are asked for with the bytes of every batch, both ways."""
+    tokens = np.zeros((2, 1, 4, 4), dtype=int)
+    for window, shift in ((0, 1), (0, 2), (1, 2), (1, 3)):
+        tokens[window, 0, np.arange(4), (np.arange(4) + shift) % 4] = 4
+    p, machines, seen = profile(tokens), cluster(1.0, 1.0, 1.0, 1.0), []
+    plan = make_plan(machines, [p], KEEP)
+    made = batch_order(machines, "openshop", 0)
+
+    def watched(bytes_GG):
+        seen.append(bytes_GG.copy())
+        return made(bytes_GG)
+
+    assert simulate_plan(plan, [p], ordered=watched).seconds == pytest.approx(2 * 16)
+    there = [exchange.sum() for exchange in seen]
+    assert there == [32, 32, 32, 32]
+    assert np.array_equal(seen[1], seen[0].T)
+    assert simulate_plan(plan, [p]).seconds >= 2 * 16
+
+
+def test_incast_is_paid_where_senders_meet():
+    """Two senders of 4 bytes into one port of 1 that a second sender costs half: 16 s each way there, one at a time 8."""
+    p = profile([[[[0, 0, 4], [0, 0, 4], [0, 0, 0]]]], combine_bytes=0)
+    machines = replace(THREE, incast=0.5)
+    seconds = [
+        simulate_plan(make_plan(machines, [p], replace(KEEP, order=o)), [p]).seconds for o in ("all-at-once", "openshop")
+    ]
+    assert seconds == pytest.approx([16, 8])
