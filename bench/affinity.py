@@ -94,7 +94,7 @@ def section() -> list[str]:
         "placement; milliseconds of Eq. 1, all layers. The shipped models are profiled as in the README, their compute times",
         "on this machine, their other traffic another text; synthetic ones have two windows, one to plan and one to judge,",
         "at most 16 experts a GPU. What affinity saves is against refined's placement with tokens counted once. `aurora plan",
-        "--affinity` keeps a row for every choice where that is shorter.",
+        "--co-activation` keeps a row for every choice where that is shorter.",
         "",
         *lines,
     ]

@@ -137,7 +137,7 @@ def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
         for repetition in range(repetitions):
             for name in list(TOGETHER)[:: 1 if repetition % 2 else -1]:
                 of_way, time_slice = TOGETHER[name]
-                served = replace(plan, methods={**plan.methods, "turns": time_slice})
+                served = replace(plan, options=replace(plan.options, time_slice=time_slice))
                 options = replace(of_way, max_new_tokens=1, batch=BATCH, transport="gloo", predictable=True)
                 meeting = f"{folder}/{name}{repetition}"
                 shares = launch(served_on_hosts, 4, hosts, meeting, served, paths, prompts, options)
@@ -178,7 +178,7 @@ def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
     lines += [
         "",
         f"Without a network one after the other would take {share:.0%} less, says the simulator; the plan chose turns by "
-        f"{plan.methods['time_slice']}. Measured before serving: "
+        f"{plan.options.time_slice}. Measured before serving: "
         f"{startup_s * 1e3:.2f} ms a message, {rate / plan.cluster.gpus[0].out_Bps:.1%} of the ports' payload rate.",
     ]
     return lines

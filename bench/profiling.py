@@ -59,7 +59,7 @@ def _overhead() -> list[str]:
         "",
         f"One batch of 8 prompts, the ways in turn; medians of {REPEATS} turns, each beside its own plain passes.",
         "`counted`: experts counted by layer, as always;",
-        "`kept`: and every token's choices, as with `--tokens`; `pairs`: and which experts go together, as with `--pairs`.",
+        "`kept`: and every token's choices, as with `--tokens`; `pairs`: and which experts go together (`--co-activation`).",
         "The last column is how far the plain passes themselves are apart, between their quartiles.",
         "",
         "| model | passes | plain, ms | counted | kept | pairs | plain, spread |",
@@ -72,9 +72,7 @@ def _overhead() -> list[str]:
                 lambda: _plain(model, prompts, tokens),  # noqa: B023
                 lambda: route_round(model, [prompts], tokens, keep=False),  # noqa: B023
                 lambda: route_round(model, [prompts], tokens, keep=True),  # noqa: B023
-                lambda: [
-                    CoActivation.of(p.experts_ULK, model.experts) for p in route_round(model, [prompts], tokens, keep=True)
-                ],  # noqa: B023
+                lambda: _coactivation(model, prompts, tokens),  # noqa: B023
             ]
             took = _in_turn(ways)
             plain = statistics.median(took[0])
@@ -90,6 +88,11 @@ def _plain(model: MoeModel, prompts: list[list[int]], tokens: int) -> None:
     together = GreedyBatch(model.model, prompts, tokens, eos=None, pad=0)
     for _ in range(tokens):
         together.step()
+
+
+def _coactivation(model: MoeModel, prompts: list[list[int]], tokens: int) -> list[CoActivation]:
+    passes = route_round(model, [prompts], tokens, keep=True)
+    return [CoActivation.of(each.experts_ULK, model.experts) for each in passes]
 
 
 def _in_turn(ways: list[Callable[[], object]]) -> list[list[float]]:

@@ -62,7 +62,7 @@ def one_layer(ranks: int, options: PlanOptions) -> str:
     summarise(trace, cluster)
     laps.append(time.perf_counter())
     cells = [f"{lap:.1f}" for lap in np.diff(laps)]
-    return f"| {ranks} | {plan.methods['place']} | {len(trace):,} | {' | '.join(cells)} | {laps[-1] - laps[0]:.1f} |"
+    return f"| {ranks} | {plan.options.place} | {len(trace):,} | {' | '.join(cells)} | {laps[-1] - laps[0]:.1f} |"
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--floor", type=int, default=2)
+    parser.add_argument("--min-replicas", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()

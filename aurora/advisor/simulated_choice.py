@@ -25,17 +25,17 @@ def simulated_plan(
     """
     candidates = list(_candidates(options, len(profiles) == 2))
     if len(candidates) < 2:
-        raise BadInput(f"--objective {SIMULATED}: expected --place or --colocate left to auto, found nothing to choose between")
+        raise BadInput(f"`objective` {SIMULATED}: expected `place` or `colocate` left to auto, found nothing to choose between")
     plans = [make_plan(cluster, profiles, candidate, profile_paths) for candidate in candidates]
     best = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds)
-    return replace(best, methods={**best.methods, "chosen": SIMULATED})
+    return replace(best, notes=(*best.notes, "chosen by simulation"))
 
 
 def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     """`plan`, of two models, with those turns at the ports by which the simulator serves the profiles sooner: their first
     windows, as many as TRANSFERS allow. Where it is not one, the plan stays as it is."""
-    coactivation = max(1, len(plan.cluster) * (len(plan.cluster) - 1))
-    windows = TRANSFERS // (2 * coactivation * sum(len(model.dispatch_L) for model in plan.models))
+    pairs = max(1, len(plan.cluster) * (len(plan.cluster) - 1))
+    windows = TRANSFERS // (2 * pairs * sum(len(model.dispatch_L) for model in plan.models))
     if windows == 0:
         return plan
     first = [
@@ -44,7 +44,7 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
         else replace(profile, tokens_TLSE=profile.tokens_TLSE[:windows], stage_T=None, routing=None, coactivation=None)
         for profile in profiles
     ]
-    either = [replace(plan, methods={**plan.methods, "turns": time_slice}) for time_slice in TIME_SLICES]
+    either = [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in TIME_SLICES]
     return min(either, key=lambda each: simulate_plan(each, first).seconds)
 
 

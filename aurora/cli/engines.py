@@ -66,7 +66,7 @@ def import_(
         typer.Option(help="of csv: which rows; repeat it, and each is a domain", metavar="COLUMN=VALUE,.."),
     ] = None,
     coactivation: Annotated[
-        bool, typer.Option("--pairs", help="of tokens: count which experts are chosen together")
+        bool, typer.Option("--co-activation", help="of tokens: count which experts are chosen together")
     ] = DEFAULTS.coactivation,
 ) -> None:
     """Read a serving engine's placement, whose replicas share an expert's load evenly; or the routing that one recorded."""
@@ -75,7 +75,7 @@ def import_(
 
     if form not in (known := (*ENGINES, *DUMPS, RECORD)):
         raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
-    recorded = {"--shape": shape, "--where": where, "--window": window, "--pairs": coactivation or None}
+    recorded = {"--shape": shape, "--where": where, "--window": window, "--co-activation": coactivation or None}
     if form not in ENGINES:
         if gpus is not None or dense_layers:
             raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")

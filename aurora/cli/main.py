@@ -1,5 +1,6 @@
 """`aurora`: collects the verbs and turns every AuroraError into one sentence and exit code 2."""
 
+import re
 import sys
 
 import typer
@@ -34,8 +35,22 @@ def main() -> None:
     try:
         app()
     except AuroraError as error:
-        print(f"aurora: {error}", file=sys.stderr)
+        print(f"aurora: {as_options(str(error))}", file=sys.stderr)
         sys.exit(2)
+
+
+def as_options(message: str) -> str:
+    """`message` with every parameter that it names in backticks as the option that sets it, where there is one."""
+    flags: dict[str, str] = {}
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        flags |= {each.name: each.opts[0] for each in command.params if each.name and each.opts[0].startswith("--")}
+
+    def option(found: re.Match[str]) -> str:
+        return flags.get(found[1]) or flags.get(found[1].removesuffix("_s")) or found[0]
+
+    return re.sub(r"`([a-z_]+)`", option, message)
 
 
 if __name__ == "__main__":

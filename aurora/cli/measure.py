@@ -13,8 +13,8 @@ from aurora.types import PHASES, Cluster, ComputeCurves, Profile, ProfileOptions
 
 
 def compute(model: str | None, joined: Sequence[Path], output: Path, options: ProfileOptions) -> None:
-    """Compute curves of `model` on this machine, and those of the files `joined`, into the profile or curves at `output`, which are
-    made where there are none. No model: the files alone."""
+    """Compute curves of `model` on this machine, and those of the files `joined`, into the profile or curves at `output`,
+    which are made where there are none. No model: the files alone."""
     from aurora.io import load, load_curves, save
     from aurora.reports.tables import curves_table
 

@@ -59,7 +59,7 @@ def place(
                 raise BadInput(f"{name}: has no effect with --survive, which places on --nodes")
         _survive(loads, _hosts(nodes, slots, racks, rates), method, min_replicas, replicas, alive, seed, as_json)
         return
-    for name, given in {"--floor": min_replicas, "--alive": alive, "--racks": racks, "--rates": rates}.items():
+    for name, given in {"--min-replicas": min_replicas, "--alive": alive, "--racks": racks, "--rates": rates}.items():
         if given is not None:
             raise BadInput(f"{name}: expected --survive, to place for failures")
     from aurora.io import load_loads

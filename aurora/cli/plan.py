@@ -21,7 +21,7 @@ def plan(
         str,
         typer.Option(
             help="experts: refined (one by one), or in groups: balanced, lina, contiguous, random; with --slots-per-gpu and "
-            "replicas: equal-split, free-split, eplb; with --floor: aurora, mro, spread, compact; or auto"
+            "replicas: equal-split, free-split, eplb; with --min-replicas: aurora, mro, spread, compact; or auto"
         ),
     ] = DEFAULTS.place,
     assign: Annotated[
@@ -75,7 +75,7 @@ def plan(
     ] = None,
     coactivation: Annotated[
         bool,
-        typer.Option("--affinity", help="experts chosen together sit together, tokens count once a GPU, if shorter"),
+        typer.Option("--co-activation", help="experts chosen together sit together, tokens count once a GPU, if shorter"),
     ] = DEFAULTS.coactivation,
     engine: Annotated[str | None, typer.Option(help="refuse what this engine could not serve by: vllm")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="print what each layer's time consists of")] = False,

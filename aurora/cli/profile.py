@@ -36,10 +36,10 @@ def profile(
     limit: Annotated[int | None, typer.Option(help="use at most this many prompts")] = DEFAULTS.limit,
     share: Annotated[int, typer.Option(help="processes that compute here at once while phases are timed")] = DEFAULTS.share,
     token_level: Annotated[
-        bool, typer.Option("--tokens", help="keep every token's choices, for plan --affinity; larger files")
+        bool, typer.Option("--tokens", help="keep every token's choices, for plan --co-activation; larger files")
     ] = DEFAULTS.token_level,
     coactivation: Annotated[
-        bool, typer.Option("--pairs", help="count which experts are chosen together, and one layer after another")
+        bool, typer.Option("--co-activation", help="count which experts are chosen together, and one layer after another")
     ] = DEFAULTS.coactivation,
     window: Annotated[
         int | None,
@@ -133,7 +133,7 @@ def profile(
         if shape is None or model is not None or texts:
             raise BadInput("profile --synthetic: expected --shape CONFIG.json, no model and no text")
         if coactivation or precision is not None:
-            raise BadInput("profile --synthetic: expected neither --pairs nor --precision, which count a model's text")
+            raise BadInput("profile --synthetic: expected neither --co-activation nor --precision, which count a model's text")
         each = SYNTHETIC.window_tokens if window is None else _each(window, sources)
         invented = SyntheticOptions(sources, each, windows, seed, token_level, correlation)
         known = load_gpus()

@@ -55,13 +55,13 @@ def import_placement(path: Path, form: str, gpus: int | None = None, dense_layer
 
 def _known(form: str) -> EngineFormat:
     if form not in ENGINES:
-        raise BadInput(f"--format: expected one of {', '.join(ENGINES)}, found {form!r}")
+        raise BadInput(f"`format`: expected one of {', '.join(ENGINES)}, found {form!r}")
     return ENGINES[form]
 
 
 def _check_dense(dense_layers: int) -> None:
     if dense_layers < 0:
-        raise BadInput(f"--dense-layers: expected zero or more, found {dense_layers}")
+        raise BadInput(f"`dense_layers`: expected zero or more, found {dense_layers}")
 
 
 def _physical(placement: Placement) -> Physical:
@@ -92,7 +92,7 @@ def off_by(placement: Placement, form: str) -> float:
 
 def _placed(physical: Physical, gpus: int | None) -> Placement:
     if gpus is None:
-        raise BadInput("the file does not say on how many GPUs its slots lie; give --gpus")
+        raise BadInput("the file does not say on how many GPUs its slots lie; give `gpus`")
     slots = {len(layer) for layer in physical}
     if len(slots) != 1 or gpus < 1 or slots.copy().pop() % gpus:
         raise BadInput(f"expected as many slots in every layer, on {gpus} GPUs evenly, found {sorted(slots)}")

@@ -63,7 +63,7 @@ def load_placement(path: str | Path, model: str | None = None) -> Placement:
         models = [each for each in found.get("models", [found]) if model in (None, each.get("model"))]
         if len(models) != 1:
             names = ", ".join(str(each.get("model")) for each in found.get("models", []))
-            raise BadInput(f"expected one model; name one of {names or 'none'} by --model, found {model!r}")
+            raise BadInput(f"expected one model; name one of {names or 'none'} by `model`, found {model!r}")
         return placement_from_json(models[0]["layers"])
     except AuroraError as error:
         raise type(error)(f"{path}: {error}") from None

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,25 @@ import numpy as np
 from aurora.errors import AuroraError, BadInput
 from aurora.io.clusters import read_gpus
 from aurora.io.fabrics import fabric_json, read_fabric
-from aurora.io.files import SCHEMA, check_schema, load_json, write_text
+from aurora.io.files import load_json, write_text
 from aurora.io.placements import layers_json, placement_from_json
 from aurora.planner.check.plans import check_plan
-from aurora.types import Cluster, Cut, ModelPlan, Order, Plan, SubChannels
+from aurora.types import Cluster, Cut, ModelPlan, Order, Plan, PlanOptions, SubChannels
 from aurora.types.arrays import FloatArray
+
+PLAN_SCHEMA = 2
 
 
 def load_plan(path: str | Path) -> Plan:
-    """A plan JSON (schema 1), checked. Raises BadInput or BrokenPlan."""
+    """A plan JSON (schema 2), checked. Raises BadInput or BrokenPlan."""
     path = Path(path)
     found = load_json(path)
-    check_schema(path, found)
     if found.get("format") != "aurora plan":
         raise BadInput(f"{path}: expected an aurora plan, found format {found.get('format')!r}")
+    if found.get("schema") != PLAN_SCHEMA:
+        raise BadInput(
+            f"{path}: expected plan schema {PLAN_SCHEMA}, found {found.get('schema')!r}; make it anew with aurora plan"
+        )
     try:
         plan = _plan_from_json(found)
     except AuroraError as error:
@@ -45,18 +51,17 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
+        "schema": PLAN_SCHEMA,
         "format": "aurora plan",
         "scenario": plan.scenario,
-        "methods": dict(plan.methods),
-        "seed": plan.seed,
+        "options": asdict(plan.options),
+        "notes": list(plan.notes),
         "epoch": plan.epoch,
         "objective": plan.objective,
         "objective_s": plan.objective_s,
         "bound_s": plan.bound_s,
         "free_bound_s": plan.free_bound_s,
         "gap": plan.gap if plan.gap < float("inf") else None,
-        **({} if plan.min_replicas is None else {"floor": plan.min_replicas}),
         "cluster": {
             "name": plan.cluster.name,
             "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
@@ -68,7 +73,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                 "model": m.model,
                 "fingerprint": m.fingerprint,
                 "profile": {"path": m.profile_path, "digest": m.profile_digest},
-                **({"once": True} if m.deduplicated else {}),
+                **({"deduplicated": True} if m.deduplicated else {}),
                 "layers": [
                     {
                         **placed,
@@ -105,7 +110,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 np.array([float(layer["fluid_bound_s"]) for layer in layers]),
                 np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
                 tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
-                m.get("once") is True,
+                m.get("deduplicated") is True,
             )
         )
     rows = found["cluster"]["gpu"]
@@ -114,20 +119,38 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
     fabric = None if links is None else read_fabric("cluster", links, gpus)
     incast = float(found["cluster"].get("incast", 0.0))
     cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric, incast)
+    options = _options_from_json(found["options"])
     return Plan(
         cluster,
         tuple(models),
-        str(found["scenario"]),
-        dict(found["methods"]),
-        int(found["seed"]),
-        str(found["objective"]),
+        options,
         float(found["objective_s"]),
         float(found["bound_s"]),
         float(found["free_bound_s"]),
         int(found["epoch"]),
-        min_replicas=int(found["floor"]) if "floor" in found else None,
-        survival_LK=_survival(found["models"][0]["layers"]) if "floor" in found else None,
+        None if options.min_replicas is None else _survival(found["models"][0]["layers"]),
+        tuple(str(note) for note in found["notes"]),
     )
+
+
+def _options_from_json(found: Mapping[str, Any]) -> PlanOptions:
+    """BadInput for an option that is none, or of another type than its default has."""
+    kinds = {field.name: _KINDS[field.type] for field in fields(PlanOptions)}
+    for name, value in found.items():
+        if name not in kinds:
+            raise BadInput(f"options: expected one of {', '.join(kinds)}, found {name!r}")
+        if type(value) not in kinds[name]:
+            raise BadInput(f"options, {name}: expected {kinds[name][0].__name__}, found {value!r}")
+    return PlanOptions(**found)
+
+
+_KINDS: dict[Any, tuple[type, ...]] = {  # of JSON values, by how PlanOptions declares its fields
+    str: (str,),
+    bool: (bool,),
+    int: (int,),
+    float: (float, int),
+    int | None: (int, type(None)),
+}
 
 
 def by_failures(p_K: FloatArray) -> dict[str, float]:

@@ -56,7 +56,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
     """
     try:
         if where and form != "csv":
-            raise BadInput("--where is for the columns of csv")
+            raise BadInput("`where` is for the columns of csv")
         if not path.is_file():
             raise BadInput("not a regular file" if path.exists() else "no such file")
         found = DUMPS[form](path, shape, where)
@@ -163,7 +163,7 @@ def _csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
         except csv.Error as error:
             raise BadInput(f"line {rows.line_num}: not CSV: {error}") from None
     if several := [column for column, values in seen.items() if len(values) > 1]:
-        raise BadInput(f"expected one value of {', '.join(several)}, found several; choose by --where {several[0]}=VALUE")
+        raise BadInput(f"expected one value of {', '.join(several)}, found several; choose by `where` {several[0]}=VALUE")
     if not found:
         raise BadInput("expected rows of counts, found none" + (f" where {dict(where)}" if where else ""))
     return RecordedRouting(np.stack([found[layer] for layer in sorted(found)])[None], layers=tuple(sorted(found)))

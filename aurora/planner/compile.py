@@ -10,9 +10,9 @@ def compile_plan(plan: Plan) -> Program:
     Raises BadInput for turns that are none.
     """
     ops_ML = []
-    time_slice = plan.methods.get("turns", TIME_SLICES[0])
-    if time_slice not in TIME_SLICES:
-        raise BadInput(f"plan, methods: expected turns as one of {', '.join(TIME_SLICES)}, found {time_slice!r}")
+    time_slice = plan.options.time_slice
+    if time_slice not in (*TIME_SLICES, "auto"):
+        raise BadInput(f"plan: expected time_slice as one of {', '.join(TIME_SLICES)}, found {time_slice!r}")
     for model in plan.models:
         last = len(model.combine_L) - 1
         layers: list[tuple[Op, ...]] = [

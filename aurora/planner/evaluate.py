@@ -8,13 +8,11 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.make_plan import check_sources, exchanged_tokens, make_plan
 from aurora.planner.network.schedule_time import timed
-from aurora.planner.placement.colocation import JOINT
 from aurora.planner.placement.deduplicated_layers import deduplicated_seconds
 from aurora.planner.placement.objective import OBJECTIVE
 from aurora.planner.placement.scenarios import by_aim, scenarios, tail_mean
-from aurora.types import Placement, Plan, PlanOptions, Profile
-from aurora.types.arrays import FloatArray
-from aurora.types.plan import gap
+from aurora.types import Placement, Plan, Profile
+from aurora.types.arrays import FloatArray, gap
 from aurora.types.profile import same_model
 
 
@@ -45,7 +43,7 @@ def layer_seconds(
         return _deduplicated_seconds(plan, placements[0], profiles[0])
     if len(profiles) == 1:
         (profile,), (placement,) = profiles, placements
-        aimed = [by_aim(plan.cluster, profile, domains, layer, aim_of(plan)) for layer in range(profile.layers)]
+        aimed = [by_aim(plan.cluster, profile, domains, layer, plan.options.aim) for layer in range(profile.layers)]
         return np.array([tail_mean(costs.seconds(placement.split_EG(l)), worst) for l, (costs, worst) in enumerate(aimed)])
     seconds = []
     for layer in range(max(profile.layers for profile in profiles)):
@@ -55,10 +53,6 @@ def layer_seconds(
         )
         seconds.append(OBJECTIVE[plan.objective](a, b))
     return np.array(seconds)
-
-
-def aim_of(plan: Plan) -> str:
-    return plan.methods.get("aim", PlanOptions().aim)
 
 
 def _deduplicated_seconds(plan: Plan, placement: Placement, profile: Profile) -> FloatArray:
@@ -100,26 +94,5 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
         )
         for model, profile in zip(plan.models, profiles, strict=True)
     )
-    own = make_plan(plan.cluster, profiles, _options(plan))
+    own = make_plan(plan.cluster, profiles, plan.options)
     return Evaluation(layer_seconds(plan, placements, profiles), own, dispatch_s_ML)
-
-
-def _options(plan: Plan) -> PlanOptions:
-    """The options by which `plan` was made, as far as they matter for another plan's quality."""
-    methods, default = plan.methods, PlanOptions()
-    slots = methods.get("slots-per-gpu")
-    if slots is not None and not (isinstance(slots, str) and slots.isdecimal()):
-        raise BadInput(f"plan, methods: expected slots-per-gpu as a whole number in quotes, found {slots!r}")
-    return PlanOptions(
-        place=default.place if plan.models[0].deduplicated else methods.get("place", default.place),
-        assign=default.assign if methods.get("colocate") in JOINT else methods.get("assign", default.assign),
-        colocate=methods.get("colocate", default.colocate),
-        order=methods.get("order", default.order),
-        seed=plan.seed,
-        objective=plan.objective if plan.objective in OBJECTIVE else default.objective,
-        slots_per_gpu=int(slots) if slots is not None else None,
-        aim=aim_of(plan),
-        coactivation=plan.models[0].deduplicated,
-        min_replicas=plan.min_replicas,
-        time_slice=methods.get("turns", default.time_slice),
-    )

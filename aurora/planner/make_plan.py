@@ -1,29 +1,21 @@
 """The wiring of planning: a cluster and one or two profiles become a Plan, layer by layer."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.schedule import auto_orders, both_ways
+from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.check.plans import check_plan
-from aurora.planner.placement import objective
-from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.coactivation import deduplicated_GG
-from aurora.planner.placement.colocation import COLOCATE, JOINT
 from aurora.planner.placement.cost_model import exchanged
-from aurora.planner.placement.deduplicated_layers import COACTIVATION, coactivation_options, place_deduplicated
-from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.layers import REFINED, even_rooms, hosts_of, memory_room_G, place_alone, place_together
-from aurora.planner.placement.scenarios import AIMS
-from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
-from aurora.planner.replication.registry import REPLICAS
+from aurora.planner.placement.deduplicated_layers import place_deduplicated
+from aurora.planner.placement.layers import even_rooms, hosts_of, memory_room_G, place_alone, place_together
 from aurora.planner.replication.survival_probability import held_by, survival
+from aurora.planner.resolve_options import resolve
 from aurora.planner.workload.load_statistics import LoadIntervals, load_intervals
-from aurora.types import TIME_SLICES, Cluster, ModelPlan, Placement, Plan, PlanOptions, Profile
+from aurora.types import Cluster, ModelPlan, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.profile import same_model
 
@@ -45,15 +37,13 @@ def make_plan(
     """
     if not 1 <= len(profiles) <= 2:
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")
-    together = len(profiles) == 2
+    colocated = len(profiles) == 2
     for profile in (*profiles, *domains):
         check_sources(cluster, profile)
     _check_domains(profiles, domains)
-    if options.coactivation:
-        options = coactivation_options(options, profiles, domains)
-    options = _resolved(options, cluster, profiles)
+    options = resolve(options, cluster, profiles, domains)
     rng = np.random.default_rng(options.seed)
-    if together:
+    if colocated:
         _check_equal_shares(cluster, profiles)
         placed = place_together(cluster, profiles, options, rng, clock)
     else:
@@ -65,34 +55,8 @@ def make_plan(
         model_plan(cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated)
         for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
     )
-    methods = {"place": COACTIVATION if placed.deduplicated else options.place}
-    if options.place not in (*REPLICAS, *SURVIVE) and not placed.deduplicated:
-        methods["assign"] = options.assign
-    if together:
-        methods["colocate"] = options.colocate
-        if options.colocate in JOINT:
-            methods["assign"] = options.colocate
-        methods["turns"] = options.time_slice
-    if options.aim in AIMS:
-        methods["aim"] = options.aim
-    if options.slots_per_gpu is not None:
-        methods["slots-per-gpu"] = str(options.slots_per_gpu)
-    methods["order"] = options.order
-    scenario = f"{'colocated' if together else 'exclusive'}, {'equal' if cluster.equal else 'mixed'} GPUs"
-    priced_by = options.objective if together else "exclusive"
-    seconds = placed.objective_s, placed.bound_s, placed.free_bound_s
     survival_LK = None if options.min_replicas is None else surviving(cluster, models[0].placement, options.seed)
-    plan = Plan(
-        cluster,
-        models,
-        scenario,
-        methods,
-        options.seed,
-        priced_by,
-        *seconds,
-        min_replicas=options.min_replicas,
-        survival_LK=survival_LK,
-    )
+    plan = Plan(cluster, models, options, placed.objective_s, placed.bound_s, placed.free_bound_s, survival_LK=survival_LK)
     check_plan(plan)
     return plan
 
@@ -104,58 +68,12 @@ def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
     return np.array([survival(held_by(held_G, hosts, placement.experts), hosts, rng).p_K for held_G in placement.slots_LG])
 
 
-def _resolved(options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> PlanOptions:
-    """Names instead of "auto"; BadInput for a name that no strategy has."""
-    equal, together = cluster.equal, len(profiles) == 2
-    places: tuple[str, ...] = tuple(PLACE) if together else (*PLACE, REFINED, *REPLICAS)
-    if together and (options.slots_per_gpu is not None or options.aim != "sum"):
-        what = "--slots-per-gpu" if options.slots_per_gpu is not None else f"--aim {options.aim}"
-        raise BadInput(f"{what}: expected one model alone, found two that share the GPUs")
-    if options.min_replicas is not None:
-        if together or options.coactivation:
-            raise BadInput(
-                f"--floor: expected one model alone, found {'two' if together else '--coactivation, without replicas'}"
-            )
-        options, places = replace(options, place=DEFAULT if options.place == "auto" else options.place), tuple(SURVIVE)
-    if options.place == "auto":
-        spare = options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster) > profiles[0].experts
-        whole = together or options.assign != "auto"  # who chooses how groups are assigned wants groups
-        options = replace(options, place="equal-split" if spare else "balanced" if whole else REFINED)
-    if options.place in REPLICAS and options.slots_per_gpu is None and not together:
-        raise BadInput(f"--place {options.place}: expected --slots-per-gpu, the slots that replicas may fill")
-    if options.colocate in JOINT and options.assign != "auto":
-        raise BadInput(f"--assign {options.assign}: has no effect with --colocate {options.colocate}, which decides both")
-    if options.colocate == "auto":
-        options = replace(options, colocate="matching" if equal or options.assign != "auto" else "local-search")
-    if options.time_slice != "auto" and not together:
-        raise BadInput(f"--turns {options.time_slice}: expected two models that share the GPUs, found one alone")
-    if options.time_slice == "auto":
-        options = replace(options, time_slice=TIME_SLICES[0])
-    if options.assign == "auto":
-        options = replace(options, assign="matching" if equal and together else "exact")
-    if options.order == "auto" and equal and cluster.fabric is None:
-        options = replace(options, order=auto_orders(len(cluster))[0])
-    known_by_name: dict[str, Mapping[str, object]] = {
-        "place": dict.fromkeys(places),
-        "aim": {"sum": None, **AIMS},
-        "assign": ASSIGN,
-        "colocate": COLOCATE,
-        "order": ORDER,
-        "objective": objective.OBJECTIVE,
-        "turns": dict.fromkeys(TIME_SLICES),
-    }
-    for name, known in known_by_name.items():
-        if getattr(options, name) not in known and (name, getattr(options, name)) != ("order", "auto"):
-            raise BadInput(f"--{name}: expected one of {', '.join(known)}, found {getattr(options, name)!r}")
-    return options
-
-
 def check_sources(cluster: Cluster, profile: Profile) -> None:
     """BadInput unless the profile's requests come from as many ranks as the cluster has."""
     if profile.sources != len(cluster):
         raise BadInput(
             f"profile of {profile.model!r}: its prompts were dealt to {profile.sources} source ranks, but cluster "
-            f"{cluster.name!r} has {len(cluster)} GPUs; profile with --sources {len(cluster)}"
+            f"{cluster.name!r} has {len(cluster)} GPUs; profile with `sources` {len(cluster)}"
         )
 
 
@@ -164,7 +82,7 @@ def _check_domains(profiles: Sequence[Profile], domains: Sequence[Profile]) -> N
         found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
         if len(profiles) > 1 or found != expected or not same_model(domain.fingerprint, profiles[0].fingerprint):
             raise BadInput(
-                f"--domain: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
+                f"`domain`: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
                 f"back {expected}), found {domain.model!r} with {found}"
             )
 

@@ -46,7 +46,7 @@ def import_profile(
         about["where"] = "; ".join(", ".join(f"{column}={value}" for column, value in where.items()) for where in wheres)
     if domains[0].experts_ULK is None:
         if coactivation:
-            raise BadInput(f"--pairs: expected every token's choices, found counts alone in {form}")
+            raise BadInput(f"`coactivation`: expected every token's choices, found counts alone in {form}")
         return shape.profile(_counted(domains, sources, window, shape.top_k), about)
     routing = _routing(domains, sources, window)
     tokens_TLSE = routing.tokens_TLSE(int(routing.window_U.max()) + 1, sources, shape.experts)

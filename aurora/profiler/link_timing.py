@@ -35,11 +35,11 @@ def measure_links(
     """Links between `ranks` local processes, or between the ranks that torchrun started, where only rank 0 gets an answer; who
     the ranks are; and which network they used. Raises BadInput for no or too few ranks, RankFailed when one is lost."""
     if network not in NETWORKS:
-        raise BadInput(f"--transport: expected one of {', '.join(NETWORKS)}, found {network!r}")
+        raise BadInput(f"`transport`: expected one of {', '.join(NETWORKS)}, found {network!r}")
     seat = seat_from_environment(timeout_s)
     found = seat.ranks if seat is not None else ranks
     if found is None or found < 2 or (ranks is not None and ranks != found):
-        raise BadInput(f"profile --network: expected --ranks 2 or more, or as many as torchrun's {found}, found {ranks}")
+        raise BadInput(f"profile `network`: expected `ranks` 2 or more, or as many as torchrun's {found}, found {ranks}")
     if seat is not None:
         answer = _measure_rank(seat, network)
         return answer if seat.rank == 0 else None
@@ -54,7 +54,7 @@ def _measure_rank(seat: RankInfo, network: str) -> tuple[LinkMeasurements, list[
         dist.all_gather_object(seated, _seated(seat, device))
         everywhere = all(one.kind != "cpu" for one in seated)
         if network == "nccl" and not everywhere:
-            raise BadInput("--transport nccl: expected a GPU for each rank, found ranks without")
+            raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
         if network == "gloo" or not everywhere:
             return probe(GlooTransport()), seated, "gloo"
         torch.cuda.set_device(device)

@@ -106,7 +106,7 @@ def profile_by_fleet(
     if not files:
         raise BadInput("profile: expected at least one text file, found none")
     if options.precision is not None:
-        raise BadInput("--precision: expected no --workers, who count all of the text at once and cannot stop early")
+        raise BadInput("`precision`: expected no `workers`, who count all of the text at once and cannot stop early")
     prepare()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(path, device)

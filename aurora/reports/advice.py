@@ -9,7 +9,7 @@ from aurora.reports.numbers import ReportNumbers
 from aurora.reports.summary import COMPUTE, EXCHANGES
 from aurora.reports.tables import percent, seconds
 from aurora.types import TRACE_PHASES
-from aurora.types.plan import gap
+from aurora.types.arrays import gap
 
 # what is worth a sentence: a part of what it is measured against
 OFF = 0.1  # a prediction off by more

@@ -11,7 +11,7 @@ from aurora.reports.numbers import ReportNumbers
 from aurora.reports.summary import COMPUTE, EXCHANGES
 from aurora.reports.tables import percent, seconds
 from aurora.types import TRACE_PHASES
-from aurora.types.plan import gap
+from aurora.types.arrays import gap
 
 DASH = "\N{EN DASH}"
 
@@ -104,8 +104,13 @@ def _sum(phases: Mapping[str, float], which: tuple[int, ...]) -> float:
 def provenance(found: ReportNumbers) -> list[Sheet]:
     """Hashes, seeds, methods, versions and dates of everything that the report was made from."""
     plan = found.of.plan
-    rows = [("scenario", plan.scenario), ("objective", plan.objective), ("seed", str(plan.seed)), ("epoch", str(plan.epoch))]
-    rows += [(f"method: {what}", name) for what, name in plan.methods.items()]
+    rows = [
+        ("scenario", plan.scenario),
+        ("objective", plan.objective),
+        ("seed", str(plan.options.seed)),
+        ("epoch", str(plan.epoch)),
+    ]
+    rows += [(f"option: {what}", name) for what, name in plan.strategies.items()]
     rows += [("note", note) for note in plan.notes]
     rows.append(("aurora", version("aurora-moe")))
     made_from = [

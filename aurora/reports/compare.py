@@ -7,8 +7,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.reports.summary import COMPUTE, EXCHANGES
 from aurora.types import TRACE_PHASES, Trace
-from aurora.types.arrays import IntArray
-from aurora.types.plan import gap
+from aurora.types.arrays import IntArray, gap
 
 Case = tuple[int, int, int, int]  # model, step, layer, phase
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.reports.tables import percent, seconds
 from aurora.types import Plan
-from aurora.types.plan import gap
+from aurora.types.arrays import gap
 
 
 def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Table]:

@@ -12,8 +12,7 @@ from aurora.planner.placement.cost_model import expert_seconds
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.layers import even_rooms
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
-from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.plan import gap
+from aurora.types.arrays import FloatArray, IntArray, gap
 
 
 @dataclass(frozen=True)

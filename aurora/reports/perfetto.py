@@ -27,7 +27,7 @@ def perfetto(evidence: ReportInputs, packed: bool = False) -> bytes:
     events: list[Event] = []
     for number, (name, trace) in enumerate(evidence.traces):
         events += _events(name, trace, evidence.models, 1 + number * trace.ranks, len(events))
-    about = {"cluster": evidence.plan.cluster.name, "scenario": evidence.plan.scenario, "seed": str(evidence.plan.seed)}
+    about = {"cluster": evidence.plan.cluster.name, "scenario": evidence.plan.scenario, "seed": str(evidence.plan.options.seed)}
     whole = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
     content = (json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n").encode()
     return gzip.compress(content, mtime=0) if packed else content

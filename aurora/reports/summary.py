@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.types import TRACE_PHASES, Cluster, Trace
-from aurora.types.arrays import FloatArray
-from aurora.types.plan import gap
+from aurora.types.arrays import FloatArray, gap
 
 COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in ("gate", "expert", "aggregate"))
 EXCHANGES = tuple(TRACE_PHASES.index(phase) for phase in ("dispatch", "combine"))

@@ -59,7 +59,7 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None) -> Tab
 
 def plan_table(plan: Plan) -> Table:
     """Each model's layers: predicted dispatch, its bounds and gap."""
-    methods = ", ".join(f"{what} {name}" for what, name in plan.methods.items())
+    strategies = ", ".join(f"{what} {name}" for what, name in plan.strategies.items())
     groups = f", no assignment of these groups below {seconds(plan.bound_s)}" if plan.bound_s > plan.free_bound_s else ""
     caption = (
         f"{plan.objective} objective {seconds(plan.objective_s)}{groups}, gap {percent(plan.gap)}; "
@@ -67,7 +67,7 @@ def plan_table(plan: Plan) -> Table:
     )
     if plan.cluster.fabric is not None:
         caption += "; these by the ports alone, dispatch on the fabric"
-    table = Table(title=f"{plan.scenario}: {methods}", caption=caption)
+    table = Table(title=f"{plan.scenario}: {strategies}", caption=caption)
     table.add_column("model")
     cut = ("cut bound",) if plan.cluster.fabric is not None else ()
     for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", *cut, "gap"):

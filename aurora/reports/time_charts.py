@@ -10,8 +10,7 @@ from aurora.reports.spans import Bars, TransferSpans, lanes, traced
 from aurora.reports.summary import COMPUTE
 from aurora.reports.tables import comparison_table, percent, plan_table, seconds, summary_table
 from aurora.types import TRACE_PHASES
-from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.plan import gap
+from aurora.types.arrays import FloatArray, IntArray, gap
 
 MOST_TRANSFERS = 600_000  # that a page holds; what is planned comes first
 MOST_BARS = 60_000

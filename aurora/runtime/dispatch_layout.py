@@ -132,8 +132,8 @@ class RowPerRank:
     """A row for every (token, rank) however many of its experts sit there; the rank answers with their weighted sum.
 
     Fewer bytes than a row for every choice: by how much depends on which experts a token chooses together. Sums are taken in
-    another order than by `RowPerExpert`. A row carries the token's weights and slots too (`MessageFormat`). counts (R,) int64: rows
-    for each rank.
+    another order than by `RowPerExpert`. A row carries the token's weights and slots too (`MessageFormat`).
+    counts (R,) int64: rows for each rank.
     """
 
     def __init__(

@@ -68,14 +68,14 @@ class ProcessPortArbiter:
         self, folder: Path, gpu: int, timeout_s: float, slot: int | None = None, finish: Callable[[], None] = lambda: None
     ) -> None:
         if not 0 <= gpu < GPUS:
-            raise BadInput(f"--colocate: expected GPUs 0 to {GPUS - 1} of one machine, found {gpu}")
+            raise BadInput(f"`colocate`: expected GPUs 0 to {GPUS - 1} of one machine, found {gpu}")
         self._folder, self._gpu, self._timeout_s, self._finish = folder, gpu, timeout_s, finish
         self._broken: BaseException | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(folder / "table", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise BadInput(f"--colocate: {folder} cannot be used: {error.strerror}") from None
+            raise BadInput(f"`colocate`: {folder} cannot be used: {error.strerror}") from None
         sizes = (1, SLOTS, SLOTS * DRAWN, *[SLOTS * GPUS] * 4)
         os.ftruncate(self._file, 8 * sum(sizes))
         whole = np.frombuffer(mmap.mmap(self._file, 8 * sum(sizes)), dtype=np.int64)
@@ -85,7 +85,7 @@ class ProcessPortArbiter:
             self.slot = self._free_slot() if slot is None else slot
             self._member = self._held(self.slot, gpu)
             if self._member is None:
-                raise BadInput(f"--colocate: GPU {gpu} of slot {self.slot} in {folder} is taken by {self._whose(self.slot)}")
+                raise BadInput(f"`colocate`: GPU {gpu} of slot {self.slot} in {folder} is taken by {self._whose(self.slot)}")
             os.ftruncate(self._member, 0)
             os.pwrite(self._member, f"process {os.getpid()}".encode(), 0)
             self._bell, self._caller = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
@@ -228,7 +228,7 @@ class ProcessPortArbiter:
                 for of_M in self._table[1:]:
                     of_M[slot] = 0
                 return slot
-        raise BadInput(f"--colocate: {self._folder} has {SLOTS} models already")
+        raise BadInput(f"`colocate`: {self._folder} has {SLOTS} models already")
 
     def _alive(self, slot: int, gpu: int) -> bool:
         if not (self._folder / f"{slot}.{gpu}").exists():

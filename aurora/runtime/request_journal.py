@@ -93,7 +93,7 @@ class RequestJournal:
 
     def _restore(self, program: Program, seats: tuple[int, ...]) -> None:
         """Find, beside the serving, where replicas go so that as many failures as planned are survived again."""
-        min_replicas, placement = self._plan.min_replicas, program.placements_M[0]
+        min_replicas, placement = self._plan.options.min_replicas, program.placements_M[0]
         if min_replicas is None or len(seats) in (1, len(self._plan.cluster)):
             return
 

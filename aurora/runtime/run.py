@@ -58,7 +58,7 @@ def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
     check_plan(plan)
     if options.transport == "shaped" and plan.cluster.fabric is not None:
-        raise BadInput("--transport shaped: holds ports to their rates, but not the links of the plan's fabric")
+        raise BadInput("`transport` shaped: holds ports to their rates, but not the links of the plan's fabric")
     for name, requests in zip(models, prompts, strict=True):
         if not requests or not all(requests):
             raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")
@@ -82,7 +82,7 @@ def survive(
     """
     _check(plan, models, prompts, options)
     if seat_from_environment(options.timeout_s) is not None:
-        raise BadInput("--survive: starts its ranks by itself, expected none of torchrun's variables")
+        raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
     layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
     journal = RequestJournal(plan, prompts, load_MLE or [np.ones(shape) for shape in layers_M])
     supervisor = Supervisor(

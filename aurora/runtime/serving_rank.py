@@ -69,10 +69,10 @@ def serve_rank(
     memories: one a model, where ranks are threads. Raises BadInput before, RankFailed after the run has begun.
     """
     if options.colocate is not None and seat.local_ranks != seat.ranks:
-        raise BadInput(f"--colocate: shares one machine, expected all of {seat.ranks} ranks on it, found {seat.local_ranks}")
+        raise BadInput(f"`colocate`: shares one machine, expected all of {seat.ranks} ranks on it, found {seat.local_ranks}")
     device = device_of(seat) if options.transport in ("auto", "nccl") else "cpu"
     if options.transport == "nccl" and device == "cpu":
-        raise BadInput(f"--transport nccl: expected a CUDA device for each of {seat.ranks} ranks, found too few")
+        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {seat.ranks} ranks, found too few")
     if device != "cpu":
         torch.cuda.set_device(device)
     with LOADING:

@@ -81,7 +81,7 @@ def simulate(
     interleave: whether the models run side by side, or one after the other on every rank.
     """
     if barriers not in BARRIERS:
-        raise BadInput(f"--barriers: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
+        raise BadInput(f"`barriers`: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
     return _Run(program, cluster, profiles, barriers, ordered, interleave).trace()
 
 

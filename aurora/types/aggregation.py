@@ -5,6 +5,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from aurora.types.value import Value
+
 
 @dataclass(frozen=True)
 class WorkerReport:
@@ -19,8 +21,8 @@ class WorkerReport:
     seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class AggregationResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class AggregationResult(Value):
     """total: the sum over all batches. waited: the workers whose messages came until it was known, in that order.
 
     compute_s: the longest that one of them computed. late: messages of earlier rounds that came meanwhile.

@@ -62,3 +62,10 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
     off_diagonal = matrix.copy()
     np.fill_diagonal(off_diagonal, 0)
     return locked(off_diagonal)
+
+
+def gap(value: float, bound: float) -> float:
+    """value / bound - 1, and 0 when both are zero."""
+    if bound > 0:
+        return value / bound - 1
+    return 0.0 if value <= 0 else float("inf")

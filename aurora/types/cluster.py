@@ -7,6 +7,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, locked
 from aurora.types.fabric import Fabric
+from aurora.types.value import Value
 
 SMALLEST, LARGEST = 1e-6, 1e24  # rates, speeds and sizes beyond these are typing errors
 
@@ -43,8 +44,8 @@ class Gpu:
                 raise BadInput(f"gpu {self.name!r}: {field} must lie between zero and {LARGEST:g}, found {value}")
 
 
-@dataclass(frozen=True)
-class Cluster:
+@dataclass(frozen=True, eq=False, repr=False)
+class Cluster(Value):
     """Rank r is the r-th GPU. fabric: the links between them; None is the big switch, where only ports limit.
 
     incast: which part of its rate a receiving port loses for each sender beyond the first that it hears at once, 0 to 1, down

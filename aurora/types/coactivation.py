@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray, counts, locked
+from aurora.types.value import Value
 
 BLOCK = 1 << 16  # tokens that are counted at a time
 
 
-@dataclass(frozen=True)
-class CoActivation:
+@dataclass(frozen=True, eq=False, repr=False)
+class CoActivation(Value):
     """together_LEE (L, E, E) int64: tokens that chose both experts in a layer; the diagonal holds those that chose the one.
 
     next_LEE (L - 1, E, E) int64: how often a token chose an expert in a layer and another in the next, each of its K experts

@@ -6,10 +6,11 @@ from typing import overload
 
 from aurora.errors import BadInput
 from aurora.types.profile import PHASES, CurvesByKind, Profile, same_model
+from aurora.types.value import Value
 
 
-@dataclass(frozen=True)
-class ComputeCurves:
+@dataclass(frozen=True, eq=False, repr=False)
+class ComputeCurves(Value):
     """kinds: per GPU kind a Curve for each of PHASES, as in a Profile. The rest names the model: its fingerprint, and the
     bytes of a row and of an expert, which tell precision and shape. provenance: one entry a kind."""
 

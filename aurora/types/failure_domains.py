@@ -7,12 +7,13 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.value import Value
 
 SPREAD = 1e12  # from the least to the most likely to fail: beyond, products of odds are lost in rounding
 
 
-@dataclass(frozen=True)
-class FailureDomains:
+@dataclass(frozen=True, eq=False, repr=False)
+class FailureDomains(Value):
     """slots_N (N,) int64: experts that fit on each node, replicas included, one or more.
 
     domain_N (N,) int64: the failure domain of each node, 0..D-1, all of them used: a domain's nodes fail together. Where each
@@ -47,9 +48,9 @@ class FailureDomains:
     def equal(cls, nodes: int, slots: int) -> Self:
         """`nodes` nodes of `slots` slots each that fail one by one, all as likely."""
         if nodes < 1:
-            raise BadInput(f"--nodes: expected one or more, found {nodes}")
+            raise BadInput(f"`nodes`: expected one or more, found {nodes}")
         if slots > np.iinfo(np.int64).max:
-            raise BadInput(f"--slots: expected fewer, found {slots}")
+            raise BadInput(f"`slots`: expected fewer, found {slots}")
         return cls(np.full(nodes, slots, dtype=np.int64), np.arange(nodes), np.ones(nodes))
 
     @property
@@ -71,8 +72,8 @@ class FailureDomains:
         return np.bincount(self.domain_N).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class SurvivalProbability:
+@dataclass(frozen=True, eq=False, repr=False)
+class SurvivalProbability(Value):
     """The probability that every expert is still held after k failure domains of D failed: p_K[k - 1], k = 1..D-1.
 
     half_K: half the width of its confidence interval, zero where p_K is exact. best_K: above what no placement of as many
@@ -88,8 +89,8 @@ class SurvivalProbability:
             object.__setattr__(self, name, numbers(f"survival, {name}", getattr(self, name)))
 
 
-@dataclass(frozen=True)
-class ResilientPlacement:
+@dataclass(frozen=True, eq=False, repr=False)
+class ResilientPlacement(Value):
     """Experts on nodes, layer by layer, and what they survive. slots_LN[l][n]: the experts in the slots of node n, ascending;
     an expert may be there twice. floor: the replicas that every expert has at least, on min(floor, N) distinct nodes if the
     method sees to it. seconds: what finding them took."""

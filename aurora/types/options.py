@@ -74,9 +74,9 @@ class SyntheticOptions:
         _above_zero(self, "sources", "window_tokens", "windows")
         _seed(self.seed)
         if (total := self.sources * self.window_tokens * self.windows) > 10**9:
-            raise BadInput(f"--window: expected at most 1e9 tokens in all, found {total}")
+            raise BadInput(f"`window_tokens`: expected at most 1e9 tokens in all, found {total}")
         if not 0 <= self.correlation <= 1:
-            raise BadInput(f"--correlation: expected a number from 0 to 1, found {self.correlation}")
+            raise BadInput(f"`correlation`: expected a number from 0 to 1, found {self.correlation}")
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         _seed(self.seed)
-        _above_zero(self, "slots_per_gpu", "floor")
+        _above_zero(self, "slots_per_gpu", "min_replicas")
         if not 0 < self.time_limit_s < float("inf"):
-            raise BadInput(f"--time-limit: expected seconds above zero, found {self.time_limit_s}")
+            raise BadInput(f"`time_limit_s`: expected seconds above zero, found {self.time_limit_s}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class DriftOptions:
         _above_zero(self, "hot")
         _seed(self.seed)
         if not 0 <= self.threshold < float("inf"):
-            raise BadInput(f"--threshold: expected zero or more, found {self.threshold}")
+            raise BadInput(f"`threshold`: expected zero or more, found {self.threshold}")
 
 
 @dataclass(frozen=True)
@@ -164,23 +164,23 @@ class RunOptions:
     def __post_init__(self) -> None:
         _above_zero(self, "max_new_tokens", "batch", "timeout_s", "hang_s")
         if self.survive and (self.transport not in ("auto", "gloo", "shaped") or self.order != "plan" or self.predictable):
-            raise BadInput("--survive: expected gloo or the shaped transport, the plan's order, and no --compare")
+            raise BadInput("`survive`: expected gloo or the shaped transport, the plan's order, and no `compare`")
         if self.survive and self.interleave != "on":
-            raise BadInput(f"--survive: expected --interleave on, found {self.interleave}")
+            raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
         if self.respawn < 0 or (self.respawn and not self.survive):
-            raise BadInput(f"--respawn: expected zero or more, above zero with --survive, found {self.respawn}")
+            raise BadInput(f"`respawn`: expected zero or more, above zero with `survive`, found {self.respawn}")
         if self.interleave not in INTERLEAVE:
-            raise BadInput(f"--interleave: expected one of {', '.join(INTERLEAVE)}, found {self.interleave!r}")
+            raise BadInput(f"`interleave`: expected one of {', '.join(INTERLEAVE)}, found {self.interleave!r}")
         if (self.colocate is not None) != (self.interleave == "processes"):
-            raise BadInput("--colocate: expected with --interleave processes, and only there")
+            raise BadInput("`colocate`: expected with `interleave` processes, and only there")
         if self.colocate is not None and not re.fullmatch(r"[\w.-]{1,40}", self.colocate):
-            raise BadInput(f"--colocate: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
+            raise BadInput(f"`colocate`: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
         if self.order not in RUN_ORDERS:
-            raise BadInput(f"--order: expected one of {', '.join(RUN_ORDERS)}, found {self.order!r}")
+            raise BadInput(f"`order`: expected one of {', '.join(RUN_ORDERS)}, found {self.order!r}")
         if self.transport not in TRANSPORTS:
-            raise BadInput(f"--transport: expected one of {', '.join(TRANSPORTS)}, found {self.transport!r}")
+            raise BadInput(f"`transport`: expected one of {', '.join(TRANSPORTS)}, found {self.transport!r}")
         if not 0 <= self.port < 65536:
-            raise BadInput(f"--port: expected a port from 0 to 65535, found {self.port}")
+            raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
 
 
 @dataclass(frozen=True)
@@ -215,20 +215,20 @@ class BccOptions:
     def __post_init__(self) -> None:
         _above_zero(self, "load", "iterations", "stretch", "points", "features", "draws")
         if self.process_iterations < 0:
-            raise BadInput(f"--process-iterations: expected zero or more, found {self.process_iterations}")
+            raise BadInput(f"`process_iterations`: expected zero or more, found {self.process_iterations}")
         _seed(self.seed)
         for workers in self.workers:
             if workers < self.load:
-                raise BadInput(f"--workers: expected at least --load {self.load} workers, found {workers}")
+                raise BadInput(f"`workers`: expected at least `load` {self.load} workers, found {workers}")
 
 
 def _seed(seed: int) -> None:
     if seed < 0:
-        raise BadInput(f"--seed: expected zero or more, found {seed}")
+        raise BadInput(f"`seed`: expected zero or more, found {seed}")
 
 
 def _above_zero(options: object, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
-            raise BadInput(f"--{name.removesuffix('_s').replace('_', '-')}: expected more than zero, found {value}")
+            raise BadInput(f"`{name}`: expected more than zero, found {value}")

@@ -12,14 +12,15 @@ from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 from aurora.types.cluster import Gpu
 from aurora.types.coactivation import CoActivation
 from aurora.types.token_routing import TokenRouting
+from aurora.types.value import Value
 
 STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
 ALIGNED_BYTES = 16  # where each part of a message that counts tokens once begins
 
 
-@dataclass(frozen=True)
-class Curve:
+@dataclass(frozen=True, eq=False, repr=False)
+class Curve(Value):
     """Seconds against tokens: straight lines between measured points, the last slope beyond them."""
 
     tokens_X: FloatArray
@@ -51,8 +52,8 @@ def same_model(found: str, planned: str) -> bool:
     return not found or not planned or found == planned
 
 
-@dataclass(frozen=True)
-class Profile:
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Value):
     """Routing and compute times of one model.
 
     tokens_TLSE (T, L, S, E) int64: how many (token, choice) pairs source rank s sent to expert e in window t, layer l;
@@ -157,7 +158,7 @@ class Profile:
         """The choices, or BadInput where only their counts were kept."""
         if self.routing is None:
             raise BadInput(
-                f"profile of {self.model!r}: expected token-level routing, found counts alone; profile with --tokens"
+                f"profile of {self.model!r}: expected token-level routing, found counts alone; profile with `token_level`"
             )
         return self.routing
 

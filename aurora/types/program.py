@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aurora.types.plan import Order, Placement
+from aurora.types.placement import Placement
+from aurora.types.schedule import Order
+from aurora.types.value import Value
 
 BARRIERS = ("gpu", "global", "none")  # who waits for whom when a program is simulated
 TIME_SLICES = (
@@ -27,8 +29,8 @@ class Barrier:
     phase: str
 
 
-@dataclass(frozen=True)
-class Exchange:
+@dataclass(frozen=True, eq=False, repr=False)
+class Exchange(Value):
     """An all-to-all. Models' turns on every rank's port alternate: a's first, b's first, a's second, ... A turn ends with the
     exchange, unless the model keeps the port for its next one too."""
 
@@ -46,8 +48,8 @@ def is_turn(over_M: Sequence[float], model: int) -> bool:
     return all(over >= over_M[model] + (other < model) for other, over in enumerate(over_M) if other != model)
 
 
-@dataclass(frozen=True)
-class Program:
+@dataclass(frozen=True, eq=False, repr=False)
+class Program(Value):
     """ops_ML[m][l]: what each rank does for model m in MoE layer l of every step; the models run side by side.
 
     once_M: whether a token of each model travels once to a rank that holds several of its experts, or for every choice.

@@ -7,14 +7,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
-from aurora.types.plan import Placement, gap
+from aurora.types.arrays import FloatArray, IntArray, counts, gap, locked, numbers
+from aurora.types.placement import Placement
+from aurora.types.value import Value
 
 TINY = 1e-200
 
 
-@dataclass(frozen=True)
-class GpuSlots:
+@dataclass(frozen=True, eq=False, repr=False)
+class GpuSlots(Value):
     """What GPUs can take. slots_G (G,) int64: experts that fit on each, one or more.
 
     cost_G (G,) float64: what a unit of load costs on each GPU, 1 where all are equal: seconds a token of computing and of its
@@ -37,17 +38,17 @@ class GpuSlots:
                 f"cost of load: expected a number above zero for each of {self.gpus} GPUs, found {self.cost_G.tolist()}"
             )
         if self.nodes < 1 or self.gpus % self.nodes:
-            raise BadInput(f"--nodes: expected a divisor of the {self.gpus} GPUs, found {self.nodes}")
+            raise BadInput(f"`nodes`: expected a divisor of the {self.gpus} GPUs, found {self.nodes}")
         if self.groups < 1:
-            raise BadInput(f"--groups: expected one or more, found {self.groups}")
+            raise BadInput(f"`groups`: expected one or more, found {self.groups}")
 
     @classmethod
     def equal(cls, gpus: int, slots: int, nodes: int = 1, groups: int = 1) -> Self:
         """`gpus` GPUs alike, of `slots` slots each."""
         if gpus < 1:
-            raise BadInput(f"--gpus: expected one or more, found {gpus}")
+            raise BadInput(f"`gpus`: expected one or more, found {gpus}")
         if slots > np.iinfo(np.int64).max:
-            raise BadInput(f"--slots: expected fewer, found {slots}")
+            raise BadInput(f"`slots`: expected fewer, found {slots}")
         return cls(np.full(gpus, slots, dtype=np.int64), np.ones(gpus), nodes, groups)
 
     @property
@@ -64,8 +65,8 @@ class GpuSlots:
         return np.minimum(self.slots_G, experts)
 
 
-@dataclass(frozen=True)
-class ReplicaPlacement:
+@dataclass(frozen=True, eq=False, repr=False)
+class ReplicaPlacement(Value):
     """Experts and their replicas on GPUs, layer by layer, for one table of loads.
 
     max_load_L: the largest load times cost of a GPU. mean_load_L: what it would be if load could be divided at will.

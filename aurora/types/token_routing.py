@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray, counts, locked
+from aurora.types.value import Value
 
 
-@dataclass(frozen=True)
-class TokenRouting:
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenRouting(Value):
     """U tokens, those of one window and source together, in that order; they are sorted on the way in.
 
     experts_ULK (U, L, K) uint8, or uint16 for expert numbers from 256: the different experts that each token chose. source_U,

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
+from aurora.types.value import Value
 
 TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate")
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(Value):
     """One row an event, X of them, by start.
 
     rank_X, epoch_X, model_X, step_X, layer_X int64; phase_X int64 indexes TRACE_PHASES; peer_X the other rank of a

@@ -19,7 +19,7 @@ from tests.strategies import clusters, profiles
 def test_no_candidate_is_simulated_shorter(case):
     machines, sources = case
     chosen = simulated_plan(machines, sources, PlanOptions(objective="simulated"))
-    assert chosen.methods["chosen"] == "simulated"
+    assert chosen.notes == ("chosen by simulation",)
     took = simulate_plan(chosen, sources).seconds
     if len(sources) == 1:
         others = [PlanOptions(place=place) for place in ALONE]
@@ -53,7 +53,7 @@ def test_turns_are_chosen_by_as_many_windows_as_a_second_or_two_allow(monkeypatc
 
 def test_turns_on_one_gpu():
     sources = [profile([[[[4, 4]]]], name=name) for name in "ab"]
-    assert with_time_slice(make_plan(cluster(1.0), sources), sources).methods["turns"] == "exchange"
+    assert with_time_slice(make_plan(cluster(1.0), sources), sources).options.time_slice == "exchange"
 
 
 def test_something_must_be_left_to_choose():

@@ -90,7 +90,7 @@ def test_other_files(aurora, tmp_path):
 
 def test_surviving_prints_what_the_slots_give(aurora, csv):
     """From the printed slots alone."""
-    code, out, err = aurora("place", csv, "--nodes", 4, "--slots", 5, "--floor", 2, "--survive", "--json")
+    code, out, err = aurora("place", csv, "--nodes", 4, "--slots", 5, "--min-replicas", 2, "--survive", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert list(found) == ["schema", "method", "layers"]
@@ -127,14 +127,14 @@ def test_the_table_of_what_survives(aurora, csv):
     [
         (["--survive"], "place --survive: expected --nodes"),
         (["--survive", "--nodes", 4, "--gpus", 4], "--gpus: has no effect with --survive"),
-        (["--survive", "--nodes", 4, "--floor", 3], "8 experts x 3 replicas need 24 slots; 4 nodes have 20"),
+        (["--survive", "--nodes", 4, "--min-replicas", 3], "8 experts x 3 replicas need 24 slots; 4 nodes have 20"),
         (["--survive", "--nodes", 4, "--racks", "0,x"], "--racks: expected whole numbers"),
         (["--survive", "--nodes", 4, "--racks", "0,0,2,2"], "failure domains: expected numbers from 0 on without a gap"),
         (["--survive", "--nodes", 4, "--racks", "0,1"], "expected one for each of 4 nodes"),
         (["--survive", "--nodes", 4, "--rates", "1,a"], "--rates: expected numbers"),
         (["--survive", "--nodes", 4, "--rates", "1,1"], "a number above zero for each of 4 failure domains"),
         (["--survive", "--nodes", 4, "--method", "eplb"], "--method: expected one of aurora, mro"),
-        (["--nodes", 4, "--floor", 2], "--floor: expected --survive"),
+        (["--nodes", 4, "--min-replicas", 2], "--min-replicas: expected --survive"),
     ],
 )
 def test_what_surviving_refuses(aurora, csv, args, message):

@@ -52,7 +52,7 @@ def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
     out = tmp_path / "plan.json"
     code, printed, _ = aurora("plan", "--cluster", MIXED, *pair, "--explain", "-o", out)
     assert code == 0
-    assert load_plan(out).methods["colocate"] == "local-search"
+    assert load_plan(out).options.colocate == "local-search"
     for layer in (0, 1):
         assert f"layer {layer}, causal" in printed
     for word in ("dispatch_ab", "on the longest path", "most of the bound is", "gpu-40-0", "synthetic"):
@@ -68,14 +68,14 @@ def test_affinity_from_profile_to_simulation(aurora, tmp_path):
     known, counted, plan = tmp_path / "known.npz", tmp_path / "counted.npz", tmp_path / "plan.json"
     assert aurora(*synthetic, "--tokens", "--correlation", 0.9, "-o", known)[0] == 0
     assert aurora(*synthetic, "--correlation", 0.9, "-o", counted)[0] == 0
-    planning = ["plan", "--cluster", MIXED, "--affinity", "-o", plan]
-    refused(aurora(*planning, "--profile", counted), "--affinity: .*expected token-level routing, found counts alone")
-    refused(aurora(*planning, "--profile", known, "--profile", known), "--affinity: expected one model alone")
+    planning = ["plan", "--cluster", MIXED, "--co-activation", "-o", plan]
+    refused(aurora(*planning, "--profile", counted), "--co-activation: .*expected token-level routing, found counts alone")
+    refused(aurora(*planning, "--profile", known, "--profile", known), "--co-activation: expected one model alone")
     assert not plan.exists()
     code, printed, err = aurora(*planning, "--profile", known, "--explain")
     assert (code, err) == (0, "")
     assert "place affinity" in " ".join(printed.split())
-    assert json.loads(plan.read_text())["models"][0]["once"] is True
+    assert json.loads(plan.read_text())["models"][0]["deduplicated"] is True
     assert aurora("simulate", plan)[0] == 0
     assert aurora("plan", "--evaluate", plan, "--profile", known)[0] == 0
     for command in (["simulate", plan], ["plan", "--evaluate", plan]):

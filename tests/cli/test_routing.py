@@ -102,5 +102,5 @@ def test_what_is_refused(aurora, shape, tmp_path):
     refused(
         aurora(*synthetic, "--window", 6), "--window: expected a multiple of the 4 sources, which hold equally much, found 6"
     )
-    refused(aurora(*synthetic, "--pairs"), "expected neither --pairs nor --precision")
+    refused(aurora(*synthetic, "--co-activation"), "expected neither --co-activation nor --precision")
     refused(aurora("drift", tmp_path / "a.npy", tmp_path / "a.npy"), "not an aurora profile")

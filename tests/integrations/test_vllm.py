@@ -189,9 +189,7 @@ def scattered(checkpoint, ranks, seed=1):
     slots = tuple(tuple(tuple(np.flatnonzero(where_E == rank).tolist()) for rank in range(ranks)) for where_E in where_LE)
     made: ModelPlan = model_plan(cluster, [profile], Placement(slots), "openshop", rng, "")
     plan: Plan = make_plan(cluster, [profile], PlanOptions())
-    return Plan(
-        cluster, (made,), plan.scenario, plan.methods, 0, plan.objective, plan.objective_s, plan.bound_s, plan.free_bound_s
-    )
+    return Plan(cluster, (made,), plan.options, plan.objective_s, plan.bound_s, plan.free_bound_s)
 
 
 def test_the_seams_are_there_and_replicas_are_the_plans():

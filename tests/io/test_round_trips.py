@@ -55,7 +55,7 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert back.cluster == made.cluster
     assert [m.placement for m in back.models] == [m.placement for m in made.models]
     assert [o.pairs_X2.tolist() for o in back.models[0].dispatch_L] == [o.pairs_X2.tolist() for o in made.models[0].dispatch_L]
-    assert (back.objective_s, back.bound_s, back.methods) == (made.objective_s, made.bound_s, made.methods)
+    assert (back.objective_s, back.bound_s, back.options) == (made.objective_s, made.bound_s, made.options)
     assert (back.objective, back.free_bound_s) == (made.objective, made.free_bound_s)
 
 

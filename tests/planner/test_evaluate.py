@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,11 +71,10 @@ def test_profiles_that_the_plan_is_not_for():
     ):
         with pytest.raises(BadInput, match=message):
             evaluate(plan, given_)
-    with pytest.raises(BadInput, match="expected slots-per-gpu as a whole number in quotes, found 'many'"):
-        evaluate(replace(plan, methods={**plan.methods, "slots-per-gpu": "many"}), [source])
 
 
-def test_a_plan_of_old_methods_is_compared_by_the_defaults():
+def test_a_plan_holds_the_options_that_make_it_again():
     source = drawn(0)
-    plan = replace(make_plan(cluster(*[1e3] * 4), [source]), methods={})
-    assert np.isfinite(evaluate(plan, [source]).loss)
+    plan = make_plan(cluster(*[1e3] * 4), [source])
+    assert make_plan(plan.cluster, [source], plan.options) == plan
+    assert evaluate(plan, [source]).loss == 0

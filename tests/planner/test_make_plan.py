@@ -155,8 +155,8 @@ def test_baselines_order_each_direction_by_its_own_senders():
 def test_what_places_both_models_decides_the_assignment_too():
     rng = np.random.default_rng(0)
     pair = [profile(rng.integers(1, 9, (1, 1, 2, 2))) for _ in range(2)]
-    assert make_plan(cluster(1.0, 2.0), pair).methods["assign"] == "local-search"
-    assert make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random")).methods["colocate"] == "matching"
+    assert make_plan(cluster(1.0, 2.0), pair).options.colocate == "local-search"
+    assert make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random")).options.colocate == "matching"
     for name in JOINT:
         with pytest.raises(BadInput, match=f"--assign random: has no effect with --colocate {name}"):
             make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random", colocate=name))

@@ -26,7 +26,7 @@ def test_with_a_floor_experts_are_on_as_many_nodes_and_plans_say_what_survives(d
         min_replicas=min_replicas, slots_per_gpu=profile.experts, aim=data.draw(st.sampled_from(["sum", "worst"]))
     )
     plan = make_plan(cluster, [profile], options)
-    assert (plan.min_replicas, plan.methods["place"]) == (min_replicas, "aurora")
+    assert (plan.options.min_replicas, plan.options.place) == (min_replicas, "aurora")
     assert plan.survival_LK.shape == (profile.layers, 1)
     for layer, held_G in enumerate(plan.models[0].placement.slots_LG):
         nodes = [set(held_G[0] + held_G[1]), set(held_G[2] + held_G[3])]
@@ -38,7 +38,7 @@ def test_with_a_floor_experts_are_on_as_many_nodes_and_plans_say_what_survives(d
     assert evaluate(plan, [profile]).own.objective_s == plan.objective_s
     assert plan.free_bound_s <= plan.bound_s <= plan.objective_s
     again, moved = move(plan, make_plan(cluster, [profile]), [profile])
-    assert again.min_replicas == min_replicas
+    assert again.options.min_replicas == min_replicas
     assert (again.survival_LK == plan.survival_LK).all() or not moved.bytes_GG.any() or min_replicas == 1
 
 
@@ -49,7 +49,7 @@ def test_what_a_floor_refuses(tmp_path):
     with pytest.raises(InfeasiblePlan, match="3 experts x 3 replicas need 9 slots; 2 nodes have 6"):
         make_plan(cluster, [profile], PlanOptions(min_replicas=3))
     for given_, message in (
-        (([profile] * 2, PlanOptions(min_replicas=1)), "--floor: expected one model alone"),
+        (([profile] * 2, PlanOptions(min_replicas=1)), "--min-replicas: expected one model alone"),
         (([profile], PlanOptions(min_replicas=1, place="refined")), "--place: expected one of aurora, mro, spread, compact"),
         (([profile], PlanOptions(place="mro")), "--place: expected one of"),
     ):
@@ -58,12 +58,12 @@ def test_what_a_floor_refuses(tmp_path):
     plan = make_plan(cluster, [profile], PlanOptions(min_replicas=2))
     save(plan, tmp_path / "p.json")
     read = load_plan(tmp_path / "p.json")
-    assert (read.min_replicas, read.survival_LK.tolist()) == (2, [[1.0]])
+    assert (read.options.min_replicas, read.survival_LK.tolist()) == (2, [[1.0]])
     for broken in ({"survival_LK": [[0.5]]}, {"survival_LK": [[1.0, 1.0]]}, {"floor": 1, "survival_LK": [[2.0]]}):
         with pytest.raises(BrokenPlan, match="plan: expected"):
             check_plan(replace(plan, **broken))
     alone = make_plan(cluster, [profile])
     with pytest.raises(BrokenPlan, match="an expert is on 1 GPUs, its floor is 2"):
         check_plan(replace(alone, min_replicas=2, survival_LK=[[1.0]]))
-    with pytest.raises(InfeasiblePlan, match="--floor 2 takes"):
+    with pytest.raises(InfeasiblePlan, match="--min-replicas 2 takes"):
         move(plan, alone, [profile], max_bytes=1)

@@ -88,7 +88,7 @@ def test_tokens(tmp_path):
     assert made.routing.lengths_Q.tolist() == [3, 1, 2]
     assert np.array_equal(made.coactivation.together_LEE, CoActivation.of(experts, 4).together_LEE)
     assert imported(path, "tokens", window=4).routing.window_U.tolist() == [0, 0, 0, 0, 1, 1]
-    with pytest.raises(BadInput, match="--pairs: expected every token's choices, found counts alone in eplb-load"):
+    with pytest.raises(BadInput, match="--co-activation: expected every token's choices, found counts alone in eplb-load"):
         imported(saved(tmp_path, "w.npy", lambda file: np.save(file, LOADS)), "eplb-load", coactivation=True)
 
 

@@ -147,7 +147,7 @@ def test_turns_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, tmp_pa
     monkeypatch.setattr("aurora.runtime.distributed_experts.LEAST_ROWS", 3)
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
     plan = plan_for(paths, 2)
-    plan = replace(plan, methods={**plan.methods, "turns": "layer"})
+    plan = replace(plan, options=replace(plan.options, time_slice="layer"))
     colocate = "layers" if interleave == "processes" else None
     result, found = differences(plan, paths, prompts, transport=transport, interleave=interleave, colocate=colocate)
     assert found == []

@@ -199,15 +199,15 @@ def test_turns_by_layer_by_hand():
     assert of_rank_0("expert", 0) == pytest.approx([5, 13, 22, 26, 27, 31], **part)
     assert of_rank_0("gate", 1) == pytest.approx([1, 2, 26, 27], **part)
     assert trace.seconds == pytest.approx(43, **part)
-    by_exchange = replace(plan, methods={**plan.methods, "turns": "exchange"})
+    by_exchange = replace(plan, options=replace(plan.options, time_slice="exchange"))
     assert simulate_plan(by_exchange, [a, b]).seconds == pytest.approx(49)
-    assert with_time_slice(by_exchange, [a, b]).methods["turns"] == "layer"
+    assert with_time_slice(by_exchange, [a, b]).options.time_slice == "layer"
 
 
 def test_one_model_takes_as_long_whatever_the_turns():
     p = profile([[[[0, 4], [4, 0]]] * 3], gate=1, expert=8)
     plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
-    by_layer = replace(plan, methods={**plan.methods, "turns": "layer"})
+    by_layer = replace(plan, options=replace(plan.options, time_slice="layer"))
     assert simulate_plan(by_layer, [p]).seconds == pytest.approx(simulate_plan(plan, [p]).seconds)
 
 
@@ -215,10 +215,10 @@ def test_turns_that_are_none_are_refused():
     p = profile([[[[0, 4], [4, 0]]]])
     plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
     with pytest.raises(BadInput, match="expected turns as one of exchange, layer, found 'daily'"):
-        compile_plan(replace(plan, methods={"turns": "daily"}))
-    with pytest.raises(BadInput, match="--turns layer: expected two models"):
+        compile_plan(replace(plan, options=replace(plan.options, time_slice="daily")))
+    with pytest.raises(BadInput, match="--time-slice layer: expected two models"):
         make_plan(cluster(1.0, 1.0), [p], replace(KEEP, time_slice="layer"))
-    with pytest.raises(BadInput, match="--turns: expected one of exchange, layer, found 'daily'"):
+    with pytest.raises(BadInput, match="--time-slice: expected one of exchange, layer, found 'daily'"):
         make_plan(cluster(1.0, 1.0), [p, p], replace(KEEP, time_slice="daily"))
 
 

@@ -42,11 +42,11 @@ def order(
     if cluster is not None and len(cluster) != n:
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
     if method not in ORDER and method not in ("auto", TWO_TIER):
-        raise BadInput(f"--method: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
+        raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
     if seed < 0:
-        raise BadInput(f"--seed: expected zero or more, found {seed}")
+        raise BadInput(f"`seed`: expected zero or more, found {seed}")
     if startup_s is not None and not 0 <= startup_s < float("inf"):
-        raise BadInput(f"--startup: expected seconds of zero or more, found {startup_s}")
+        raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
     out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
     own = cluster.startup_s_G if cluster else np.zeros(n)
     startup = own if startup_s is None else np.full(n, startup_s)
@@ -71,7 +71,7 @@ def _forwarded(
     nic_Bps = cluster.fabric.nic_Bps if cluster and cluster.fabric else None
     ports_Bps = np.unique(np.concatenate([out, into]))
     if len(ports_Bps) > 1:
-        raise BadInput(f"--method {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
+        raise BadInput(f"`method` {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
     node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster and nic_Bps else np.arange(len(bytes_GG))
     inside_Bps = float(ports_Bps.max(initial=DEFAULT_BPS))
     nic_Bps_G = np.full(len(bytes_GG), nic_Bps or inside_Bps)

@@ -9,7 +9,7 @@ from aurora.types import Plan
 def check_engine(plan: Plan, engine: str) -> None:
     """InfeasiblePlan where `engine` cannot serve by the plan, BadInput for an engine that is not in ENGINES."""
     if engine not in ENGINES:
-        raise BadInput(f"--engine: expected one of {', '.join(ENGINES)}, found {engine!r}")
+        raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
     ENGINES[engine](plan)
 
 
@@ -25,7 +25,7 @@ def check_vllm(plan: Plan) -> None:
         if len(slots := {len(held) for held in held_G} | {len(placement.slots_LG[0][0])}) > 1:
             raise InfeasiblePlan(
                 f"vllm: replicas need as many slots on every GPU and in every layer, layer {layer} has {min(slots)} to "
-                f"{max(slots)}; plan with --slots-per-gpu and --place eplb"
+                f"{max(slots)}; plan with `slots_per_gpu` and `place` eplb"
             )
 
 

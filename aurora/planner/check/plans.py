@@ -207,8 +207,8 @@ def check_plan(plan: Plan) -> None:
         raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
     if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
         raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")
-    if plan.min_replicas is not None and plan.survival_LK is not None:
-        _check_min_replicas(plan, plan.min_replicas, plan.survival_LK)
+    if plan.options.min_replicas is not None and plan.survival_LK is not None:
+        _check_min_replicas(plan, plan.options.min_replicas, plan.survival_LK)
 
 
 def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.alltoall.schedule import scheduled
 from aurora.planner.check.plans import check_plan
-from aurora.planner.evaluate import aim_of, layer_seconds
+from aurora.planner.evaluate import layer_seconds
 from aurora.planner.make_plan import model_plan, surviving
 from aurora.planner.migration.relabelling import fewest_moves, holds, moved_bytes, worth_moving
 from aurora.planner.placement.scenarios import by_aim, tail_mean
@@ -50,12 +50,14 @@ def move(
     if shapes[0] != shapes[1] or not all(
         same_model(*(m.fingerprint for m in pair)) for pair in zip(old.models, new.models, strict=True)
     ):
-        raise BadInput("--from: expected a plan for the same cluster and the same models, their layers and experts")
+        raise BadInput("`previous`: expected a plan for the same cluster and the same models, their layers and experts")
     if max_bytes is not None and max_bytes < 0:
-        raise BadInput(f"--max-move-bytes: expected zero or more, found {max_bytes}")
+        raise BadInput(f"`max_move_bytes`: expected zero or more, found {max_bytes}")
     periods = min(profile.layers for profile in profiles)
     kept, planned = ([model.placement for model in plan.models] for plan in (old, new))
-    node_G = None if new.min_replicas is None else np.array([gpu.node for gpu in new.cluster.gpus])  # that fail together
+    node_G = (
+        None if new.options.min_replicas is None else np.array([gpu.node for gpu in new.cluster.gpus])
+    )  # that fail together
     relabelled = _relabelled(kept, planned, profiles, periods, _alike(new.cluster), node_G)
     kept_s_L, planned_s_L, again_s_L = (layer_seconds(new, each, profiles, domains) for each in (kept, planned, relabelled))
     must_P = np.array([_below_min_replicas(new, kept[0], period) for period in range(periods)], dtype=np.int64)
@@ -68,7 +70,9 @@ def move(
         size_P.append(int(moved_bytes(*_held(kept, choice, profiles, period, periods)).sum()))
     needed = int((np.array(size_P) * must_P).sum())
     if max_bytes is not None and needed > max_bytes:
-        raise InfeasiblePlan(f"--max-move-bytes {max_bytes}: --floor {new.min_replicas} takes {needed} bytes to move")
+        raise InfeasiblePlan(
+            f"`max_move_bytes` {max_bytes}: `min_replicas` {new.options.min_replicas} takes {needed} bytes to move"
+        )
     saved_s_P = np.where(must_P, 0.0, saved_s)
     moves_P = must_P + worth_moving(saved_s_P, np.array(size_P), (sum(size_P) if max_bytes is None else max_bytes) - needed)
     final = [
@@ -84,20 +88,18 @@ def move(
         (moved_bytes(*_held(kept, final, profiles, period, periods)) for period in range(periods)),
         start=np.zeros((len(new.cluster),) * 2, dtype=np.int64),
     )
-    rng = np.random.default_rng(new.seed)
+    rng = np.random.default_rng(new.options.seed)
     ports = new.cluster.out_Bps_G, new.cluster.in_Bps_G, new.cluster.startup_s_G
     _, schedule = scheduled(bytes_GG, *ports, "openshop", rng, new.cluster.fabric, new.cluster.incast)
     models = tuple(
-        model_plan(
-            new.cluster, [profile, *domains], placement, new.methods["order"], rng, model.profile_path, model.deduplicated
-        )
+        model_plan(new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated)
         for model, profile, placement in zip(new.models, profiles, final, strict=True)
     )
     moved_s = float(layer_seconds(new, final, profiles, domains).sum())
     bound_s = min(_free_bound_s(new, final, profiles, domains), moved_s)
     plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, free_bound_s=bound_s, epoch=old.epoch + 1)
-    if plan.min_replicas is not None:
-        plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.seed))
+    if plan.options.min_replicas is not None:
+        plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.options.seed))
     check_plan(plan)
     layers = tuple(layer for layer in range(max(profile.layers for profile in profiles)) if moves_P[layer % periods])
     return plan, Migration(bytes_GG, schedule, layers, float(kept_s_L.sum()), float(planned_s_L.sum()), moved_s)
@@ -105,19 +107,19 @@ def move(
 
 def _below_min_replicas(new: Plan, kept: Placement, layer: int) -> bool:
     """Whether a layer of the placement in force has an expert on fewer GPUs or nodes than the new plan's floor."""
-    if new.min_replicas is None:
+    if new.options.min_replicas is None:
         return False
     held_EG = kept.holds_EG(layer)
     node_G = np.array([gpu.node for gpu in new.cluster.gpus])
     held_EN = np.array([held_EG[:, node_G == node].any(axis=1) for node in np.unique(node_G)]).T
-    return any(held_EX.sum(axis=1).min() < min(new.min_replicas, held_EX.shape[1]) for held_EX in (held_EG, held_EN))
+    return any(held_EX.sum(axis=1).min() < min(new.options.min_replicas, held_EX.shape[1]) for held_EX in (held_EG, held_EN))
 
 
 def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
     """Below every placement; where layers that stay hold replicas, also below those with replicas."""
     if final[0].split_LG is None or len(profiles) > 1:
         return new.free_bound_s
-    aimed = [by_aim(new.cluster, profiles[0], domains, layer, aim_of(new)) for layer in range(profiles[0].layers)]
+    aimed = [by_aim(new.cluster, profiles[0], domains, layer, new.options.aim) for layer in range(profiles[0].layers)]
     return sum(tail_mean(costs.bounds(replicated=True), worst) for costs, worst in aimed)
 
 

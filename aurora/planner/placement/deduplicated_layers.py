@@ -1,7 +1,6 @@
 """Where the experts of one model sit when tokens that choose several experts of a GPU travel to it once."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,26 +14,24 @@ from aurora.planner.placement.layers import REFINED, PlacedModels, slots_G, unre
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray
 
-COACTIVATION = "affinity"
 
-
-def coactivation_options(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> PlanOptions:
-    """The options of the plan to start from. BadInput unless there is one model alone, by itself, with its tokens' choices."""
+def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
+    """BadInput unless there is one model alone, planned for the sum of one profile's windows, with token-level routing."""
     if len(profiles) > 1:
-        raise BadInput("--affinity: expected one model alone, found two that share the GPUs")
+        raise BadInput("`coactivation`: expected one model alone, found two that share the GPUs")
     for taken, what in (
-        (options.place not in ("auto", REFINED), f"--place {options.place}"),
-        (options.assign != "auto", f"--assign {options.assign}"),
-        (options.aim != "sum", f"--aim {options.aim}"),
-        (bool(domains), "--domain"),
+        (options.place not in ("auto", REFINED), f"`place` {options.place}"),
+        (options.assign not in ("auto", "exact"), f"`assign` {options.assign}"),
+        (options.aim != "sum", f"`aim` {options.aim}"),
+        (options.min_replicas is not None, "`min_replicas`, as it holds no replicas"),
+        (bool(domains), "`domain`"),
     ):
         if taken:
-            raise BadInput(f"--affinity: expected no {what}, it is a placement for the sum of one profile's windows")
+            raise BadInput(f"`coactivation`: expected no {what}; it is a placement for the sum of one profile's windows")
     try:
         profiles[0].required_routing  # noqa: B018
     except BadInput as error:
-        raise BadInput(f"--affinity: {error}") from None
-    return replace(options, place=REFINED)
+        raise BadInput(f"`coactivation`: {error}") from None
 
 
 def place_deduplicated(

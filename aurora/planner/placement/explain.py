@@ -40,7 +40,7 @@ class LayerExplanation:
 def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
     """Every layer of the plan (of the longer of two models); profiles: those that it was made from."""
     if any(model.placement.split_LG is not None for model in plan.models):
-        raise BadInput("--explain: expected a plan that holds every expert once, found replicas")
+        raise BadInput("`explain`: expected a plan that holds every expert once, found replicas")
     layers = max(len(model.dispatch_L) for model in plan.models)
     return [_explained(plan, profiles, layer) for layer in range(layers)]
 

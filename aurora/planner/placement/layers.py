@@ -82,7 +82,7 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
     elif (short_G := memory_G < min(options.slots_per_gpu, profile.experts)).any():
         gpu = int(short_G.argmax())
         raise InfeasiblePlan(
-            f"gpu {cluster.gpus[gpu].name!r}: --slots-per-gpu {options.slots_per_gpu}, but its memory holds {memory_G[gpu]} "
+            f"gpu {cluster.gpus[gpu].name!r}: `slots_per_gpu` {options.slots_per_gpu}, but its memory holds {memory_G[gpu]} "
             f"experts of {profile.model!r} in every layer"
         )
     else:
@@ -160,8 +160,8 @@ def _unreplicated(
     alike = (room_G >= -(-profile.experts // len(cluster))).all()  # any group fits on any GPU
     if not alike and options.place != REFINED:
         raise InfeasiblePlan(
-            f"--place {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "
-            f"--place {REFINED} gives the larger GPUs more"
+            f"`place` {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "
+            f"`place` {REFINED} gives the larger GPUs more"
         )
     load_E = costs.load_WE.sum(axis=0)
     gpu_E = PLACE["balanced" if options.place == REFINED else options.place](load_E, own_G, rng)

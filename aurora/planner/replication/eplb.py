@@ -48,7 +48,7 @@ def eplb(load_E: FloatArray, room: GpuSlots, count_E: IntArray | None) -> tuple[
         )
     if count_E is not None and (nodes > 1 or count_E.sum() != room.gpus * slots):
         raise BadInput(
-            f"eplb: expected --replicas only without --groups and to fill {room.gpus * slots} slots, found {count_E.sum()}"
+            f"eplb: expected `replicas` only without `groups` and to fill {room.gpus * slots} slots, found {count_E.sum()}"
         )
     group_E = np.arange(len(load_E)) * room.groups // len(load_E)
     node_E = packed(np.bincount(group_E, weights=load_E).astype(np.float64), nodes)[group_E]

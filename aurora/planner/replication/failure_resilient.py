@@ -43,7 +43,7 @@ Maker = Callable[[IntArray, FailureDomains, Aim, np.random.Generator], IntArray]
 def aim_of(min_replicas: int, hosts: FailureDomains, alive: int | None = None) -> Aim:
     """With `alive` domains left first; then the failures that the floor does not cover, fewest first."""
     if alive is not None and not 0 < alive < hosts.domains:
-        raise BadInput(f"--alive: expected 1 to {hosts.domains - 1} of {hosts.domains} failure domains, found {alive}")
+        raise BadInput(f"`alive`: expected 1 to {hosts.domains - 1} of {hosts.domains} failure domains, found {alive}")
     first = [] if alive is None else [hosts.domains - alive]
     rest = [*range(min_replicas, hosts.domains), *range(1, min(min_replicas, hosts.domains))]
     return Aim(min_replicas, tuple(dict.fromkeys([*first, *rest])))
@@ -92,9 +92,9 @@ def survive(
     load_LE = expert_loads("loads", load_LE)
     experts = load_LE.shape[1]
     if method not in SURVIVE:
-        raise BadInput(f"--method: expected one of {', '.join(SURVIVE)} to survive failures, found {method!r}")
+        raise BadInput(f"`method`: expected one of {', '.join(SURVIVE)} to survive failures, found {method!r}")
     if seed < 0:
-        raise BadInput(f"--seed: expected zero or more, found {seed}")
+        raise BadInput(f"`seed`: expected zero or more, found {seed}")
     given_E = None if replicas is None else _given(replicas, experts, hosts, min_replicas)
     if min_replicas is None:
         min_replicas = default_min_replicas(experts, hosts) if given_E is None else int(given_E.min())
@@ -136,9 +136,9 @@ def warm_up(method: str) -> None:
 
 
 def _given(replicas: Sequence[int], experts: int, hosts: FailureDomains, min_replicas: int | None) -> IntArray:
-    count_E = counts("--replicas", replicas, 1)
+    count_E = counts("`replicas`", replicas, 1)
     if len(count_E) != experts or (count_E < (min_replicas or 1)).any():
-        raise BadInput(f"--replicas: expected {experts} counts of {min_replicas or 1} or more, found {count_E.tolist()}")
+        raise BadInput(f"`replicas`: expected {experts} counts of {min_replicas or 1} or more, found {count_E.tolist()}")
     if count_E.sum() > hosts.slots_N.sum():
         raise InfeasiblePlan(f"{count_E.sum()} replicas need as many slots; {hosts.nodes} nodes have {hosts.slots_N.sum()}")
     return count_E

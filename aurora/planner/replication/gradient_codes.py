@@ -72,7 +72,7 @@ def code_by_speed(seconds_W: FloatArray, batches: int, load: int) -> GradientCod
 def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
     """What make_code asks of its arguments."""
     if scheme not in SCHEMES:
-        raise BadInput(f"--scheme: expected one of {', '.join(SCHEMES)}, found {scheme!r}")
+        raise BadInput(f"`scheme`: expected one of {', '.join(SCHEMES)}, found {scheme!r}")
     if workers < 1 or batches < 1:
         raise BadInput(f"scheme {scheme}: expected at least one worker and one batch, found {workers} and {batches}")
     if not 1 <= load <= batches:
@@ -89,11 +89,11 @@ def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
     BadInput unless redundancy is from 1 to the workers; exactly 1 where nothing is repeated.
     """
     if workers < 1:
-        raise BadInput(f"--workers: expected more than zero, found {workers}")
+        raise BadInput(f"`workers`: expected more than zero, found {workers}")
     if not 1 <= redundancy <= workers:
-        raise BadInput(f"--redundancy: expected from 1 to the {workers} workers, found {redundancy}")
+        raise BadInput(f"`redundancy`: expected from 1 to the {workers} workers, found {redundancy}")
     if scheme == "uncoded" and redundancy > 1:
-        raise BadInput(f"--redundancy: expected 1 with the uncoded scheme, which repeats nothing, found {redundancy}")
+        raise BadInput(f"`redundancy`: expected 1 with the uncoded scheme, which repeats nothing, found {redundancy}")
     if scheme == "cyclic":
         return min(batches, -(-batches * redundancy // workers))
     return -(-batches // min(batches, workers // redundancy))

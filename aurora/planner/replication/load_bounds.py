@@ -1,7 +1,7 @@
 """Lower bounds on the largest load of a GPU when experts have replicas, by counting slots.
 
-Loads are (E,) float64; GPUs and slots as in `GpuSlots`. A certificate for a threshold T proves that no placement has a largest load
-of T or less, so every certified T is a lower bound, whether or not those below it are certified too.
+Loads are (E,) float64; GPUs and slots as in `GpuSlots`. A certificate for a threshold T proves that no placement has a largest
+load of T or less, so every certified T is a lower bound, whether or not those below it are certified too.
 """
 
 import math

@@ -105,9 +105,9 @@ def place(
     load_LE = expert_loads("loads", load_LE).copy()  # as compiled code has other versions for locked arrays
     experts = load_LE.shape[1]
     if method not in REPLICAS:
-        raise BadInput(f"--method: expected one of {', '.join(REPLICAS)}, found {method!r}")
+        raise BadInput(f"`method`: expected one of {', '.join(REPLICAS)}, found {method!r}")
     if seed < 0:
-        raise BadInput(f"--seed: expected zero or more, found {seed}")
+        raise BadInput(f"`seed`: expected zero or more, found {seed}")
     count_E = _given(replicas, experts, room)
     if experts > room.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {room.gpus} GPUs have {room.slots_G.sum()}")
@@ -169,9 +169,9 @@ def warm_up(method: str) -> None:
 def _given(replicas: Sequence[int] | None, experts: int, room: GpuSlots) -> IntArray | None:
     if replicas is None:
         return None
-    count_E = counts("--replicas", replicas, 1)
+    count_E = counts("`replicas`", replicas, 1)
     if len(count_E) != experts or (count_E < 1).any():
-        raise BadInput(f"--replicas: expected {experts} counts of one or more, found {count_E.tolist()}")
+        raise BadInput(f"`replicas`: expected {experts} counts of one or more, found {count_E.tolist()}")
     if (count_E > room.gpus).any():
         raise InfeasiblePlan(
             f"expert {count_E.argmax()} has {count_E.max()} replicas for {room.gpus} GPUs, one on each at most"

@@ -13,7 +13,7 @@ DEFAULT_MIN_REPLICAS = 2  # one failure is survived for certain
 
 def allocate(load_E: FloatArray | IntArray, hosts: FailureDomains, min_replicas: int) -> IntArray:
     """(E,) int64 replicas that fill all slots exactly: experts by rising load, each its share of the slots left, rounded down,
-    and at least `floor`.
+    and at least `min_replicas`.
 
     load_E (E,) of zero or more; all zero counts as all equal. Shares are exact. Raises as `check_floor`.
     Source: Lazarus Eq. 1.
@@ -46,18 +46,18 @@ def default_min_replicas(experts: int, hosts: FailureDomains) -> int:
 
 
 def check_min_replicas(experts: int, hosts: FailureDomains, min_replicas: int) -> None:
-    """InfeasiblePlan unless every expert can have `floor` replicas, on min(floor, N) distinct nodes; BadInput below one."""
+    """InfeasiblePlan unless every expert can have `min_replicas` replicas, on as many nodes or on all. BadInput below one."""
     if min_replicas < 1:
-        raise BadInput(f"--floor: expected one or more, found {min_replicas}")
+        raise BadInput(f"`min_replicas`: expected one or more, found {min_replicas}")
     have = int(hosts.slots_N.sum())
     if experts * min_replicas > have:
         raise InfeasiblePlan(
-            f"--floor {min_replicas}: {experts} experts x {min_replicas} replicas need {experts * min_replicas} slots; "
+            f"`min_replicas` {min_replicas}: {experts} experts x {min_replicas} replicas need {experts * min_replicas} slots; "
             f"{hosts.nodes} nodes have {have}"
         )
     distinct, useful = min(min_replicas, hosts.nodes), int(np.minimum(hosts.slots_N, experts).sum())
     if experts * distinct > useful:
         raise InfeasiblePlan(
-            f"--floor {min_replicas}: {experts} experts on {distinct} distinct nodes each need {experts * distinct} slots; of "
-            f"{have} slots {useful} can hold different experts"
+            f"`min_replicas` {min_replicas}: {experts} experts on {distinct} distinct nodes each need {experts * distinct} "
+            f"slots; of {have} slots {useful} can hold different experts"
         )

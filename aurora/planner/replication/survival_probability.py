@@ -25,7 +25,7 @@ def held_by(slots_N: Sequence[Sequence[int]], hosts: FailureDomains, experts: in
 
 
 def survival(count_ED: IntArray, hosts: FailureDomains, rng: np.random.Generator) -> SurvivalProbability:
-    """See SurvivalProbability. count_ED (E, D) int64: the replicas of each expert in each failure domain; each expert has one at least.
+    """See SurvivalProbability. count_ED (E, D) int64: the replicas of each expert in each failure domain, one at least of each.
 
     Given that k fail, a set of k is as likely as the product of its odds. Exact: inclusion by branching over domains, parts
     that share no domain apart; where that takes too long, exact up to as many failures as it can and drawn beyond.

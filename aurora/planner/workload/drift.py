@@ -10,8 +10,7 @@ from aurora.planner.placement.grouping import balanced
 from aurora.planner.placement.layers import even_rooms
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of
 from aurora.types import DriftOptions, Plan, Profile
-from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.plan import gap
+from aurora.types.arrays import FloatArray, IntArray, gap
 from aurora.types.profile import same_model
 
 

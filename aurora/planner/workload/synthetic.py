@@ -30,7 +30,7 @@ def synthetic_profile(
     rng = np.random.default_rng(options.seed)
     tokens = options.windows * options.sources * options.window_tokens
     if options.token_level and tokens * layers * top_k > MOST_CHOICES:
-        raise BadInput(f"--tokens: expected at most {MOST_CHOICES} choices, found {tokens * layers * top_k}")
+        raise BadInput(f"`window_tokens`: expected at most {MOST_CHOICES} choices, found {tokens * layers * top_k}")
     counts_TLSE = np.zeros((options.windows, layers, options.sources, experts), dtype=np.int64)
     kept_ULK = np.zeros((tokens if options.token_level else 0, layers, top_k), dtype=np.uint8 if experts <= 256 else np.uint16)
     for layer in range(layers):
@@ -78,7 +78,7 @@ def _exponent(skew: str) -> float:
     try:
         exponent = {"uniform": 0.0}[name] if name != "zipf" else float(value)
     except (KeyError, ValueError):
-        raise BadInput(f"--synthetic: expected uniform or zipf:EXPONENT, found {skew!r}") from None
+        raise BadInput(f"`synthetic`: expected uniform or zipf:EXPONENT, found {skew!r}") from None
     if not 0 <= exponent < 100:
-        raise BadInput(f"--synthetic: expected an exponent of zero or more, found {value}")
+        raise BadInput(f"`synthetic`: expected an exponent of zero or more, found {value}")
     return exponent

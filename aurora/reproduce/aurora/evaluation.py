@@ -21,8 +21,8 @@ def reproduce(options: ReproduceOptions, folder: Path, progress: Callable[[str, 
     folder: recorded data; with traffic "all" the recorded traffic is left out where it is absent.
     Raises BadInput for an unknown figure or traffic, and where recorded traffic was asked for and cannot be read.
     """
-    figures = _chosen("--figure", options.figure, FIGURES)
-    traffics = _chosen("--traffic", options.traffic, TRAFFIC)
+    figures = _chosen("`figure`", options.figure, FIGURES)
+    traffics = _chosen("`traffic`", options.traffic, TRAFFIC)
     if options.traffic == "all" and not counts_file(folder).exists():
         traffics.remove("recorded")
     studies = list(dict.fromkeys(FIGURES[figure].study for figure in figures))

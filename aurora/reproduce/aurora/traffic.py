@@ -119,7 +119,7 @@ def _counts(path: Path) -> dict[tuple[str, str, int], IntArray]:
                     experts = counts.setdefault((row["model"], row["domain"], int(row["layer"])), {})
                     experts[int(row["expert"])] = int(row["count"])
     except OSError as error:
-        raise BadInput(f"{path}: recorded traffic cannot be read: {error.strerror}; --traffic generated needs none") from None
+        raise BadInput(f"{path}: recorded traffic cannot be read: {error.strerror}; `traffic` generated needs none") from None
     except (KeyError, ValueError) as error:
         raise BadInput(f"{path}: expected columns model,domain,selection,layer,expert,count: {error}") from None
     return {

@@ -94,7 +94,7 @@ class Workers:
     ) -> None:
         self._code, self._like = codes[0], like
         if seat is not None and seat.ranks != len(self._code.code_WB):
-            raise BadInput(f"--workers: expected the {seat.ranks} ranks of this run, found {len(self._code.code_WB)}")
+            raise BadInput(f"`workers`: expected the {seat.ranks} ranks of this run, found {len(self._code.code_WB)}")
         assert all(len(code.code_WB) == len(self._code.code_WB) for code in codes)
         self._job = _AggregationJob(work, tuple(codes), np.issubdtype(like.dtype, np.integer), delay_s)
         self._timeout_s, self._watch, self._seat = timeout_s, watch, seat

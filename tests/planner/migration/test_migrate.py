@@ -49,7 +49,7 @@ def test_a_move_is_never_slower_and_carries_what_arrives(case, budget):
     plan, moved = move(new, old, found, budget)
     check_plan(plan)
     assert plan.epoch == 5
-    assert plan.methods == new.methods
+    assert plan.options == new.options
     assert plan.objective_s == moved.moved_s <= moved.kept_s * (1 + 1e-9)
     assert moved.planned_s == pytest.approx(new.objective_s)
     if options.aim == "sum" and len(found) == 1:

@@ -81,6 +81,6 @@ def test_requests_that_move_along_price_like_requests_that_were_there(case):
 def test_an_expert_spares_the_tokens_that_start_where_it_sits():
     """Two equal GPUs, no compute: expert 0 is asked for by rank 1 only, expert 1 by rank 0 only, so they swap."""
     plan = make_plan(cluster(1.0, 1.0), [profile([[[[0, 5], [5, 0]]]])])
-    assert plan.methods["assign"] == "exact"
+    assert plan.options.assign == "exact"
     assert plan.models[0].placement.slots_LG[0] == ((1,), (0,))
     assert plan.objective_s == 0

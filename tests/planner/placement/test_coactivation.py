@@ -139,7 +139,7 @@ def test_plans_are_priced_by_hand_and_never_longer_than_refined_ones_counted_onc
     assert seconds <= longer * (1 + 1e-9)
     assert plan.objective_s == min(refined.objective_s, near.objective_s)
     assert plan.models[0].deduplicated == (near.objective_s < refined.objective_s)
-    assert plan.methods["place"] == ("affinity" if plan.models[0].deduplicated else "refined")
+    assert ("coactivation" in plan.strategies) == plan.models[0].deduplicated
     assert make_plan(machines, [profile], ONCE).models[0].placement == plan.models[0].placement
 
 
@@ -259,9 +259,9 @@ def test_counts_alone_do_not_price_a_plan_that_counts_once():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"place": "balanced"}, "--affinity: expected no --place balanced"),
-        ({"assign": "exact"}, "--affinity: expected no --assign exact"),
-        ({"aim": "worst"}, "--affinity: expected no --aim worst"),
+        ({"place": "balanced"}, "--co-activation: expected no --place balanced"),
+        ({"assign": "exact"}, "--co-activation: expected no --assign exact"),
+        ({"aim": "worst"}, "--co-activation: expected no --aim worst"),
     ],
 )
 def test_what_affinity_does_not_go_with(options, message):
@@ -272,11 +272,11 @@ def test_what_affinity_does_not_go_with(options, message):
 
 def test_affinity_wants_one_model_alone_with_its_choices():
     machines, profile = cluster(1e6, 2e6), invented()
-    with pytest.raises(BadInput, match="--affinity: expected one model alone, found two"):
+    with pytest.raises(BadInput, match="--co-activation: expected one model alone, found two"):
         make_plan(machines, [profile, profile], ONCE)
-    with pytest.raises(BadInput, match="--affinity: expected no --domain"):
+    with pytest.raises(BadInput, match="--co-activation: expected no --domain"):
         make_plan(machines, [profile], ONCE, domains=[profile])
-    with pytest.raises(BadInput, match=r"--affinity: profile of .*: expected token-level routing"):
+    with pytest.raises(BadInput, match=r"--co-activation: profile of .*: expected token-level routing"):
         make_plan(machines, [replace(profile, routing=None)], ONCE)
     with pytest.raises(InfeasiblePlan, match="expert slots"):
         make_plan(machines, [profile], replace(ONCE, slots_per_gpu=3))

@@ -147,7 +147,7 @@ def test_what_the_named_ones_do():
     [
         (InfeasiblePlan, {"floor": 4}, r"3 experts x 4 replicas need 12 slots; 2 nodes have 4"),
         (InfeasiblePlan, {"replicas": [2, 2, 1]}, "5 replicas need as many slots; 2 nodes have 4"),
-        (BadInput, {"floor": 0}, "--floor: expected one or more, found 0"),
+        (BadInput, {"floor": 0}, "--min-replicas: expected one or more, found 0"),
         (BadInput, {"replicas": [1, 1]}, "--replicas: expected 3 counts of 1 or more"),
         (BadInput, {"replicas": [1, 1, 1], "floor": 2}, "--replicas: expected 3 counts of 2 or more"),
         (BadInput, {"alive": 2}, "--alive: expected 1 to 1 of 2"),

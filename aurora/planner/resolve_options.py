@@ -1,0 +1,106 @@
+"""What "auto" means in PlanOptions, and which options go together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from aurora.errors import BadInput
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.schedule import auto_orders
+from aurora.planner.placement.assignment import ASSIGN
+from aurora.planner.placement.colocation import COLOCATE, JOINT
+from aurora.planner.placement.deduplicated_layers import check_coactivation
+from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.layers import REFINED
+from aurora.planner.placement.objective import OBJECTIVE
+from aurora.planner.placement.scenarios import AIMS
+from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
+from aurora.planner.replication.registry import REPLICAS
+from aurora.types import TIME_SLICES, Cluster, PlanOptions, Profile
+
+
+def choices(options: PlanOptions, colocated: bool) -> dict[str, tuple[str, ...]]:
+    """The names that each strategy option may have, by field, beside "auto"; help and documentation list the same."""
+    places = tuple(PLACE) if colocated else (*PLACE, REFINED, *REPLICAS)
+    if options.min_replicas is not None:
+        places = tuple(SURVIVE)
+    return {
+        "place": places,
+        "assign": tuple(ASSIGN),
+        "colocate": tuple(COLOCATE),
+        "order": tuple(ORDER),
+        "objective": tuple(OBJECTIVE),
+        "aim": ("sum", *AIMS),
+        "time_slice": TIME_SLICES,
+    }
+
+
+def resolve(
+    options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
+) -> PlanOptions:
+    """`options` with a strategy's name for every "auto" that decides something; resolving again changes nothing.
+
+    `order` stays "auto" on mixed ports and fabrics, where each layer takes the shorter of two orders; `time_slice` stays "auto"
+    for one model alone.
+
+    Raises:
+        BadInput: if a name is unknown, or options contradict each other or the number of models.
+    """
+    colocated = len(profiles) == 2
+    _check_scenario(options, colocated)
+    if options.coactivation:
+        check_coactivation(options, profiles, domains)
+    start = "matching" if colocated and cluster.equal else "exact"  # of groups, for one model or before a joint search
+    if options.colocate in JOINT and options.assign not in ("auto", start):
+        raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
+    place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
+    searches = not cluster.equal and options.assign == "auto"
+    resolved = replace(
+        options,
+        place=place,
+        colocate=_named(options.colocate, "local-search" if searches else "matching"),
+        assign=_named(options.assign, start),
+        time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated else options.time_slice,
+        order=_named(options.order, auto_orders(len(cluster))[0] if cluster.equal and cluster.fabric is None else "auto"),
+    )
+    _check_names(resolved, choices(resolved, colocated))
+    if place in REPLICAS and options.slots_per_gpu is None:
+        raise BadInput(f"`place`: {place} expects `slots_per_gpu`, the slots that replicas may fill, found none")
+    return resolved
+
+
+def _named(name: str, default: str) -> str:
+    return default if name == "auto" else name
+
+
+def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: bool) -> str:
+    """Replicas where slots are left over for them; else experts one by one, unless whole groups are wanted."""
+    if options.min_replicas is not None:
+        return DEFAULT
+    if options.coactivation:
+        return REFINED
+    if options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster) > profile.experts:
+        return "equal-split"
+    return "balanced" if colocated or options.assign != "auto" else REFINED
+
+
+def _check_scenario(options: PlanOptions, colocated: bool) -> None:
+    """BadInput for options that want one model alone where there are two, and the other way round."""
+    if not colocated:
+        if options.time_slice != "auto":
+            raise BadInput("`time_slice`: expected two models that share the GPUs, found one alone")
+        return
+    alone = {
+        "slots_per_gpu": options.slots_per_gpu is not None,
+        "aim": options.aim != "sum",
+        "min_replicas": options.min_replicas is not None,
+    }
+    for name, given in alone.items():
+        if given:
+            raise BadInput(f"`{name}`: expected one model alone, found two that share the GPUs")
+
+
+def _check_names(options: PlanOptions, known_by_name: Mapping[str, tuple[str, ...]]) -> None:
+    for name, known in known_by_name.items():
+        found = getattr(options, name)
+        if found not in (*known, "auto"):
+            raise BadInput(f"`{name}`: expected one of auto, {', '.join(known)}, found {found!r}")
