@@ -31,16 +31,18 @@ __all__ = [
 
 
 def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
-    """Read a cluster (.toml), a plan (.json), a profile, a trace or curves (.npz). Raises BadInput for anything else."""
+    """Read a cluster (.toml, or a shipped one by name), a plan (.json), a profile, a trace or curves (.npz); else BadInput."""
     path = Path(path)
     match path.suffix:
+        case "":
+            return load_cluster(path)
         case ".toml":
             return load_cluster(path)
         case ".json":
             return load_plan(path)
         case ".npz":
             return load_npz(path, None)
-    raise BadInput(f"{path}: expected a .toml, .json or .npz file, found {path.suffix or 'no suffix'}")
+    raise BadInput(f"{path}: expected a .toml, .json or .npz file, found {path.suffix}")
 
 
 def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Path) -> None:

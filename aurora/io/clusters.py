@@ -7,13 +7,13 @@ from typing import Any
 
 from aurora.errors import BadInput
 from aurora.io.fabrics import fabric_json, read_fabric
-from aurora.io.files import check_keys, check_schema, load_toml, write_text
+from aurora.io.files import check_keys, check_schema, load_toml, shipped, write_text
 from aurora.types import Cluster, Gpu
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """A cluster TOML (schema 1). Raises BadInput with the key that is wrong."""
-    path = Path(path)
+    """A cluster TOML (schema 1), or a shipped cluster by its name. Raises BadInput with the key that is wrong."""
+    path = _found(Path(path))
     table = load_toml(path)
     check_schema(path, table)
     check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast"})
@@ -31,6 +31,17 @@ def load_cluster(path: str | Path) -> Cluster:
         return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, float(incast))
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def _found(path: Path) -> Path:
+    """The file itself, or the shipped one of that name."""
+    if path.suffix or path.exists():
+        return path
+    folder = shipped("clusters")
+    names = sorted(file.stem for file in folder.glob("*.toml"))
+    if str(path) not in names:
+        raise BadInput(f"{path}: expected a file or one of the clusters {', '.join(names)}, found neither")
+    return folder / f"{path}.toml"
 
 
 def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> None:

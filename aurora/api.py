@@ -1,0 +1,574 @@
+"""The public functions, one for each verb of the command line. Heavy packages are imported when a function needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+
+from aurora import io
+from aurora.errors import BadInput
+from aurora.types import (
+    Cluster,
+    ComputeCurves,
+    DriftOptions,
+    FailureDomains,
+    GpuSlots,
+    Order,
+    Plan,
+    PlanOptions,
+    Profile,
+    ProfileOptions,
+    ReplicaPlacement,
+    ResilientPlacement,
+    RunOptions,
+    Schedule,
+    SyntheticOptions,
+    Trace,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import ArrayLike
+
+    from aurora.planner.evaluate import Evaluation
+    from aurora.planner.migration.migrate import Migration
+    from aurora.planner.workload.drift import Drift
+    from aurora.runtime.result import RunResult
+
+    _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
+    Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
+
+
+@overload
+def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves: ...
+@overload
+def load(path: str | Path, kind: type[_Kind]) -> _Kind: ...
+def load(path: str | Path, kind: type[Any] | None = None) -> Any:
+    """Read what `save` or a command wrote, or a cluster that people write.
+
+    Args:
+        path: a cluster (.toml), a plan (.json), or a profile, a trace or compute curves (.npz). A name without a suffix is one
+            of the clusters that come with the package, such as "demo-4" or "paper-mixed-8".
+        kind: the class that the value must have, such as `aurora.Profile`; None: any. Type checkers then know it.
+
+    Returns:
+        The value, checked; plans are replayed by the checker.
+
+    Raises:
+        BadInput: if the file is missing, damaged, or of another kind, format or schema.
+        BrokenPlan: if a plan does not do what it claims.
+
+    Example:
+        >>> import aurora
+        >>> aurora.load("demo-4", aurora.Cluster).gpus[0].out_Bps
+        3000000.0
+    """
+    value = io.load(path)
+    if kind is not None and not isinstance(value, kind):
+        raise BadInput(f"{path}: expected a {kind.__name__}, found a {type(value).__name__}")
+    return value
+
+
+def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Path) -> None:
+    """Write a value so that `load` gives an equal one back. The file is written whole or not at all.
+
+    Args:
+        value: a Cluster becomes TOML, a Plan JSON, anything else npz.
+        path: the file, exactly; one that exists is replaced.
+
+    Raises:
+        BadInput: if `value` has no file format or the file cannot be written.
+
+    Example:
+        >>> import aurora, tempfile, pathlib
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "mine.toml"
+        >>> aurora.save(aurora.load("demo-4"), file)
+        >>> aurora.load(file) == aurora.load("demo-4")
+        True
+    """
+    io.save(value, path)
+
+
+def profile(
+    model: str | Path, text: Sequence[str | Path], options: ProfileOptions | None = None, *, progress: Progress | None = None
+) -> Profile:
+    """Measure how a model routes tokens, and how long its gate, experts and aggregation take on this machine.
+
+    Args:
+        model: the folder of a transformers MoE model.
+        text: files of text, prompts or chats (.txt, .jsonl) that are served through it.
+        options: how many source ranks the prompts are divided over, their length, when to stop.
+        progress: called with what is being done, how much of it is done, and how much there is in all.
+
+    Returns:
+        The Profile: (token, expert) pairs by window, layer, source rank and expert, and compute curves of this GPU kind.
+
+    Raises:
+        BadInput: if the folder holds no MoE model, or there is less than one prompt for each source rank.
+        MissingDependency: if torch or transformers is not installed.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> options = aurora.ProfileOptions(sources=2, prompt_tokens=16, limit=4)
+        >>> aurora.profile(shipped("models/mixtral-topics"), [shipped("models/train.py")], options).tokens_TLSE.shape[1:]
+        (4, 2, 8)
+    """
+    from aurora.profiler.profile_model import profile_model
+
+    return profile_model(model, text, options or ProfileOptions(), progress or (lambda _what, _done, _total: None))
+
+
+def synthetic_profile(
+    skew: str,
+    config: str | Path | Mapping[str, Any],
+    options: SyntheticOptions | None = None,
+    *,
+    gpu_kinds: Sequence[str] = (),
+) -> Profile:
+    """Draw a profile for planning before there is traffic: invented routing, and compute times by arithmetic.
+
+    Args:
+        skew: "uniform" or "zipf:S", the exponent of the experts' popularity, shuffled for each layer.
+        config: a model's transformers config.json, or what it holds.
+        options: source ranks, tokens, windows, correlation and seed.
+        gpu_kinds: kinds of GPUs, by the names of the shipped datasheets, that get compute curves of their own.
+
+    Returns:
+        A Profile whose provenance says that it was not measured.
+
+    Raises:
+        BadInput: if the skew, the config or a kind is not known.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> config = shipped("models/mixtral-topics/config.json")
+        >>> aurora.synthetic_profile("zipf:0.8", config, aurora.SyntheticOptions(sources=8)).tokens_TLSE.shape
+        (1, 4, 8, 8)
+    """
+    from aurora.planner.workload.synthetic import synthetic_profile as drawn
+
+    known = io.load_gpus()
+    if unknown := [kind for kind in gpu_kinds if kind not in known]:
+        raise BadInput(f"`gpu`: expected one of {', '.join(known)}, found {unknown[0]!r}")
+    shape = config if isinstance(config, Mapping) else io.load_json(config)
+    return drawn(skew, shape, options or SyntheticOptions(), [known[kind] for kind in gpu_kinds])
+
+
+def plan(
+    cluster: Cluster,
+    profiles: Profile | Sequence[Profile],
+    options: PlanOptions | None = None,
+    *,
+    domains: Sequence[Profile] = (),
+    profile_paths: Sequence[str] = (),
+) -> Plan:
+    """Decide where experts sit and in which order tokens travel, for one model or two that share the GPUs.
+
+    Args:
+        cluster: the machines; rank r is its r-th GPU.
+        profiles: one model's profile, or two models' to colocate them. Each must come from as many source ranks as the cluster
+            has GPUs.
+        options: strategies by name; "auto" follows the scenario. The objective "simulated" plans by several strategies and
+            keeps the plan that the simulator finds shortest.
+        domains: further profiles of the one model that the plan must serve as well; `options.aim` says how they count.
+        profile_paths: where the profiles lie, as the plan should name them.
+
+    Returns:
+        A checked Plan with its objective, a proved lower bound and the gap to it.
+
+    Raises:
+        BadInput: if profiles, cluster and options do not go together.
+        InfeasiblePlan: if the experts or their replicas do not fit into the GPUs' memory.
+
+    Source:
+        Aurora (arXiv:2410.17043) §4-§7; replicas: Lazarus (arXiv:2407.04656) §4.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> config = shipped("models/mixtral-topics/config.json")
+        >>> traffic = aurora.synthetic_profile("zipf:0.8", config, aurora.SyntheticOptions(sources=8))
+        >>> plan = aurora.plan(aurora.load("paper-mixed-8"), traffic)
+        >>> plan.scenario, plan.bound_s <= plan.objective_s
+        ('exclusive, mixed GPUs', True)
+    """
+    from aurora.advisor.simulated_choice import SIMULATED, simulated_plan, with_time_slice
+    from aurora.planner.make_plan import make_plan
+
+    profiles, options = _each(profiles), options or PlanOptions()
+    if options.objective == SIMULATED:
+        if domains:
+            raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
+        made = simulated_plan(cluster, profiles, options, profile_paths)
+    else:
+        made = make_plan(cluster, profiles, options, profile_paths, domains=domains)
+    return with_time_slice(made, profiles) if made.colocated and options.time_slice == "auto" else made
+
+
+def migrate(
+    plan: Plan,
+    previous: Plan,
+    profiles: Profile | Sequence[Profile],
+    *,
+    max_move_bytes: int | None = None,
+    domains: Sequence[Profile] = (),
+) -> tuple[Plan, Migration]:
+    """Turn a new plan into the one that follows the plan in force while few expert weights move.
+
+    Args:
+        plan: the new plan, made for `profiles` and `domains`.
+        previous: the plan in force, for the same cluster and models.
+        profiles: the traffic, one profile a model.
+        max_move_bytes: move the layers that save most within so many bytes; None: every layer that saves time.
+        domains: the further profiles that `plan` was made for.
+
+    Returns:
+        The next plan, one epoch on, with GPUs relabelled so that the fewest bytes move; and the Migration: what moves, in
+        which order, and what it gains.
+
+    Raises:
+        BadInput: if the plans are for other clusters or models.
+        InfeasiblePlan: if `max_move_bytes` is less than `min_replicas` needs.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
+    """
+    from aurora.planner.migration.migrate import move
+
+    return move(plan, previous, _each(profiles), max_move_bytes, domains)
+
+
+def place(
+    loads: ArrayLike,
+    slots: GpuSlots,
+    method: str = "equal-split",
+    *,
+    replicas: Sequence[int] | None = None,
+    seed: int = 0,
+) -> ReplicaPlacement:
+    """Place experts and their replicas by load alone, as EPLB does: how many of each, where, and how its load divides.
+
+    Args:
+        loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
+        slots: how many experts fit on each GPU; `GpuSlots.equal(gpus, slots)` for equal GPUs.
+        method: "equal-split", "free-split" or "eplb".
+        replicas: how many replicas each expert has; None: the method decides.
+        seed: for strategies that draw.
+
+    Returns:
+        The placement with its largest load and a lower bound for every layer.
+
+    Raises:
+        BadInput: if an argument is not what it should be.
+        InfeasiblePlan: if the slots do not suffice.
+
+    Example:
+        >>> import aurora
+        >>> placed = aurora.place([600, 560, 120, 120, 20, 10, 10, 10], aurora.GpuSlots.equal(gpus=8, slots=2))
+        >>> round(float(placed.max_load_L[0]), 2)
+        196.67
+    """
+    from aurora.planner.replication.registry import place as placed
+
+    return placed(np.asarray(loads), slots, method, replicas, seed)
+
+
+def place_for_failures(
+    loads: ArrayLike,
+    failure_domains: FailureDomains,
+    method: str = "aurora",
+    *,
+    min_replicas: int | None = None,
+    replicas: Sequence[int] | None = None,
+    alive: int | None = None,
+    seed: int = 0,
+) -> ResilientPlacement:
+    """Place replicas on nodes that may fail so that every expert is still held after failures, as likely as can be.
+
+    Args:
+        loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
+        failure_domains: the nodes' slots and which nodes fail together; `FailureDomains.equal(nodes, slots)` for equal nodes.
+        method: "aurora", or the baselines "mro" (Lazarus), "spread" and "compact".
+        min_replicas: replicas of each expert at least, on as many nodes; None: two where they fit.
+        replicas: how many replicas each expert has; None: by its load.
+        alive: optimise for so many failure domains left; None: for all numbers of failures.
+        seed: for strategies that draw.
+
+    Returns:
+        The placement with the probability that every expert survives 1, 2, ... failures.
+
+    Raises:
+        BadInput: if an argument is not what it should be.
+        InfeasiblePlan: if the slots do not suffice.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.1, whose placement is "mro".
+
+    Example:
+        >>> import aurora
+        >>> domains = aurora.FailureDomains.equal(nodes=4, slots=3)
+        >>> aurora.place_for_failures([1, 1, 1, 1], domains, replicas=[3, 3, 3, 3]).survival_L[0].p_K.tolist()
+        [1.0, 1.0, 0.0]
+    """
+    from aurora.planner.replication.failure_resilient import survive
+
+    return survive(np.asarray(loads), failure_domains, method, min_replicas, replicas, alive, seed)
+
+
+def order(
+    bytes_GG: ArrayLike,
+    cluster: Cluster | None = None,
+    method: str = "openshop",
+    seed: int = 0,
+    startup_s: float | None = None,
+) -> Schedule:
+    """Order one all-to-all: its schedule on the cluster's network, checked, with lower bounds.
+
+    Args:
+        bytes_GG: (G, G) integers, the bytes that rank i sends to rank j; the diagonal does not travel.
+        cluster: the network; None: equal ports of 100 Gbit/s.
+        method: an order by name, "two-tier" for servers, or "auto", the shorter of two.
+        seed: for orders that draw.
+        startup_s: seconds that each message costs, instead of the cluster's.
+
+    Returns:
+        The Schedule, with the fluid bound and the one-to-one bound.
+
+    Raises:
+        BadInput: if the matrix is not square, whole and non-negative, or does not fit the cluster.
+
+    Source:
+        Aurora (arXiv:2410.17043) Thm 4.2; Gonzalez & Sahni 1976.
+
+    Example:
+        >>> import aurora
+        >>> schedule = aurora.order([[0, 4, 6], [5, 0, 2], [3, 7, 0]])
+        >>> round(schedule.makespan_s / schedule.fluid_bound_s, 3)
+        1.0
+    """
+    from aurora.planner.alltoall.schedule import order as scheduled
+
+    return scheduled(bytes_GG, cluster, method, seed, startup_s)
+
+
+def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
+    """Tell what a plan takes on traffic that it was not made for, beside a plan made for that traffic.
+
+    Args:
+        plan: the plan in question.
+        profiles: the traffic, one profile a model.
+
+    Returns:
+        The Evaluation: seconds of each layer, the loss against a plan of its own, and each layer's dispatch.
+
+    Raises:
+        BadInput: if a profile is not of the plan's model, or comes from another number of source ranks.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> config, cluster = shipped("models/mixtral-topics/config.json"), aurora.load("demo-4")
+        >>> now, later = (aurora.synthetic_profile("zipf:1", config, aurora.SyntheticOptions(seed=s)) for s in (0, 1))
+        >>> plan = aurora.plan(cluster, now)
+        >>> aurora.evaluate(plan, now).loss, aurora.evaluate(plan, later).loss > 0
+        (0.0, True)
+    """
+    from aurora.planner.evaluate import evaluate as evaluated
+
+    return evaluated(plan, _each(profiles))
+
+
+def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions | None = None) -> Drift:
+    """Tell whether traffic has moved by more than chance, and whether another plan is worth it.
+
+    Args:
+        before: the traffic that was planned for.
+        after: the traffic now, of the same model.
+        plan: the plan made for `before`; None: the loss is that of experts balanced for `before`.
+        options: from which loss planning again pays, and how many experts count as hot.
+
+    Returns:
+        The Drift: distance by layer beside what chance explains, and the loss.
+
+    Raises:
+        BadInput: if the profiles are of different models, or the plan was not made for `before`.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
+        >>> aurora.drift(traffic, traffic).replan
+        False
+    """
+    from aurora.planner.workload.drift import drift as measured
+
+    return measured(before, after, plan, options or DriftOptions())
+
+
+def simulate(
+    plan: Plan,
+    profiles: Profile | Sequence[Profile],
+    *,
+    barriers: str = "gpu",
+    orders: str = "plan",
+    interleave: str = "on",
+) -> Trace:
+    """Predict what serving the profiles under a plan takes, event by event, one step for each window.
+
+    Args:
+        plan: the plan.
+        profiles: the traffic, one profile a model.
+        barriers: who waits for whom: "gpu" for its own transfers and the token counts, "none" not for those, "global" all for
+            all.
+        orders: "plan" keeps the plan's orders; "batch" orders each all-to-all anew from its own bytes.
+        interleave: "on" runs two models side by side, "off" one after the other.
+
+    Returns:
+        The predicted Trace.
+
+    Raises:
+        BadInput: if a profile is not of the plan's model or ranks, or an argument is unknown.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
+        >>> plan = aurora.plan(aurora.load("demo-4"), traffic)
+        >>> aurora.simulate(plan, traffic).kind
+        'predicted'
+    """
+    from aurora.planner.alltoall.schedule import batch_order
+    from aurora.simulator.interpreter import simulate_plan
+
+    for name, value, known in (("orders", orders, ("plan", "batch")), ("interleave", interleave, ("on", "off"))):
+        if value not in known:
+            raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {value!r}")
+    ordered = batch_order(plan.cluster, plan.options.order, plan.options.seed) if orders == "batch" else None
+    return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on")
+
+
+def run(
+    plan: Plan,
+    models: Sequence[str | Path],
+    prompts: Sequence[Sequence[list[int]]],
+    options: RunOptions | None = None,
+) -> RunResult | None:
+    """Serve prompts under a plan on real processes, one a rank, and measure what happens.
+
+    Args:
+        plan: the plan; it says on how many ranks.
+        models: the folders of the plan's models, in its order.
+        prompts: for each model its prompts, each a list of token ids.
+        options: tokens to produce, transport, interleaving, survival of lost ranks.
+
+    Returns:
+        Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere.
+
+    Raises:
+        BadInput: if plan, models, prompts and ranks do not go together.
+        RankFailed: if a rank is lost, unless `options.survive` is set.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> mixtral = shipped("models/mixtral-topics")
+        >>> traffic = aurora.synthetic_profile("zipf:1", mixtral / "config.json", aurora.SyntheticOptions(sources=2))
+        >>> gpus = tuple(aurora.Gpu(f"gpu-{rank}", "cpu", 0, 1e9, 1e9, 10**9) for rank in range(2))
+        >>> plan = aurora.plan(aurora.Cluster("mine", gpus), traffic)
+        >>> options = aurora.RunOptions(max_new_tokens=2, transport="memory")
+        >>> result = aurora.run(plan, [mixtral], [[[76, 107, 104, 35]]], options)
+        >>> len(result.answers_M[0].tokens[0])
+        2
+    """
+    from aurora.runtime.run import run as served
+
+    return served(plan, models, prompts, options or RunOptions())
+
+
+def all_to_all(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    order: Order | str | None = None,
+) -> Any:
+    """Exchange rows as torch.distributed.all_to_all_single does, in a planned order.
+
+    Args:
+        output: rows received, by rank; written.
+        input: rows to send, by rank; any dtype.
+        output_split_sizes, input_split_sizes: rows from and to each rank; None: evenly.
+        group: a torch process group; None: the default one.
+        async_op: return a handle with wait().
+        order: a plan's Order; or an order's name, which every rank makes from this call's sizes; None or "all-at-once" is
+            torch's own collective. All ranks pass the same.
+
+    Returns:
+        A handle if async_op, else None. Where `input` requires grad, gradients travel back in the reversed order.
+
+    Raises:
+        BadInput: if sizes or dtypes do not fit.
+        RankFailed: if a peer is lost.
+
+    Source:
+        Aurora (arXiv:2410.17043) Thm 4.2.
+
+    Example:
+        >>> import aurora, torch, torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> output = torch.empty(4)
+        >>> aurora.all_to_all(output, torch.arange(4.0), order="openshop")
+        >>> output
+        tensor([0., 1., 2., 3.])
+        >>> dist.destroy_process_group()
+    """
+    from aurora.runtime.all_to_all import all_to_all as exchanged
+
+    return exchanged(output, input, output_split_sizes, input_split_sizes, group, async_op, order)
+
+
+def report(
+    plan: Plan,
+    traces: Mapping[str, Trace] | None = None,
+    profiles: Sequence[Profile] = (),
+    *,
+    output: str | Path,
+    format: str = "html",
+) -> None:
+    """Show a plan: what it is worth, what it took, what to do next.
+
+    Args:
+        plan: the plan.
+        traces: predicted and measured traces of it by name; all are compared with the first.
+        profiles: the traffic, one a model; as many again: later traffic, for drift.
+        output: the file to write; for "svg" a folder.
+        format: "html" (one page), "svg" (figures for papers) or "perfetto" (for ui.perfetto.dev; .gz packs it).
+
+    Raises:
+        BadInput: if a trace or profile is not of the plan, or the output cannot be written.
+        MissingDependency: if jinja2 or matplotlib is needed and not installed.
+
+    Example:
+        >>> import aurora, tempfile, pathlib
+        >>> from aurora.io import shipped
+        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
+        >>> plan = aurora.plan(aurora.load("demo-4"), traffic)
+        >>> page = pathlib.Path(tempfile.mkdtemp()) / "report.html"
+        >>> aurora.report(plan, {"predicted": aurora.simulate(plan, traffic)}, [traffic], output=page)
+        >>> page.read_text()[:15]
+        '<!DOCTYPE html>'
+    """
+    from aurora.reports.write import report as written
+
+    written(plan, traces or {}, profiles, Path(output), format)
+
+
+def _each(profiles: Profile | Sequence[Profile]) -> Sequence[Profile]:
+    return [profiles] if isinstance(profiles, Profile) else profiles

@@ -1,0 +1,87 @@
+"""The public API: signatures, values, and every example of its docstrings."""
+
+import doctest
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aurora
+from aurora import api
+from aurora.errors import BadInput
+from aurora.io import shipped
+
+ROOT = Path(__file__).parents[1]
+FUNCTIONS = [name for name in aurora.__all__ if inspect.isfunction(getattr(aurora, name))]
+
+SCRIPT = """
+import numpy as np
+
+import aurora
+
+cluster = aurora.load("demo-4", aurora.Cluster)
+options = aurora.SyntheticOptions(sources=len(cluster))
+traffic = aurora.synthetic_profile("zipf:0.8", CONFIG, options)
+plan: aurora.Plan = aurora.plan(cluster, traffic, aurora.PlanOptions(order="openshop"))
+assert aurora.plan(cluster, [traffic], aurora.PlanOptions(order="openshop")) == plan
+later = aurora.synthetic_profile("zipf:0.8", CONFIG, aurora.SyntheticOptions(sources=4, seed=1))
+evaluation = aurora.evaluate(plan, later)
+print(f"{evaluation.loss:.1%} lost", plan.gap >= 0)
+moved, migration = aurora.migrate(aurora.plan(cluster, later), plan, later)
+print(moved.epoch, int(migration.bytes_GG.sum()) >= 0, aurora.drift(traffic, later).replan)
+trace = aurora.simulate(plan, traffic, orders="batch")
+print(trace.seconds > 0, aurora.order(np.array([[0, 4], [5, 0]]), method="birkhoff").gap)
+placed = aurora.place(traffic.load_LE, aurora.GpuSlots.equal(4, 3))
+aurora.save(plan, "plan.json")
+assert aurora.load("plan.json", aurora.Plan) == plan
+print(hash(plan) == hash(aurora.load("plan.json")), len(repr(plan)) < 200, bool(placed.gap_L.max() >= 0))
+"""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_examples_run_as_they_stand(name):
+    (found,) = doctest.DocTestFinder(recurse=False).find(getattr(aurora, name), name, globs={})
+    assert found.examples or name == "migrate"
+    assert doctest.DocTestRunner().run(found).failed == 0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_name_every_argument(name):
+    text = inspect.getdoc(getattr(aurora, name))
+    for parameter in inspect.signature(getattr(aurora, name)).parameters:
+        assert f"{parameter}:" in text or f"{parameter}," in text, f"{name} does not document {parameter}"
+
+
+def test_signatures_are_the_functions_own():
+    assert list(inspect.signature(aurora.plan).parameters) == ["cluster", "profiles", "options", "domains", "profile_paths"]
+    assert all(inspect.isfunction(getattr(api, name)) for name in FUNCTIONS)
+    assert set(aurora.__all__) <= set(dir(aurora))
+    with pytest.raises(AttributeError, match="no attribute 'planned'"):
+        aurora.planned  # noqa: B018
+
+
+def test_a_users_script_passes_strict_type_checks_and_runs(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.replace("CONFIG", repr(str(shipped("models/mixtral-topics/config.json")))))
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(file)], capture_output=True, text=True, cwd=ROOT
+    )  # in the repository, where the checks of the package have left their cache
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True True True"
+
+
+def test_importing_aurora_imports_nothing_slow():
+    code = "import sys, aurora; dir(aurora); print({'torch', 'numpy', 'scipy', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_what_is_no_value_of_that_kind_is_refused():
+    with pytest.raises(BadInput, match="demo-4: expected a Plan, found a Cluster"):
+        aurora.load("demo-4", aurora.Plan)
+    with pytest.raises(BadInput, match=r"expected a file or one of the clusters demo-4, .*, found neither"):
+        aurora.load("demo-5")
