@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from aurora import io
+import aurora.io as io
 from aurora.errors import BadInput
 from aurora.types import (
     Cluster,
@@ -28,6 +28,24 @@ from aurora.types import (
     SyntheticOptions,
     Trace,
 )
+
+__all__ = [
+    "all_to_all",
+    "drift",
+    "evaluate",
+    "load",
+    "migrate",
+    "order",
+    "place",
+    "place_for_failures",
+    "plan",
+    "profile",
+    "report",
+    "run",
+    "save",
+    "simulate",
+    "synthetic_profile",
+]
 
 if TYPE_CHECKING:
     import torch

@@ -1,5 +1,7 @@
 """Failures that a user can mend. Everything else is a bug and stays an assertion or a traceback."""
 
+__all__ = ["AuroraError", "BadInput", "BrokenPlan", "InfeasiblePlan", "MissingDependency", "RankFailed"]
+
 
 class AuroraError(Exception):
     """Base of every error that is shown to the user as one sentence, with exit code 2."""
