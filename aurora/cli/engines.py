@@ -70,13 +70,13 @@ def import_(
     ] = DEFAULTS.coactivation,
 ) -> None:
     """Read a serving engine's placement, whose replicas share an expert's load evenly; or the routing that one recorded."""
-    from aurora.io.engine_placements import ENGINES
-    from aurora.io.routing_dumps import DUMPS
+    from aurora.io.engine_placements import PLACEMENT_FORMATS
+    from aurora.io.routing_dumps import ROUTING_FORMATS
 
-    if form not in (known := (*ENGINES, *DUMPS, RECORD)):
+    if form not in (known := (*PLACEMENT_FORMATS, *ROUTING_FORMATS, RECORD)):
         raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
     recorded = {"--shape": shape, "--where": where, "--window": window, "--co-activation": coactivation or None}
-    if form not in ENGINES:
+    if form not in PLACEMENT_FORMATS:
         if gpus is not None or dense_layers:
             raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")
         if form == RECORD:

@@ -1,13 +1,33 @@
-"""The one reader and writer of every file format."""
+"""The one reader and writer of every file format.
 
+| file | module |
+|---|---|
+| cluster (.toml), its fabric | clusters, fabrics |
+| profile, trace, compute curves (.npz) | profiles, traces, curves, all in the container of npz |
+| plan, placement (.json) | plans, placements |
+| an engine's placement; its recorded routing | engine_placements; routing_dumps |
+| what our vLLM plugin records, a file a rank (.npz) | engine_records |
+| bytes of an all-to-all, experts' loads (.csv, .npy) | matrices |
+| datasheets of GPUs (.toml) | gpu_kinds |
+| prompts (.txt, .jsonl), membership of nodes, workers' step times (.csv) | prompts, membership_traces, step_times |
+"""
+
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aurora.errors import BadInput
+from aurora.io import curves, profiles, traces
 from aurora.io.clusters import load_cluster, save_cluster
+from aurora.io.curves import load_curves, save_curves
 from aurora.io.files import load_json, read_text, shipped, write_text
 from aurora.io.gpu_kinds import load_gpus
-from aurora.io.npz import load_curves, load_failures, load_loads, load_matrix, load_npz, load_profile, load_trace, save_npz
+from aurora.io.matrices import load_loads, load_matrix
+from aurora.io.membership_traces import load_failures
+from aurora.io.npz import Arrays, load_npz
 from aurora.io.plans import load_plan, save_plan
+from aurora.io.profiles import load_profile, save_profile
+from aurora.io.traces import load_trace, save_trace
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
 
 __all__ = [
@@ -29,6 +49,12 @@ __all__ = [
     "write_text",
 ]
 
+_NPZ_READERS: dict[str, Callable[[dict[str, Any], Arrays], Profile | Trace | ComputeCurves]] = {
+    profiles.FORMAT: profiles.profile_from_arrays,
+    traces.FORMAT: traces.trace_from_arrays,
+    curves.FORMAT: curves.curves_from_arrays,
+}
+
 
 def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
     """Read a cluster (.toml, or a shipped one by name), a plan (.json), a profile, a trace or curves (.npz); else BadInput."""
@@ -41,18 +67,23 @@ def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
         case ".json":
             return load_plan(path)
         case ".npz":
-            return load_npz(path, None)
+            return load_npz(path, _NPZ_READERS)
     raise BadInput(f"{path}: expected a .toml, .json or .npz file, found {path.suffix}")
 
 
 def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Path) -> None:
     """Write a cluster as TOML, a plan as JSON, everything else as npz, to exactly `path`."""
     path = Path(path)
-    if isinstance(value, Plan):
-        save_plan(value, path)
-    elif isinstance(value, Profile | Trace | ComputeCurves):
-        save_npz(value, path)
-    elif isinstance(value, Cluster):
-        save_cluster(value, path)
-    else:
-        raise BadInput(f"save: expected a Cluster, Plan, Profile or Trace, found {type(value).__name__}")
+    match value:
+        case Plan():
+            save_plan(value, path)
+        case Profile():
+            save_profile(value, path)
+        case Trace():
+            save_trace(value, path)
+        case ComputeCurves():
+            save_curves(value, path)
+        case Cluster():
+            save_cluster(value, path)
+        case _:
+            raise BadInput(f"save: expected a Cluster, Plan, Profile, Trace or ComputeCurves, found {type(value).__name__}")

@@ -24,39 +24,65 @@ Physical = list[list[int]]  # by layer and slot: the logical expert there
 
 
 @dataclass(frozen=True)
-class EngineFormat:
-    """How an engine writes a placement: to text and from a file; the int is the number of dense layers before the MoE ones."""
+class PlacementFormat:
+    """How an engine keeps a placement in a file.
 
-    write: Callable[[Placement, int], str]
+    Attributes:
+        read: from a file, the number of GPUs where known, and the number of dense layers before the MoE ones.
+        write: to text, with the number of dense layers; None for a format that is imported only.
+    """
+
     read: Callable[[Path, int | None, int], Placement]
+    write: Callable[[Placement, int], str] | None = None
 
 
 def export_placement(placement: Placement, form: str, dense_layers: int = 0) -> str:
-    """The text of `placement` in an engine's format. Raises BadInput for an unknown format, or GPUs of unlike slots."""
-    engine = _known(form)
+    """Write a placement as an engine reads it.
+
+    Args:
+        placement: the placement; engines divide an expert's tokens evenly over its replicas, see `off_by`.
+        form: one of PLACEMENT_FORMATS.
+        dense_layers: how many layers without experts the engine counts before the MoE ones.
+
+    Returns:
+        The file's text.
+
+    Raises:
+        BadInput: if the format is unknown or cannot be written, or a GPU holds no expert where others do.
+    """
+    known = _known(form)
     _check_dense(dense_layers)
-    return engine.write(placement, dense_layers)
+    if known.write is None:
+        raise BadInput(f"`format`: {form} is imported only")
+    return known.write(placement, dense_layers)
 
 
 def import_placement(path: Path, form: str, gpus: int | None = None, dense_layers: int = 0) -> Placement:
-    """The placement in an engine's file. gpus: on how many GPUs its slots lie, where the file does not say.
+    """Read the placement in an engine's file.
 
-    Raises BadInput for a file that is not of that format, or whose slots do not divide by the GPUs.
+    Args:
+        path: the file.
+        form: one of PLACEMENT_FORMATS.
+        gpus: on how many GPUs its slots lie, where the file does not say.
+        dense_layers: how many layers without experts the file counts before the MoE ones.
+
+    Raises:
+        BadInput: if the file is not of that format, or its slots do not divide by the GPUs.
     """
-    engine = _known(form)
+    known = _known(form)
     _check_dense(dense_layers)
     try:
-        return engine.read(path, gpus, dense_layers)
+        return known.read(path, gpus, dense_layers)
     except AuroraError as error:
         raise type(error)(f"{path}: {error}".replace(f"{path}: {path}", str(path))) from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadInput(f"{path}: not a placement of {form}: {type(error).__name__}: {error}") from None
 
 
-def _known(form: str) -> EngineFormat:
-    if form not in ENGINES:
-        raise BadInput(f"`format`: expected one of {', '.join(ENGINES)}, found {form!r}")
-    return ENGINES[form]
+def _known(form: str) -> PlacementFormat:
+    if form not in PLACEMENT_FORMATS:
+        raise BadInput(f"`format`: expected one of {', '.join(PLACEMENT_FORMATS)}, found {form!r}")
+    return PLACEMENT_FORMATS[form]
 
 
 def _check_dense(dense_layers: int) -> None:
@@ -171,9 +197,9 @@ def _read_trtllm(path: Path, gpus: int | None, dense_layers: int) -> Placement:
     return _placed([rows[layer] for layer in sorted(rows)], gpus)
 
 
-ENGINES = {
-    "sglang": EngineFormat(_write_sglang, _read_sglang),
-    "eplb": EngineFormat(_write_eplb, _read_eplb),
-    "vllm-ascend": EngineFormat(_write_ascend, _read_ascend),
-    "trtllm": EngineFormat(_write_trtllm, _read_trtllm),
+PLACEMENT_FORMATS: dict[str, PlacementFormat] = {
+    "sglang": PlacementFormat(_read_sglang, _write_sglang),
+    "eplb": PlacementFormat(_read_eplb, _write_eplb),
+    "vllm-ascend": PlacementFormat(_read_ascend, _write_ascend),
+    "trtllm": PlacementFormat(_read_trtllm, _write_trtllm),
 }

@@ -1,7 +1,5 @@
 """What serving engines record of their own traffic: a file a rank, which together become a Profile."""
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.files import SCHEMA, check_schema
+from aurora.io.npz import Arrays, load_npz, save_npz
 from aurora.types import PHASES, Curve, Profile
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 
@@ -20,12 +18,16 @@ TIMED = ("gate", "dispatch", "expert", "combine", "aggregate")
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What one expert-parallel rank saw. window_T (T,) int64: numbers of windows, ascending, each of `width` forward passes
-    from width * number on; tokens_TLE (T, L, E) int64: (token, choice) pairs that started on this rank.
+    """What one expert-parallel rank saw.
 
-    seconds_LP (L, P) float64: of each layer and phase in TIMED, passes_L (L,) int64 timed passes. gram_P22, target_P2: for each
-    of PHASES the normal equations of seconds = a x + b y over timed passes, where x is how many experts were active (1 for the
-    other phases) and y the tokens; most_P (P,) int64: the most tokens of one pass. They add up over ranks.
+    Attributes:
+        window_T: (T,) int64, ascending numbers of windows, each of `width` forward passes from width * number on.
+        tokens_TLE: (T, L, E) int64, (token, expert) pairs that started on this rank.
+        seconds_LP: (L, P) float64, seconds of each layer and phase in TIMED, over the passes that were timed.
+        passes_L: (L,) int64, how many passes were timed.
+        gram_P22, target_P2: for each of PHASES the normal equations of seconds = a x + b y over timed passes, where x is how
+            many experts were active (1 for the other phases) and y the tokens; they add up over ranks.
+        most_P: (P,) int64, the most tokens of one pass.
     """
 
     model: str
@@ -65,35 +67,23 @@ _SCALARS = tuple(field.name for field in fields(EngineRecord) if field.type in (
 
 
 def save_record(record: EngineRecord, folder: Path) -> Path:
-    """Write folder/rank-R.npz, under another name first; the folder is made."""
+    """Write folder/rank-R.npz, whole or not at all; the folder is made. Returns the file's path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{record.rank}.npz"
     about = {name: getattr(record, name) for name in _SCALARS}
     arrays: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(EngineRecord) if f.name not in _SCALARS}
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    with unfinished.open("wb") as file:
-        np.savez_compressed(file, about=json.dumps({"schema": SCHEMA, "format": FORMAT, **about}), **arrays)
-    unfinished.replace(path)
+    save_npz(path, FORMAT, about, arrays)
     return path
 
 
 def load_record(path: Path) -> EngineRecord:
-    """One rank's file. Raises BadInput."""
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        about = json.loads(str(arrays.pop("about")))
-    except Exception as error:  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
-        raise BadInput(f"{path}: not an {FORMAT}, or cut short: {error}") from None
-    check_schema(path, about)
-    if about.get("format") != FORMAT:
-        raise BadInput(f"{path}: expected an {FORMAT}, found format {about.get('format')!r}")
-    try:
-        return EngineRecord(**{name: about[name] for name in _SCALARS}, **arrays)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: not a whole {FORMAT}: {type(error).__name__}: {error}") from None
+    """Read one rank's file. Raises BadInput if the file is missing, damaged or of another format."""
+    return load_npz(path, {FORMAT: _record_from_arrays})
+
+
+def _record_from_arrays(about: dict[str, Any], arrays: Arrays) -> EngineRecord:
+    values: dict[str, Any] = {name: about[name] for name in _SCALARS} | dict(arrays)
+    return EngineRecord(**values)
 
 
 def load_records(folder: Path) -> Profile:

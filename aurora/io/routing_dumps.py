@@ -34,9 +34,14 @@ Where = Mapping[str, str]  # by column, the value that a row must have
 
 @dataclass(frozen=True)
 class RecordedRouting:
-    """counts_TLE (T, L, E) int64: tokens of every expert, step by step. experts_ULK, lengths_Q: of token-level files, every
-    token's choices and how many tokens, one after the other, each sequence has; their counts are one step. layers: of a file
-    that names them, which there are."""
+    """Routing as recorded, without source ranks.
+
+    Attributes:
+        counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step.
+        experts_ULK: of token-level files, (U, L, K), the experts that each token chose; their counts are one step.
+        lengths_Q: of token-level files, (Q,) int64, how many of these tokens each sequence has, one sequence after the other.
+        layers: the layers' numbers, of a file that names them.
+    """
 
     counts_TLE: IntArray
     experts_ULK: NDArray[Any] | None = None
@@ -49,17 +54,39 @@ class RecordedRouting:
         return f"{self.counts_TLE.shape[1]} layers" if self.layers is None else f"layer {', '.join(map(str, self.layers))}"
 
 
-def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRouting:
-    """The routing in a file of one of DUMPS. where: of a CSV, which rows.
+@dataclass(frozen=True)
+class RoutingFormat:
+    """How to read one kind of recording.
 
-    Raises BadInput for a file that is not of that format, not of a model of this shape, or without a token.
+    Attributes:
+        read: from a file, the model's sizes and, of a CSV, which rows.
+        files: what such files are called or hold, in a few words for help texts.
+    """
+
+    read: Callable[[Path, Shape, Where], RecordedRouting]
+    files: str
+
+
+def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRouting:
+    """Read the routing that an engine recorded.
+
+    Args:
+        path: the file.
+        form: its format, one of ROUTING_FORMATS.
+        shape: the model's sizes, which the file must have.
+        where: of a CSV, by column the value that a row must have.
+
+    Raises:
+        BadInput: if the file is not of that format, not of a model of this shape, or holds no token.
     """
     try:
+        if form not in ROUTING_FORMATS:
+            raise BadInput(f"`format`: expected one of {', '.join(ROUTING_FORMATS)}, found {form!r}")
         if where and form != "csv":
             raise BadInput("`where` is for the columns of csv")
         if not path.is_file():
             raise BadInput("not a regular file" if path.exists() else "no such file")
-        found = DUMPS[form](path, shape, where)
+        found = ROUTING_FORMATS[form].read(path, shape, where)
         if not found.counts_TLE.any():
             raise BadInput("expected tokens, found none")
     except AuroraError as error:
@@ -169,12 +196,12 @@ def _csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     return RecordedRouting(np.stack([found[layer] for layer in sorted(found)])[None], layers=tuple(sorted(found)))
 
 
-DUMPS: dict[str, Callable[[Path, Shape, Where], RecordedRouting]] = {
-    "sglang-recorder": _sglang,
-    "vllm": _vllm,
-    "eplb-load": _eplb,
-    "tokens": _tokens,
-    "csv": _csv,
+ROUTING_FORMATS: dict[str, RoutingFormat] = {
+    "sglang-recorder": RoutingFormat(_sglang, ".pt"),
+    "vllm": RoutingFormat(_vllm, ".jsonl"),
+    "eplb-load": RoutingFormat(_eplb, ".npy, .csv"),
+    "tokens": RoutingFormat(_tokens, ".npz of experts and seq_len"),
+    "csv": RoutingFormat(_csv, "layer,expert,count"),
 }
 
 

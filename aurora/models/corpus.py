@@ -1,24 +1,21 @@
 """A corpus as prompts of token ids, read piece by piece: text, chats, prompts and token ids."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from aurora.errors import BadInput
+from aurora.io.prompts import load_token_ids, read_corpus_row
 
 BLOCK = 1 << 20  # characters of text that are tokenized at a time
 LINE = 1 << 26  # characters of a line, at most
-FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
 
 
 class Corpus:
     """Prompts of `files` one after the other, of at most `length` tokens each; no more than a block is held at a time.
 
-    .jsonl: a prompt a line, as one of FIELDS, longer ones cut. .npy: token ids, a prompt a row, longer ones cut; one axis is
-    text. Anything else is UTF-8 text, cut into prompts of exactly `length` tokens, what is left over at its end not used.
+    .jsonl: a prompt a line, as one of io.prompts.ROW_FIELDS, longer ones cut. .npy: token ids, a prompt a row, longer ones cut;
+    one axis is text. Anything else is UTF-8 text, cut into prompts of exactly `length` tokens, what is left over not used.
     Iterating raises BadInput for what cannot be read; `read_bytes` of `size_bytes` tells how far it got.
     """
 
@@ -73,18 +70,13 @@ class Corpus:
                 yield ids[: self._length]
 
     def _row(self, file: Path, number: int, line: str) -> list[int]:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
-        match found:
-            case {"messages": [*messages]} if all(_is_message(each) for each in messages):
-                return self._encoded(self._chat(file, number, messages))
-            case {"prompt": str(text)} | {"text": str(text)}:
+        match read_corpus_row(file, number, line):
+            case str(text):
                 return self._encoded(text)
-            case {"tokens": [*ids]} if all(type(each) is int for each in ids):
-                return self._checked(f"{file}, line {number}", np.array(ids, dtype=object))
-        raise BadInput(f"{file}, line {number}: expected {FIELDS}, found {line[:60].strip()!r}")
+            case list(messages):
+                return self._encoded(self._chat(file, number, messages))
+            case ids:
+                return self._checked(f"{file}, line {number}", ids)
 
     def _chat(self, file: Path, number: int, messages: list[dict[str, str]]) -> str:
         """By the tokenizer's chat template; without one, each speaker on a line."""
@@ -96,13 +88,7 @@ class Corpus:
             raise BadInput(f"{file}, line {number}: the tokenizer's chat template does not take it: {error}") from None
 
     def _ids(self, file: Path) -> Iterator[list[int]]:
-        try:
-            found = np.load(file, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # numpy raises many kinds for a file that is not its own
-            raise BadInput(f"{file}: not an array of token ids: {error}") from None
-        if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.ndim not in (1, 2):
-            what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
-            raise BadInput(f"{file}: expected token ids with one axis or two, found {what}")
+        found = load_token_ids(file)
         runs = range(0, len(found) - self._length + 1, self._length) if found.ndim == 1 else range(len(found))
         for at in runs:
             row = found[at : at + self._length] if found.ndim == 1 else found[at, : self._length]
@@ -120,7 +106,3 @@ class Corpus:
 
 def _runs(ids: list[int], length: int) -> Iterator[list[int]]:
     return (ids[start : start + length] for start in range(0, len(ids) - length + 1, length))
-
-
-def _is_message(found: Any) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("role"), str) and isinstance(found.get("content"), str)

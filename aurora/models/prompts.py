@@ -1,35 +1,26 @@
 """Text files into prompts of token ids."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aurora.errors import BadInput
-from aurora.io import read_text
+from aurora.io.prompts import load_prompts
 
 
 def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
-    """One prompt a line, blank lines skipped; in a .jsonl file the `prompt` field of each line's object.
+    """Read prompts from a file and tokenize them.
 
-    Raises BadInput when there is none, or for a line that is no such object.
+    Args:
+        tokenizer: a transformers tokenizer; it adds no special tokens.
+        file: one prompt a line, or a .jsonl file.
+
+    Returns:
+        Token ids, prompt by prompt.
+
+    Raises:
+        BadInput: if there is no prompt, or a line is not of the format.
     """
-    file = Path(file)
-    numbered = [(number, line) for number, line in enumerate(read_text(file).split("\n"), 1) if line.strip()]
-    if not numbered:
-        raise BadInput(f"{file}: expected a prompt on each line, found none")
-    texts = [_prompt_field(file, *row) if file.suffix == ".jsonl" else row[1] for row in numbered]
-    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-
-
-def _prompt_field(file: Path, number: int, line: str) -> str:
-    try:
-        found = json.loads(line)["prompt"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        found = None
-    if not isinstance(found, str) or not found:
-        raise BadInput(f'{file}, line {number}: expected {{"prompt": "text"}}, found {line[:60]!r}')
-    return found
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in load_prompts(file)]
 
 
 def deal(prompts: Sequence[list[int]], ranks: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.io.engine_placements import ENGINES, export_placement, import_placement, off_by
+from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement, off_by
 from aurora.io.placements import evenly_split, layers_json, load_placement, placement_from_json, save_placement
 from aurora.types import Placement
 
@@ -40,7 +40,7 @@ def test_files_as_engines_write_them(tmp_path, form, text):
     assert len(found.slots_LG) == (2 if form in ("sglang", "trtllm") else 1)
 
 
-@pytest.mark.parametrize("form", ENGINES)
+@pytest.mark.parametrize("form", PLACEMENT_FORMATS)
 @pytest.mark.parametrize("dense_layers", [0, 3])
 @pytest.mark.parametrize("placement", [ONCE, TWICE])
 def test_round_trips(tmp_path, form, dense_layers, placement):
@@ -62,7 +62,7 @@ def placements(draw):
     return evenly_split(tuple(layers))
 
 
-@given(placements(), st.sampled_from(sorted(ENGINES)))
+@given(placements(), st.sampled_from(sorted(PLACEMENT_FORMATS)))
 def test_what_an_engine_makes_of_an_export(tmp_path_factory, placement, form):
     """Every expert is where it was, and shares differ by as much as `off_by` says; only padding of unlike GPUs makes any."""
     path = tmp_path_factory.mktemp("engine") / "f"
@@ -144,7 +144,7 @@ def test_files_that_lie(tmp_path, form, text, gpus, dense_layers, message):
 
 
 def test_a_missing_file(tmp_path):
-    for form in ENGINES:
+    for form in PLACEMENT_FORMATS:
         with pytest.raises(BadInput, match="none: no such file"):
             import_placement(tmp_path / "none", form, 2)
 

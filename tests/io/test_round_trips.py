@@ -17,7 +17,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Link, PlanOptions, SyntheticOptions, Trace, servers
+from aurora.types import ComputeCurves, Link, PlanOptions, SyntheticOptions, Trace, servers
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -78,6 +78,40 @@ def test_traces_come_back_as_they_were(tmp_path, plan, profile):
     for column in Trace.COLUMNS:
         assert np.array_equal(getattr(back, column), getattr(trace, column))
     assert (back.kind, back.names_M, back.ranks) == (trace.kind, trace.names_M, trace.ranks)
+
+
+@pytest.fixture
+def curves(profile):
+    return ComputeCurves("m", "f", 2, 16, 100, profile.curves, {"tool": "test"})
+
+
+@pytest.mark.parametrize("kind", ["cluster", "plan", "profile", "trace", "curves"])
+def test_every_kind_comes_back_equal_each_time_it_is_loaded(tmp_path, plan, profile, curves, kind):
+    fabric = servers([0, 0], [4.0, 4.0], [4.0, 4.0], 1.0)
+    values = {
+        "cluster": ("c.toml", replace(cluster(4.0, 4.0, 0.5), fabric=fabric)),
+        "plan": ("p.json", plan),
+        "profile": ("p.npz", profile),
+        "trace": ("t.npz", simulate_plan(plan, [profile, profile])),
+        "curves": ("c.npz", curves),
+    }
+    name, value = values[kind]
+    save(value, tmp_path / name)
+    first, second = aurora.load(tmp_path / name), aurora.load(tmp_path / name)
+    assert first is not second
+    assert first == second == value
+
+
+@pytest.mark.parametrize("kind", ["profile", "trace", "curves"])
+def test_other_schemas_of_arrays_are_refused(tmp_path, plan, profile, curves, kind):
+    value = {"profile": profile, "trace": simulate_plan(plan, [profile, profile]), "curves": curves}[kind]
+    save(value, tmp_path / "x.npz")
+    with np.load(tmp_path / "x.npz") as file:
+        arrays = dict(file)
+    arrays["about"] = np.array(json.dumps(json.loads(str(arrays["about"])) | {"schema": 2}))
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(BadInput, match=r"x\.npz: expected schema = 1, found 2"):
+        aurora.load(tmp_path / "x.npz")
 
 
 def test_load_tells_files_by_their_content(tmp_path, plan, profile):
@@ -242,7 +276,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [
-        (lambda p: p.update(schema=9), BadInput, "expected schema = 1, found 9"),
+        (lambda p: p.update(schema=1), BadInput, "expected plan schema 2, found 1; make it anew with aurora plan"),
         (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
         (lambda p: p.pop("models"), BadInput, "KeyError"),
         (
@@ -252,11 +286,11 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         ),
         (lambda p: p["cluster"]["gpu"][0].update(out_Bps=0), BadInput, "out_Bps must be a number above zero"),
         (lambda p: p["cluster"]["gpu"].pop(), BadInput, "expected a placement on 1 GPUs, found one on 2"),
-        (lambda p: p["models"][0]["layers"][0]["dispatch"].update(coactivation="0>1 0>1"), BrokenPlan, "ordered pairs once"),
+        (lambda p: p["models"][0]["layers"][0]["dispatch"].update(pairs="0>1 0>1"), BrokenPlan, "ordered pairs once"),
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
         (lambda p: p.update(objective_s=float("nan")), BrokenPlan, "below its bound"),
         (lambda p: p.update(epoch=float("inf")), BadInput, "OverflowError"),
-        (lambda p: p.update(schema=True), BadInput, "expected schema = 1, found True"),
+        (lambda p: p.update(schema=True), BadInput, "expected plan schema 2, found True"),
         (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BrokenPlan, "below the fluid bound"),
         (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
         (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be a text, found 5"),
@@ -309,7 +343,7 @@ def test_links_keep_pointing(tmp_path, profile):
 
 
 def test_only_aurora_values_are_saved(tmp_path):
-    with pytest.raises(BadInput, match="expected a Cluster, Plan, Profile or Trace, found int"):
+    with pytest.raises(BadInput, match="expected a Cluster, Plan, Profile, Trace or ComputeCurves, found int"):
         save(5, tmp_path / "x.npz")
 
 

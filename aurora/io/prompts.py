@@ -1,0 +1,75 @@
+"""Prompts and corpora: text, JSON lines of prompts, chats or token ids (.jsonl), arrays of token ids (.npy)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aurora.errors import BadInput
+from aurora.io.files import read_text
+
+ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
+
+Messages = list[dict[str, str]]  # of a chat: role and content
+
+
+def load_prompts(path: str | Path) -> list[str]:
+    """Read prompts, one a line, blank lines skipped; of a .jsonl file the `prompt` field of each line's object.
+
+    Raises BadInput when there is none, or for a line that is no such object.
+    """
+    path = Path(path)
+    numbered = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
+    if not numbered:
+        raise BadInput(f"{path}: expected a prompt on each line, found none")
+    return [_prompt_field(path, *row) if path.suffix == ".jsonl" else row[1] for row in numbered]
+
+
+def _prompt_field(path: Path, number: int, line: str) -> str:
+    try:
+        found = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = None
+    if not isinstance(found, str) or not found:
+        raise BadInput(f'{path}, line {number}: expected {{"prompt": "text"}}, found {line[:60]!r}')
+    return found
+
+
+def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDArray[Any]:
+    """Read one line of a .jsonl corpus: a chat's messages, a text, or token ids, as ROW_FIELDS says.
+
+    Raises BadInput with the line's number for anything else.
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    match found:
+        case {"messages": [*messages]} if all(_is_message(each) for each in messages):
+            return messages
+        case {"prompt": str(text)} | {"text": str(text)}:
+            return text
+        case {"tokens": [*ids]} if all(type(each) is int for each in ids):
+            return np.array(ids, dtype=object)  # of any size: the vocabulary's bounds come later
+    raise BadInput(f"{path}, line {number}: expected {ROW_FIELDS}, found {line[:60].strip()!r}")
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("role"), str) and isinstance(found.get("content"), str)
+
+
+def load_token_ids(path: Path) -> NDArray[Any]:
+    """Open an .npy array of token ids without reading it whole: one axis is text, two are a prompt a row.
+
+    Raises BadInput if the file holds anything else.
+    """
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy raises many kinds for a file that is not its own
+        raise BadInput(f"{path}: not an array of token ids: {error}") from None
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.ndim not in (1, 2):
+        what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
+        raise BadInput(f"{path}: expected token ids with one axis or two, found {what}")
+    return found
