@@ -8,12 +8,14 @@ import typer
 
 from aurora.cli.common import check_output, terminal
 from aurora.errors import BadInput
+from aurora.io.engine_placements import PLACEMENT_FORMATS
+from aurora.io.routing_dumps import ROUTING_FORMATS
 from aurora.types import ProfileOptions
 
 DEFAULTS = ProfileOptions()
 RECORD = "vllm-record"
 
-Form = Annotated[str, typer.Option("--format", help="sglang, eplb, vllm-ascend, trtllm")]
+Form = Annotated[str, typer.Option("--format", help=", ".join(PLACEMENT_FORMATS))]
 Dense = Annotated[int, typer.Option(help="dense layers before the MoE ones: the engine's file counts or leaves room for them")]
 
 
@@ -47,8 +49,9 @@ def import_(
         str,
         typer.Option(
             "--format",
-            help="a placement: sglang, eplb, vllm-ascend, trtllm; recorded routing: sglang-recorder (.pt), vllm (.jsonl), "
-            "eplb-load (.npy, .csv), tokens (.npz of experts and seq_len), csv (layer,expert,count); vllm-record (a folder)",
+            help=f"a placement: {', '.join(PLACEMENT_FORMATS)}; recorded routing: "
+            + ", ".join(f"{name} ({form.files})" for name, form in ROUTING_FORMATS.items())
+            + f"; {RECORD} (a folder)",
         ),
     ],
     output: Annotated[
@@ -70,9 +73,6 @@ def import_(
     ] = DEFAULTS.coactivation,
 ) -> None:
     """Read a serving engine's placement, whose replicas share an expert's load evenly; or the routing that one recorded."""
-    from aurora.io.engine_placements import PLACEMENT_FORMATS
-    from aurora.io.routing_dumps import ROUTING_FORMATS
-
     if form not in (known := (*PLACEMENT_FORMATS, *ROUTING_FORMATS, RECORD)):
         raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
     recorded = {"--shape": shape, "--where": where, "--window": window, "--co-activation": coactivation or None}

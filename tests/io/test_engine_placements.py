@@ -109,9 +109,9 @@ def test_an_idle_gpu_has_no_slots_to_number():
         ("sglang", SGLANG, 3, 0, r"expected as many slots in every layer, on 3 GPUs evenly, found \[4\]"),
         ("sglang", SGLANG, 0, 0, "on 0 GPUs evenly"),
         ("sglang", SGLANG, -2, 0, "on -2 GPUs evenly"),
-        ("sglang", SGLANG, None, 0, "does not say on how many GPUs its slots lie; give --gpus"),
+        ("sglang", SGLANG, None, 0, "does not say on how many GPUs its slots lie; give `gpus`"),
         ("sglang", SGLANG, 2, 2, r"expected as many slots in every layer, on 2 GPUs evenly, found \[\]"),
-        ("sglang", SGLANG, 2, -1, "--dense-layers: expected zero or more, found -1"),
+        ("sglang", SGLANG, 2, -1, "`dense_layers`: expected zero or more, found -1"),
         ("eplb", '{"phy2log": [[0, 1], [0, 1, 1]]}', 1, 0, r"as many slots in every layer, on 1 GPUs evenly, found \[2, 3\]"),
         ("eplb", '{"phy2log": [[0, 2]]}', 2, 0, r"expected experts 0\.\.2 once, found \[0, 2\]"),
         ("eplb", '{"phy2log": [[0, -1]]}', 2, 0, r"expected experts 0\.\.0 once, found \[-1, 0\]"),
@@ -134,7 +134,7 @@ def test_an_idle_gpu_has_no_slots_to_number():
         ("trtllm", "initial_global_assignments: [[0, 1]]", 2, 0, "not a placement of trtllm: "),
         ("trtllm", "num_slots: 6", 2, 0, "not a placement of trtllm: KeyError"),
         ("trtllm", TRTLLM.replace("num_slots: 4", "num_slots: 6"), 2, 0, r"expected num_slots = 6 .* found \[4\]"),
-        ("best", SGLANG, 2, 0, "--format: expected one of sglang, eplb, vllm-ascend, trtllm, found 'best'"),
+        ("best", SGLANG, 2, 0, "`format`: expected one of sglang, eplb, vllm-ascend, trtllm, found 'best'"),
     ],
 )  # fmt: skip
 def test_files_that_lie(tmp_path, form, text, gpus, dense_layers, message):
@@ -159,7 +159,7 @@ def test_placement_files(tmp_path):
     for placement in (ONCE, TWICE):
         save_placement(placement, "by hand", path)
         assert load_placement(path) == placement
-    with pytest.raises(BadInput, match="expected one model; name one of none by --model, found 'm'"):
+    with pytest.raises(BadInput, match="expected one model; name one of none by `model`, found 'm'"):
         load_placement(path, "m")
 
 
@@ -176,7 +176,7 @@ def test_placement_files(tmp_path):
         ({"layers": [{"slots": [["0"]]}]}, "expected experts as whole numbers"),
         ({"schema": 2}, "expected schema = 1, found 2"),
         ({"models": [3]}, "not a placement: AttributeError"),
-        ({"models": []}, "name one of none by --model"),
+        ({"models": []}, "name one of none by `model`"),
     ],
 )
 def test_placement_files_that_lie(tmp_path, change, message):

@@ -89,7 +89,7 @@ def curves(profile):
 def test_every_kind_comes_back_equal_each_time_it_is_loaded(tmp_path, plan, profile, curves, kind):
     fabric = servers([0, 0], [4.0, 4.0], [4.0, 4.0], 1.0)
     values = {
-        "cluster": ("c.toml", replace(cluster(4.0, 4.0, 0.5), fabric=fabric)),
+        "cluster": ("c.toml", replace(cluster(4.0, 4.0), fabric=fabric)),
         "plan": ("p.json", plan),
         "profile": ("p.npz", profile),
         "trace": ("t.npz", simulate_plan(plan, [profile, profile])),
