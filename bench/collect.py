@@ -21,7 +21,7 @@ from machine import machine
 from aurora.io import shipped
 from aurora.models.corpus import Corpus
 from aurora.models.loading import MoeModel, load_model
-from aurora.profiler.redundant_counting import CountingWorkers, count_by_fleet
+from aurora.profiler.redundant_counting import CountingWorkers, count_with_workers
 from aurora.profiler.routing_counts import RoutingCounts
 from aurora.profiler.routing_hooks import next_round, route_round
 from aurora.reproduce.bcc.studies import Injected
@@ -63,7 +63,7 @@ def counted(
         options, lambda shares: seen.append([share.state for share in shares]), delay_s=Injected(delay_W[None])
     )
     began = time.perf_counter()
-    found = count_by_fleet(model, MODEL, [text], OPTIONS, fleet)
+    found = count_with_workers(model, MODEL, [text], OPTIONS, fleet)
     return time.perf_counter() - began, seen[-1], found.tokens_TLSE
 
 

@@ -27,7 +27,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.distributed.process_groups import joined
+from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.port_arbiter import in_threads
@@ -163,7 +163,7 @@ def on_rank(seat: RankInfo) -> tuple[dict[str, float], dict[str, float], dict[st
         torch.rand(TOKENS, EXPERTS, generator=generator).topk(TOP_K).indices,
         torch.rand(TOKENS, TOP_K, generator=generator),
     )
-    with joined(seat), torch.inference_mode():
+    with default_process_group(seat), torch.inference_mode():
         watches = {"torch": Watch()}
         collective = watches["torch"](dist.all_to_all_single)
         layers = {"torch": lambda: plain_layer(tokens, ranks, collective)}

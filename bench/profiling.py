@@ -23,7 +23,7 @@ from aurora.planner.workload.drift import drift
 from aurora.profiler.import_routing import import_profile
 from aurora.profiler.profile_model import profile_model
 from aurora.profiler.routing_hooks import route_round
-from aurora.runtime.distributed.launcher import prepare
+from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.types import CoActivation, ProfileOptions
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ OLMOE = {"num_hidden_layers": 16, "num_experts": 64, "num_experts_per_tok": 8, "
 
 
 def main() -> None:
-    prepare()
+    start_fork_server()
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines = [
         f"# Profiling, {date}",

@@ -71,5 +71,5 @@ def served_on_hosts(seat: RankInfo, hosts: Sequence[str], meeting: str, *args: A
 
     for kind in (MixtralExperts, Qwen3MoeExperts):
         kind.forward = timed(kind.forward)
-    serve.joined = joined
+    serve.default_process_group = joined
     return serve.serve_rank(seat, *args)

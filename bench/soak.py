@@ -20,7 +20,7 @@ import psutil
 from machine import machine
 
 from aurora.io import shipped
-from aurora.models.decoding import decode_alone
+from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.make_plan import make_plan
 from aurora.profiler.profile_model import profile_model
@@ -103,9 +103,9 @@ def main() -> None:
         def finished(self) -> bool:
             return super().finished or harm.ended
 
-        def told(self, seat, fresh):  # type: ignore[no-untyped-def]
+        def on_progress(self, rank, fresh):  # type: ignore[no-untyped-def]
             told_s.append(time.perf_counter())
-            return super().told(seat, fresh)
+            return super().on_progress(rank, fresh)
 
     running.RequestJournal = Ending  # type: ignore[misc]
     options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=10**6, hang_s=HANG_S)
@@ -117,7 +117,7 @@ def main() -> None:
     answers = result.answers_M[0].tokens
     wrong = 0
     for index, tokens in answers.items():
-        plain, _ = decode_alone(model.model, prompts[index], len(tokens), model.tokenizer.eos_token_id)
+        plain, _ = greedy_decode(model.model, prompts[index], len(tokens), model.tokenizer.eos_token_id)
         wrong += plain != tokens
     killed: list[float] = []
     hung: list[float] = []

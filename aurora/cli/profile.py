@@ -124,9 +124,9 @@ def profile(
         measure.compute(model, joined, output, options)
         return
     if vllm is not None:
-        from aurora.profiler.vllm_server import profile_served
+        from aurora.profiler.vllm_server import profile_vllm_server
 
-        made = profile_served(vllm, record, record_s)
+        made = profile_vllm_server(vllm, record, record_s)
     elif synthetic is not None:
         from aurora.planner.workload.synthetic import synthetic_profile
 
@@ -145,9 +145,9 @@ def profile(
             raise BadInput("profile: expected a model folder, or --synthetic with --shape")
         need("torch", "transformers")
         from aurora.cli.progress import shown, workers_shown
-        from aurora.profiler.profile_model import profile_by_fleet, profile_model
+        from aurora.profiler.profile_model import profile_model, profile_with_workers
         from aurora.profiler.redundant_counting import CountingWorkers
-        from aurora.runtime.distributed.process_groups import seat_from_environment
+        from aurora.runtime.distributed.process_groups import rank_info_from_environment
 
         try:
             if workers is None:
@@ -156,8 +156,8 @@ def profile(
             else:
                 fleet = CountingOptions(workers, redundancy, scheme, seed, timeout)
                 with workers_shown() as watch:
-                    made = profile_by_fleet(
-                        model, texts, options, CountingWorkers(fleet, watch, seat_from_environment(timeout))
+                    made = profile_with_workers(
+                        model, texts, options, CountingWorkers(fleet, watch, rank_info_from_environment(timeout))
                     )
         except KeyboardInterrupt as stop:
             print(f"aurora: interrupted: {str(stop) or 'nothing is kept'}", file=sys.stderr)

@@ -78,14 +78,14 @@ def bcc(
     from aurora.reproduce.bcc import reproduce
     from aurora.reproduce.bcc.drawing import draw
     from aurora.reproduce.bcc.text import as_json, as_markdown
-    from aurora.runtime.distributed.coded_aggregation import Workers
+    from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 
     make_folder(output)
     options = BccOptions(
         tuple(workers or BCC.workers), load, iterations, process_iterations, stretch, points, draws=draws, seed=seed
     )
     with shown() as progress:
-        found = reproduce(options, recorded, progress, Workers)
+        found = reproduce(options, recorded, progress, CodedAggregator)
     pictures = draw(found, output) if plots else []
     write_text(output / "bcc.json", json.dumps(as_json(found), indent=1) + "\n")
     write_text(output / "bcc.md", as_markdown(found, [picture.name for picture in pictures if picture.suffix == ".svg"]))

@@ -81,7 +81,7 @@ class GreedyBatch:
         return True
 
 
-def decode_alone(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
+def greedy_decode(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
     """One prompt by itself: its tokens and the logits (tokens, vocabulary) that chose them."""
     batch = GreedyBatch(model, [prompt], [new_tokens], eos, pad=0)
     logits = []

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from aurora.models.loading import MoeModel, hold_experts, load_model
 from aurora.planner.workload.curve_fit import fit_curve
 from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.distributed.process_groups import device_of, joined
+from aurora.runtime.distributed.process_groups import default_process_group, device_of
 from aurora.types import PHASES, ComputeCurves
 
 WARM_UP, REPEATS = 2, 7
@@ -91,11 +91,11 @@ def measure_curves(path: str, *, tokens: int, length: int, share: int) -> Comput
     return ComputeCurves(*about, {kind: {phase: fit.curve for phase, fit in fits.items()}}, {f"curves of {kind}": said})
 
 
-def _measure_rank(seat: RankInfo, path: str, sizes: list[int], length: int) -> tuple[Model, str, str, Times]:
-    device = device_of(seat)
+def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], length: int) -> tuple[Model, str, str, Times]:
+    device = device_of(rank_info)
     model = load_model(path, device)
     watch = Stopwatch(device)
-    with joined(seat), torch.inference_mode():
+    with default_process_group(rank_info), torch.inference_mode():
         times = {
             "gate": [_gate_s(model, watch, size, length) for size in sizes],
             "expert": _expert_s(model, watch, sizes),

@@ -129,12 +129,12 @@ def _gpus() -> Finding:
 def _begin_ranks() -> bool:
     """Start importing for the two ranks, beside everything else; whether there is torch for them."""
     try:
-        from aurora.runtime.distributed.launcher import prepare
+        from aurora.runtime.distributed.launcher import start_fork_server
 
         metadata.version("torch")
     except metadata.PackageNotFoundError:
         return False
-    prepare()
+    start_fork_server()
     return True
 
 

@@ -72,15 +72,15 @@ def fair_shares(most_X: FloatArray, together: float) -> FloatArray:
 
 
 def cluster_of(
-    links: LinkMeasurements, seated_G: Sequence[RankDevice], speeds: Mapping[str, float], name: str = "measured"
+    links: LinkMeasurements, device_G: Sequence[RankDevice], speeds: Mapping[str, float], name: str = "measured"
 ) -> Cluster:
     """The measured ports as a Cluster; with several GPUs a server and faster links inside than outside, a fabric of servers.
 
     speeds: of kinds, relative to the first; others count as 1. A message's start-up is taken as the slower of its two ends'.
     """
-    ranks = len(seated_G)
-    hosts = list(dict.fromkeys(seat.host for seat in seated_G))
-    node_G = [hosts.index(seat.host) for seat in seated_G]
+    ranks = len(device_G)
+    hosts = list(dict.fromkeys(device.host for device in device_G))
+    node_G = [hosts.index(device.host) for device in device_G]
     same_GG = np.equal.outer(node_G, node_G)
     other_GG = ~np.eye(ranks, dtype=bool)
     inside_GG, outside_GG = same_GG & other_GG, ~same_GG
@@ -96,15 +96,15 @@ def cluster_of(
     startup_s_G = np.minimum(alone_GG.min(axis=0), alone_GG.min(axis=1))
     gpus = [
         Gpu(
-            f"{seat.host}-{seat.local_rank}",
-            seat.kind,
+            f"{device.host}-{device.local_rank}",
+            device.kind,
             node,
             float(out_Bps),
             float(in_Bps),
-            seat.memory_bytes,
-            speeds.get(seat.kind, 1.0) / speeds.get(seated_G[0].kind, 1.0),
+            device.memory_bytes,
+            speeds.get(device.kind, 1.0) / speeds.get(device_G[0].kind, 1.0),
             float(startup_s),
         )
-        for seat, node, out_Bps, in_Bps, startup_s in zip(seated_G, node_G, out_Bps_G, in_Bps_G, startup_s_G, strict=True)
+        for device, node, out_Bps, in_Bps, startup_s in zip(device_G, node_G, out_Bps_G, in_Bps_G, startup_s_G, strict=True)
     ]
     return Cluster(name, tuple(gpus), fabric, links.incast)

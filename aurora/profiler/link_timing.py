@@ -15,7 +15,12 @@ from aurora.profiler.link_model import LinkMeasurements, RankDevice, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.distributed.nccl import NcclTransport
-from aurora.runtime.distributed.process_groups import device_of, joined, model_group, seat_from_environment
+from aurora.runtime.distributed.process_groups import (
+    default_process_group,
+    device_of,
+    new_process_group,
+    rank_info_from_environment,
+)
 from aurora.runtime.distributed.transport import Transport
 from aurora.types import Order
 from aurora.types.arrays import FloatArray, IntArray
@@ -36,39 +41,41 @@ def measure_links(
     the ranks are; and which network they used. Raises BadInput for no or too few ranks, RankFailed when one is lost."""
     if network not in NETWORKS:
         raise BadInput(f"`transport`: expected one of {', '.join(NETWORKS)}, found {network!r}")
-    seat = seat_from_environment(timeout_s)
-    found = seat.ranks if seat is not None else ranks
+    rank_info = rank_info_from_environment(timeout_s)
+    found = rank_info.ranks if rank_info is not None else ranks
     if found is None or found < 2 or (ranks is not None and ranks != found):
         raise BadInput(f"profile `network`: expected `ranks` 2 or more, or as many as torchrun's {found}, found {ranks}")
-    if seat is not None:
-        answer = _measure_rank(seat, network)
-        return answer if seat.rank == 0 else None
+    if rank_info is not None:
+        answer = _measure_rank(rank_info, network)
+        return answer if rank_info.rank == 0 else None
     answers: list[tuple[LinkMeasurements, list[RankDevice], str]] = launch(_measure_rank, found, network, timeout_s=timeout_s)
     return answers[0]
 
 
-def _measure_rank(seat: RankInfo, network: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
-    device = device_of(seat)
-    with joined(seat):
-        seated: list[Any] = [None] * seat.ranks
-        dist.all_gather_object(seated, _seated(seat, device))
-        everywhere = all(one.kind != "cpu" for one in seated)
+def _measure_rank(rank_info: RankInfo, network: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
+    device = device_of(rank_info)
+    with default_process_group(rank_info):
+        devices_G: list[Any] = [None] * rank_info.ranks
+        dist.all_gather_object(devices_G, _seated(rank_info, device))
+        everywhere = all(one.kind != "cpu" for one in devices_G)
         if network == "nccl" and not everywhere:
             raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
         if network == "gloo" or not everywhere:
-            return probe(GlooTransport()), seated, "gloo"
+            return probe(GlooTransport()), devices_G, "gloo"
         torch.cuda.set_device(device)
-        transport = NcclTransport(model_group("nccl", seat.timeout_s), model_group("gloo", seat.timeout_s), device)
-        return probe(transport, device), seated, "nccl"
+        transport = NcclTransport(
+            new_process_group("nccl", rank_info.timeout_s), new_process_group("gloo", rank_info.timeout_s), device
+        )
+        return probe(transport, device), devices_G, "nccl"
 
 
-def _seated(seat: RankInfo, device: str) -> RankDevice:
+def _seated(rank_info: RankInfo, device: str) -> RankDevice:
     host = socket.gethostname()
     if device != "cpu":
         card = torch.cuda.get_device_properties(device)
-        return RankDevice(host, seat.local_rank, card.name, int(card.total_memory))
+        return RankDevice(host, rank_info.local_rank, card.name, int(card.total_memory))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return RankDevice(host, seat.local_rank, "cpu", memory // seat.local_ranks)
+    return RankDevice(host, rank_info.local_rank, "cpu", memory // rank_info.local_ranks)
 
 
 def probe(transport: Transport, device: str = "cpu") -> LinkMeasurements:

@@ -18,10 +18,10 @@ from aurora.planner.make_plan import contiguous_intervals
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS
 from aurora.profiler.compute_timing import measure_curves
 from aurora.profiler.partial_profile import job_of, read_partial, save_partial
-from aurora.profiler.redundant_counting import CountingWorkers, count_by_fleet
+from aurora.profiler.redundant_counting import CountingWorkers, count_with_workers
 from aurora.profiler.routing_counts import RoutingCounts
 from aurora.profiler.routing_hooks import Batches, next_round, route_round
-from aurora.runtime.distributed.launcher import prepare
+from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.types import Profile, ProfileOptions
 from aurora.types.profile import CurvesByKind
 
@@ -45,7 +45,7 @@ def profile_model(
     """
     if not files:
         raise BadInput("profile: expected at least one text file, found none")
-    prepare()
+    start_fork_server()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(path, device)
     corpus = Corpus(model.tokenizer, model.vocabulary, files, options.prompt_tokens)
@@ -91,7 +91,7 @@ def profile_model(
     return _profile(model, curves, state, about)
 
 
-def profile_by_fleet(
+def profile_with_workers(
     path: str | Path,
     files: Sequence[str | Path],
     options: ProfileOptions,
@@ -107,12 +107,12 @@ def profile_by_fleet(
         raise BadInput("profile: expected at least one text file, found none")
     if options.precision is not None:
         raise BadInput("`precision`: expected no `workers`, who count all of the text at once and cannot stop early")
-    prepare()
+    start_fork_server()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(path, device)
     first = next_round(islice(Corpus(model.tokenizer, model.vocabulary, files, options.prompt_tokens), options.limit), options)
     _check_enough(first, files, options)
-    state = count_by_fleet(model, path, files, options, fleet)
+    state = count_with_workers(model, path, files, options, fleet)
     curves, about = _timed(path, first, options, _provenance(model, files, options, device), progress)
     return _profile(model, curves, state, {**about, "prompts": _served(state, options)})
 

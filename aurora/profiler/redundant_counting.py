@@ -15,7 +15,8 @@ from aurora.models.corpus import Corpus
 from aurora.models.loading import MoeModel, load_model
 from aurora.profiler.routing_counts import RoutingCounts
 from aurora.profiler.routing_hooks import Batches, Pass, next_round, route_round
-from aurora.runtime.distributed.coded_aggregation import Delay, Watch, collect
+from aurora.runtime.distributed.aggregation_worker import Delay
+from aurora.runtime.distributed.coded_aggregation import Watch, coded_sum
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.types import CoActivation, CountingOptions, ProfileOptions
 from aurora.types.arrays import IntArray
@@ -27,11 +28,11 @@ class CountingWorkers:
 
     options: CountingOptions
     watch: Watch = lambda _shares: None
-    seat: RankInfo | None = None
+    rank_info: RankInfo | None = None
     delay_s: Delay | None = None
 
 
-def count_by_fleet(
+def count_with_workers(
     model: MoeModel, path: str | Path, files: Sequence[str | Path], options: ProfileOptions, fleet: CountingWorkers
 ) -> RoutingCounts:
     """What one process counts, from workers that each load the model, read the files block by block and serve a part.
@@ -45,7 +46,7 @@ def count_by_fleet(
         stand_in = _added(stand_in, _stand_in(model, round_, options), round_, model, options)
         batches += sum(map(bool, round_))
     parts = min(fleet.options.workers, batches)
-    collected = collect(
+    collected = coded_sum(
         _Part(str(path), tuple(map(str, files)), options, parts),
         parts,
         fleet.options.workers,
@@ -56,7 +57,7 @@ def count_by_fleet(
         timeout_s=fleet.options.timeout_s,
         delay_s=fleet.delay_s,
         watch=fleet.watch,
-        seat=fleet.seat,
+        rank_info=fleet.rank_info,
     )
     return unpacked(packed(stand_in) + collected.total, stand_in)
 

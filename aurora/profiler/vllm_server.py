@@ -14,7 +14,7 @@ from aurora.types import Profile
 ANSWER_S = 120.0  # a server answers commands between forward passes
 
 
-def profile_served(url: str, folder: Path, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
+def profile_vllm_server(url: str, folder: Path, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
     """Record the server's traffic for so long into `folder`, which its ranks and this process share, and read it.
 
     Raises BadInput where there is no server, it takes no commands, or nothing was served.

@@ -11,7 +11,7 @@ from aurora.errors import RankFailed
 from aurora.models.loading import MoeModel, expert_parameters, load_model
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
-from aurora.runtime.distributed.epoch_groups import EpochGroups, meet, unless_stopped
+from aurora.runtime.distributed.epoch_groups import EpochGroups, join_epoch, unless_stopped
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
@@ -85,7 +85,7 @@ def survive_rank(
     while True:
         held_ML = tuple(tuple(layer.held for layer in lane.layers) for lane in lanes)
         serving_M = tuple(tuple(lane.serving) for lane in lanes)
-        message = link.stand_by(HeldExperts(held_ML, serving_M, expert_bytes_M), lost)
+        message = link.await_epoch(HeldExperts(held_ML, serving_M, expert_bytes_M), lost)
         if not isinstance(message, EpochStart):
             break
         lost = None
@@ -97,11 +97,11 @@ def survive_rank(
             lane.rewind()
     seconds = time.perf_counter() - began_s
     name = "shaped" if options.transport == "shaped" else "gloo"
-    link.bring(RankResult([lane.answers for lane in lanes], seconds, recorder.rows, name, None, [], None))
+    link.send_result(RankResult([lane.answers for lane in lanes], seconds, recorder.rows, name, None, [], None))
 
 
 def _tell(link: ControlChannel, model: int, tokens: Sequence[Token]) -> None:
-    link.tell(NewTokens(model, tokens))
+    link.send_progress(NewTokens(model, tokens))
 
 
 def _serve(
@@ -116,9 +116,10 @@ def _serve(
     began_s: float,
 ) -> None:
     """Until no member has requests left. Raises RankFailed when a peer is lost or the supervisor ends the epoch."""
-    part: EpochWork = epoch.part
-    rank = epoch.seats.index(seat.rank)
-    meeting = meet(seat.host, seat.port, epoch.number, rank, len(epoch.seats), len(lanes), options.timeout_s, link.stopped)
+    part: EpochWork = epoch.assignment
+    rank = epoch.members.index(seat.rank)
+    store = (seat.host, seat.port)
+    meeting = join_epoch(store, epoch.number, rank, len(epoch.members), len(lanes), options.timeout_s, link.stopped)
     turnstiles = in_threads(len(lanes))
 
     def abort() -> None:
@@ -131,17 +132,17 @@ def _serve(
     try:
         transports = _transports(meeting, part.cluster, rank, options)
         _fetch(lanes, part, rank, transports[0], paths, link)
-        recorder.begin(epoch.number, epoch.seats)
+        recorder.begin(epoch.number, epoch.members)
         sessions += [
             LayerContext(index, transport, turnstiles[index], recorder, began_s) for index, transport in enumerate(transports)
         ]
-        link.busy(lambda: min((since for s in sessions if (since := s.busy_since) is not None), default=None))
+        link.set_busy_since(lambda: min((since for s in sessions if (since := s.busy_since) is not None), default=None))
         for lane, session, prompts, requests in zip(lanes, sessions, prompts_M, part.requests_M, strict=True):
             lane.perform(part.program, session)
             lane.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
         side_by_side(lanes, turnstiles, "cpu", meeting.abort, link.stopped)
     finally:
-        link.busy(lambda: None)
+        link.set_busy_since(lambda: None)
         meeting.abort()
         for session in sessions:
             session.leave()
@@ -177,7 +178,7 @@ def _fetch(
     if any(move.source is not None for move in part.moves):
         began_s = time.perf_counter()
         unless_stopped(link.stopped, lambda: transport.exchange(part.order, packed, arrived, lambda *_: None))
-        link.tell(FetchedWeights(time.perf_counter() - began_s))
+        link.send_progress(FetchedWeights(time.perf_counter() - began_s))
     found: dict[tuple[int, int], dict[int, Mapping[str, torch.Tensor]]] = {}
     for moves, blob in zip(due, arrived, strict=True):
         at = 0

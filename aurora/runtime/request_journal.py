@@ -17,7 +17,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 class RequestJournal:
-    """The steward of a run: keeps every token that ranks tell of, and gives what lost ranks have not finished to others.
+    """The coordinator of a run: keeps every token that ranks tell of, and gives what lost ranks have not finished to others.
 
     load_MLE: (L, E) of each model, the tokens of each expert: where experts go that nobody holds any more.
     """
@@ -39,11 +39,11 @@ class RequestJournal:
         return not any(self._open_M)
 
     @property
-    def restless(self) -> bool:
+    def wants_new_epoch(self) -> bool:
         ready = self._restored
         return ready is not None and ready[0] == self._members
 
-    def told(self, seat: int, fresh: NewTokens | FetchedWeights) -> bool:
+    def on_progress(self, rank: int, fresh: NewTokens | FetchedWeights) -> bool:
         if isinstance(fresh, FetchedWeights):
             self.changes[-1].took_s = max(self.changes[-1].took_s, fresh.seconds)
             return False
@@ -57,12 +57,12 @@ class RequestJournal:
         self._told_s = now_s
         return True
 
-    def lost(self, seat: int, how: str) -> None:
-        self._lost[seat] = how
+    def on_lost(self, rank: int, reason: str) -> None:
+        self._lost[rank] = reason
 
-    def assign(self, epoch: int, standing: Mapping[int, HeldExperts]) -> dict[int, EpochWork]:
-        seats = tuple(standing)
-        holdings = list(standing.values())
+    def assign(self, epoch: int, states: Mapping[int, HeldExperts]) -> dict[int, EpochWork]:
+        seats = tuple(states)
+        holdings = list(states.values())
         held_R = [holding.held_ML for holding in holdings]
         before, self._members = self._members, seats
         ready, self._restored = self._restored, None

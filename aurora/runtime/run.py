@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from aurora.errors import AuroraError, BadInput
-from aurora.models.decoding import decode_alone
+from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.check.plans import check_plan
 from aurora.runtime.distributed.launcher import launch, launch_threads
 from aurora.runtime.distributed.memory import Memory
-from aurora.runtime.distributed.process_groups import seat_from_environment
+from aurora.runtime.distributed.process_groups import rank_info_from_environment
 from aurora.runtime.distributed.supervisor import Supervisor
 from aurora.runtime.elastic_rank import survive_rank
 from aurora.runtime.request_journal import RequestJournal
@@ -43,7 +43,7 @@ def run(
         memories = [Memory(ranks, options.timeout_s) for _ in plan.models]
         shares = launch_threads(serve_rank, ranks, plan, paths, prompts, options, memories, timeout_s=options.timeout_s)
         return merge([one for share in shares for one in share], names_M)
-    seat = seat_from_environment(options.timeout_s)
+    seat = rank_info_from_environment(options.timeout_s)
     if seat is not None:
         if seat.ranks != ranks:
             raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {seat.ranks}")
@@ -81,7 +81,7 @@ def survive(
     `failure` set. Raises BadInput where it cannot begin.
     """
     _check(plan, models, prompts, options)
-    if seat_from_environment(options.timeout_s) is not None:
+    if rank_info_from_environment(options.timeout_s) is not None:
         raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
     layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
     journal = RequestJournal(plan, prompts, load_MLE or [np.ones(shape) for shape in layers_M])
@@ -115,7 +115,7 @@ def verify(
             if index not in answers.tokens:
                 differences.append(f"{plain.name}, prompt {index}: no answer")
                 continue
-            tokens, logits = decode_alone(plain.model, prompt, options.max_new_tokens, eos)
+            tokens, logits = greedy_decode(plain.model, prompt, options.max_new_tokens, eos)
             if answers.tokens[index] != tokens:
                 differences.append(f"{plain.name}, prompt {index}: tokens {answers.tokens[index]}, expected {tokens}")
             elif index in answers.logits:

@@ -17,7 +17,7 @@ from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.distributed.nccl import NcclTransport
-from aurora.runtime.distributed.process_groups import device_of, joined, model_group
+from aurora.runtime.distributed.process_groups import default_process_group, device_of, new_process_group
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
 from aurora.runtime.distributed.transport import Transport, lost_peer
 from aurora.runtime.layer_context import LayerContext
@@ -80,7 +80,7 @@ def serve_rank(
     for index, (model, prompts) in enumerate(zip(models, prompts_M, strict=True)):
         check_model(plan, index, model)
         check_prompts(model, prompts, options.max_new_tokens)
-    with nullcontext() if memories else joined(seat):
+    with nullcontext() if memories else default_process_group(seat):
         if memories:
             transports: list[Transport] = [MemoryTransport(memory, seat.rank, plan.cluster) for memory in memories]
             name = "memory"
@@ -129,12 +129,12 @@ def _began_s(transport: Transport, seat: RankInfo) -> float:
 
 def _transports(plan: Plan, models: int, seat: RankInfo, device: str, options: RunOptions) -> tuple[list[Transport], str]:
     backend = "gloo" if device == "cpu" else "nccl"
-    groups = [model_group(backend, options.timeout_s) for _ in range(models)]
+    groups = [new_process_group(backend, options.timeout_s) for _ in range(models)]
     if options.transport == "shaped":
         port = Port(plan.cluster, seat.rank)
         return [ShapedTransport(group, port) for group in groups], "shaped"
     if backend == "nccl":
-        controls = [model_group("gloo", options.timeout_s) for _ in range(models)]
+        controls = [new_process_group("gloo", options.timeout_s) for _ in range(models)]
         return [NcclTransport(*pair, device) for pair in zip(groups, controls, strict=True)], "nccl"
     return [GlooTransport(group, plan.cluster) for group in groups], "gloo"
 

@@ -1,4 +1,4 @@
-"""A sum that was collected from workers, and what became of each of them."""
+"""Result of a coded aggregation, and what became of each worker."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +10,11 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """One worker's part. batches: their numbers. seconds: when its message came or it was given up; None: not yet.
+    """One worker's part in an aggregation round.
 
-    state: "working", "used", "not needed" (a copy of what had come), "not waited for", or what was wrong with it.
+    worker: its number. batches: those that it holds. state: "working", "used", "not needed" (its batches had come already),
+    "not waited for", or what was wrong with it. seconds: from the round's begin until its message came or it was given up, None
+    before that.
     """
 
     worker: int
@@ -23,14 +25,16 @@ class WorkerReport:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AggregationResult(Value):
-    """total: the sum over all batches. waited: the workers whose messages came until it was known, in that order.
+    """The sum of one aggregation round.
 
-    compute_s: the longest that one of them computed. late: messages of earlier rounds that came meanwhile.
+    total: over all batches. arrived: the workers whose messages came until it was known, in that order. reports: of all
+    workers. seconds: of the whole round. compute_s: the longest that an arrived worker computed. late: how many messages came
+    that belonged to earlier rounds or were sent twice.
     """
 
     total: NDArray[Any]
-    waited: tuple[int, ...]
-    shares: tuple[WorkerReport, ...]
+    arrived: tuple[int, ...]
+    reports: tuple[WorkerReport, ...]
     seconds: float
     compute_s: float
     late: int = 0

@@ -11,7 +11,7 @@ from aurora.errors import BadInput
 from aurora.profiler import link_timing as probing
 from aurora.profiler.link_model import LinkMeasurements, RankDevice, cluster_of, fair_shares, fit_pair
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.process_groups import joined
+from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
 from tests.conftest import cluster
 
@@ -48,10 +48,10 @@ def test_fair_shares_by_their_definition(most, together):
     assert all(share[i] == pytest.approx(most[i]) or share[i] >= share.max() - 1e-6 for i in range(len(most)))
 
 
-def found_by(seat, machines):
+def found_by(rank_info, machines):
     probing.SPAN_S = 0.5  # beside other tests: 4 ms of a neighbour's turn stay far below what is asserted
-    with joined(seat):
-        return probing.probe(ShapedTransport(None, Port(machines, seat.rank)))
+    with default_process_group(rank_info):
+        return probing.probe(ShapedTransport(None, Port(machines, rank_info.rank)))
 
 
 def test_ranks_find_the_rates_of_shaped_ports():
@@ -72,11 +72,11 @@ def test_ranks_find_the_rates_of_shaped_ports():
 
 
 def test_local_ranks_over_gloo():
-    found, seated, network = probing.measure_links(2, timeout_s=120)
+    found, devices_G, network = probing.measure_links(2, timeout_s=120)
     assert network == "gloo"
-    assert [seat.local_rank for seat in seated] == [0, 1]
-    assert all(seat.kind == "cpu" and seat.memory_bytes > 0 for seat in seated)
-    made = cluster_of(found, seated, {})
+    assert [rank_info.local_rank for rank_info in devices_G] == [0, 1]
+    assert all(rank_info.kind == "cpu" and rank_info.memory_bytes > 0 for rank_info in devices_G)
+    made = cluster_of(found, devices_G, {})
     assert len(made) == 2
     assert made.fabric is None
     assert made.out_Bps_G.min() > 1e6

@@ -68,12 +68,12 @@ def test_a_profile_holds_one_window_a_forward_pass(mixtral, text):
 
 def test_decode_windows_count_the_tokens_that_are_generated(mixtral, text):
     """Teacher-forcing the generated text in one pass sends the same tokens to the same experts."""
-    from aurora.models.decoding import decode_alone
+    from aurora.models.decoding import greedy_decode
 
     model = load_model(mixtral)
     prompt = prompts_of(model, text, 40)[0]
     made = profile_model(mixtral, [text], ProfileOptions(sources=1, prompt_tokens=40, max_new_tokens=5, limit=1))
-    tokens, _ = decode_alone(model.model, prompt, 5, eos=None)
+    tokens, _ = greedy_decode(model.model, prompt, 5, eos=None)
     with torch.inference_mode(), watched(model) as chosen_L:
         model.model(input_ids=torch.tensor([prompt + tokens[:-1]]))
     assert made.load_LE.tolist() == counted([chosen_L], model.experts)[1][0].tolist()

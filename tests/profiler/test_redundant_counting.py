@@ -11,11 +11,11 @@ import pytest
 from aurora.errors import BadInput
 from aurora.models.corpus import Corpus
 from aurora.models.loading import load_model
-from aurora.profiler.profile_model import profile_by_fleet
-from aurora.profiler.redundant_counting import CountingWorkers, count_by_fleet, packed, unpacked
+from aurora.profiler.profile_model import profile_with_workers
+from aurora.profiler.redundant_counting import CountingWorkers, count_with_workers, packed, unpacked
 from aurora.profiler.routing_counts import RoutingCounts
 from aurora.profiler.routing_hooks import next_round, route_round
-from aurora.runtime.distributed.launcher import RankInfo, hosted_store, start
+from aurora.runtime.distributed.launcher import RankInfo, hosted_store, start_process
 from aurora.types import CountingOptions, ProfileOptions
 
 OPTIONS = ProfileOptions(sources=2, prompt_tokens=24, batch=1, max_new_tokens=2, limit=5)
@@ -67,7 +67,7 @@ def test_the_same_counts_windows_choices_and_pairs(scheme, workers, asked, mixtr
     options = replace(OPTIONS, **asked)
     expected = by_one(model, files, options)
     assert len(expected.windows) == (4 if options.window else 6)
-    same(count_by_fleet(model, mixtral, files, options, CountingWorkers(CountingOptions(workers, scheme=scheme))), expected)
+    same(count_with_workers(model, mixtral, files, options, CountingWorkers(CountingOptions(workers, scheme=scheme))), expected)
     same(unpacked(packed(expected), expected), expected)
 
 
@@ -84,20 +84,26 @@ def dies(worker, _number):
 @pytest.mark.parametrize("delay_s", [stalls, dies])
 def test_a_worker_that_stalls_or_dies_is_not_waited_for(delay_s, mixtral, model, files):
     seen = []
-    found = count_by_fleet(model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(4), seen.append, delay_s=delay_s))
+    found = count_with_workers(
+        model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(4), seen.append, delay_s=delay_s)
+    )
     same(found, by_one(model, files, OPTIONS))
     assert seen[-1][1].state in ("not waited for", "killed by signal 9")
 
 
-def as_a_rank(connection, seat, path, files):
+def as_a_rank(connection, rank_info, path, files):
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    connection.send(count_by_fleet(load_model(path), path, files, OPTIONS, CountingWorkers(CountingOptions(2), seat=seat)))
+    connection.send(
+        count_with_workers(load_model(path), path, files, OPTIONS, CountingWorkers(CountingOptions(2), rank_info=rank_info))
+    )
 
 
 def test_hosts_meet_as_torchrun_starts_them(mixtral, model, files):
     """Rank 0 counts and the other serves, in a process that ends with the collection."""
     with hosted_store(0) as (host, port):
-        ranks = [start(RankInfo(r, 2, host, port, 60.0, 0, 1, launched=False), as_a_rank, mixtral, files) for r in range(2)]
+        ranks = [
+            start_process(RankInfo(r, 2, host, port, 60.0, 0, 1, launched=False), as_a_rank, mixtral, files) for r in range(2)
+        ]
         same(ranks[0][1].recv(), by_one(model, files, OPTIONS))
         with pytest.raises(EOFError):
             ranks[1][1].recv()
@@ -109,11 +115,11 @@ def test_hosts_meet_as_torchrun_starts_them(mixtral, model, files):
 
 def test_refusals(mixtral, model, files):
     with pytest.raises(BadInput, match="--redundancy: expected from 1 to the 2 workers, found 3"):
-        count_by_fleet(model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(2, 3)))
+        count_with_workers(model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(2, 3)))
     with pytest.raises(BadInput, match="--workers: expected more than zero, found 0"):
         CountingOptions(0)
-    seat = RankInfo(0, 3, "127.0.0.1", 1, 1.0, 0, 3, launched=False)
+    rank_info = RankInfo(0, 3, "127.0.0.1", 1, 1.0, 0, 3, launched=False)
     with pytest.raises(BadInput, match="--workers: expected the 3 ranks of this run, found 2"):
-        count_by_fleet(model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(2), seat=seat))
+        count_with_workers(model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(2), rank_info=rank_info))
     with pytest.raises(BadInput, match="--precision: expected no --workers"):
-        profile_by_fleet(mixtral, files, replace(OPTIONS, precision=0.1), CountingWorkers(CountingOptions(2)))
+        profile_with_workers(mixtral, files, replace(OPTIONS, precision=0.1), CountingWorkers(CountingOptions(2)))

@@ -11,7 +11,7 @@ from aurora_vllm.traffic_recorder import EngineFacts, TrafficRecorder
 
 from aurora.errors import BadInput
 from aurora.io.engine_records import save_record
-from aurora.profiler.vllm_server import profile_served
+from aurora.profiler.vllm_server import profile_vllm_server
 
 FACTS = EngineFacts("tiny", "", "vllm", "cpu", 0, 1, 2, 1, 4, 64, 64, 100, 0)
 
@@ -46,7 +46,7 @@ def server():
 def test_start_wait_stop_read(server, tmp_path):
     url, state = server
     slept = []
-    profile = profile_served(url, tmp_path / "seen", 42.0, slept.append)
+    profile = profile_vllm_server(url, tmp_path / "seen", 42.0, slept.append)
     assert slept == [42.0]
     assert profile.tokens_TLSE.tolist() == [[[[1, 0, 2, 1]]]]
     assert state["said"] == [
@@ -54,7 +54,7 @@ def test_start_wait_stop_read(server, tmp_path):
         ("/collective_rpc", {"method": "aurora", "args": ["stop"]}),
     ]
     with pytest.raises(BadInput, match="expected a folder without records"):
-        profile_served(url, tmp_path / "seen", 1.0, slept.append)
+        profile_vllm_server(url, tmp_path / "seen", 1.0, slept.append)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_what_a_server_refuses(server, code, sentence, tmp_path):
     url, state = server
     state["code"] = code
     with pytest.raises(BadInput, match=sentence):
-        profile_served(url, tmp_path, 0.0)
+        profile_vllm_server(url, tmp_path, 0.0)
 
 
 def test_no_server(tmp_path):
     for url in ("http://127.0.0.1:9", "nowhere"):
         with pytest.raises(BadInput, match="no server answers"):
-            profile_served(url, tmp_path, 0.0)
+            profile_vllm_server(url, tmp_path, 0.0)

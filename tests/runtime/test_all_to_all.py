@@ -11,7 +11,7 @@ from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.process_groups import joined
+from aurora.runtime.distributed.process_groups import default_process_group
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.bool,
           torch.complex64)  # fmt: skip
@@ -38,7 +38,7 @@ def rows_like(dtype, *shape):
 
 def agree_on_values(seat):
     """Every dtype, shape and order: bit for bit what torch moves."""
-    with joined(seat):
+    with default_process_group(seat):
         for number, order in enumerate(orders(seat.ranks)):
             sizes_RR = drawn_sizes(seat.ranks, number)
             outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
@@ -61,7 +61,7 @@ def agree_on_values(seat):
 def agree_on_gradients(seat):
     """First and second derivatives of a loss that weighs every received number differently; gives the orders taken."""
     taken, unrecorded = {}, GlooTransport.exchange
-    with joined(seat):
+    with default_process_group(seat):
         for number, order in enumerate(orders(seat.ranks)):
 
             def recorded(self, order, *rest, number=number):
@@ -136,7 +136,7 @@ def refuse(seat):
 
 
 def in_pairs(seat):
-    with joined(seat):
+    with default_process_group(seat):
         return in_the_background(seat), refuse(seat)
 
 

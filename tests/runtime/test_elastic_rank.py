@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.models.decoding import decode_alone
+from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.runtime import run as running
 from aurora.runtime.request_journal import RequestJournal, fewest_first
@@ -29,8 +29,8 @@ class Blows:
         left, told, pids = dict(blows), [0], self.pids
 
         class Struck(RequestJournal):
-            def told(self, seat, fresh):
-                got_on = super().told(seat, fresh)
+            def on_progress(self, rank, fresh):
+                got_on = super().on_progress(rank, fresh)
                 told[0] += len(fresh.tokens) if got_on else 0
                 for moment in [moment for moment in left if moment <= told[0]]:
                     left.pop(moment)(pids)
@@ -141,8 +141,8 @@ def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
         def finished(self):
             return after[0] >= 40
 
-        def told(self, seat, fresh):
-            got_on = super().told(seat, fresh)
+        def on_progress(self, rank, fresh):
+            got_on = super().on_progress(rank, fresh)
             after[0] += got_on and any(change.joined for change in self.changes)
             return got_on
 
@@ -156,7 +156,7 @@ def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
     plain = load_model(mixtral)
     found = result.answers_M[0].tokens
     for index in sorted(found)[::20]:
-        expected, _ = decode_alone(plain.model, prompts[index], NEW_TOKENS, plain.tokenizer.eos_token_id)
+        expected, _ = greedy_decode(plain.model, prompts[index], NEW_TOKENS, plain.tokenizer.eos_token_id)
         assert found[index] == expected[: len(found[index])]
     assert len(found) >= 3
 

@@ -16,7 +16,7 @@ import aurora
 from aurora.errors import BadInput, BrokenPlan, RankFailed
 from aurora.io.placements import evenly_split
 from aurora.models.corpus import Corpus
-from aurora.models.decoding import decode_alone
+from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.make_plan import make_plan
 from aurora.profiler.profile_model import profile_model
@@ -344,7 +344,7 @@ def test_the_reference_is_what_transformers_generates(name, tmp_path):
     folder = build(name, tmp_path / name)
     plain = load_model(folder)
     for prompt in prompts_for(folder, 3):
-        tokens, _ = decode_alone(plain.model, prompt, 6, eos=1)
+        tokens, _ = greedy_decode(plain.model, prompt, 6, eos=1)
         expected = plain.model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=1)
         assert tokens == expected[0, len(prompt) :].tolist()
 

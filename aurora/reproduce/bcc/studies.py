@@ -36,9 +36,9 @@ DRAWS = 10  # placements of the simulated clock
 
 
 class Pool(Protocol):
-    """Processes that a sum is collected from, round after round."""
+    """Processes that aggregate a sum, round after round."""
 
-    def collect(self, argument: NDArray[Any] | None = None, code: int = 0) -> AggregationResult: ...
+    def aggregate(self, argument: NDArray[Any] | None = None, code: int = 0) -> AggregationResult: ...
 
 
 class MakePool(Protocol):
@@ -162,12 +162,12 @@ def performed(
         for number, (name, code, times) in enumerate(drawn):
             receiving.receive_s = times.receive_s * options.stretch
             state, seconds, waits, compute_s, error = start(features), 0.0, [], 0.0, 0.0
-            started.collect(state.ahead_F, number)  # data are made and processes settle before the clock runs
+            started.aggregate(state.ahead_F, number)  # data are made and processes settle before the clock runs
             for iteration in range(1, iterations + 1):
-                collected = started.collect(state.ahead_F, number)
+                collected = started.aggregate(state.ahead_F, number)
                 seconds += collected.seconds
-                waits.append(len(collected.waited))
-                compute_s += float(times.compute_IW[iteration, list(collected.waited)].max())
+                waits.append(len(collected.arrived))
+                compute_s += float(times.compute_IW[iteration, list(collected.arrived)].max())
                 serial_F = gradient(x_PF, y_P, state.ahead_F)
                 error = max(error, float(np.abs(collected.total - serial_F).max() / np.abs(serial_F).max()))
                 state = state.after(collected.total, len(x_PF))

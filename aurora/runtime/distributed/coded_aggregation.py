@@ -1,38 +1,46 @@
-"""A sum over batches, collected from redundant workers: nobody waits for those that stall or die."""
+"""Coded aggregation: a sum over batches from redundant workers, none of whom is waited for if others hold its batches.
 
-import datetime
+The master sits here; `aggregation_worker` is the other side. Source: BCC (arXiv:1710.09990).
+"""
+
 import multiprocessing.connection
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.replication.gradient_codes import GradientCode, load_of, make_code
-from aurora.runtime.distributed.launcher import RankInfo, hosted_store, start, what_happened
-from aurora.runtime.distributed.store_messages import put, taken
+from aurora.runtime.distributed.aggregation_worker import (
+    FOREVER,
+    RESULTS_KEY,
+    AggregationJob,
+    Array,
+    Delay,
+    Work,
+    argument_key,
+    round_key,
+    run_worker,
+    serve_rounds,
+)
+from aurora.runtime.distributed.launcher import RankInfo, hosted_store, start_process
+from aurora.runtime.distributed.store_messages import pack_message, unpack_message
 from aurora.types import AggregationResult, WorkerReport
 
-Array = NDArray[Any]
-Work = Callable[[int, Array | None], Array]  # a batch's number, the round's argument -> its result
-Delay = Callable[[int, int], float]  # a worker, a round -> seconds
 Watch = Callable[[Sequence[WorkerReport]], None]
+Message = tuple[dict[str, Any], Array | None]  # head, and the worker's sum
 
-RESULTS = "collect/results"
 POLL_S = 0.001
-FOREVER = datetime.timedelta(days=30)
+LIVENESS_S = 0.05  # between two looks at whether workers live
 ROUNDING = 0.05  # how far a decoded count may be from a whole number
 
 
-def collect(
+def coded_sum(
     work: Callable[[int], Array],
     batches: int,
     workers: int,
@@ -43,42 +51,52 @@ def collect(
     rng: np.random.Generator,
     timeout_s: float = 300.0,
     delay_s: Delay | None = None,
-    watch: Watch = lambda _shares: None,
-    seat: RankInfo | None = None,
+    watch: Watch = lambda _reports: None,
+    rank_info: RankInfo | None = None,
 ) -> AggregationResult:
-    """The sum of work(batch) over all batches, every one of them held by at least `redundancy` of `workers` processes.
+    """Sums work(batch) over all batches by `workers` processes, each batch held by at least `redundancy` of them.
 
-    `work` is picklable and gives arrays of `like`'s shape and type. A worker sums its batches and sends once; this process
-    keeps first copies, stops when it has every batch, and ends the others: integers are the serial sum bit for bit.
-    timeout_s: how long nothing may come. delay_s: a rehearsal's stragglers. seat: under torchrun every rank calls this; rank
-    0 collects, and the others are workers whose processes end with the collection. Raises as make_code and load_of do, and
-    RankFailed where those that are left no longer hold every batch.
+    A worker sums its batches and sends once. This process stops when what has arrived determines the sum, and ends the other
+    workers. Integers are the serial sum bit for bit.
+
+    Args:
+        work: picklable; maps a batch's number to an array of `like`'s shape and type.
+        batches: how many.
+        workers: processes to start.
+        redundancy: how many workers hold each batch at least.
+        scheme: by name, who holds which batches.
+        like: an array of the sum's shape and type.
+        rng: draws who holds what.
+        timeout_s: how long nothing may arrive.
+        delay_s: (worker, round) -> seconds; rehearses stragglers.
+        watch: called with a report of each worker whenever one changes.
+        rank_info: under torchrun, where every rank calls this: rank 0 aggregates, and the others are workers, whose processes
+            end with the aggregation.
+
+    Raises: BadInput: if sizes or scheme do not fit. InfeasiblePlan: if the workers cannot hold all batches. RankFailed: if the
+        workers that are left do not determine the sum, or nothing arrives for timeout_s.
+    Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
     """
     code = make_code(scheme, workers, batches, load_of(scheme, workers, batches, redundancy), rng)
-    with Workers(_Alone(work), [code], like, timeout_s=timeout_s, delay_s=delay_s, watch=watch, seat=seat) as pool:
-        return pool.collect()
+    job = _WithoutArgument(work)
+    with CodedAggregator(
+        job, [code], like, timeout_s=timeout_s, delay_s=delay_s, watch=watch, rank_info=rank_info
+    ) as aggregator:  # fmt: skip
+        return aggregator.aggregate()
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _WithoutArgument:
     work: Callable[[int], Array]
 
     def __call__(self, batch: int, argument: Array | None) -> Array:
         return self.work(batch)
 
 
-@dataclass(frozen=True)
-class _AggregationJob:
-    work: Work
-    codes: tuple[GradientCode, ...]
-    exact: bool
-    delay_s: Delay | None
+class CodedAggregator:
+    """Worker processes that aggregate round after round. A context manager: no worker is left when the block ends.
 
-
-class Workers:
-    """Processes that answer round after round, until the block ends; none is left then.
-
-    Arguments as for `collect`, with the codes, of as many workers each, that say who holds what: one of them in each round.
+    Arguments as for `coded_sum`, but for codes: who holds which batches, all of as many workers; each round uses one of them.
     """
 
     def __init__(
@@ -89,48 +107,51 @@ class Workers:
         *,
         timeout_s: float = 300.0,
         delay_s: Delay | None = None,
-        watch: Watch = lambda _shares: None,
-        seat: RankInfo | None = None,
+        watch: Watch = lambda _reports: None,
+        rank_info: RankInfo | None = None,
     ) -> None:
-        self._code, self._like = codes[0], like
-        if seat is not None and seat.ranks != len(self._code.code_WB):
-            raise BadInput(f"`workers`: expected the {seat.ranks} ranks of this run, found {len(self._code.code_WB)}")
-        assert all(len(code.code_WB) == len(self._code.code_WB) for code in codes)
-        self._job = _AggregationJob(work, tuple(codes), np.issubdtype(like.dtype, np.integer), delay_s)
-        self._timeout_s, self._watch, self._seat = timeout_s, watch, seat
+        self._workers, self._like = len(codes[0].code_WB), like
+        if rank_info is not None and rank_info.ranks != self._workers:
+            raise BadInput(f"`workers`: expected the {rank_info.ranks} ranks of this run, found {self._workers}")
+        assert all(len(code.code_WB) == self._workers for code in codes)
+        self._job = AggregationJob(work, tuple(codes), delay_s)
+        self._timeout_s, self._watch, self._rank_info = timeout_s, watch, rank_info
         self._store: Any = None
         self._hosted = ExitStack()
         self._children: dict[int, tuple[Any, Any]] = {}
-        self._lost: dict[int, str] = {}
-        self._round, self._heard = 0, 0.0
+        self._lost: dict[int, str] = {}  # how each lost worker ended
+        self._number, self._last_arrival_s = 0, 0.0
 
     def __enter__(self) -> Self:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        workers, seat = len(self._code.code_WB), self._seat
-        if seat is None:
-            host, port = self._hosted.enter_context(hosted_store(0))
-            self._store = TCPStore(host, port, is_master=False, timeout=FOREVER)
-            seats = [RankInfo(w, workers, host, port, self._timeout_s, w, workers, launched=True) for w in range(workers)]
-        else:
-            if seat.rank:
-                _serve(seat, self._job)
-            hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun, for all ranks
-            self._store = TCPStore(seat.host, seat.port, is_master=not hosted, wait_for_workers=False)
-            seats = [seat]
         try:
-            for at in seats:
-                self._children[at.rank] = start(at, _answer, self._job)
+            for rank_info in self._open_store():
+                self._children[rank_info.rank] = start_process(rank_info, run_worker, self._job)
         except BaseException:
-            self._end()
+            self._close()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
+    def _open_store(self) -> list[RankInfo]:
+        """Connects to the store, hosting it unless torchrun does. Returns the workers to start here."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    def _end(self) -> None:
-        self._store.set(f"collect/round/{self._round + 1}", b"end")
+        rank_info, workers = self._rank_info, self._workers
+        if rank_info is None:
+            host, port = self._hosted.enter_context(hosted_store(0))
+            self._store = TCPStore(host, port, is_master=False, timeout=FOREVER)
+            return [RankInfo(w, workers, host, port, self._timeout_s, w, workers, launched=True) for w in range(workers)]
+        if rank_info.rank:
+            serve_rounds(rank_info, self._job)
+        agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun hosts it for all ranks
+        self._store = TCPStore(rank_info.host, rank_info.port, is_master=not agent_store, wait_for_workers=False)
+        return [rank_info]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._store is not None:
+            self._store.set(round_key(self._number + 1), b"end")
         for child, connection in self._children.values():
             if child.is_alive():
                 child.kill()
@@ -139,76 +160,44 @@ class Workers:
         self._store = None
         self._hosted.close()
 
-    def collect(self, argument: Array | None = None, code: int = 0) -> AggregationResult:
-        """One round by code number `code`: every worker's sum of work(batch, argument), decoded as soon as that can be done."""
-        self._round += 1
-        self._code = self._job.codes[code]
-        number, workers, key = self._round, len(self._code.code_WB), f"collect/argument/{self._round}"
-        self._store.set(key, put(self._store, key, {"code": code}, argument))
-        self._store.set(f"collect/round/{number}", b"go")
-        began = time.perf_counter()
-        shares = [WorkerReport(w, tuple(np.flatnonzero(self._code.code_WB[w]).tolist())) for w in range(workers)]
-        arrived: list[int] = []
-        messages: dict[int, Array] = {}
-        compute_s, late = 0.0, 0
+    def aggregate(self, argument: Array | None = None, code: int = 0) -> AggregationResult:
+        """One round: the sum of work(batch, argument) over all batches, with who holds what by codes[code].
 
-        def now(worker: int, state: str) -> None:
-            shares[worker] = replace(shares[worker], state=state, seconds=time.perf_counter() - began)
-            self._watch(shares)
+        Raises: RankFailed: as `coded_sum` does.
+        """
+        self._number += 1
+        key = argument_key(self._number)
+        self._store.set(key, pack_message(self._store, key, {"code": code}, argument))
+        self._store.set(round_key(self._number), b"go")
+        current = _Round(self._number, self._job.codes[code], self._like, self._watch)
+        for worker, reason in self._lost.items():
+            current.set_state(worker, reason)
+        current.skip_idle()
+        while current.weights is None:
+            message = self._next_message(current.began_s)
+            if message is not None:
+                current.take(*message)
+            else:
+                for worker, reason in self._newly_lost().items():
+                    current.lose(worker, reason)
+                current.check_recoverable()
+        return current.result()
 
-        for worker, why in self._lost.items():
-            now(worker, why)
-        for share in shares:
-            if not share.batches:
-                now(share.worker, "not needed")
-        weights = None
-        held_B = np.zeros(self._code.code_WB.shape[1], dtype=np.bool_)
-        while weights is None:
-            heard = self._next(began)
-            if heard is None:
-                for worker, why in self._deaths().items():
-                    if shares[worker].state == "working":
-                        now(worker, why)
-                self._check_possible(shares, arrived)
-                continue
-            head, message = heard
-            worker = head["worker"]
-            if head["round"] != number or shares[worker].state != "working":
-                late += 1
-                continue
-            if why := self._wrong(head, message):
-                now(worker, why)
-                self._check_possible(shares, arrived)
-                continue
-            assert message is not None
-            compute_s = max(compute_s, head["seconds"])
-            new = self._code.needed is not None or bool((self._code.holds_WB[worker] & ~held_B).any())
-            held_B |= self._code.holds_WB[worker]
-            arrived.append(worker)
-            if new:
-                messages[worker] = message
-            now(worker, "used" if new else "not needed")
-            weights = self._code.weights(arrived)
-        total = self._decoded([(messages[w], weight) for w, weight in zip(arrived, weights.tolist(), strict=True) if weight])
-        seconds = time.perf_counter() - began
-        shares = [replace(s, state="not waited for") if s.state == "working" else s for s in shares]
-        self._watch(shares)
-        return AggregationResult(total, tuple(arrived), tuple(shares), seconds, compute_s, late)
-
-    def _next(self, began: float) -> tuple[dict[str, Any], Array | None] | None:
-        """The next message; None when it is time to look after the workers."""
-        until = time.perf_counter() + 50 * POLL_S
-        while not self._store.queue_len(RESULTS):
-            if time.perf_counter() > until:
-                if time.perf_counter() - max(began, self._heard) > self._timeout_s:
-                    raise RankFailed(f"collect: nothing came from the workers for {self._timeout_s:g} s")
+    def _next_message(self, began_s: float) -> Message | None:
+        """A worker's next message, of whatever round; None when it is time to look whether workers live."""
+        until_s = time.perf_counter() + LIVENESS_S
+        while not self._store.queue_len(RESULTS_KEY):
+            now_s = time.perf_counter()
+            if now_s > until_s:
+                if now_s - max(began_s, self._last_arrival_s) > self._timeout_s:
+                    raise RankFailed(f"aggregation: nothing came from the workers for {self._timeout_s:g} s")
                 return None
             time.sleep(POLL_S)
-        self._heard = time.perf_counter()
-        return taken(self._store, self._store.queue_pop(RESULTS), delete=True)
+        self._last_arrival_s = time.perf_counter()
+        return unpack_message(self._store, self._store.queue_pop(RESULTS_KEY), delete=True)
 
-    def _deaths(self) -> dict[int, str]:
-        """Who has died since the last look, and how."""
+    def _newly_lost(self) -> dict[int, str]:
+        """Workers whose processes have ended since the last look, and how."""
         alive = [worker for worker in self._children if worker not in self._lost]
         ready = multiprocessing.connection.wait([self._children[worker][1] for worker in alive], timeout=0)
         found = {}
@@ -217,15 +206,89 @@ class Workers:
             if connection not in ready:
                 continue
             try:
-                why = f"failed: {connection.recv()}"
+                found[worker] = f"failed: {connection.recv()}"
             except EOFError:
                 child.join()
-                why = f"killed by signal {-child.exitcode}" if child.exitcode < 0 else f"died with exit code {child.exitcode}"
-            found[worker] = why
+                code = child.exitcode
+                found[worker] = f"killed by signal {-code}" if code < 0 else f"died with exit code {code}"
         self._lost |= found
         return found
 
-    def _wrong(self, head: dict[str, Any], message: Array | None) -> str:
+
+class _Round:
+    """One round at the master: what has arrived, and whether it determines the sum.
+
+    weights: of the arrived workers' messages once it does; None until then.
+    """
+
+    def __init__(self, number: int, code: GradientCode, like: Array, watch: Watch) -> None:
+        self.began_s = time.perf_counter()
+        self.weights: Any = None
+        self._number, self._code, self._like, self._watch = number, code, like, watch
+        batches_W = [tuple(np.flatnonzero(code_B).tolist()) for code_B in code.code_WB]
+        self._reports = [WorkerReport(worker, batches) for worker, batches in enumerate(batches_W)]
+        self._arrived: list[int] = []
+        self._sums: dict[int, Array] = {}
+        self._held_B = np.zeros(code.code_WB.shape[1], dtype=np.bool_)  # batches in what has arrived
+        self._compute_s, self._late = 0.0, 0
+
+    def set_state(self, worker: int, state: str) -> None:
+        seconds = time.perf_counter() - self.began_s
+        self._reports[worker] = replace(self._reports[worker], state=state, seconds=seconds)
+        self._watch(self._reports)
+
+    def skip_idle(self) -> None:
+        """Workers without batches send nothing."""
+        for report in self._reports:
+            if not report.batches:
+                self.set_state(report.worker, "not needed")
+
+    def take(self, head: dict[str, Any], message: Array | None) -> None:
+        """A message from a worker: counted as late, refused, or used unless all of its batches have come."""
+        worker = head["worker"]
+        if head["round"] != self._number or self._reports[worker].state != "working":
+            self._late += 1
+            return
+        if refusal := self._refusal(head, message):
+            self.set_state(worker, refusal)
+            self.check_recoverable()
+            return
+        assert message is not None
+        self._compute_s = max(self._compute_s, head["seconds"])
+        needed = self._code.needed is not None or bool((self._code.holds_WB[worker] & ~self._held_B).any())
+        self._held_B |= self._code.holds_WB[worker]
+        self._arrived.append(worker)
+        if needed:
+            self._sums[worker] = message
+        self.set_state(worker, "used" if needed else "not needed")
+        self.weights = self._code.weights(self._arrived)
+
+    def lose(self, worker: int, reason: str) -> None:
+        """A worker's process has ended."""
+        if self._reports[worker].state == "working":
+            self.set_state(worker, reason)
+
+    def check_recoverable(self) -> None:
+        """Raises RankFailed where the sum cannot be determined even if all that still work send theirs."""
+        lost = [r for r in self._reports if r.batches and r.seconds is not None and r.worker not in self._arrived]
+        possible = self._arrived + [report.worker for report in self._reports if report.state == "working"]
+        if not lost or self._code.weights(possible) is not None:
+            return
+        missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
+        what = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
+        reasons = "; ".join(f"worker {report.worker} {report.state}" for report in lost)
+        raise RankFailed(f"aggregation: {what} held by nobody who is left: {reasons}")
+
+    def result(self) -> AggregationResult:
+        """The sum and what became of each worker, once `weights` are known."""
+        weighted = zip(self._arrived, self.weights.tolist(), strict=True)
+        total = decode([(self._sums[worker], weight) for worker, weight in weighted if weight], self._code, self._like)
+        seconds = time.perf_counter() - self.began_s
+        reports = [replace(r, state="not waited for") if r.state == "working" else r for r in self._reports]
+        self._watch(reports)
+        return AggregationResult(total, tuple(self._arrived), tuple(reports), seconds, self._compute_s, self._late)
+
+    def _refusal(self, head: dict[str, Any], message: Array | None) -> str:
         """Why a message cannot be used; empty where it can."""
         if head["error"]:
             return f"failed: {head['error']}"
@@ -237,99 +300,25 @@ class Workers:
             return "refused: expected finite numbers, found NaN or infinity"
         return ""
 
-    def _check_possible(self, shares: Sequence[WorkerReport], arrived: list[int]) -> None:
-        lost = [s for s in shares if s.batches and s.seconds is not None and s.worker not in arrived]
-        rest = [s.worker for s in shares if s.state == "working"]
-        if lost and self._code.weights(arrived + rest) is None:
-            missing = np.flatnonzero(~self._code.holds_WB[np.array(arrived + rest, dtype=np.int64)].any(axis=0)).tolist()
-            what = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
-            why = "; ".join(f"worker {s.worker} {s.state}" for s in lost)
-            raise RankFailed(f"collect: {what} held by nobody who is left: {why}")
 
-    def _decoded(self, parts: list[tuple[Array, float]]) -> Array:
-        """The weighted sum, in the order of workers' arrival; counts are rounded where a code made them reals."""
-        if self._code.needed is None:
-            total = np.zeros_like(self._like)
-            for message, _ in parts:
-                total += message
-            return total
-        decoded = np.zeros(self._like.shape)
-        largest = 0.0
-        for message, weight in parts:
-            decoded += message * weight
-            largest = max(largest, abs(weight) * float(np.abs(message).max(initial=0.0)))
-        if not self._job.exact:
-            return decoded.astype(self._like.dtype)
-        counts = np.rint(decoded)
-        off = max(float(np.abs(decoded - counts).max(initial=0.0)), largest * len(parts) * np.finfo(np.float64).eps)
-        if off > ROUNDING:
-            raise RankFailed(f"collect: decoded counts are up to {off:.2g} from whole numbers, expected {ROUNDING} at most")
-        return counts.astype(self._like.dtype)
+def decode(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
+    """The weighted sum of arrays of `like`'s shape, in `like`'s type.
 
-
-def _answer(connection: Connection, seat: RankInfo, job: _AggregationJob) -> None:
-    try:
-        _serve(seat, job)
-    except BaseException as error:
-        connection.send(what_happened(error))
-
-
-def _serve(seat: RankInfo, job: _AggregationJob) -> None:
-    """A worker's life: the newest round again and again. It ends with the process, as told by the master or by its loss."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    store = TCPStore(seat.host, seat.port, is_master=False, timeout=FOREVER)
-    newest = _Newest(seat)
-    number = 0
-    while True:
-        number = newest.after(number)
-        told, argument = taken(store, store.get(f"collect/argument/{number}"), delete=False)
-        code = job.codes[told["code"]]
-        delay_s = job.delay_s(seat.rank, number) if job.delay_s else 0.0
-        if delay_s and newest.after(number, delay_s) > number:
-            continue
-        began = time.perf_counter()
-        total, error = None, ""
-        try:
-            for batch in np.flatnonzero(code.code_WB[seat.rank]).tolist():
-                result = job.work(batch, argument)
-                if code.needed is not None:
-                    result = result * code.code_WB[seat.rank, batch]
-                if total is not None and total.shape != result.shape:
-                    raise BadInput(f"batch {batch}: expected shape {total.shape} like the batch before, found {result.shape}")
-                total = np.array(result) if total is None else total + result
-                if newest.number > number:
-                    break
-        except Exception as failure:
-            reason = str(failure).strip().splitlines()
-            total, error = None, f"{type(failure).__name__}: {reason[0] if reason else 'no message'}"
-        if newest.number == number and code.code_WB[seat.rank].any():
-            head = {"round": number, "worker": seat.rank, "error": error, "seconds": time.perf_counter() - began}
-            store.queue_push(RESULTS, put(store, f"collect/result/{number}/{seat.rank}", head, total))
-
-
-class _Newest:
-    """The newest round's number, kept by a thread that also ends this process when the collection does."""
-
-    def __init__(self, seat: RankInfo) -> None:
-        self.number = 0
-        self._changed = threading.Condition()
-        threading.Thread(target=self._follow, args=(seat,), daemon=True).start()
-
-    def after(self, number: int, at_most_s: float | None = None) -> int:
-        """Waits for a round after `number`, or so long; gives the newest."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.number > number, at_most_s)
-            return self.number
-
-    def _follow(self, seat: RankInfo) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        try:
-            store = TCPStore(seat.host, seat.port, is_master=False, timeout=FOREVER)
-            while store.get(f"collect/round/{self.number + 1}") != b"end":
-                with self._changed:
-                    self.number += 1
-                    self._changed.notify_all()
-        finally:
-            os._exit(0)  # the master has what it wanted, or is gone
+    Integers that a code made real are rounded back. Raises RankFailed if one is further than ROUNDING from a whole number.
+    """
+    if code.needed is None:
+        total = np.zeros_like(like)
+        for array, _ in weighted:
+            total += array
+        return total
+    decoded, largest = np.zeros(like.shape), 0.0
+    for array, weight in weighted:
+        decoded += array * weight
+        largest = max(largest, abs(weight) * float(np.abs(array).max(initial=0.0)))
+    if not np.issubdtype(like.dtype, np.integer):
+        return decoded.astype(like.dtype)
+    counts = np.rint(decoded)
+    error = max(float(np.abs(decoded - counts).max(initial=0.0)), largest * len(weighted) * np.finfo(np.float64).eps)
+    if error > ROUNDING:
+        raise RankFailed(f"aggregation: decoded counts are up to {error:.2g} from whole numbers, expected {ROUNDING} at most")
+    return counts.astype(like.dtype)

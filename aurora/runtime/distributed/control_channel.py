@@ -1,4 +1,8 @@
-"""A rank's side of the supervisor, and what they say to each other over a pipe."""
+"""Control channel between a rank and its supervisor: the messages, and the rank's end of it.
+
+Messages travel over a pipe that only these two processes hold. The supervisor sends `EpochStart`, `Stop` and `Finish`; a rank
+sends `MemberState`, `Heartbeat`, `Progress` and `MemberResult`.
+"""
 
 import os
 import sys
@@ -10,41 +14,48 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from aurora.errors import AuroraError
-from aurora.runtime.distributed.launcher import RankInfo, what_happened
+from aurora.runtime.distributed.launcher import RankInfo, describe_error
 
-BEAT_S = 0.1
+HEARTBEAT_S = 0.1
 
 
 @dataclass(frozen=True)
 class EpochStart:
-    """From the supervisor to a member. seats: of all members, ascending; a member's rank is its place among them. part: what
-    the steward assigned to it."""
+    """Supervisor to rank: an epoch begins.
+
+    number: the epoch's, from 1. members: the ranks that take part, ascending; a member's rank in the epoch's process groups is
+    its index here. assignment: what the coordinator assigned to this rank.
+    """
 
     number: int
-    seats: tuple[int, ...]
-    part: Any
+    members: tuple[int, ...]
+    assignment: Any
 
 
 @dataclass(frozen=True)
 class Stop:
-    """From the supervisor: the epoch is over."""
+    """Supervisor to rank: the epoch is over. The rank answers with its MemberState."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """From the supervisor: all is done, bring home what you have."""
+    """Supervisor to rank: all work is done. The rank answers with its MemberResult."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """From a rank, every BEAT_S. busy_s: for how long it has been in one piece of work that waits for nobody."""
+    """Rank to supervisor, every HEARTBEAT_S. busy_s: seconds since it began the computation that it is in; zero while it waits
+    for other ranks."""
 
     busy_s: float
 
 
 @dataclass(frozen=True)
 class MemberState:
-    """From a rank: it is in no epoch and waits for one. lost: why it left the last one by itself; None: it was told to."""
+    """Rank to supervisor: it is in no epoch and waits for the next.
+
+    value: what the rank holds, for the coordinator. lost: why the rank left its last epoch by itself; None: it was stopped.
+    """
 
     value: Any
     lost: str | None = None
@@ -52,116 +63,121 @@ class MemberState:
 
 @dataclass(frozen=True)
 class Progress:
-    """From a rank in an epoch, for the steward."""
+    """Rank to supervisor, during an epoch: something for the coordinator."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class MemberResult:
-    """From a rank at the end: its result, or the error that it cannot go on from."""
+    """Rank to supervisor, last of all: its result, or the AuroraError or MemberCrashed that ended it."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class MemberCrashed:
-    """MemberResult by a rank that met an error of its own; the others go on."""
+    """Value of a MemberResult: an unexpected error ended the rank; the others go on."""
 
-    how: str
+    reason: str
 
 
 class ControlChannel:
-    """A rank's way to its supervisor."""
+    """A rank's end of its control channel.
+
+    Two threads serve it: one receives the supervisor's messages, one sends heartbeats. The process exits when the supervisor is
+    gone.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._stop = threading.Event()
+        self._stopped = threading.Event()
         self._changed = threading.Condition()
         self._next: EpochStart | Finish | None = None
         self._abort: Callable[[], None] = lambda: None
         self._busy_since: Callable[[], float | None] = lambda: None
-        threading.Thread(target=self._listen, daemon=True, name="aurora-link").start()
-        threading.Thread(target=self._beat, daemon=True, name="aurora-beat").start()
-
-    def stand_by(self, value: Any, lost: str | None = None) -> EpochStart | Finish:
-        """Say what this rank holds, and wait for what comes next."""
-        self._say(MemberState(value, lost))
-        with self._changed:
-            self._changed.wait_for(lambda: self._next is not None)
-            found, self._next = self._next, None
-        assert found is not None
-        return found
+        threading.Thread(target=self._receive_messages, daemon=True, name="aurora-control").start()
+        threading.Thread(target=self._send_heartbeats, daemon=True, name="aurora-heartbeat").start()
 
     @property
     def stopped(self) -> threading.Event:
-        """Set when the epoch is over, until the next message."""
-        return self._stop
+        """Set while the last epoch is over and the next has not begun."""
+        return self._stopped
+
+    def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | Finish:
+        """Sends this rank's MemberState(state, lost) and waits for the supervisor's answer."""
+        self._send(MemberState(state, lost))
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is not None)
+            answer, self._next = self._next, None
+        assert answer is not None
+        return answer
 
     def on_stop(self, abort: Callable[[], None]) -> None:
-        """Call `abort` when the epoch is over, at once if it is."""
+        """Calls `abort` when the current epoch is over: at once if it is."""
         self._abort = abort
-        if self._stop.is_set():
+        if self._stopped.is_set():
             abort()
 
-    def busy(self, since: Callable[[], float | None]) -> None:
-        """`since` tells by time.monotonic when this rank began what it is doing, None: it waits for others."""
-        self._busy_since = since
+    def set_busy_since(self, busy_since: Callable[[], float | None]) -> None:
+        """`busy_since` returns when the computation in progress began (time.monotonic), None while this rank waits for others.
+        Heartbeats report it, and the supervisor ends a rank that computes for longer than its time-out."""
+        self._busy_since = busy_since
 
-    def tell(self, value: Any) -> None:
-        """Something for the steward, from within an epoch."""
-        self._say(Progress(value))
+    def send_progress(self, value: Any) -> None:
+        """Tells the coordinator something during an epoch."""
+        self._send(Progress(value))
 
-    def bring(self, value: Any) -> None:
-        """This rank's result, or the AuroraError or MemberCrashed that ended it; nothing comes after it."""
-        self._say(MemberResult(value))
+    def send_result(self, value: Any) -> None:
+        """Sends this rank's result, or the AuroraError or MemberCrashed that ended it. It is the last message."""
+        self._send(MemberResult(value))
 
-    def _say(self, message: object) -> None:
+    def _send(self, message: object) -> None:
         with self._sending:
             self._connection.send(message)
 
-    def _listen(self) -> None:
+    def _receive_messages(self) -> None:
         while True:
             try:
                 message = self._connection.recv()
             except (EOFError, OSError):
                 os._exit(1)  # nobody is left to work for
             if isinstance(message, Stop):
-                self._stop.set()
+                self._stopped.set()
                 self._abort()
                 continue
             with self._changed:
-                self._stop.clear()
+                self._stopped.clear()
                 self._abort = lambda: None
                 self._next = message
                 self._changed.notify_all()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
             since = self._busy_since()
             try:
-                self._say(Heartbeat(0.0 if since is None else time.monotonic() - since))
+                self._send(Heartbeat(0.0 if since is None else time.monotonic() - since))
             except OSError:
                 os._exit(1)
-            time.sleep(BEAT_S)
+            time.sleep(HEARTBEAT_S)
 
 
-def _hush() -> None:
-    """gloo tells of every lost connection on descriptor 2, and losing them is what is expected here; Python keeps its own."""
+def run_member(connection: Connection, rank_info: RankInfo, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """Main function of a supervised rank: runs `target(rank_info, control, *args)` and sends the error that ends it, if any."""
+    if not os.environ.get("AURORA_DEBUG"):
+        _silence_gloo()
+    control = ControlChannel(connection)
+    try:
+        target(rank_info, control, *args)
+    except AuroraError as error:
+        control.send_result(error)
+    except BaseException as error:
+        control.send_result(MemberCrashed(describe_error(error)))
+
+
+def _silence_gloo() -> None:
+    """gloo reports every lost connection on descriptor 2, and losing them is expected here; Python keeps its own stderr."""
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     with open(os.devnull, "w") as silent:
         os.dup2(silent.fileno(), 2)
-
-
-def member(connection: Connection, seat: RankInfo, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """A rank's process: `target(seat, link, *args)`, whose errors it brings."""
-    if not os.environ.get("AURORA_DEBUG"):
-        _hush()
-    link = ControlChannel(connection)
-    try:
-        target(seat, link, *args)
-    except AuroraError as error:
-        link.bring(error)
-    except BaseException as error:
-        link.bring(MemberCrashed(what_happened(error)))

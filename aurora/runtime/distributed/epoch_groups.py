@@ -13,17 +13,17 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: i
 
 from aurora.errors import RankFailed
 
-LOOK_S = 0.005
+POLL_S = 0.005
 STUCK_S = 0.3  # after `abort` until gloo counts as stuck
 
 
 class EpochGroups:
-    """groups: one a model, gloo, of `ranks` members of which this is `rank`.
+    """Process groups of one epoch's members: one gloo group a model.
 
-    gloo has no way to stop waiting for a peer that lives but has stopped waiting itself. So `abort` shuts the connections:
-    whoever waits on them, here or at the other end, gets an error at once. Almost: gloo forgets a message that it begins to
-    send, because the receiver's notice has just come, on a connection that is shut by then, and whoever waits for it waits
-    until its time-out; see `unless_stopped`.
+    gloo cannot stop waiting for a peer that lives but has stopped waiting itself. So `abort` shuts the connections: whoever
+    waits on them, here or at the other end, gets an error at once. One case is left: gloo forgets a message that it begins to
+    send, because the receiver's notice has just come, on a connection that is shut by then. Whoever waits for that message
+    waits until the group's time-out; see `unless_stopped`.
     """
 
     def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
@@ -32,6 +32,7 @@ class EpochGroups:
         self._lock = threading.Lock()
 
     def abort(self) -> None:
+        """Shuts all connections; may be called from any thread, and again."""
         with self._lock:
             connections, self._connections = self._connections, []
         for connection in connections:
@@ -40,35 +41,46 @@ class EpochGroups:
             connection.close()
 
 
-def meet(
-    host: str, port: int, epoch: int, rank: int, ranks: int, groups: int, timeout_s: float, stopped: threading.Event
+def join_epoch(
+    store: tuple[str, int], epoch: int, rank: int, ranks: int, groups: int, timeout_s: float, stopped: threading.Event
 ) -> EpochGroups:
-    """Meets the epoch's other members at the store on host:port. Raises RankFailed when `stopped` is set before all have come,
-    or they do not come within timeout_s."""
+    """Rendezvous of an epoch's members. All of them call it.
+
+    Args:
+        store: host and port of the supervisor's store.
+        epoch: its number, which keeps its groups apart from other epochs'.
+        rank, ranks: of this member, among the epoch's members.
+        groups: how many process groups to make.
+        timeout_s: how long to wait for the others, and later for a peer.
+        stopped: gives the rendezvous up when it is set.
+
+    Raises: RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
+    """
     found: list[EpochGroups] = []
     failed: list[Exception] = []
 
-    def form() -> None:
+    def connect() -> None:
         try:
             timeout = datetime.timedelta(seconds=timeout_s)
             # A client of its own: one that waits for members who never come keeps everybody else from using it.
-            store = TCPStore(host, port, is_master=False, timeout=timeout)
+            client = TCPStore(*store, is_master=False, timeout=timeout)
             before = _sockets()
             made = [
-                ProcessGroupGloo(PrefixStore(f"epoch{epoch}/{group}", store), rank, ranks, timeout) for group in range(groups)
+                ProcessGroupGloo(PrefixStore(f"epoch{epoch}/{group}", client), rank, ranks, timeout) for group in range(groups)
             ]
-            meeting = EpochGroups(made, _connected(number for inode, number in _sockets().items() if inode not in before))
+            new = (number for inode, number in _sockets().items() if inode not in before)
+            epoch_groups = EpochGroups(made, _connected(new))
             if stopped.is_set():
-                meeting.abort()
+                epoch_groups.abort()
             else:
-                found.append(meeting)
+                found.append(epoch_groups)
         except (RuntimeError, OSError) as error:
             failed.append(error)
 
-    forming = threading.Thread(target=form, daemon=True, name=f"aurora-epoch-{epoch}")
-    forming.start()
-    while forming.is_alive() and not stopped.is_set():
-        forming.join(LOOK_S)
+    connecting = threading.Thread(target=connect, daemon=True, name=f"aurora-epoch-{epoch}")
+    connecting.start()
+    while connecting.is_alive() and not stopped.is_set():
+        connecting.join(POLL_S)
     if found:
         return found[0]
     reason = str(failed[0]).strip().splitlines()[0] if failed else "the epoch was over before all had come"
@@ -76,7 +88,10 @@ def meet(
 
 
 def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
-    """Do what waits for peers, in a thread that is left behind if it does not end soon after `stopped` is set: RankFailed."""
+    """Runs `call`, which waits for peers, in a thread.
+
+    Raises: what `call` raises. RankFailed: if it has not ended STUCK_S after `stopped` was set; its thread is left behind.
+    """
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -88,7 +103,7 @@ def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
     waiting = threading.Thread(target=run, daemon=True, name="aurora-waiting")
     waiting.start()
     while waiting.is_alive() and not stopped.is_set():
-        waiting.join(LOOK_S)
+        waiting.join(POLL_S)
     waiting.join(STUCK_S)
     if failed:
         raise failed[0]

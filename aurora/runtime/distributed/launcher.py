@@ -1,4 +1,7 @@
-"""Start R local ranks, collect what they return, and leave no process behind."""
+"""Launcher of local ranks: processes (`launch`) or threads (`launch_threads`), and what each of them is told (`RankInfo`).
+
+Ranks start from a fork server that has imported torch already, die with their parent, and leave no process behind.
+"""
 
 import multiprocessing
 import multiprocessing.connection
@@ -12,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from queue import SimpleQueue
@@ -34,10 +38,10 @@ GRACE_S = 1.0  # after a first failure, how long to wait for a better explanatio
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A rank's place among `ranks`, and where their store listens.
+    """A rank among `ranks`, and the store where they meet.
 
-    timeout_s: how long to wait for a peer. local_rank, local_ranks: the same on this machine. launched: by `launch`, which
-    hosts the store; else by torchrun, which does.
+    rank, ranks: of the whole run. host, port: where the store listens. timeout_s: how long to wait for a peer. local_rank,
+    local_ranks: on this machine. launched: True where `launch` started the rank and hosts the store; False where torchrun did.
     """
 
     rank: int
@@ -51,19 +55,28 @@ class RankInfo:
 
 
 def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0, port: int = 0) -> list[Any]:
-    """Run `target(seat, *args)` in `ranks` processes on this machine; gives what each returned, by rank.
+    """Runs `target(rank_info, *args)` in `ranks` processes on this machine. All of them are gone on return.
 
-    The store that the ranks meet at lives here, on `port` (0: any free one), so it outlives every rank. timeout_s: how long a
-    rank waits for a peer. When a rank raises an AuroraError it is raised here; when one dies, RankFailed says which. All
-    processes are gone on return.
+    The store where the ranks meet lives in this process, so it outlives every rank; it listens on loopback alone.
+
+    Args:
+        target: a picklable function; what it returns must be picklable too.
+        ranks: how many processes.
+        args: further arguments of `target`.
+        timeout_s: how long a rank waits for a peer.
+        port: of the store; 0: any free one.
+
+    Returns: what each rank returned, by rank.
+    Raises: RankFailed: if a rank dies or meets an unexpected error. AuroraError: what a rank raised. BadInput: if the port
+        cannot be used.
     """
     children: list[tuple[Any, Connection]] = []
-    with hosted_store(port) as (host, listening):
+    with hosted_store(port) as (host, store_port):
         try:
             for rank in range(ranks):
-                seat = RankInfo(rank, ranks, host, listening, timeout_s, rank, ranks, launched=True)
-                children.append(start(seat, _answer, target, args))
-            return _collect(children)
+                rank_info = RankInfo(rank, ranks, host, store_port, timeout_s, rank, ranks, launched=True)
+                children.append(start_process(rank_info, _send_result, target, args))
+            return _receive_results(children)
         finally:
             for child, connection in children:
                 if child.is_alive():
@@ -74,7 +87,10 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
 
 @contextmanager
 def hosted_store(port: int) -> Iterator[tuple[str, int]]:
-    """Host and port of a store that lives in this process, on `port` or with 0 on any free one. BadInput where it cannot."""
+    """Yields host and port of a TCPStore in this process, on loopback.
+
+    port: 0: any free one. Raises BadInput if it cannot be used.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     loopback = "127.0.0.1"
@@ -82,38 +98,41 @@ def hosted_store(port: int) -> Iterator[tuple[str, int]]:
         listener = socket.create_server((loopback, port))
     except OSError as error:
         raise BadInput(f"port {port} on {loopback} cannot be used: {error.strerror}") from None
-    listening = listener.getsockname()[1]
-    store = TCPStore(loopback, listening, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store_port = listener.getsockname()[1]
+    store = TCPStore(loopback, store_port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     try:
-        yield loopback, listening
+        yield loopback, store_port
     finally:
         del store
 
 
-def start(seat: RankInfo, main: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
-    """A process that runs `main(connection, seat, *args)` and dies with this one, and our end of the connection."""
-    context = prepare()
+def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
+    """Starts a process that runs `main(connection, rank_info, *args)` and dies with this one.
+
+    Returns: the process, and this end of the pipe whose other end is `connection`.
+    """
+    context = start_fork_server()
     ours, theirs = context.Pipe()
-    child = context.Process(target=_child, args=(theirs, seat, main, args), name=f"aurora-rank-{seat.rank}")
-    with _no_main():
+    child = context.Process(target=_child_main, args=(theirs, rank_info, main, args), name=f"aurora-rank-{rank_info.rank}")
+    with _without_main_module():
         child.start()
     theirs.close()
     return child, ours
 
 
 def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
-    """Like `launch`, with threads of this process as ranks, which no store joins."""
+    """Like `launch`, but ranks are threads of this process, and there is no store."""
     answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
-    def run(seat: RankInfo) -> None:
+    def run(rank_info: RankInfo) -> None:
         try:
-            answers.put((seat.rank, target(seat, *args), None))
+            answers.put((rank_info.rank, target(rank_info, *args), None))
         except BaseException as error:
-            answers.put((seat.rank, None, error))
+            answers.put((rank_info.rank, None, error))
 
     for rank in range(ranks):
-        seat = RankInfo(rank, ranks, "", 0, timeout_s, rank, ranks, launched=True)
-        threading.Thread(target=run, args=(seat,), name=f"aurora-rank-{rank}", daemon=True).start()
+        rank_info = RankInfo(rank, ranks, "", 0, timeout_s, rank, ranks, launched=True)
+        threading.Thread(target=run, args=(rank_info,), name=f"aurora-rank-{rank}", daemon=True).start()
     results: dict[int, Any] = {}
     while len(results) < ranks:
         rank, result, error = answers.get()
@@ -123,8 +142,11 @@ def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s
     return [results[rank] for rank in range(ranks)]
 
 
-def prepare() -> ForkServerContext:
-    """Start importing for ranks in the background; gives the context that they are forked in."""
+def start_fork_server() -> ForkServerContext:
+    """Starts the process that ranks are forked from, which imports torch in the background. Returns its context.
+
+    Calling it early saves the first rank that time; calling it again costs nothing.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     multiprocessing.forkserver.ensure_running()
@@ -132,7 +154,7 @@ def prepare() -> ForkServerContext:
 
 
 @contextmanager
-def _no_main() -> Iterator[None]:
+def _without_main_module() -> Iterator[None]:
     """Children run `target` by its name; the caller's main module, which may have no guard or no file, stays out of it."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -142,65 +164,71 @@ def _no_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _collect(children: list[tuple[Any, Connection]]) -> list[Any]:
+def _receive_results(children: list[tuple[Any, Connection]]) -> list[Any]:
+    """What the children return, by rank; after a first failure, which is raised, the others have GRACE_S to explain it."""
     results: dict[int, Any] = {}
     failures: dict[int, AuroraError] = {}
     deaths: dict[int, int] = {}
-    deadline = float("inf")  # until something fails
+    deadline_s = inf  # until something fails
     while len(results) < len(children):
-        open_ranks = [r for r in range(len(children)) if r not in results and r not in failures and r not in deaths]
-        left_s = deadline - time.monotonic()
-        if not open_ranks or left_s <= 0:
+        running = [r for r in range(len(children)) if r not in results and r not in failures and r not in deaths]
+        left_s = deadline_s - time.monotonic()
+        if not running or left_s <= 0:
             break
-        ready = multiprocessing.connection.wait(
-            [children[r][1] for r in open_ranks], timeout=None if deadline == float("inf") else left_s
-        )
-        for rank in open_ranks:
+        connections = [children[rank][1] for rank in running]
+        ready = multiprocessing.connection.wait(connections, timeout=None if deadline_s == inf else left_s)
+        for rank in running:
             child, connection = children[rank]
             if connection not in ready:
                 continue
             try:
-                fine, value = connection.recv()
+                succeeded, value = connection.recv()
             except (EOFError, OSError):
                 child.join()
                 deaths[rank] = child.exitcode
+                continue
+            if succeeded:
+                results[rank] = value
             else:
-                if fine:
-                    results[rank] = value
-                else:
-                    failures[rank] = value
+                failures[rank] = value
         if failures or deaths:
-            deadline = min(deadline, time.monotonic() + GRACE_S)
-    if deaths:
-        rank, code = min(deaths.items())
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        raise RankFailed(f"rank {rank} of {len(children)} died ({how}); the others were stopped")
-    if failures:
-        # A rank that lost its peer fails too: what a user can mend is the better explanation.
-        raise min(failures.values(), key=lambda error: isinstance(error, RankFailed))
+            deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
+    _raise_failure(failures, deaths, len(children))
     return [results[rank] for rank in range(len(children))]
 
 
-def _child(connection: Connection, seat: RankInfo, main: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _raise_failure(failures: dict[int, AuroraError], deaths: dict[int, int], ranks: int) -> None:
+    """Raises what explains the end of a run best, if anything failed."""
+    if deaths:
+        rank, code = min(deaths.items())
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        raise RankFailed(f"rank {rank} of {ranks} died ({how}); the others were stopped")
+    if failures:
+        # A rank that lost its peer fails too: what a user can mend is the better explanation.
+        raise min(failures.values(), key=lambda error: isinstance(error, RankFailed))
+
+
+def _child_main(connection: Connection, rank_info: RankInfo, main: Callable[..., None], args: tuple[Any, ...]) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    _settle(seat)
-    main(connection, seat, *args)
+    _set_up_torch(rank_info)
+    main(connection, rank_info, *args)
     connection.close()
     os._exit(0)  # no interpreter shutdown: threads of the transports may still wait for lost peers
 
 
-def _answer(connection: Connection, seat: RankInfo, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _send_result(connection: Connection, rank_info: RankInfo, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Sends (True, result), or (False, error)."""
     try:
-        answer = (True, target(seat, *args))
+        answer = (True, target(rank_info, *args))
     except AuroraError as error:
         answer = (False, error)
     except BaseException as error:
-        answer = (False, RankFailed(f"rank {seat.rank}: {what_happened(error)}"))
+        answer = (False, RankFailed(f"rank {rank_info.rank}: {describe_error(error)}"))
     connection.send(answer)
 
 
-def what_happened(error: BaseException) -> str:
-    """An unexpected error in a sentence; with AURORA_DEBUG set its traceback is printed too."""
+def describe_error(error: BaseException) -> str:
+    """An unexpected error in one sentence: its type, place and first line. With AURORA_DEBUG set its traceback is printed."""
     if os.environ.get("AURORA_DEBUG"):
         traceback.print_exception(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -208,10 +236,11 @@ def what_happened(error: BaseException) -> str:
     return f"{type(error).__name__} at {os.path.basename(last.filename)}:{last.lineno}: {reason}"
 
 
-def _settle(seat: RankInfo) -> None:
+def _set_up_torch(rank_info: RankInfo) -> None:
+    """An equal part of the machine's cores, and loopback for gloo unless the environment says otherwise."""
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // seat.ranks))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank_info.ranks))
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

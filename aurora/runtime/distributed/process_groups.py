@@ -1,4 +1,4 @@
-"""Ranks find each other: the default process group and one group a model."""
+"""Process groups of a run with fixed members: torch.distributed's default group, and one more for each model."""
 
 import datetime
 import os
@@ -16,8 +16,8 @@ from aurora.runtime.distributed.launcher import RankInfo
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def seat_from_environment(timeout_s: float) -> RankInfo | None:
-    """This process's seat when torchrun's variables are set, else None."""
+def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
+    """This process's RankInfo from torchrun's variables; None where they are not set. Raises BadInput if they make no sense."""
     if not all(name in os.environ for name in TORCHRUN):
         return None
     try:
@@ -32,32 +32,37 @@ def seat_from_environment(timeout_s: float) -> RankInfo | None:
 
 
 @contextmanager
-def joined(seat: RankInfo) -> Iterator[None]:
-    """The default group (gloo, for control) stands inside the block. Raises RankFailed when the others do not come."""
-    timeout = datetime.timedelta(seconds=seat.timeout_s)
+def default_process_group(rank_info: RankInfo) -> Iterator[None]:
+    """torch.distributed's default group (gloo, for control) exists inside the block.
+
+    Raises: RankFailed: if the other ranks do not join within rank_info.timeout_s.
+    """
+    timeout = datetime.timedelta(seconds=rank_info.timeout_s)
     try:
-        if seat.launched:
-            store = TCPStore(seat.host, seat.port, is_master=False, timeout=timeout)
-            dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
+        if rank_info.launched:
+            store = TCPStore(rank_info.host, rank_info.port, is_master=False, timeout=timeout)
+            dist.init_process_group("gloo", store=store, rank=rank_info.rank, world_size=rank_info.ranks, timeout=timeout)
         else:
             dist.init_process_group("gloo", timeout=timeout)
-        dist.barrier()  # or the first to stand might leave while others still connect to it
+        dist.barrier()  # or the first to join might leave while others still connect to it
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise RankFailed(f"rank {seat.rank}: cannot meet the others at {seat.host}:{seat.port}: {reason}") from None
+        raise RankFailed(
+            f"rank {rank_info.rank}: cannot meet the others at {rank_info.host}:{rank_info.port}: {reason}"
+        ) from None
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def device_of(seat: RankInfo) -> str:
-    """The CUDA device of this rank where every local rank has one, else the CPU."""
-    if torch.cuda.is_available() and torch.cuda.device_count() >= seat.local_ranks:
-        return f"cuda:{seat.local_rank}"
+def device_of(rank_info: RankInfo) -> str:
+    """Name of this rank's CUDA device where every local rank has one, else "cpu"."""
+    if torch.cuda.is_available() and torch.cuda.device_count() >= rank_info.local_ranks:
+        return f"cuda:{rank_info.local_rank}"
     return "cpu"
 
 
-def model_group(backend: str, timeout_s: float) -> Any:
-    """A new group of all ranks; every rank makes its groups in the same order."""
+def new_process_group(backend: str, timeout_s: float) -> Any:
+    """A further group of all ranks. Every rank must make its groups in the same order."""
     return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))

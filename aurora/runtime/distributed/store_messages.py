@@ -1,4 +1,4 @@
-"""Arrays of any size through torch.distributed's store, whose own messages are small."""
+"""Messages with an array of any size through torch.distributed's store, which limits the size of its values."""
 
 import io
 import json
@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
 
 
-def put(store: Any, key: str, head: dict[str, Any], array: NDArray[Any] | None) -> bytes:
-    """What `taken` makes `head` and `array` of again; a large array's pieces are left under `key` first."""
+def pack_message(store: Any, key: str, head: dict[str, Any], array: NDArray[Any] | None) -> bytes:
+    """A message of `head` (JSON) and `array` (npy), to be sent through the store as one value.
+
+    An array above PIECE_BYTES is left in the store in pieces, under `key`; the message then names them.
+    """
     body = io.BytesIO()
     if array is not None:
         np.save(body, array, allow_pickle=False)
@@ -23,8 +26,11 @@ def put(store: Any, key: str, head: dict[str, Any], array: NDArray[Any] | None) 
     return line.encode() + b"\n" + (b"" if pieces else bytes(sent))
 
 
-def taken(store: Any, message: bytes, delete: bool) -> tuple[dict[str, Any], NDArray[Any] | None]:
-    """(head, array) of a message; delete: and its pieces are gone. ValueError where it holds neither."""
+def unpack_message(store: Any, message: bytes, delete: bool) -> tuple[dict[str, Any], NDArray[Any] | None]:
+    """Head and array of what `pack_message` made. Nothing is unpickled.
+
+    delete: removes the array's pieces from the store. Raises ValueError if it is no such message.
+    """
     line, _, body = message.partition(b"\n")
     head = json.loads(line)
     keys = [f"{head['key']}/{piece}" for piece in range(head["pieces"])]

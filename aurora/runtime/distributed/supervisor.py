@@ -1,23 +1,18 @@
-"""One process that keeps ranks going: it starts them, watches them, and tells who belongs together, epoch after epoch.
+"""Supervisor of local ranks: watches their processes, and forms an epoch after each change of membership.
 
-It alone decides on membership, so there is nothing for ranks to agree on. A change (a rank died, hangs, lost a peer, or has
-come) ends the epoch: every member is told to stop, says what it holds, and gets its part of the next one. A rank that dies in
-between is left out, and one that says nothing is ended.
+The supervisor alone decides on membership, so ranks have nothing to agree on. A change (a rank died, hangs, lost a peer, or has
+joined) ends the epoch: every member is stopped, sends its MemberState, and gets its assignment for the next epoch. A rank that
+dies in between is left out; one that stays silent is killed.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from aurora.errors import AuroraError, RankFailed
 from aurora.runtime.distributed.control_channel import (
-    BEAT_S,
+    HEARTBEAT_S,
     EpochStart,
     Finish,
     Heartbeat,
@@ -26,58 +21,93 @@ from aurora.runtime.distributed.control_channel import (
     MemberState,
     Progress,
     Stop,
-    member,
+    run_member,
 )
-from aurora.runtime.distributed.launcher import RankInfo, hosted_store, start
+from aurora.runtime.distributed.launcher import hosted_store
+from aurora.runtime.distributed.rank_processes import RankProcess, RankProcesses
 
-EXIT_S = 0.3  # to hear how a process ended: the others wait meanwhile
-WITHOUT_PROGRESS = 5  # epochs of the same members in which nothing was told, before the supervisor gives up
+MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the supervisor gives up
 
 
 class Coordinator(Protocol):
-    """What the members of each epoch are to do, and when all of it is done. Errors that it raises end the run."""
+    """Decides what the members of each epoch do. Errors that its methods raise end the run."""
 
     @property
-    def finished(self) -> bool: ...
+    def finished(self) -> bool:
+        """Whether all work is done."""
 
     @property
-    def restless(self) -> bool:
-        """Whether it has something better for the same members: they get it in an epoch of its own."""
+    def wants_new_epoch(self) -> bool:
+        """Whether it has a better assignment for the same members, which takes an epoch of its own."""
 
-    def assign(self, epoch: int, standing: Mapping[int, Any]) -> Mapping[int, Any]:
-        """A part for each seat, given what each said when it stood by."""
+    def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Each member's assignment by rank, given the state that each of them sent."""
 
-    def told(self, seat: int, value: Any) -> bool:
-        """Whether the work has got on by this."""
+    def on_progress(self, rank: int, value: Any) -> bool:
+        """Takes what a member sent during an epoch. Returns whether the work as a whole has advanced by it."""
 
-    def lost(self, seat: int, how: str) -> None: ...
+    def on_lost(self, rank: int, reason: str) -> None:
+        """Hears of each lost rank."""
 
 
 @dataclass
-class _Worker:
-    seat: int
-    process: Any
-    connection: Connection
-    seen_s: float
-    standing: MemberState | None = None
+class _Member:
+    """What the supervisor knows of one running rank. state: set while it waits for an epoch; serving: it is in the current one;
+    stop_sent: it was told that this one is over; result: its last message."""
+
+    process: RankProcess
+    state: MemberState | None = None
     serving: bool = False
-    told_to_stop: bool = False
-    brought: MemberResult | None = None
+    stop_sent: bool = False
+    result: MemberResult | None = None
+
+
+@dataclass
+class _EpochState:
+    """The current epoch, and what speaks for ending it.
+
+    changed: membership is not what it was. joined: a new rank waits, until the members have progressed. idle_epochs: epochs of
+    these members since the work last advanced.
+    """
+
+    number: int = 0
+    members: tuple[int, ...] = ()
+    changed: bool = True
+    joined: bool = False
+    progressed: bool = False
+    idle_epochs: int = 0
+
+    def count_idle(self, members: tuple[int, ...], reason: str) -> None:
+        """Raises RankFailed when the same members have been through too many epochs without progress."""
+        self.idle_epochs += members == self.members
+        if self.idle_epochs > MAX_IDLE_EPOCHS:
+            raise RankFailed(f"nothing moved in {MAX_IDLE_EPOCHS} epochs; the last ended by {reason}")
+
+    def advance(self, members: tuple[int, ...]) -> None:
+        self.number, self.members = self.number + 1, members
+        self.changed = self.joined = self.progressed = False
 
 
 class Supervisor:
-    """Keeps `seats` ranks at `target(seat, link, *args)` until the steward's work is done.
+    """Keeps `ranks` processes at `target(rank_info, control, *args)` until the coordinator is finished.
 
-    hang_s: a rank that has not been heard of for so long is killed. timeout_s: so is one that has been busy with one thing for
-    so long. respawn: how many times a lost rank is started anew, at each seat; it joins when it stands by. watch: told of each
-    epoch's number and of the process of every member.
+    Args:
+        target: what a rank runs; it takes part in epoch after epoch by its ControlChannel.
+        ranks: how many processes to start.
+        coordinator: decides what the members of each epoch do.
+        args: further arguments of `target`, picklable.
+        timeout_s: a rank that computes for longer without a pause is killed; also how long ranks wait for a peer.
+        hang_s: a rank that sends nothing for so long, not even a heartbeat, is killed.
+        respawn: how many times each lost rank is started anew; it joins the next epoch when it is ready.
+        port: of the store where ranks meet, on loopback; 0: any free one.
+        watch: called with each epoch's number and the process id of every member, by rank.
     """
 
     def __init__(
         self,
         target: Callable[..., None],
-        seats: int,
-        steward: Coordinator,
+        ranks: int,
+        coordinator: Coordinator,
         args: tuple[Any, ...],
         *,
         timeout_s: float,
@@ -86,190 +116,160 @@ class Supervisor:
         port: int = 0,
         watch: Callable[[int, dict[int, int]], None] | None = None,
     ) -> None:
-        self._target, self._args, self._steward, self._watch = target, args, steward, watch
+        self._target, self._args, self._ranks, self._port = target, args, ranks, port
+        self._coordinator, self._watch = coordinator, watch
         self._timeout_s, self._hang_s = timeout_s, hang_s
-        self._seats = seats
-        self._respawn_left = [respawn] * seats
-        self._port = port
-        self._workers: dict[int, _Worker] = {}
-        self._inbox: SimpleQueue[tuple[_Worker, Any]] = SimpleQueue()  # what they say; None: nothing more
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="aurora-beside")  # who serves waits for none who comes or goes
-        self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
-        self._epoch = 0
-        self._members: tuple[int, ...] = ()
-        self._silent = 0  # epochs of the same members since the work got on
-        self._changing = True
-        self._newcomers = self._moved = False  # who has come waits until those who serve have got on
-        self._reason = ""
+        self._respawns_left = [respawn] * ranks
+        self._members: dict[int, _Member] = {}
+        self._epoch = _EpochState()
+        self._last_loss = ""
 
     def run(self) -> dict[int, Any]:
-        """What each rank that is left brought home, by seat. Raises RankFailed when none is left or nothing moves any more,
-        and what ranks or the steward raise; all processes are gone then, and on return."""
-        with hosted_store(self._port) as (host, port):
-            self._host, self._listening = host, port
+        """Runs epochs until the coordinator is finished. No process is left on return, nor when it raises.
+
+        Returns: the result of each rank that is left, by rank.
+        Raises: RankFailed: if no rank is left, or epochs of the same members end without progress. AuroraError: what a rank or
+            the coordinator raises.
+        """
+        with hosted_store(self._port) as store:
+            self._processes = RankProcesses(run_member, (self._target, self._args), self._ranks, store, self._timeout_s)
             try:
-                for seat in range(self._seats):
-                    self._start(seat)
-                while not self._steward.finished:
+                for rank in range(self._ranks):
+                    self._processes.start(rank)
+                while not self._coordinator.finished:
                     self._step()
-                return self._bring_home()
+                return self._collect_results()
             finally:
-                self._respawn_left = [0] * self._seats
-                self._welcome(wait=True)
-                for seat in list(self._workers):
-                    self._end(seat)
-                self._beside.shutdown()
-
-    def _start(self, seat: int) -> None:
-        place = RankInfo(seat, self._seats, self._host, self._listening, self._timeout_s, seat, self._seats, launched=True)
-        self._starting[seat] = self._beside.submit(start, place, member, self._target, self._args)
-
-    def _welcome(self, wait: bool = False) -> None:
-        for seat, started in list(self._starting.items()):
-            if wait or started.done():
-                del self._starting[seat]
-                try:
-                    process, connection = started.result()
-                except OSError as error:  # it died before it had its arguments
-                    self._lost(seat, f"did not start: {error}")
-                    continue
-                worker = _Worker(seat, process, connection, time.monotonic() + self._timeout_s)  # to load its models
-                self._workers[seat] = worker
-                # A thread each: a rank that is stopped in the middle of a message keeps nobody else waiting.
-                threading.Thread(target=_listen, args=(worker, self._inbox), daemon=True, name=f"aurora-rank-{seat}").start()
-
-    def _end(self, seat: int) -> None:
-        worker = self._workers.pop(seat)
-        worker.process.kill()  # which ends its thread, and that closes the connection
-        self._beside.submit(worker.process.join)
+                self._processes.close()
 
     def _step(self) -> None:
-        self._welcome()
-        for seat, message in self._heard():
-            if message is None:
-                self._lose(seat, self._how(seat))
+        """Adopts new processes, handles messages, detects losses, and moves on to the next epoch where that is due."""
+        for rank, started in self._processes.adopt_started():
+            if isinstance(started, OSError):
+                self._record_loss(rank, f"did not start: {started}")
             else:
-                self._hear(seat, message)
-        now = time.monotonic()
-        for seat, worker in list(self._workers.items()):
-            if now - worker.seen_s > self._hang_s:
-                self._lose(seat, f"said nothing for {self._hang_s:g} s")
-        if not self._workers and not self._starting:
-            raise RankFailed(f"all ranks are lost; the last, {self._reason}")
-        better = self._moved and (self._newcomers or self._steward.restless)
-        if (self._changing or better) and not self._steward.finished:
-            self._change()
+                self._members[rank] = _Member(started)
+        for rank, message in self._processes.messages(HEARTBEAT_S):
+            if message is None:
+                self._lose(rank, self._members[rank].process.exit_reason())
+            else:
+                self._handle(rank, message)
+        self._lose_silent()
+        if not self._members and not self._processes.starting:
+            raise RankFailed(f"all ranks are lost; the last, {self._last_loss}")
+        improvable = self._epoch.progressed and (self._epoch.joined or self._coordinator.wants_new_epoch)
+        if (self._epoch.changed or improvable) and not self._coordinator.finished:
+            self._stop_members()
+            if self._ready():
+                self._start_epoch()
 
-    def _heard(self) -> Iterator[tuple[int, Any]]:
-        """What workers have said until now, by seat; if that is nothing, what comes first within BEAT_S."""
-        with suppress(Empty):
-            for _ in range(max(1, self._inbox.qsize())):
-                worker, message = self._inbox.get(timeout=BEAT_S)
-                if self._workers.get(worker.seat) is worker:
-                    yield worker.seat, message
-
-    def _hear(self, seat: int, message: Any) -> None:
-        worker = self._workers[seat]
-        worker.seen_s = max(worker.seen_s, time.monotonic())
+    def _handle(self, rank: int, message: Any) -> None:
+        """One message from a rank. Raises what the rank raised."""
+        member = self._members[rank]
+        member.process.last_heard_s = max(member.process.last_heard_s, time.monotonic())
         match message:
             case Heartbeat(busy_s):
                 if busy_s > self._timeout_s:
-                    self._lose(seat, f"was busy with one thing for {busy_s:.0f} s")
+                    self._lose(rank, f"was busy with one thing for {busy_s:.0f} s")
             case MemberState():
-                self._newcomers |= not worker.serving
-                self._changing |= worker.serving
-                worker.standing, worker.serving = message, False
-                worker.seen_s = time.monotonic()
-                if message.lost is not None:
-                    self._reason = f"rank {seat}: {message.lost}"
+                self._on_member_state(rank, message)
             case Progress(value):
-                if self._steward.told(seat, value):
-                    self._silent, self._moved = 0, True
+                if self._coordinator.on_progress(rank, value):
+                    self._epoch.idle_epochs, self._epoch.progressed = 0, True
             case MemberResult(AuroraError() as error):
                 raise error
-            case MemberResult(MemberCrashed(how)):
-                self._lose(seat, how)
+            case MemberResult(MemberCrashed(reason)):
+                self._lose(rank, reason)
             case MemberResult():
-                worker.brought = message
+                member.result = message
 
-    def _how(self, seat: int) -> str:
-        process = self._workers[seat].process
-        process.join(EXIT_S)
-        code = process.exitcode
-        if code is None:
-            return "its process ended"
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    def _on_member_state(self, rank: int, state: MemberState) -> None:
+        """A rank has left the epoch, or is new."""
+        member = self._members[rank]
+        if member.serving:
+            self._epoch.changed = True
+        else:
+            self._epoch.joined = True
+        member.state, member.serving = state, False
+        member.process.last_heard_s = time.monotonic()
+        if state.lost is not None:
+            self._last_loss = f"rank {rank}: {state.lost}"
 
-    def _lose(self, seat: int, how: str) -> None:
-        self._end(seat)
-        self._lost(seat, how)
-        self._changing = True
+    def _lose_silent(self) -> None:
+        """Kills ranks that have sent nothing for hang_s."""
+        now_s = time.monotonic()
+        for rank, member in list(self._members.items()):
+            if now_s - member.process.last_heard_s > self._hang_s:
+                self._lose(rank, f"said nothing for {self._hang_s:g} s")
 
-    def _lost(self, seat: int, how: str) -> None:
-        self._reason = f"rank {seat}: {how}"
-        self._steward.lost(seat, how)
-        if self._respawn_left[seat] > 0:
-            self._respawn_left[seat] -= 1
-            self._start(seat)
+    def _lose(self, rank: int, reason: str) -> None:
+        """Kills a rank and ends the epoch."""
+        del self._members[rank]
+        self._processes.kill(rank)
+        self._epoch.changed = True
+        self._record_loss(rank, reason)
 
-    def _change(self) -> None:
-        """End the epoch, and begin the next when all who were in it stand by, or at first when all seats do."""
-        for worker in self._workers.values():
-            if worker.serving and not worker.told_to_stop:
-                worker.told_to_stop = True
-                _send(worker, Stop())
-        standing = {
-            seat: worker.standing.value for seat, worker in sorted(self._workers.items()) if worker.standing is not None
-        }
-        loading = self._epoch == 0 and len(standing) < len(self._workers) + len(self._starting)
-        if loading or not standing or any(worker.serving for worker in self._workers.values()):
-            return
-        self._silent += tuple(standing) == self._members and not self._steward.restless
-        if self._silent > WITHOUT_PROGRESS:
-            raise RankFailed(f"nothing moved in {WITHOUT_PROGRESS} epochs; the last ended by {self._reason}")
-        self._epoch, self._members = self._epoch + 1, tuple(standing)
-        parts = self._steward.assign(self._epoch, standing)
-        self._changing = self._newcomers = self._moved = False
+    def _record_loss(self, rank: int, reason: str) -> None:
+        self._last_loss = f"rank {rank}: {reason}"
+        self._coordinator.on_lost(rank, reason)
+        if self._respawns_left[rank] > 0:
+            self._respawns_left[rank] -= 1
+            self._processes.start(rank)
+
+    def _stop_members(self) -> None:
+        """Tells those who serve, once, that the epoch is over."""
+        for member in self._members.values():
+            if member.serving and not member.stop_sent:
+                member.stop_sent = True
+                member.process.send(Stop())
+
+    def _waiting(self) -> dict[int, MemberState]:
+        """The states of the ranks that wait for an epoch, by rank, ascending."""
+        return {rank: member.state for rank, member in sorted(self._members.items()) if member.state is not None}
+
+    def _ready(self) -> bool:
+        """Whether the next epoch can begin: no rank serves, some wait; for the first one, all of them do."""
+        waiting = len(self._waiting())
+        if self._epoch.number == 0 and waiting < len(self._members) + self._processes.starting:
+            return False
+        return waiting > 0 and not any(member.serving for member in self._members.values())
+
+    def _start_epoch(self) -> None:
+        """Begins the next epoch with all ranks that wait."""
+        waiting = self._waiting()
+        members = tuple(waiting)
+        if not self._coordinator.wants_new_epoch:
+            self._epoch.count_idle(members, self._last_loss)
+        self._epoch.advance(members)
+        assignments = self._coordinator.assign(self._epoch.number, {rank: state.value for rank, state in waiting.items()})
         if self._watch is not None:
-            self._watch(self._epoch, {seat: self._workers[seat].process.pid for seat in standing})
-        for seat in standing:
-            worker = self._workers[seat]
-            worker.standing, worker.serving, worker.told_to_stop = None, True, False
-            _send(worker, EpochStart(self._epoch, tuple(standing), parts[seat]))
+            self._watch(self._epoch.number, {rank: self._members[rank].process.pid for rank in members})
+        for rank in members:
+            member = self._members[rank]
+            member.state, member.serving, member.stop_sent = None, True, False
+            member.process.send(EpochStart(self._epoch.number, members, assignments[rank]))
 
-    def _bring_home(self) -> dict[int, Any]:
-        self._respawn_left = [0] * self._seats
-        for worker in self._workers.values():
-            if worker.serving:
-                _send(worker, Stop())
+    def _collect_results(self) -> dict[int, Any]:
+        """Stops all ranks and collects their results, for at most hang_s; ranks that crash meanwhile have none."""
+        self._respawns_left = [0] * self._ranks
+        for member in self._members.values():
+            if member.serving:
+                member.process.send(Stop())
         asked: set[int] = set()
-        deadline = time.monotonic() + self._hang_s
-        members = {seat for seat, worker in self._workers.items() if worker.serving or worker.standing is not None}
-        while time.monotonic() < deadline:
-            members &= self._workers.keys()  # less those that crashed on their way home
-            for seat in sorted(members - asked):
-                if self._workers[seat].standing is not None:
-                    _send(self._workers[seat], Finish())
-                    asked.add(seat)
-            if all(self._workers[seat].brought is not None for seat in members):
+        expected = {rank for rank, member in self._members.items() if member.serving or member.state is not None}
+        deadline_s = time.monotonic() + self._hang_s
+        while time.monotonic() < deadline_s:
+            expected &= self._members.keys()
+            for rank in sorted(expected - asked):
+                if self._members[rank].state is not None:
+                    self._members[rank].process.send(Finish())
+                    asked.add(rank)
+            if all(self._members[rank].result is not None for rank in expected):
                 break
-            for seat, message in self._heard():
+            for rank, message in self._processes.messages(HEARTBEAT_S):
                 if message is not None:
-                    self._hear(seat, message)
-                elif self._workers[seat].brought is None:
-                    members.discard(seat)
-        found = {seat: self._workers[seat].brought for seat in sorted(members & self._workers.keys())}
-        return {seat: brought.value for seat, brought in found.items() if brought is not None}
-
-
-def _listen(worker: _Worker, inbox: "SimpleQueue[tuple[_Worker, Any]]") -> None:
-    """Until the worker is dead."""
-    with worker.connection, suppress(EOFError, OSError):
-        while True:
-            inbox.put((worker, worker.connection.recv()))
-    inbox.put((worker, None))
-
-
-def _send(worker: _Worker, message: object) -> None:
-    with suppress(OSError):  # it is dying: its end of the pipe says so next
-        worker.connection.send(message)
+                    self._handle(rank, message)
+                elif self._members[rank].result is None:
+                    expected.discard(rank)
+        results = {rank: self._members[rank].result for rank in sorted(expected & self._members.keys())}
+        return {rank: result.value for rank, result in results.items() if result is not None}

@@ -11,7 +11,7 @@ from aurora.reproduce.bcc.delays import DELAYS, NETWORK_S, recorded_steps
 from aurora.reproduce.bcc.descent import Descent, batch_of, gradient, loss, start
 from aurora.reproduce.bcc.studies import performed, simulated, thresholds
 from aurora.reproduce.bcc.text import CLAIMS, as_json, as_markdown
-from aurora.runtime.distributed.coded_aggregation import Workers
+from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 from aurora.types import BccOptions
 
 
@@ -63,7 +63,7 @@ def test_the_claims_by_the_clock(workers, tmp_path):
 
 def test_processes_give_the_serial_gradient_under_every_scheme(tmp_path):
     options = BccOptions((4,), load=2, process_iterations=2, stretch=1.0, points=4, features=50)
-    timings = performed(["as in the tables"], 4, options, tmp_path, Workers, lambda: None)["as in the tables"]
+    timings = performed(["as in the tables"], 4, options, tmp_path, CodedAggregator, lambda: None)["as in the tables"]
     assert [timing.scheme for timing in timings] == ["uncoded", "cyclic", "bcc", "balanced"]
     assert all(timing.error < 1e-9 for timing in timings)
     assert {timing.scheme: timing.waited for timing in timings}["cyclic"] == 3
@@ -97,7 +97,7 @@ def test_thresholds_keep_their_order():
 
 def test_the_page(recorded):
     options = BccOptions((12,), load=4, iterations=8, process_iterations=0, draws=5)
-    found = reproduce(options, recorded, lambda *_: None, Workers)
+    found = reproduce(options, recorded, lambda *_: None, CodedAggregator)
     page = as_markdown(found, ["x.svg"])
     assert "| 12 | recorded, shuffled | balanced less than cyclic | - |" in page
     assert found.mixed.recommended_s <= found.mixed.even_s

@@ -12,7 +12,7 @@ import pytest
 
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.replication.gradient_codes import GradientCode, make_code
-from aurora.runtime.distributed.coded_aggregation import Workers, collect
+from aurora.runtime.distributed.coded_aggregation import CodedAggregator, coded_sum
 
 COUNTS = np.zeros((3, 4), dtype=np.int64)
 REALS = np.zeros(5)
@@ -66,17 +66,19 @@ def children():
     ("scheme", "redundancy", "batches"), [("balanced", 2, 6), ("bcc", 2, 3), ("uncoded", 1, 2), ("cyclic", 2, 5)]
 )
 def test_counts_are_the_serial_sum_bit_for_bit(scheme, redundancy, batches):
-    found = collect(counts, batches, 4 if scheme == "bcc" else 3, redundancy, scheme, like=COUNTS, rng=np.random.default_rng(0))
+    found = coded_sum(
+        counts, batches, 4 if scheme == "bcc" else 3, redundancy, scheme, like=COUNTS, rng=np.random.default_rng(0)
+    )
     assert found.total.dtype == np.int64
     assert (found.total == serial(counts, batches)).all()
-    assert {share.state for share in found.shares} <= {"used", "not needed", "not waited for"}
-    assert [s.worker for s in found.shares if s.state == "used"] == sorted(
-        w for w in found.waited if found.shares[w].state == "used"
+    assert {report.state for report in found.reports} <= {"used", "not needed", "not waited for"}
+    assert [s.worker for s in found.reports if s.state == "used"] == sorted(
+        w for w in found.arrived if found.reports[w].state == "used"
     )
 
 
 def test_reals_are_the_serial_sum_but_for_rounding():
-    found = collect(reals, 4, 4, 2, "cyclic", like=REALS, rng=rng())
+    found = coded_sum(reals, 4, 4, 2, "cyclic", like=REALS, rng=rng())
     assert found.total == pytest.approx(serial(reals, 4), rel=1e-9, abs=1e-9)
 
 
@@ -106,8 +108,8 @@ def wait_for(path):
 def telling(path, workers):
     """A watch that makes a file when none of `workers` is at work any more."""
 
-    def watch(shares):
-        if all(shares[w].state != "working" for w in workers):
+    def watch(reports):
+        if all(reports[w].state != "working" for w in workers):
             path.touch()
 
     return watch
@@ -116,12 +118,12 @@ def telling(path, workers):
 def test_workers_that_misbehave_change_nothing_and_nobody_is_left(tmp_path):
     known = tmp_path / "known"
     code = GradientCode("balanced", np.ones((6, 2)))
-    with Workers(functools.partial(by_fate, known), [code], COUNTS, watch=telling(known, range(1, 5))) as pool:
+    with CodedAggregator(functools.partial(by_fate, known), [code], COUNTS, watch=telling(known, range(1, 5))) as aggregator:
         pids = children()
-        found = pool.collect()
+        found = aggregator.aggregate()
     assert (found.total == serial(counts, 2)).all()
-    assert found.waited == (0,)
-    assert [share.state for share in found.shares[1:]] == [state for _, state in FATES.values()]
+    assert found.arrived == (0,)
+    assert [report.state for report in found.reports[1:]] == [state for _, state in FATES.values()]
     assert len(pids) >= 6
     assert not [pid for pid in children() & pids if _works(pid)]
 
@@ -131,9 +133,9 @@ def _works(pid):
 
 
 def test_cyclic_repetition_waits_for_all_but_the_repeated():
-    found = collect(functools.partial(misbehave, "die", (1,)), 4, 4, 2, "cyclic", like=COUNTS, rng=rng())
+    found = coded_sum(functools.partial(misbehave, "die", (1,)), 4, 4, 2, "cyclic", like=COUNTS, rng=rng())
     assert (found.total == serial(counts, 4)).all()
-    assert sorted(found.waited) == [0, 2, 3]
+    assert sorted(found.arrived) == [0, 2, 3]
 
 
 def nan_of_one(known, batch, _argument):
@@ -146,25 +148,25 @@ def nan_of_one(known, batch, _argument):
 def test_nan_is_refused(tmp_path):
     known = tmp_path / "known"
     code = GradientCode("balanced", np.ones((2, 1)))
-    with Workers(functools.partial(nan_of_one, known), [code], REALS, watch=telling(known, [0])) as pool:
-        found = pool.collect()
-    assert found.shares[0].state == "refused: expected finite numbers, found NaN or infinity"
+    with CodedAggregator(functools.partial(nan_of_one, known), [code], REALS, watch=telling(known, [0])) as aggregator:
+        found = aggregator.aggregate()
+    assert found.reports[0].state == "refused: expected finite numbers, found NaN or infinity"
     assert found.total == pytest.approx(reals(0))
 
 
 def test_a_batch_that_nobody_can_give_is_named():
     work = functools.partial(misbehave, "die", (0, 1, 2, 3))
     with pytest.raises(RankFailed, match=r"batches [0-3, ]* are held by nobody who is left: .*worker \d killed by signal 9"):
-        collect(work, 4, 4, 2, "balanced", like=COUNTS, rng=rng())
+        coded_sum(work, 4, 4, 2, "balanced", like=COUNTS, rng=rng())
     with pytest.raises(RankFailed, match=r"batches 2 are held by nobody who is left: worker 2 failed: BadInput: this batch"):
-        collect(functools.partial(misbehave, "fail", (2,)), 4, 4, 1, "uncoded", like=COUNTS, rng=rng())
+        coded_sum(functools.partial(misbehave, "fail", (2,)), 4, 4, 1, "uncoded", like=COUNTS, rng=rng())
     with pytest.raises(RankFailed, match=r"batches 1 are held by nobody who is left: worker 0 .*; worker 1 "):
-        collect(functools.partial(misbehave, "exit", (0, 1)), 4, 4, 2, "cyclic", like=COUNTS, rng=rng())
+        coded_sum(functools.partial(misbehave, "exit", (0, 1)), 4, 4, 2, "cyclic", like=COUNTS, rng=rng())
 
 
 def test_nothing_for_too_long_is_a_failure():
     with pytest.raises(RankFailed, match=r"nothing came from the workers for 1 s"):
-        collect(functools.partial(misbehave, "sleep", (0, 1)), 2, 2, 1, "uncoded", like=COUNTS, rng=rng(), timeout_s=1.0)
+        coded_sum(functools.partial(misbehave, "sleep", (0, 1)), 2, 2, 1, "uncoded", like=COUNTS, rng=rng(), timeout_s=1.0)
 
 
 def scaled(batch, argument):
@@ -178,11 +180,11 @@ def sometimes_late(worker, number):
 def test_round_after_round_with_late_workers():
     seen = []
     codes = [make_code(scheme, 4, 4, 2, rng()) for scheme in ("balanced", "cyclic")]
-    with Workers(
-        scaled, codes, REALS, delay_s=sometimes_late, watch=lambda shares: seen.append([s.state for s in shares])
-    ) as pool:
+    with CodedAggregator(
+        scaled, codes, REALS, delay_s=sometimes_late, watch=lambda reports: seen.append([s.state for s in reports])
+    ) as aggregator:
         for number in range(6):
-            found = pool.collect(np.full(5, float(number)), code=number % 2)
+            found = aggregator.aggregate(np.full(5, float(number)), code=number % 2)
             assert found.total == pytest.approx(number * serial(reals, 4))
     assert {state for states in seen for state in states} <= {"working", "used", "not needed", "not waited for"}
 
@@ -192,20 +194,20 @@ def large(batch):
 
 
 def test_results_larger_than_the_store_takes_at_once():
-    found = collect(large, 2, 2, 1, "uncoded", like=np.zeros(3 << 20, dtype=np.int64), rng=rng())
+    found = coded_sum(large, 2, 2, 1, "uncoded", like=np.zeros(3 << 20, dtype=np.int64), rng=rng())
     assert (found.total == 3).all()
 
 
 @pytest.mark.parametrize(
     ("workers", "redundancy", "scheme", "why"),
     [
-        (0, 1, "balanced", "--workers: expected more than zero, found 0"),
-        (4, 5, "balanced", "--redundancy: expected from 1 to the 4 workers, found 5"),
-        (4, 0, "balanced", "--redundancy: expected from 1 to the 4 workers, found 0"),
-        (4, 2, "uncoded", "--redundancy: expected 1 with the uncoded scheme"),
-        (4, 2, "best", "--scheme: expected one of balanced, bcc, uncoded, cyclic, found 'best'"),
+        (0, 1, "balanced", "`workers`: expected more than zero, found 0"),
+        (4, 5, "balanced", "`redundancy`: expected from 1 to the 4 workers, found 5"),
+        (4, 0, "balanced", "`redundancy`: expected from 1 to the 4 workers, found 0"),
+        (4, 2, "uncoded", "`redundancy`: expected 1 with the uncoded scheme"),
+        (4, 2, "best", "`scheme`: expected one of balanced, bcc, uncoded, cyclic, found 'best'"),
     ],
 )
 def test_refusals(workers, redundancy, scheme, why):
     with pytest.raises(BadInput, match=why):
-        collect(counts, 4, workers, redundancy, scheme, like=COUNTS, rng=rng())
+        coded_sum(counts, 4, workers, redundancy, scheme, like=COUNTS, rng=rng())

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 
-from aurora.runtime.distributed import epoch_groups as meeting
+from aurora.runtime.distributed import epoch_groups
 from aurora.runtime.distributed.launcher import hosted_store
 
 
@@ -20,10 +20,9 @@ def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(m
         made.extend(socket.socketpair())
         assert {end.fileno() for end in made} == numbers
 
-    monkeypatch.setattr(meeting, "ProcessGroupGloo", group)
-    with hosted_store(0) as (host, port):
-        met = meeting.meet(host, port, 2, 0, 1, 1, 20.0, threading.Event())
-        met.abort()
+    monkeypatch.setattr(epoch_groups, "ProcessGroupGloo", group)
+    with hosted_store(0) as store:
+        epoch_groups.join_epoch(store, 2, 0, 1, 1, 20.0, threading.Event()).abort()
     for end in made:
         end.settimeout(5)
         assert end.recv(1) == b""

@@ -10,19 +10,19 @@ import pytest
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.process_groups import joined, seat_from_environment
+from aurora.runtime.distributed.process_groups import default_process_group, rank_info_from_environment
 
 
-def identity(seat, *args):
-    return seat.rank, seat.ranks, args
+def identity(rank_info, *args):
+    return rank_info.rank, rank_info.ranks, args
 
 
-def meet(seat):
-    with joined(seat):
-        return seat.rank
+def meet(rank_info):
+    with default_process_group(rank_info):
+        return rank_info.rank
 
 
-def stand(seat):
+def stand(rank_info):
     """When this rank's group stood, and when it got into the block; the second rank's group is late."""
     import torch.distributed as dist
 
@@ -30,63 +30,63 @@ def stand(seat):
 
     def late(*arguments, **named):
         init(*arguments, **named)
-        time.sleep(0.3 * seat.rank)
+        time.sleep(0.3 * rank_info.rank)
         stood_s.append(time.monotonic())
 
     dist.init_process_group = late
-    with joined(seat):
+    with default_process_group(rank_info):
         return stood_s[0], time.monotonic()
 
 
-def complain(seat):
-    if seat.rank == 1:
+def complain(rank_info):
+    if rank_info.rank == 1:
         raise BadInput("this file is wrong")
     time.sleep(60)
 
 
-def stumble(seat):
-    if seat.rank == 2:
+def stumble(rank_info):
+    if rank_info.rank == 2:
         raise ZeroDivisionError("a bug")
     time.sleep(60)
 
 
-def die(seat, pids):
-    (pids / str(seat.rank)).write_text(str(os.getpid()))
-    if seat.rank == 1:
-        while len(list(pids.iterdir())) < seat.ranks:
+def die(rank_info, pids):
+    (pids / str(rank_info.rank)).write_text(str(os.getpid()))
+    if rank_info.rank == 1:
+        while len(list(pids.iterdir())) < rank_info.ranks:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 
 
-def die_and_be_missed(seat):
+def die_and_be_missed(rank_info):
     """The others notice first: their errors must not hide whose death it was."""
     import torch.distributed as dist
 
-    with joined(seat):
+    with default_process_group(rank_info):
         dist.barrier()
-        if seat.rank == 0:
+        if rank_info.rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
 
 
-def hang(seat):
+def hang(rank_info):
     import torch
     import torch.distributed as dist
 
     from aurora.runtime.distributed.gloo import GlooTransport
 
-    with joined(seat):
+    with default_process_group(rank_info):
         transport = GlooTransport()
         dist.barrier()
-        if seat.rank == 1:
+        if rank_info.rank == 1:
             time.sleep(60)
         transport.gather(torch.zeros(1))
 
 
-def take_long(seat):
+def take_long(rank_info):
     time.sleep(3)
-    return seat.rank
+    return rank_info.rank
 
 
 def test_results_come_back_by_rank():
@@ -142,16 +142,16 @@ def test_a_port_in_use():
 
 
 def test_torchruns_variables_make_a_seat(monkeypatch):
-    assert seat_from_environment(1.0) is None
+    assert rank_info_from_environment(1.0) is None
     for name, value in {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    seat = seat_from_environment(1.0)
-    assert (seat.rank, seat.ranks, seat.host, seat.port) == (1, 4, "10.0.0.1", 29500)
-    assert not seat.launched
+    rank_info = rank_info_from_environment(1.0)
+    assert (rank_info.rank, rank_info.ranks, rank_info.host, rank_info.port) == (1, 4, "10.0.0.1", 29500)
+    assert not rank_info.launched
     assert launch(meet, 2) == [0, 1]  # ranks that we launch meet at our store whatever the environment says
     monkeypatch.setenv("RANK", "4")
     with pytest.raises(BadInput, match="expected 0 <= RANK < WORLD_SIZE, found 4 and 4"):
-        seat_from_environment(1.0)
+        rank_info_from_environment(1.0)
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(BadInput, match="must be whole numbers"):
-        seat_from_environment(1.0)
+        rank_info_from_environment(1.0)

@@ -45,15 +45,15 @@ def cases(ranks, count):
             yield sizes, ORDER[method](sizes, np.full(ranks, FAST_Bps), np.full(ranks, FAST_Bps), rng)
 
 
-def perform(seat, memory, given):
+def perform(rank_info, memory, given):
     """Every case one after the other, without meeting in between; gives how many arrived as they should."""
-    transport = MemoryTransport(memory, seat.rank, cluster(*[FAST_Bps] * seat.ranks))
+    transport = MemoryTransport(memory, rank_info.rank, cluster(*[FAST_Bps] * rank_info.ranks))
     fine = 0
     for number, (sizes, order) in enumerate(given):
-        sends = [torch.full((int(size),), (number + seat.rank) % 251, dtype=torch.uint8) for size in sizes[seat.rank]]
-        recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes[:, seat.rank]]
+        sends = [torch.full((int(size),), (number + rank_info.rank) % 251, dtype=torch.uint8) for size in sizes[rank_info.rank]]
+        recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes[:, rank_info.rank]]
         transport.exchange(order, sends, recvs, lambda *_: None)
-        fine += all(bool((row == (number + src) % 251).all()) for src, row in enumerate(recvs) if src != seat.rank)
+        fine += all(bool((row == (number + src) % 251).all()) for src, row in enumerate(recvs) if src != rank_info.rank)
     return fine
 
 
@@ -85,12 +85,12 @@ class Watched(MemoryTransport):
         return self.noted(False, message, super()._receive(message))
 
 
-def watch(seat, memory, order, sizes_RR, cluster=None):
-    transport = Watched(memory, seat.rank, cluster)
-    sends = [torch.full((int(size),), seat.rank, dtype=torch.uint8) for size in sizes_RR[seat.rank]]
-    recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes_RR[:, seat.rank]]
+def watch(rank_info, memory, order, sizes_RR, cluster=None):
+    transport = Watched(memory, rank_info.rank, cluster)
+    sends = [torch.full((int(size),), rank_info.rank, dtype=torch.uint8) for size in sizes_RR[rank_info.rank]]
+    recvs = [torch.full((int(size),), 255, dtype=torch.uint8) for size in sizes_RR[:, rank_info.rank]]
     transport.exchange(order, sends, recvs, lambda *_: None)
-    assert all(bool((row == src).all()) for src, row in enumerate(recvs) if src != seat.rank)
+    assert all(bool((row == src).all()) for src, row in enumerate(recvs) if src != rank_info.rank)
     return transport
 
 
@@ -149,11 +149,11 @@ def test_an_order_knows_what_each_rank_sends_and_receives(ranks, seed):
         assert order.ends[1][rank] == [(row, src) for row, (src, dst) in rows if dst == rank]
 
 
-def disagree(seat, memory, order, sizes_R):
+def disagree(rank_info, memory, order, sizes_R):
     """Each rank has its own idea of what rank 0 sends to rank 1."""
-    transport = MemoryTransport(memory, seat.rank, cluster(FAST_Bps, FAST_Bps))
-    tensors = [[torch.zeros(0), torch.zeros(sizes_R[seat.rank])], [torch.zeros(sizes_R[seat.rank]), torch.zeros(0)]]
-    sends, recvs = (tensors[0], [torch.zeros(0)] * 2) if seat.rank == 0 else ([torch.zeros(0)] * 2, tensors[1])
+    transport = MemoryTransport(memory, rank_info.rank, cluster(FAST_Bps, FAST_Bps))
+    tensors = [[torch.zeros(0), torch.zeros(sizes_R[rank_info.rank])], [torch.zeros(sizes_R[rank_info.rank]), torch.zeros(0)]]
+    sends, recvs = (tensors[0], [torch.zeros(0)] * 2) if rank_info.rank == 0 else ([torch.zeros(0)] * 2, tensors[1])
     transport.exchange(order, sends, recvs, lambda *_: None)
 
 

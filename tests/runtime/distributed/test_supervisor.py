@@ -10,7 +10,7 @@ import torch
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.control_channel import EpochStart
-from aurora.runtime.distributed.epoch_groups import meet, unless_stopped
+from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.supervisor import Supervisor
 
@@ -20,36 +20,36 @@ GOAL = 30  # rounds
 @pytest.fixture(autouse=True)
 def _time_to_hear_how(monkeypatch):
     """On a busy machine too, a loss says how a process ended."""
-    monkeypatch.setattr("aurora.runtime.distributed.supervisor.EXIT_S", 10.0)
+    monkeypatch.setattr("aurora.runtime.distributed.rank_processes.EXIT_S", 10.0)
 
 
 class Counting:
-    """A steward who wants GOAL rounds from the last epoch's members, and hurts ranks after some of them."""
+    """A coordinator that wants GOAL rounds from the last epoch's members, and hurts ranks after some of them."""
 
     def __init__(self, harm=None, goal=GOAL):
         self.harm, self.goal = harm or {}, goal
         self.pids = {}
         self.epochs, self.losses, self.rounds = [], {}, 0
 
-    restless = False
+    wants_new_epoch = False
 
     @property
     def finished(self):
         return self.rounds >= self.goal
 
-    def assign(self, epoch, standing):
-        self.epochs.append(tuple(standing))
-        return {seat: f"part of {seat}" for seat in standing}
+    def assign(self, epoch, states):
+        self.epochs.append(tuple(states))
+        return {rank: f"work of {rank}" for rank in states}
 
-    def told(self, seat, value):
-        assert value == (f"part of {seat}", list(self.epochs[-1]))
-        self.rounds += seat == self.epochs[-1][0]
+    def on_progress(self, rank, value):
+        assert value == (f"work of {rank}", list(self.epochs[-1]))
+        self.rounds += rank == self.epochs[-1][0]
         for victim, sent in self.harm.pop(self.rounds, ()):
             os.kill(self.pids[victim], sent)
         return True
 
-    def lost(self, seat, how):
-        self.losses[seat] = how
+    def on_lost(self, rank, reason):
+        self.losses[rank] = reason
 
     def watch(self, epoch, pids):
         self.pids |= pids
@@ -62,46 +62,47 @@ def gathered(transport, value, stopped):
     return found[0].flatten().tolist()
 
 
-def meets(seat, link, conduct="good"):
-    """In each epoch the members gather their seats round after round, until they are stopped."""
+def meets(rank_info, control, conduct="good"):
+    """In each epoch the members gather their ranks round after round, until they are stopped."""
     lost = None
-    while isinstance(epoch := link.stand_by("here", lost), EpochStart):
-        rank, lost = epoch.seats.index(seat.rank), None
-        if conduct == "half" and seat.rank == 1:
-            os.write(link._connection.fileno(), (4096).to_bytes(4, "big") + b"a message's beginning")
+    while isinstance(epoch := control.await_epoch("here", lost), EpochStart):
+        rank, lost = epoch.members.index(rank_info.rank), None
+        if conduct == "half" and rank_info.rank == 1:
+            os.write(control._connection.fileno(), (4096).to_bytes(4, "big") + b"a message's beginning")
             os.kill(os.getpid(), signal.SIGSTOP)
         if conduct == "alone":
             lost = "nobody is there"
             continue
         try:
-            meeting = meet(seat.host, seat.port, epoch.number, rank, len(epoch.seats), 1, 20.0, link.stopped)
+            store = (rank_info.host, rank_info.port)
+            epoch_groups = join_epoch(store, epoch.number, rank, len(epoch.members), 1, 20.0, control.stopped)
         except RankFailed as error:
-            lost = None if link.stopped.is_set() else str(error)
+            lost = None if control.stopped.is_set() else str(error)
             continue
-        link.on_stop(meeting.abort)
-        transport = GlooTransport(meeting.groups[0])
+        control.on_stop(epoch_groups.abort)
+        transport = GlooTransport(epoch_groups.groups[0])
         try:
-            while not link.stopped.is_set():
-                if conduct == "stumbles" and seat.rank == 1 and epoch.number == 1:
+            while not control.stopped.is_set():
+                if conduct == "stumbles" and rank_info.rank == 1 and epoch.number == 1:
                     raise ZeroDivisionError("a bug")
-                if conduct == "refuses" and seat.rank == 1:
+                if conduct == "refuses" and rank_info.rank == 1:
                     raise BadInput("this file is wrong")
-                if conduct == "dawdles" and seat.rank == 1 and epoch.number == 1:
+                if conduct == "dawdles" and rank_info.rank == 1 and epoch.number == 1:
                     since = time.monotonic()
-                    link.busy(lambda since=since: since)
+                    control.set_busy_since(lambda since=since: since)
                     time.sleep(60)
-                link.tell((epoch.part, gathered(transport, seat.rank, link.stopped)))
+                control.send_progress((epoch.assignment, gathered(transport, rank_info.rank, control.stopped)))
                 time.sleep(0.01)
         except RankFailed as error:
-            lost = None if link.stopped.is_set() else str(error)
+            lost = None if control.stopped.is_set() else str(error)
         finally:
-            meeting.abort()
-    link.bring(seat.rank)
+            epoch_groups.abort()
+    control.send_result(rank_info.rank)
 
 
-def run(steward, *args, seats=4, timeout_s=20.0, hang_s=20.0, respawn=0):
+def run(coordinator, *args, ranks=4, timeout_s=20.0, hang_s=20.0, respawn=0):
     supervisor = Supervisor(
-        meets, seats, steward, args, timeout_s=timeout_s, hang_s=hang_s, respawn=respawn, watch=steward.watch
+        meets, ranks, coordinator, args, timeout_s=timeout_s, hang_s=hang_s, respawn=respawn, watch=coordinator.watch
     )
     try:
         return supervisor.run()
@@ -115,97 +116,97 @@ def ranks_left():
 
 
 def test_without_losses_all_are_there_until_the_end():
-    steward = Counting()
-    assert run(steward) == {seat: seat for seat in range(4)}
-    assert steward.epochs == [(0, 1, 2, 3)]
+    coordinator = Counting()
+    assert run(coordinator) == {rank: rank for rank in range(4)}
+    assert coordinator.epochs == [(0, 1, 2, 3)]
 
 
 @pytest.mark.parametrize("victims", [(0,), (2,), (0, 3), (1, 2, 3)])
 def test_those_left_go_on(victims):
-    steward = Counting({5: [(victim, signal.SIGKILL) for victim in victims]})
+    coordinator = Counting({5: [(victim, signal.SIGKILL) for victim in victims]})
     left = tuple(sorted(set(range(4)) - set(victims)))
-    assert run(steward) == {seat: seat for seat in left}
-    assert steward.epochs[-1] == left
-    assert steward.losses == dict.fromkeys(victims, "killed by signal 9")
+    assert run(coordinator) == {rank: rank for rank in left}
+    assert coordinator.epochs[-1] == left
+    assert coordinator.losses == dict.fromkeys(victims, "killed by signal 9")
 
 
 def test_one_that_is_lost_while_the_next_epoch_begins():
-    steward = Counting({5: [(1, signal.SIGKILL)]})
-    begin = steward.watch
+    coordinator = Counting({5: [(1, signal.SIGKILL)]})
+    begin = coordinator.watch
 
     def watch(epoch, pids):
         begin(epoch, pids)
         if epoch == 2:
             os.kill(pids[2], signal.SIGKILL)
 
-    steward.watch = watch
-    assert run(steward) == {0: 0, 3: 3}
-    assert steward.epochs[-1] == (0, 3)
+    coordinator.watch = watch
+    assert run(coordinator) == {0: 0, 3: 3}
+    assert coordinator.epochs[-1] == (0, 3)
 
 
 def test_one_that_stops_in_the_middle_of_a_message_is_ended():
-    steward = Counting()
-    assert run(steward, "half", seats=3, hang_s=1.0) == {0: 0, 2: 2}
-    assert steward.losses == {1: "said nothing for 1 s"}
+    coordinator = Counting()
+    assert run(coordinator, "half", ranks=3, hang_s=1.0) == {0: 0, 2: 2}
+    assert coordinator.losses == {1: "said nothing for 1 s"}
 
 
 def test_one_that_hangs_is_ended():
-    steward = Counting({5: [(1, signal.SIGSTOP)]})
-    assert run(steward, seats=3, hang_s=1.0) == {0: 0, 2: 2}
-    assert steward.losses == {1: "said nothing for 1 s"}
+    coordinator = Counting({5: [(1, signal.SIGSTOP)]})
+    assert run(coordinator, ranks=3, hang_s=1.0) == {0: 0, 2: 2}
+    assert coordinator.losses == {1: "said nothing for 1 s"}
 
 
 def test_one_that_is_busy_for_ever_is_ended():
-    steward = Counting()
-    assert run(steward, "dawdles", seats=3, timeout_s=2.0) == {0: 0, 2: 2}
-    assert steward.losses == {1: "was busy with one thing for 2 s"}
+    coordinator = Counting()
+    assert run(coordinator, "dawdles", ranks=3, timeout_s=2.0) == {0: 0, 2: 2}
+    assert coordinator.losses == {1: "was busy with one thing for 2 s"}
 
 
 def test_one_that_is_only_slow_stays():
-    steward = Counting({5: [(1, signal.SIGSTOP)], 6: []})
-    pids, told = steward.pids, steward.told
+    coordinator = Counting({5: [(1, signal.SIGSTOP)], 6: []})
+    pids, on_progress = coordinator.pids, coordinator.on_progress
 
-    def wakes(seat, value):
-        told(seat, value)
-        if 5 not in steward.harm:
+    def wakes(rank, value):
+        on_progress(rank, value)
+        if 5 not in coordinator.harm:
             os.kill(pids[1], signal.SIGCONT)
         return True
 
-    steward.told = wakes
-    assert run(steward, seats=3) == {0: 0, 1: 1, 2: 2}
-    assert steward.epochs == [(0, 1, 2)]
+    coordinator.on_progress = wakes
+    assert run(coordinator, ranks=3) == {0: 0, 1: 1, 2: 2}
+    assert coordinator.epochs == [(0, 1, 2)]
 
 
 def test_a_lost_rank_comes_back_and_is_used():
-    steward = Counting({5: [(1, signal.SIGKILL)]}, goal=10**9)
-    assign = steward.assign
+    coordinator = Counting({5: [(1, signal.SIGKILL)]}, goal=10**9)
+    assign = coordinator.assign
 
-    def until_back(epoch, standing):
-        if epoch > 2 and len(standing) == 3:
-            steward.goal = steward.rounds + GOAL
-        return assign(epoch, standing)
+    def until_back(epoch, states):
+        if epoch > 2 and len(states) == 3:
+            coordinator.goal = coordinator.rounds + GOAL
+        return assign(epoch, states)
 
-    steward.assign = until_back
-    assert run(steward, seats=3, respawn=1) == {0: 0, 1: 1, 2: 2}
-    assert steward.epochs == [(0, 1, 2), (0, 2), (0, 1, 2)]
+    coordinator.assign = until_back
+    assert run(coordinator, ranks=3, respawn=1) == {0: 0, 1: 1, 2: 2}
+    assert coordinator.epochs == [(0, 1, 2), (0, 2), (0, 1, 2)]
 
 
 def test_one_with_a_bug_is_left_behind_and_says_what_it_was():
-    steward = Counting()
-    assert run(steward, "stumbles", seats=3) == {0: 0, 2: 2}
-    assert "ZeroDivisionError at test_supervisor.py" in steward.losses[1]
+    coordinator = Counting()
+    assert run(coordinator, "stumbles", ranks=3) == {0: 0, 2: 2}
+    assert "ZeroDivisionError at test_supervisor.py" in coordinator.losses[1]
 
 
 def test_what_the_user_must_mend_ends_the_run():
     with pytest.raises(BadInput, match="this file is wrong"):
-        run(Counting(), "refuses", seats=2)
+        run(Counting(), "refuses", ranks=2)
 
 
 def test_when_all_are_lost_the_last_is_named():
     with pytest.raises(RankFailed, match=r"all ranks are lost; the last, rank \d: killed by signal 9"):
-        run(Counting({5: [(0, signal.SIGKILL), (1, signal.SIGKILL)]}), seats=2)
+        run(Counting({5: [(0, signal.SIGKILL), (1, signal.SIGKILL)]}), ranks=2)
 
 
 def test_epochs_without_progress_are_given_up():
     with pytest.raises(RankFailed, match=r"nothing moved in 5 epochs; the last ended by rank .: nobody is there"):
-        run(Counting(), "alone", seats=2)
+        run(Counting(), "alone", ranks=2)

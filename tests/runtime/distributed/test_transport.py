@@ -14,7 +14,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.nccl import NcclTransport
-from aurora.runtime.distributed.process_groups import joined
+from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
 from tests.conftest import cluster
 
@@ -31,21 +31,23 @@ def planned_peers(sizes, ranks, rank, sent):
     return [p[other] for p in order.pairs_X2.tolist() if p[me] == rank and travelling[tuple(p)]]
 
 
-def exchange(seat, sizes, method, machines):
+def exchange(rank_info, sizes, method, machines):
     """One exchange; gives whether everything arrived, and the events."""
     sizes = np.array(sizes)
-    travelling = sizes * 4 * (1 - np.eye(seat.ranks, dtype=int))
-    order = ORDER[method](travelling, np.ones(seat.ranks), np.ones(seat.ranks), np.random.default_rng(seat.ranks))
+    travelling = sizes * 4 * (1 - np.eye(rank_info.ranks, dtype=int))
+    order = ORDER[method](
+        travelling, np.ones(rank_info.ranks), np.ones(rank_info.ranks), np.random.default_rng(rank_info.ranks)
+    )
     events = []
-    with joined(seat):
-        transport = ShapedTransport(None, Port(machines, seat.rank)) if machines else GlooTransport()
-        assert transport.gather(torch.tensor([seat.rank])).flatten().tolist() == list(range(seat.ranks))
+    with default_process_group(rank_info):
+        transport = ShapedTransport(None, Port(machines, rank_info.rank)) if machines else GlooTransport()
+        assert transport.gather(torch.tensor([rank_info.rank])).flatten().tolist() == list(range(rank_info.ranks))
         for _ in range(2):  # twice: nothing of the first may leak into the second
-            sends = [payload(seat.rank, dst, sizes[seat.rank, dst]) for dst in range(seat.ranks)]
-            recvs = [torch.full((int(sizes[src, seat.rank]),), -1.0) for src in range(seat.ranks)]
-            recvs[seat.rank].copy_(sends[seat.rank])
+            sends = [payload(rank_info.rank, dst, sizes[rank_info.rank, dst]) for dst in range(rank_info.ranks)]
+            recvs = [torch.full((int(sizes[src, rank_info.rank]),), -1.0) for src in range(rank_info.ranks)]
+            recvs[rank_info.rank].copy_(sends[rank_info.rank])
             transport.exchange(order, sends, recvs, lambda *event: events.append(event))
-            expected = [payload(src, seat.rank, sizes[src, seat.rank]) for src in range(seat.ranks)]
+            expected = [payload(src, rank_info.rank, sizes[src, rank_info.rank]) for src in range(rank_info.ranks)]
             assert all(torch.equal(*pair) for pair in zip(recvs, expected, strict=True))
     return events
 
@@ -75,15 +77,15 @@ def test_everything_arrives_in_every_order(ranks, shaped, method):
         assert all(start <= end for *_, start, end in seen)
 
 
-def shaped_seconds(seat, method):
+def shaped_seconds(rank_info, method):
     """Wall time of one exchange of 3 x 40 kB a rank through ports of 1 MB/s, from the first start to the last end."""
     sizes = 40_000 * (1 - np.eye(4, dtype=int))
     machines = cluster(*[1e6] * 4)
     order = ORDER[method](sizes, machines.out_Bps_G, machines.in_Bps_G, np.random.default_rng(0))
     events = []
-    with joined(seat):
-        transport = ShapedTransport(None, Port(machines, seat.rank))
-        buffers = [torch.zeros(int(size), dtype=torch.uint8) for size in sizes[seat.rank]]
+    with default_process_group(rank_info):
+        transport = ShapedTransport(None, Port(machines, rank_info.rank))
+        buffers = [torch.zeros(int(size), dtype=torch.uint8) for size in sizes[rank_info.rank]]
         transport.gather(torch.zeros(1))
         transport.exchange(order, buffers, [b.clone() for b in buffers], lambda *event: events.append(event))
     return max(end for *_, end in events) - min(start for *_, start, _ in events)
@@ -95,14 +97,14 @@ def test_shaped_ports_are_never_faster_than_their_rate(method):
     assert min(launch(shaped_seconds, 4, method, timeout_s=60)) >= 0.12 - 2 * CHUNK_S - LATE_S
 
 
-def lose_a_peer(seat):
+def lose_a_peer(rank_info):
     import os
     import time
 
-    with joined(seat):
+    with default_process_group(rank_info):
         transport = GlooTransport()
         transport.gather(torch.tensor([0]))
-        if seat.rank == 1:
+        if rank_info.rank == 1:
             os._exit(3)
         time.sleep(0.2)
         order = ORDER["openshop"](np.ones((2, 2), dtype=int) - np.eye(2, dtype=int), np.ones(2), np.ones(2), None)
@@ -119,22 +121,22 @@ def test_a_lost_peer_ends_the_exchange():
         launch(lose_a_peer, 2, timeout_s=60)
 
 
-def miss_a_peer(seat, folder):
+def miss_a_peer(rank_info, folder):
     """Rank 1 dies; rank 0 says whom it missed in a collective, before rank 2 can notice."""
     import os
     import time
 
-    with joined(seat):
+    with default_process_group(rank_info):
         transport = GlooTransport()
         transport.gather(torch.tensor([0]))
-        if seat.rank == 0:
+        if rank_info.rank == 0:
             time.sleep(0.2)
             try:
                 transport.gather(torch.tensor([0]))
             except RankFailed as error:
                 (folder / "said").write_text(str(error))
         while not (folder / "said").exists():
-            if seat.rank == 1:
+            if rank_info.rank == 1:
                 os._exit(3)
             time.sleep(0.01)
 
@@ -149,19 +151,19 @@ def test_who_is_missed_in_a_gather_of_many_is_named(tmp_path):
     assert (tmp_path / "said").read_text().startswith("rank 0 lost rank 1: ")
 
 
-def through_the_api(seat, order):
+def through_the_api(rank_info, order):
     """aurora.all_to_all against torch's own all_to_all_single."""
     import torch.distributed as dist
 
-    sizes = torch.randint(0, 50, (seat.ranks, seat.ranks), generator=torch.Generator().manual_seed(1))
-    out_sizes, in_sizes = sizes[seat.rank].tolist(), sizes[:, seat.rank].tolist()
-    rows = torch.randn(sum(out_sizes), 7, generator=torch.Generator().manual_seed(seat.rank))
-    with joined(seat):
+    sizes = torch.randint(0, 50, (rank_info.ranks, rank_info.ranks), generator=torch.Generator().manual_seed(1))
+    out_sizes, in_sizes = sizes[rank_info.rank].tolist(), sizes[:, rank_info.rank].tolist()
+    rows = torch.randn(sum(out_sizes), 7, generator=torch.Generator().manual_seed(rank_info.rank))
+    with default_process_group(rank_info):
         theirs, ours = torch.empty(sum(in_sizes), 7), torch.empty(sum(in_sizes), 7)
         dist.all_to_all_single(theirs, rows, in_sizes, out_sizes)
         aurora.all_to_all(ours, rows, in_sizes, out_sizes, order=order)
-        even_theirs, even_ours = torch.empty(2 * seat.ranks, 3), torch.empty(2 * seat.ranks, 3)
-        even = torch.randn(2 * seat.ranks, 3)
+        even_theirs, even_ours = torch.empty(2 * rank_info.ranks, 3), torch.empty(2 * rank_info.ranks, 3)
+        even = torch.randn(2 * rank_info.ranks, 3)
         dist.all_to_all_single(even_theirs, even)
         aurora.all_to_all(even_ours, even, order=order)
         with pytest.raises(BadInput, match="expected 4 input sizes that sum to its"):
@@ -177,10 +179,10 @@ def test_all_to_all_agrees_with_torch(ordered):
     assert launch(through_the_api, 4, order if ordered else None, timeout_s=60) == [True] * 4
 
 
-def alone_on_nccl(seat):
+def alone_on_nccl(rank_info):
     """One rank has nothing to send: the exchange is over before it touches a device, so this runs without one."""
     order = ORDER["birkhoff"](np.zeros((1, 1), dtype=int), np.ones(1), np.ones(1), np.random.default_rng(0))
-    with joined(seat):
+    with default_process_group(rank_info):
         transport = NcclTransport(None, None, "cuda:0")
         transport.exchange(order, [torch.zeros(3)], [torch.zeros(3)], lambda *_: None)
         return transport.rank, transport.ranks

@@ -1,0 +1,119 @@
+"""Processes of supervised ranks: started in the background, listened to by a thread each, killed when they are lost."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from aurora.runtime.distributed.launcher import RankInfo, start_process
+
+EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
+
+Main = Callable[..., None]  # (connection, rank_info, *args)
+
+
+@dataclass(eq=False)
+class RankProcess:
+    """One rank's process and the supervisor's end of its control channel. last_heard_s: by time.monotonic."""
+
+    rank: int
+    process: Any
+    connection: Connection
+    last_heard_s: float
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    def send(self, message: object) -> None:
+        """Sends a message. A process that is dying takes none: the end of its connection is what comes from it next."""
+        with suppress(OSError):
+            self.connection.send(message)
+
+    def exit_reason(self) -> str:
+        """How the process ended, waiting at most EXIT_S for it."""
+        self.process.join(EXIT_S)
+        code = self.process.exitcode
+        if code is None:
+            return "its process ended"
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class RankProcesses:
+    """Starts `main(connection, rank_info, *args)` for ranks of one machine and gathers what they send.
+
+    Starting and joining processes happens in a thread beside, so that ranks that serve wait for none that come or go.
+    """
+
+    def __init__(self, main: Main, args: tuple[Any, ...], ranks: int, store: tuple[str, int], timeout_s: float) -> None:
+        self._main, self._args, self._ranks, self._timeout_s = main, args, ranks, timeout_s
+        self._host, self._port = store
+        self._running: dict[int, RankProcess] = {}
+        self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
+        self._inbox: SimpleQueue[tuple[RankProcess, Any]] = SimpleQueue()  # None: its connection has ended
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-processes")
+
+    @property
+    def starting(self) -> int:
+        """How many processes have been asked for and not been adopted yet."""
+        return len(self._starting)
+
+    def start(self, rank: int) -> None:
+        """Starts a rank's process in the background; `adopt_started` returns it when it runs."""
+        rank_info = RankInfo(
+            rank, self._ranks, self._host, self._port, self._timeout_s, rank, self._ranks, launched=True
+        )  # fmt: skip
+        self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
+
+    def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
+        """Each rank whose process has started since the last call, or the error that kept it from starting.
+
+        wait: for all that are still starting.
+        """
+        for rank, started in list(self._starting.items()):
+            if not wait and not started.done():
+                continue
+            del self._starting[rank]
+            try:
+                process, connection = started.result()
+            except OSError as error:  # it died before it had its arguments
+                yield rank, error
+                continue
+            loaded_s = time.monotonic() + self._timeout_s  # silence before this is loading its models
+            self._running[rank] = found = RankProcess(rank, process, connection, loaded_s)
+            # A thread each: a rank that stops in the middle of a message keeps no other waiting.
+            threading.Thread(target=self._listen, args=(found,), daemon=True, name=f"aurora-rank-{rank}").start()
+            yield rank, found
+
+    def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """(rank, message) of all that has come, or of what comes first within timeout_s; a message None ends a rank's."""
+        with suppress(Empty):
+            for _ in range(max(1, self._inbox.qsize())):
+                sender, message = self._inbox.get(timeout=timeout_s)
+                if self._running.get(sender.rank) is sender:
+                    yield sender.rank, message
+
+    def kill(self, rank: int) -> None:
+        """Kills a rank's process, whose further messages are dropped; the end of its connection ends its thread."""
+        found = self._running.pop(rank)
+        found.process.kill()
+        self._background.submit(found.process.join)
+
+    def close(self) -> None:
+        """Kills all processes, those that are still starting too. None is left on return."""
+        for _ in self.adopt_started(wait=True):
+            pass
+        for rank in list(self._running):
+            self.kill(rank)
+        self._background.shutdown()
+
+    def _listen(self, sender: RankProcess) -> None:
+        with sender.connection, suppress(EOFError, OSError):
+            while True:
+                self._inbox.put((sender, sender.connection.recv()))
+        self._inbox.put((sender, None))
