@@ -12,6 +12,8 @@ from aurora.types import BccOptions, ReproduceOptions
 DEFAULTS = ReproduceOptions()
 BCC = BccOptions()
 
+Recorded = Annotated[Path | None, typer.Option(envvar="AURORA_DATA", help="folder of recorded data; default: none")]
+
 app = typer.Typer(help="A paper's evaluation in its own set-up, ours beside.", no_args_is_help=True)
 
 
@@ -24,18 +26,18 @@ def aurora(
     ] = DEFAULTS.traffic,
     seeds: Annotated[int, typer.Option(help="draws of the traffic")] = DEFAULTS.seeds,
     plots: Annotated[bool, typer.Option(help="draw the figures too (matplotlib)")] = True,
-    recorded: Annotated[Path, typer.Option(envvar="AURORA_DATA", help="folder of recorded data")] = Path("../shared/data"),
+    recorded: Recorded = None,
 ) -> None:
     """Aurora (arXiv:2410.17043 §8): every headline in one table, figures as SVG and PNG."""
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
     from aurora.io import write_text
+    from aurora.reproduce.aurora.drawing import draw
     from aurora.reproduce.aurora.evaluation import reproduce
     from aurora.reproduce.aurora.figures import FIGURES
     from aurora.reproduce.aurora.headlines import measured
     from aurora.reproduce.aurora.text import as_json, as_markdown
-    from aurora.reproduce.drawing import draw
 
     make_folder(output)
     options = ReproduceOptions(figure, traffic, seeds)
@@ -67,7 +69,7 @@ def bcc(
     draws: Annotated[int, typer.Option(help="of random placements on the mixed cluster")] = BCC.draws,
     seed: Annotated[int, typer.Option(help="random seed")] = BCC.seed,
     plots: Annotated[bool, typer.Option(help="draw the figures too (matplotlib)")] = True,
-    recorded: Annotated[Path, typer.Option(envvar="AURORA_DATA", help="folder of recorded data")] = Path("../shared/data"),
+    recorded: Recorded = None,
 ) -> None:
     """BCC (arXiv:1710.09990): Fig. 2, 4 and 5, Tables I and II; sums collected in spite of stragglers."""
     if plots:
@@ -75,8 +77,8 @@ def bcc(
     need(*(("torch", "transformers") if process_iterations else ()))
     from aurora.cli.progress import shown
     from aurora.io import write_text
-    from aurora.reproduce.bcc import reproduce
     from aurora.reproduce.bcc.drawing import draw
+    from aurora.reproduce.bcc.evaluation import reproduce
     from aurora.reproduce.bcc.text import as_json, as_markdown
     from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 
@@ -96,21 +98,21 @@ def bcc(
 def lazarus(
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the page and the figures")],
     plots: Annotated[bool, typer.Option(help="draw the figures too (matplotlib)")] = True,
-    recorded: Annotated[Path, typer.Option(envvar="AURORA_DATA", help="folder of recorded data")] = Path("../shared/data"),
+    recorded: Recorded = None,
 ) -> None:
     """Lazarus (arXiv:2407.04656 §6): recovery probabilities, throughput under failures, what moves."""
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
     from aurora.io import write_text
-    from aurora.reproduce.drawing import draw_lazarus
+    from aurora.reproduce.lazarus.drawing import draw
     from aurora.reproduce.lazarus.evaluation import reproduce
     from aurora.reproduce.lazarus.text import as_json, as_markdown
 
     make_folder(output)
     with shown() as progress:
         made = reproduce(recorded, progress)
-    pictures = draw_lazarus(made, output) if plots else []
+    pictures = draw(made, output) if plots else []
     write_text(output / "lazarus.json", json.dumps(as_json(made), indent=1) + "\n")
     write_text(output / "lazarus.md", as_markdown(made, [picture.name for picture in pictures if picture.suffix == ".svg"]))
     terminal().print(f"wrote {output / 'lazarus.md'}, lazarus.json" + (f" and {len(pictures)} pictures" if pictures else ""))

@@ -1,1 +1,1 @@
-"""Papers' evaluations in their own set-up, ours beside: one file a paper, and what it needs."""
+"""Papers' evaluations in their own set-up, ours beside: one folder a paper, and what they share."""

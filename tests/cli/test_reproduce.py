@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from aurora.reproduce.aurora.headlines import Range
 from aurora.reproduce.aurora.traffic import TRAFFIC
 from aurora.reproduce.lazarus import evaluation as lazarus
 from aurora.reproduce.lazarus.evaluation import LazarusEvaluation, LazarusFigure
+from aurora.reproduce.ranges import Range
 from tests.cli.refusal import refused
 from tests.reproduce.aurora.test_evaluation import small
 

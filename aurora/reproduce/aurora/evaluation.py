@@ -9,21 +9,30 @@ from aurora.errors import BadInput
 from aurora.reproduce.aurora.figures import FIGURES, Run, run_of
 from aurora.reproduce.aurora.jobs import PRICINGS
 from aurora.reproduce.aurora.studies import STUDIES
-from aurora.reproduce.aurora.traffic import TRAFFIC, Workload, counts_file
+from aurora.reproduce.aurora.traffic import COUNTS, TRAFFIC, Workload
+from aurora.reproduce.recorded_data import is_recorded
 from aurora.types import ReproduceOptions
 
 NOT_SIMULATED = ("same-images",)  # a variation on the generated traffic; simulating takes most of the time
 
 
-def reproduce(options: ReproduceOptions, folder: Path, progress: Callable[[str, int, int], None]) -> list[Run]:
-    """The runs behind the chosen figures, each over options.seeds draws of the traffic, the same at every call.
+def reproduce(options: ReproduceOptions, folder: Path | None, progress: Callable[[str, int, int], None]) -> list[Run]:
+    """Run the studies behind the chosen figures; the same at every call.
 
-    folder: recorded data; with traffic "all" the recorded traffic is left out where it is absent.
-    Raises BadInput for an unknown figure or traffic, and where recorded traffic was asked for and cannot be read.
+    Args:
+        options: which figures and traffic, and how many draws of the traffic.
+        folder: recorded data, None for none; with traffic "all" the recorded traffic is left out where it is absent.
+        progress: called with what is being done, how much of it is done, and how much there is in all.
+
+    Returns:
+        A run for each study, traffic and pricing.
+
+    Raises:
+        BadInput: if a figure or traffic is unknown, or recorded traffic was asked for and cannot be read.
     """
     figures = _chosen("`figure`", options.figure, FIGURES)
     traffics = _chosen("`traffic`", options.traffic, TRAFFIC)
-    if options.traffic == "all" and not counts_file(folder).exists():
+    if options.traffic == "all" and not is_recorded(folder, COUNTS):
         traffics.remove("recorded")
     studies = list(dict.fromkeys(FIGURES[figure].study for figure in figures))
     work = [
@@ -46,7 +55,7 @@ def reproduce(options: ReproduceOptions, folder: Path, progress: Callable[[str, 
     return runs
 
 
-def _workload(traffic: str, seed: int, folder: Path) -> Workload:
+def _workload(traffic: str, seed: int, folder: Path | None) -> Workload:
     return TRAFFIC[traffic](np.random.default_rng([seed, list(TRAFFIC).index(traffic)]), folder)
 
 

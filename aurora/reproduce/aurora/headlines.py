@@ -7,19 +7,11 @@ import numpy as np
 from scipy.special import stdtrit
 
 from aurora.reproduce.aurora.figures import FIGURES, Run, acceleration
+from aurora.reproduce.ranges import Range
 from aurora.types.arrays import FloatArray
 
 CONFIDENCE = 0.95
 ENDS = ("lowest", "mean", "highest")
-
-
-@dataclass(frozen=True)
-class Range:
-    """Lowest, mean and highest over a figure's cases; None where the paper does not say."""
-
-    lowest: float | None = None
-    mean: float | None = None
-    highest: float | None = None
 
 
 @dataclass(frozen=True)

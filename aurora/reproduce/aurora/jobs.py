@@ -17,7 +17,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class PlacedLayer:
+class LayerJob:
     """One layer of one model with as many experts as the cluster has GPUs, for ASSIGN and COLOCATE to put there.
 
     coupled: the shard that sits with an expert moves with it, row and column together, as in the paper; else the requests'
@@ -29,23 +29,23 @@ class PlacedLayer:
     coupled: bool
     costs: GroupCosts
 
-    def seated(self, held_G: IntArray) -> Profile:
+    def placed(self, held_G: IntArray) -> Profile:
         """The profile with expert held_G[g], and its shard where coupled, renamed to g."""
         rows = held_G if self.coupled else np.arange(len(held_G))
         return replace(self.profile, tokens_TLSE=self.profile.tokens_TLSE[:, :, rows][:, :, :, held_G])
 
 
-def job(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> PlacedLayer:
-    """The PlacedLayer of one layer, experts and shards numbered like the GPUs."""
+def job(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJob:
+    """The LayerJob of one layer, experts and shards numbered like the GPUs."""
     n = len(cluster)
-    alone = replace(profile, tokens_TLSE=profile.tokens_TLSE[:, [layer]])
-    costs = group_costs(cluster, alone, 0, np.arange(n))
+    one = replace(profile, tokens_TLSE=profile.tokens_TLSE[:, [layer]])
+    costs = group_costs(cluster, one, 0, np.arange(n))
     if coupled:
-        tokens_SE = alone.tokens_TLSE.sum(axis=(0, 1))
+        tokens_SE = one.tokens_TLSE.sum(axis=(0, 1))
         own_J = np.diagonal(tokens_SE)
         send_GJ = np.tile(tokens_SE.sum(axis=1) - own_J, (n, 1))
         costs = replace(costs, send_GJ=send_GJ, recv_GJ=np.tile(tokens_SE.sum(axis=0) - own_J, (n, 1)))
-    return PlacedLayer(cluster, alone, coupled, costs)
+    return LayerJob(cluster, one, coupled, costs)
 
 
 @dataclass(frozen=True)
@@ -57,46 +57,46 @@ class LayerOutcome:
 
 
 Price = Callable[
-    [Sequence[PlacedLayer], Sequence[IntArray]], LayerOutcome
+    [Sequence[LayerJob], Sequence[IntArray]], LayerOutcome
 ]  # one job or two that share all GPUs; the expert on each (G,)
-OrderedPrice = Callable[[PlacedLayer, IntArray, str], LayerOutcome]  # one job, and an order by name in ORDER
+OrderedPrice = Callable[[LayerJob, IntArray, str], LayerOutcome]  # one job, and an order by name in ORDER
 
 
-def by_formula(together: Callable[[PhaseTimes, PhaseTimes], float]) -> Price:
-    """Eq. 1 for one job, and `together` for two; every all-to-all takes its ports' time, which is the best order's."""
+def by_formula(colocated: Callable[[PhaseTimes, PhaseTimes], float]) -> Price:
+    """Eq. 1 for one job, and `colocated` for two; every all-to-all takes its ports' time, which is the best order's."""
 
-    def price(jobs: Sequence[PlacedLayer], held: Sequence[IntArray]) -> LayerOutcome:
+    def price(jobs: Sequence[LayerJob], held: Sequence[IntArray]) -> LayerOutcome:
         terms = [j.costs.terms(held_G) for j, held_G in zip(jobs, held, strict=True)]
-        return _outcome(terms, exclusive(terms[0]) if len(terms) == 1 else together(terms[0], terms[1]))
+        return _outcome(terms, exclusive(terms[0]) if len(terms) == 1 else colocated(terms[0], terms[1]))
 
     return price
 
 
-def timed_order(alone: PlacedLayer, held_G: IntArray, order: str) -> LayerOutcome:
+def timed_order(one: LayerJob, held_G: IntArray, order: str) -> LayerOutcome:
     """Eq. 1, N and C of a GPU being when its own transfers end under `order` on the switch."""
-    profile, ports = alone.seated(held_G), (alone.cluster.out_Bps_G, alone.cluster.in_Bps_G)
-    model = _planned([alone], [held_G], order).models[0]
+    profile, ports = one.placed(held_G), (one.cluster.out_Bps_G, one.cluster.in_Bps_G)
+    model = _planned([one], [held_G], order).models[0]
     tokens_GG = profile.tokens_TLSE[0, 0] * (1 - np.eye(profile.experts, dtype=np.int64))
     there_G = _ends(timed(model.dispatch_L[0], tokens_GG * profile.dispatch_bytes, *ports), profile.experts)
     back_G = _ends(timed(model.combine_L[0], tokens_GG.T * profile.combine_bytes, *ports), profile.experts)
-    terms = replace(alone.costs.terms(held_G), send_G=there_G, recv_G=there_G, csend_G=back_G, crecv_G=back_G)
+    terms = replace(one.costs.terms(held_G), send_G=there_G, recv_G=there_G, csend_G=back_G, crecv_G=back_G)
     return _outcome([terms], exclusive(terms))
 
 
-def simulated(jobs: Sequence[PlacedLayer], held: Sequence[IntArray], order: str = "auto") -> LayerOutcome:
+def simulated(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str = "auto") -> LayerOutcome:
     """The event simulator, transfers by the planner's `order`."""
     plan = _planned(jobs, held, order)
-    trace = simulate_plan(plan, [j.seated(held_G) for j, held_G in zip(jobs, held, strict=True)])
+    trace = simulate_plan(plan, [j.placed(held_G) for j, held_G in zip(jobs, held, strict=True)])
     summary = summarise(trace, plan.cluster)
     return LayerOutcome(summary.seconds, summary.utilisation)
 
 
-def simulated_order(alone: PlacedLayer, held_G: IntArray, order: str) -> LayerOutcome:
-    return simulated([alone], [held_G], order)
+def simulated_order(one: LayerJob, held_G: IntArray, order: str) -> LayerOutcome:
+    return simulated([one], [held_G], order)
 
 
-def _planned(jobs: Sequence[PlacedLayer], held: Sequence[IntArray], order: str) -> Plan:
-    profiles = [j.seated(held_G) for j, held_G in zip(jobs, held, strict=True)]
+def _planned(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str) -> Plan:
+    profiles = [j.placed(held_G) for j, held_G in zip(jobs, held, strict=True)]
     return make_plan(jobs[0].cluster, profiles, PlanOptions("contiguous", "contiguous", "contiguous", order))
 
 
@@ -133,7 +133,7 @@ PRICINGS: dict[str, Pricing] = {
 }
 
 
-def lina_half(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> PlacedLayer:
+def lina_half(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJob:
     """Lina's packing on half of the GPUs, every second one and thus half of each kind: most popular expert with the least
     popular, the second with the second least, and so on; both shards of a pair sit with it."""
     half = replace(cluster, gpus=cluster.gpus[::2])
@@ -144,7 +144,7 @@ def lina_half(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> 
     return job(half, replace(profile, tokens_TLSE=tokens_JJ[None, None]), 0, coupled)
 
 
-def lina_all(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> PlacedLayer:
+def lina_all(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJob:
     """Lina's packing on all GPUs, of which a model then has twice as many as it has pairs: every pair of experts is held by
     two GPUs, the tokens that each source sends it halved between them (the odd one to the first)."""
     tokens_SE = profile.tokens_TLSE[:, layer].sum(axis=0)

@@ -15,7 +15,7 @@ from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.bottleneck_matching import bottleneck
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.reproduce.aurora.jobs import LayerOutcome, PlacedLayer, Pricing, job, lina_all, lina_half
+from aurora.reproduce.aurora.jobs import LayerJob, LayerOutcome, Pricing, job, lina_all, lina_half
 from aurora.reproduce.aurora.traffic import Workload
 from aurora.types import Cluster, Profile
 from aurora.types.arrays import IntArray
@@ -33,7 +33,7 @@ def mixed_cluster() -> Cluster:
     return load_cluster(shipped("clusters/paper-mixed-8.toml"))
 
 
-def together(name: str, jobs: Sequence[PlacedLayer], pricing: Pricing, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def colocate(name: str, jobs: Sequence[LayerJob], pricing: Pricing, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """COLOCATE's `name` for two jobs of which both may move; searches go by the pricing's objective."""
     a, b = (j.costs for j in jobs)
     found = COLOCATE[name](ColocationProblem(a, b, np.arange(len(a.load_J)), objective=pricing.objective), rng)
@@ -41,13 +41,13 @@ def together(name: str, jobs: Sequence[PlacedLayer], pricing: Pricing, rng: np.r
 
 
 def exclusive_equal(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 11a: orders. GPUs are alike; a drawn seat lets the random order differ from case to case."""
+    """Fig. 11a: orders. GPUs are alike; a drawn placement lets the random order differ from case to case."""
     cluster, found = equal_cluster(), _empty()
     for profiles, layer in workload.pairs():
         for profile in profiles:
-            alone, held_G = job(cluster, profile, layer, pricing.coupled), rng.permutation(len(cluster))
+            one, held_G = job(cluster, profile, layer, pricing.coupled), rng.permutation(len(cluster))
             for way, order in ORDERS.items():
-                found[way][_case(profile, layer)] = pricing.ordered(alone, held_G, order)
+                found[way][_case(profile, layer)] = pricing.ordered(one, held_G, order)
     return found
 
 
@@ -56,46 +56,46 @@ def exclusive_mixed(workload: Workload, pricing: Pricing, rng: np.random.Generat
     cluster, found = mixed_cluster(), _empty()
     for profiles, layer in workload.pairs():
         for profile in profiles:
-            case, alone = _case(profile, layer), job(cluster, profile, layer, pricing.coupled)
-            found["Aurora"][case] = pricing.price([alone], [ASSIGN["by-load"](alone.costs, rng)])
-            found["ours"][case] = pricing.price([alone], [ASSIGN["exact"](alone.costs, rng)])
-            found["RGA"][case] = _drawn(pricing, [alone], rng)
+            case, one = _case(profile, layer), job(cluster, profile, layer, pricing.coupled)
+            found["Aurora"][case] = pricing.price([one], [ASSIGN["by-load"](one.costs, rng)])
+            found["ours"][case] = pricing.price([one], [ASSIGN["exact"](one.costs, rng)])
+            found["RGA"][case] = _drawn(pricing, [one], rng)
     return found
 
 
 def colocated_equal(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 11c and 12a: bottleneck matching of two models' experts (§6.2) against REC, Lina, and each model alone."""
+    """Fig. 11c and 12a: bottleneck matching of two models' experts (§6.2) against REC, Lina, and each model exclusive."""
     cluster, found = equal_cluster(), _empty()
     for profiles, layer in workload.pairs():
         jobs = [job(cluster, profile, layer, pricing.coupled) for profile in profiles]
         shared = {
-            "Aurora": pricing.price(jobs, together("matching", jobs, pricing, rng)),
-            "ours": pricing.price(jobs, together("local-search", jobs, pricing, rng)),
+            "Aurora": pricing.price(jobs, colocate("matching", jobs, pricing, rng)),
+            "ours": pricing.price(jobs, colocate("local-search", jobs, pricing, rng)),
             "REC": _drawn(pricing, jobs, rng),
         }
-        for profile, alone in zip(profiles, jobs, strict=True):
+        for profile, one in zip(profiles, jobs, strict=True):
             for way, outcome in shared.items():
                 found[way][_case(profile, layer)] = outcome
-            found["exclusive"][_case(profile, layer)] = pricing.price([alone], [np.arange(len(cluster))])
+            found["exclusive"][_case(profile, layer)] = pricing.price([one], [np.arange(len(cluster))])
         _lina(found, cluster, profiles, layer, pricing, rng)
     return found
 
 
 def colocated_mixed(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 11d and 12b: two matchings one after the other (§7.2) against REC, RGA + REC, Lina, and each model alone."""
+    """Fig. 11d and 12b: two matchings one after the other (§7.2) against REC, RGA + REC, Lina, and each model exclusive."""
     cluster, found = mixed_cluster(), _empty()
     for profiles, layer in workload.pairs():
         jobs = [job(cluster, profile, layer, pricing.coupled) for profile in profiles]
         shared = {
-            "Aurora": pricing.price(jobs, together("decoupled", jobs, pricing, rng)),
-            "ours": pricing.price(jobs, together("local-search", jobs, pricing, rng)),
+            "Aurora": pricing.price(jobs, colocate("decoupled", jobs, pricing, rng)),
+            "ours": pricing.price(jobs, colocate("local-search", jobs, pricing, rng)),
             "REC": _mean([pricing.price(jobs, _random_pairs(jobs, rng)) for _ in range(pricing.draws)]),
             "RGA + REC": _drawn(pricing, jobs, rng),
         }
-        for profile, alone in zip(profiles, jobs, strict=True):
+        for profile, one in zip(profiles, jobs, strict=True):
             for way, outcome in shared.items():
                 found[way][_case(profile, layer)] = outcome
-            found["exclusive"][_case(profile, layer)] = pricing.price([alone], [ASSIGN["by-load"](alone.costs, rng)])
+            found["exclusive"][_case(profile, layer)] = pricing.price([one], [ASSIGN["by-load"](one.costs, rng)])
             packed = lina_half(cluster, profile, layer, pricing.coupled)
             sorted_G = ASSIGN["by-load"](packed.costs, rng)
             found["Lina, half, by load"][_case(profile, layer)] = pricing.price([packed], [sorted_G])
@@ -109,7 +109,7 @@ def optimum(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> O
     for profiles, layer in workload.pairs():
         jobs, case = [job(cluster, profile, layer, pricing.coupled) for profile in profiles], f"{_data(profiles)} {layer + 1}"
         for way, name in (("Aurora", "decoupled"), ("ours", "local-search"), ("optimum", "exact")):
-            found[way][case] = pricing.price(jobs, together(name, jobs, pricing, rng))
+            found[way][case] = pricing.price(jobs, colocate(name, jobs, pricing, rng))
     return found
 
 
@@ -132,12 +132,12 @@ def foreign_colocated(workload: Workload, pricing: Pricing, rng: np.random.Gener
     """Fig. 14b: the same with two models."""
     cluster, found = mixed_cluster(), _empty()
     for profiles in workload.profiles_DM:
-        planned = together("decoupled", [job(cluster, profile, 0, pricing.coupled) for profile in profiles], pricing, rng)
+        planned = colocate("decoupled", [job(cluster, profile, 0, pricing.coupled) for profile in profiles], pricing, rng)
         for level in LEVELS:
             served = [job(cluster, with_foreign(profile, level), 0, pricing.coupled) for profile in profiles]
             case = _data(profiles)
             found[f"Aurora, {level} %"][case] = pricing.price(served, planned)
-            found[f"planned again, {level} %"][case] = pricing.price(served, together("decoupled", served, pricing, rng))
+            found[f"planned again, {level} %"][case] = pricing.price(served, colocate("decoupled", served, pricing, rng))
             found[f"RGA + REC, {level} %"][case] = _drawn(pricing, served, rng)
     return found
 
@@ -175,7 +175,7 @@ def _lina(
         found["Lina, all in turn"][_case(profile, layer)] = both
 
 
-def _random_pairs(jobs: Sequence[PlacedLayer], rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def _random_pairs(jobs: Sequence[LayerJob], rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """REC on mixed GPUs: random pairs, which go to GPUs as Aurora's second matching says."""
     a, b = (j.costs for j in jobs)
     partner_J = rng.permutation(len(a.load_J))
@@ -183,7 +183,7 @@ def _random_pairs(jobs: Sequence[PlacedLayer], rng: np.random.Generator) -> tupl
     return group_G, partner_J[group_G]
 
 
-def _drawn(pricing: Pricing, jobs: Sequence[PlacedLayer], rng: np.random.Generator) -> LayerOutcome:
+def _drawn(pricing: Pricing, jobs: Sequence[LayerJob], rng: np.random.Generator) -> LayerOutcome:
     """Every job's experts on random GPUs, the mean of pricing.draws."""
     n = len(jobs[0].cluster)
     return _mean([pricing.price(jobs, [rng.permutation(n) for _ in jobs]) for _ in range(pricing.draws)])

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from aurora.reproduce.aurora.figures import Run
-from aurora.reproduce.aurora.headlines import CONFIDENCE, ENDS, Measured, Range
+from aurora.reproduce.aurora.headlines import CONFIDENCE, ENDS, Measured
 from aurora.reproduce.aurora.jobs import PRICINGS
 from aurora.reproduce.aurora.traffic import TRAFFIC
+from aurora.reproduce.ranges import Range
 
 SETUP = """\
 8 GPUs on one big switch: equal (100 Gbps), or 100/80/50/40 Gbps, two of each, compute speed in proportion to bandwidth. Two

@@ -4,7 +4,6 @@ Sizes and skews were fixed before any result was seen. How many tokens each mode
 `same-images` are two answers.
 """
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.io.routing_dumps import read_dump
+from aurora.planner.workload.model_config import Shape
+from aurora.reproduce.recorded_data import recorded_file
 from aurora.types import Curve, Profile
 from aurora.types.arrays import IntArray
 
@@ -51,16 +53,16 @@ class Workload:
                 yield profiles, layer
 
 
-TrafficMaker = Callable[[np.random.Generator, Path], Workload]
+TrafficMaker = Callable[[np.random.Generator, Path | None], Workload]
 
 
-def generated(rng: np.random.Generator, folder: Path) -> Workload:
+def generated(rng: np.random.Generator, folder: Path | None) -> Workload:
     """Equal tokens for both models: popularity by Zipf with an exponent from SKEW, experts shuffled, for every model, data
     set and layer apart; each source's own mix by a Dirichlet around it, its tokens by a multinomial."""
     return _drawn(dict.fromkeys(MODELS, TOKENS), rng)
 
 
-def same_images(rng: np.random.Generator, folder: Path) -> Workload:
+def same_images(rng: np.random.Generator, folder: Path | None) -> Workload:
     """As `generated`, with equal images instead of equal tokens: B/16 cuts four times as many patches as B/32."""
     return _drawn({model: TOKENS * PATCHES[model] // PATCHES["B/16"] for model in MODELS}, rng)
 
@@ -79,29 +81,34 @@ def _drawn(tokens: dict[str, int], rng: np.random.Generator) -> Workload:
     )
 
 
-RECORDED_MODELS = ("olmoe-1b-7b-0924", "mixtral-8x7b-v0.1")
+RECORDED_MODELS = {
+    "olmoe-1b-7b-0924": Shape("OLMoE-1B-7B-0924", layers=16, dense=0, experts=64, top_k=8, hidden=2048, inner=1024),
+    "mixtral-8x7b-v0.1": Shape("Mixtral-8x7B-v0.1", layers=32, dense=0, experts=8, top_k=2, hidden=4096, inner=14336),
+}
 RECORDED_SETS = {"prose": ("book", "c4", "wikipedia"), "technical": ("arxiv", "github")}
+COUNTS = "olmoe_mixtral_domains/counts_dev.csv"
 
 
-def counts_file(folder: Path) -> Path:
-    return folder / "olmoe_mixtral_domains" / "counts_dev.csv"
+def recorded(rng: np.random.Generator, folder: Path | None) -> Workload:
+    """Recorded routing in the same set-up.
 
+    OLMoE (64 experts folded to 8, eight neighbours each) and Mixtral (8), top-k choices, of the layers that were recorded: 0, 7
+    and 15. Source s draws TOKENS choices from the s-th domain of its data set, in turn. Token sizes and compute times stay
+    those of the paper's models.
 
-def recorded(rng: np.random.Generator, folder: Path) -> Workload:
-    """Recorded routing in the same set-up: OLMoE (64 experts folded to 8, eight neighbours each) and Mixtral (8), top-k
-    choices, layers 0, 7 and 15, the only ones recorded. Source s draws TOKENS choices from the s-th domain of its data set,
-    in turn. Token sizes and compute times stay those of the paper's models. BadInput where the recording is absent."""
-    found = _counts(counts_file(folder))
-    layers = sorted({layer for _, _, layer in found})
+    Raises:
+        BadInput: if the recording is absent.
+    """
+    layers, counts = _recorded_counts(folder)
 
     def drawn(model: str, domains: tuple[str, ...], layer: int) -> IntArray:
-        share_SE = np.stack([found[model, domains[s % len(domains)], layer] for s in range(EXPERTS)])
+        share_SE = np.stack([counts[model, domains[s % len(domains)]][layer] for s in range(EXPERTS)])
         return rng.multinomial(TOKENS, share_SE / share_SE.sum(axis=1, keepdims=True))
 
     return Workload(
         tuple(
             tuple(
-                profile(f"{model.split('-')[0]} {data}", np.stack([drawn(model, domains, layer) for layer in layers]))
+                profile(f"{model.split('-')[0]} {data}", np.stack([drawn(model, domains, layer) for layer in range(layers)]))
                 for model in RECORDED_MODELS
             )
             for data, domains in RECORDED_SETS.items()
@@ -109,23 +116,23 @@ def recorded(rng: np.random.Generator, folder: Path) -> Workload:
     )
 
 
-def _counts(path: Path) -> dict[tuple[str, str, int], IntArray]:
-    """(EXPERTS,) counts by model, domain and layer."""
-    counts: dict[tuple[str, str, int], dict[int, int]] = {}
-    try:
-        with path.open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["selection"] == "topk":
-                    experts = counts.setdefault((row["model"], row["domain"], int(row["layer"])), {})
-                    experts[int(row["expert"])] = int(row["count"])
-    except OSError as error:
-        raise BadInput(f"{path}: recorded traffic cannot be read: {error.strerror}; `traffic` generated needs none") from None
-    except (KeyError, ValueError) as error:
-        raise BadInput(f"{path}: expected columns model,domain,selection,layer,expert,count: {error}") from None
-    return {
-        key: np.array([experts[e] for e in range(len(experts))], dtype=np.int64).reshape(EXPERTS, -1).sum(axis=1)
-        for key, experts in counts.items()
-    }
+def _recorded_counts(folder: Path | None) -> tuple[int, dict[tuple[str, str], IntArray]]:
+    """The number of recorded layers, and by model and domain (L, EXPERTS) counts, neighbouring experts folded."""
+    path = recorded_file(folder, COUNTS)
+    counts: dict[tuple[str, str], IntArray] = {}
+    recorded_layers = set()
+    for model, shape in RECORDED_MODELS.items():
+        for domain in (domain for domains in RECORDED_SETS.values() for domain in domains):
+            rows = {"model": model, "domain": domain, "selection": "topk"}
+            try:
+                found = read_dump(path, "csv", shape, rows)
+            except BadInput as error:
+                raise BadInput(f"recorded traffic cannot be read: {error}; `traffic` generated needs none") from None
+            recorded_layers.add(found.layers)
+            counts[model, domain] = found.counts_TLE.sum(axis=0).reshape(found.counts_TLE.shape[1], EXPERTS, -1).sum(axis=2)
+    if len(recorded_layers) != 1:
+        raise BadInput(f"{path}: expected the same layers of every model and domain, found {len(recorded_layers)} sets of them")
+    return next(iter(counts.values())).shape[0], counts
 
 
 TRAFFIC: dict[str, TrafficMaker] = {"generated": generated, "same-images": same_images, "recorded": recorded}

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.io.step_times import load_step_times
+from aurora.reproduce.recorded_data import is_recorded, recorded_file
 from aurora.types.arrays import FloatArray
 
 # Rounded from a least squares fit to the logarithms of Tables I and II. The paper gives no delays of single workers.
 SHIFT_S, MEAN_S, NETWORK_S, RECEIVE_S = 0.0001, 0.0008, 0.062, 0.0031
-JOBS = ("job_1_norm.csv", "job_3_norm.csv")
+JOBS = ("straggler_pai/job_1_norm.csv", "straggler_pai/job_3_norm.csv")
 
 
 @dataclass(frozen=True)
@@ -24,31 +25,31 @@ class Times:
     receive_s: float
 
 
-Delays = Callable[[int, int, int, np.random.Generator, Path], Times]  # iterations, workers, load, rng, recorded data
+Delays = Callable[[int, int, int, np.random.Generator, Path | None], Times]  # iterations, workers, load, rng, recorded data
 
 
 def _compute(iterations: int, workers: int, load: int, rng: np.random.Generator) -> FloatArray:
     return SHIFT_S * load + rng.exponential(MEAN_S * load, (iterations, workers))
 
 
-def _fitted(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path) -> Times:
+def _fitted(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path | None) -> Times:
     compute_IW = _compute(iterations, workers, load, rng)
     return Times(compute_IW, compute_IW + rng.exponential(NETWORK_S, compute_IW.shape), RECEIVE_S)
 
 
-def _free_receipt(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path) -> Times:
+def _free_receipt(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path | None) -> Times:
     times = _fitted(iterations, workers, load, rng, folder)
     return Times(times.compute_IW, times.message_IW, 0.0)
 
 
-def _recorded(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path) -> Times:
+def _recorded(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path | None) -> Times:
     """Each worker goes on as one of the recorded did, from a random moment on; the mean delay is the fitted one's."""
     delay_IW = recorded_steps(iterations, workers, rng, folder)
     compute_IW = _compute(iterations, workers, load, rng)
     return Times(compute_IW, compute_IW + delay_IW / delay_IW.mean() * NETWORK_S, RECEIVE_S)
 
 
-def _shuffled(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path) -> Times:
+def _shuffled(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path | None) -> Times:
     """The recorded delays, dealt anew to workers and iterations: the same, but nobody stays slow."""
     times = _recorded(iterations, workers, load, rng, folder)
     delay_IW = times.message_IW - times.compute_IW
@@ -63,19 +64,13 @@ DELAYS: dict[str, Delays] = {
 }
 
 
-def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, folder: Path) -> FloatArray:
-    """(I, W) recorded times of a training step, each job's mean made 1. BadInput where they cannot be read."""
+def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, folder: Path | None) -> FloatArray:
+    """(I, W) recorded times of a training step, each job's mean made 1. Raises BadInput where they cannot be read."""
     series = []
     for job in JOBS:
-        path = folder / "straggler_pai" / job
-        try:
-            rows = np.loadtxt(path, delimiter=",", skiprows=1)
-        except OSError:
-            raise BadInput(f"{path}: no such file of recorded stragglers") from None
-        except ValueError as error:
-            raise BadInput(f"{path}: expected rows of numbers: {error}") from None
-        worker_X, seconds_X = rows[:, 1].astype(int), rows[:, 4] / rows[:, 4].mean()
-        series += [seconds_X[worker_X == worker] for worker in np.unique(worker_X)]
+        by_worker = load_step_times(recorded_file(folder, job))
+        mean = np.concatenate(list(by_worker.values())).mean()
+        series += [seconds_I / mean for seconds_I in by_worker.values()]
     steps_IW = np.empty((iterations, workers))
     chosen = rng.permutation(np.arange(workers) % len(series))
     for worker, number in enumerate(chosen.tolist()):
@@ -84,6 +79,6 @@ def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, fold
     return steps_IW
 
 
-def recorded_exists(folder: Path) -> bool:
+def recorded_exists(folder: Path | None) -> bool:
     """Whether recorded_steps finds its files."""
-    return all((folder / "straggler_pai" / job).exists() for job in JOBS)
+    return is_recorded(folder, *JOBS)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from aurora.reports.pictures import canvas, save_picture
-from aurora.reproduce.bcc import FIGURE_2, BccResults
+from aurora.reproduce.bcc.evaluation import FIGURE_2, BccResults
 from aurora.reproduce.bcc.studies import SCHEMES
 
 
@@ -52,7 +52,7 @@ def _fig_5(found: BccResults, folder: Path) -> list[Path]:
     bars = {
         "load-balanced": one.balanced_s,
         "P2, m log m results": one.p2_s,
-        "P2, coverage": one.covered.mean_s,
+        "P2, sum recoverable": one.recovery.mean_s,
         "even split": one.even_s,
         "recommended": one.recommended_s,
     }

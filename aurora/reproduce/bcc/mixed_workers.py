@@ -117,7 +117,7 @@ def _by_pace(workers: MixedWorkers, batches: int, results: int) -> IntArray:
     return _shared_out(1 / pace_W, batches)
 
 
-# "p2" repeats batches, as many as it takes to expect the results; the others deal every batch once.
+# "p2" repeats batches, as many as it takes to expect the results; the others assign every batch to one worker.
 ALLOT: dict[str, Allot] = {"p2": _p2, "load-balanced": _load_balanced, "even": _even, "by-pace": _by_pace}
 
 
@@ -164,8 +164,11 @@ def _late(workers: MixedWorkers, load_W: IntArray, results: int, at_s: FloatArra
 
 
 def theorem_2(workers: MixedWorkers, batches: int) -> tuple[float, float]:
-    """(lower, upper) seconds on the least expected coverage time, by the p2 loads, which are optimal for many workers.
-    Source: Thm 2. InfeasiblePlan where the workers cannot hold the upper bound's results."""
+    """(lower, upper) bounds on the least expected seconds until the sum is recoverable, the paper's coverage time, by the p2
+    loads, which are optimal for many workers. Source: Thm 2.
+
+    InfeasiblePlan where the workers cannot hold the upper bound's results.
+    """
     if batches < 2:
         raise BadInput(f"theorem 2: expected at least two batches, found {batches}")
     shift, rate = float(workers.shift_W.max()), float(workers.rate_W.min())
@@ -176,9 +179,12 @@ def theorem_2(workers: MixedWorkers, batches: int) -> tuple[float, float]:
     return lower, upper + 1
 
 
-def floor_s(workers: MixedWorkers, batches: int) -> float:
-    """Seconds that no allocation's expected coverage time goes below, however few the workers: by t at most expected_by(t)
-    results are expected, so by Markov's inequality coverage by t has at most that over `batches` as its probability."""
+def lower_bound_s(workers: MixedWorkers, batches: int) -> float:
+    """Seconds that no allocation's expected time to a recoverable sum goes below, however few the workers.
+
+    By t at most expected_by(t) results are expected, so by Markov's inequality the sum is recoverable by t with at most that
+    over `batches` as its probability.
+    """
     end = fluid_s(workers, batches, batches)
     at_s = np.linspace(0.0, end, POINTS + 1)[1:]
     late = np.maximum(0.0, 1 - expected_by(workers, batches, at_s) / batches)
@@ -189,22 +195,23 @@ def _enough(workers: MixedWorkers, batches: int, results: int) -> IntArray:
     """The p2 loads, one batch more for the first workers where rounding lost some."""
     load_W = np.array(_p2(workers, batches, results))
     while (short := results - int(load_W.sum())) > 0:
-        room = np.flatnonzero(load_W < batches)[:short]
-        load_W[room] += 1
+        load_W[np.flatnonzero(load_W < batches)[:short]] += 1
     return load_W
 
 
 @dataclass(frozen=True)
-class Covered:
-    """Coverage times over draws: mean and standard error of those that covered, and the share of draws that did not."""
+class RecoveryTime:
+    """Seconds until the sum is recoverable: mean and standard error over the draws where it is; the share where it is not."""
 
     mean_s: float
     error_s: float
     impossible: float
 
 
-def random_coverage(workers: MixedWorkers, batches: int, load_W: IntArray, draws: int, rng: np.random.Generator) -> Covered:
-    """When workers that each drew load_W different batches have covered all of them, drawn `draws` times."""
+def random_recovery_time(
+    workers: MixedWorkers, batches: int, load_W: IntArray, draws: int, rng: np.random.Generator
+) -> RecoveryTime:
+    """Draw `draws` times when the answered batches are all of them, of workers that each drew load_W different ones."""
     seconds_XW = workers.draw(load_W, draws, rng)
     times = np.full(draws, np.inf)
     for draw in range(draws):
@@ -215,11 +222,11 @@ def random_coverage(workers: MixedWorkers, batches: int, load_W: IntArray, draws
         times[draw] = first_B.max()
     fine = times[np.isfinite(times)]
     error = float(fine.std(ddof=1) / np.sqrt(len(fine))) if len(fine) > 1 else np.inf
-    return Covered(float(fine.mean()) if len(fine) else np.inf, error, float(1 - len(fine) / draws))
+    return RecoveryTime(float(fine.mean()) if len(fine) else np.inf, error, float(1 - len(fine) / draws))
 
 
-def random_misses(batches: int, load_W: IntArray) -> float:
-    """The probability that all workers' draws of load_W different batches together miss one; exact."""
+def unrecoverable_probability(batches: int, load_W: IntArray) -> float:
+    """The probability that all workers' draws of load_W different batches miss one; exact."""
     met_B = np.zeros(batches + 1)
     met_B[0] = 1.0
     for load in load_W.tolist():
@@ -228,7 +235,7 @@ def random_misses(batches: int, load_W: IntArray) -> float:
 
 
 def recommend(workers: MixedWorkers, batches: int) -> tuple[str, IntArray, float]:
-    """(name, loads, expected seconds): the quickest to cover of those in ALLOT that deal every batch once. The even split
+    """(name, loads, expected seconds): the quickest of those in ALLOT that assign every batch to one worker. The even split
     is among them, so nothing slower is recommended; ties go to it."""
     found = []
     for name in ("even", "by-pace", "load-balanced"):

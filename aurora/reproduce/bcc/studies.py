@@ -17,14 +17,14 @@ from aurora.reproduce.bcc.delays import DELAYS, Times, recorded_steps
 from aurora.reproduce.bcc.descent import Descent, batch_of, gradient, loss, start
 from aurora.reproduce.bcc.mixed_workers import (
     ALLOT,
-    Covered,
     MixedWorkers,
-    floor_s,
-    random_coverage,
-    random_misses,
+    RecoveryTime,
+    lower_bound_s,
+    random_recovery_time,
     recommend,
     results_s,
     theorem_2,
+    unrecoverable_probability,
 )
 from aurora.reproduce.bcc.redundancy import choose_load, replay, scaled
 from aurora.reproduce.bcc.waiting import formula, waiting
@@ -57,7 +57,8 @@ class MakePool(Protocol):
 
 @dataclass(frozen=True)
 class Threshold:
-    """One scheme at one load: the paper's formula, the exact mean, the load of communication, P(no coverage)."""
+    """One scheme at one load: the recovery threshold by the paper's formula and its exact mean, the load of communication, and
+    the probability that the sum is not recoverable."""
 
     scheme: str
     load: int
@@ -98,7 +99,7 @@ def _load_of(scheme: str, load: int) -> int:
 
 
 def _drawn_code(scheme: str, workers: int, load: int, rng: np.random.Generator) -> GradientCode:
-    """A code that covers: BCC draws again where it missed a batch."""
+    """A code from which the sum is recoverable: BCC draws again where it missed a batch."""
     for _ in range(200):
         try:
             return make_code(scheme, workers, workers, _load_of(scheme, load), rng)
@@ -107,7 +108,7 @@ def _drawn_code(scheme: str, workers: int, load: int, rng: np.random.Generator) 
     raise missed
 
 
-def simulated(delays: str, workers: int, load: int, iterations: int, seed: int, folder: Path) -> list[Timing]:
+def simulated(delays: str, workers: int, load: int, iterations: int, seed: int, folder: Path | None) -> list[Timing]:
     """Each scheme's mean over DRAWS placements of `iterations` each, for the whole job of that many iterations."""
     found = []
     for scheme in SCHEMES:
@@ -141,7 +142,7 @@ class Injected:
 
 
 def performed(
-    names: Sequence[str], workers: int, options: BccOptions, folder: Path, pool: MakePool, advance: Callable[[], None]
+    names: Sequence[str], workers: int, options: BccOptions, folder: Path | None, pool: MakePool, advance: Callable[[], None]
 ) -> dict[str, list[Timing]]:
     """By delays, the same by real processes that wait for the drawn delays, stretched: gradient descent, every sum beside the
     serial one. Seconds are as measured, over the stretch. One start of processes serves all delays and schemes."""
@@ -193,19 +194,28 @@ class _Receiving:
 
 @dataclass(frozen=True)
 class MixedFound:
-    """Fig. 5: seconds. p2: to floor(m log m) results; balanced: all of the load-balanced shares; covered: when p2's loads,
-    drawn at random, cover; missed: the exact probability that they never do."""
+    """Fig. 5, in expected seconds.
+
+    Attributes:
+        wanted: floor(m log m), the results to which p2_s counts.
+        p2_s, balanced_s, even_s: with the paper's loads, until the load-balanced shares are all there, and the even ones.
+        recovery: until the sum is recoverable where p2's loads are drawn at random.
+        unrecoverable: the exact probability that it never is.
+        recommended, recommended_s: the quickest allocation that assigns every batch to one worker.
+        bounds_s: Theorem 2's.
+        lower_bound_s: below every allocation.
+    """
 
     wanted: int
     p2_s: float
     balanced_s: float
-    covered: Covered
-    missed: float
+    recovery: RecoveryTime
+    unrecoverable: float
     even_s: float
     recommended: str
     recommended_s: float
     bounds_s: tuple[float, float]
-    floor_s: float
+    lower_bound_s: float
 
     @property
     def saved(self) -> float:
@@ -222,13 +232,13 @@ def mixed(batches: int, workers: MixedWorkers, draws: int, seed: int) -> MixedFo
         wanted,
         results_s(workers, p2_W, wanted),
         results_s(workers, ALLOT["load-balanced"](workers, batches, batches), batches),
-        random_coverage(workers, batches, p2_W, draws, np.random.default_rng([seed, 5])),
-        random_misses(batches, p2_W),
+        random_recovery_time(workers, batches, p2_W, draws, np.random.default_rng([seed, 5])),
+        unrecoverable_probability(batches, p2_W),
         results_s(workers, ALLOT["even"](workers, batches, batches), batches),
         name,
         seconds,
         theorem_2(workers, batches),
-        floor_s(workers, batches),
+        lower_bound_s(workers, batches),
     )
 
 
@@ -251,7 +261,7 @@ class Adapted:
     uncoded_s: float
 
 
-def adapted(workers: int, iterations: int, seed: int, folder: Path, stalled: bool) -> list[Adapted]:
+def adapted(workers: int, iterations: int, seed: int, folder: Path | None, stalled: bool) -> list[Adapted]:
     """Recorded stragglers, as they are and dealt anew; stalled: one worker in ten takes ten times as long on top."""
     found = []
     loads = [load for load in (1, 2, 5, 10) if load <= workers]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from aurora.reproduce.bcc import FIGURE_2, FIGURE_5, BccResults, reduction
 from aurora.reproduce.bcc.delays import MEAN_S, NETWORK_S, RECEIVE_S, SHIFT_S
+from aurora.reproduce.bcc.evaluation import FIGURE_2, FIGURE_5, BccResults, reduction
 from aurora.reproduce.bcc.studies import SCHEMES, Timing
 from aurora.reproduce.bcc.waiting import formula, waiting
 
@@ -37,12 +37,12 @@ one, over its largest entry. Loss: at zero, and in the end. Processes have one p
 of ten, and share this machine's cores, which adds to every one of their seconds."""
 
 FIG_5 = """\
-Less than load balancing: {saved:.1%} as the figure counts, {covering:.1%} by coverage where it is reached (the paper:
-{paper:.2%}, between the two); with probability {missed:.2f} all workers together miss an example. P2 takes {p2:.1f} and
-load balancing {balanced:.1f} times as long as the even split: by mu alone the five workers get 51 examples each, which
-they cannot begin to answer before 20 x 51 seconds, though with a = 20 all workers are about equally fast. What is
-recommended is the quickest of the allocations that deal every example once, the even split among them, {gap:.1%} above
-Theorem 2's lower bound as P2's loads evaluate it."""
+Less than load balancing: {saved:.1%} as the figure counts, {recovering:.1%} by when the sum is recoverable, where it
+is (the paper: {paper:.2%}, between the two); with probability {unrecoverable:.2f} all workers miss an example. P2
+takes {p2:.1f} and load balancing {balanced:.1f} times as long as the even split: by mu alone the five workers get 51
+examples each, which they cannot begin to answer before 20 x 51 seconds, though with a = 20 all workers are about
+equally fast. What is recommended is the quickest of the allocations that assign every example to one worker, the even
+split among them, {gap:.1%} above Theorem 2's lower bound as P2's loads evaluate it."""
 
 ADAPTED = """\
 The load that a replay of the first quarter of the iterations chooses from 1, 2, 5 and 10, and what the rest takes with
@@ -141,10 +141,11 @@ def _fig_2(found: BccResults) -> list[str]:
     lines = [
         "## Fig. 2",
         "",
-        f"{FIGURE_2} examples and workers. Exact: the mean over all draws and orders of finishing that cover; the formulas",
-        "are for sufficiently many workers. No coverage: the probability that all workers together miss something.",
+        f"{FIGURE_2} examples and workers. Exact: the mean over all draws and orders of finishing from which the sum is",
+        "recoverable; the formulas are for sufficiently many workers. Not recoverable: the probability that all workers miss",
+        "a batch.",
         "",
-        "| load | scheme | K formula | K exact | K bound | L exact | no coverage |",
+        "| load | scheme | K formula | K exact | K bound | L exact | not recoverable |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in sorted(found.thresholds, key=lambda one: one.load):
@@ -168,11 +169,12 @@ def _fig_5(found: BccResults) -> list[str]:
         "|---|---|",
         f"| P2's loads, to floor(m log m) = {one.wanted} results, as the figure counts | {one.p2_s:.1f} |",
         f"| load-balanced shares, all of them | {one.balanced_s:.1f} |",
-        f"| P2's loads drawn at random, to coverage, where they cover | {one.covered.mean_s:.1f} ± {one.covered.error_s:.1f} |",
+        "| P2's loads drawn at random, until the sum is recoverable, where it is | "
+        f"{one.recovery.mean_s:.1f} ± {one.recovery.error_s:.1f} |",
         f"| even split, all of them | {one.even_s:.1f} |",
         f"| recommended: {one.recommended} | {one.recommended_s:.1f} |",
         f"| Theorem 2, lower and upper | {one.bounds_s[0]:.1f}, {one.bounds_s[1]:.1f} |",
-        f"| no allocation below (Markov) | {one.floor_s:.1f} |",
+        f"| no allocation below (Markov) | {one.lower_bound_s:.1f} |",
         "",
     ]
     return [
@@ -180,8 +182,8 @@ def _fig_5(found: BccResults) -> list[str]:
         FIG_5.format(
             saved=one.saved,
             paper=SAVED,
-            covering=1 - one.covered.mean_s / one.balanced_s,
-            missed=one.missed,
+            recovering=1 - one.recovery.mean_s / one.balanced_s,
+            unrecoverable=one.unrecoverable,
             p2=one.p2_s / one.even_s,
             balanced=one.balanced_s / one.even_s,
             gap=one.recommended_s / one.bounds_s[0] - 1,

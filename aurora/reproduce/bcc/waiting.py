@@ -15,9 +15,9 @@ from aurora.types.arrays import FloatArray
 
 @dataclass(frozen=True)
 class WaitingTime:
-    """pmf_K (W + 1,): the probability that coverage is reached with message k, workers finishing in any order alike.
+    """pmf_K (W + 1,): the probability that message k makes the sum recoverable, workers finishing in any order alike.
 
-    They add up to less than one where coverage may be impossible. size: of one message, in batches' results.
+    They add up to less than one where all messages may not suffice. size: of one message, in batches' results.
     """
 
     scheme: str
@@ -26,12 +26,12 @@ class WaitingTime:
 
     @property
     def impossible(self) -> float:
-        """The probability that all workers together miss a batch."""
+        """The probability that the sum is not recoverable from all workers: they miss a batch."""
         return max(0.0, 1.0 - float(self.pmf_K.sum()))
 
     @property
     def threshold(self) -> float:
-        """K: messages waited for on average, where coverage is possible."""
+        """K: messages waited for on average, where the sum is recoverable."""
         return float(self.pmf_K @ np.arange(len(self.pmf_K)) / self.pmf_K.sum())
 
     @property
@@ -43,7 +43,9 @@ class WaitingTime:
         """The fewest messages that suffice with probability `share`; BadInput where even all of them do not."""
         reached = np.flatnonzero(np.cumsum(self.pmf_K) >= share - 1e-12)
         if not len(reached):
-            raise BadInput(f"scheme {self.scheme}: coverage has probability {1 - self.impossible:.6g}, expected {share:g}")
+            raise BadInput(
+                f"scheme {self.scheme}: the sum is recoverable with probability {1 - self.impossible:.6g}, expected {share:g}"
+            )
         return int(reached[0])
 
 

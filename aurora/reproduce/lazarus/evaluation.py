@@ -12,8 +12,9 @@ from aurora.planner.migration.recovery import recover
 from aurora.planner.migration.relabelling import fewest_moves, greedy_moves
 from aurora.planner.replication.failure_resilient import survive
 from aurora.planner.replication.recoverability import covered
-from aurora.reproduce.aurora.headlines import Range
 from aurora.reproduce.lazarus.jobs import BATCH, DEEPSEEK_V3, JOBS, NODES, SLOTS
+from aurora.reproduce.ranges import Range
+from aurora.reproduce.recorded_data import is_recorded, recorded_file
 from aurora.simulator.membership_traces import MembershipEvent, changes, every, hourly, limited, shifted, spot
 from aurora.simulator.training_failures import SYSTEMS, Replay, System, TrainingJob, busiest, replay
 from aurora.types import Cluster, FailureDomains, Gpu
@@ -49,8 +50,13 @@ class LazarusEvaluation:
     spot: Mapping[str, Mapping[str, list[tuple[float, int, float]]]]
 
 
-def reproduce(folder: Path, progress: Callable[[str, int, int], None]) -> LazarusEvaluation:
-    """Every figure, the same at every call; folder: recorded data, without which the spot trace is generated."""
+def reproduce(folder: Path | None, progress: Callable[[str, int, int], None]) -> LazarusEvaluation:
+    """Run every figure's study; the same at every call.
+
+    Args:
+        folder: recorded data, None for none; without it the spot trace is generated.
+        progress: called with what is being done, how much of it is done, and how much there is in all.
+    """
     found: list[LazarusFigure] = []
     trace, recorded = spot_trace(folder)
     runs = {name: {system: replay(job, how, trace, SPOT_S) for system, how in SYSTEMS.items()} for name, job in JOBS.items()}
@@ -64,12 +70,11 @@ def reproduce(folder: Path, progress: Callable[[str, int, int], None]) -> Lazaru
     )
 
 
-def spot_trace(folder: Path) -> tuple[list[MembershipEvent], bool]:
+def spot_trace(folder: Path | None) -> tuple[list[MembershipEvent], bool]:
     """The recorded trace where it is there, for NODES nodes at most; else a generated one; and whether it is recorded."""
-    path = folder / TRACE
-    there = path.exists()
-    found = shifted(changes(load_failures(path)), TRACE_FROM_S) if there else spot(NODES, SPOT_S, 0)
-    return limited(found, NODES), there
+    if not is_recorded(folder, TRACE):
+        return limited(spot(NODES, SPOT_S, 0), NODES), False
+    return limited(shifted(changes(load_failures(recorded_file(folder, TRACE))), TRACE_FROM_S), NODES), True
 
 
 def _over(values: list[float]) -> Range:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aurora.reproduce.aurora.headlines import Range
 from aurora.reproduce.lazarus.evaluation import LazarusEvaluation, LazarusFigure
+from aurora.reproduce.ranges import Range
 
 SETUP = """\
 Jobs and cluster are the paper's: 10 nodes of one GPU and 6 slots, floor 2, GPT-S, GPT-M and GPT-L of 8, 12 and 16 experts in

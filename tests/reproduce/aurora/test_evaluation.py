@@ -10,10 +10,11 @@ from aurora.errors import BadInput
 from aurora.reproduce.aurora import traffic
 from aurora.reproduce.aurora.evaluation import reproduce
 from aurora.reproduce.aurora.figures import FIGURES, Run
-from aurora.reproduce.aurora.headlines import HEADLINES, Headline, Range, measure, measured
+from aurora.reproduce.aurora.headlines import HEADLINES, Headline, measure, measured
 from aurora.reproduce.aurora.studies import STUDIES, with_foreign
 from aurora.reproduce.aurora.text import as_json, as_markdown
 from aurora.reproduce.aurora.traffic import TRAFFIC, Workload, profile
+from aurora.reproduce.ranges import Range
 from aurora.types import ReproduceOptions
 
 
@@ -121,7 +122,7 @@ def test_every_source_holds_the_same_and_images_differ_by_patches(tmp_path):
 def test_recorded_counts_are_folded_and_dealt(tmp_path):
     """OLMoE's experts 0 to 7 take all its tokens, so the folded expert 0 does; Mixtral's expert 3 does."""
     (tmp_path / "olmoe_mixtral_domains").mkdir()
-    with traffic.counts_file(tmp_path).open("w", newline="") as file:
+    with (tmp_path / traffic.COUNTS).open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["model", "domain", "selection", "layer", "expert", "count"])
         for domain in ("book", "c4", "wikipedia", "arxiv", "github"):
@@ -141,14 +142,19 @@ def test_recorded_counts_are_folded_and_dealt(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (ReproduceOptions(figure="15"), "--figure: expected one of all, 11a"),
-        (ReproduceOptions(traffic="drawn"), "--traffic: expected one of all, generated"),
+        (ReproduceOptions(figure="15"), "`figure`: expected one of all, 11a"),
+        (ReproduceOptions(traffic="drawn"), "`traffic`: expected one of all, generated"),
         (ReproduceOptions(traffic="recorded", seeds=1), "recorded traffic cannot be read"),
     ],
 )
 def test_what_is_refused(tmp_path, options, message):
     with pytest.raises(BadInput, match=message):
         reproduce(options, tmp_path, silent)
+
+
+def test_recorded_traffic_without_a_folder_is_refused():
+    with pytest.raises(BadInput, match=r"`recorded`: expected the folder of recorded data.*AURORA_DATA, found neither"):
+        reproduce(ReproduceOptions("14b", "recorded", 1), None, silent)
 
 
 def test_recorded_traffic_is_left_out_where_absent(monkeypatch, tmp_path):

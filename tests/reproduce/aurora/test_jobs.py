@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.cost_model import group_costs
 from aurora.reproduce.aurora.jobs import PRICINGS, job, lina_all, lina_half
-from aurora.reproduce.aurora.studies import together
+from aurora.reproduce.aurora.studies import colocate
 from aurora.reproduce.aurora.traffic import profile
 from aurora.types import Cluster, Curve, Gpu, Profile
 from tests.conftest import cluster
@@ -38,11 +38,11 @@ def cases(draw):
 
 
 @given(cases(), st.booleans())
-def test_costs_are_those_of_the_traffic_that_is_seated(case, coupled):
+def test_costs_are_those_of_the_traffic_as_placed(case, coupled):
     machines, tokens_SE, held_G = case
     one = job(machines, tiny(tokens_SE, 0.5), 0, coupled)
-    seated = group_costs(machines, one.seated(held_G), 0, np.arange(len(held_G)))
-    expected, found = seated.terms(np.arange(len(held_G))), one.costs.terms(held_G)
+    placed = group_costs(machines, one.placed(held_G), 0, np.arange(len(held_G)))
+    expected, found = placed.terms(np.arange(len(held_G))), one.costs.terms(held_G)
     for phase in ("gate_G", "send_G", "recv_G", "csend_G", "crecv_G", "expert_G", "aggregate_G"):
         assert getattr(found, phase) == pytest.approx(getattr(expected, phase))
 
@@ -72,7 +72,7 @@ def test_two_models_by_hand():
     jobs = [job(cluster(1.0, 1.0), tiny([[0, 6], [2, 4]]), 0, True) for _ in range(2)]
     price = PRICINGS["printed"].price
     assert price(jobs, [np.array([0, 1]), np.array([0, 1])]).seconds == pytest.approx(24)
-    found = together("matching", jobs, PRICINGS["printed"], np.random.default_rng(0))
+    found = colocate("matching", jobs, PRICINGS["printed"], np.random.default_rng(0))
     assert price(jobs, found).seconds == pytest.approx(16)
 
 
@@ -112,8 +112,8 @@ def test_no_colocation_beats_every_arrangement_tried(name, seed):
     orders = [np.array(p) for p in permutations(range(4))]
     best = min(pricing.price(jobs, [a, b]).seconds for a in orders for b in orders)
     for maker in COLOCATE:
-        assert pricing.price(jobs, together(maker, jobs, pricing, rng)).seconds >= best * (1 - 1e-9)
-    assert pricing.price(jobs, together("exact", jobs, pricing, rng)).seconds == pytest.approx(best)
+        assert pricing.price(jobs, colocate(maker, jobs, pricing, rng)).seconds >= best * (1 - 1e-9)
+    assert pricing.price(jobs, colocate("exact", jobs, pricing, rng)).seconds == pytest.approx(best)
 
 
 def test_the_papers_models_compute_in_proportion_to_tokens():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.reproduce.bcc import reduction, reproduce
 from aurora.reproduce.bcc.delays import DELAYS, NETWORK_S, recorded_steps
 from aurora.reproduce.bcc.descent import Descent, batch_of, gradient, loss, start
+from aurora.reproduce.bcc.evaluation import reduction, reproduce
 from aurora.reproduce.bcc.studies import performed, simulated, thresholds
 from aurora.reproduce.bcc.text import CLAIMS, as_json, as_markdown
 from aurora.runtime.distributed.coded_aggregation import CodedAggregator
@@ -110,7 +110,7 @@ def test_the_page(recorded):
 
 
 def test_options():
-    with pytest.raises(BadInput, match="--workers: expected at least --load 10 workers, found 5"):
+    with pytest.raises(BadInput, match="`workers`: expected at least `load` 10 workers, found 5"):
         BccOptions((5,))
-    with pytest.raises(BadInput, match="--process-iterations: expected zero or more, found -1"):
+    with pytest.raises(BadInput, match="`process_iterations`: expected zero or more, found -1"):
         BccOptions(process_iterations=-1)

@@ -12,15 +12,15 @@ from aurora.reproduce.bcc.mixed_workers import (
     ALLOT,
     MixedWorkers,
     expected_by,
-    floor_s,
     fluid_s,
     loads_by,
-    random_coverage,
-    random_misses,
+    lower_bound_s,
+    random_recovery_time,
     recommend,
     results_s,
     seconds_a_batch,
     theorem_2,
+    unrecoverable_probability,
 )
 
 PAPER = MixedWorkers(np.full(100, 20.0), np.array([1.0] * 95 + [20.0] * 5))
@@ -81,7 +81,7 @@ def test_the_papers_mixed_cluster():
     assert 0.27 < 1 - p2 / balanced < 0.30
     even = results_s(PAPER, ALLOT["even"](PAPER, 500, 500), 500)
     assert even == pytest.approx(126, abs=0.5)
-    assert random_misses(500, p2_W) > 0.3
+    assert unrecoverable_probability(500, p2_W) > 0.3
 
 
 @given(speeds, st.integers(1, 20))
@@ -89,7 +89,7 @@ def test_what_is_recommended_is_never_slower_than_the_even_split(workers, batche
     name, load_W, seconds = recommend(workers, batches)
     assert load_W.sum() == batches
     assert seconds <= results_s(workers, ALLOT["even"](workers, batches, batches), batches)
-    assert seconds >= floor_s(workers, batches)
+    assert seconds >= lower_bound_s(workers, batches)
     assert name in ALLOT
 
 
@@ -101,11 +101,11 @@ def test_shares_add_up(name):
         assert (load_W >= 0).all()
 
 
-def test_the_floor_holds_for_every_allocation():
+def test_the_lower_bound_holds_for_every_allocation():
     """All placements of three batches on two workers, by draws."""
     workers = MixedWorkers([1.0, 0.2], [1.0, 0.5])
     rng = np.random.default_rng(0)
-    min_replicas = floor_s(workers, 3)
+    bound_s = lower_bound_s(workers, 3)
     held = [frozenset(s) for k in range(4) for s in itertools.combinations(range(3), k)]
     for a, b in itertools.product(held, repeat=2):
         if a | b != {0, 1, 2}:
@@ -113,27 +113,27 @@ def test_the_floor_holds_for_every_allocation():
         seconds_XW = workers.draw(np.array([len(a), len(b)]), 4000, rng)
         one = [seconds_XW[:, w] for w, own in enumerate((a, b)) if len(own) == 3]
         times = np.minimum(*one) if len(one) == 2 else one[0] if one else seconds_XW.max(axis=1)
-        assert min_replicas <= times.mean() * 1.03
+        assert bound_s <= times.mean() * 1.03
 
 
-def test_theorem_2_brackets_the_coverage_of_its_own_scheme():
+def test_theorem_2_brackets_the_time_of_its_own_scheme():
     workers = MixedWorkers(np.full(10, 1.0), np.linspace(0.5, 2, 10))
     lower, upper = theorem_2(workers, 10)
     _, _, seconds = recommend(workers, 10)
     assert lower <= upper
-    assert floor_s(workers, 10) <= lower
+    assert lower_bound_s(workers, 10) <= lower
     assert seconds <= upper
-    covered = random_coverage(workers, 10, np.full(10, 8), 400, np.random.default_rng(0))
-    assert covered.mean_s + 3 * covered.error_s >= lower
+    recovery = random_recovery_time(workers, 10, np.full(10, 8), 400, np.random.default_rng(0))
+    assert recovery.mean_s + 3 * recovery.error_s >= lower
 
 
 def test_random_placements_against_draws():
     workers, load_W = MixedWorkers(np.full(4, 1.0), np.full(4, 1.0)), np.array([1, 2, 2, 3])
-    covered = random_coverage(workers, 4, load_W, 3000, np.random.default_rng(0))
-    assert covered.impossible == pytest.approx(random_misses(4, load_W), abs=0.03)
-    assert random_misses(2, np.array([1, 1])) == pytest.approx(0.5)
-    assert random_misses(2, np.array([2, 1])) == pytest.approx(0.0)
-    assert random_coverage(workers, 4, np.array([1, 1, 1, 0]), 5, np.random.default_rng(0)).impossible == 1
+    recovery = random_recovery_time(workers, 4, load_W, 3000, np.random.default_rng(0))
+    assert recovery.impossible == pytest.approx(unrecoverable_probability(4, load_W), abs=0.03)
+    assert unrecoverable_probability(2, np.array([1, 1])) == pytest.approx(0.5)
+    assert unrecoverable_probability(2, np.array([2, 1])) == pytest.approx(0.0)
+    assert random_recovery_time(workers, 4, np.array([1, 1, 1, 0]), 5, np.random.default_rng(0)).impossible == 1
 
 
 def test_workers_without_shift():

@@ -100,7 +100,7 @@ def test_balance_never_waits_for_more_and_nothing_for_less_than_the_bound(load):
 def test_quantiles():
     found = waiting("bcc", 20, 10, 1)
     assert found.impossible == pytest.approx(0.785, abs=1e-3)
-    with pytest.raises(BadInput, match=r"scheme bcc: coverage has probability 0\.2147\d*, expected 0\.9"):
+    with pytest.raises(BadInput, match=r"scheme bcc: the sum is recoverable with probability 0\.2147\d*, expected 0\.9"):
         found.quantile(0.9)
     median = found.quantile(0.1)
     assert np.cumsum(found.pmf_K)[median - 1] < 0.1 <= np.cumsum(found.pmf_K)[median]

@@ -1,0 +1,85 @@
+"""BCC's evaluation (arXiv:1710.09990): thresholds, the tables' three schemes and ours, mixed clusters, recorded stragglers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aurora.reproduce.bcc.delays import DELAYS, recorded_exists
+from aurora.reproduce.bcc.studies import (
+    PAPERS_CLUSTER,
+    SCHEMES,
+    Adapted,
+    MakePool,
+    MixedFound,
+    Threshold,
+    Timing,
+    adapted,
+    mixed,
+    performed,
+    simulated,
+    thresholds,
+)
+from aurora.types import BccOptions
+
+FIGURE_2 = 100  # examples and workers
+FIGURE_5 = 500  # examples
+
+
+@dataclass(frozen=True)
+class BccResults:
+    """All that is shown. simulated, performed: by workers, then by delays; performed is empty without processes."""
+
+    options: BccOptions
+    thresholds: tuple[Threshold, ...]
+    simulated: dict[int, dict[str, list[Timing]]]
+    performed: dict[int, dict[str, list[Timing]]]
+    mixed: MixedFound
+    adapted: tuple[Adapted, ...]
+
+
+def reproduce(
+    options: BccOptions, folder: Path | None, progress: Callable[[str, int, int], None], pool: MakePool
+) -> BccResults:
+    """Run every study, the same at every call but for what processes measure.
+
+    Args:
+        options: how many workers, iterations and draws.
+        folder: recorded data, None for none; studies of recorded stragglers are left out where it is absent.
+        progress: called with what is being done, how much of it is done, and how much there is in all.
+        pool: starts processes; not called if options.process_iterations is 0.
+    """
+    names = [name for name in DELAYS if "recorded" not in name or recorded_exists(folder)]
+    real = [name for name in names if name in ("as in the tables", "recorded")] if options.process_iterations else []
+    steps = len(options.workers) * (len(names) + len(real) * len(SCHEMES)) + 2
+    done = 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        progress("delays", done, steps)
+
+    by_clock: dict[int, dict[str, list[Timing]]] = {}
+    by_process: dict[int, dict[str, list[Timing]]] = {}
+    for workers in options.workers:
+        by_clock[workers], by_process[workers] = {}, {}
+        for name in names:
+            by_clock[workers][name] = simulated(name, workers, options.load, options.iterations, options.seed, folder)
+            advance()
+        if real:
+            by_process[workers] = performed(real, workers, options, folder, pool, advance)
+    loads = [load for load in range(1, FIGURE_2 + 1) if load <= 10 or load % 5 == 0]
+    curves = tuple(thresholds(FIGURE_2, loads))
+    found = mixed(FIGURE_5, PAPERS_CLUSTER, options.draws, options.seed)
+    advance()
+    choices: list[Adapted] = []
+    if recorded_exists(folder):
+        for stalled in (False, True):
+            choices += adapted(max(options.workers), options.iterations, options.seed, folder, stalled)
+    advance()
+    return BccResults(options, curves, by_clock, by_process, found, tuple(choices))
+
+
+def reduction(timings: list[Timing], scheme: str, over: str) -> float:
+    """By which part of `over`'s time `scheme`'s is less."""
+    seconds = {timing.scheme: timing.seconds for timing in timings}
+    return float(1 - seconds[scheme] / seconds[over])
