@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aurora.reports.load import skew
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.summary import COMPUTE, EXCHANGES
 from aurora.reports.tables import percent, seconds
+from aurora.reports.traffic_loads import skew
 from aurora.types import TRACE_PHASES
 from aurora.types.arrays import gap
 
@@ -20,8 +20,8 @@ SLACK = 0.03  # a gap to a bound
 
 def advice(found: ReportNumbers) -> list[str]:
     """Sentences, what matters most first; one says so where nothing stands out."""
-    told = [*_drift(found), *_prediction(found), *_ports(found), *_experts(found), *_gaps(found), *_network(found)]
-    return told or ["Nothing stands out: the plan is within a few percent of its bounds on what this report was given."]
+    sentences = [*_drift(found), *_prediction(found), *_ports(found), *_experts(found), *_gaps(found), *_network(found)]
+    return sentences or ["Nothing stands out: the plan is within a few percent of its bounds on what this report was given."]
 
 
 def _drift(found: ReportNumbers) -> Iterator[str]:
@@ -39,8 +39,8 @@ def _prediction(found: ReportNumbers) -> Iterator[str]:
     both = found.comparison
     if both is None:
         return
-    hoped, took = both.predicted_s, both.measured_s
-    if abs(off := gap(took, hoped)) > OFF:
+    predicted_s, measured_s = both.predicted_s, both.measured_s
+    if abs(off := gap(measured_s, predicted_s)) > OFF:
         differs = dict.fromkeys(TRACE_PHASES, 0.0)
         for one in both.phases:
             differs[one.phase] += one.measured_s - (one.predicted_s or 0.0)
@@ -49,8 +49,8 @@ def _prediction(found: ReportNumbers) -> Iterator[str]:
         if TRACE_PHASES.index(phase) in COMPUTE:
             mend = "compute times (aurora profile on this machine, as many processes at a time)"
         yield (
-            f"Check {mend} before trusting predictions to better than {percent(abs(off))}: the run took {seconds(took)}, "
-            f"{seconds(hoped)} were predicted, and the largest difference is in {phase}, {seconds(abs(differs[phase]))} "
+            f"Check {mend} before trusting predictions to better than {percent(abs(off))}: the run took {seconds(measured_s)}, "
+            f"{seconds(predicted_s)} were predicted, and the largest difference is in {phase}, {seconds(abs(differs[phase]))} "
             f"{'more' if differs[phase] > 0 else 'less'} on the slowest ranks."
         )
 
@@ -76,16 +76,16 @@ def _ports(found: ReportNumbers) -> Iterator[str]:
         share = into_E[expert] / max(into_E.sum(), 1.0)
         cluster = found.of.plan.cluster
         if into_E.sum() / cluster.in_Bps_G[gpu] < sends / cluster.out_Bps_G[gpu]:
-            told = f"{at}, by what it sends: deal its requests over more ranks, or give it the faster port."
+            sentence = f"{at}, by what it sends: deal its requests over more ranks, or give it the faster port."
         elif share > 0.5 and planned.placement.split_LG is None and len(found.of.models) == 1:
             slots = max(map(len, planned.placement.slots_LG[layer])) + 1
-            told = (
+            sentence = (
                 f"{at}. Replicate expert {expert}, to which {percent(share)} of what it receives goes "
                 f"(aurora plan --slots-per-gpu {slots})."
             )
         else:
-            told = f"{at}; expert {expert} draws {percent(share)} of what it receives: move or replicate it first."
-        worst = float(lost_L[layer]), told
+            sentence = f"{at}; expert {expert} draws {percent(share)} of what it receives: move or replicate it first."
+        worst = float(lost_L[layer]), sentence
     if worst:
         yield worst[1]
 
@@ -93,9 +93,9 @@ def _ports(found: ReportNumbers) -> Iterator[str]:
 def _experts(found: ReportNumbers) -> Iterator[str]:
     for number, (model, flows) in enumerate(zip(found.of.models, found.traffic_M, strict=False)):
         before_s, after_s = flows.expert_s_BLG.max(axis=2).sum(axis=1).tolist()
-        over = gap(after_s, float(flows.floor_s_L.sum()))
+        over = gap(after_s, float(flows.expert_bound_s_L.sum()))
         if over > LOPSIDED:
-            layer = int((flows.expert_s_BLG[1].max(axis=1) - flows.floor_s_L).argmax())
+            layer = int((flows.expert_s_BLG[1].max(axis=1) - flows.expert_bound_s_L).argmax())
             top = int(found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=(0, 1)).argmax())
             yield (
                 f"Experts of {model} are uneven: the slowest GPUs compute {seconds(after_s)} over all layers, "
@@ -120,21 +120,21 @@ def _gaps(found: ReportNumbers) -> Iterator[str]:
             f"Try {other}: the placement is {percent(plan.gap)} above what its groups of experts allow "
             f"({seconds(plan.objective_s)} against {seconds(plan.bound_s)})."
         )
-    elif (room := gap(plan.objective_s, plan.free_bound_s)) <= SLACK:
-        yield f"Moving experts has no more to give: no placement at all is more than {percent(room)} shorter."
+    elif (above := gap(plan.objective_s, plan.free_bound_s)) <= SLACK:
+        yield f"Moving experts has no more to give: no placement at all is more than {percent(above)} shorter."
 
 
 def _network(found: ReportNumbers) -> Iterator[str]:
     number = found.measured if found.measured is not None else found.predicted
     if number is None:
         return
-    phases, together = found.phases[number], len(found.of.plan.models) == 2
+    phases, colocated = found.phases[number], found.of.plan.colocated
     exchange_s = sum(phases[TRACE_PHASES[i]] for i in EXCHANGES)
     compute_s = sum(phases[TRACE_PHASES[i]] for i in COMPUTE)
     share = exchange_s / max(exchange_s + compute_s, 1e-30)
     name = found.of.traces[number][0]
     what = f"exchanges, with the waiting inside them, are {share:.0%} of what ranks do in {name}"
-    if share > NETWORK and not together:
+    if share > NETWORK and not colocated:
         yield f"Share these GPUs with a second model (two --profile): {what}, and its computing would fill that time."
     elif share > NETWORK:
         yield f"Faster ports would help most: {what}, though two models share the GPUs."

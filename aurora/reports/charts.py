@@ -23,8 +23,14 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Frame:
-    """One view of a chart. text: what it shows, in words. columns: its numbers by name, whole or float32. lines: values by
-    label that are drawn across. scale: what a unit of its whole numbers is worth, in bytes or seconds."""
+    """One view of a chart.
+
+    Attributes:
+        text: what it shows, in words.
+        columns: its numbers by name, whole or float32.
+        lines: values by label that are drawn across.
+        scale: what a unit of its whole numbers is worth, in bytes or seconds.
+    """
 
     text: str
     columns: Mapping[str, NDArray[Any]]
@@ -34,7 +40,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Selector:
-    """What a reader chooses of a chart: named options, or numbers where there are none."""
+    """What a reader selects of a chart: one of the named options, or a number where there are none."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -42,7 +48,17 @@ class Selector:
 
 @dataclass(frozen=True)
 class Chart:
-    """kind: heat, bars or spans. frames: nested by the choices. about: labels of its axes, as its kind reads them."""
+    """A chart of the page.
+
+    Attributes:
+        name: unique on the page.
+        kind: "heat", "bars" or "spans", the script that draws it.
+        title: above it.
+        choices: what a reader selects, outermost first.
+        frames: the views, nested by the choices.
+        about: labels of its axes, as its kind reads them.
+        sheets: the tables behind it.
+    """
 
     name: str
     kind: str
@@ -60,7 +76,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. missing: what to give so that it shows more."""
+    """A part of the page.
+
+    Attributes:
+        name: its anchor.
+        title, text: above its charts.
+        charts, sheets: what it shows.
+        missing: what to give so that it shows more.
+    """
 
     name: str
     title: str

@@ -14,7 +14,13 @@ Case = tuple[int, int, int, int]  # model, step, layer, phase
 
 @dataclass(frozen=True)
 class PhaseError:
-    """One phase of one model, all steps and layers summed. predicted_s: None for what is not predicted."""
+    """One phase of one model, summed over steps and layers.
+
+    Attributes:
+        model, phase: which one.
+        predicted_s: None for a phase that is not predicted.
+        measured_s: seconds on the slowest rank.
+    """
 
     model: str
     phase: str
@@ -29,7 +35,13 @@ class PhaseError:
 
 @dataclass(frozen=True)
 class CaseErrors:
-    """Over cases: |predicted / measured - 1|. The worst one is of model, step, layer and phase `worst_at`."""
+    """Errors |predicted / measured - 1| over cases, each a phase of one (model, step, layer).
+
+    Attributes:
+        cases: how many there are.
+        median, worst: of their errors.
+        worst_at: the model, step, layer and phase of the worst, in words.
+    """
 
     cases: int
     median: float
@@ -39,8 +51,14 @@ class CaseErrors:
 
 @dataclass(frozen=True)
 class Comparison:
-    """phases: by model, in the order of TRACE_PHASES. network, compute: over the cases of either kind, one for each phase of
-    each (model, step, layer); None where there is none. unmatched: cases that only one trace has."""
+    """A prediction laid over a measurement.
+
+    Attributes:
+        predicted_s, measured_s: from start to end.
+        phases: by model, in the order of TRACE_PHASES.
+        network, compute: errors over the cases of either kind; None where there is none.
+        unmatched: how many cases only one of the traces has.
+    """
 
     predicted_s: float
     measured_s: float
@@ -51,15 +69,24 @@ class Comparison:
 
     @property
     def error(self) -> float:
+        """Predicted over measured, less one, of the whole run."""
         return gap(self.predicted_s, self.measured_s)
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
     """Lay `predicted` over `measured`, case by case.
 
-    A case of an exchange takes from when the first transfer could begin, both of its ends being ready, until the last one's
-    end; of any other phase as long as on its slowest rank. BadInput where the traces are not of the same models and ranks, or
-    one holds a transfer without its other end.
+    An exchange takes from when its first transfer could begin, both of its ends being ready, until the last one's end; any
+    other phase takes as long as on its slowest rank.
+
+    Args:
+        predicted, measured: traces of the same models on as many ranks.
+
+    Returns:
+        Seconds and errors by phase, and over all cases.
+
+    Raises:
+        BadInput: if the traces do not go together, or one holds a transfer without its other end.
     """
     for trace, kind in ((predicted, "predicted"), (measured, "measured")):
         if trace.kind != kind:
@@ -68,23 +95,24 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     if found != expected:
         raise BadInput(f"compare: measured {', '.join(expected[0])} on {expected[1]} ranks, predicted "
                        f"{', '.join(found[0])} on {found[1]}")  # fmt: skip
-    says, took = _cases(predicted), _cases(measured)
+    predicted_by_case, measured_by_case = _cases(predicted), _cases(measured)
     phases = []
     for model, name in enumerate(measured.names_M):
         for phase, what in enumerate(TRACE_PHASES):
-            says_s, took_s = (
-                sum(s for case, s in cases.items() if (case[0], case[3]) == (model, phase)) for cases in (says, took)
+            predicted_s, measured_s = (
+                sum(s for case, s in cases.items() if (case[0], case[3]) == (model, phase))
+                for cases in (predicted_by_case, measured_by_case)
             )
-            if says_s > 0 or took_s > 0:
-                phases.append(PhaseError(name, what, None if what == "counts" else says_s, took_s))
-    both = [case for case in took if case[3] in (*COMPUTE, *EXCHANGES) and says.get(case, 0.0) > 0]
-    known = {case for case in (*took, *says) if case[3] in (*COMPUTE, *EXCHANGES)}
+            if predicted_s > 0 or measured_s > 0:
+                phases.append(PhaseError(name, what, None if what == "counts" else predicted_s, measured_s))
+    both = [case for case in measured_by_case if case[3] in (*COMPUTE, *EXCHANGES) and predicted_by_case.get(case, 0.0) > 0]
+    known = {case for case in (*measured_by_case, *predicted_by_case) if case[3] in (*COMPUTE, *EXCHANGES)}
 
     def errors(kinds: tuple[int, ...]) -> CaseErrors | None:
         cases = [case for case in both if case[3] in kinds]
         if not cases:
             return None
-        error_C = np.abs([gap(says[case], took[case]) for case in cases])
+        error_C = np.abs([gap(predicted_by_case[case], measured_by_case[case]) for case in cases])
         model, step, layer, phase = cases[int(error_C.argmax())]
         at = f"{measured.names_M[model]}, step {step}, layer {layer}, {TRACE_PHASES[phase]}"
         return CaseErrors(len(cases), float(np.median(error_C)), float(error_C.max()), at)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from aurora.reports.inputs import ReportInputs
-from aurora.reports.load import Traffic
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.pictures import canvas, save_picture
-from aurora.reports.spans import TransferSpans, lanes
+from aurora.reports.spans import TransferSpans, interval_colouring
 from aurora.reports.summary import COMPUTE
 from aurora.reports.tables import seconds
+from aurora.reports.traffic_loads import Traffic
 from aurora.types import TRACE_PHASES
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -23,22 +23,22 @@ TONES = (
 )  # a model's phases
 
 
-def draw(evidence: ReportInputs, folder: Path) -> list[Path]:
+def draw(inputs: ReportInputs, folder: Path) -> list[Path]:
     """Traffic, loads and schedule of each model's slowest layer, loads of all layers, a timeline of each trace; gives the
     files written."""
-    found = ReportNumbers(evidence)
+    found = ReportNumbers(inputs)
     written: list[Path] = []
     for number, (flows, planned_LW) in enumerate(zip(found.traffic_M, found.planned_MLW, strict=True)):
         layer = int(np.argmax([there.seconds for there, _ in planned_LW]))
-        dispatch, model = planned_LW[layer][0], evidence.models[number]
+        dispatch, model = planned_LW[layer][0], inputs.models[number]
         title = f"{model}, layer {layer}"
         written += _maps(title, flows, layer, folder, f"traffic-{number}")
         written += _loads(title, flows, layer, dispatch.bound_s, folder, f"loads-{number}")
         written += _layers(model, flows, folder, f"layers-{number}")
         written += _gantt(
-            f"{title}: dispatch, {seconds(dispatch.seconds)}", dispatch, len(evidence.gpus), folder, f"schedule-{number}"
+            f"{title}: dispatch, {seconds(dispatch.seconds)}", dispatch, len(inputs.gpus), folder, f"schedule-{number}"
         )
-    for number in range(len(evidence.traces)):
+    for number in range(len(inputs.traces)):
         written += _timeline(found, number, folder)
     return written
 
@@ -59,7 +59,10 @@ def _maps(title: str, flows: Traffic, layer: int, folder: Path, name: str) -> li
 
 def _loads(title: str, flows: Traffic, layer: int, bound_s: float, folder: Path, name: str) -> list[Path]:
     drawn = canvas(8.4, 3.4)
-    parts = (flows.port_s_BLG, bound_s, "dispatch of the port"), (flows.expert_s_BLG, float(flows.floor_s_L[layer]), "experts")
+    parts = (
+        (flows.port_s_BLG, bound_s, "dispatch of the port"),
+        (flows.expert_s_BLG, float(flows.expert_bound_s_L[layer]), "experts"),
+    )
     for plot, (load_BLG, line_s, what) in zip(drawn.subplots(1, 2), parts, strict=True):
         at_G = np.arange(load_BLG.shape[2])
         for side, (label, colour) in enumerate((("in index order", "#9aa3ad"), ("as planned", "#0b6cb8"))):
@@ -119,11 +122,11 @@ def _timeline(found: ReportNumbers, number: int, folder: Path) -> list[Path]:
 
 
 def _spans(plot: Any, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, colours: Sequence[str]) -> None:
-    lane_X = lanes(track_X, start_s_X, end_s_X)
+    level_X = interval_colouring(track_X, start_s_X, end_s_X)
     depth = np.ones(int(track_X.max(initial=0)) + 1)
-    np.maximum.at(depth, track_X, lane_X + 1)
+    np.maximum.at(depth, track_X, level_X + 1)
     height_X = 0.84 / depth[track_X]
-    plot.barh(track_X - 0.42 + (lane_X + 0.5) * height_X, end_s_X - start_s_X, height_X, start_s_X, color=colours, linewidth=0)
+    plot.barh(track_X - 0.42 + (level_X + 0.5) * height_X, end_s_X - start_s_X, height_X, start_s_X, color=colours, linewidth=0)
     plot.set_xlabel("seconds")
     plot.set_xlim(left=0)
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from aurora.reports.advice import advice
-from aurora.reports.answer import phase_chart, provenance, tiles
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
+from aurora.reports.overview import phase_chart, provenance, tiles
 from aurora.reports.placement_charts import placement_section
 from aurora.reports.time_charts import phase_sheets, schedule_section, timeline_section
 from aurora.reports.traffic_charts import drift_section, loads_section, traffic_section
@@ -16,20 +16,20 @@ SCRIPTS = ("tools", "view", "heat", "bars", "spans", "start")
 PARTS = Path(__file__).parent / "page"
 
 
-def page(evidence: ReportInputs) -> str:
+def page(inputs: ReportInputs) -> str:
     """The report as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = ReportNumbers(evidence)
+    found = ReportNumbers(inputs)
     shown = [section for make in SECTIONS if (section := make(found)) is not None]
-    phases = phase_chart(found, phase_sheets(found)) if evidence.traces else None
+    phases = phase_chart(found, phase_sheets(found)) if inputs.traces else None
     charts = [*([phases] if phases else []), *(chart for section in shown for chart in section.charts)]
-    rooms = Environment(
+    templates = Environment(
         loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return rooms.get_template("page.html").render(
-        plan=evidence.plan,
-        models=evidence.models,
+    return templates.get_template("page.html").render(
+        plan=inputs.plan,
+        models=inputs.models,
         tiles=tiles(found),
         advice=advice(found),
         phases=phases,

@@ -12,10 +12,17 @@ from aurora.types.profile import same_model
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """A plan and what is known of it. traces: by name, in the order given; all are compared with the first.
+    """A plan and what is known of it.
 
-    profiles: the traffic, one a model of the plan, or none. later: newer traffic of the same models, or none. without: how to
-    come by profiles, where there are none. Raises BadInput for traces and profiles of other plans.
+    Attributes:
+        plan: the plan.
+        traces: by name, in the order given; all are compared with the first.
+        profiles: the traffic, one profile for each model of the plan, or none.
+        later: newer traffic of the same models, or none.
+        without: how to come by profiles, for readers of a report that has none.
+
+    Raises:
+        BadInput: if a trace or a profile is of another plan.
     """
 
     plan: Plan
@@ -29,7 +36,7 @@ class ReportInputs:
             _check_trace(self.plan, name, trace)
         for given in (self.profiles, self.later):
             if given and len(given) != len(self.plan.models):
-                raise BadInput(f"--profile: expected one for each of {len(self.plan.models)} models, found {len(given)}")
+                raise BadInput(f"`profile`: expected one for each of {len(self.plan.models)} models, found {len(given)}")
             for model, profile in zip(self.plan.models, given, strict=False):
                 _check_profile(self.plan, model, profile)
 
@@ -85,6 +92,6 @@ def _check_profile(plan: Plan, model: ModelPlan, profile: Profile) -> None:
         )
     if model.deduplicated and profile.routing is None:
         raise BadInput(
-            f"profile of {profile.model!r}: the plan counts a token once a GPU: expected token-level routing, found counts "
-            "alone; profile with --tokens"
+            f"profile of {profile.model!r}: the plan is deduplicated: expected token-level routing, found counts "
+            "alone; profile with `tokens`"
         )

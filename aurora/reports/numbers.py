@@ -1,4 +1,4 @@
-"""All that a report's figures are drawn from, computed once."""
+"""All that a report's figures are drawn from, each computed when it is first needed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ import numpy as np
 from aurora.planner.workload.drift import Drift, drift
 from aurora.reports.compare import Comparison, compare
 from aurora.reports.inputs import ReportInputs
-from aurora.reports.load import Traffic, objective_s, traffic
 from aurora.reports.spans import Bars, TransferSpans, bars, phase_seconds, planned
 from aurora.reports.summary import Summary, summarise
+from aurora.reports.traffic_loads import Traffic, objective_s, traffic
 from aurora.types.arrays import IntArray
 
 

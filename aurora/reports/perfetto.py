@@ -12,22 +12,33 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.reports.inputs import ReportInputs
-from aurora.reports.spans import lanes
+from aurora.reports.spans import interval_colouring
 from aurora.types import TRACE_PHASES, Trace
 from aurora.types.arrays import FloatArray, IntArray
 
 Event = dict[str, Any]
-LANES = 1000  # of one track, side by side at most
+MOST_LEVELS = 1000  # of one track, side by side at most
 
 
-def perfetto(evidence: ReportInputs, packed: bool = False) -> bytes:
-    """All traces of the evidence in one file, each from its own start; packed: gzipped. BadInput where there is none."""
-    if not evidence.traces:
-        raise BadInput("report --format perfetto: expected a trace, found none; aurora simulate PLAN writes one")
+def perfetto(inputs: ReportInputs, packed: bool = False) -> bytes:
+    """Make one file of all traces, each from its own start.
+
+    Args:
+        inputs: the traces, and the names of the plan's models.
+        packed: compress it with gzip.
+
+    Returns:
+        The file's content, the same at every call.
+
+    Raises:
+        BadInput: if there is no trace.
+    """
+    if not inputs.traces:
+        raise BadInput("`format` perfetto: expected a trace, found none; aurora simulate PLAN writes one")
     events: list[Event] = []
-    for number, (name, trace) in enumerate(evidence.traces):
-        events += _events(name, trace, evidence.models, 1 + number * trace.ranks, len(events))
-    about = {"cluster": evidence.plan.cluster.name, "scenario": evidence.plan.scenario, "seed": str(evidence.plan.options.seed)}
+    for number, (name, trace) in enumerate(inputs.traces):
+        events += _events(name, trace, inputs.models, 1 + number * trace.ranks, len(events))
+    about = {"cluster": inputs.plan.cluster.name, "scenario": inputs.plan.scenario, "seed": str(inputs.plan.options.seed)}
     whole = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
     content = (json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n").encode()
     return gzip.compress(content, mtime=0) if packed else content
@@ -38,15 +49,15 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
     track_X, tracks = _tracks(trace, models)
     began = trace.start_s_X.min()
     start_us_X, end_us_X = ((column - began) * 1e6 for column in (trace.start_s_X, trace.end_s_X))
-    lane_X = lanes(trace.rank_X * len(tracks) + track_X, trace.start_s_X, trace.end_s_X)
-    tid_X = 1 + track_X * LANES + np.minimum(lane_X, LANES - 1)  # 0 is the idle thread to readers
+    level_X = interval_colouring(trace.rank_X * len(tracks) + track_X, trace.start_s_X, trace.end_s_X)
+    tid_X = 1 + track_X * MOST_LEVELS + np.minimum(level_X, MOST_LEVELS - 1)  # 0 is the idle thread to readers
     for rank in range(trace.ranks):
         pid = first_pid + rank
         yield _named("process_name", pid, 1, name=f"rank {rank}: {name} ({trace.kind})")
         yield _named("process_sort_index", pid, 1, sort_index=pid)
         for tid in np.unique(tid_X[trace.rank_X == rank]).tolist():
-            track, lane = divmod(tid - 1, LANES)
-            yield _named("thread_name", pid, tid, name=tracks[track] + (f", {lane + 1}" if lane else ""))
+            track, level = divmod(tid - 1, MOST_LEVELS)
+            yield _named("thread_name", pid, tid, name=tracks[track] + (f", {level + 1}" if level else ""))
             yield _named("thread_sort_index", pid, tid, sort_index=tid)
     for row in range(len(trace)):
         phase, peer = TRACE_PHASES[trace.phase_X[row]], int(trace.peer_X[row])

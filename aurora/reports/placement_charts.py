@@ -24,7 +24,7 @@ def placement_section(found: ReportNumbers) -> Section:
     )
     copies_M = [found.copies_LE(number) for number in range(len(plan.models))]
     if not any((copies_LE > 1).any() for copies_LE in copies_M):
-        return Section("placement", "Placement", "Where the plan puts experts; each is held once.", sheets=(held,))
+        return Section("placement", "Placement", "Where the plan puts experts; none has replicas.", sheets=(held,))
     frames, fewest = [], []
     for name, copies_LE in zip(found.of.models, copies_M, strict=True):
         frames.append([_copies(name, layer, copies_E) for layer, copies_E in enumerate(copies_LE)])

@@ -1,4 +1,4 @@
-"""What occupies ports and ranks, and when: rows that a Gantt chart or a timeline shows."""
+"""What occupies ports and ranks, and when: intervals that a Gantt chart or a timeline shows."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,14 @@ TOUCHING = 1e-9  # of the whole: what begins so soon after another's end touches
 
 @dataclass(frozen=True)
 class TransferSpans:
-    """An all-to-all, (X,) each, by start: who sends to whom, how much and when. bound_s: before which no order ends it."""
+    """The transfers of one all-to-all, in the order of their starts.
+
+    Attributes:
+        src_X, dst_X: (X,) int64 ranks that send and receive.
+        bytes_X: (X,) int64.
+        start_s_X, end_s_X: (X,) float64, from the start of the first.
+        bound_s: seconds before which no order ends.
+    """
 
     src_X: IntArray
     dst_X: IntArray
@@ -30,8 +37,13 @@ class TransferSpans:
 
 @dataclass(frozen=True)
 class Bars:
-    """What ranks do, (X,) each, by start: one bar for each rank, model, step, layer and phase, from its first event to its
-    last. bytes_X: what the rank sends in it."""
+    """What ranks do: one bar for each rank, model, step, layer and phase, from its first event to its last, by start.
+
+    Attributes:
+        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, what the bar is of; phases by their index in TRACE_PHASES.
+        bytes_X: (X,) int64, what the rank sends in it.
+        start_s_X, end_s_X: (X,) float64, from the start of the first.
+    """
 
     rank_X: IntArray
     model_X: IntArray
@@ -50,13 +62,13 @@ class Bars:
 
 
 def planned(order: Order, bytes_GG: IntArray, cluster: Cluster) -> TransferSpans:
-    """`order` on these bytes (G, G), all ranks beginning together."""
+    """Price `order` on these bytes (G, G), all ranks beginning at once."""
     ports = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G, cluster.fabric, cluster.incast
     return whole(timed(order, bytes_GG, *ports))
 
 
 def whole(schedule: Schedule) -> TransferSpans:
-    """A schedule's transfers, the pieces of each put together where one begins as the last ends."""
+    """A schedule's transfers; pieces of one become one where the next begins as the last ends."""
     by_pair = np.lexsort((schedule.start_s_X, schedule.dst_X, schedule.src_X))
     src_X, dst_X, bytes_X = (column[by_pair] for column in (schedule.src_X, schedule.dst_X, schedule.bytes_X))
     start_s_X, end_s_X = schedule.start_s_X[by_pair], schedule.end_s_X[by_pair]
@@ -105,17 +117,25 @@ def phase_seconds(found: Bars, ranks: int) -> dict[str, float]:
     return dict(zip(TRACE_PHASES, total.tolist(), strict=True))
 
 
-def lanes(track_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> IntArray:
-    """(X,) int64: within its track each row's lane, the lowest that is free when it starts; rows are by start."""
+def interval_colouring(track_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> IntArray:
+    """Stack what overlaps on a track: greedy colouring of an interval graph, which uses as few levels as there can be.
+
+    Args:
+        track_X: (X,) the track of each interval.
+        start_X, end_X: (X,) when it starts and ends; intervals are in the order of their starts.
+
+    Returns:
+        (X,) int64 levels from 0; each is the lowest that is free on its track when the interval starts.
+    """
     slack = TOUCHING * end_X.max(initial=0.0)
     by_track = np.argsort(track_X, kind="stable")
     meets = (np.diff(track_X[by_track]) == 0) & (start_X[by_track][1:] < end_X[by_track][:-1] - slack)
-    lane_X = np.zeros(len(track_X), dtype=np.int64)
+    level_X = np.zeros(len(track_X), dtype=np.int64)
     crowded = np.isin(track_X, track_X[by_track][1:][meets])
     ends: dict[int, list[float]] = {}
     for row in np.flatnonzero(crowded).tolist():
         free = ends.setdefault(int(track_X[row]), [])
-        lane = next((i for i, end in enumerate(free) if end <= start_X[row] + slack), len(free))
-        free[lane : lane + 1] = [float(end_X[row])]
-        lane_X[row] = lane
-    return lane_X
+        level = next((i for i, end in enumerate(free) if end <= start_X[row] + slack), len(free))
+        free[level : level + 1] = [float(end_X[row])]
+        level_X[row] = level
+    return level_X

@@ -14,10 +14,13 @@ EXCHANGES = tuple(TRACE_PHASES.index(phase) for phase in ("dispatch", "combine")
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One MoE layer of one model, over all steps. seconds: from its first event to its last, step by step.
+    """One MoE layer of one model, summed over all steps.
 
-    dispatch_s, combine_s: from the first transfer's start to the last's end, summed over steps; bound_s: the fluid bound of
-    the same transfers, both phases together.
+    Attributes:
+        model, layer: which one.
+        seconds: from the first event of a step to its last.
+        dispatch_s, combine_s: from the start of a step's first transfer to the end of its last.
+        bound_s: the fluid bound of the same transfers, dispatch and combine added.
     """
 
     model: str
@@ -29,12 +32,20 @@ class LayerSummary:
 
     @property
     def gap(self) -> float:
+        """Both exchanges over their bound, less one."""
         return gap(self.dispatch_s + self.combine_s, self.bound_s)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A trace in numbers. utilisation_G: compute time over run time, for each rank."""
+    """A trace in numbers.
+
+    Attributes:
+        kind: "predicted" or "measured".
+        seconds: from the first event of the run to its last.
+        utilisation_G: (G,) float64, compute time over run time of each rank.
+        layers: by model, then by layer.
+    """
 
     kind: str
     seconds: float
@@ -43,16 +54,25 @@ class Summary:
 
     @property
     def utilisation(self) -> float:
+        """The mean over ranks."""
         return float(self.utilisation_G.mean())
 
     @property
     def exchange_gap(self) -> float:
-        """All exchanges of the run against their fluid bounds."""
+        """All exchanges of the run over their fluid bounds, less one."""
         return gap(sum(x.dispatch_s + x.combine_s for x in self.layers), sum(x.bound_s for x in self.layers))
 
 
 def summarise(trace: Trace, cluster: Cluster) -> Summary:
-    """Numbers of `trace`; bounds are those of the cluster's ports."""
+    """Summarise a trace.
+
+    Args:
+        trace: a predicted or measured one.
+        cluster: its ports' rates give the bounds; a fabric is not looked at.
+
+    Returns:
+        The run's and each layer's seconds, and each rank's utilisation.
+    """
     ranks = trace.ranks
     computing = np.isin(trace.phase_X, COMPUTE)
     busy_G = np.bincount(trace.rank_X[computing], weights=(trace.end_s_X - trace.start_s_X)[computing], minlength=ranks)

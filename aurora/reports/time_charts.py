@@ -6,7 +6,7 @@ import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet, ticks
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.spans import Bars, TransferSpans, lanes, traced
+from aurora.reports.spans import Bars, TransferSpans, interval_colouring, traced
 from aurora.reports.summary import COMPUTE
 from aurora.reports.tables import comparison_table, percent, plan_table, seconds, summary_table
 from aurora.types import TRACE_PHASES
@@ -19,7 +19,7 @@ WAYS = ("dispatch", "combine")
 
 
 def schedule_section(found: ReportNumbers) -> Section:
-    """TransferSpans by port: of the whole profile as planned, and of every trace's first step."""
+    """Transfers by port: of the whole profile as planned, and of every trace's first step."""
     text = "Who sends to whom, and when, in one all-to-all. Colours and numbers in the bars tell the other end of a transfer."
     gpus = found.of.gpus
     shown: dict[str, list[list[list[Frame]]]] = {}
@@ -34,15 +34,15 @@ def schedule_section(found: ReportNumbers) -> Section:
         for model, of_LW in zip(found.of.models, all_MLW, strict=True):
             shown[source].append([])
             for layer, of_W in enumerate(of_LW):
-                told = [(seconds(one.seconds), seconds(one.bound_s), percent(gap(one.seconds, one.bound_s))) for one in of_W]
+                cells_W = [(seconds(one.seconds), seconds(one.bound_s), percent(gap(one.seconds, one.bound_s))) for one in of_W]
                 words = [
                     f"{model}, layer {layer}, {way}: {a}, its bound {b}, gap {c}."
-                    for way, (a, b, c) in zip(WAYS, told, strict=True)
+                    for way, (a, b, c) in zip(WAYS, cells_W, strict=True)
                 ]
                 shown[source][-1].append([_gantt(each, one, len(gpus)) for each, one in zip(words, of_W, strict=True)])
                 rows += [
                     (source, model, str(layer), way, *cells, str(len(one.src_X)))
-                    for way, cells, one in zip(WAYS, told, of_W, strict=True)
+                    for way, cells, one in zip(WAYS, cells_W, of_W, strict=True)
                 ]
     own_table = sheet(plan_table(found.of.plan))
     if not shown:
@@ -51,7 +51,7 @@ def schedule_section(found: ReportNumbers) -> Section:
     about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": []}
     heads = ("source", "model", "layer", "phase", "takes", "bound", "gap", "transfers")
     tables = (Sheet("All-to-alls", heads, tuple(rows)), own_table)
-    chart = Chart("gantt", "spans", "TransferSpans by port", choices, list(shown.values()), about, tables)
+    chart = Chart("gantt", "spans", "Transfers by port", choices, list(shown.values()), about, tables)
     return Section("schedule", "Schedule", text, (chart,))
 
 
@@ -120,11 +120,11 @@ def _ranks(words: str, shown: Bars, ranks: int) -> Frame:
 
 
 def _tracks(view: int, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, tracks: int) -> dict[str, IntArray]:
-    """The columns of a view: each row's track, its lane within it, and how many lanes each track has."""
-    lane_X = lanes(track_X, start_s_X, end_s_X)
+    """The columns of a view: each interval's track, its level there, and how many levels each track has."""
+    level_X = interval_colouring(track_X, start_s_X, end_s_X)
     depth = np.ones(tracks, dtype=np.int64)
-    np.maximum.at(depth, track_X, lane_X + 1)
-    return {f"track{view}": track_X, f"lane{view}": lane_X, f"depth{view}": depth}
+    np.maximum.at(depth, track_X, level_X + 1)
+    return {f"track{view}": track_X, f"level{view}": level_X, f"depth{view}": depth}
 
 
 def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:

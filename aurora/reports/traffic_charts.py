@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet
-from aurora.reports.load import Traffic
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.tables import drift_table, percent, profile_table, seconds
+from aurora.reports.traffic_loads import Traffic
 from aurora.types.arrays import FloatArray, IntArray
 
 SIDES = ("before", "after")
@@ -59,13 +59,13 @@ def loads_section(found: ReportNumbers) -> Section:
         took_L = np.array([there.seconds for there, _ in planned_LW])
         layers.append(_all_layers(model, flows, took_L))
         of_port, of_expert = [], []
-        for layer, ((there, _), floor_s) in enumerate(zip(planned_LW, flows.floor_s_L.tolist(), strict=True)):
+        for layer, ((there, _), limit_s) in enumerate(zip(planned_LW, flows.expert_bound_s_L.tolist(), strict=True)):
             sides = flows.port_s_BLG[:, layer], flows.expert_s_BLG[:, layer]
             lines = ("bound of any order", there.bound_s), ("planned order", there.seconds)
             of_port.append(_two_sides(f"{model}, layer {layer}, dispatch", sides[0], lines))
-            of_expert.append(_two_sides(f"{model}, layer {layer}, experts", sides[1], (("bound of any placement", floor_s),)))
+            of_expert.append(_two_sides(f"{model}, layer {layer}, experts", sides[1], (("bound of any placement", limit_s),)))
             port, expert = ([_busiest(load_G) for load_G in side_BG] for side_BG in sides)
-            rows.append((model, str(layer), *port, seconds(there.bound_s), seconds(there.seconds), *expert, seconds(floor_s)))
+            rows.append((model, str(layer), *port, seconds(there.bound_s), seconds(there.seconds), *expert, seconds(limit_s)))
         ports.append(of_port)
         experts.append(of_expert)
     about = {"axis": "GPU", "names": list(found.of.gpus), "series": [["before", "before"], ["after", "after"]], "unit": "s"}
@@ -98,12 +98,12 @@ def _all_layers(model: str, flows: Traffic, took_L: FloatArray) -> Frame:
 
 
 def _two_sides(words: str, load_BG: FloatArray, lines: tuple[tuple[str, float], ...]) -> Frame:
-    told = (
+    text = (
         f"{words}. Before: {_busiest(load_BG[0])}; after: {_busiest(load_BG[1])}; "
         + "; ".join(f"{k}: {seconds(v)}" for k, v in lines)
         + "."
     )
-    return Frame(told, {"before": load_BG[0].astype(np.float32), "after": load_BG[1].astype(np.float32)}, lines)
+    return Frame(text, {"before": load_BG[0].astype(np.float32), "after": load_BG[1].astype(np.float32)}, lines)
 
 
 def _busiest(load_G: FloatArray) -> str:

@@ -1,12 +1,33 @@
-"""Reports by form: one page, figures for papers, or a trace for Perfetto."""
+"""Reports by form: one page, figures for papers, or a trace for Perfetto. To add a form: one function, one line in FORMS."""
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, MissingDependency
 from aurora.io.files import write_bytes, write_text
 from aurora.reports.inputs import ReportInputs
 from aurora.types import Plan, Profile, Trace
+
+
+@dataclass(frozen=True)
+class ReportForm:
+    """A form that reports are written in.
+
+    Attributes:
+        write: writes the report on its inputs to exactly this file or folder.
+        about: what it is, for help texts.
+        output: what the file or folder is called unless said otherwise.
+        folder: whether it is a folder.
+        needs: the modules that it imports and that come with the extra "report".
+    """
+
+    write: Callable[[ReportInputs, Path], None]
+    about: str
+    output: str
+    folder: bool = False
+    needs: tuple[str, ...] = ()
 
 
 def report(plan: Plan, traces: Mapping[str, Trace], profiles: Sequence[Profile], output: Path, form: str) -> None:
@@ -18,10 +39,30 @@ def report(plan: Plan, traces: Mapping[str, Trace], profiles: Sequence[Profile],
 
 
 def write(inputs: ReportInputs, form: str, output: Path) -> None:
-    """Write the report on `inputs` in one of FORMS to exactly `output`."""
+    """Write a report.
+
+    Args:
+        inputs: the plan, its traces and its traffic.
+        form: one of FORMS.
+        output: the file, exactly; a folder, which is made, for forms of several files.
+
+    Raises:
+        BadInput: if the form is unknown, needs a trace and has none, or the output cannot be written.
+        MissingDependency: if a module that the form needs is not installed.
+    """
     if form not in FORMS:
         raise BadInput(f"`format`: expected one of {', '.join(FORMS)}, found {form!r}")
-    FORMS[form](inputs, output)
+    for name in FORMS[form].needs:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise MissingDependency(f'{name} is needed: pip install "aurora-moe[report]" ({error})') from None
+    if FORMS[form].folder:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
+    FORMS[form].write(inputs, output)
 
 
 def _html(inputs: ReportInputs, output: Path) -> None:
@@ -42,4 +83,8 @@ def _perfetto(inputs: ReportInputs, output: Path) -> None:
     write_bytes(output, perfetto(inputs, packed=output.suffix == ".gz"))
 
 
-FORMS: dict[str, Callable[[ReportInputs, Path], None]] = {"html": _html, "svg": _svg, "perfetto": _perfetto}
+FORMS: dict[str, ReportForm] = {
+    "html": ReportForm(_html, "one page", "report.html", needs=("jinja2",)),
+    "svg": ReportForm(_svg, "figures for papers", "report", folder=True, needs=("matplotlib",)),
+    "perfetto": ReportForm(_perfetto, "for ui.perfetto.dev, .gz packs it", "report.perfetto.json.gz"),
+}

@@ -13,8 +13,8 @@ from tests.conftest import cluster
 from tests.reports.conftest import profile
 
 
-def told(evidence, word):
-    return [sentence for sentence in advice(ReportNumbers(evidence)) if word in sentence]
+def told(inputs, word):
+    return [sentence for sentence in advice(ReportNumbers(inputs)) if word in sentence]
 
 
 def test_a_hot_expert_is_to_be_replicated():

@@ -14,9 +14,9 @@ from aurora.reports.figures import draw
 
 def test_figures_are_there_and_the_same_each_time(alone, tmp_path):
     written = []
-    for name, evidence in (("one", alone), ("two", replace(alone, traces=alone.traces[:1]))):
+    for name, inputs in (("one", alone), ("two", replace(alone, traces=alone.traces[:1]))):
         (tmp_path / name).mkdir()
-        written.append({path.name: path.read_bytes() for path in draw(evidence, tmp_path / name)})
+        written.append({path.name: path.read_bytes() for path in draw(inputs, tmp_path / name)})
         assert set(written[-1]) == {path.name for path in (tmp_path / name).iterdir()}
     names = ("traffic-0", "loads-0", "layers-0", "schedule-0", "timeline-0", "timeline-1")
     assert set(written[0]) == {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}

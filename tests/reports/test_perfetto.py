@@ -23,8 +23,8 @@ REQUIRED = {
 NAMES = {"process_name", "process_sort_index", "thread_name", "thread_sort_index"}
 
 
-def events(evidence):
-    return json.loads(perfetto(evidence))["traceEvents"]
+def events(inputs):
+    return json.loads(perfetto(inputs))["traceEvents"]
 
 
 def test_fields_of_every_phase(together):

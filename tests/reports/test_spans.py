@@ -1,4 +1,4 @@
-"""Bars, transfers and lanes, from first principles."""
+"""Bars, transfers and stacked intervals, from first principles."""
 
 import numpy as np
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import timed
-from aurora.reports.spans import bars, lanes, phase_seconds, planned, traced, whole
+from aurora.reports.spans import bars, interval_colouring, phase_seconds, planned, traced, whole
 from aurora.types import Schedule, TraceRecorder
 from tests.conftest import cluster
 from tests.strategies import traffics
@@ -76,16 +76,16 @@ spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(1,
 
 
 @given(spans)
-def test_lanes_never_overlap_and_are_as_few_as_can_be(drawn):
+def test_levels_never_overlap_and_are_as_few_as_can_be(drawn):
     drawn = sorted(drawn, key=lambda row: row[1])
     track_X, start_X = np.array([r[0] for r in drawn], dtype=int), np.array([float(r[1]) for r in drawn])
     end_X = start_X + np.array([r[2] for r in drawn], dtype=float)
-    lane_X = lanes(track_X, start_X, end_X)
+    level_X = interval_colouring(track_X, start_X, end_X)
     for a in range(len(drawn)):
         for b in range(a):
-            if track_X[a] == track_X[b] and lane_X[a] == lane_X[b]:
+            if track_X[a] == track_X[b] and level_X[a] == level_X[b]:
                 assert end_X[b] <= start_X[a]
     for track in range(3):
         own = track_X == track
         most = max(((start_X[own] <= t) & (t < end_X[own])).sum() for t in range(30))
-        assert len(set(lane_X[own].tolist())) == most
+        assert len(set(level_X[own].tolist())) == most

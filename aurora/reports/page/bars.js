@@ -16,9 +16,9 @@ class Bars extends View {
     return names.map((name, i) => (name === "before" || name === "after" ? colour(name) : names.length === 1 ? colour("after") : theme().hues[i % 8]));
   }
 
-  size(room) {
+  size(available) {
     const widest = Math.max(...Array.from({ length: this.count }, (_, i) => this.name(i).length)) * 7 + 10;
-    return [Math.max(room, 64 + this.count * Math.max(4 * this.series.length + 3, Math.min(widest, 70) > 30 ? widest : 0)), 250];
+    return [Math.max(available, 64 + this.count * Math.max(4 * this.series.length + 3, Math.min(widest, 70) > 30 ? widest : 0)), 250];
   }
 
   paint() {
@@ -64,8 +64,8 @@ class Bars extends View {
 
   words(item) {
     const at = Math.floor(item / this.series.length);
-    const told = this.about.series.map(([name], i) => `${name}: ${this.format(this.series[i][at])}`);
-    return [`${this.about.axis} ${this.name(at)}`, ...told].join("\n");
+    const values = this.about.series.map(([name], i) => `${name}: ${this.format(this.series[i][at])}`);
+    return [`${this.about.axis} ${this.name(at)}`, ...values].join("\n");
   }
 
   step(item, key) {

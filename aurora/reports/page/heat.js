@@ -7,13 +7,13 @@ class Heat extends View {
     this.most = Math.max(1, before.reduce((a, b) => Math.max(a, b), 0), after.reduce((a, b) => Math.max(a, b), 0));
   }
 
-  size(room) {
-    const margin = 110, beside = room >= 2 * (this.count * 6 + margin) && room >= 560;
-    const free = (beside ? room / 2 : room) - margin - 8;
+  size(available) {
+    const margin = 110, beside = available >= 2 * (this.count * 6 + margin) && available >= 560;
+    const free = (beside ? available / 2 : available) - margin - 8;
     this.cell = Math.max(6, Math.min(this.count > 8 ? 46 : 64, Math.floor(free / this.count)));
     this.side = this.cell * this.count;
     const [w, h] = [this.side + margin, this.side + 96];
-    this.at = beside ? [[38, 38], [38 + Math.min(room / 2, w + 60), 38]] : [[38, 38], [38, 38 + h]];
+    this.at = beside ? [[38, 38], [38 + Math.min(available / 2, w + 60), 38]] : [[38, 38], [38, 38 + h]];
     return [beside ? Math.max(this.at[1][0] + w - 38, 10) : Math.max(w, 200), beside ? h : 2 * h];
   }
 

@@ -82,9 +82,9 @@ class Spans extends View {
     return this.shown.values[name + this.side];
   }
 
-  size(room) {
+  size(available) {
     this.left = Math.max(...this.about.names.map((name) => name.length)) * 7 + 16;
-    const width = Math.max(room, 280), dense = this.about.names.length > 40 ? 13 : 24;
+    const width = Math.max(available, 280), dense = this.about.names.length > 40 ? 13 : 24;
     let top = 26;
     this.tops = Array.from(this.column("depth"), (depth) => {
       const at = top;
@@ -100,7 +100,7 @@ class Spans extends View {
     const { start, length } = this.shown.values, track = this.column("track")[item], depth = this.column("depth")[track];
     const across = (tick) => this.left + ((tick / this.ticks - this.from) / (this.to - this.from)) * this.wide;
     const high = this.tops[track + 1] - this.tops[track] - (this.about.names.length > 40 ? 1 : 4), x = across(start[item]);
-    return [x, this.tops[track] + (this.column("lane")[item] * high) / depth, across(start[item] + length[item]) - x, high / depth];
+    return [x, this.tops[track] + (this.column("level")[item] * high) / depth, across(start[item] + length[item]) - x, high / depth];
   }
 
   paint() {
@@ -148,7 +148,7 @@ class Spans extends View {
     return near;
   }
 
-  told(item) {
+  fields(item) {
     const { start, length, bytes } = this.shown.values, scale = this.shown.scale, track = this.column("track")[item];
     const cells = this.about.fields.map(([name, names], i) => {
       const value = this.shown.values["field" + i][item];
@@ -164,7 +164,7 @@ class Spans extends View {
   }
 
   words(item) {
-    return this.told(item).map(([name, value]) => `${name} ${value}`).join("\n");
+    return this.fields(item).map(([name, value]) => `${name} ${value}`).join("\n");
   }
 
   first() {
@@ -191,7 +191,7 @@ class Spans extends View {
   }
 
   table() {
-    const rows = Array.from({ length: Math.min(this.shown.values.start.length, MOST_ROWS) }, (_, item) => this.told(item));
+    const rows = Array.from({ length: Math.min(this.shown.values.start.length, MOST_ROWS) }, (_, item) => this.fields(item));
     rows.length = this.shown.values.start.length;
     const heads = rows[0] ? rows[0].map(([name]) => name) : [];
     return [heads, rows.map((cells) => cells.map(([, value]) => value))];

@@ -68,9 +68,9 @@ class View {
   fresh() {}
 
   draw() {
-    const room = this.canvas.parentElement.clientWidth;
-    if (!room || !this.shown) return;
-    const [width, height] = this.size(room), ratio = window.devicePixelRatio || 1;
+    const available = this.canvas.parentElement.clientWidth;
+    if (!available || !this.shown) return;
+    const [width, height] = this.size(available), ratio = window.devicePixelRatio || 1;
     this.width = width;
     this.height = height;
     this.canvas.width = Math.round(width * ratio);

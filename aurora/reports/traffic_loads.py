@@ -17,18 +17,21 @@ from aurora.types.arrays import FloatArray, IntArray, gap
 
 @dataclass(frozen=True)
 class Traffic:
-    """One model over its whole profile. First axis: experts in the order of their numbers, then as planned.
+    """What one model's whole profile loads ports and GPUs with. First axis: experts in index order, then as planned.
 
-    tokens_BLGG (2, L, G, G) int64 of the dispatch, zero diagonals; a row carries row_bytes. port_s_BLG, expert_s_BLG (2, L, G)
-    float64: what each port needs for its share of the dispatch, and each GPU for its experts, a replica for its part.
-    floor_s_L (L,) float64: below the slowest GPU's expert_s however the experts are placed.
+    Attributes:
+        tokens_BLGG: (2, L, G, G) int64 of the dispatch, zero diagonals.
+        row_bytes: what each of them carries.
+        port_s_BLG: (2, L, G) float64, seconds that each GPU's port needs for its share of the dispatch.
+        expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts, a replica for its part of the load.
+        expert_bound_s_L: (L,) float64, no placement's slowest GPU needs less for its experts.
     """
 
     tokens_BLGG: IntArray
     row_bytes: int
     port_s_BLG: FloatArray
     expert_s_BLG: FloatArray
-    floor_s_L: FloatArray
+    expert_bound_s_L: FloatArray
 
 
 def contiguous(profile: Profile) -> Placement:

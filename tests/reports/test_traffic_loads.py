@@ -7,8 +7,8 @@ import pytest
 
 from aurora.planner.evaluate import evaluate
 from aurora.planner.workload.drift import balance_loss
-from aurora.reports.load import contiguous, objective_s, skew
 from aurora.reports.numbers import ReportNumbers
+from aurora.reports.traffic_loads import contiguous, objective_s, skew
 from tests.reports.conftest import profile
 
 
@@ -28,7 +28,7 @@ def test_tokens_travel_from_sources_to_where_experts_sit(alone):
                 assert np.array_equal(flows.tokens_BLGG[side, layer, :, gpu], into_S)
     sends, receives = flows.tokens_BLGG.sum(axis=3), flows.tokens_BLGG.sum(axis=2)
     assert np.allclose(flows.port_s_BLG, np.maximum(sends, receives) * given.dispatch_bytes / 1e6)
-    assert (flows.expert_s_BLG.max(axis=2) >= flows.floor_s_L * (1 - 1e-9)).all()
+    assert (flows.expert_s_BLG.max(axis=2) >= flows.expert_bound_s_L * (1 - 1e-9)).all()
 
 
 def test_the_plan_is_no_slower_than_index_order_and_at_its_own_value(alone):

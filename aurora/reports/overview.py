@@ -1,4 +1,4 @@
-"""The short of a report: speed-ups, the gap to the bound, where its inputs come from."""
+"""What a report begins and ends with: speed-ups and the gap to the bound, and where its inputs come from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,13 @@ DASH = "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure that answers a question. note: against what it was taken."""
+    """A number that answers a question.
+
+    Attributes:
+        title: the question.
+        value: the number with its unit, or a dash.
+        note: against what it was taken, or how to come by it.
+    """
 
     title: str
     value: str
@@ -27,7 +33,7 @@ class Tile:
 
 def tiles(found: ReportNumbers) -> list[Tile]:
     """Predicted and measured speed-up, prediction against measurement, gap to the bound."""
-    return [_predicted_speedup(found), *_traced_speedup(found), _off(found), _gap(found)]
+    return [_predicted_speedup(found), *_traced_speedup(found), _prediction_error(found), _gap(found)]
 
 
 def _predicted_speedup(found: ReportNumbers) -> Tile:
@@ -55,7 +61,7 @@ def _traced_speedup(found: ReportNumbers) -> list[Tile]:
     return []
 
 
-def _off(found: ReportNumbers) -> Tile:
+def _prediction_error(found: ReportNumbers) -> Tile:
     title = "Measured against predicted"
     if not found.of.traces:
         return Tile(title, DASH, "No trace was given: aurora simulate writes a predicted one, aurora run a measured one")
@@ -65,11 +71,10 @@ def _off(found: ReportNumbers) -> Tile:
         lacking, verb = ("predicted", "simulate") if found.predicted is None else ("measured", "run")
         note = f"{name}, from start to end; no {lacking} trace was given: aurora {verb} writes one"
         return Tile(f"Time, {trace.kind}", seconds(trace.seconds), note)
-    hoped, took = both.predicted_s, both.measured_s
+    predicted_s, measured_s = both.predicted_s, both.measured_s
     names = [found.of.traces[i][0] for i in (found.predicted, found.measured)]
-    return Tile(
-        title, f"{gap(took, hoped):+.1%}", f"{seconds(took)} measured ({names[1]}), {seconds(hoped)} predicted ({names[0]})"
-    )
+    note = f"{seconds(measured_s)} measured ({names[1]}), {seconds(predicted_s)} predicted ({names[0]})"
+    return Tile(title, f"{gap(measured_s, predicted_s):+.1%}", note)
 
 
 def _gap(found: ReportNumbers) -> Tile:

@@ -1,0 +1,56 @@
+"""One entry for every form: what is written where, and what is refused."""
+
+import gzip
+import json
+
+import pytest
+
+import aurora
+from aurora.errors import BadInput, MissingDependency
+from aurora.reports import write
+from aurora.reports.inputs import ReportInputs
+from aurora.reports.write import FORMS
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_public_function_writes_what_the_forms_own_writer_does(alone, tmp_path, form):
+    for name in FORMS[form].needs:
+        pytest.importorskip(name)
+    output = tmp_path / FORMS[form].output
+    aurora.report(alone.plan, dict(alone.traces), alone.profiles, output=output, format=form)
+    written = {file.name: file.read_bytes() for file in (output.iterdir() if output.is_dir() else [output])}
+    assert output.is_dir() == FORMS[form].folder
+    assert written
+    FORMS[form].write(alone, output)
+    assert written == {file.name: file.read_bytes() for file in (output.iterdir() if output.is_dir() else [output])}
+
+
+def test_a_name_that_ends_in_gz_is_packed(alone, tmp_path):
+    write.write(alone, "perfetto", tmp_path / "t.json")
+    write.write(alone, "perfetto", tmp_path / "t.json.gz")
+    plain = (tmp_path / "t.json").read_bytes()
+    assert json.loads(plain)["traceEvents"]
+    assert gzip.decompress((tmp_path / "t.json.gz").read_bytes()) == plain
+
+
+def test_what_is_refused(alone, tmp_path, monkeypatch):
+    with pytest.raises(BadInput, match="`format`: expected one of html, svg, perfetto, found 'pdf'"):
+        write.write(alone, "pdf", tmp_path / "x.pdf")
+    with pytest.raises(BadInput, match="`profile`: expected 1, or 2 to show drift, found 3"):
+        aurora.report(alone.plan, {}, alone.profiles * 3, output=tmp_path / "x.html")
+    with pytest.raises(BadInput, match="expected a trace, found none"):
+        write.write(ReportInputs(alone.plan), "perfetto", tmp_path / "x.json")
+    (tmp_path / "file").write_text("")
+    pytest.importorskip("matplotlib")
+    with pytest.raises(BadInput, match="file: cannot be made a folder"):
+        write.write(alone, "svg", tmp_path / "file")
+
+
+def test_a_missing_dependency_is_named_before_anything_is_written(alone, tmp_path, monkeypatch):
+    def absent(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(write.importlib, "import_module", absent)
+    with pytest.raises(MissingDependency, match=r'jinja2 is needed: pip install "aurora-moe\[report\]"'):
+        write.write(alone, "html", tmp_path / "x.html")
+    assert list(tmp_path.iterdir()) == []
