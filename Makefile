@@ -14,9 +14,10 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.compile_kernels
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
-# A CPU build of vLLM in an environment of its own (3.5 GB). SELECT='-m "not slow"' takes the few tests that take two minutes.
+# A CPU build of vLLM in an environment of its own (3.5 GB). SELECT='-m "not slow"' runs the tests that take two minutes, as CI does.
 SELECT ?=
 test-vllm: $(VENV)-vllm/installed
 	$(VENV)-vllm/bin/pytest tests/integrations $(SELECT)

@@ -84,8 +84,8 @@ def _seconds(job: ExchangeJob) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--hosts", type=int, action="append", routing=(4, 8))
-    parser.add_argument("--rates", action="append", routing=("equal", "mixed"))
+    parser.add_argument("--hosts", type=int, action="append", choices=(4, 8))
+    parser.add_argument("--rates", action="append", choices=("equal", "mixed"))
     chosen = parser.parse_args()
     if reason := refusal():
         print(f"skipped: {reason}")

@@ -12,13 +12,17 @@ from playwright import sync_api
 from aurora.reports.html import page
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
+]
+LIMIT_MS = 120_000  # of the browser's start and of each wait; a busy machine needs a part of it
 
 
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=LIMIT_MS)
         yield started
         started.close()
 
@@ -32,7 +36,7 @@ def opened(browser, together, tmp_path):
     def open_page(**context):
         contexts.append(browser.new_context(**context))
         tab = contexts[-1].new_page()
-        tab.set_default_timeout(10_000)
+        tab.set_default_timeout(LIMIT_MS)
         tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)

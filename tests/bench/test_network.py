@@ -1,0 +1,76 @@
+"""Hosts as network namespaces, as bench/network builds them: what ranks in them send arrives, no faster than the ports' rates."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.launcher import launch
+
+NETWORK = str(Path(__file__).parents[2] / "bench" / "network")
+sys.path.append(NETWORK)
+import net  # noqa: E402
+
+WHY_NOT = net.refusal()
+pytestmark = [pytest.mark.root, pytest.mark.skipif(WHY_NOT is not None, reason=f"no network of namespaces here: {WHY_NOT}")]
+BITS_S = 100e6
+BYTES_GG = np.array([[0, 300_000, 700_000], [500_000, 0, 200_000], [400_000, 600_000, 0]])
+
+
+def namespaces():
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return [line.split()[0] for line in listed.splitlines() if line.startswith(net.PREFIX)]
+
+
+def message(source, destination):
+    return torch.full((int(BYTES_GG[source, destination]),), 10 * source + destination, dtype=torch.uint8)
+
+
+def exchange(rank_info, hosts, store, name):
+    """When this rank's all-to-all began and ended, and whether what came is what was sent to it."""
+    sys.path.append(NETWORK)
+    net.enter(hosts[rank_info.rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, rank_info.ranks), rank=rank_info.rank, world_size=rank_info.ranks
+    )
+    transport = GlooTransport()
+    rates = np.full(rank_info.ranks, BITS_S / 8)
+    order = ORDER[name](BYTES_GG, rates, rates, np.random.default_rng(0))
+    sends = [message(rank_info.rank, other) for other in range(rank_info.ranks)]
+    expected = [message(other, rank_info.rank) for other in range(rank_info.ranks)]
+    recvs = [torch.empty_like(each) for each in expected]
+    dist.barrier()
+    began_s = time.monotonic()
+    transport.exchange(order, sends, recvs, lambda *_: None)
+    ended_s = time.monotonic()
+    dist.barrier()
+    dist.destroy_process_group()
+    return began_s, ended_s, all(torch.equal(found, sent) for found, sent in zip(recvs, expected, strict=True))
+
+
+@pytest.mark.parametrize("order", ["openshop", "all-at-once"])
+def test_what_hosts_send_arrives_no_faster_than_their_ports(order, tmp_path):
+    with net.network([BITS_S] * 3, 16 << 20) as hosts:
+        assert len(namespaces()) == 4  # and the router
+        spans = launch(exchange, 3, hosts, str(tmp_path / "store"), order)
+    began_s, ended_s, same = zip(*spans, strict=True)
+    assert all(same)
+    at_once = 2 * net.SEGMENT * 5 / 4  # the buckets of both ends of a port
+    busiest = max(BYTES_GG.sum(axis=0).max(), BYTES_GG.sum(axis=1).max())
+    assert max(ended_s) - min(began_s) >= (busiest - at_once) / (BITS_S / 8)
+    assert namespaces() == []
+
+
+def test_a_network_is_gone_after_an_error():
+    with pytest.raises(ZeroDivisionError), net.network([BITS_S] * 2, 1 << 20):
+        raise ZeroDivisionError
+    assert namespaces() == []
