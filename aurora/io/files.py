@@ -11,7 +11,16 @@ from typing import IO, Any
 
 from aurora.errors import BadInput
 
-SCHEMA = 1
+SCHEMA = 1  # of a format's contents, where SCHEMAS has no other
+SCHEMAS = {"aurora plan": 2}
+MADE_BY = {  # what makes a file of a format anew
+    "aurora plan": "aurora plan",
+    "aurora placement": "aurora place or aurora import",
+    "aurora profile": "aurora profile",
+    "aurora curves": "aurora profile",
+    "aurora trace": "aurora simulate or aurora run",
+    "aurora record": "the vLLM plugin",
+}
 
 
 def read_text(path: Path) -> str:
@@ -84,9 +93,17 @@ def shipped(name: str) -> Path:
     return (inside if inside.is_dir() else Path(__file__).parents[2] / "profiles") / name
 
 
-def check_schema(path: Path, found: Mapping[str, Any]) -> None:
-    if found.get("schema") != SCHEMA or isinstance(found["schema"], bool):
-        raise BadInput(f"{path}: expected schema = {SCHEMA}, found {found.get('schema')!r}")
+def schema_of(form: str) -> int:
+    """The version of a format's contents, which every file of it says."""
+    return SCHEMAS.get(form, SCHEMA)
+
+
+def check_schema(path: Path, found: Mapping[str, Any], form: str = "") -> None:
+    """Raise BadInput, with what makes the file anew, unless `found` says the schema of the format."""
+    expected = schema_of(form)
+    if found.get("schema") != expected or isinstance(found["schema"], bool):
+        remedy = f"; make it anew with {MADE_BY[form]}" if form in MADE_BY else ""
+        raise BadInput(f"{path}: expected schema = {expected}, found {found.get('schema')!r}{remedy}")
 
 
 def check_keys(path: Path | str, where: str, found: Mapping[str, Any], known: set[str]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import SCHEMA, check_schema, write_whole
+from aurora.io.files import check_schema, schema_of, write_whole
 
 Arrays = Mapping[str, NDArray[Any]]
 _Value = TypeVar("_Value")
@@ -27,7 +27,7 @@ def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[st
     Raises:
         BadInput: if the file cannot be written.
     """
-    header = np.array(json.dumps({"schema": SCHEMA, "format": form, **about}))
+    header = np.array(json.dumps({"schema": schema_of(form), "format": form, **about}))
     write_whole(path, lambda file: np.savez_compressed(file, about=header, **arrays))
 
 
@@ -56,7 +56,7 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
         raise BadInput(f"{path}: not an {what}, or cut short: {error}") from None
     if form not in readers:
         raise BadInput(f"{path}: expected an {what}, found format {form!r}")
-    check_schema(path, about)
+    check_schema(path, about, form)
     about.pop("schema")
     try:
         return readers[form](about, arrays)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import AuroraError, BadInput
-from aurora.io.files import SCHEMA, check_schema, load_json, write_text
+from aurora.io.files import check_schema, load_json, schema_of, write_text
 from aurora.types import Placement
+
+FORMAT = "aurora placement"
 
 
 def layers_json(placement: Placement) -> list[dict[str, Any]]:
@@ -55,10 +57,18 @@ def evenly_split(slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> Placement
 
 
 def load_placement(path: str | Path, model: str | None = None) -> Placement:
-    """The placement in a file of `save_placement`, in what `aurora place --json` prints, or of a model in a plan."""
+    """Read a placement.
+
+    Args:
+        path: a file of `save_placement`, what `aurora place --json` prints, or a plan.
+        model: of a plan, the name of the model; needed where there are two.
+
+    Raises:
+        BadInput: if the file holds no placement, or not of one model.
+    """
     path = Path(path)
     found = load_json(path)
-    check_schema(path, found)
+    check_schema(path, found, str(found.get("format", FORMAT)))
     try:
         models = [each for each in found.get("models", [found]) if model in (None, each.get("model"))]
         if len(models) != 1:
@@ -74,4 +84,4 @@ def load_placement(path: str | Path, model: str | None = None) -> Placement:
 def save_placement(placement: Placement, method: str, path: Path) -> None:
     """Write a placement as JSON; method: where it comes from."""
     layers = layers_json(placement)
-    write_text(path, json.dumps({"schema": SCHEMA, "format": "aurora placement", "method": method, "layers": layers}) + "\n")
+    write_text(path, json.dumps({"schema": schema_of(FORMAT), "format": FORMAT, "method": method, "layers": layers}) + "\n")

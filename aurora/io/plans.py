@@ -12,25 +12,30 @@ import numpy as np
 from aurora.errors import AuroraError, BadInput
 from aurora.io.clusters import read_gpus
 from aurora.io.fabrics import fabric_json, read_fabric
-from aurora.io.files import load_json, write_text
+from aurora.io.files import check_schema, load_json, schema_of, write_text
 from aurora.io.placements import layers_json, placement_from_json
 from aurora.planner.check.plans import check_plan
 from aurora.types import Cluster, Cut, ModelPlan, Order, Plan, PlanOptions, SubChannels
 from aurora.types.arrays import FloatArray
 
-PLAN_SCHEMA = 2
+FORMAT = "aurora plan"
 
 
 def load_plan(path: str | Path) -> Plan:
-    """A plan JSON (schema 2), checked. Raises BadInput or BrokenPlan."""
+    """Read a plan and replay it by the checker.
+
+    Args:
+        path: the JSON file, of the present schema: an older plan is made anew from its profiles.
+
+    Raises:
+        BadInput: if the file is missing, damaged, or of another format or schema.
+        BrokenPlan: if the plan does not do what it claims.
+    """
     path = Path(path)
     found = load_json(path)
-    if found.get("format") != "aurora plan":
+    if found.get("format") != FORMAT:
         raise BadInput(f"{path}: expected an aurora plan, found format {found.get('format')!r}")
-    if found.get("schema") != PLAN_SCHEMA:
-        raise BadInput(
-            f"{path}: expected plan schema {PLAN_SCHEMA}, found {found.get('schema')!r}; make it anew with aurora plan"
-        )
+    check_schema(path, found, FORMAT)
     try:
         plan = _plan_from_json(found)
     except AuroraError as error:
@@ -51,8 +56,8 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:
     return {
-        "schema": PLAN_SCHEMA,
-        "format": "aurora plan",
+        "schema": schema_of(FORMAT),
+        "format": FORMAT,
         "scenario": plan.scenario,
         "options": asdict(plan.options),
         "notes": list(plan.notes),

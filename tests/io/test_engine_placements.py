@@ -8,12 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
+from aurora.io import save
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement, off_by
 from aurora.io.placements import evenly_split, layers_json, load_placement, placement_from_json, save_placement
-from aurora.types import Placement
+from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.types import Placement, SyntheticOptions
+from tests.conftest import cluster
 
-ONCE = Placement((((0, 3), (1, 2)), ((2, 3), (0, 1))))
-TWICE = Placement((((0, 1), (0, 2)),), (((0.5, 1.0), (0.5, 1.0)),))
+UNREPLICATED = Placement((((0, 3), (1, 2)), ((2, 3), (0, 1))))
+REPLICATED = Placement((((0, 1), (0, 2)),), (((0.5, 1.0), (0.5, 1.0)),))
 
 SGLANG = '{"physical_to_logical_map": [[0, 1, 2, 0], [0, 1, 0, 2]]}'
 EPLB = '{"phy2log": [[0, 1, 2, 0]], "log2phy": [[[0, 3], [1, -1], [2, -1]]], "logcnt": [[2, 1, 1]]}'
@@ -36,13 +40,13 @@ def read(tmp_path, text, form, gpus=2, dense_layers=0):
 @pytest.mark.parametrize(("form", "text"), [("sglang", SGLANG), ("eplb", EPLB), ("vllm-ascend", ASCEND), ("trtllm", TRTLLM)])
 def test_files_as_engines_write_them(tmp_path, form, text):
     found = read(tmp_path, text, form)
-    assert found.layer(0) == TWICE
+    assert found.layer(0) == REPLICATED
     assert len(found.slots_LG) == (2 if form in ("sglang", "trtllm") else 1)
 
 
 @pytest.mark.parametrize("form", PLACEMENT_FORMATS)
 @pytest.mark.parametrize("dense_layers", [0, 3])
-@pytest.mark.parametrize("placement", [ONCE, TWICE])
+@pytest.mark.parametrize("placement", [UNREPLICATED, REPLICATED])
 def test_round_trips(tmp_path, form, dense_layers, placement):
     assert read(tmp_path, export_placement(placement, form, dense_layers), form, 2, dense_layers) == placement
     assert off_by(placement, form) == 0
@@ -86,7 +90,7 @@ def test_shares_that_an_engine_cannot_hold():
 
 
 def test_eplb_maps_agree_with_one_another():
-    found = json.loads(export_placement(TWICE, "eplb"))
+    found = json.loads(export_placement(REPLICATED, "eplb"))
     assert found == {"phy2log": [[0, 1, 0, 2]], "log2phy": [[[0, 2], [1, -1], [3, -1]]], "logcnt": [[2, 1, 1]]}
 
 
@@ -154,9 +158,27 @@ def test_placements_as_json(placement):
     assert placement_from_json(json.loads(json.dumps(layers_json(placement)))) == placement
 
 
+def test_the_placement_of_a_plan(tmp_path):
+    config = {
+        "num_local_experts": 4,
+        "num_hidden_layers": 2,
+        "num_experts_per_tok": 1,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+    }
+    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=2, window_tokens=16))
+    plan = make_plan(cluster(1e6, 2e6), [profile])
+    save(plan, tmp_path / "plan.json")
+    assert load_placement(tmp_path / "plan.json") == plan.models[0].placement
+    older = json.loads((tmp_path / "plan.json").read_text()) | {"schema": 1}
+    (tmp_path / "plan.json").write_text(json.dumps(older))
+    with pytest.raises(BadInput, match="expected schema = 2, found 1; make it anew with aurora plan"):
+        load_placement(tmp_path / "plan.json")
+
+
 def test_placement_files(tmp_path):
     path = tmp_path / "p.json"
-    for placement in (ONCE, TWICE):
+    for placement in (UNREPLICATED, REPLICATED):
         save_placement(placement, "by hand", path)
         assert load_placement(path) == placement
     with pytest.raises(BadInput, match="expected one model; name one of none by `model`, found 'm'"):

@@ -110,7 +110,7 @@ def test_other_schemas_of_arrays_are_refused(tmp_path, plan, profile, curves, ki
         arrays = dict(file)
     arrays["about"] = np.array(json.dumps(json.loads(str(arrays["about"])) | {"schema": 2}))
     np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(BadInput, match=r"x\.npz: expected schema = 1, found 2"):
+    with pytest.raises(BadInput, match=r"x\.npz: expected schema = 1, found 2; make it anew with aurora"):
         aurora.load(tmp_path / "x.npz")
 
 
@@ -276,7 +276,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [
-        (lambda p: p.update(schema=1), BadInput, "expected plan schema 2, found 1; make it anew with aurora plan"),
+        (lambda p: p.update(schema=1), BadInput, "expected schema = 2, found 1; make it anew with aurora plan"),
         (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
         (lambda p: p.pop("models"), BadInput, "KeyError"),
         (
@@ -290,7 +290,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
         (lambda p: p.update(objective_s=float("nan")), BrokenPlan, "below its bound"),
         (lambda p: p.update(epoch=float("inf")), BadInput, "OverflowError"),
-        (lambda p: p.update(schema=True), BadInput, "expected plan schema 2, found True"),
+        (lambda p: p.update(schema=True), BadInput, "expected schema = 2, found True"),
         (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BrokenPlan, "below the fluid bound"),
         (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
         (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be a text, found 5"),

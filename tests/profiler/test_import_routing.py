@@ -88,7 +88,7 @@ def test_tokens(tmp_path):
     assert made.routing.lengths_Q.tolist() == [3, 1, 2]
     assert np.array_equal(made.coactivation.together_LEE, CoActivation.of(experts, 4).together_LEE)
     assert imported(path, "tokens", window=4).routing.window_U.tolist() == [0, 0, 0, 0, 1, 1]
-    with pytest.raises(BadInput, match="--co-activation: expected every token's choices, found counts alone in eplb-load"):
+    with pytest.raises(BadInput, match="`coactivation`: expected every token's choices, found counts alone in eplb-load"):
         imported(saved(tmp_path, "w.npy", lambda file: np.save(file, LOADS)), "eplb-load", coactivation=True)
 
 
@@ -102,7 +102,7 @@ def test_csv_by_columns(tmp_path):
     both = imported(path, "csv", sources=3, wheres=[{"domain": "a"}, {"domain": "b"}])
     assert both.tokens_TLSE.sum(axis=(0, 3)).tolist() == [[10, 40, 10]] * 2
     assert both.provenance["where"] == "domain=a; domain=b"
-    with pytest.raises(BadInput, match="expected one value of domain, found several; choose by --where domain=VALUE"):
+    with pytest.raises(BadInput, match="expected one value of domain, found several; choose by `where` domain=VALUE"):
         imported(path, "csv")
     with pytest.raises(BadInput, match=r"expected rows of counts, found none where {'domain': 'c'}"):
         imported(path, "csv", wheres=[{"domain": "c"}])
@@ -213,7 +213,7 @@ def test_archives_that_would_fill_the_memory(tmp_path, monkeypatch):
 
 def test_what_does_not_go_together(tmp_path):
     path = saved(tmp_path, "w.npy", lambda file: np.save(file, LOADS))
-    with pytest.raises(BadInput, match="--where is for the columns of csv"):
+    with pytest.raises(BadInput, match="`where` is for the columns of csv"):
         imported(path, "eplb-load", wheres=[{"a": "b"}])
     with pytest.raises(BadInput, match="none: no such file"):
         imported(tmp_path / "none", "eplb-load")
