@@ -21,9 +21,8 @@ from machine import machine
 from aurora.io import shipped
 from aurora.models.corpus import Corpus
 from aurora.models.loading import MoeModel, load_model
-from aurora.profiler.redundant_counting import CountingWorkers, count_with_workers
-from aurora.profiler.routing_counts import RoutingCounts
-from aurora.profiler.routing_hooks import next_round, route_round
+from aurora.profiler.redundant_counting import count_with_workers
+from aurora.profiler.routing_counts import RoutingCounts, next_round, route_round
 from aurora.reproduce.bcc.studies import Injected
 from aurora.types import CountingOptions, ProfileOptions
 from aurora.types.arrays import IntArray
@@ -47,7 +46,7 @@ def by_one(model: MoeModel, text: Path) -> IntArray:
     state = RoutingCounts()
     while any(batches := next_round(prompts, OPTIONS)):
         passes = route_round(model, batches, OPTIONS.max_new_tokens, keep=False)
-        state = state.add(passes, batches, OPTIONS.window, model.top_k, routing=False, pairs=False)
+        state = state.add(passes, batches, OPTIONS.window, model.top_k, routing=False, coactivation=False)
     return state.tokens_TLSE
 
 
@@ -59,11 +58,11 @@ def counted(
     delay_W = np.full(WORKERS, wait_s)
     delay_W[1] += late_s
     options = CountingOptions(WORKERS, redundancy, scheme)
-    fleet = CountingWorkers(
-        options, lambda shares: seen.append([share.state for share in shares]), delay_s=Injected(delay_W[None])
-    )
     began = time.perf_counter()
-    found = count_with_workers(model, MODEL, [text], OPTIONS, fleet)
+    found = count_with_workers(
+        model, MODEL, [text], OPTIONS, options,
+        watch=lambda reports: seen.append([report.state for report in reports]), delay_s=Injected(delay_W[None]),
+    )  # fmt: skip
     return time.perf_counter() - began, seen[-1], found.tokens_TLSE
 
 

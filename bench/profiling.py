@@ -22,7 +22,7 @@ from aurora.models.loading import MoeModel, find_moe_layers, load_model
 from aurora.planner.workload.drift import drift
 from aurora.profiler.import_routing import import_profile
 from aurora.profiler.profile_model import profile_model
-from aurora.profiler.routing_hooks import route_round
+from aurora.profiler.routing_counts import route_round
 from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.types import CoActivation, ProfileOptions
 
@@ -85,7 +85,7 @@ def _overhead() -> list[str]:
 
 
 def _plain(model: MoeModel, prompts: list[list[int]], tokens: int) -> None:
-    together = GreedyBatch(model.model, prompts, tokens, eos=None, pad=0)
+    together = GreedyBatch(model.model, prompts, [tokens] * len(prompts), eos=None, pad=0)
     for _ in range(tokens):
         together.step()
 

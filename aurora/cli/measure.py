@@ -1,11 +1,7 @@
 """What `aurora profile` measures beside routing: compute curves, links and devices."""
 
-import datetime
-import socket
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from aurora.cli.common import need, terminal
 from aurora.errors import BadInput
@@ -26,8 +22,8 @@ def compute(model: str | None, joined: Sequence[Path], output: Path, options: Pr
         need("torch", "transformers")
         from aurora.profiler.compute_timing import measure_curves
 
-        tokens = 2 * options.batch * options.prompt_tokens
-        found.insert(0, measure_curves(model, tokens=tokens, length=options.prompt_tokens, share=options.share))
+        tokens, each = 2 * options.batch * options.prompt_tokens, options.prompt_tokens
+        found.insert(0, measure_curves(model, max_tokens=tokens, sequence_tokens=each, processes=options.share))
     if not found:
         raise BadInput("profile --compute-only: expected a model folder")
     for one in found:
@@ -46,52 +42,26 @@ def compute(model: str | None, joined: Sequence[Path], output: Path, options: Pr
 def network(ranks: int | None, transport: str, output: Path) -> None:
     """The links between ranks as a cluster file; under torchrun rank 0 writes it."""
     need("torch")
-    from aurora.io import load_gpus, save_cluster
-    from aurora.profiler.link_model import cluster_of
+    from aurora.io import save_cluster
     from aurora.profiler.link_timing import measure_links
     from aurora.reports.tables import links_table
 
-    answer = measure_links(ranks, transport)
-    if answer is None:
+    measured = measure_links(ranks, transport)
+    if measured is None:
         return  # under torchrun rank 0 speaks
-    links, seated, over = answer
-    made = cluster_of(links, seated, {kind: known.half_flops for kind, known in load_gpus().items()})
-    pairs = ~np.eye(len(made), dtype=bool)
-    rates = links.rate_Bps_GG[pairs]
-    curve = ", ".join(f"{k}: {goodput:.0%}" for k, goodput in zip(links.senders_K, links.goodput_K, strict=True))
-    remarks = [
-        f"Measured by aurora profile --network over {over}, {len(made)} ranks, {_today()}. Ports: to and from several at once.",
-        f"Pairs alone: {rates.min():.4g} to {rates.max():.4g} bytes a second; a line through their message sizes is "
-        f"{np.median(links.error_GG[pairs]):.1%} off (median), {links.error_GG[pairs].max():.1%} at worst.",
-        f"Goodput of a receiver by how many send to it at once: {curve}.",
-    ]
-    save_cluster(made, output, remarks)
-    _shown(made, output, *remarks)
-    terminal().print(links_table(links.rate_Bps_GG, links.startup_s_GG))
+    save_cluster(measured.cluster, output, measured.remarks)
+    _shown(measured.cluster, output, *measured.remarks)
+    terminal().print(links_table(measured.links.rate_Bps_GG, measured.links.startup_s_GG))
 
 
 def devices(output: Path) -> None:
     """This machine's GPUs as a cluster file."""
-    from aurora.io import load_gpus, save_cluster
-    from aurora.profiler.devices import cluster_of_devices, inventory, nvml_here
+    from aurora.io import save_cluster
+    from aurora.profiler.devices import find_devices
 
-    with nvml_here() as nvml:
-        found = inventory(nvml)
-    kinds = load_gpus()
-    made = cluster_of_devices(found, kinds, socket.gethostname())
-    remarks = [
-        f"By aurora profile --devices, driver {found.driver}, {_today()}. Rates and speeds are datasheets', not measured."
-    ]
-    for kind in dict.fromkeys(device.kind for device in found.devices):
-        source = (
-            f"figures from {kinds[kind].source}" if kind in kinds else "not among the known kinds: rates of its PCIe, speed 1"
-        )
-        remarks.append(f"{kind}: {source}.")
-    ways = ", ".join(sorted({way for row in found.ways_GG for way in row if way}))
-    if ways:
-        remarks.append(f"Between GPUs: {ways}.")
-    save_cluster(made, output, remarks)
-    _shown(made, output, *remarks)
+    found = find_devices()
+    save_cluster(found.cluster, output, found.remarks)
+    _shown(found.cluster, output, *found.remarks)
 
 
 def _shown(made: Cluster, output: Path, *remarks: str) -> None:
@@ -102,7 +72,3 @@ def _shown(made: Cluster, output: Path, *remarks: str) -> None:
     for remark in remarks:
         console.print(remark, soft_wrap=True)
     console.print(f"wrote {output}", soft_wrap=True)
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()

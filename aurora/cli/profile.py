@@ -146,7 +146,6 @@ def profile(
         need("torch", "transformers")
         from aurora.cli.progress import shown, workers_shown
         from aurora.profiler.profile_model import profile_model, profile_with_workers
-        from aurora.profiler.redundant_counting import CountingWorkers
         from aurora.runtime.distributed.process_groups import rank_info_from_environment
 
         try:
@@ -154,11 +153,10 @@ def profile(
                 with shown() as progress:
                     made = profile_model(model, texts, options, progress, partial)
             else:
-                fleet = CountingOptions(workers, redundancy, scheme, seed, timeout)
+                counting = CountingOptions(workers, redundancy, scheme, seed, timeout)
                 with workers_shown() as watch:
-                    made = profile_with_workers(
-                        model, texts, options, CountingWorkers(fleet, watch, rank_info_from_environment(timeout))
-                    )
+                    rank_info = rank_info_from_environment(timeout)
+                    made = profile_with_workers(model, texts, options, counting, watch=watch, rank_info=rank_info)
         except KeyboardInterrupt as stop:
             print(f"aurora: interrupted: {str(stop) or 'nothing is kept'}", file=sys.stderr)
             raise typer.Exit(130) from None

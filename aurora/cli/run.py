@@ -27,11 +27,11 @@ def sampled(wanted: bool) -> Iterator[list[str]]:
     if not wanted:
         yield said
         return
-    from aurora.profiler.devices import Sampler, inventory, nvml_here
+    from aurora.profiler.devices import UtilizationSampler, inventory, open_nvml
 
-    with nvml_here() as nvml:
+    with open_nvml() as nvml:
         kinds = [device.kind for device in inventory(nvml).devices]
-        with Sampler(nvml) as sampler:
+        with UtilizationSampler(nvml) as sampler:
             yield said
         for index, kind in enumerate(kinds):
             busy_X, memory_X = sampler.busy_XG[:, index], sampler.memory_XG[:, index]

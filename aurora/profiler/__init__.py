@@ -1,1 +1,12 @@
-"""Measures how models route tokens and how long their phases take here."""
+"""Measurements: how a model routes tokens, how long its phases take, and what the machines' links and devices are.
+
+One function each, all returning values:
+
+- `profile_model.profile_model`: routing of a model on text, and its compute curves (a Profile); `profile_with_workers` with
+  several workers, of whom some may fail
+- `import_routing.import_profile`, `vllm_server.profile_vllm_server`: routing that an engine recorded (a Profile)
+- `compute_timing.measure_curves`: compute curves alone (ComputeCurves)
+- `link_timing.measure_links`: links between ranks (MeasuredCluster)
+- `devices.find_devices`: this machine's GPUs (DeviceCluster)
+- `doctor.examine`: what works on this machine (Findings)
+"""

@@ -1,4 +1,4 @@
-"""Time gate, expert and aggregation against tokens, in the conditions that a rank will find."""
+"""Compute timing: gate, expert and aggregation against tokens, under the conditions that a rank meets in a run."""
 
 import copy
 import datetime
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,19 +25,19 @@ WARM_UP, REPEATS = 2, 7
 CACHE_BYTES = 256 << 20  # above any GPU's last cache
 WAIT_S = 5e-3  # about what a rank waits for an exchange
 
-Model = tuple[str, str, int, int, int]  # as Curves begins
+Model = tuple[str, str, int, int, int]  # the first fields of ComputeCurves
 Times = dict[str, list[float]]
 
 
 class Stopwatch:
-    """Marks on the device's own time line: CUDA events, or the host's clock."""
+    """Times work on the device's own clock: CUDA events, or the host's clock."""
 
     def __init__(self, device: str) -> None:
         self._flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device) if device != "cpu" else None
 
     def cool(self) -> None:
-        """As a rank comes to a phase in a run: on a GPU other experts' weights have been through its caches; on a CPU it has
-        waited for other ranks, while others had its core."""
+        """Brings caches and core into the state that a phase finds in a run: on a GPU other experts' weights have been through
+        the caches; on a CPU the rank has waited for others, who had its core."""
         if self._flush is not None:
             self._flush.zero_()
         else:
@@ -56,7 +57,7 @@ class Stopwatch:
         return float(begin.elapsed_time(end)) / 1e3
 
     def median(self, measure: Callable[[], float]) -> float:
-        """Of REPEATS measurements, after WARM_UP and when all processes of this machine are here."""
+        """Median of REPEATS measurements after WARM_UP, begun by all processes together."""
         dist.barrier()
         for _ in range(WARM_UP):
             measure()
@@ -70,14 +71,27 @@ class Stopwatch:
         return self.seconds(begin, self.mark())
 
 
-def measure_curves(path: str, *, tokens: int, length: int, share: int) -> ComputeCurves:
-    """Each phase's Curve on this machine's kind of device, up to `tokens` tokens, in sequences of at most `length`.
+def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, processes: int = 1) -> ComputeCurves:
+    """Measures how long a model's phases take on this machine: gate, expert and aggregation, against their tokens.
 
-    Powers of two. `share` processes measure at the same time, as that many ranks on this machine will compute at the same time;
-    points are medians over repeats and processes, and a curve is fitted to them.
+    Each power of two up to `max_tokens` is timed in several processes at once; a curve is fitted to the medians.
+
+    Args:
+        path: the folder of a transformers MoE model.
+        max_tokens: the most tokens of a phase to time.
+        sequence_tokens: the most tokens of a sequence while the gate's phase, which includes attention, is timed.
+        processes: how many measure at the same time, as that many ranks of this machine will compute at the same time.
+
+    Returns: ComputeCurves of this machine's kind of device, seconds by tokens, with provenance.
+    Raises: BadInput: if there is no MoE model at `path`. RankFailed: if a process dies.
+    Example:
+        >>> from aurora.io import shipped
+        >>> curves = measure_curves(shipped("models/mixtral-topics"), max_tokens=64, sequence_tokens=32)
+        >>> sorted(curves.kinds["cpu"])  # doctest: +SKIP
+        ['aggregate', 'expert', 'gate']
     """
-    sizes = [1 << power for power in range((max(1, tokens) - 1).bit_length() + 1)]
-    results = launch(_measure_rank, share, path, sizes, length)
+    sizes = [1 << power for power in range((max(1, max_tokens) - 1).bit_length() + 1)]
+    results = launch(_measure_rank, processes, str(path), sizes, sequence_tokens)
     about: Model
     about, kind, shape, _ = results[0]
     fits = {}
@@ -86,18 +100,18 @@ def measure_curves(path: str, *, tokens: int, length: int, share: int) -> Comput
         fits[phase] = fit_curve(sizes, medians)
     errors = ", ".join(f"{phase} {fit.median_error:.1%} / {fit.worst_error:.1%}" for phase, fit in fits.items())
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    cores = f"{share} processes at a time on {os.cpu_count()} cores, {platform.machine()}"
+    cores = f"{processes} processes at a time on {os.cpu_count()} cores, {platform.machine()}"
     said = f"{shape}; {cores}; torch {torch.__version__}; fit, median / worst: {errors}; {today}"
     return ComputeCurves(*about, {kind: {phase: fit.curve for phase, fit in fits.items()}}, {f"curves of {kind}": said})
 
 
-def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], length: int) -> tuple[Model, str, str, Times]:
+def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tokens: int) -> tuple[Model, str, str, Times]:
     device = device_of(rank_info)
     model = load_model(path, device)
     watch = Stopwatch(device)
     with default_process_group(rank_info), torch.inference_mode():
         times = {
-            "gate": [_gate_s(model, watch, size, length) for size in sizes],
+            "gate": [_gate_s(model, watch, size, sequence_tokens) for size in sizes],
             "expert": _expert_s(model, watch, sizes),
             "aggregate": _aggregate_s(model, watch, sizes),
         }
@@ -107,9 +121,9 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], length: int)
     return about, kind, f"{dtype}, hidden size {model.hidden}, experts of {model.expert_bytes} bytes", times
 
 
-def _gate_s(model: MoeModel, watch: Stopwatch, tokens: int, length: int) -> float:
+def _gate_s(model: MoeModel, watch: Stopwatch, tokens: int, sequence_tokens: int) -> float:
     """Seconds between two MoE layers: a forward pass without its experts, shared out over the layers."""
-    width = min(tokens, length)
+    width = min(tokens, sequence_tokens)
     ids = torch.randint(3, model.model.config.vocab_size, (-(-tokens // width), width))
     ids = ids.to(next(model.model.parameters()).device)
     inside: list[tuple[Any, Any]] = []

@@ -1,5 +1,7 @@
-"""The GPUs of this machine by NVML: what they are, how they are joined, and how busy they are during a run."""
+"""This machine's GPUs by NVML: what they are, how they are connected, and how busy they are during a run."""
 
+import datetime
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -11,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput, MissingDependency
+from aurora.io import load_gpus
 from aurora.types import Cluster, Gpu, GpuKind
 from aurora.types.arrays import FloatArray
 from aurora.types.gpu_kind import PCIE_LANE_Bps
 
 Nvml = Any  # the module pynvml, or what answers as it does
 INTERVAL_S = 0.1
-NOT_HERE = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # what this kind of GPU does not have
-WAYS = (
+NOT_SUPPORTED = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # what this kind of GPU does not have
+CONNECTIONS = (
     "same board",
     "PCIe switch",
     "PCIe switches",
@@ -30,8 +33,11 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Device:
-    """kind: NVML's name. pcie, lanes: the link's generation and width at best. nvlinks: how many are up. sm_MHz, memory_MHz:
-    the highest clocks."""
+    """One GPU.
+
+    index: NVML's. kind: the name that NVML gives it. pcie, lanes: the highest generation and width of its PCIe link, 0 where
+    NVML does not know. nvlinks: how many are up. sm_MHz, memory_MHz: the highest clocks.
+    """
 
     index: int
     kind: str
@@ -45,16 +51,23 @@ class Device:
 
 @dataclass(frozen=True)
 class Inventory:
-    """ways_GG: how two devices reach each other, NVLink or one of WAYS; empty for one and itself."""
+    """All GPUs of a machine.
+
+    driver: its version. connections_GG: how two devices reach each other: "NVLink", one of CONNECTIONS, or "unknown"; empty for
+    a device and itself.
+    """
 
     driver: str
     devices: tuple[Device, ...]
-    ways_GG: tuple[tuple[str, ...], ...]
+    connections_GG: tuple[tuple[str, ...], ...]
 
 
 @contextmanager
-def nvml_here() -> Iterator[Nvml]:
-    """pynvml, initialised inside the block. Raises MissingDependency without it, BadInput where there is no driver."""
+def open_nvml() -> Iterator[Nvml]:
+    """Yields the module pynvml, initialised inside the block.
+
+    Raises: MissingDependency: if pynvml is not installed. BadInput: if the machine has no NVIDIA driver.
+    """
     try:
         import pynvml
     except ImportError as error:
@@ -70,61 +83,72 @@ def nvml_here() -> Iterator[Nvml]:
 
 
 def inventory(nvml: Nvml) -> Inventory:
-    """All GPUs of this machine. Raises BadInput where there is none, one is split by MIG, or one does not answer."""
+    """All GPUs of this machine.
+
+    Raises: BadInput: if there is none, one is split by MIG, or one does not answer.
+    """
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         devices = tuple(_device(nvml, index, handle) for index, handle in enumerate(handles))
-        ways_GG = tuple(tuple("" if a is b else _way(nvml, a, b) for b in handles) for a in handles)
+        connections_GG = tuple(tuple("" if a is b else _connection(nvml, a, b) for b in handles) for a in handles)
         driver = str(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
         raise BadInput(f"NVML: expected every GPU to answer, found: {error}") from None
     if not devices:
         raise BadInput("NVML: expected at least one GPU, found none")
-    return Inventory(driver, devices, ways_GG)
+    return Inventory(driver, devices, connections_GG)
 
 
 def _device(nvml: Nvml, index: int, handle: Any) -> Device:
     kind = str(nvml.nvmlDeviceGetName(handle))
-    mig = _if_here(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    mig = _if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
         raise BadInput(
             f"GPU {index} ({kind}): expected a whole GPU, found it split by MIG; `nvidia-smi -i {index} -mig 0` ends that"
         )
-    links = (_if_here(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
+    links = (_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
     return Device(
         index,
         kind,
         int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        _if_here(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0,
-        _if_here(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0,
+        _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0,
+        _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0,
         sum(state == nvml.NVML_FEATURE_ENABLED for state in links),
-        _if_here(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM) or 0,
-        _if_here(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM) or 0,
+        _if_supported(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM) or 0,
+        _if_supported(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM) or 0,
     )
 
 
-def _way(nvml: Nvml, one: Any, other: Any) -> str:
-    status = _if_here(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+def _connection(nvml: Nvml, one: Any, other: Any) -> str:
+    status = _if_supported(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if status == nvml.NVML_P2P_STATUS_OK:
         return "NVLink"
-    level = _if_here(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
-    return WAYS[min(level // 10, len(WAYS) - 1)] if level is not None else "unknown"
+    level = _if_supported(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    return CONNECTIONS[min(level // 10, len(CONNECTIONS) - 1)] if level is not None else "unknown"
 
 
-def _if_here(nvml: Nvml, ask: Any, *about: Any) -> Any:
+def _if_supported(nvml: Nvml, ask: Any, *about: Any) -> Any:
     """NVML's answer, or None for what the GPU does not have."""
     try:
         return ask(*about)
     except nvml.NVMLError as error:
-        if error.value in [getattr(nvml, name) for name in NOT_HERE]:
+        if error.value in [getattr(nvml, name) for name in NOT_SUPPORTED]:
             return None
         raise
 
 
 def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str) -> Cluster:
-    """One rank a GPU of this machine, at datasheet rates: over NVLink where it is up and the kind is known, else over PCIe.
+    """A Cluster with one rank for each GPU of a machine, at datasheet rates.
 
-    Speeds follow the kinds' half-precision peaks, the first GPU's being 1; a kind that is not known counts as the first.
+    Ports have NVLink's rate where NVLink is up and the kind is known, else PCIe's. Speeds are the kinds' half-precision peaks,
+    relative to the first GPU's; an unknown kind counts as the first.
+
+    Args:
+        found: the machine's GPUs.
+        kinds: datasheets by kind.
+        host: the machine's name, which begins the ranks' names.
+
+    Raises: BadInput: if NVML knows neither NVLink nor PCIe of a GPU.
     """
     first = kinds.get(found.devices[0].kind)
     gpus = []
@@ -140,11 +164,44 @@ def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str
     return Cluster(host, tuple(gpus))
 
 
-class Sampler:
-    """Samples every GPU's utilisation on a thread of its own, while the block lasts.
+@dataclass(frozen=True)
+class DeviceCluster:
+    """This machine's GPUs as a Cluster, the inventory it was made from, and remarks for its file on where figures are from."""
 
-    at_s_X (X,) seconds since it began; busy_XG (X, G) the part of the time, 0 to 1, that kernels ran, over NVML's own sampling
-    period; memory_XG (X, G) bytes in use.
+    cluster: Cluster
+    inventory: Inventory
+    remarks: tuple[str, ...]
+
+
+def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
+    """This machine's GPUs as a Cluster, at datasheet rates and speeds; nothing is measured.
+
+    kinds: datasheets by kind; None: the shipped ones.
+
+    Raises: MissingDependency: if pynvml is not installed. BadInput: as `open_nvml`, `inventory` and `cluster_of_devices` do.
+    Example:
+        >>> find_devices().cluster.gpus[0].kind  # doctest: +SKIP
+        'NVIDIA H100 80GB HBM3'
+    """
+    with open_nvml() as nvml:
+        found = inventory(nvml)
+    kinds = load_gpus() if kinds is None else kinds
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    remarks = [f"This machine's GPUs, driver {found.driver}, {today}. Rates and speeds are datasheets', not measured."]
+    for kind in dict.fromkeys(device.kind for device in found.devices):
+        unknown = "not among the known kinds: rates of its PCIe, speed 1"
+        remarks.append(f"{kind}: {f'figures from {kinds[kind].source}' if kind in kinds else unknown}.")
+    connections = sorted({each for row in found.connections_GG for each in row if each})
+    if connections:
+        remarks.append(f"Between GPUs: {', '.join(connections)}.")
+    return DeviceCluster(cluster_of_devices(found, kinds, socket.gethostname()), found, tuple(remarks))
+
+
+class UtilizationSampler:
+    """Context manager that samples all GPUs' utilization in a thread.
+
+    at_s_X (X,): seconds since it began. busy_XG (X, G): part of the time, 0 to 1, that kernels ran, over NVML's own sampling
+    period. memory_XG (X, G): bytes in use.
     """
 
     def __init__(self, nvml: Nvml, interval_s: float = INTERVAL_S) -> None:
@@ -154,7 +211,7 @@ class Sampler:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="aurora-utilisation", daemon=True)
 
-    def __enter__(self) -> "Sampler":
+    def __enter__(self) -> "UtilizationSampler":
         self._thread.start()
         return self
 

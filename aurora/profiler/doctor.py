@@ -1,4 +1,4 @@
-"""What of aurora works on this machine, and what to install for the rest."""
+"""`aurora doctor`: what of aurora works on this machine, and what to install for the rest."""
 
 import importlib
 import os
@@ -7,12 +7,17 @@ import shutil
 import time
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput, MissingDependency, RankFailed
+
+if TYPE_CHECKING:
+    from aurora.runtime.distributed.launcher import RankInfo
 
 WORKS, MISSING, BROKEN = "works", "missing", "broken"
 OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "networkx": (3, 3), "numba": (0, 60)}
-MEET_S = 30.0  # how long two ranks wait for each other
+RENDEZVOUS_S = 30.0  # how long two ranks wait for each other
+TRIPS = 20
 
 
 @dataclass(frozen=True)
@@ -108,10 +113,10 @@ def _cuda() -> Finding:
 
 
 def _gpus() -> Finding:
-    from aurora.profiler.devices import inventory, nvml_here
+    from aurora.profiler.devices import inventory, open_nvml
 
     try:
-        with nvml_here() as nvml:
+        with open_nvml() as nvml:
             try:
                 here = inventory(nvml)
             except BadInput as error:
@@ -122,8 +127,8 @@ def _gpus() -> Finding:
         return Finding("GPUs", MISSING, str(error), "on a GPU machine, install the NVIDIA driver")
     kinds = [device.kind for device in here.devices]
     said = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
-    ways = ", ".join(sorted({way for row in here.ways_GG for way in row if way})) or "alone"
-    return Finding("GPUs", WORKS, f"{said}; driver {here.driver}; {ways}")
+    connections = ", ".join(sorted({each for row in here.connections_GG for each in row if each})) or "alone"
+    return Finding("GPUs", WORKS, f"{said}; driver {here.driver}; {connections}")
 
 
 def _begin_ranks() -> bool:
@@ -142,15 +147,33 @@ def _ranks(ready: bool) -> Finding:
     name = "ranks over gloo"
     if not ready:
         return Finding(name, MISSING, "no torch", 'pip install "aurora-moe[run]"')
-    from aurora.profiler.rendezvous_check import meet
     from aurora.runtime.distributed.launcher import launch
 
     began_s = time.perf_counter()
     try:
-        trip_s = max(launch(meet, 2, timeout_s=MEET_S))
+        trip_s = max(launch(rendezvous, 2, timeout_s=RENDEZVOUS_S))
     except Exception as error:
         return Finding(name, BROKEN, _line(error), "ranks need TCP on loopback: look at GLOO_SOCKET_IFNAME and the firewall")
     return Finding(name, WORKS, f"two met in {time.perf_counter() - began_s:.1f} s, a round trip takes {trip_s * 1e6:.0f} us")
+
+
+def rendezvous(rank_info: "RankInfo") -> float:
+    """A rank's part of the check: median seconds of a gather over gloo. Raises RankFailed if wrong numbers arrive."""
+    import torch
+
+    from aurora.runtime.distributed.gloo import GlooTransport
+    from aurora.runtime.distributed.process_groups import default_process_group
+
+    with default_process_group(rank_info):
+        transport = GlooTransport()
+        took_s: list[float] = []
+        for _ in range(TRIPS):
+            began_s = time.perf_counter()
+            ranks = transport.gather(torch.tensor([rank_info.rank])).flatten().tolist()
+            took_s.append(time.perf_counter() - began_s)
+            if ranks != list(range(rank_info.ranks)):
+                raise RankFailed(f"rank {rank_info.rank}: expected every rank's number, found {ranks}")
+    return sorted(took_s)[TRIPS // 2]
 
 
 def _compiler() -> Finding:

@@ -1,4 +1,4 @@
-"""`aurora import`: routing that an engine recorded becomes a Profile."""
+"""Import of routing that an engine recorded, as a Profile."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,21 @@ def import_profile(
     wheres: Sequence[Where] = (),
     coactivation: bool = False,
 ) -> Profile:
-    """A profile of the model that `config` (a transformers config.json) describes, its compute times by arithmetic.
+    """Profile of recorded routing; compute times follow from the model's shape by arithmetic.
 
-    Every file, and of a CSV every selection of rows, is a domain; a domain's tokens are dealt evenly to ranks that serve it
-    alone, or it shares a rank where there are more domains than `sources`. window: tokens of all sources in a window; None
-    makes each recorded step one. Raises BadInput for files that are not of the format or of other models.
+    Each file, and each selection of a CSV's rows, is a domain. A domain's tokens are dealt evenly to ranks that serve no other
+    domain; where there are more domains than `sources`, domains share a rank.
+
+    Args:
+        files: of one format and one model.
+        form: the format, by name.
+        config: the model's transformers config.json.
+        sources: how many source ranks the tokens are dealt to.
+        window: tokens of all sources in a window; None: each recorded step is one.
+        wheres: selections of a CSV's rows, by column; none: all of them.
+        coactivation: count which experts are chosen together.
+
+    Raises: BadInput: if a file is not of the format, or not of the model.
     """
     if not files or sources < 1 or (window is not None and window < 1):
         raise BadInput(f"import: expected files, sources and a window above zero, found {len(files)}, {sources} and {window}")

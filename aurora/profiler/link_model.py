@@ -1,5 +1,6 @@
-"""From timed transfers to the rates of pairs and ports, and from those to a Cluster."""
+"""Link model: the rates of pairs and ports that timed transfers give, and the Cluster they describe."""
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,13 @@ NOISE = 0.03  # of a goodput: less is not called a loss
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """startup_s_GG, rate_Bps_GG (G, G): of messages from a rank to another; error_GG: median |predicted / measured - 1| over
-    message sizes. out_Bps_G, in_Bps_G (G,): to and from several at once. goodput_K: what senders_K (K,) at once bring to one
-    receiver over what its port and theirs allow, the median over receivers."""
+    """What ranks have measured of their network.
+
+    startup_s_GG, rate_Bps_GG (G, G): of messages from a rank to another. error_GG (G, G): median
+    |predicted / measured - 1| over message sizes. out_Bps_G, in_Bps_G (G,): of a rank's port, to and from several others at
+    once. goodput_K (K,): what senders_K (K,) at once bring to one receiver, over what its port and theirs allow, the median
+    over receivers.
+    """
 
     startup_s_GG: FloatArray
     rate_Bps_GG: FloatArray
@@ -28,7 +33,7 @@ class LinkMeasurements:
 
     @property
     def incast(self) -> float:
-        """The part of its rate that a port loses for each sender beyond the first; zero within the noise."""
+        """Part of its rate that a receiving port loses for each sender beyond the first; zero within the noise."""
         several_K = self.senders_K > 1
         if not several_K.any() or self.goodput_K[several_K].min() > 1 - NOISE:
             return 0.0
@@ -38,7 +43,7 @@ class LinkMeasurements:
 
 @dataclass(frozen=True)
 class RankDevice:
-    """A rank's machine, its place there, and what it computes on."""
+    """What a rank computes on. host: its machine. kind: of GPU, or "cpu"."""
 
     host: str
     local_rank: int
@@ -74,9 +79,16 @@ def fair_shares(most_X: FloatArray, together: float) -> FloatArray:
 def cluster_of(
     links: LinkMeasurements, device_G: Sequence[RankDevice], speeds: Mapping[str, float], name: str = "measured"
 ) -> Cluster:
-    """The measured ports as a Cluster; with several GPUs a server and faster links inside than outside, a fabric of servers.
+    """The Cluster that the measured links describe.
 
-    speeds: of kinds, relative to the first; others count as 1. A message's start-up is taken as the slower of its two ends'.
+    It has a fabric of servers where hosts hold several ranks each and links inside a host are TIERS times as fast as others. A
+    message's start-up is the slower of its two ends'.
+
+    Args:
+        links: as measured.
+        device_G: the ranks' devices.
+        speeds: of kinds, in any unit; a kind without one counts as 1.
+        name: the cluster's.
     """
     ranks = len(device_G)
     hosts = list(dict.fromkeys(device.host for device in device_G))
@@ -108,3 +120,26 @@ def cluster_of(
         for device, node, out_Bps, in_Bps, startup_s in zip(device_G, node_G, out_Bps_G, in_Bps_G, startup_s_G, strict=True)
     ]
     return Cluster(name, tuple(gpus), fabric, links.incast)
+
+
+@dataclass(frozen=True)
+class MeasuredCluster:
+    """A measured Cluster, the links it was made from, and the transport ("gloo" or "nccl") that they were measured over."""
+
+    cluster: Cluster
+    links: LinkMeasurements
+    transport: str
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences for its file: how well the model fits, and how receivers bear several senders."""
+        links, pairs_GG = self.links, ~np.eye(len(self.cluster), dtype=bool)
+        rate_Bps_X, error_X = links.rate_Bps_GG[pairs_GG], links.error_GG[pairs_GG]
+        goodput = ", ".join(f"{k}: {part:.0%}" for k, part in zip(links.senders_K, links.goodput_K, strict=True))
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return (
+            f"Measured over {self.transport}, {len(self.cluster)} ranks, {today}. Ports: to and from several at once.",
+            f"Pairs alone: {rate_Bps_X.min():.4g} to {rate_Bps_X.max():.4g} bytes a second; a line through their message sizes "
+            f"is {np.median(error_X):.1%} off (median), {error_X.max():.1%} at worst.",
+            f"Goodput of a receiver by how many send to it at once: {goodput}.",
+        )

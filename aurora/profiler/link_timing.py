@@ -1,9 +1,9 @@
-"""Time messages between ranks: every pair alone, then every port with several peers at once."""
+"""Link timing: messages between each pair of ranks alone, then each port with several peers at once."""
 
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
-from aurora.profiler.link_model import LinkMeasurements, RankDevice, fair_shares, fit_pair
+from aurora.io import load_gpus
+from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares, fit_pair
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.distributed.nccl import NcclTransport
@@ -22,7 +23,7 @@ from aurora.runtime.distributed.process_groups import (
     rank_info_from_environment,
 )
 from aurora.runtime.distributed.transport import Transport
-from aurora.types import Order
+from aurora.types import GpuKind, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
@@ -31,45 +32,67 @@ SPAN_S = 0.3  # how long several at once are watched
 ROUNDS, SETTLED = 3, 0.05  # of guessing their shares, until a guess is this good
 REPEATS, MOST_REPEATS = 5, 20  # of which the fastest counts: other work only ever slows
 SETTLE_S = 0.01  # between measurements: queues drain
-NETWORKS = ("auto", "gloo", "nccl")
+TRANSPORTS = ("auto", "gloo", "nccl")
 
 
 def measure_links(
-    ranks: int | None, network: str = "auto", timeout_s: float = 300.0
-) -> tuple[LinkMeasurements, list[RankDevice], str] | None:
-    """Links between `ranks` local processes, or between the ranks that torchrun started, where only rank 0 gets an answer; who
-    the ranks are; and which network they used. Raises BadInput for no or too few ranks, RankFailed when one is lost."""
-    if network not in NETWORKS:
-        raise BadInput(f"`transport`: expected one of {', '.join(NETWORKS)}, found {network!r}")
+    ranks: int | None = None,
+    transport: str = "auto",
+    *,
+    kinds: Mapping[str, GpuKind] | None = None,
+    timeout_s: float = 300.0,
+) -> MeasuredCluster | None:
+    """Measures the links between ranks and describes them as a Cluster.
+
+    Under torchrun the ranks are those that it started: every rank calls this, and all but rank 0 get None. Otherwise `ranks`
+    local processes are started.
+
+    Args:
+        ranks: how many; None under torchrun.
+        transport: "gloo", "nccl", or "auto": nccl where every rank has a GPU, else gloo.
+        kinds: datasheets by kind, for the GPUs' relative speeds; None: the shipped ones.
+        timeout_s: how long a rank waits for a peer.
+
+    Raises: BadInput: if the transport is unknown or cannot be used, or `ranks` is below 2 or not torchrun's. RankFailed: if a
+        rank is lost.
+    Example:
+        >>> measured = measure_links(2, "gloo")
+        >>> len(measured.cluster), measured.transport
+        (2, 'gloo')
+    """
+    if transport not in TRANSPORTS:
+        raise BadInput(f"`transport`: expected one of {', '.join(TRANSPORTS)}, found {transport!r}")
     rank_info = rank_info_from_environment(timeout_s)
     found = rank_info.ranks if rank_info is not None else ranks
     if found is None or found < 2 or (ranks is not None and ranks != found):
-        raise BadInput(f"profile `network`: expected `ranks` 2 or more, or as many as torchrun's {found}, found {ranks}")
-    if rank_info is not None:
-        answer = _measure_rank(rank_info, network)
-        return answer if rank_info.rank == 0 else None
-    answers: list[tuple[LinkMeasurements, list[RankDevice], str]] = launch(_measure_rank, found, network, timeout_s=timeout_s)
-    return answers[0]
+        raise BadInput(f"links: expected `ranks` 2 or more, or as many as torchrun's {found}, found {ranks}")
+    if rank_info is None:
+        links, device_G, over = launch(_measure_rank, found, transport, timeout_s=timeout_s)[0]
+    else:
+        links, device_G, over = _measure_rank(rank_info, transport)
+        if rank_info.rank:
+            return None
+    speeds = {kind: known.half_flops for kind, known in (load_gpus() if kinds is None else kinds).items()}
+    return MeasuredCluster(cluster_of(links, device_G, speeds), links, over)
 
 
-def _measure_rank(rank_info: RankInfo, network: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
+def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
+    """One rank: the links, the ranks' devices, and the transport; the same on all ranks."""
     device = device_of(rank_info)
     with default_process_group(rank_info):
-        devices_G: list[Any] = [None] * rank_info.ranks
-        dist.all_gather_object(devices_G, _seated(rank_info, device))
-        everywhere = all(one.kind != "cpu" for one in devices_G)
-        if network == "nccl" and not everywhere:
+        device_G: list[Any] = [None] * rank_info.ranks
+        dist.all_gather_object(device_G, _rank_device(rank_info, device))
+        on_gpus = all(one.kind != "cpu" for one in device_G)
+        if wanted == "nccl" and not on_gpus:
             raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
-        if network == "gloo" or not everywhere:
-            return probe(GlooTransport()), devices_G, "gloo"
+        if wanted == "gloo" or not on_gpus:
+            return time_links(GlooTransport()), device_G, "gloo"
         torch.cuda.set_device(device)
-        transport = NcclTransport(
-            new_process_group("nccl", rank_info.timeout_s), new_process_group("gloo", rank_info.timeout_s), device
-        )
-        return probe(transport, device), devices_G, "nccl"
+        data, control = (new_process_group(backend, rank_info.timeout_s) for backend in ("nccl", "gloo"))
+        return time_links(NcclTransport(data, control, device), device), device_G, "nccl"
 
 
-def _seated(rank_info: RankInfo, device: str) -> RankDevice:
+def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
     host = socket.gethostname()
     if device != "cpu":
         card = torch.cuda.get_device_properties(device)
@@ -78,22 +101,26 @@ def _seated(rank_info: RankInfo, device: str) -> RankDevice:
     return RankDevice(host, rank_info.local_rank, "cpu", memory // rank_info.local_ranks)
 
 
-def probe(transport: Transport, device: str = "cpu") -> LinkMeasurements:
-    """All ranks of a transport call it together and come to the same measurements.
+def time_links(transport: Transport, device: str = "cpu") -> LinkMeasurements:
+    """Measures the links of a transport. All its ranks call this together and get the same measurements.
 
-    A pair alone: messages of SIZES that will take at most PATIENCE_S, each with a small answer, for which half of the smallest
-    round trip is taken off. Ports: each rank to all others, and 1, 2, 4, ... and all others to each, for about SPAN_S.
+    A pair alone: messages of SIZES that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
+    taken off. Ports: each rank to all others, and 1, 2, 4, ... and all others to each rank, for about SPAN_S.
+
+    transport: what to measure; device: where its tensors are.
     """
-    return _Probe(transport, device).links()
+    return _LinkTimer(transport, device).measure()
 
 
-class _Probe:
+class _LinkTimer:
+    """One rank's part in timing the links."""
+
     def __init__(self, transport: Transport, device: str) -> None:
         self._net = transport
         self._device = device
         self._buffer = torch.zeros(SIZES[-1], dtype=torch.uint8, device=device)
 
-    def links(self) -> LinkMeasurements:
+    def measure(self) -> LinkMeasurements:
         ranks = self._net.ranks
         fitted_GG3 = np.zeros((ranks, ranks, 3))
         for src in range(ranks):
@@ -101,25 +128,28 @@ class _Probe:
                 if src != dst:
                     fitted_GG3[src, dst] = self._pair(src, dst)
         startup_s_GG, rate_Bps_GG, error_GG = np.moveaxis(fitted_GG3, 2, 0)
-        others = {rank: [(rank + step) % ranks for step in range(1, ranks)] for rank in range(ranks)}
-        out_Bps_G = np.array([self._together([(rank, to) for to in others[rank]], rate_Bps_GG) for rank in range(ranks)])
-        senders_K = np.array(sorted({1 << power for power in range((ranks - 1).bit_length())} | {ranks - 1}))
-        into_KG = np.array(
-            [
-                [self._together([(of, rank) for of in others[rank][:senders]], rate_Bps_GG) for rank in range(ranks)]
-                for senders in senders_K
-            ]
-        )
-        in_Bps_G = np.maximum(into_KG.max(axis=0), rate_Bps_GG.max(axis=0))
-        allowed_KG = np.array(
-            [
-                [min(in_Bps_G[rank], sum(rate_Bps_GG[of, rank] for of in others[rank][:senders])) for rank in range(ranks)]
-                for senders in senders_K
-            ]
-        )
-        goodput_K = np.minimum(np.median(into_KG / allowed_KG, axis=1), 1.0)
+        out_Bps_G = np.array([self._together([(rank, to) for to in self._others(rank)], rate_Bps_GG) for rank in range(ranks)])
         out_Bps_G = np.maximum(out_Bps_G, rate_Bps_GG.max(axis=1))
+        senders_K, into_KG = self._into_ports(rate_Bps_GG)
+        in_Bps_G = np.maximum(into_KG.max(axis=0), rate_Bps_GG.max(axis=0))
+        sent_KG = [[rate_Bps_GG[self._others(rank)[:senders], rank].sum() for rank in range(ranks)] for senders in senders_K]
+        allowed_KG = np.minimum(in_Bps_G, sent_KG)
+        goodput_K = np.minimum(np.median(into_KG / allowed_KG, axis=1), 1.0)
         return LinkMeasurements(startup_s_GG, rate_Bps_GG, error_GG, out_Bps_G, in_Bps_G, senders_K, goodput_K)
+
+    def _others(self, rank: int) -> list[int]:
+        """All ranks but this, from the next one on."""
+        return [(rank + step) % self._net.ranks for step in range(1, self._net.ranks)]
+
+    def _into_ports(self, rate_Bps_GG: FloatArray) -> tuple[IntArray, FloatArray]:
+        """senders_K (K,), and into_KG (K, G): bytes per second that each rank gets from so many others at once."""
+        ranks = self._net.ranks
+        senders_K = np.array(sorted({1 << power for power in range((ranks - 1).bit_length())} | {ranks - 1}))
+        into_KG = [
+            [self._together([(of, rank) for of in self._others(rank)[:senders]], rate_Bps_GG) for rank in range(ranks)]
+            for senders in senders_K
+        ]
+        return senders_K, np.array(into_KG)
 
     def _pair(self, src: int, dst: int) -> tuple[float, float, float]:
         """Start-up, rate and error of messages from src to dst."""

@@ -1,4 +1,4 @@
-"""`aurora profile`: a model and text become a Profile."""
+"""Profile of a model: its routing counted on text, and its phases timed on this machine."""
 
 import datetime
 import hashlib
@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -17,135 +18,217 @@ from aurora.models.loading import MoeModel, load_model
 from aurora.planner.make_plan import contiguous_intervals
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS
 from aurora.profiler.compute_timing import measure_curves
-from aurora.profiler.partial_profile import job_of, read_partial, save_partial
-from aurora.profiler.redundant_counting import CountingWorkers, count_with_workers
-from aurora.profiler.routing_counts import RoutingCounts
-from aurora.profiler.routing_hooks import Batches, next_round, route_round
-from aurora.runtime.distributed.launcher import start_fork_server
-from aurora.types import Profile, ProfileOptions
+from aurora.profiler.partial_profile import PartialProfile, job_of
+from aurora.profiler.redundant_counting import count_with_workers
+from aurora.profiler.routing_counts import Batches, RoutingCounts, next_round, route_round
+from aurora.runtime.distributed.aggregation_worker import Delay
+from aurora.runtime.distributed.coded_aggregation import Watch
+from aurora.runtime.distributed.launcher import RankInfo, start_fork_server
+from aurora.types import CountingOptions, Profile, ProfileOptions
 from aurora.types.profile import CurvesByKind
 
-SAVE_S = 60.0  # between two savings of what is counted so far
-LOOK = 1.1  # precision is looked at when there are so many times the rounds of the last look
+CHECK_AGAIN = 1.1  # precision is checked when there are so many times the rounds of the last check
+
+Progress = Callable[[str, int, int], None]  # what, done, in all
 
 
 def profile_model(
     path: str | Path,
     files: Sequence[str | Path],
     options: ProfileOptions = ProfileOptions(),
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = lambda _what, _done, _total: None,
     partial: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """Time the model's phases on this machine, then serve the files' prompts through it in this process, counting.
+    """Profiles a model's routing: times its phases on this machine, then serves text through it and counts where tokens go.
 
-    partial: where what is counted so far is kept as a valid profile, every SAVE_S and when interrupted; KeyboardInterrupt then
-    says so. Where one lies already, counting goes on from it. Raises BadInput where the path is no MoE model, there is less
-    than one prompt a source, or the partial profile is of another model, text or options.
+    Args:
+        path: the folder of a transformers MoE model, or its name in the local hub cache.
+        files: the text, as `aurora.models.prompts.Corpus` reads it: .txt, .jsonl or .npy.
+        options: source ranks, prompt length, what is kept, when to stop.
+        progress: called with what is being done, how much of it is done, and how much there is in all.
+        partial: file that keeps what is counted so far as a valid profile, saved every minute and when interrupted. Where it
+            exists already, counting goes on from it.
+        clock: seconds, of any origin; decides when `partial` is saved.
+
+    Returns: the Profile: tokens_TLSE (window, layer, source, expert), compute curves of this machine's kind of device, and
+        provenance. It knows no placement.
+    Raises: BadInput: if there is no MoE model at `path`, a file cannot be read, the text has less than one prompt for each
+        source, or `partial` is of another model, text or options. KeyboardInterrupt: if interrupted; its message says what
+        `partial` keeps.
+    Example:
+        >>> from aurora.io import shipped
+        >>> options = ProfileOptions(sources=2, prompt_tokens=16, limit=4)
+        >>> profile_model(shipped("models/mixtral-topics"), [shipped("models/train.py")], options).tokens_TLSE.shape[1:]
+        (4, 2, 8)
     """
-    if not files:
-        raise BadInput("profile: expected at least one text file, found none")
-    start_fork_server()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(path, device)
-    corpus = Corpus(model.tokenizer, model.vocabulary, files, options.prompt_tokens)
+    model, corpus, provenance = _open(path, files, options)
     prompts = islice(corpus, options.limit)
-    about = _provenance(model, files, options, device)
-    job = job_of(model.fingerprint(), about["text"], options)
-    if partial is not None and partial.exists():
-        unfinished, begun = read_partial(partial, job)
-        curves, about = unfinished.curves, {**unfinished.provenance, **about}
+    unfinished = PartialProfile(partial, job_of(model.fingerprint(), provenance["text"], options), clock)
+    if (resumed := unfinished.load()) is not None:
+        before, counts = resumed
+        builder = _Builder(model, before.curves, {**before.provenance, **provenance})
         first: Batches = []
-        for _ in islice(prompts, begun.prompts):
+        for _ in islice(prompts, counts.prompts):
             pass
     else:
-        begun, first = RoutingCounts(), next_round(prompts, options)
+        counts, first = RoutingCounts(), next_round(prompts, options)
         _check_enough(first, files, options)
-        curves, about = _timed(path, first, options, about, progress)
-    state, saved_s, looked, half_width = begun, clock(), 0, None
+        builder = _timed(path, model, first, options, provenance, progress)
+    precision = _Precision(options, builder)
+    unfinished.begin()
     try:
-        for state in _states(model, begun, first, prompts, options):
-            done = (state.prompts, options.limit) if options.limit else (corpus.read_bytes, corpus.size_bytes)
+        rounds = _rounds(model, counts, first, prompts, options)
+        for counts in rounds:
+            done = (counts.prompts, options.limit) if options.limit else (corpus.read_bytes, corpus.size_bytes)
             progress("counting tokens", *done)
-            if options.precision is not None and state.rounds >= max(MIN_ROUNDS, looked * LOOK):
-                looked, half_width = state.rounds, _half_width(_profile(model, curves, state, about), options.seed)
-                if half_width <= options.precision:
-                    break
-            if partial is not None and clock() - saved_s >= SAVE_S:
-                save_partial(_profile(model, curves, state, about), state.prompts, job, partial)
-                saved_s = clock()
+            if precision.reached(counts):
+                break
+            unfinished.save_if_due(builder.profile, counts)
     except KeyboardInterrupt:
-        if partial is None or not state.prompts:
-            raise KeyboardInterrupt("nothing is kept") from None
-        save_partial(_profile(model, curves, state, about), state.prompts, job, partial)
-        kept = f"{partial} keeps the counts of {state.prompts} prompts; the same command goes on from there"
-        raise KeyboardInterrupt(kept) from None
-    about["prompts"] = _served(state, options)
-    if options.precision is not None:
-        if half_width is None or looked < state.rounds:
-            half_width = _half_width(_profile(model, curves, state, about), options.seed)
-        tokens = int(state.tokens_TLSE[:, 0].sum()) // model.top_k
-        known = f"the bottleneck of experts in order on {options.sources} ranks is known within {half_width:.2%} at {LEVEL:.0%}"
-        more = "" if half_width <= options.precision else f"; {options.precision:.2%} wants more text"
-        about["precision"] = f"{known} after {tokens} tokens{more}"
-    return _profile(model, curves, state, about)
+        raise KeyboardInterrupt(unfinished.save_interrupted(builder.profile, counts)) from None
+    return builder.with_provenance(prompts=_served(counts, options), **precision.provenance(counts)).profile(counts)
 
 
 def profile_with_workers(
     path: str | Path,
     files: Sequence[str | Path],
     options: ProfileOptions,
-    fleet: CountingWorkers,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    counting: CountingOptions,
+    progress: Progress = lambda _what, _done, _total: None,
+    *,
+    watch: Watch = lambda _reports: None,
+    rank_info: RankInfo | None = None,
+    delay_s: Delay | None = None,
 ) -> Profile:
-    """What profile_model counts, counted by the fleet's workers, and then the phases' times on this machine.
+    """Like `profile_model`, but several worker processes count, and none is waited for if others hold its part of the text.
 
-    Under torchrun every rank calls this and only rank 0 returns. Raises as profile_model and collect do, and BadInput for
-    options.precision, which is known only where rounds come one after the other.
+    Args:
+        path, files, options, progress: as in `profile_model`.
+        counting: how many workers, how many of them hold each part, by which scheme.
+        watch: called with a report of each worker whenever one changes.
+        rank_info: under torchrun, where every rank calls this and only rank 0 returns.
+        delay_s: (worker, round) -> seconds; rehearses stragglers.
+
+    Returns: the Profile that `profile_model` would make.
+    Raises: as `profile_model` and `coded_sum` do. BadInput: if options.precision is set, which is only known where rounds come
+        one after the other.
     """
+    if files and options.precision is not None:
+        raise BadInput("`precision`: expected no `workers`, who count all of the text at once and cannot stop early")
+    model, corpus, provenance = _open(path, files, options)
+    first = next_round(islice(corpus, options.limit), options)
+    _check_enough(first, files, options)
+    counts = count_with_workers(
+        model, path, files, options, counting, watch=watch, rank_info=rank_info, delay_s=delay_s
+    )  # fmt: skip
+    builder = _timed(path, model, first, options, provenance, progress)
+    return builder.with_provenance(prompts=_served(counts, options)).profile(counts)
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Makes a Profile of counts, and what is known before them."""
+
+    model: MoeModel
+    curves: CurvesByKind
+    provenance: Mapping[str, str]
+
+    def with_provenance(self, **more: str) -> "_Builder":
+        return _Builder(self.model, self.curves, {**self.provenance, **more})
+
+    def profile(self, counts: RoutingCounts) -> Profile:
+        return Profile(
+            model=self.model.name,
+            fingerprint=self.model.fingerprint(),
+            tokens_TLSE=counts.tokens_TLSE,
+            top_k=self.model.top_k,
+            dispatch_bytes=self.model.row_bytes,
+            combine_bytes=self.model.row_bytes,
+            expert_bytes=self.model.expert_bytes,
+            other_bytes=self.model.other_bytes,
+            curves=self.curves,
+            provenance=self.provenance,
+            routing=counts.routing,
+            stage_T=counts.stages,
+            coactivation=counts.coactivation,
+        )
+
+
+class _Precision:
+    """Whether the bottleneck's load is known as precisely as options.precision asks, if it asks."""
+
+    def __init__(self, options: ProfileOptions, builder: _Builder) -> None:
+        self._options, self._builder = options, builder
+        self._checked_rounds, self._half_width = 0, float("inf")
+
+    def reached(self, counts: RoutingCounts) -> bool:
+        """Checks now and then, since a check costs a resampling; True once it is precise enough."""
+        if self._options.precision is None or counts.rounds < max(MIN_ROUNDS, self._checked_rounds * CHECK_AGAIN):
+            return False
+        self._check(counts)
+        return self._half_width <= self._options.precision
+
+    def provenance(self, counts: RoutingCounts) -> dict[str, str]:
+        """What a profile says of its precision."""
+        wanted = self._options.precision
+        if wanted is None:
+            return {}
+        if self._checked_rounds < counts.rounds:
+            self._check(counts)
+        tokens = int(counts.tokens_TLSE[:, 0].sum()) // self._builder.model.top_k
+        known = f"the bottleneck of experts in order on {self._options.sources} ranks is known within {self._half_width:.2%}"
+        more = "" if self._half_width <= wanted else f"; {wanted:.2%} wants more text"
+        return {"precision": f"{known} at {LEVEL:.0%} after {tokens} tokens{more}"}
+
+    def _check(self, counts: RoutingCounts) -> None:
+        self._checked_rounds = counts.rounds
+        self._half_width = contiguous_intervals(self._builder.profile(counts), self._options.seed).bottleneck.half_width
+
+
+def _open(path: str | Path, files: Sequence[str | Path], options: ProfileOptions) -> tuple[MoeModel, Corpus, dict[str, str]]:
+    """The model on this machine's device, the text, and the provenance that is known before anything is measured."""
     if not files:
         raise BadInput("profile: expected at least one text file, found none")
-    if options.precision is not None:
-        raise BadInput("`precision`: expected no `workers`, who count all of the text at once and cannot stop early")
     start_fork_server()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(path, device)
-    first = next_round(islice(Corpus(model.tokenizer, model.vocabulary, files, options.prompt_tokens), options.limit), options)
-    _check_enough(first, files, options)
-    state = count_with_workers(model, path, files, options, fleet)
-    curves, about = _timed(path, first, options, _provenance(model, files, options, device), progress)
-    return _profile(model, curves, state, {**about, "prompts": _served(state, options)})
+    corpus = Corpus(model.tokenizer, model.vocabulary, files, options.prompt_tokens)
+    return model, corpus, _provenance(model, files, options, device)
 
 
 def _timed(
     path: str | Path,
+    model: MoeModel,
     first: Batches,
     options: ProfileOptions,
-    about: Mapping[str, str],
-    progress: Callable[[str, int, int], None],
-) -> tuple[CurvesByKind, dict[str, str]]:
-    """The phases' curves, up to twice what a source holds of the `first` round, and `about` with how they were measured."""
+    provenance: Mapping[str, str],
+    progress: Progress,
+) -> _Builder:
+    """Times the phases, up to twice the tokens that a source holds of the `first` round."""
     progress("timing phases", 0, 1)
     most = max(sum(map(len, prompts)) for prompts in first)
-    measured = measure_curves(str(path), tokens=most * 2, length=options.prompt_tokens, share=options.share)
+    measured = measure_curves(
+        path, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share
+    )  # fmt: skip
     progress("timing phases", 1, 1)
-    return measured.kinds, {**about, **measured.provenance}
+    return _Builder(model, measured.kinds, {**provenance, **measured.provenance})
 
 
-def _served(state: RoutingCounts, options: ProfileOptions) -> str:
-    return f"{state.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
+def _served(counts: RoutingCounts, options: ProfileOptions) -> str:
+    return f"{counts.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
 
 
-def _states(
-    model: MoeModel, state: RoutingCounts, first: Batches, prompts: Iterator[list[int]], options: ProfileOptions
+def _rounds(
+    model: MoeModel, counts: RoutingCounts, first: Batches, prompts: Iterator[list[int]], options: ProfileOptions
 ) -> Iterator[RoutingCounts]:
-    """What is counted after each further round, until the prompts end."""
+    """The counts after each further round, until the prompts end."""
     keep = options.token_level or options.coactivation
     batches = first or next_round(prompts, options)
     while any(batches):
         passes = route_round(model, batches, options.max_new_tokens, keep)
-        state = state.add(passes, batches, options.window, model.top_k, options.token_level, options.coactivation)
-        yield state
+        counts = counts.add(passes, batches, options.window, model.top_k, options.token_level, options.coactivation)
+        yield counts
         batches = next_round(prompts, options)
 
 
@@ -160,24 +243,6 @@ def _check_enough(first: Batches, files: Sequence[str | Path], options: ProfileO
         )
 
 
-def _profile(model: MoeModel, curves: CurvesByKind, state: RoutingCounts, about: Mapping[str, str]) -> Profile:
-    return Profile(
-        model=model.name,
-        fingerprint=model.fingerprint(),
-        tokens_TLSE=state.tokens_TLSE,
-        top_k=model.top_k,
-        dispatch_bytes=model.row_bytes,
-        combine_bytes=model.row_bytes,
-        expert_bytes=model.expert_bytes,
-        other_bytes=model.other_bytes,
-        curves=curves,
-        provenance=about,
-        routing=state.routing,
-        stage_T=state.stages,
-        coactivation=state.coactivation,
-    )
-
-
 def _provenance(model: MoeModel, files: Sequence[str | Path], options: ProfileOptions, device: str) -> dict[str, str]:
     return {
         "tool": "aurora profile",
@@ -187,10 +252,6 @@ def _provenance(model: MoeModel, files: Sequence[str | Path], options: ProfileOp
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-def _half_width(profile: Profile, seed: int) -> float:
-    return contiguous_intervals(profile, seed).bottleneck.half_width
 
 
 def _sha256(path: Path) -> str:

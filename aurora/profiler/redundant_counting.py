@@ -1,4 +1,7 @@
-"""Count where tokens go with many workers, none of whom is waited for if others hold its part."""
+"""Redundant counting: several workers count a profile's routing, and none is waited for if others hold its part.
+
+Source: BCC (arXiv:1710.09990).
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +16,7 @@ from numpy.typing import NDArray
 
 from aurora.models.corpus import Corpus
 from aurora.models.loading import MoeModel, load_model
-from aurora.profiler.routing_counts import RoutingCounts
-from aurora.profiler.routing_hooks import Batches, Pass, next_round, route_round
+from aurora.profiler.routing_counts import Batches, ForwardPass, RoutingCounts, next_round, route_round
 from aurora.runtime.distributed.aggregation_worker import Delay
 from aurora.runtime.distributed.coded_aggregation import Watch, coded_sum
 from aurora.runtime.distributed.launcher import RankInfo
@@ -22,49 +24,57 @@ from aurora.types import CoActivation, CountingOptions, ProfileOptions
 from aurora.types.arrays import IntArray
 
 
-@dataclass(frozen=True)
-class CountingWorkers:
-    """Who counts, who is told of them, this process's seat under torchrun, and a rehearsal's stragglers."""
-
-    options: CountingOptions
-    watch: Watch = lambda _shares: None
-    rank_info: RankInfo | None = None
-    delay_s: Delay | None = None
-
-
 def count_with_workers(
-    model: MoeModel, path: str | Path, files: Sequence[str | Path], options: ProfileOptions, fleet: CountingWorkers
+    model: MoeModel,
+    path: str | Path,
+    files: Sequence[str | Path],
+    options: ProfileOptions,
+    counting: CountingOptions,
+    *,
+    watch: Watch = lambda _reports: None,
+    rank_info: RankInfo | None = None,
+    delay_s: Delay | None = None,
 ) -> RoutingCounts:
-    """What one process counts, from workers that each load the model, read the files block by block and serve a part.
+    """Counts what one process would count, by workers that each load the model, read all of the text and serve parts of it.
 
-    A part is every so many-th batch of prompts. A worker sends how its batches' counts differ from a stand-in's, which needs
-    the prompts' lengths alone and is the same for all; so differences add up, in windows that no worker saw whole.
-    Raises as collect does. Under torchrun only rank 0 returns; the other processes end with the collection.
+    A part is every n-th batch of prompts. A worker sends the difference of its counts from a stand-in's: routing that is
+    invented from the prompts' lengths alone, the same for all workers. Differences add up, even in windows that no worker saw
+    whole.
+
+    Args:
+        model: the model at `path`, loaded here.
+        files, options: what is counted, as in `profile_model`.
+        counting: how many workers, how many of them hold each part, by which scheme.
+        watch: called with a report of each worker whenever one changes.
+        rank_info: under torchrun, where only rank 0 returns and the other ranks' processes end with the aggregation.
+        delay_s: (worker, round) -> seconds; rehearses stragglers.
+
+    Raises: as `coded_sum` does.
     """
     stand_in, batches = RoutingCounts(), 0
     for round_ in _rounds(model, files, options):
         stand_in = _added(stand_in, _stand_in(model, round_, options), round_, model, options)
         batches += sum(map(bool, round_))
-    parts = min(fleet.options.workers, batches)
-    collected = coded_sum(
+    parts = min(counting.workers, batches)
+    result = coded_sum(
         _Part(str(path), tuple(map(str, files)), options, parts),
         parts,
-        fleet.options.workers,
-        fleet.options.copies,
-        fleet.options.scheme,
+        counting.workers,
+        counting.copies,
+        counting.scheme,
         like=packed(stand_in),
-        rng=np.random.default_rng(fleet.options.seed),
-        timeout_s=fleet.options.timeout_s,
-        delay_s=fleet.delay_s,
-        watch=fleet.watch,
-        rank_info=fleet.rank_info,
+        rng=np.random.default_rng(counting.seed),
+        timeout_s=counting.timeout_s,
+        delay_s=delay_s,
+        watch=watch,
+        rank_info=rank_info,
     )
-    return unpacked(packed(stand_in) + collected.total, stand_in)
+    return unpacked(packed(stand_in) + result.total, stand_in)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A worker's work: part `number` of `parts`, as its difference from the stand-in."""
+    """A worker's work: the counts of part `number` of `parts`, as their difference from the stand-in's."""
 
     path: str
     files: tuple[str, ...]
@@ -94,7 +104,7 @@ def _rounds(model: MoeModel, files: Sequence[str | Path], options: ProfileOption
         yield round_
 
 
-def _stand_in(model: MoeModel, round_: Batches, options: ProfileOptions) -> list[Pass]:
+def _stand_in(model: MoeModel, round_: Batches, options: ProfileOptions) -> list[ForwardPass]:
     """The passes of a round as if every token chose expert 0 alone, top_k times."""
     made = []
     for source, prompts in enumerate(round_):
@@ -103,7 +113,7 @@ def _stand_in(model: MoeModel, round_: Batches, options: ProfileOptions) -> list
             counts_LE = np.zeros((len(model.layers), model.experts), dtype=np.int64)
             counts_LE[:, 0] = len(prompt_U) * model.top_k
             shape = (len(prompt_U), len(model.layers), model.top_k)
-            made.append(Pass(source, step, counts_LE, np.zeros(shape, np.uint8) if _keeps(options) else None, prompt_U))
+            made.append(ForwardPass(source, step, counts_LE, np.zeros(shape, np.uint8) if _keeps(options) else None, prompt_U))
     return made
 
 
@@ -112,13 +122,13 @@ def _keeps(options: ProfileOptions) -> bool:
 
 
 def _added(
-    state: RoutingCounts, passes: Sequence[Pass], round_: Batches, model: MoeModel, options: ProfileOptions
+    state: RoutingCounts, passes: Sequence[ForwardPass], round_: Batches, model: MoeModel, options: ProfileOptions
 ) -> RoutingCounts:
     return state.add(passes, round_, options.window, model.top_k, options.token_level, options.coactivation)
 
 
 def packed(state: RoutingCounts) -> IntArray:
-    """All that is counted in one array, which adds up like the counts do."""
+    """All counts in one array (N,) int64; arrays of the same prompts add up as their counts do."""
     arrays = [*state.windows, *(experts_ULK for experts_ULK, *_ in state.kept)]
     if state.coactivation is not None:
         arrays += [state.coactivation.together_LEE, state.coactivation.next_LEE]
@@ -126,7 +136,7 @@ def packed(state: RoutingCounts) -> IntArray:
 
 
 def unpacked(total: IntArray, like: RoutingCounts) -> RoutingCounts:
-    """What `packed` made `total` of: as many windows and tokens as `like` has, of the same prompts."""
+    """The counts that `packed` makes `total` of; `like`: counts of the same prompts."""
     at = 0
 
     def taken(array: NDArray[Any]) -> IntArray:

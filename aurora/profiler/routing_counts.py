@@ -1,23 +1,132 @@
-"""What rounds of batches add up to, window by window: a value, so that stopping anywhere leaves whole rounds."""
+"""Counts of where tokens go: hooks record each forward pass's choices, and rounds of passes add up to windows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from aurora.profiler.routing_hooks import Pass
-from aurora.types import STAGES, CoActivation, Profile, TokenRouting
+from aurora.models.decoding import GreedyBatch
+from aurora.models.loading import MoeModel
+from aurora.types import STAGES, CoActivation, Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
 
+Batches = list[list[list[int]]]  # of one round: by source, its prompts
 Kept = tuple[NDArray[Any], IntArray, IntArray, IntArray]  # experts_ULK, source_U, window_U, sequence_U
 
 
 @dataclass(frozen=True)
+class ForwardPass:
+    """Routing of one forward pass of one source rank.
+
+    source: the rank. step: 0 is the prefill, n the n-th decode pass. counts_LE (L, E) int64: tokens of each expert. experts_ULK
+    (U, L, K) uint8 or uint16: each token's experts, None where they are not kept. prompt_U (U,) int64: which of the batch's
+    prompts each token is of.
+    """
+
+    source: int
+    step: int
+    counts_LE: IntArray
+    experts_ULK: NDArray[Any] | None
+    prompt_U: IntArray
+
+    @property
+    def stage(self) -> str:
+        return STAGES[min(self.step, 1)]
+
+
+def next_round(prompts: Iterator[list[int]], options: ProfileOptions) -> Batches:
+    """The next round: up to `options.batch` prompts for each source, dealt out one after the other."""
+    some = list(islice(prompts, options.sources * options.batch))
+    return [some[source :: options.sources] for source in range(options.sources)]
+
+
+@contextmanager
+def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
+    """Yields a list that every forward pass inside the block fills: each layer's experts (N, K) of the pass's N tokens.
+
+    The hooks compute and copy nothing, so the device is never waited for and the output stays what it was.
+    """
+    chosen_L: list[torch.Tensor] = [torch.empty(0)] * len(model.layers)
+
+    def hook(layer: int) -> Callable[..., None]:
+        def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            chosen_L[layer] = kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]
+
+        return keep
+
+    handles = [
+        layer.experts.register_forward_pre_hook(hook(number), with_kwargs=True) for number, layer in enumerate(model.layers)
+    ]
+    try:
+        yield chosen_L
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def count_choices(chosen_PL: Sequence[Sequence[torch.Tensor]], experts: int) -> tuple[torch.Tensor, IntArray]:
+    """Choices and counts of P forward passes, from what `record_choices` yielded for each.
+
+    Returns: experts_ULK (U, L, K) of all tokens, one pass after the other, on their device; counts_PLE (P, L, E) int64.
+    """
+    chosen_ULK = torch.stack([torch.cat(of_layer) for of_layer in zip(*chosen_PL, strict=True)], dim=1)
+    passes, layers, device = len(chosen_PL), len(chosen_PL[0]), chosen_ULK.device
+    tokens_P = torch.tensor([len(chosen_L[0]) for chosen_L in chosen_PL], device=device)
+    pass_U = torch.arange(passes, device=device).repeat_interleave(tokens_P, output_size=len(chosen_ULK))
+    first_UL = (pass_U[:, None] * layers + torch.arange(layers, device=device)) * experts
+    counts = torch.bincount((chosen_ULK + first_UL[:, :, None]).flatten(), minlength=passes * layers * experts)
+    return chosen_ULK, counts.cpu().numpy().reshape(passes, layers, experts)
+
+
+def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tokens: int, keep: bool) -> list[ForwardPass]:
+    """Serves one round and returns the routing of each of its forward passes.
+
+    Prompts of different lengths are padded; padding is not counted. A batch's passes are counted together, at its end.
+
+    Args:
+        model: serves the prompts by greedy decoding, in this process.
+        batches: each source rank's prompts, as token ids; a rank may have none.
+        new_tokens: how many to generate for each prompt; 1 is the prefill alone.
+        keep: also keep each token's experts.
+    """
+    narrow = np.uint8 if model.experts <= 256 else np.uint16
+    made = []
+    with record_choices(model) as chosen_L:
+        for source, prompts in enumerate(batches):
+            if not prompts:
+                continue
+            # No end-of-text here: a profile's windows keep their size.
+            together = GreedyBatch(model.model, prompts, [new_tokens] * len(prompts), eos=None, pad=0)
+            lengths = [len(prompt) for prompt in prompts]
+            real_N = together.mask_BT.flatten() if len(set(lengths)) > 1 else None
+            together.step()
+            chosen_PL = [list(chosen_L) if real_N is None else [chosen_NK[real_N] for chosen_NK in chosen_L]]
+            for _ in range(1, new_tokens):
+                together.step()
+                chosen_PL.append(list(chosen_L))
+            chosen_ULK, counts_PLE = count_choices(chosen_PL, model.experts)
+            kept_ULK = chosen_ULK.cpu().numpy().astype(narrow) if keep else None
+            done = 0
+            for step, counts_LE in enumerate(counts_PLE):
+                prompt_U = np.repeat(np.arange(len(prompts)), lengths if step == 0 else 1)
+                own_ULK = None if kept_ULK is None else kept_ULK[done : done + len(prompt_U)]
+                made.append(ForwardPass(source, step, counts_LE, own_ULK, prompt_U))
+                done += len(prompt_U)
+    return made
+
+
+@dataclass(frozen=True)
 class RoutingCounts:
-    """windows: counts (L, S, E) int64 of each. stages: which of STAGES each is of. prompts: how many were served. kept: every
-    token's choices, part by part. pairs: of all tokens. The last two are empty where they are not asked for."""
+    """What rounds add up to so far: a value, so that stopping anywhere leaves whole rounds.
+
+    windows: counts (L, S, E) int64 of each. stages: which of STAGES each window is of. prompts: how many were served. kept:
+    each token's experts, part by part. coactivation: of all tokens. The last two are empty unless they are asked for.
+    """
 
     windows: tuple[IntArray, ...] = ()
     stages: tuple[str, ...] = ()
@@ -49,15 +158,23 @@ class RoutingCounts:
 
     def add(
         self,
-        passes: Sequence[Pass],
+        passes: Sequence[ForwardPass],
         batches: Sequence[Sequence[list[int]]],
         window: int | None,
         top_k: int,
         routing: bool,
         coactivation: bool,
     ) -> Self:
-        """With one more round. window: tokens of all sources after which a window closes, at the end of a pass of all of them;
-        None makes each such pass a window. Prefill and decode have windows apart."""
+        """Returns the counts with one more round. Prefill and decode have windows of their own.
+
+        Args:
+            passes: of the round, as `route_round` returns them for `batches`.
+            batches: the round's prompts, by source.
+            window: tokens of all sources after which a window closes, at the end of a pass; None: each pass is a window.
+            top_k: experts a token.
+            routing: keep each token's experts.
+            coactivation: count which experts are chosen together.
+        """
         windows, stages, kept = list(self.windows), list(self.stages), list(self.kept)
         sources, (layers, experts) = len(batches), passes[0].counts_LE.shape
         sums = [self.coactivation] if self.coactivation else []

@@ -1,4 +1,4 @@
-"""`aurora profile --vllm`: a profile of what a running vLLM serves, by its plugin's commands over HTTP."""
+"""Profile of what a running vLLM server serves, recorded by aurora's plugin, which takes commands over HTTP."""
 
 import json
 import time
@@ -15,19 +15,25 @@ ANSWER_S = 120.0  # a server answers commands between forward passes
 
 
 def profile_vllm_server(url: str, folder: Path, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
-    """Record the server's traffic for so long into `folder`, which its ranks and this process share, and read it.
+    """Records a vLLM server's routing for some time, and returns it as a Profile.
 
-    Raises BadInput where there is no server, it takes no commands, or nothing was served.
+    Args:
+        url: the server's, e.g. "http://localhost:8000". It runs with aurora's plugin and VLLM_SERVER_DEV_MODE=1.
+        folder: where its ranks write their records, and this process reads them: they must share it.
+        seconds: how long to record.
+        sleep: waits that long.
+
+    Raises: BadInput: if no server answers or it takes no commands, the folder holds records already, or nothing was served.
     """
     if any(folder.glob("rank-*.npz")):
         raise BadInput(f"{folder}: expected a folder without records, found some")
-    _command(url, "start", str(folder.resolve()))
+    _send_command(url, "start", str(folder.resolve()))
     sleep(seconds)
-    _command(url, "stop")
+    _send_command(url, "stop")
     return load_records(folder)
 
 
-def _command(url: str, *words: str) -> None:
+def _send_command(url: str, *words: str) -> None:
     body = json.dumps({"method": "aurora", "args": list(words)}).encode()
     try:
         request = urllib.request.Request(f"{url.rstrip('/')}/collective_rpc", body, {"Content-Type": "application/json"})

@@ -12,7 +12,7 @@ from net import enter, retransmitted
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.profiler.link_model import LinkMeasurements
-from aurora.profiler.link_timing import probe
+from aurora.profiler.link_timing import time_links
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.network_measurement import measured_network
@@ -84,7 +84,7 @@ def _spans(
 def find_links(seat: RankInfo, hosts: Sequence[str], meeting: str) -> LinkMeasurements:
     """What a rank in a namespace of its own finds of the network."""
     _join(seat, hosts, meeting)
-    return probe(GlooTransport())
+    return time_links(GlooTransport())
 
 
 def _join(seat: RankInfo, hosts: Sequence[str], meeting: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_cluster, load_gpus, save
-from aurora.profiler.devices import Sampler, cluster_of_devices, inventory, nvml_here
+from aurora.profiler.devices import UtilizationSampler, cluster_of_devices, find_devices, inventory, open_nvml
 from tests.profiler.nvml import NVMLError, Replay
 
 
@@ -19,7 +19,7 @@ def test_eight_h100_are_a_shipped_cluster(tmp_path):
     assert {(d.kind, d.pcie, d.lanes, d.nvlinks, d.sm_MHz, d.memory_MHz) for d in found.devices} == {
         ("NVIDIA H100 80GB HBM3", 5, 16, 18, 1980, 2619)
     }
-    assert {way for row in found.ways_GG for way in row} == {"NVLink", ""}
+    assert {way for row in found.connections_GG for way in row} == {"NVLink", ""}
     made = cluster_of_devices(found, load_gpus(), "host")
     assert made.equal
     assert made.out_Bps_G.tolist() == [450e9] * 8
@@ -30,8 +30,8 @@ def test_eight_h100_are_a_shipped_cluster(tmp_path):
 def test_without_nvlink_pcie_is_the_port():
     found = inventory(Replay("l40s-4"))
     assert found.devices[0].nvlinks == 0
-    assert found.ways_GG[0] == ("", "PCIe switches", "between sockets", "between sockets")
-    assert found.ways_GG[2] == ("between sockets", "between sockets", "", "PCIe switches")
+    assert found.connections_GG[0] == ("", "PCIe switches", "between sockets", "between sockets")
+    assert found.connections_GG[2] == ("between sockets", "between sockets", "", "PCIe switches")
     made = cluster_of_devices(found, load_gpus(), "host")
     assert made.in_Bps_G == pytest.approx([31.5e9] * 4, rel=0.01)
     assert [gpu.memory_bytes for gpu in made.gpus] == [48305799168] * 4
@@ -69,7 +69,7 @@ def test_what_is_no_machine_to_plan_for():
 
 def test_utilisation_is_sampled_while_the_block_lasts():
     rates = {"sequence": [{"gpu": 0, "memory": 0}, {"gpu": 50, "memory": 5}, {"gpu": 100, "memory": 9}]}
-    with Sampler(edited(nvmlDeviceGetCount={"": 1}, nvmlDeviceGetUtilizationRates={"0": rates}), 0.001) as sampler:
+    with UtilizationSampler(edited(nvmlDeviceGetCount={"": 1}, nvmlDeviceGetUtilizationRates={"0": rates}), 0.001) as sampler:
         while len(sampler.at_s_X) < 5:
             time.sleep(0.001)
     samples = len(sampler.at_s_X)
@@ -82,7 +82,7 @@ def test_utilisation_is_sampled_while_the_block_lasts():
 
 def test_a_machine_without_nvml_says_what_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(MissingDependency, match=r'pip install "aurora-moe\[gpu\]"'), nvml_here():
+    with pytest.raises(MissingDependency, match=r'pip install "aurora-moe\[gpu\]"'), open_nvml():
         pass
     shut = []
 
@@ -90,11 +90,24 @@ def test_a_machine_without_nvml_says_what_it_lacks(monkeypatch):
         raise NVMLError("NVML_ERROR_NOT_SUPPORTED")
 
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=no_driver))
-    with pytest.raises(BadInput, match="expected an NVIDIA driver on this machine"), nvml_here():
+    with pytest.raises(BadInput, match="expected an NVIDIA driver on this machine"), open_nvml():
         pass
     here = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, nvmlShutdown=lambda: shut.append(True))
     monkeypatch.setitem(sys.modules, "pynvml", here)
-    with nvml_here() as nvml:
+    with open_nvml() as nvml:
         assert nvml is here
         assert not shut
     assert shut
+
+
+def test_this_machines_devices_are_a_cluster_with_remarks(monkeypatch):
+    replay = Replay("h100-sxm-8")
+    replay.nvmlInit = replay.nvmlShutdown = lambda: None
+    monkeypatch.setitem(sys.modules, "pynvml", replay)
+    found = find_devices()
+    assert len(found.cluster) == len(found.inventory.devices) == 8
+    first, kind, connections = found.remarks
+    assert "driver 580.65.06" in first
+    assert kind.startswith("NVIDIA H100 80GB HBM3: figures from ")
+    assert connections == "Between GPUs: NVLink."
+    assert "not among the known kinds" in find_devices({}).remarks[1]

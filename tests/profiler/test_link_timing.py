@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.profiler import link_timing as probing
-from aurora.profiler.link_model import LinkMeasurements, RankDevice, cluster_of, fair_shares, fit_pair
+from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares, fit_pair
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
@@ -51,7 +51,7 @@ def test_fair_shares_by_their_definition(most, together):
 def found_by(rank_info, machines):
     probing.SPAN_S = 0.5  # beside other tests: 4 ms of a neighbour's turn stay far below what is asserted
     with default_process_group(rank_info):
-        return probing.probe(ShapedTransport(None, Port(machines, rank_info.rank)))
+        return probing.time_links(ShapedTransport(None, Port(machines, rank_info.rank)))
 
 
 def test_ranks_find_the_rates_of_shaped_ports():
@@ -72,22 +72,30 @@ def test_ranks_find_the_rates_of_shaped_ports():
 
 
 def test_local_ranks_over_gloo():
-    found, devices_G, network = probing.measure_links(2, timeout_s=120)
-    assert network == "gloo"
-    assert [rank_info.local_rank for rank_info in devices_G] == [0, 1]
-    assert all(rank_info.kind == "cpu" and rank_info.memory_bytes > 0 for rank_info in devices_G)
-    made = cluster_of(found, devices_G, {})
-    assert len(made) == 2
+    measured = probing.measure_links(2, timeout_s=120)
+    made, links = measured.cluster, measured.links
+    assert measured.transport == "gloo"
+    assert [gpu.name.rsplit("-", 1)[1] for gpu in made.gpus] == ["0", "1"]
+    assert all(gpu.kind == "cpu" and gpu.memory_bytes > 0 for gpu in made.gpus)
     assert made.fabric is None
     assert made.out_Bps_G.min() > 1e6
-    assert made.out_Bps_G == pytest.approx(np.maximum(found.rate_Bps_GG.max(axis=1), found.out_Bps_G))
+    assert made.out_Bps_G == pytest.approx(np.maximum(links.rate_Bps_GG.max(axis=1), links.out_Bps_G))
+
+
+def test_remarks_say_how_it_was_measured():
+    links = replace(SOME, error_GG=np.full((4, 4), 0.02), goodput_K=np.array([1.0, 0.9]))
+    over, fit, goodput = MeasuredCluster(cluster_of(links, SERVERS, {}), links, "gloo").remarks
+    assert over.startswith("Measured over gloo, 4 ranks, ")
+    assert fit.startswith("Pairs alone: 100 to 100 bytes a second;")
+    assert fit.endswith("is 2.0% off (median), 2.0% at worst.")
+    assert goodput == "Goodput of a receiver by how many send to it at once: 1: 100%, 3: 90%."
 
 
 @pytest.mark.parametrize(
     ("ranks", "network", "says"),
     [
-        (None, "auto", "expected --ranks 2 or more"),
-        (1, "auto", "expected --ranks 2 or more"),
+        (None, "auto", "expected `ranks` 2 or more"),
+        (1, "auto", "expected `ranks` 2 or more"),
         (2, "pigeon", "expected one of auto, gloo, nccl, found 'pigeon'"),
         (2, "nccl", "expected a GPU for each rank"),
     ],

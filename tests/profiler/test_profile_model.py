@@ -8,7 +8,7 @@ from aurora.errors import BadInput
 from aurora.models.corpus import Corpus
 from aurora.models.loading import load_model
 from aurora.profiler.profile_model import profile_model
-from aurora.profiler.routing_hooks import counted, watched
+from aurora.profiler.routing_counts import count_choices, record_choices
 from aurora.types import PHASES, ProfileOptions
 from tests.models.architectures import CONFIGS, build
 
@@ -19,12 +19,12 @@ def test_hooks_see_every_choice_and_change_nothing(name, tmp_path):
     ids = torch.randint(3, 259, (3, 17), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         before = model.model(input_ids=ids).logits
-        with watched(model) as chosen_L:
+        with record_choices(model) as chosen_L:
             during = model.model(input_ids=ids).logits
         after = model.model(input_ids=ids).logits
     assert torch.equal(before, during)
     assert torch.equal(before, after)
-    chosen_ULK, (counts_LE,) = counted([chosen_L], model.experts)
+    chosen_ULK, (counts_LE,) = count_choices([chosen_L], model.experts)
     assert chosen_ULK.shape == (3 * 17, len(model.layers), model.top_k)
     assert (counts_LE.sum(axis=1) == 3 * 17 * model.top_k).all()
     assert counts_LE.shape == (len(model.layers), model.experts)
@@ -34,9 +34,9 @@ def test_counts_equal_the_routers_own_choices(mixtral):
     """Against the logits that transformers itself reports."""
     model = load_model(mixtral)
     ids = torch.randint(3, 259, (2, 30), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode(), watched(model) as chosen_L:
+    with torch.inference_mode(), record_choices(model) as chosen_L:
         logits = model.model(input_ids=ids, output_router_logits=True).router_logits
-    counts_LE = counted([chosen_L], model.experts)[1][0]
+    counts_LE = count_choices([chosen_L], model.experts)[1][0]
     for layer, expected in enumerate(logits):
         chosen = expected.topk(model.top_k, dim=-1).indices.flatten()
         assert counts_LE[layer].tolist() == torch.bincount(chosen, minlength=model.experts).tolist()
@@ -74,9 +74,9 @@ def test_decode_windows_count_the_tokens_that_are_generated(mixtral, text):
     prompt = prompts_of(model, text, 40)[0]
     made = profile_model(mixtral, [text], ProfileOptions(sources=1, prompt_tokens=40, max_new_tokens=5, limit=1))
     tokens, _ = greedy_decode(model.model, prompt, 5, eos=None)
-    with torch.inference_mode(), watched(model) as chosen_L:
+    with torch.inference_mode(), record_choices(model) as chosen_L:
         model.model(input_ids=torch.tensor([prompt + tokens[:-1]]))
-    assert made.load_LE.tolist() == counted([chosen_L], model.experts)[1][0].tolist()
+    assert made.load_LE.tolist() == count_choices([chosen_L], model.experts)[1][0].tolist()
     assert made.stage_T == ("prefill", "decode", "decode", "decode", "decode")
 
 
@@ -90,7 +90,7 @@ def test_token_level_routing_is_the_routers_own(name, text, request):
     assert routing.experts_ULK.dtype == np.uint8
     assert np.bincount(routing.window_U * 2 + routing.source_U).tolist() == [30, 30, 1, 1, 1, 1, 30, 0, 1, 0, 1]
     model = load_model(path)
-    with torch.inference_mode(), watched(model) as chosen_L:
+    with torch.inference_mode(), record_choices(model) as chosen_L:
         model.model(input_ids=torch.tensor([prompts_of(model, text, 30)[1]]))
     for layer, expected in enumerate(chosen_L):
         found = routing.layer(layer, 0)[0][routing.layer(layer, 0)[1] == 1]
@@ -118,5 +118,5 @@ def test_too_little_text(mixtral, tmp_path):
     "field", ["sources", "prompt_tokens", "batch", "max_new_tokens", "limit", "share", "window", "precision"]
 )
 def test_options_above_zero(field):
-    with pytest.raises(BadInput, match=f"--{field.replace('_', '-')}: expected more than zero, found 0"):
+    with pytest.raises(BadInput, match=f"`{field}`: expected more than zero, found 0"):
         ProfileOptions(**{field: 0})

@@ -12,9 +12,8 @@ from aurora.errors import BadInput
 from aurora.models.corpus import Corpus
 from aurora.models.loading import load_model
 from aurora.profiler.profile_model import profile_with_workers
-from aurora.profiler.redundant_counting import CountingWorkers, count_with_workers, packed, unpacked
-from aurora.profiler.routing_counts import RoutingCounts
-from aurora.profiler.routing_hooks import next_round, route_round
+from aurora.profiler.redundant_counting import count_with_workers, packed, unpacked
+from aurora.profiler.routing_counts import RoutingCounts, next_round, route_round
 from aurora.runtime.distributed.launcher import RankInfo, hosted_store, start_process
 from aurora.types import CountingOptions, ProfileOptions
 
@@ -57,9 +56,9 @@ def same(found, expected):
 @pytest.mark.parametrize(
     ("scheme", "workers", "asked"),
     [
-        ("balanced", 4, {"token_level": True, "pairs": True}),
+        ("balanced", 4, {"token_level": True, "coactivation": True}),
         ("cyclic", 3, {"token_level": True, "window": 30}),
-        ("uncoded", 7, {"window": 30, "pairs": True}),
+        ("uncoded", 7, {"window": 30, "coactivation": True}),
     ],
 )
 def test_the_same_counts_windows_choices_and_pairs(scheme, workers, asked, mixtral, model, files):
@@ -67,7 +66,7 @@ def test_the_same_counts_windows_choices_and_pairs(scheme, workers, asked, mixtr
     options = replace(OPTIONS, **asked)
     expected = by_one(model, files, options)
     assert len(expected.windows) == (4 if options.window else 6)
-    same(count_with_workers(model, mixtral, files, options, CountingWorkers(CountingOptions(workers, scheme=scheme))), expected)
+    same(count_with_workers(model, mixtral, files, options, CountingOptions(workers, scheme=scheme)), expected)
     same(unpacked(packed(expected), expected), expected)
 
 
@@ -84,18 +83,14 @@ def dies(worker, _number):
 @pytest.mark.parametrize("delay_s", [stalls, dies])
 def test_a_worker_that_stalls_or_dies_is_not_waited_for(delay_s, mixtral, model, files):
     seen = []
-    found = count_with_workers(
-        model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(4), seen.append, delay_s=delay_s)
-    )
+    found = count_with_workers(model, mixtral, files, OPTIONS, CountingOptions(4), watch=seen.append, delay_s=delay_s)
     same(found, by_one(model, files, OPTIONS))
     assert seen[-1][1].state in ("not waited for", "killed by signal 9")
 
 
 def as_a_rank(connection, rank_info, path, files):
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    connection.send(
-        count_with_workers(load_model(path), path, files, OPTIONS, CountingWorkers(CountingOptions(2), rank_info=rank_info))
-    )
+    connection.send(count_with_workers(load_model(path), path, files, OPTIONS, CountingOptions(2), rank_info=rank_info))
 
 
 def test_hosts_meet_as_torchrun_starts_them(mixtral, model, files):
@@ -114,12 +109,12 @@ def test_hosts_meet_as_torchrun_starts_them(mixtral, model, files):
 
 
 def test_refusals(mixtral, model, files):
-    with pytest.raises(BadInput, match="--redundancy: expected from 1 to the 2 workers, found 3"):
-        count_with_workers(model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(2, 3)))
-    with pytest.raises(BadInput, match="--workers: expected more than zero, found 0"):
+    with pytest.raises(BadInput, match="`redundancy`: expected from 1 to the 2 workers, found 3"):
+        count_with_workers(model, mixtral, files, OPTIONS, CountingOptions(2, 3))
+    with pytest.raises(BadInput, match="`workers`: expected more than zero, found 0"):
         CountingOptions(0)
     rank_info = RankInfo(0, 3, "127.0.0.1", 1, 1.0, 0, 3, launched=False)
-    with pytest.raises(BadInput, match="--workers: expected the 3 ranks of this run, found 2"):
-        count_with_workers(model, mixtral, files, OPTIONS, CountingWorkers(CountingOptions(2), rank_info=rank_info))
-    with pytest.raises(BadInput, match="--precision: expected no --workers"):
-        profile_with_workers(mixtral, files, replace(OPTIONS, precision=0.1), CountingWorkers(CountingOptions(2)))
+    with pytest.raises(BadInput, match="`workers`: expected the 3 ranks of this run, found 2"):
+        count_with_workers(model, mixtral, files, OPTIONS, CountingOptions(2), rank_info=rank_info)
+    with pytest.raises(BadInput, match="`precision`: expected no `workers`"):
+        profile_with_workers(mixtral, files, replace(OPTIONS, precision=0.1), CountingOptions(2))

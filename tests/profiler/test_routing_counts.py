@@ -13,8 +13,7 @@ from aurora.models.corpus import Corpus
 from aurora.models.loading import load_model
 from aurora.profiler import profile_model as profiling
 from aurora.profiler.profile_model import profile_model
-from aurora.profiler.routing_counts import RoutingCounts
-from aurora.profiler.routing_hooks import Pass, counted, route_round, watched
+from aurora.profiler.routing_counts import ForwardPass, RoutingCounts, count_choices, record_choices, route_round
 from aurora.types import PHASES, CoActivation, ComputeCurves, Curve, ProfileOptions
 from tests.models.architectures import CONFIGS, build
 
@@ -31,7 +30,7 @@ def quick(monkeypatch):
 
 def passes(*sizes):
     """One source, two layers, top-2 of three experts: `sizes` tokens in each pass, a prefill first."""
-    return [Pass(0, step, np.array([[size, size, 0]] * 2), None, np.arange(size)) for step, size in enumerate(sizes)]
+    return [ForwardPass(0, step, np.array([[size, size, 0]] * 2), None, np.arange(size)) for step, size in enumerate(sizes)]
 
 
 def test_windows_close_when_they_are_full_and_keep_stages_apart():
@@ -59,9 +58,9 @@ def test_padding_is_not_counted(name, tmp_path):
     together = route_round(model, [prompts], new_tokens=1, keep=True)[0]
     alone = np.zeros_like(together.counts_LE)
     for number, prompt in enumerate(prompts):
-        with torch.inference_mode(), watched(model) as chosen_L:
+        with torch.inference_mode(), record_choices(model) as chosen_L:
             model.model(input_ids=torch.tensor([prompt]))
-        chosen_ULK, (counts_LE,) = counted([chosen_L], model.experts)
+        chosen_ULK, (counts_LE,) = count_choices([chosen_L], model.experts)
         alone += counts_LE
         found = together.experts_ULK[together.prompt_U == number]
         assert np.sort(found, axis=2).tolist() == np.sort(chosen_ULK.numpy(), axis=2).tolist()
