@@ -17,7 +17,7 @@ from machine import machine
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.link_fit import Link, fit_link
 from aurora.planner.network.schedule_time import timed
-from aurora.types import Cluster, Gpu
+from aurora.types import Network
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "gpu_moe_aiconfigurator"
@@ -51,16 +51,13 @@ def sent(buffer_X: np.ndarray, gpus: int) -> np.ndarray:
 
 def simulated(link: Link, gpus: int, sent_X: np.ndarray, method: str) -> np.ndarray:
     """(X,) seconds of uniform all-to-alls by the switch, on equal GPUs whose ports are `link`."""
-    memory_bytes = 80_000_000_000
-    one = Gpu("gpu", "recorded", 0, link.rate_Bps, link.rate_Bps, memory_bytes, startup_s=link.startup_s)
-    cluster = Cluster("recorded", (one,) * gpus)
-    ports = cluster.out_Bps_G, cluster.in_Bps_G
+    network = Network.equal(gpus, link.rate_Bps, link.startup_s)
     took = []
     for total in sent_X.tolist():
         bytes_GG = np.full((gpus, gpus), total // (gpus - 1), dtype=np.int64)
         np.fill_diagonal(bytes_GG, 0)
-        order = ORDER[method](bytes_GG, *ports, np.random.default_rng(0), cluster.startup_s_G)
-        took.append(timed(order, bytes_GG, *ports, cluster.startup_s_G).makespan_s)
+        order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+        took.append(timed(order, bytes_GG, network).makespan_s)
     return np.array(took)
 
 

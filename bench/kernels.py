@@ -31,7 +31,7 @@ from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.port_arbiter import in_threads
-from aurora.types import Barrier, Compute, Exchange, Order, Placement, TraceRecorder
+from aurora.types import Barrier, Compute, Exchange, Network, Order, Placement, TraceRecorder
 
 TOKENS, TOP_K, EXPERTS, WIDTH = 8, 2, 8, 1024
 CALLS = 500
@@ -101,7 +101,7 @@ class Echo(nn.Module):
 def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicate: bool) -> DistributedExperts:
     ranks = len(slots_G)
     every = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
-    order = ORDER["openshop"](every, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
+    order = ORDER["openshop"](every, Network.equal(ranks), rng=np.random.default_rng(0))
     ops = (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
            Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
     session = LayerContext(0, transport, *in_threads(1), TraceRecorder("measured", ("bench",), ranks), time.perf_counter())
@@ -157,7 +157,7 @@ def on_rank(seat: RankInfo) -> tuple[dict[str, float], dict[str, float], dict[st
     held = EXPERTS // ranks
     slots_G = tuple(tuple(range(rank * held, (rank + 1) * held)) for rank in range(ranks))
     every = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
-    order = ORDER["openshop"](every, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
+    order = ORDER["openshop"](every, Network.equal(ranks), rng=np.random.default_rng(0))
     tokens = (
         torch.randn(TOKENS, WIDTH, generator=generator),
         torch.rand(TOKENS, EXPERTS, generator=generator).topk(TOP_K).indices,

@@ -9,21 +9,22 @@ import datetime
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from machine import machine
 
-from aurora.planner.alltoall.birkhoff import slots
+from aurora.planner.alltoall.birkhoff import birkhoff, slots
 from aurora.planner.alltoall.branch_and_bound import MOST_RANKS
 from aurora.planner.alltoall.open_shop import DenseShop
-from aurora.planner.alltoall.registry import ORDER, search_tries
-from aurora.planner.alltoall.robust import order_for_many, priced
-from aurora.planner.alltoall.split_transfers import CutShop, best_whole, warm_up
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.split_transfers import CutShop, best_whole, search_tries, warm_up
+from aurora.planner.alltoall.sub_channels import sub_channels
 from aurora.planner.alltoall.two_tier import TwoTier, two_tier_schedule
-from aurora.planner.network.lower_bounds import fluid, one_to_one, pair_seconds, two_tier, with_startup
+from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, pair_seconds, two_tier_bound
 from aurora.planner.network.schedule_time import timed
+from aurora.types import Network, Order
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "olmoe_mixtral_domains" / "counts_dev.csv"
@@ -119,23 +120,23 @@ def equal_ports() -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for n in (4, 8, 16, 32, 40, 64):
-        ones = np.ones(n)
+        ones = Network.equal(n)
         for name, make in kinds().items():
             if name.startswith("recorded") and 64 % n:
                 continue
             found: dict[str, list[float]] = {"openshop": [], "openshop-best": []}
             whole, more, took = [], [], []
             for bytes_GG in matrices(make, n):
-                min_replicas = one_to_one(bytes_GG, ones, ones)
+                bound_s = one_to_one_bound(bytes_GG, ones)
                 for method, values in found.items():
                     began = time.perf_counter()
-                    order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0))
+                    order = ORDER[method](bytes_GG, ones, rng=np.random.default_rng(0))
                     seconds = time.perf_counter() - began
-                    values.append(timed(order, bytes_GG, ones, ones).makespan_s / min_replicas)
+                    values.append(timed(order, bytes_GG, ones).makespan_s / bound_s)
                 took.append(seconds)
                 more.append(len(order.pairs_X2) - n * (n - 1))
-                shop = CutShop(bytes_GG, ones, ones, np.zeros(n))
-                whole.append(best_whole(shop, search_tries(n), np.random.default_rng(0)).makespan_s / min_replicas)
+                shop = CutShop(bytes_GG, ones)
+                whole.append(best_whole(shop, search_tries(n), np.random.default_rng(0)).makespan_s / bound_s)
             cells = " | ".join(ratios(values) for values in (found["openshop"], whole, found["openshop-best"]))
             messages, seconds = f"{np.mean(more):.2f} / {max(more)}", f"{statistics.median(took):.4f} / {max(took):.4f}"
             lines.append(f"| {n} | {name} | {cells} | {messages} | {seconds} |")
@@ -152,14 +153,14 @@ def baselines() -> list[str]:
         "|---|---|" + "---|" * (len(methods) + 1),
     ]
     for n in (4, 8, 16):
-        ones = np.ones(n)
+        ones = Network.equal(n)
         for name, make in kinds().items():
             found: dict[str, list[float]] = {method: [] for method in methods}
             parts = []
             for bytes_GG in matrices(make, n, 10):
                 for method in methods:
-                    order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0))
-                    made = timed(order, bytes_GG, ones, ones)
+                    order = ORDER[method](bytes_GG, ones, rng=np.random.default_rng(0))
+                    made = timed(order, bytes_GG, ones)
                     found[method].append(made.makespan_s / made.fluid_bound_s)
                     if method == "birkhoff":
                         parts.append(sum(1 for _ in slots(bytes_GG, 10**6)))
@@ -167,6 +168,12 @@ def baselines() -> list[str]:
             lines.append(f"| {n} | {name} | {cells} | {np.mean(parts):.0f} |")
             print(lines[-1], flush=True)
     return lines
+
+
+def mixed(n: int) -> Network:
+    """Ports of four rates, a quarter of the GPUs each."""
+    rates_Bps = np.array([100.0, 80.0, 50.0, 40.0])[np.arange(n) * 4 // n]
+    return Network(rates_Bps, rates_Bps)
 
 
 def mixed_ports() -> list[str]:
@@ -178,15 +185,15 @@ def mixed_ports() -> list[str]:
         "|---|---|" + "---|" * len(methods),
     ]
     for n in (4, 8, 16, 32):
-        rate = np.array([100.0, 80.0, 50.0, 40.0])[np.arange(n) * 4 // n]
+        network = mixed(n)
         bounds: list[float] = []
         found: dict[str, list[float]] = {method: [] for method in methods}
         for bytes_GG in matrices(uniform, n, 10 if n < 32 else 3):
-            min_replicas = fluid(bytes_GG, rate, rate)
-            bounds.append(one_to_one(bytes_GG, rate, rate) / min_replicas)
+            bound_s = fluid_bound(bytes_GG, network)
+            bounds.append(one_to_one_bound(bytes_GG, network) / bound_s)
             for method in methods:
-                order = ORDER[method](bytes_GG, rate, rate, np.random.default_rng(0))
-                found[method].append(timed(order, bytes_GG, rate, rate).makespan_s / min_replicas)
+                order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+                found[method].append(timed(order, bytes_GG, network).makespan_s / bound_s)
         lines.append(f"| {n} | {ratios(bounds)} | {' | '.join(ratios(found[m]) for m in methods)} |")
         print(lines[-1], flush=True)
     return lines
@@ -201,14 +208,16 @@ def caps() -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for n in (8, 16, 32):
-        mixed = np.array([100.0, 80.0, 50.0, 40.0])[np.arange(n) * 4 // n]
-        for method, rate, bound in (("birkhoff", np.ones(n), one_to_one), ("sub-channels", mixed, fluid)):
+        for method, network, maker, bound in (
+            ("birkhoff", Network.equal(n), birkhoff, one_to_one_bound),
+            ("sub-channels", mixed(n), sub_channels, fluid_bound),
+        ):
             cells = []
             for most in (n, 2 * n, 4 * n, 8 * n):
                 found, rows = [], []
                 for bytes_GG in matrices(uniform, n, 10):
-                    order = ORDER[method](bytes_GG, rate, rate, np.random.default_rng(0), most=most)
-                    found.append(timed(order, bytes_GG, rate, rate).makespan_s / bound(bytes_GG, rate, rate))
+                    order = maker(bytes_GG, network, rng=np.random.default_rng(0), most=most)
+                    found.append(timed(order, bytes_GG, network).makespan_s / bound(bytes_GG, network))
                     rows.append(len(order.pairs_X2) / (n * (n - 1)))
                 cells.append(f"{ratios(found)} ({np.mean(rows):.1f})")
             lines.append(f"| {n} | {method} | {' | '.join(cells)} |")
@@ -236,7 +245,7 @@ def servers() -> list[str]:
             tiers, rng = TwoTier(count, 8), np.random.default_rng(0)
             took, moves, nics, whole, plain = [], [], [], [], []
             for bytes_GG in matrices(make, n, 10 if count < 40 else 3):
-                bound_s = two_tier(bytes_GG, node_G, NIC_BPS, INSIDE_BPS)
+                bound_s = two_tier_bound(bytes_GG, node_G, NIC_BPS, INSIDE_BPS)
                 nics.append(tiers.run(bytes_GG, NIC_BPS, rng) / bound_s)
                 began = time.perf_counter()
                 for _ in range(20):
@@ -244,9 +253,9 @@ def servers() -> list[str]:
                 took.append((time.perf_counter() - began) / 20)
                 moves.append(tiers.count)
                 if count < 40:
-                    made = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, INSIDE_BPS, rng)
+                    made = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, INSIDE_BPS, np.zeros(n), rng=rng)
                     whole.append(made.makespan_s / bound_s)
-                plain.append(fluid(np.where(outside_GG, bytes_GG, 0), nic_Bps_G, nic_Bps_G) / bound_s)
+                plain.append(fluid_bound(np.where(outside_GG, bytes_GG, 0), Network.equal(n, NIC_BPS)) / bound_s)
             lines.append(
                 f"| {n} | {name} | {statistics.median(took) * 1e6:.4g} us | {np.mean(moves):.0f} | {ratios(nics)} "
                 f"| {ratios(whole) if whole else '-'} | {ratios(plain)} |"
@@ -263,18 +272,32 @@ def startups() -> list[str]:
         "|---|---|---|---|---|",
     ]
     for n in (8, 16):
-        ones = np.ones(n)
         for share in (0.01, 0.05, 0.20):
             found: dict[str, list[float]] = {m: [] for m in ("openshop", "openshop-best", "birkhoff")}
             for bytes_GG in matrices(uniform, n, 10):
-                startup = np.full(n, share * bytes_GG[bytes_GG > 0].mean())
-                min_replicas = with_startup(bytes_GG, ones, ones, startup)
+                network = Network.equal(n, startup_s=share * bytes_GG[bytes_GG > 0].mean())
+                bound_s = one_to_one_bound(bytes_GG, network)
                 for method, values in found.items():
-                    order = ORDER[method](bytes_GG, ones, ones, np.random.default_rng(0), startup)
-                    values.append(timed(order, bytes_GG, ones, ones, startup).makespan_s / min_replicas)
+                    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+                    values.append(timed(order, bytes_GG, network).makespan_s / bound_s)
             lines.append(f"| {n} | {share:.0%} | {' | '.join(ratios(v) for v in found.values())} |")
             print(lines[-1], flush=True)
     return lines
+
+
+def priced(order: Order, matrices: Sequence[np.ndarray], network: Network) -> np.ndarray:
+    """(len(matrices),) seconds of `order` on each traffic matrix: each rank keeps its peers' order, sizes are the real ones."""
+    return np.array([timed(order, bytes_GG, network).makespan_s for bytes_GG in matrices])
+
+
+def order_for_many(matrices: Sequence[np.ndarray], network: Network) -> Order:
+    """The order of one of the matrices, or of their sum, whose mean over all of them is nearest to their bounds."""
+    candidates = [
+        ORDER["openshop-best"](bytes_GG, network, rng=np.random.default_rng(0))
+        for bytes_GG in (np.sum(matrices, axis=0), *matrices)
+    ]
+    bounds = np.array([fluid_bound(bytes_GG, network) for bytes_GG in matrices])
+    return min(candidates, key=lambda order: float(np.mean(priced(order, matrices, network) / bounds)))
 
 
 def reuse() -> list[str]:
@@ -290,21 +313,19 @@ def reuse() -> list[str]:
     ]
     domains, layers = (sorted({key[i] for key in counts}) for i in (0, 1))
     for n in (8, 16):
-        ones, foreign, shared = np.ones(n), [], []
+        ones, foreign, shared = Network.equal(n), [], []
         for layer in layers:
             batches = []
             for seed, domain in enumerate(domains):
                 bytes_GG = drawn_bytes([counts[domain, layer]] * n, np.random.default_rng(seed))
                 np.fill_diagonal(bytes_GG, 0)
                 batches.append(bytes_GG)
-            orders = [ORDER["openshop-best"](bytes_GG, ones, ones, np.random.default_rng(0)) for bytes_GG in batches]
-            own = [priced(order, [bytes_GG], ones, ones)[0] for order, bytes_GG in zip(orders, batches, strict=True)]
+            orders = [ORDER["openshop-best"](bytes_GG, ones, rng=np.random.default_rng(0)) for bytes_GG in batches]
+            own = [priced(order, [bytes_GG], ones)[0] for order, bytes_GG in zip(orders, batches, strict=True)]
             for served, best in enumerate(own):
-                foreign += [
-                    priced(order, [batches[served]], ones, ones)[0] / best for k, order in enumerate(orders) if k != served
-                ]
-            common = order_for_many(batches, ones, ones, np.random.default_rng(0))
-            shared += list(priced(common, batches, ones, ones) / own)
+                foreign += [priced(order, [batches[served]], ones)[0] / best for k, order in enumerate(orders) if k != served]
+            common = order_for_many(batches, ones)
+            shared += list(priced(common, batches, ones) / own)
         lines.append(f"| {n} | {ratios(foreign)} | {ratios(shared)} |")
         print(lines[-1], flush=True)
     return lines
@@ -328,7 +349,7 @@ def times() -> list[str]:
                 continue
             took = []
             for bytes_GG in matrices(make, n, 9 if n < 500 else 3):
-                seconds_GG = pair_seconds(bytes_GG, np.ones(n), np.ones(n))
+                seconds_GG = pair_seconds(bytes_GG, Network.equal(n))
                 shop.run(seconds_GG)
                 repeats = max(1, min(200, 200_000 // n**2))
                 began = time.perf_counter()

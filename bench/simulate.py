@@ -19,7 +19,7 @@ from aurora.planner.network.schedule_time import fluid_pieces, timed
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reports.summary import summarise
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions
+from aurora.types import Cluster, Gpu, Network, PlanOptions, Profile, SyntheticOptions
 
 SHAPE = {
     "n_routed_experts": 256,
@@ -35,13 +35,13 @@ def one_exchange(method: str, ranks: int) -> str:
     rng = np.random.default_rng(0)
     bytes_GG = rng.integers(1, 10**6, (ranks, ranks))
     np.fill_diagonal(bytes_GG, 0)
-    ports = np.full(ranks, PORT_BPS), np.full(ranks, PORT_BPS)
-    order = ORDER[method](bytes_GG, *ports, rng)
+    network = Network.equal(ranks, PORT_BPS)
+    order = ORDER[method](bytes_GG, network, rng=rng)
     began = time.perf_counter()
-    timed(order, bytes_GG, *ports)
+    timed(order, bytes_GG, network)
     timed_s = time.perf_counter() - began
     began = time.perf_counter()
-    fluid_pieces(order, bytes_GG, *ports, np.zeros(ranks))
+    fluid_pieces(order, bytes_GG, network)
     switch_s = time.perf_counter() - began
     return f"| {method} | {ranks} | {np.count_nonzero(bytes_GG):,} | {timed_s:.3f} | {switch_s:.3f} |"
 

@@ -1,10 +1,12 @@
 """Hypothesis strategies for aurora's values."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Profile, TokenRouting, leaf_spine
+from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Network, Profile, TokenRouting, leaf_spine
 
 RATES = (1.0, 2.0, 2.5, 4.0, 5.0, 10.0)
 
@@ -21,15 +23,14 @@ def traffics(min_ranks=1, max_ranks=6, most=50):
 
 
 @st.composite
-def traffics_on_ports(draw, min_ranks=1, max_ranks=6, equal=None):
-    """(bytes_GG, out_Bps, in_Bps)."""
+def traffics_on_ports(draw, min_ranks=1, max_ranks=6, equal=None, startups=(0.0,)):
+    """(bytes_GG, network): a big switch whose messages all cost one of `startups`."""
     bytes_GG = draw(traffics(min_ranks, max_ranks))
-    n = len(bytes_GG)
+    n, startup_s = len(bytes_GG), draw(st.sampled_from(startups))
     if draw(st.booleans()) if equal is None else equal:
-        rate = draw(st.sampled_from(RATES))
-        return bytes_GG, np.full(n, rate), np.full(n, rate)
+        return bytes_GG, Network.equal(n, draw(st.sampled_from(RATES)), startup_s)
     rates = st.lists(st.sampled_from(RATES), min_size=n, max_size=n).map(np.array)
-    return bytes_GG, draw(rates), draw(rates)
+    return bytes_GG, Network(draw(rates), draw(rates), np.full(n, startup_s))
 
 
 @st.composite
@@ -90,7 +91,7 @@ def fabrics(draw, gpus, kind):
 
 
 @st.composite
-def traffics_on_fabrics(draw, kind, max_ranks=5):
-    """(bytes_GG, fabric, out_Bps, in_Bps)."""
-    bytes_GG, out, into = draw(traffics_on_ports(1, max_ranks))
-    return bytes_GG, draw(fabrics(len(bytes_GG), kind)), out, into
+def traffics_on_fabrics(draw, kind, max_ranks=5, startups=(0.0,)):
+    """(bytes_GG, network) with a fabric."""
+    bytes_GG, network = draw(traffics_on_ports(1, max_ranks, startups=startups))
+    return bytes_GG, replace(network, fabric=draw(fabrics(len(bytes_GG), kind)))

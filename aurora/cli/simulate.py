@@ -93,7 +93,7 @@ def _price(plan: Path, profile: list[Path] | None, barriers: str, orders: str, t
     loaded = load_plan(plan)
     target = trace or plan.with_suffix(".predicted.npz")
     check_output(target, inputs=[plan, *(profile or [])])
-    ordered = batch_order(loaded.cluster, loaded.options.order, loaded.options.seed) if orders == "batch" else None
+    ordered = batch_order(loaded.cluster.network, loaded.options.order, loaded.options.seed) if orders == "batch" else None
     predicted = simulate_plan(loaded, profiles_of(loaded, plan, profile), barriers, ordered)
     save(predicted, target)
     console = terminal()

@@ -79,7 +79,6 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
                 f"experts, found {found[0]} of {found[1]}" + (" and other router weights" if found == expected else "")
             )
     placements = [model.placement for model in plan.models]
-    ports = plan.cluster.out_Bps_G, plan.cluster.in_Bps_G, plan.cluster.startup_s_G, plan.cluster.fabric
     dispatch_s_ML = tuple(
         np.array(
             [
@@ -87,7 +86,7 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
                     order,
                     exchanged_tokens(profile, layer, model.placement.split_EG(layer), model.deduplicated)
                     * profile.row_bytes(model.deduplicated),
-                    *ports,
+                    plan.cluster.network,
                 ).makespan_s
                 for layer, order in enumerate(model.dispatch_L)
             ]

@@ -125,7 +125,13 @@ def model_plan(
             [exchanged_tokens(each, layer, placement.split_EG(layer), deduplicated) for each in profiles], axis=0
         )
         made.append(
-            both_ways(cluster, tokens_GG * profile.row_bytes(deduplicated), tokens_GG.T * profile.combine_bytes, order, rng)
+            both_ways(
+                tokens_GG * profile.row_bytes(deduplicated),
+                tokens_GG.T * profile.combine_bytes,
+                cluster.network,
+                order,
+                rng=rng,
+            )
         )
     dispatches, combines, schedules = zip(*made, strict=True)
     return ModelPlan(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.network.schedule_time import timed
 from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace
 from aurora.types.arrays import FloatArray, IntArray
@@ -63,8 +63,7 @@ class Bars:
 
 def planned(order: Order, bytes_GG: IntArray, cluster: Cluster) -> TransferSpans:
     """Price `order` on these bytes (G, G), all ranks beginning at once."""
-    ports = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G, cluster.fabric, cluster.incast
-    return whole(timed(order, bytes_GG, *ports))
+    return whole(timed(order, bytes_GG, cluster.network))
 
 
 def whole(schedule: Schedule) -> TransferSpans:
@@ -91,7 +90,7 @@ def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster:
     began = start_s_X.min(initial=np.inf)
     bytes_GG = np.zeros((len(cluster), len(cluster)), dtype=np.int64)
     np.add.at(bytes_GG, (src_X, dst_X), bytes_X)
-    bound_s = fluid(bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G)
+    bound_s = fluid_bound(bytes_GG, cluster.network)
     return TransferSpans(src_X, dst_X, bytes_X, start_s_X - began, end_s_X - began, bound_s)
 
 

@@ -52,8 +52,9 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
             for placed in placements
         ]
     )
-    ports = cluster.out_Bps_G, cluster.in_Bps_G
-    port_s_BLG = np.array([[port_seconds(tokens_GG * row_bytes, *ports) for tokens_GG in side] for side in tokens_BLGG])
+    port_s_BLG = np.array(
+        [[port_seconds(tokens_GG * row_bytes, cluster.network) for tokens_GG in side] for side in tokens_BLGG]
+    )
     cost_LGE = [expert_seconds(cluster, profile, layer) for layer in range(profile.layers)]
     expert_s_BLG = np.array(
         [[(cost_GE * placed.split_EG(l).T).sum(axis=1) for l, cost_GE in enumerate(cost_LGE)] for placed in placements]

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.alltoall.open_shop import DenseShop
-from aurora.planner.alltoall.registry import ORDER, openshop
+from aurora.planner.alltoall.open_shop import DenseShop, openshop
+from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.nccl import NcclTransport
 from aurora.runtime.distributed.transport import Transport
-from aurora.types import Order
+from aurora.types import Network, Order
 
 
 def all_to_all(
@@ -94,7 +94,7 @@ class _Post:
         self.transport: Transport = NcclTransport(group, None, self._device) if on_gpu else GlooTransport(group)
         self.ranks = self.transport.ranks
         self._makers = {**ORDER, "openshop": partial(openshop, shop=DenseShop(self.ranks))}
-        self._rate_G = np.ones(self.ranks)
+        self._network = Network.equal(self.ranks)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-all-to-all")
         self._under_way: Future[None] | None = None
         self._checked: Order | None = None
@@ -130,7 +130,7 @@ class _Post:
                 f"all_to_all: rank {src} sends {rows_RR[src, dst]} rows to rank {dst}, which expects {awaited_RR[src, dst]}"
             )
         np.fill_diagonal(rows_RR, 0)
-        return self._makers[name](rows_RR, self._rate_G, self._rate_G, np.random.default_rng(0))
+        return self._makers[name](rows_RR, self._network, rng=np.random.default_rng(0))
 
     def in_order(
         self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], async_op: bool

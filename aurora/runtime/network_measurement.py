@@ -27,10 +27,10 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
     ranks, rank = transport.ranks, transport.rank
     if ranks == 1:
         return cluster
-    ports_s, took_s = [], []
+    ports, ports_s, took_s = cluster.network.without_startup, [], []
     for size in SIZES:
         bytes_GG = np.full((ranks, ranks), size) - np.diag([size] * ranks)
-        order = ORDER["openshop"](bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
+        order = ORDER["openshop"](bytes_GG, ports, rng=np.random.default_rng(0))
         buffers = [torch.zeros(0 if peer == rank else size, dtype=torch.uint8, device=device) for peer in range(ranks)]
         seconds = []
         for _ in range(REPETITIONS + 1):  # one to warm up
@@ -38,7 +38,7 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
             began_s = time.perf_counter()
             transport.exchange(order, buffers, [torch.empty_like(buffer) for buffer in buffers], lambda *_: None)
             seconds.append(float(transport.gather(torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)).max()))
-        ports_s.append(timed(order, bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G).makespan_s)
+        ports_s.append(timed(order, bytes_GG, ports).makespan_s)
         took_s.append(statistics.median(seconds[1:]))
         if took_s[-1] > max(LONG_S, 4 * took_s[0]):
             break

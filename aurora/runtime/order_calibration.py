@@ -100,7 +100,7 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCali
             shape_GG = shape(ranks, rng)
             np.fill_diagonal(shape_GG, 0.0)
             bytes_GG = np.round(shape_GG * (size * ranks / max(shape_GG.sum(), 1.0))).astype(np.int64)
-            orders = {way: ORDER[way](bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, rng) for way in ways}
+            orders = {way: ORDER[way](bytes_GG, cluster.network, rng=rng) for way in ways}
             took_TW = _took_TW(transport, list(orders.values()), bytes_GG)
             median_W = np.median(took_TW, axis=0)
             seconds_W += median_W

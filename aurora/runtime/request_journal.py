@@ -117,9 +117,8 @@ class RequestJournal:
     @staticmethod
     def _order(bytes_RR: IntArray, cluster: Cluster) -> tuple[Order, float]:
         """In which weights travel, and in how many seconds."""
-        ports = (cluster.out_Bps_G, cluster.in_Bps_G)
-        order = ORDER["openshop"](bytes_RR, *ports, np.random.default_rng(0), cluster.startup_s_G)
-        return order, timed(order, bytes_RR, *ports, cluster.startup_s_G).makespan_s
+        order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
+        return order, timed(order, bytes_RR, cluster.network).makespan_s
 
 
 def fewest_first(busy_R: IntArray, count: int) -> IntArray:

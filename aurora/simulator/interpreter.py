@@ -10,7 +10,6 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
-from aurora.planner.network.routes import route
 from aurora.planner.network.switch import Switch
 from aurora.planner.placement.coactivation import deduplicated_GG
 from aurora.planner.placement.cost_model import arriving, exchanged
@@ -168,7 +167,7 @@ class _Run:
         self._meetings: dict[tuple[int, int, int, str], list[Resume]] = {}
         self._exchanges: dict[tuple[int, int, int, str], _AllToAll] = {}
         self._under_way: dict[int, _AllToAll] = {}
-        self._switch = Switch(route(cluster.out_Bps_G, cluster.in_Bps_G, cluster.fabric), cluster.startup_s_G, cluster.incast)
+        self._switch = Switch(cluster.network)
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
         ]

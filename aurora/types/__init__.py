@@ -7,6 +7,7 @@ from aurora.types.compute_curves import ComputeCurves
 from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
 from aurora.types.failure_domains import FailureDomains, ResilientPlacement, SurvivalProbability
 from aurora.types.gpu_kind import GpuKind
+from aurora.types.network import Network
 from aurora.types.options import (
     BccOptions,
     CountingOptions,
@@ -52,6 +53,7 @@ __all__ = [
     "GpuSlots",
     "Link",
     "ModelPlan",
+    "Network",
     "Op",
     "Order",
     "Placement",

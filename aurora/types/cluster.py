@@ -1,12 +1,14 @@
 """The machines: one Gpu a rank, behind a switch that never blocks (Aurora §2.4: the big switch) or a fabric of links."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, locked
+from aurora.types.arrays import FloatArray
 from aurora.types.fabric import Fabric
+from aurora.types.network import Network
 from aurora.types.value import Value
 
 SMALLEST, LARGEST = 1e-6, 1e24  # rates, speeds and sizes beyond these are typing errors
@@ -46,13 +48,7 @@ class Gpu:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cluster(Value):
-    """Rank r is the r-th GPU. fabric: the links between them; None is the big switch, where only ports limit.
-
-    incast: which part of its rate a receiving port loses for each sender beyond the first that it hears at once, 0 to 1, down
-    to a tenth of the rate; zero, the default, loses nothing. Bounds leave it out; whatever is timed on the switch pays it. The
-    simplest form of throughput collapse as measured: goodput falls with the number of senders, at worst by an order of
-    magnitude. Source: Phanishayee et al., FAST 2008; Chen et al., WREN 2009.
-    """
+    """Rank r is the r-th GPU. fabric, incast: as in Network, which `network` gives for what times or orders transfers."""
 
     name: str
     gpus: tuple[Gpu, ...]
@@ -73,20 +69,23 @@ class Cluster(Value):
     def __len__(self) -> int:
         return len(self.gpus)
 
-    def _column(self, field: str) -> FloatArray:
-        return locked(np.array([getattr(gpu, field) for gpu in self.gpus], dtype=np.float64))
+    @cached_property
+    def network(self) -> Network:
+        """Everything that an all-to-all between these GPUs depends on."""
+        out_Bps_G, in_Bps_G, startup_s_G = np.array([(gpu.out_Bps, gpu.in_Bps, gpu.startup_s) for gpu in self.gpus]).T
+        return Network(out_Bps_G, in_Bps_G, startup_s_G, self.fabric, self.incast)
 
     @property
     def out_Bps_G(self) -> FloatArray:
-        return self._column("out_Bps")
+        return self.network.out_Bps_G
 
     @property
     def in_Bps_G(self) -> FloatArray:
-        return self._column("in_Bps")
+        return self.network.in_Bps_G
 
     @property
     def startup_s_G(self) -> FloatArray:
-        return self._column("startup_s")
+        return self.network.startup_s_G
 
     @property
     def equal(self) -> bool:

@@ -26,6 +26,7 @@ from traffic import MATRICES, traffic
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import timed
 from aurora.runtime.distributed.launcher import launch
+from aurora.types import Network
 
 PREFILL, DECODE = (0.3, 0.05), 0.0012
 METHODS = {
@@ -51,8 +52,8 @@ def errors(setting: Setting, repetitions: int) -> list[str]:
     before, after = shares[0][1]
     error: dict[tuple[str, str], float] = {}
     for job, (seconds, _) in zip(jobs, found, strict=True):
-        order = ORDER[job.method](job.bytes_GG, rates_Bps, rates_Bps, np.random.default_rng(0))
-        says = timed(order, job.bytes_GG, before.out_Bps_G, before.in_Bps_G, before.startup_s_G).makespan_s
+        order = ORDER[job.method](job.bytes_GG, Network(rates_Bps, rates_Bps), rng=np.random.default_rng(0))
+        says = timed(order, job.bytes_GG, before.network).makespan_s
         error[job.case, job.method] = says / statistics.median(seconds) - 1
     methods = METHODS[setting.mixed]
     lines = [f"## {setting}", "", f"| case | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]

@@ -102,7 +102,7 @@ def _prepared(
     if job.method == TORCH:
         return lambda: dist.all_to_all_single(into, out, of, to)
     name = _planned(cluster) if job.method == AUTO else job.method
-    order = ORDER[name](job.bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
+    order = ORDER[name](job.bytes_GG, cluster.network, rng=np.random.default_rng(0))
     if choice is not None and job.method == AUTO:
         order = choice.order(order, float(job.bytes_GG.sum() / transport.ranks))
     sends, recvs = torch.split(out, to), torch.split(into, of)

@@ -30,9 +30,10 @@ from net import BURST_S, PAYLOAD, network, refusal
 from traffic import MATRICES, traffic
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.network.schedule_time import timed
 from aurora.runtime.distributed.launcher import launch
+from aurora.types import Network
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
@@ -91,6 +92,7 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
     found = dict(zip([(job.case, job.method) for job in jobs], together([spans for spans, _ in shares]), strict=True))
     startup_s = {method: statistics.median(found[STARTUP, method][0]) for method in methods}
     over: dict[str, list[float]] = {method: [] for method in methods}
+    model = Network(rates_Bps, rates_Bps)
     modelled = [method for method in methods if method in ORDER]
     lines = [
         f"## {setting}: seconds / bound, median / worst (segments sent again a run)",
@@ -101,7 +103,7 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
     for name, bytes_GG in bytes_C.items():
         if name == STARTUP:
             continue
-        bound_s = fluid(bytes_GG, rates_Bps, rates_Bps)
+        bound_s = fluid_bound(bytes_GG, model)
         cells, models = [], []
         for method in methods:
             taken, again = found[name, method]
@@ -109,8 +111,8 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
             if name in MATRICES:
                 over[method].append(statistics.median(taken) / (bound_s + startup_s[method]))
         for method in modelled:
-            order = ORDER[method](bytes_GG, rates_Bps, rates_Bps, np.random.default_rng(0))
-            models.append(f"{timed(order, bytes_GG, rates_Bps, rates_Bps).makespan_s / bound_s:.2f}")
+            order = ORDER[method](bytes_GG, model, rng=np.random.default_rng(0))
+            models.append(f"{timed(order, bytes_GG, model).makespan_s / bound_s:.2f}")
         lines.append(f"| {name} | {bound_s * 1e3:.0f} | {' | '.join(cells)} | {', '.join(models)} |")
     startups = " | ".join(f"{1e3 * startup_s[method]:.1f}" for method in methods)
     middles, worsts = ([f"{fold(over[method]):.3f}" for method in methods] for fold in (statistics.median, max))

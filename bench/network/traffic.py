@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.network.schedule_time import timed
+from aurora.types import Network
 
 Maker = Callable[[int, np.random.Generator], np.ndarray]
 WORST_OF = 200
@@ -41,12 +42,12 @@ def balperm(n: int, rng: np.random.Generator) -> np.ndarray:
 
 def worstpar(n: int, rng: np.random.Generator) -> np.ndarray:
     """Of WORST_OF sparse matrices the one on which fair shares waste most."""
-    ones = np.ones(n)
+    ones = Network.equal(n)
 
     def waste(matrix: np.ndarray) -> float:
         sizes = (matrix * 1000).astype(np.int64)
-        at_once = ORDER["all-at-once"](sizes, ones, ones, rng)
-        return timed(at_once, sizes, ones, ones).makespan_s / max(fluid(sizes, ones, ones), 1e-9)
+        at_once = ORDER["all-at-once"](sizes, ones, rng=rng)
+        return timed(at_once, sizes, ones).makespan_s / max(fluid_bound(sizes, ones), 1e-9)
 
     drawn = [rng.integers(1, 100, (n, n)) * (rng.random((n, n)) < 0.5) * (1 - np.eye(n)) for _ in range(WORST_OF)]
     return max(drawn, key=waste)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from aurora.planner.alltoall.open_shop import DenseShop
-from aurora.planner.alltoall.registry import ORDER, openshop
+from aurora.planner.alltoall.open_shop import DenseShop, openshop
+from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerRank
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.token_kernels import MessageFormat
-from aurora.types import Cluster, Order
+from aurora.types import Cluster, Network, Order
 from aurora.types.arrays import IntArray
 
 SMALL_BYTES = 8192  # a message's latency, 0.2 ms, at a port of 40 MB/s
@@ -53,11 +53,10 @@ class LayerExchange:
         held = slots_G[transport.rank]
         elsewhere = next((expert for own in slots_G for expert in own if expert not in held), 0)
         self._expert_S = torch.tensor([*held, elsewhere], device=device)  # the last is for choices of other ranks
-        ones = np.ones(transport.ranks)
-        self._rates = (ones, ones) if cluster is None else (cluster.out_Bps_G, cluster.in_Bps_G)
+        self._network = Network.equal(transport.ranks) if cluster is None else cluster.network
         self._shop = DenseShop(transport.ranks)
         nothing_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
-        at_once = ORDER["all-at-once"](nothing_GG, ones, ones, np.random.default_rng(0))
+        at_once = ORDER["all-at-once"](nothing_GG, self._network, rng=np.random.default_rng(0))
         self._at_once, self._planned = (at_once, at_once.reversed), orders
 
     def dispatch(
@@ -103,7 +102,7 @@ class LayerExchange:
             return self._at_once
         if self._planned is not None:
             return self._planned
-        made = openshop(between_GG, *self._rates, np.random.default_rng(0), shop=self._shop)
+        made = openshop(between_GG, self._network, rng=np.random.default_rng(0), shop=self._shop)
         return made, made.reversed
 
     def _exchange(self, order: Order, rows: torch.Tensor, out_sizes: Sequence[int], in_sizes: Sequence[int]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from prometheus_client import Counter, Gauge, start_http_server
 
 from aurora.errors import AuroraError
 from aurora.io import load_profile
-from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
 from aurora_vllm.settings import Settings
@@ -47,7 +47,7 @@ class Metrics:
         bytes_.inc(int(between_GG[self._rank].sum()))
         spent.inc(seconds)
         if self._plan is not None:
-            bound_s = fluid(between_GG, self._plan.cluster.out_Bps_G, self._plan.cluster.in_Bps_G)
+            bound_s = fluid_bound(between_GG, self._plan.cluster.network)
             bound.inc(bound_s)
             totals = self._totals[phase]
             totals[0], totals[1] = totals[0] + seconds, totals[1] + bound_s

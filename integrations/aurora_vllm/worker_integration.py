@@ -14,10 +14,10 @@ import torch
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_plan
 from aurora.io.engine_records import save_record
-from aurora.planner.alltoall.registry import openshop
+from aurora.planner.alltoall.open_shop import openshop
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import in_threads
-from aurora.types import Plan
+from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray
 from aurora_vllm.layer_alltoall import LayerExchange
 from aurora_vllm.metrics import Metrics
@@ -108,8 +108,8 @@ class WorkerIntegration:
         """The model is loaded; what is seen from now on counts. first: of this process's layers; with it a pass begins."""
         self._facts, self._first, self._on_gpu = facts, first, torch.cuda.is_available()
         if self.order == "online":  # compiled now, not in the first batch
-            ones = np.ones(self.ranks)
-            openshop(np.ones((self.ranks, self.ranks), dtype=np.int64), ones, ones, np.random.default_rng(0))
+            ones_RR = np.ones((self.ranks, self.ranks), dtype=np.int64)
+            openshop(ones_RR, Network.equal(self.ranks), rng=np.random.default_rng(0))
         if self.settings.record is not None:
             self.recording = TrafficRecorder(facts)
         if self.order != "stock" or self.recording is not None:

@@ -17,7 +17,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
+from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions
 
 EXPERTS, WIDTH, TOP_K = 6, 8, 2
 
@@ -34,8 +34,8 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
     """Expert e multiplies by e + 1: exact in float32, whatever the order of sums. Ranks may hold no expert and have no token."""
     rng = np.random.default_rng(seed)
     slots_G = tuple(tuple(int(e) for e in np.flatnonzero(np.array(where) == rank)) for rank in range(3))
-    ones = np.ones(3)
-    order = ORDER["birkhoff"](rng.integers(1, 9, (3, 3)) * (1 - np.eye(3, dtype=np.int64)), ones, ones, rng)
+    ones = Network.equal(3)
+    order = ORDER["birkhoff"](rng.integers(1, 9, (3, 3)) * (1 - np.eye(3, dtype=np.int64)), ones, rng=rng)
     memory, told = Memory(3, 10.0), []
     batches = [
         (

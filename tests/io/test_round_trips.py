@@ -62,8 +62,7 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
 @pytest.mark.parametrize("method", ORDER)
 def test_orders_come_back_with_their_parts(tmp_path, plan, method):
     bytes_GG = np.array([[0, 700], [300, 0]])
-    rates = (plan.cluster.out_Bps_G, plan.cluster.in_Bps_G)
-    made = ORDER[method](bytes_GG, *rates, np.random.default_rng(0))
+    made = ORDER[method](bytes_GG, plan.cluster.network, rng=np.random.default_rng(0))
     orders = (made,) * len(plan.models[0].dispatch_L)
     models = tuple(replace(model, dispatch_L=orders) for model in plan.models)
     save(replace(plan, models=models), tmp_path / "plan.json")

@@ -12,12 +12,13 @@ from aurora.planner.make_plan import exchanged_tokens, make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.replication.registry import REPLICAS
-from aurora.types import PlanOptions
+from aurora.types import PlanOptions, leaf_spine
 from tests.conftest import cluster
 from tests.planner.placement.test_layers import drawn, priced
 from tests.strategies import clusters, profiles
 
 ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n)))
+LEAVES = leaf_spine("aabb", [1e6] * 4, [1e6] * 4, 1, 5e5)
 TWO = st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n)))
 
 
@@ -56,8 +57,7 @@ def test_other_traffic_is_priced_where_the_experts_are(options):
     assert found.loss > 0
     there = exchanged_tokens(served, 0, plan.models[0].placement.split_EG(0))
     order = plan.models[0].dispatch_L[0]
-    ports = machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G
-    assert found.dispatch_s_ML[0][0] == pytest.approx(timed(order, there, *ports).makespan_s)
+    assert found.dispatch_s_ML[0][0] == pytest.approx(timed(order, there, machines.network).makespan_s)
 
 
 def test_profiles_that_the_plan_is_not_for():
@@ -78,3 +78,19 @@ def test_a_plan_holds_the_options_that_make_it_again():
     plan = make_plan(cluster(*[1e3] * 4), [source])
     assert make_plan(plan.cluster, [source], plan.options) == plan
     assert evaluate(plan, [source]).loss == 0
+
+
+@pytest.mark.parametrize("order", ["all-at-once", "openshop", "auto"])
+@pytest.mark.parametrize(
+    "change",
+    [{"incast": 0.3}, {"fabric": LEAVES}, {"incast": 0.3, "fabric": LEAVES}],
+    ids=["incast", "fabric", "both"],
+)
+def test_a_plan_takes_on_its_own_profile_what_it_says(change, order):
+    """`evaluate` once dropped the cluster's incast, so that a plan looked 2.4 times as fast on the profile it was made for."""
+    source = drawn(0)
+    plan = make_plan(replace(cluster(1e6, 1e6, 1e6, 1e6, startup_s=1e-5), **change), [source], PlanOptions(order=order))
+    assert evaluate(plan, [source]).dispatch_s_ML[0].tolist() == plan.models[0].dispatch_s_L.tolist()
+    plain = make_plan(cluster(1e6, 1e6, 1e6, 1e6, startup_s=1e-5), [source], PlanOptions(order=order))
+    if order == "all-at-once":
+        assert (plan.models[0].dispatch_s_L > plain.models[0].dispatch_s_L).all()

@@ -19,7 +19,7 @@ from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import causal, exclusive
-from aurora.types import Curve, PlanOptions, Profile
+from aurora.types import Curve, Network, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
 
@@ -224,7 +224,7 @@ def test_the_api_orders_a_bare_matrix():
     bytes_GG = np.array([[9, 4, 6], [5, 0, 2], [3, 7, 0]])
     made = aurora.order(bytes_GG, cluster(2.0, 2.0, 2.0))
     off_diagonal = bytes_GG - np.diag(np.diag(bytes_GG))
-    check_schedule(made, off_diagonal, np.full(3, 2.0), np.full(3, 2.0))
+    check_schedule(made, off_diagonal, Network.equal(3, 2.0))
     assert made.makespan_s == pytest.approx(11 / 2)
 
 

@@ -55,12 +55,12 @@ def test_pieces_that_touch_are_one_transfer():
 @given(traffics(max_ranks=5), st.sampled_from(["openshop", "all-at-once"]))
 def test_planned_transfers_carry_all_bytes_and_end_with_the_schedule(bytes_GG, method):
     ports = cluster(*[2.0] * len(bytes_GG))
-    order = ORDER[method](bytes_GG, ports.out_Bps_G, ports.in_Bps_G, rng=np.random.default_rng(0))
+    order = ORDER[method](bytes_GG, ports.network, rng=np.random.default_rng(0))
     found = planned(order, bytes_GG, ports)
     carried = np.zeros_like(bytes_GG)
     np.add.at(carried, (found.src_X, found.dst_X), found.bytes_X)
     assert np.array_equal(carried, bytes_GG)
-    assert found.seconds == timed(order, bytes_GG, ports.out_Bps_G, ports.in_Bps_G, ports.startup_s_G).makespan_s
+    assert found.seconds == timed(order, bytes_GG, ports.network).makespan_s
 
 
 def test_a_trace_shows_what_the_plan_sends(alone):

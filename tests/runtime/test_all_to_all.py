@@ -12,6 +12,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.process_groups import default_process_group
+from aurora.types import Network
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.bool,
           torch.complex64)  # fmt: skip
@@ -25,9 +26,9 @@ def drawn_sizes(ranks, seed):
 
 
 def orders(ranks):
-    ones = np.ones(ranks)
-    planned = ORDER["birkhoff"](np.arange(ranks**2).reshape(ranks, ranks) * (1 - np.eye(ranks, dtype=int)), ones, ones,
-                                np.random.default_rng(0))  # fmt: skip
+    ones = Network.equal(ranks)
+    planned = ORDER["birkhoff"](np.arange(ranks**2).reshape(ranks, ranks) * (1 - np.eye(ranks, dtype=int)), ones,
+                                rng=np.random.default_rng(0))  # fmt: skip
     return (None, "all-at-once", "openshop", "spread-out", planned)
 
 
@@ -156,7 +157,7 @@ def test_gradients_are_torchs_and_go_back_in_the_reversed_order():
         for number in (2, 3):
             sizes_RR = drawn_sizes(3, number).numpy().copy()
             np.fill_diagonal(sizes_RR, 0)
-            planned[number] = ORDER[orders(3)[number]](sizes_RR, np.ones(3), np.ones(3), np.random.default_rng(0))
+            planned[number] = ORDER[orders(3)[number]](sizes_RR, Network.equal(3), rng=np.random.default_rng(0))
         for number, order in planned.items():
             there, back = order.pairs_X2.tolist(), order.reversed.pairs_X2.tolist()
             assert taken[number] == [there, back, there, back]

@@ -14,11 +14,11 @@ from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.order_calibration import MOST_NOISE, STEPS, OrderCalibration, calibrate, planned_method
-from aurora.types import Curve, PlanOptions, Profile, RunOptions
+from aurora.types import Curve, Network, PlanOptions, Profile, RunOptions
 from tests.conftest import cluster
 
-ONES = (np.ones((2, 2), dtype=np.int64) - np.eye(2, dtype=np.int64), np.ones(2), np.ones(2), np.random.default_rng(0))
-MADE = {name: ORDER[name](*ONES) for name in ("all-at-once", "paced", "birkhoff")}
+ONES = (np.ones((2, 2), dtype=np.int64) - np.eye(2, dtype=np.int64), Network.equal(2))
+MADE = {name: ORDER[name](*ONES, rng=np.random.default_rng(0)) for name in ("all-at-once", "paced", "birkhoff")}
 
 
 def made_choice(seconds, noise=0.0):

@@ -118,9 +118,8 @@ def test_one_window_without_compute_is_the_planned_schedule(case):
     trace = simulate_plan(plan, [p])
     order = plan.models[0].dispatch_L[0]
     there = exchanged_tokens(p, 0, plan.models[0].placement.split_EG(0)) * p.dispatch_bytes
-    ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G, machines.fabric)
     dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
-    assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, *ports).makespan_s)
+    assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, machines.network).makespan_s)
 
 
 @given(
@@ -396,14 +395,13 @@ def test_where_all_wait_for_all_phases_add_up(case):
     plan = make_plan(machines, [p])
     trace = simulate_plan(plan, [p], "global")
     there = exchanged_tokens(p, 0, plan.models[0].placement.split_EG(0))
-    ports = (machines.out_Bps_G, machines.in_Bps_G, machines.startup_s_G)
     exchanges = (
         (plan.models[0].dispatch_L[0], there * p.dispatch_bytes),
         (plan.models[0].combine_L[0], there.T * p.combine_bytes),
     )
     own = terms(plan, p)
     longest = [part.max() for part in (own.gate_G, own.expert_G, own.aggregate_G)]
-    longest += [timed(order, bytes_GG, *ports).makespan_s for order, bytes_GG in exchanges]
+    longest += [timed(order, bytes_GG, machines.network).makespan_s for order, bytes_GG in exchanges]
     assert trace.seconds == pytest.approx(sum(longest))
     assert exclusive(own) <= trace.seconds * (1 + 1e-9)
 

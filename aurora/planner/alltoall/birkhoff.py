@@ -6,7 +6,27 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from aurora.planner.alltoall.split_rows import SLOTS, SplitRows, ticks
+from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
+from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
+
+
+def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
+    """Birkhoff-von Neumann slots, one partner at a time, transfers split between slots; meets the one-to-one bound.
+
+    Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most `most` slots are peeled (SLOTS n by
+    default); what is left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2.
+    """
+    work_GG = bytes_GG
+    if not network.equal_ports:
+        free = network.without_startup
+        work_GG = ticks(pair_seconds(bytes_GG, free), one_to_one_bound(bytes_GG, free))
+    rows = SplitRows(work_GG)
+    for _, partner_G, units_G in slots(work_GG, SLOTS * len(bytes_GG) if most is None else most):
+        for src in np.flatnonzero(units_G).tolist():
+            rows.serve(src, int(partner_G[src]), int(units_G[src]))
+    return rows.order("birkhoff")
 
 
 def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray, IntArray]]:

@@ -8,6 +8,9 @@ Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python, fo
 import numpy as np
 from numba import njit
 
+from aurora.planner.alltoall.pairs import silent_pairs
+from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
+from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_CUTS = 4
@@ -16,7 +19,25 @@ NO_PART_S_C2: FloatArray = np.zeros((0, 2))
 DE_BRUIJN = 0x077CB531  # times a power of two below 2^32: bits 27 to 31 differ for each
 PLACE = np.zeros(32, dtype=np.int64)
 PLACE[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32)
+SMALL = 12  # ranks; below this one priority alone can be far from the bound, and trying more is cheap
+SMALL_TRIES = 64
 AMPLITUDES = (0.1, 0.3, 1.0)  # of drawn priorities, as shares of the bound, in turn
+
+
+def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, shop: "DenseShop | None" = None) -> Order:
+    """Dense open shop, no splits, no barriers: when a sender and a receiver are both free and have traffic, it starts.
+
+    Of the ports that become free the one with the largest remaining load chooses first, and takes the free partner with the
+    largest. Below SMALL ranks SMALL_TRIES further priorities are drawn and the shortest schedule is kept. One message a pair,
+    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. shop: buffers to work in, for
+    who orders every batch. Source: Gonzalez & Sahni 1976.
+    """
+    n = len(bytes_GG)
+    shop = DenseShop(n) if shop is None else shop
+    tries = SMALL_TRIES if n < SMALL else 0
+    shop.search(pair_seconds(bytes_GG, network), tries, one_to_one_bound(bytes_GG, network) * (1 + 1e-12), rng)
+    planned_X2 = np.stack([shop.src_X[: shop.count], shop.dst_X[: shop.count]], axis=1)
+    return Order("openshop", np.concatenate([planned_X2, silent_pairs(bytes_GG)]))
 
 
 class DenseShop:

@@ -11,8 +11,8 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.two_tier import two_tier_schedule
 from aurora.planner.check.plans import check_hops, check_schedule
 from aurora.planner.network.schedule_time import timed
-from aurora.types import Cluster, Fabric, Order, Schedule
-from aurora.types.arrays import FloatArray, IntArray, square_bytes
+from aurora.types import Cluster, Network, Order, Schedule
+from aurora.types.arrays import IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
 TWO_TIER = "two-tier"  # forwards bytes, so it is a schedule of hops and no Order
@@ -47,55 +47,37 @@ def order(
         raise BadInput(f"`seed`: expected zero or more, found {seed}")
     if startup_s is not None and not 0 <= startup_s < float("inf"):
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
-    out, into = (cluster.out_Bps_G, cluster.in_Bps_G) if cluster else (np.full(n, DEFAULT_BPS),) * 2
-    own = cluster.startup_s_G if cluster else np.zeros(n)
-    startup = own if startup_s is None else np.full(n, startup_s)
-    fabric = cluster.fabric if cluster else None
+    network = cluster.network if cluster else Network.equal(n, DEFAULT_BPS)
+    if startup_s is not None:
+        network = replace(network, startup_s_G=np.full(n, startup_s))
+    rng = np.random.default_rng(seed)
     if method == TWO_TIER:
-        return _forwarded(matrix, cluster, out, into, startup, np.random.default_rng(seed))
-    _, schedule = scheduled(
-        matrix, out, into, startup, method, np.random.default_rng(seed), fabric, cluster.incast if cluster else 0.0
-    )
-    return schedule
+        node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster else np.arange(n)
+        return _forwarded(matrix, network, node_G, rng=rng)
+    return scheduled(matrix, network, method, rng=rng)[1]
 
 
-def _forwarded(
-    bytes_GG: IntArray,
-    cluster: Cluster | None,
-    out: FloatArray,
-    into: FloatArray,
-    startup: FloatArray,
-    rng: np.random.Generator,
-) -> Schedule:
-    """The checked two-tier schedule; where the cluster's fabric is none of servers, every GPU is a server by itself."""
-    nic_Bps = cluster.fabric.nic_Bps if cluster and cluster.fabric else None
-    ports_Bps = np.unique(np.concatenate([out, into]))
-    if len(ports_Bps) > 1:
+def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: np.random.Generator) -> Schedule:
+    """The checked two-tier schedule; where the fabric is none of servers, every GPU is a server by itself."""
+    nic_Bps = network.fabric.nic_Bps if network.fabric else None
+    if not network.equal_ports:
+        ports_Bps = np.unique(np.concatenate([network.out_Bps_G, network.in_Bps_G]))
         raise BadInput(f"`method` {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
-    node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster and nic_Bps else np.arange(len(bytes_GG))
-    inside_Bps = float(ports_Bps.max(initial=DEFAULT_BPS))
-    nic_Bps_G = np.full(len(bytes_GG), nic_Bps or inside_Bps)
-    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, rng, startup)
+    node_G = node_G if nic_Bps else np.arange(network.gpus)
+    inside_Bps = float(network.out_Bps_G.max(initial=0.0)) or DEFAULT_BPS
+    nic_Bps_G = np.full(network.gpus, nic_Bps or inside_Bps)
+    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, network.startup_s_G, rng=rng)
     check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps)
     return schedule if nic_Bps else replace(schedule, hop_X2=None)
 
 
-def scheduled(
-    bytes_GG: IntArray,
-    out: FloatArray,
-    into: FloatArray,
-    startup: FloatArray,
-    method: str,
-    rng: np.random.Generator,
-    fabric: Fabric | None,
-    incast: float = 0.0,
-) -> tuple[Order, Schedule]:
+def scheduled(bytes_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator) -> tuple[Order, Schedule]:
     """An order and its schedule, which the checker has seen; "auto" is the shortest of `auto_orders`."""
     best: tuple[Order, Schedule] | None = None
     for name in auto_orders(len(bytes_GG)) if method == "auto" else (method,):
-        made = ORDER[name](bytes_GG, out, into, rng, startup)
-        schedule = timed(made, bytes_GG, out, into, startup, fabric, incast)
-        check_schedule(schedule, bytes_GG, out, into, fabric)
+        made = ORDER[name](bytes_GG, network, rng=rng)
+        schedule = timed(made, bytes_GG, network)
+        check_schedule(schedule, bytes_GG, network)
         if best is None or schedule.makespan_s < best[1].makespan_s:
             best = made, schedule
     assert best is not None
@@ -103,26 +85,23 @@ def scheduled(
 
 
 def both_ways(
-    cluster: Cluster, there_GG: IntArray, back_GG: IntArray, method: str, rng: np.random.Generator
+    there_GG: IntArray, back_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator
 ) -> tuple[Order, Order, Schedule]:
     """The orders of a layer's dispatch and combine, bytes (G, G) int64 each, and the dispatch's schedule; all checked.
 
     Where one partner at a time is held by both ends, the combine is the dispatch backwards; else each is ordered by itself.
     """
-    ports = cluster.out_Bps_G, cluster.in_Bps_G
-    made, schedule = scheduled(there_GG, *ports, cluster.startup_s_G, method, rng, cluster.fabric, cluster.incast)
+    made, schedule = scheduled(there_GG, network, method, rng=rng)
     if not made.one_to_one:  # receivers take what comes: each direction is ordered by its own senders
-        return made, scheduled(back_GG, *ports, cluster.startup_s_G, method, rng, cluster.fabric, cluster.incast)[0], schedule
-    returned = timed(made.reversed, back_GG, *ports, cluster.startup_s_G, cluster.fabric)
-    check_schedule(returned, back_GG, *ports, cluster.fabric)
+        return made, scheduled(back_GG, network, method, rng=rng)[0], schedule
+    check_schedule(timed(made.reversed, back_GG, network), back_GG, network)
     return made, made.reversed, schedule
 
 
-def batch_order(cluster: Cluster, method: str, seed: int) -> Callable[[IntArray], Order]:
+def batch_order(network: Network, method: str, seed: int) -> Callable[[IntArray], Order]:
     """What makes the order of an all-to-all anew from its bytes (G, G) int64, by `method`; the same for the same bytes."""
-    ports = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G
 
     def ordered(bytes_GG: IntArray) -> Order:
-        return scheduled(bytes_GG, *ports, method, np.random.default_rng(seed), cluster.fabric, cluster.incast)[0]
+        return scheduled(bytes_GG, network, method, rng=np.random.default_rng(seed))[0]
 
     return ordered

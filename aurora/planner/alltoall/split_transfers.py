@@ -2,22 +2,48 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
 
 from aurora.planner.alltoall.branch_and_bound import MOST_RANKS, shortest_whole
-from aurora.planner.alltoall.open_shop import MOST_CUTS, DenseShop
-from aurora.planner.network.lower_bounds import pair_seconds, with_startup
+from aurora.planner.alltoall.open_shop import MOST_CUTS, SMALL_TRIES, DenseShop
+from aurora.planner.alltoall.pairs import silent_pairs
+from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
+from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 WORTH = 0.002  # of the bound: what a further message must gain
 CUT_RUNS = 2000  # schedules, at most, that the search for cuts looks at
 AMPLITUDE = 0.1  # of drawn priorities, as a share of the bound
 NEAR = 0.06  # a schedule that is longer than the shortest whole one by this share is not cut
+MOST_TRIES = 2500
+BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loop
 
 Cut = tuple[int, int, int]  # source, destination, bytes of the first part
+
+
+def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """The shortest of many dense open-shop schedules with drawn priorities, some tens of milliseconds' worth; splits a little.
+
+    Up to branch_and_bound.MOST_RANKS ranks it starts from the shortest schedule with one message a pair. Where what it starts
+    from is above the bound, up to open_shop.MOST_CUTS pairs go in two parts, as long as each further message gains WORTH of the
+    bound, start-ups counted: never longer than without, and seldom more than one or two. `openshop` always sends one a pair.
+    """
+    n, tries = len(bytes_GG), search_tries(len(bytes_GG))
+    shop = CutShop(bytes_GG, network)
+    found = best_split(shop, best_whole(shop, tries, rng), min(CUT_RUNS, tries), rng)
+    silent_X2 = silent_pairs(bytes_GG)
+    order = Order("openshop-best", np.concatenate([found.pairs_X2, silent_X2]))
+    if len(order.pairs_X2) == n * (n - 1):
+        return order
+    return replace(order, share_X2=np.concatenate([found.share_X2, np.tile([0.0, 1.0], (len(silent_X2), 1))]))
+
+
+def search_tries(ranks: int) -> int:
+    """How many dense schedules openshop-best looks at."""
+    return int(np.clip(BEST_OPERATIONS / max(1, ranks) ** 2.4, SMALL_TRIES, MOST_TRIES))
 
 
 @dataclass(frozen=True)
@@ -30,19 +56,19 @@ class SplitSchedule:
 
 
 class CutShop:
-    """A dense shop for one all-to-all on its ports, in which pairs can be cut in two. One thread at a time.
+    """A dense shop for one all-to-all, bytes_GG (n, n) int64 with a zero diagonal, in which pairs can be cut in two.
 
-    bytes_GG (n, n) int64 with a zero diagonal, rates (n,) float64 in bytes per second, startup_s (n,) seconds a message.
+    One thread at a time.
     """
 
-    def __init__(self, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray) -> None:
+    def __init__(self, bytes_GG: IntArray, network: Network) -> None:
         self.ranks = len(bytes_GG)
-        self.seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps, startup_s)
-        self.bound_s = with_startup(bytes_GG, out_Bps, in_Bps, startup_s)
+        self.seconds_GG = pair_seconds(bytes_GG, network)
+        self.bound_s = one_to_one_bound(bytes_GG, network)
         self.dense = DenseShop(self.ranks)
         self._bytes = bytes_GG.tolist()
-        self._rates = np.minimum(out_Bps[:, None], in_Bps[None, :]).tolist()
-        self._startups = np.maximum(startup_s[:, None], startup_s[None, :]).tolist()
+        self._rates = network.pair_Bps_GG.tolist()
+        self._startups = network.pair_startup_s_GG.tolist()
         self._pair_C2 = np.zeros((MOST_CUTS, 2), dtype=np.int64)
         self._part_s_C2 = np.zeros((MOST_CUTS, 2))
         self._src_X, self._dst_X = np.zeros((2, 2 * self.ranks**2), dtype=np.int64)
@@ -129,8 +155,7 @@ def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.G
 
 def warm_up() -> None:
     """Compile what searches, now (seconds, once on a machine) instead of in the first search."""
-    ones = np.ones(4)
-    shop = CutShop(np.array([[0, 2, 1, 1], [0, 0, 2, 2], [0, 2, 0, 0], [2, 0, 1, 0]]), ones, ones, np.zeros(4))
+    shop = CutShop(np.array([[0, 2, 1, 1], [0, 0, 2, 2], [0, 2, 0, 0], [2, 0, 1, 0]]), Network.equal(4))
     rng = np.random.default_rng(0)
     best_split(shop, best_whole(shop, 1, rng), 2, rng)
 

@@ -7,7 +7,7 @@ from numba import njit
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.open_shop import DenseShop
-from aurora.planner.network.lower_bounds import two_tier
+from aurora.planner.network.lower_bounds import two_tier_bound
 from aurora.types import Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -109,15 +109,16 @@ def two_tier_schedule(
     node_G: IntArray,
     nic_Bps_G: FloatArray,
     inside_Bps: float,
+    startup_s_G: FloatArray,
+    *,
     rng: np.random.Generator,
-    startup_s_G: FloatArray | None = None,
 ) -> Schedule:
     """The hops of an all-to-all over servers: level inside, send NIC to NIC, hand over inside; stages overlap.
 
     bytes_GG (G, G) int64 with a zero diagonal, node_G (G,) the server of each GPU, nic_Bps_G (G,) its NIC's rate, inside_Bps
     what a GPU sends and receives at once inside its server, startup_s_G (G,) seconds that a message between NICs costs at
     most. A server does one thing inside at a time: levels in the order of its transfers, then serves its own traffic, then
-    hands over what has arrived. The bound is `bounds.two_tier`, which no forwarding beats. Raises BadInput for servers of
+    hands over what has arrived. The bound is `two_tier_bound`, which no forwarding beats. Raises BadInput for servers of
     unlike sizes or NICs of unlike rates. Source: FAST (arXiv:2505.09764).
     """
     nodes, members = np.unique(node_G, return_counts=True)
@@ -129,11 +130,11 @@ def two_tier_schedule(
     where_G = np.argsort(node_G, kind="stable")  # a server's GPUs side by side
     tiers = TwoTier(len(nodes), int(members.max(initial=1)))
     nic_Bps = float(nic_Bps_G.max(initial=1.0))
-    startup_s = 0.0 if startup_s_G is None else float(startup_s_G.max(initial=0.0))
+    startup_s = float(startup_s_G.max(initial=0.0))
     rows = [*_hops(tiers, np.ascontiguousarray(bytes_GG[np.ix_(where_G, where_G)]), nic_Bps, inside_Bps, rng, startup_s)]
     rows.sort()
     start_s, src, dst, at, to, size, end_s, rate = (np.array([row[i] for row in rows]) for i in range(8))
-    bound_s = two_tier(bytes_GG, node_G, nic_Bps, inside_Bps)
+    bound_s = two_tier_bound(bytes_GG, node_G, nic_Bps, inside_Bps)
     src, dst, at, to = (where_G[ends.astype(np.int64)] for ends in (src, dst, at, to))
     hop_X2 = np.stack([at, to], axis=1)
     return Schedule("two-tier", False, src, dst, size.astype(np.int64), start_s, end_s, rate, bound_s, bound_s, hop_X2=hop_X2)

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from aurora.errors import BrokenPlan
-from aurora.types import Fabric, Order, Plan, Schedule
+from aurora.types import Fabric, Network, Order, Plan, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.fabric import Vertex
 
@@ -53,9 +53,7 @@ def _check_sub_channels(order: Order, gpus: int) -> None:
             raise BrokenPlan(f"order {order.method}: {src} -> {dst} takes {taken} lanes, which its ports do not have")
 
 
-def check_schedule(
-    schedule: Schedule, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, fabric: Fabric | None = None
-) -> None:
+def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> None:
     """BrokenPlan unless the schedule carries every byte once and no port or link is above its rate at any instant.
 
     Bytes match bytes_GG (G, G) exactly in sum, and each row's rate and time within a byte or what floats resolve. Where the
@@ -80,7 +78,7 @@ def check_schedule(
     if (wrong := np.abs(moved_X - schedule.bytes_X) > unsure_X).any():
         at = int(np.argmax(wrong))
         raise BrokenPlan(f"{what}: row {at} carries {schedule.bytes_X[at]} bytes, but its rate moves {moved_X[at]:.0f}")
-    for side, ports, rates in (("sends", src, out_Bps), ("receives", dst, in_Bps)):
+    for side, ports, rates in (("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)):
         for port in range(n):
             rows = np.flatnonzero(ports == port)
             who = f"{what}: rank {port} {side}"
@@ -88,8 +86,8 @@ def check_schedule(
             rows = rows[np.argsort(start[rows], kind="stable")]
             if schedule.one_to_one and (start[rows][1:] < end[rows][:-1] * (1 - SLACK)).any():
                 raise BrokenPlan(f"{who} to or from two partners at once")
-    if fabric is not None:
-        for link, share_GG in zip(fabric.links, _link_shares(fabric), strict=True):
+    if network.fabric is not None:
+        for link, share_GG in zip(network.fabric.links, _link_shares(network.fabric), strict=True):
             rows = np.flatnonzero(share_GG[src, dst])
             rate_X = schedule.rate_Bps_X[rows] * share_GG[src[rows], dst[rows]]
             _check_rate(f"{what}: {link} takes", "link", start[rows], end[rows], rate_X, link.Bps)

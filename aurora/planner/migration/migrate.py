@@ -89,8 +89,7 @@ def move(
         start=np.zeros((len(new.cluster),) * 2, dtype=np.int64),
     )
     rng = np.random.default_rng(new.options.seed)
-    ports = new.cluster.out_Bps_G, new.cluster.in_Bps_G, new.cluster.startup_s_G
-    _, schedule = scheduled(bytes_GG, *ports, "openshop", rng, new.cluster.fabric, new.cluster.incast)
+    _, schedule = scheduled(bytes_GG, new.cluster.network, "openshop", rng=rng)
     models = tuple(
         model_plan(new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated)
         for model, profile, placement in zip(new.models, profiles, final, strict=True)

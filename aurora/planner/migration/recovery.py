@@ -79,9 +79,7 @@ def recover(
         moved += int((after_NE * (1 - before_NE) * ~gone_E).sum())
         lost_L.append(tuple(np.flatnonzero(gone_E).tolist()))
         parts.append(best_divided(after_NE, load_E, np.ones(len(left))))
-    ports = cluster.out_Bps_G, cluster.in_Bps_G, cluster.startup_s_G
-    rng = np.random.default_rng(seed)
-    _, schedule = scheduled(bytes_NN, *ports, "openshop", rng, cluster.fabric, cluster.incast)
+    _, schedule = scheduled(bytes_NN, cluster.network, "openshop", rng=np.random.default_rng(seed))
     return Recovery(Placement.stack(parts), kept_min_replicas, tuple(lost_L), bytes_NN, schedule, moved, checkpoint_bytes_N)
 
 

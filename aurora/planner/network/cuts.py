@@ -7,7 +7,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.types import Fabric
+from aurora.types import Fabric, Network
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.fabric import named
 
@@ -122,8 +122,13 @@ class FlowNetwork:
         return np.isin(np.arange(self.vertices), [v for v in inside if v != "all"])
 
 
-def network_of(fabric: Fabric, out_Bps: FloatArray, in_Bps: FloatArray) -> FlowNetwork:
-    """Arcs in the sequence of `route`'s resources: sending ports, receiving ports, links."""
+def flow_network(network: Network) -> FlowNetwork:
+    """The ports and links of a network that has a fabric.
+
+    Arcs in the sequence of `route`'s resources: sending ports, receiving ports, links.
+    """
+    fabric = network.fabric
+    assert fabric is not None
     n = fabric.gpus
     switch = {name: at for at, name in enumerate(fabric.switches)}
     around: list[set[int | str]] = [set() for _ in range(n)]
@@ -143,7 +148,7 @@ def network_of(fabric: Fabric, out_Bps: FloatArray, in_Bps: FloatArray) -> FlowN
         n,
         np.concatenate([gpus, 3 * n + gpus, tail]).astype(np.int64),
         np.concatenate([2 * n + gpus, n + gpus, head]).astype(np.int64),
-        np.concatenate([out_Bps, in_Bps, [link.Bps for link in fabric.links]]),
+        np.concatenate([network.out_Bps_G, network.in_Bps_G, [link.Bps for link in fabric.links]]),
         (
             *(f"sending port of {named(gpu)}" for gpu in range(n)),
             *(f"receiving port of {named(gpu)}" for gpu in range(n)),

@@ -4,16 +4,16 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import LinearConstraint, milp
 
-from aurora.planner.network.cuts import SLACK, CutResult, network_of
+from aurora.planner.network.cuts import SLACK, CutResult, flow_network
 from aurora.planner.network.routes import route
-from aurora.types import Cut, Fabric
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types import Cut, Network
+from aurora.types.arrays import IntArray
 
 
-def cut_bound(bytes_GG: IntArray, fabric: Fabric, out_Bps: FloatArray, in_Bps: FloatArray) -> Cut:
+def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     """The worst cut that was found: bytes that have no way but over some ports and links, over their summed rate.
 
-    bytes_GG (G, G) int64 with a zero diagonal, rates (G,) bytes per second. Every cut is a lower bound, however traffic is
+    bytes_GG (G, G) int64 with a zero diagonal; network: one with a fabric. Every cut is a lower bound, however traffic is
     routed. The worst of all is NP-hard to find in general, and even that may lie below `fluid_optimum`; looked at are, in this
     order: each port; what hangs together behind one switch; the links into or out of a switch, and the busiest links, on
     shortest paths; on fabrics of up to MOST_BLOCKS switches (and GPUs with several) sets of those grown one by one, so pairs
@@ -21,52 +21,52 @@ def cut_bound(bytes_GG: IntArray, fabric: Fabric, out_Bps: FloatArray, in_Bps: F
     Fulkerson 1956). The search ends as soon as traffic divided over shortest paths needs no longer than a cut, which proves
     both optimal: at once on trees and on leaf/spine whose uplinks are equal, where the bound is the fluid optimum.
     """
-    network = network_of(fabric, out_Bps, in_Bps)
-    routes = route(out_Bps, in_Bps, fabric)
-    load_A = routes.load_R(bytes_GG)[: len(network.Bps_A)]
+    assert network.fabric is not None
+    graph, routes = flow_network(network), route(network)
+    load_A = routes.load_R(bytes_GG)[: len(graph.Bps_A)]
     enough_s = routes.seconds(bytes_GG) * (1 - SLACK)
     best: CutResult = 0.0, 0, np.zeros(len(load_A), dtype=bool)
-    for sets in (network.ports(), network.hanging(fabric)):
-        best = network.worse(best, network.load(sets, bytes_GG), network.leaving(sets))
-    for arcs in network.bundles(load_A):
-        if load_A[arcs].sum() <= best[0] * network.Bps_A[arcs].sum() * (1 + SLACK):
+    for sets in (graph.ports(), graph.hanging(network.fabric)):
+        best = graph.worse(best, graph.load(sets, bytes_GG), graph.leaving(sets))
+    for arcs in graph.bundles(load_A):
+        if load_A[arcs].sum() <= best[0] * graph.Bps_A[arcs].sum() * (1 + SLACK):
             break  # nor can those after it, which are less busy
-        best = network.worse(best, np.array([network.cut_off(arcs, bytes_GG)]), arcs[None])
-    growing = network.grown(bytes_GG)
+        best = graph.worse(best, np.array([graph.cut_off(arcs, bytes_GG)]), arcs[None])
+    growing = graph.grown(bytes_GG)
     while best[0] < enough_s and (grown := next(growing, None)) is not None:
-        best = network.worse(best, network.load(grown, bytes_GG), network.leaving(grown))
-    for gpu in range(fabric.gpus):
+        best = graph.worse(best, graph.load(grown, bytes_GG), graph.leaving(grown))
+    for gpu in range(graph.gpus):
         for alone_GG in (_only(bytes_GG, (gpu, slice(None))), _only(bytes_GG, (slice(None), gpu))):
             while best[0] < min(enough_s, routes.seconds(alone_GG) * (1 - SLACK)):  # else this GPU alone fits in
-                before_s, least = best[0], network.minimum(alone_GG, best[0])[None]
-                best = network.worse(best, network.load(least, bytes_GG), network.leaving(least))
+                before_s, least = best[0], graph.minimum(alone_GG, best[0])[None]
+                best = graph.worse(best, graph.load(least, bytes_GG), graph.leaving(least))
                 if best[0] == before_s:
                     break
-    return Cut(best[0], best[1], tuple(np.array(network.names)[best[2]].tolist()))
+    return Cut(best[0], best[1], tuple(np.array(graph.names)[best[2]].tolist()))
 
 
-def fluid_optimum(bytes_GG: IntArray, fabric: Fabric, out_Bps: FloatArray, in_Bps: FloatArray) -> float:
+def fluid_optimum(bytes_GG: IntArray, network: Network) -> float:
     """The shortest all-to-all when traffic may be routed and divided at will, in seconds: maximum concurrent flow.
 
     An LP over what each source sends through each port and link, G * (links + 2 G) variables, solved by HiGHS; exact to its
     tolerance. Source: Shahrokhi & Matula 1990, with the commodities of one source in one.
     """
-    network = network_of(fabric, out_Bps, in_Bps)
+    graph = flow_network(network)
     total = int(bytes_GG.sum())
     if total == 0:
         return 0.0
-    n, arcs, fastest = fabric.gpus, len(network.Bps_A), float(network.Bps_A.max())
+    n, arcs, fastest = graph.gpus, len(graph.Bps_A), float(graph.Bps_A.max())
     sources = np.flatnonzero(bytes_GG.sum(axis=1))
-    ends = np.concatenate([network.tail_A, network.head_A])
+    ends = np.concatenate([graph.tail_A, graph.head_A])
     signs = np.repeat([1.0, -1.0], arcs)
-    leaving_VA = sparse.coo_array((signs, (ends, np.tile(np.arange(arcs), 2))), shape=(network.vertices, arcs))
-    supply_SV = np.zeros((len(sources), network.vertices))
+    leaving_VA = sparse.coo_array((signs, (ends, np.tile(np.arange(arcs), 2))), shape=(graph.vertices, arcs))
+    supply_SV = np.zeros((len(sources), graph.vertices))
     supply_SV[np.arange(len(sources)), sources] = bytes_GG[sources].sum(axis=1) / total
     supply_SV[:, n : 2 * n] -= bytes_GG[sources] / total
     supply = supply_SV.ravel()
     conserve = sparse.kron(sparse.eye_array(len(sources)), leaving_VA)
     within = sparse.kron(sparse.csr_array(np.ones((1, len(sources)))), sparse.eye_array(arcs))
-    rates = sparse.csr_array(-network.Bps_A[:, None] / fastest)
+    rates = sparse.csr_array(-graph.Bps_A[:, None] / fastest)
     found = milp(
         np.append(np.zeros(len(sources) * arcs), 1.0),
         constraints=[

@@ -2,44 +2,39 @@
 
 import numpy as np
 
+from aurora.types import Network
 from aurora.types.arrays import FloatArray, IntArray
 
 
-def port_seconds(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> FloatArray:
+def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """(G,) seconds that each port needs for what it sends or receives, whichever takes longer."""
-    return np.asarray(np.maximum(bytes_GG.sum(axis=1) / out_Bps, bytes_GG.sum(axis=0) / in_Bps))
+    return np.asarray(np.maximum(bytes_GG.sum(axis=1) / network.out_Bps_G, bytes_GG.sum(axis=0) / network.in_Bps_G))
 
 
-def fluid(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> float:
-    """max over ports of bytes / rate. bytes_GG (G, G) int64 with a zero diagonal; rates (G,) float64.
+def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
+    """max over ports of bytes / rate. bytes_GG (G, G) int64 with a zero diagonal; start-ups, fabric and incast do not count.
 
     Reached by flows paced at bytes / T. On equal ports also by one-to-one slots (Aurora Thm 4.2).
     """
-    return float(port_seconds(bytes_GG, out_Bps, in_Bps).max(initial=0.0))
+    return float(port_seconds(bytes_GG, network).max(initial=0.0))
 
 
-def pair_seconds(
-    bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray | None = None
-) -> FloatArray:
+def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """(G, G) seconds of each transfer when it has both of its ports to itself, with the start-up of its slower end."""
-    seconds_GG = bytes_GG / np.minimum(out_Bps[:, None], in_Bps[None, :])
-    if startup_s is None:
-        return np.asarray(seconds_GG)
-    return np.where(bytes_GG > 0, seconds_GG + np.maximum(startup_s[:, None], startup_s[None, :]), 0.0)
+    seconds_GG = bytes_GG / network.pair_Bps_GG
+    return np.where(bytes_GG > 0, seconds_GG + network.pair_startup_s_GG, 0.0)
 
 
-def one_to_one(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> float:
-    """max row or column sum of pair_seconds: the optimum with one partner at a time (Gonzalez & Sahni 1976)."""
-    return with_startup(bytes_GG, out_Bps, in_Bps, np.zeros(len(bytes_GG)))
+def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
+    """max row or column sum of `pair_seconds`: below any all-to-all with one partner at a time and a message a pair.
 
-
-def with_startup(bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray, startup_s: FloatArray) -> float:
-    """The one-to-one bound when every message also holds its two ports for its start-up, the slower end's, (G,) seconds."""
-    seconds_GG = pair_seconds(bytes_GG, out_Bps, in_Bps, startup_s)
+    Without start-ups it is the optimum where transfers may be split (Gonzalez & Sahni 1976).
+    """
+    seconds_GG = pair_seconds(bytes_GG, network)
     return float(max(seconds_GG.sum(axis=1).max(initial=0.0), seconds_GG.sum(axis=0).max(initial=0.0)))
 
 
-def two_tier(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_Bps: float) -> float:
+def two_tier_bound(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_Bps: float) -> float:
     """Below any all-to-all of servers whose GPUs share their NICs by forwarding inside, one NIC of nic_Bps a GPU.
 
     The larger of each server's traffic to or from other servers over all of its NICs, and the traffic that stays inside over

@@ -4,17 +4,17 @@ import numpy as np
 
 from aurora.planner.network.routes import route
 from aurora.planner.network.switch import gated
-from aurora.types import Order
+from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 
-def clock(order: Order, bytes_GG: IntArray, out_Bps: FloatArray, in_Bps: FloatArray) -> tuple[FloatArray, FloatArray]:
+def row_pacing(order: Order, bytes_GG: IntArray, network: Network) -> tuple[FloatArray, FloatArray]:
     """(X,) seconds from the common start, and (X,) bytes per second, of each row of a paced order or one with lanes.
 
-    Paced rows start together, each at its bytes over the fluid bound (coflow MADD). A row with lanes starts when those before
-    it have left enough lanes of both of its ports, and flows at its lanes' share of the slower one.
+    Paced rows start together, each at its bytes over the fluid optimum on its routes (coflow MADD). A row with lanes starts
+    when those before it have left enough lanes of both of its ports, and flows at its lanes' share of the slower one.
     """
-    row_X, size_X, most_Bps_X = gated(order, bytes_GG, route(out_Bps, in_Bps))
+    row_X, size_X, most_Bps_X = gated(order, bytes_GG, route(network))
     start_s_X, rate_Bps_X = np.zeros(len(order.pairs_X2)), np.full(len(order.pairs_X2), np.inf)
     rate_Bps_X[row_X] = most_Bps_X
     if order.sub_channels is not None:

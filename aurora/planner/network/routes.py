@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from aurora.types import Fabric
+from aurora.types import Fabric, Network
 from aurora.types.arrays import FloatArray, IntArray
 
 
@@ -32,16 +32,16 @@ class Routes:
         return float((self.load_R(bytes_GG) / self.room_R).max(initial=0.0))
 
 
-def route(out_Bps: FloatArray, in_Bps: FloatArray, fabric: Fabric | None = None) -> Routes:
+def route(network: Network) -> Routes:
     """The big switch, where a flow takes two ports and nothing else, or a fabric's shortest paths between those ports.
 
     Shortest is fewest links. A flow is divided equally over all shortest paths of its pair (equal-cost multipath in its ideal
-    form, packet by packet; hashing whole flows onto one path can only be worse balanced). Rates (G,) bytes per second.
+    form, packet by packet; hashing whole flows onto one path can only be worse balanced).
     """
-    n = len(out_Bps)
+    n, fabric = network.gpus, network.fabric
     sends_GG, recvs_GG = np.broadcast_arrays(np.arange(n)[:, None], n + np.arange(n)[None, :])
     use_GGK = np.stack([sends_GG, recvs_GG], axis=2)
-    room_R = np.concatenate([out_Bps, in_Bps])
+    room_R = np.concatenate([network.out_Bps_G, network.in_Bps_G])
     if fabric is None:
         return Routes(room_R, use_GGK, np.ones(use_GGK.shape))
     link_GGK, share_GGK = _shortest(fabric)

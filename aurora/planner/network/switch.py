@@ -17,8 +17,8 @@ from aurora.planner.network.max_min_fair import (
     join,
     run,
 )
-from aurora.planner.network.routes import Routes
-from aurora.types import Order
+from aurora.planner.network.routes import Routes, route
+from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 FIRST_LOG = 4096  # rows that a log has room for before it grows
@@ -72,14 +72,14 @@ class Switch:
     """All-to-alls under way. A transfer starts when both ends have joined and it is among the first open ones of each; it pays
     the start-up of its slower end, during which it holds no bandwidth, then flows.
 
-    startup_s (G,) seconds a message. incast: which part of its rate a receiving port loses for each flow beyond the first, down
-    to flows.LEAST_GOODPUT of it. logging: keep what flowed at which rate, for `pieces`. An event costs what is connected to the
-    ports that it touches, so with one partner at a time O(log X).
+    logging: keep what flowed at which rate, for `pieces`. An event costs what is connected to the ports that it touches, so
+    with one partner at a time O(log X).
     """
 
-    def __init__(self, routes: Routes, startup_s: FloatArray, incast: float = 0.0, logging: bool = False) -> None:
-        n, resources = len(startup_s), len(routes.room_R)
-        self._startup, self._routes, self._ranks = startup_s, routes, n
+    def __init__(self, network: Network, logging: bool = False) -> None:
+        routes = route(network)
+        n, resources = network.gpus, len(routes.room_R)
+        self._network, self._routes, self._ranks = network, routes, n
         self._logging = logging
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
         self._rows = _rows(0, routes.use_GGK.shape[2])
@@ -102,7 +102,7 @@ class Switch:
             done=_whole(0, 2),
             counter=_whole(5),
             now_s=np.zeros(1),
-            incast=np.array([float(incast)]),
+            incast=np.array([float(network.incast)]),
         )
         self._log = _log(FIRST_LOG if logging else 0)
 
@@ -123,7 +123,7 @@ class Switch:
         src_X, dst_X = order.pairs_X2[row_X].T
         rows, queues, sub_channels = self._rows, self._queues, order.sub_channels
         rows.src[own], rows.dst[own], rows.size[own], rows.left[own], rows.slot[own] = src_X, dst_X, size_X, size_X, slot
-        rows.most_Bps[own], rows.startup_s[own] = most_Bps_X, np.maximum(self._startup[src_X], self._startup[dst_X])
+        rows.most_Bps[own], rows.startup_s[own] = most_Bps_X, self._network.pair_startup_s_GG[src_X, dst_X]
         rows.sub_channels[own] = 1 if sub_channels is None else sub_channels.row_X[row_X]
         rows.admitted[own] = rows.stamp[own] = 0
         queues.room[slot, SENDS] = order.sends_open if sub_channels is None else sub_channels.out_G

@@ -74,11 +74,11 @@ def by_formula(colocated: Callable[[PhaseTimes, PhaseTimes], float]) -> Price:
 
 def timed_order(one: LayerJob, held_G: IntArray, order: str) -> LayerOutcome:
     """Eq. 1, N and C of a GPU being when its own transfers end under `order` on the switch."""
-    profile, ports = one.placed(held_G), (one.cluster.out_Bps_G, one.cluster.in_Bps_G)
+    profile, network = one.placed(held_G), one.cluster.network
     model = _planned([one], [held_G], order).models[0]
     tokens_GG = profile.tokens_TLSE[0, 0] * (1 - np.eye(profile.experts, dtype=np.int64))
-    there_G = _ends(timed(model.dispatch_L[0], tokens_GG * profile.dispatch_bytes, *ports), profile.experts)
-    back_G = _ends(timed(model.combine_L[0], tokens_GG.T * profile.combine_bytes, *ports), profile.experts)
+    there_G = _ends(timed(model.dispatch_L[0], tokens_GG * profile.dispatch_bytes, network), profile.experts)
+    back_G = _ends(timed(model.combine_L[0], tokens_GG.T * profile.combine_bytes, network), profile.experts)
     terms = replace(one.costs.terms(held_G), send_G=there_G, recv_G=there_G, csend_G=back_G, crecv_G=back_G)
     return _outcome([terms], exclusive(terms))
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.network.pacing import clock
+from aurora.planner.network.pacing import row_pacing
 from aurora.runtime.distributed.transport import Observe, lost, parts
 from aurora.types import Cluster, Order
 
@@ -204,7 +204,7 @@ class OrderedTransport(ABC):
                 sent = bytes_GG[peer, self.rank]
                 raise BadInput(f"rank {peer} sends {sent} bytes where rank {self.rank} expects {_bytes(tensor)}")
         np.fill_diagonal(bytes_GG, 0)
-        start_s_X, rate_Bps_X = clock(order, bytes_GG, self._cluster.out_Bps_G, self._cluster.in_Bps_G)
+        start_s_X, rate_Bps_X = row_pacing(order, bytes_GG, self._cluster.network)
 
         def leaves_s(message: Message) -> float:
             return float(start_s_X[message.row] + message.offset / rate_Bps_X[message.row])

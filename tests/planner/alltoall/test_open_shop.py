@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.alltoall.open_shop import DenseShop
-from aurora.planner.alltoall.registry import ORDER, openshop
-from aurora.planner.network.lower_bounds import one_to_one, pair_seconds
+from aurora.planner.alltoall.open_shop import DenseShop, openshop
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.planner.network.schedule_time import timed
 from tests.strategies import traffics_on_ports
 
@@ -23,8 +23,8 @@ def schedule(shop):
 @given(traffics_on_ports(max_ranks=7), st.integers(0, 3))
 def test_no_pair_waits_while_both_ends_are_free(case, tries):
     """Density from first principles: just before any transfer starts, each earlier instant had one of its ends busy."""
-    bytes_GG, out, into = case
-    seconds_GG = pair_seconds(bytes_GG, out, into)
+    bytes_GG, network = case
+    seconds_GG = pair_seconds(bytes_GG, network)
     shop = DenseShop(len(bytes_GG))
     favour = np.random.default_rng(tries).random(2 * len(bytes_GG)) * 10 * (tries > 0)
     makespan = shop.run(seconds_GG, favour)
@@ -45,11 +45,11 @@ def test_no_pair_waits_while_both_ends_are_free(case, tries):
 
 @given(traffics_on_ports(min_ranks=2, max_ranks=6))
 def test_the_switch_times_it_the_same(case):
-    bytes_GG, out, into = case
-    made = timed(ORDER["openshop"](bytes_GG, out, into, np.random.default_rng(0)), bytes_GG, out, into)
-    bound_s = one_to_one(bytes_GG, out, into)
+    bytes_GG, network = case
+    made = timed(ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0)), bytes_GG, network)
+    bound_s = one_to_one_bound(bytes_GG, network)
     shop = DenseShop(len(bytes_GG))
-    best = shop.search(pair_seconds(bytes_GG, out, into), 64, bound_s * (1 + 1e-12), np.random.default_rng(0))
+    best = shop.search(pair_seconds(bytes_GG, network), 64, bound_s * (1 + 1e-12), np.random.default_rng(0))
     assert made.makespan_s >= bound_s * (1 - 1e-9)
     assert made.makespan_s == pytest.approx(best)
 
@@ -57,8 +57,8 @@ def test_the_switch_times_it_the_same(case):
 @given(traffics_on_ports(min_ranks=2, max_ranks=7), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_a_pair_in_two_parts_takes_turns(case, cuts, random):
     """Both parts go, one after the other, for as long as they were said to, and nothing waits while both of its ends are free."""
-    bytes_GG, out, into = case
-    seconds_GG = pair_seconds(bytes_GG, out, into)
+    bytes_GG, network = case
+    seconds_GG = pair_seconds(bytes_GG, network)
     pairs = np.argwhere(bytes_GG > 0)
     cut_C2 = pairs[random.sample(range(len(pairs)), min(cuts, len(pairs)))]
     part_s_C2 = np.array([[random.uniform(0.1, 9), random.uniform(0.1, 9)] for _ in cut_C2]).reshape(-1, 2)
@@ -147,9 +147,9 @@ def test_traffic_that_is_nearly_equal_goes_round_a_ring(n):
 @given(case=traffics_on_ports(min_ranks=1), seed=st.integers(0, 3))
 def test_a_ring_is_a_schedule(case, seed):
     """Every transfer once, by start, no port twice at a time, and its makespan as the search reckons it."""
-    bytes_GG, out, into = case
+    bytes_GG, network = case
     n = len(bytes_GG)
-    seconds_GG = pair_seconds(bytes_GG, out, into)
+    seconds_GG = pair_seconds(bytes_GG, network)
     shop = DenseShop(n)
     makespan_s = shop.ring(seconds_GG, np.random.default_rng(seed).permutation(n))
     rows = [column[: shop.count] for column in (shop.src_X, shop.dst_X, shop.start_s_X, shop.end_s_X)]
@@ -167,6 +167,6 @@ def test_a_ring_is_a_schedule(case, seed):
 def test_orders_made_in_the_same_buffers_are_those_made_in_fresh_ones(cases):
     shop = DenseShop(len(cases[0][0]))
     for case in cases:
-        kept = openshop(*case, np.random.default_rng(0), shop=shop)
-        fresh = ORDER["openshop"](*case, np.random.default_rng(0))
+        kept = openshop(*case, rng=np.random.default_rng(0), shop=shop)
+        fresh = ORDER["openshop"](*case, rng=np.random.default_rng(0))
         assert np.array_equal(kept.pairs_X2, fresh.pairs_X2)

@@ -12,75 +12,76 @@ from aurora.planner.alltoall.birkhoff import slots
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.sub_channels import LOSS, sub_channel_slots
 from aurora.planner.check.plans import check_order, check_schedule
-from aurora.planner.network.lower_bounds import fluid, one_to_one, pair_seconds
+from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, pair_seconds
 from aurora.planner.network.schedule_time import timed
-from aurora.types import Order
+from aurora.types import Network, Order
 from tests.strategies import traffics_on_ports
 
 
-def schedule(method, bytes_GG, out, into, startup=None, seed=0):
-    return timed(ORDER[method](bytes_GG, out, into, np.random.default_rng(seed)), bytes_GG, out, into, startup)
+def schedule(method, bytes_GG, network):
+    return timed(ORDER[method](bytes_GG, network, rng=np.random.default_rng(0)), bytes_GG, network)
 
 
 @pytest.mark.parametrize("method", ORDER)
-@given(case=traffics_on_ports(), startup=st.sampled_from([0.0, 0.3]))
-def test_every_order_carries_every_byte_within_the_ports(method, case, startup):
-    bytes_GG, out, into = case
-    order = ORDER[method](bytes_GG, out, into, np.random.default_rng(1))
+@given(case=traffics_on_ports(startups=(0.0, 0.3)))
+def test_every_order_carries_every_byte_within_the_ports(method, case):
+    bytes_GG, network = case
+    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(1))
     check_order(order, len(bytes_GG))
     check_order(order.reversed, len(bytes_GG))
-    made = timed(order, bytes_GG, out, into, np.full(len(bytes_GG), startup))
-    check_schedule(made, bytes_GG, out, into)
-    assert made.makespan_s >= fluid(bytes_GG, out, into) * (1 - 1e-9)
+    made = timed(order, bytes_GG, network)
+    check_schedule(made, bytes_GG, network)
+    assert made.makespan_s >= fluid_bound(bytes_GG, network) * (1 - 1e-9)
     if order.one_to_one:
-        assert made.makespan_s >= one_to_one(bytes_GG, out, into) * (1 - 1e-9)
+        assert made.makespan_s >= one_to_one_bound(bytes_GG, network) * (1 - 1e-9)
 
 
 @given(case=traffics_on_ports())
 def test_openshop_is_dense(case):
     """No dense open-shop schedule takes twice the one-to-one bound, and none has more messages than pairs with traffic."""
-    bytes_GG, out, into = case
-    made = schedule("openshop", bytes_GG, out, into)
-    assert made.makespan_s <= 2 * one_to_one(bytes_GG, out, into) * (1 + 1e-9)
+    bytes_GG, network = case
+    made = schedule("openshop", bytes_GG, network)
+    assert made.makespan_s <= 2 * one_to_one_bound(bytes_GG, network) * (1 + 1e-9)
     assert len(made.src_X) == (bytes_GG > 0).sum()
     assert made.one_to_one
 
 
 @given(case=traffics_on_ports(min_ranks=2))
 def test_a_reversed_order_serves_the_transpose_in_the_same_time(case):
-    bytes_GG, out, into = case
-    order = ORDER["openshop"](bytes_GG, out, into, np.random.default_rng(0))
-    there = timed(order, bytes_GG, out, into).makespan_s
-    back = timed(order.reversed, bytes_GG.T, into, out).makespan_s
+    bytes_GG, network = case
+    order = ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0))
+    there = timed(order, bytes_GG, network).makespan_s
+    turned = Network(network.in_Bps_G, network.out_Bps_G)
+    back = timed(order.reversed, bytes_GG.T, turned).makespan_s
     assert back <= there * (1 + 1e-9)
 
 
 @given(case=traffics_on_ports(min_ranks=2, max_ranks=3))
 def test_openshop_against_every_possible_list(case):
     """Brute force over all lists of at most six transfers: how far from the best one-message order, at most."""
-    bytes_GG, out, into = case
+    bytes_GG, network = case
     pairs = [tuple(p) for p in np.argwhere(bytes_GG > 0)]
     rest = [(i, j) for i in range(len(bytes_GG)) for j in range(len(bytes_GG)) if i != j and bytes_GG[i, j] == 0]
     best = min(
-        timed(Order("brute", np.array([*listed, *rest], dtype=np.int64).reshape(-1, 2)), bytes_GG, out, into).makespan_s
+        timed(Order("brute", np.array([*listed, *rest], dtype=np.int64).reshape(-1, 2)), bytes_GG, network).makespan_s
         for listed in permutations(pairs)
     )
-    made = schedule("openshop", bytes_GG, out, into).makespan_s
+    made = schedule("openshop", bytes_GG, network).makespan_s
     assert best * (1 - 1e-9) <= made <= 1.05 * best + 1e-9
 
 
 def test_the_papers_figure_4():
     """GPU 1 sends to 2 and 3, GPU 2 to 1 and 3, a unit each: two units ordered, three when both go to GPU 3 first."""
     bytes_GG = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
-    ones = np.ones(3)
-    assert schedule("openshop", bytes_GG, ones, ones).makespan_s == pytest.approx(2)
+    ones = Network.equal(3)
+    assert schedule("openshop", bytes_GG, ones).makespan_s == pytest.approx(2)
     unordered = Order("by hand", np.array([[0, 2], [1, 2], [0, 1], [1, 0], [2, 0], [2, 1]]), 1, 2)
-    assert timed(unordered, bytes_GG, ones, ones).makespan_s == pytest.approx(3)
+    assert timed(unordered, bytes_GG, ones).makespan_s == pytest.approx(3)
 
 
 def test_all_at_once_on_one_busy_receiver_is_at_the_bound():
     bytes_GG = np.array([[0, 0, 4], [0, 0, 2], [0, 0, 0]])
-    made = schedule("all-at-once", bytes_GG, np.ones(3), np.ones(3))
+    made = schedule("all-at-once", bytes_GG, Network.equal(3))
     assert made.makespan_s == pytest.approx(6)
     rows = sorted(zip(made.src_X.tolist(), made.bytes_X.tolist(), made.end_s_X.tolist(), made.rate_Bps_X.tolist(), strict=True))
     assert rows == [(0, 2, 4.0, 0.5), (0, 2, 6.0, 1.0), (1, 2, 4.0, 0.5)]  # half the rate each until the smaller one ends
@@ -88,17 +89,17 @@ def test_all_at_once_on_one_busy_receiver_is_at_the_bound():
 
 def test_orders_repeat_for_a_seed_and_differ_between_seeds():
     bytes_GG = np.arange(36).reshape(6, 6) * (1 - np.eye(6, dtype=int))
-    ones = np.ones(6)
+    ones = Network.equal(6)
 
     def pairs(seed):
-        return ORDER["random"](bytes_GG, ones, ones, np.random.default_rng(seed)).pairs_X2.tolist()
+        return ORDER["random"](bytes_GG, ones, rng=np.random.default_rng(seed)).pairs_X2.tolist()
 
     assert pairs(3) == pairs(3)
     assert pairs(3) != pairs(4)
 
 
 def test_pair_seconds_uses_the_slower_end():
-    seconds = pair_seconds(np.array([[0, 10], [10, 0]]), np.array([1.0, 5.0]), np.array([2.0, 10.0]))
+    seconds = pair_seconds(np.array([[0, 10], [10, 0]]), Network(np.array([1.0, 5.0]), np.array([2.0, 10.0])))
     assert seconds.tolist() == [[0, 10], [5, 0]]
 
 
@@ -109,40 +110,41 @@ def test_openshop_mean_gap_on_equal_ports():
     for _ in range(10):
         bytes_GG = rng.integers(1, 1000, (16, 16))
         np.fill_diagonal(bytes_GG, 0)
-        gaps.append(schedule("openshop", bytes_GG, np.ones(16), np.ones(16)).gap)
+        gaps.append(schedule("openshop", bytes_GG, Network.equal(16)).gap)
     assert np.mean(gaps) < 0.05
 
 
 @given(case=traffics_on_ports(min_ranks=1, max_ranks=6))
 def test_birkhoff_meets_the_one_to_one_bound(case):
     """Exactly in bytes on equal ports; a rounding of 2^-40 elsewhere. Bytes are whole and conserved either way."""
-    bytes_GG, out, into = case
-    order = ORDER["birkhoff"](bytes_GG, out, into, np.random.default_rng(0))
+    bytes_GG, network = case
+    order = ORDER["birkhoff"](bytes_GG, network, rng=np.random.default_rng(0))
     check_order(order, len(bytes_GG))
-    made = timed(order, bytes_GG, out, into)
-    check_schedule(made, bytes_GG, out, into)
-    rounding = 0.0 if len({*out, *into}) == 1 else len(bytes_GG) ** 2 / min(*out, *into)  # a byte a part
-    assert made.makespan_s <= one_to_one(bytes_GG, out, into) * (1 + 1e-9) + rounding
+    made = timed(order, bytes_GG, network)
+    check_schedule(made, bytes_GG, network)
+    slowest_Bps = min(*network.out_Bps_G, *network.in_Bps_G)
+    rounding = 0.0 if network.equal_ports else len(bytes_GG) ** 2 / slowest_Bps  # a byte a part
+    assert made.makespan_s <= one_to_one_bound(bytes_GG, network) * (1 + 1e-9) + rounding
 
 
 @given(case=traffics_on_ports())
 def test_lanes_meet_the_fluid_bound(case):
     """To the rounding of rates to lanes and of every piece to a byte; the checker sees no port above its rate."""
-    bytes_GG, out, into = case
-    order = ORDER["sub-channels"](bytes_GG, out, into, np.random.default_rng(0))
+    bytes_GG, network = case
+    order = ORDER["sub-channels"](bytes_GG, network, rng=np.random.default_rng(0))
     check_order(order, len(bytes_GG))
-    made = timed(order, bytes_GG, out, into)
-    check_schedule(made, bytes_GG, out, into)
-    rounding = len(order.pairs_X2) / min(*out, *into)
-    assert made.makespan_s <= fluid(bytes_GG, out, into) * (1 + LOSS) + rounding
+    made = timed(order, bytes_GG, network)
+    check_schedule(made, bytes_GG, network)
+    rounding = len(order.pairs_X2) / min(*network.out_Bps_G, *network.in_Bps_G)
+    assert made.makespan_s <= fluid_bound(bytes_GG, network) * (1 + LOSS) + rounding
 
 
 def test_a_fast_port_serves_two_slow_ones_at_once():
     """Ten units each from a port of two to two ports of one: ten seconds together, twenty one after the other."""
     bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
-    out, into = np.array([2.0, 1.0, 1.0]), np.ones(3)
-    assert schedule("openshop", bytes_GG, out, into).makespan_s == pytest.approx(20)
-    assert schedule("sub-channels", bytes_GG, out, into).makespan_s == pytest.approx(10)
+    network = Network(np.array([2.0, 1.0, 1.0]), np.ones(3))
+    assert schedule("openshop", bytes_GG, network).makespan_s == pytest.approx(20)
+    assert schedule("sub-channels", bytes_GG, network).makespan_s == pytest.approx(10)
 
 
 @given(
@@ -193,16 +195,30 @@ def test_fattest_matchings_need_few_slots():
 
 @given(case=traffics_on_ports())
 def test_paced_flows_all_end_at_the_fluid_bound(case):
-    bytes_GG, out, into = case
-    made = schedule("paced", bytes_GG, out, into)
-    assert made.makespan_s == pytest.approx(fluid(bytes_GG, out, into))
+    bytes_GG, network = case
+    made = schedule("paced", bytes_GG, network)
+    assert made.makespan_s == pytest.approx(fluid_bound(bytes_GG, network))
     assert made.end_s_X == pytest.approx(np.full(len(made.end_s_X), made.makespan_s))
 
 
 def test_a_literal_algorithm_1_keeps_its_bottleneck_busy():
     """The busiest GPU's transfers follow each other without a gap, whatever comes after."""
     bytes_GG = np.array([[0, 9, 9, 9], [1, 0, 2, 1], [1, 1, 0, 2], [2, 1, 1, 0]])
-    made = schedule("aurora-alg1", bytes_GG, np.ones(4), np.ones(4))
+    made = schedule("aurora-alg1", bytes_GG, Network.equal(4))
     rows = made.src_X == 0
     assert made.start_s_X[rows].tolist() == [0, 9, 18]
     assert made.makespan_s == 27
+
+
+def test_an_order_serves_its_own_traffic_best():
+    """Order reuse: planned on one matrix, serving another costs more than re-ordering, and is never below its bound."""
+    rng, ones = np.random.default_rng(1), Network.equal(8)
+    first, second = (rng.integers(1, 100, (8, 8)) * (1 - np.eye(8, dtype=int)) for _ in range(2))
+    own, foreign = (schedule_on(second, "openshop-best", made_for, ones) for made_for in (second, first))
+    assert fluid_bound(second, ones) <= own + 1e-9
+    assert own <= foreign
+
+
+def schedule_on(bytes_GG, method, made_for, network):
+    """Seconds of these bytes in the order that was made for others."""
+    return timed(ORDER[method](made_for, network, rng=np.random.default_rng(0)), bytes_GG, network).makespan_s

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import numpy as np
@@ -15,12 +16,13 @@ from aurora.planner.alltoall.branch_and_bound import shortest_whole
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.split_transfers import MOST_CUTS, WORTH, CutShop, best_split, best_whole
 from aurora.planner.check.plans import check_order, check_schedule
-from aurora.planner.network.lower_bounds import pair_seconds, with_startup
+from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.planner.network.schedule_time import timed
+from aurora.types import Network
 from tests.strategies import traffics_on_ports
 
 PAYS = np.array([[0, 2, 1, 1], [0, 0, 2, 2], [0, 2, 0, 0], [2, 0, 1, 0]])  # bound 4, whole 5
-FOUR = np.ones(4)
+FOUR = Network.equal(4)
 
 
 def every_list(seconds_GG):
@@ -72,17 +74,17 @@ def few_transfers(bytes_GG, most=6):
     return kept
 
 
-def shop_of(bytes_GG, out, into, startup=0.0):
-    return CutShop(bytes_GG, out, into, np.full(len(bytes_GG), startup))
+def with_startup(network, startup_s):
+    return replace(network, startup_s_G=np.full(network.gpus, startup_s))
 
 
 @settings(max_examples=60)
 @given(traffics_on_ports(min_ranks=2, max_ranks=4), st.integers(0, 9), st.sampled_from([0.0, 0.7]))
 def test_whole_schedules_of_few_ranks_are_optimal(case, seed, startup):
-    bytes_GG, out, into = case
+    bytes_GG, network = case
     shuffled = np.random.default_rng(seed).permutation(len(bytes_GG))
     bytes_GG = few_transfers(bytes_GG[np.ix_(shuffled, shuffled)])
-    shop = shop_of(bytes_GG, out, into, startup)
+    shop = CutShop(bytes_GG, with_startup(network, startup))
     whole = best_whole(shop, 4, np.random.default_rng(0))
     best = every_list(shop.seconds_GG)
     assert whole.makespan_s == pytest.approx(best)
@@ -102,26 +104,30 @@ def test_four_full_ranks_against_an_integer_program(seed):
     assert shortest_whole(seconds_GG, found[1]) is None
 
 
-@given(traffics_on_ports(min_ranks=2, max_ranks=8), st.sampled_from([0.0, 0.3, 5.0]))
-def test_splitting_never_costs_and_carries_whole_bytes(case, startup):
-    bytes_GG, out, into = case
-    startup_s = np.full(len(bytes_GG), startup)
-    order = ORDER["openshop-best"](bytes_GG, out, into, np.random.default_rng(0), startup_s)
+@given(traffics_on_ports(min_ranks=2, max_ranks=8, startups=(0.0, 0.3, 5.0)))
+def test_splitting_never_costs_and_carries_whole_bytes(case):
+    bytes_GG, network = case
+    order = ORDER["openshop-best"](bytes_GG, network, rng=np.random.default_rng(0))
     check_order(order, len(bytes_GG))
-    made = timed(order, bytes_GG, out, into, startup_s)
-    check_schedule(made, bytes_GG, out, into)
-    bound_s = with_startup(bytes_GG, out, into, startup_s)
+    made = timed(order, bytes_GG, network)
+    check_schedule(made, bytes_GG, network)
+    bound_s = one_to_one_bound(bytes_GG, network)
     assert made.makespan_s >= bound_s * (1 - 1e-9)
-    whole_s = timed(ORDER["openshop"](bytes_GG, out, into, np.random.default_rng(0), startup_s), bytes_GG, out, into, startup_s)
+    whole_s = timed(ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0)), bytes_GG, network)
     extra = len(order.pairs_X2) - len(bytes_GG) * (len(bytes_GG) - 1)
     assert 0 <= extra <= MOST_CUTS
     assert made.makespan_s + extra * WORTH * bound_s <= whole_s.makespan_s * (1 + 1e-9)
-    assert np.array_equal(timed(order.reversed, bytes_GG.T, into, out, startup_s).bytes_X.sum(), bytes_GG.sum())
+    assert np.array_equal(
+        timed(
+            order.reversed, bytes_GG.T, replace(network, out_Bps_G=network.in_Bps_G, in_Bps_G=network.out_Bps_G)
+        ).bytes_X.sum(),
+        bytes_GG.sum(),
+    )
 
 
 def test_one_cut_reaches_the_bound_where_no_whole_schedule_can():
-    made = {m: ORDER[m](PAYS, FOUR, FOUR, np.random.default_rng(0)) for m in ("openshop", "openshop-best")}
-    assert {m: timed(order, PAYS, FOUR, FOUR).makespan_s for m, order in made.items()} == {"openshop": 5, "openshop-best": 4}
+    made = {m: ORDER[m](PAYS, FOUR, rng=np.random.default_rng(0)) for m in ("openshop", "openshop-best")}
+    assert {m: timed(order, PAYS, FOUR).makespan_s for m, order in made.items()} == {"openshop": 5, "openshop-best": 4}
     assert made["openshop"].share_X2 is None
     split = made["openshop-best"]
     assert len(split.pairs_X2) == 13
@@ -134,7 +140,7 @@ def test_one_cut_reaches_the_bound_where_no_whole_schedule_can():
 def test_nothing_is_cut_at_the_bound_or_where_too_little_is_to_be_gained():
     even = 1000 * (np.ones((4, 4), dtype=int) - np.eye(4, dtype=int))
     for bytes_GG in (even, 1000 * even + 10 * PAYS):
-        shop = shop_of(bytes_GG, FOUR, FOUR)
+        shop = CutShop(bytes_GG, FOUR)
         whole = best_whole(shop, 64, np.random.default_rng(0))
         assert whole.makespan_s <= shop.bound_s * (1 + WORTH)
         assert best_split(shop, whole, 500, np.random.default_rng(0)) is whole
@@ -145,10 +151,10 @@ def test_splits_are_few_and_repeat_for_a_seed():
     extra, gaps = [], []
     for _ in range(20):
         bytes_GG = rng.integers(1, 10**6, (8, 8)) * (1 - np.eye(8, dtype=int))
-        first, second = (ORDER["openshop-best"](bytes_GG, np.ones(8), np.ones(8), np.random.default_rng(0)) for _ in range(2))
+        first, second = (ORDER["openshop-best"](bytes_GG, Network.equal(8), rng=np.random.default_rng(0)) for _ in range(2))
         assert first.pairs_X2.tolist() == second.pairs_X2.tolist()
         extra.append(len(first.pairs_X2) - 56)
-        gaps.append(timed(first, bytes_GG, np.ones(8), np.ones(8)).gap)
+        gaps.append(timed(first, bytes_GG, Network.equal(8)).gap)
     assert np.mean(extra) < 1
     assert np.mean(gaps) <= 0.002
     assert max(gaps) <= 0.01
@@ -156,8 +162,8 @@ def test_splits_are_few_and_repeat_for_a_seed():
 
 def test_the_same_code_runs_without_the_compiler():
     code = (
-        "import numpy as np; from aurora.planner.alltoall.registry import ORDER; one = np.ones(4);"
-        f"order = ORDER['openshop-best'](np.array({PAYS.tolist()}), one, one, np.random.default_rng(0));"
+        "import numpy as np; from aurora.planner.alltoall.registry import ORDER; from aurora.types import Network;"
+        f"order = ORDER['openshop-best'](np.array({PAYS.tolist()}), Network.equal(4), rng=np.random.default_rng(0));"
         "print(order.pairs_X2.tolist(), order.share_X2.tolist())"
     )
     outputs = {
@@ -169,8 +175,8 @@ def test_the_same_code_runs_without_the_compiler():
 
 
 def test_pairs_count_their_start_up_in_each_part():
-    shop = shop_of(PAYS, FOUR, FOUR, 0.25)
-    assert np.array_equal(shop.seconds_GG, pair_seconds(PAYS, FOUR, FOUR, np.full(4, 0.25)))
+    shop = CutShop(PAYS, with_startup(FOUR, 0.25))
+    assert np.array_equal(shop.seconds_GG, pair_seconds(PAYS, Network.equal(4, startup_s=0.25)))
     shop.run(np.zeros(8), [(0, 1, 1)])
     took = (shop.dense.end_s_X - shop.dense.start_s_X)[: shop.dense.count]
     rows = (shop.dense.src_X[: shop.dense.count] == 0) & (shop.dense.dst_X[: shop.dense.count] == 1)

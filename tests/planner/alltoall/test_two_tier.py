@@ -30,7 +30,7 @@ def servers(draw):
 def test_every_byte_arrives_and_no_port_is_above_its_rate(case, inside):
     bytes_GG, node_G = case
     n = len(node_G)
-    made = two_tier_schedule(bytes_GG, node_G, np.ones(n), inside, RNG)
+    made = two_tier_schedule(bytes_GG, node_G, np.ones(n), inside, np.zeros(n), rng=RNG)
     check_hops(made, bytes_GG, node_G, np.ones(n), inside)
     assert made.makespan_s >= made.fluid_bound_s * (1 - 1e-9)
 
@@ -38,7 +38,7 @@ def test_every_byte_arrives_and_no_port_is_above_its_rate(case, inside):
 @given(servers())
 def test_all_nics_of_a_server_send_the_same_to_each_other_server(case):
     bytes_GG, node_G = case
-    made = two_tier_schedule(bytes_GG, node_G, np.ones(len(node_G)), 9.0, RNG)
+    made = two_tier_schedule(bytes_GG, node_G, np.ones(len(node_G)), 9.0, np.zeros(len(node_G)), rng=RNG)
     at, to = made.hop_X2.T
     for a in set(node_G):
         for b in set(node_G) - {a}:
@@ -53,7 +53,7 @@ def test_one_busy_gpu_uses_all_nics_of_its_server():
     """80 bytes from one GPU of two: both NICs carry 40, after 40 moved inside at ten times the rate; then all is handed over."""
     bytes_GG = np.zeros((4, 4), dtype=np.int64)
     bytes_GG[0, 2] = 80
-    made = two_tier_schedule(bytes_GG, np.array([0, 0, 1, 1]), np.ones(4), 10.0, RNG)
+    made = two_tier_schedule(bytes_GG, np.array([0, 0, 1, 1]), np.ones(4), 10.0, np.zeros(4), rng=RNG)
     hops = sorted(zip(made.hop_X2.tolist(), made.bytes_X.tolist(), made.start_s_X.tolist(), made.end_s_X.tolist(), strict=True))
     assert hops == [([0, 1], 40, 0.0, 4.0), ([0, 2], 40, 4.0, 44.0), ([1, 3], 40, 4.0, 44.0), ([3, 2], 40, 44.0, 48.0)]
     assert made.fluid_bound_s == 40
@@ -63,7 +63,7 @@ def test_the_judge_finds_hops_that_cannot_be():
     bytes_GG = np.zeros((4, 4), dtype=np.int64)
     bytes_GG[0, 2] = 80
     ports = (np.array([0, 0, 1, 1]), np.ones(4), 10.0)
-    good = two_tier_schedule(bytes_GG, *ports, RNG)
+    good = two_tier_schedule(bytes_GG, *ports, np.zeros(4), rng=RNG)
     with pytest.raises(BrokenPlan, match="expected 81 bytes at rank 2"):
         check_hops(good, bytes_GG + (bytes_GG > 0), *ports)
     with pytest.raises(BrokenPlan, match="rank 0 sends inside its server 10 B/s at 0 s, its port carries 5"):
@@ -80,7 +80,7 @@ def test_the_judge_finds_hops_that_cannot_be():
 def test_servers_must_be_alike():
     bytes_GG = np.ones((3, 3), dtype=np.int64)
     with pytest.raises(BadInput, match=r"servers of as many GPUs with equal NICs, found \[1, 2\] GPUs a server"):
-        two_tier_schedule(bytes_GG, np.array([0, 0, 1]), np.ones(3), 9.0, RNG)
+        two_tier_schedule(bytes_GG, np.array([0, 0, 1]), np.ones(3), 9.0, np.zeros(3), rng=RNG)
 
 
 def test_buffers_serve_one_batch_after_another():

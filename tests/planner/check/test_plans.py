@@ -11,16 +11,16 @@ from aurora.planner.check.plans import check_order, check_plan, check_schedule
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.types import Order, Schedule, SyntheticOptions
+from aurora.types import Network, Order, Schedule, SyntheticOptions
 from tests.conftest import cluster
 
 BYTES = np.array([[0, 4, 6], [5, 0, 2], [3, 7, 0]])
-ONES = np.ones(3)
+ONES = Network.equal(3)
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
 
 
 def good(method="openshop"):
-    return timed(ORDER[method](BYTES, ONES, ONES, np.random.default_rng(0)), BYTES, ONES, ONES)
+    return timed(ORDER[method](BYTES, ONES, rng=np.random.default_rng(0)), BYTES, ONES)
 
 
 def columns(schedule, **changed):
@@ -36,21 +36,21 @@ def edited(array, index, value):
 
 @pytest.mark.parametrize("method", ORDER)
 def test_good_schedules_pass(method):
-    check_schedule(good(method), BYTES, ONES, ONES)
+    check_schedule(good(method), BYTES, ONES)
 
 
 def test_a_missing_byte():
     with pytest.raises(BrokenPlan, match="bytes, expected"):
-        check_schedule(columns(good(), bytes_X=edited(good().bytes_X, 0, good().bytes_X[0] - 1)), BYTES, ONES, ONES)
+        check_schedule(columns(good(), bytes_X=edited(good().bytes_X, 0, good().bytes_X[0] - 1)), BYTES, ONES)
 
 
 def test_a_transfer_too_fast_for_its_port():
     s = good()
     halved = edited(s.end_s_X, 0, (s.start_s_X[0] + s.end_s_X[0]) / 2)
     with pytest.raises(BrokenPlan, match="but its rate moves"):
-        check_schedule(columns(s, end_s_X=halved), BYTES, ONES, ONES)
+        check_schedule(columns(s, end_s_X=halved), BYTES, ONES)
     with pytest.raises(BrokenPlan, match="its port carries 1"):
-        check_schedule(columns(s, end_s_X=halved, rate_Bps_X=edited(s.rate_Bps_X, 0, 2.0)), BYTES, ONES, ONES)
+        check_schedule(columns(s, end_s_X=halved, rate_Bps_X=edited(s.rate_Bps_X, 0, 2.0)), BYTES, ONES)
 
 
 def test_shared_ports_that_are_too_full_together():
@@ -58,13 +58,13 @@ def test_shared_ports_that_are_too_full_together():
     both = Schedule("x", False, [0, 1], [2, 2], [5, 5], [0.0, 0.0], [5.0, 5.0], [1.0, 1.0], 0, 0)
     traffic = np.array([[0, 0, 5], [0, 0, 5], [0, 0, 0]])
     with pytest.raises(BrokenPlan, match="rank 2 receives 2 B/s at 0 s, its port carries 1"):
-        check_schedule(both, traffic, ONES, ONES)
+        check_schedule(both, traffic, ONES)
     slower = replace(both, end_s_X=np.array([10.0, 10.0]), rate_Bps_X=np.array([0.5, 0.5]))
-    check_schedule(slower, traffic, ONES, ONES)
+    check_schedule(slower, traffic, ONES)
 
 
 def test_rows_wider_than_their_ports():
-    made = ORDER["sub-channels"](BYTES, np.array([2.0, 1.0, 1.0]), ONES, np.random.default_rng(0))
+    made = ORDER["sub-channels"](BYTES, Network([2.0, 1.0, 1.0], [1.0, 1.0, 1.0]), rng=np.random.default_rng(0))
     check_order(made, 3)
     for taken in (0, 3):
         with pytest.raises(BrokenPlan, match=f"takes {taken} lanes, which its ports do not have"):
@@ -78,19 +78,19 @@ def test_rows_wider_than_their_ports():
 def test_two_partners_at_once_where_one_was_claimed():
     claimed = replace(good("all-at-once"), one_to_one=True)
     with pytest.raises(BrokenPlan, match="two partners at once"):
-        check_schedule(claimed, BYTES, ONES, ONES)
+        check_schedule(claimed, BYTES, ONES)
 
 
 def test_time_running_backwards():
     s = good()
     with pytest.raises(BrokenPlan, match="ends before it starts"):
-        check_schedule(columns(s, end_s_X=edited(s.end_s_X, 0, -1.0)), BYTES, ONES, ONES)
+        check_schedule(columns(s, end_s_X=edited(s.end_s_X, 0, -1.0)), BYTES, ONES)
 
 
 def test_a_rank_that_is_not_there():
     s = good()
     with pytest.raises(BrokenPlan, match="beyond the 3"):
-        check_schedule(columns(s, src_X=edited(s.src_X, 0, 7)), BYTES, ONES, ONES)
+        check_schedule(columns(s, src_X=edited(s.src_X, 0, 7)), BYTES, ONES)
 
 
 @pytest.mark.parametrize("pairs", [[[0, 1]], [[0, 1], [0, 1]], [[0, 1], [1, 1]], [[0, 1], [1, 2]]])

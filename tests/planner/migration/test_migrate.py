@@ -59,7 +59,7 @@ def test_a_move_is_never_slower_and_carries_what_arrives(case, budget):
     assert moved.bytes_GG.sum() == bytes_in
     assert not moved.bytes_GG.diagonal().any()
     assert budget is None or bytes_in <= budget
-    check_schedule(moved.schedule, moved.bytes_GG, machines.out_Bps_G, machines.in_Bps_G)
+    check_schedule(moved.schedule, moved.bytes_GG, machines.network)
     for index, source in enumerate(found):
         for layer in range(source.layers):
             if layer % min(p.layers for p in found) not in moved.layers:

@@ -13,7 +13,7 @@ from aurora.planner.check.plans import check_order
 from aurora.planner.migration.recovery import order_among, recover
 from aurora.planner.migration.relabelling import fewest_moves, greedy_moves
 from aurora.planner.replication.failure_resilient import survive
-from aurora.types import Cluster, FailureDomains, Gpu
+from aurora.types import Cluster, FailureDomains, Gpu, Network
 
 
 def machines(nodes):
@@ -97,6 +97,6 @@ def test_too_few_slots_are_refused():
 def test_an_order_serves_those_left(name):
     bytes_GG = np.arange(25).reshape(5, 5)
     np.fill_diagonal(bytes_GG, 0)
-    out, into = np.array([1.0, 2, 2, 4, 4]), np.full(5, 2.0)
-    order = ORDER[name](bytes_GG, out, into, np.random.default_rng(0), np.zeros(5))
+    network = Network(np.array([1.0, 2, 2, 4, 4]), np.full(5, 2.0))
+    order = ORDER[name](bytes_GG, network, rng=np.random.default_rng(0))
     check_order(order_among(order, np.array([True, False, True, True, False])), 3)

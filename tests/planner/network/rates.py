@@ -6,10 +6,9 @@ from aurora.planner.network.switch import Switch
 from aurora.types import Order
 
 
-def fair_rates(src, dst, routes, incast=0.0):
+def fair_rates(src, dst, network):
     """(X,) the rates of flows that start together, as the switch shares them; of each pair there is one."""
-    n = len(routes.use_GGK)
-    switch = Switch(routes, np.zeros(n), incast)
+    n, switch = network.gpus, Switch(network.without_startup)
     bytes_GG = np.zeros((n, n), dtype=int)
     bytes_GG[src, dst] = 10**6
     number = switch.open(Order("flows", np.stack([src, dst], axis=1), n, n), bytes_GG)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.planner.network.routes import Routes, route
-from aurora.types import Fabric, Order
+from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 
@@ -195,18 +195,11 @@ class _Flight:
     carried: float = 0.0
 
 
-def slow_rows(
-    order: Order,
-    bytes_GG: IntArray,
-    out_Bps: FloatArray,
-    in_Bps: FloatArray,
-    startup_s: FloatArray,
-    fabric: Fabric | None = None,
-) -> list[Row]:
+def slow_rows(order: Order, bytes_GG: IntArray, network: Network) -> list[Row]:
     """Event by event on the switch: whatever is open shares ports and links, and a row ends where its rate changes."""
     n = len(bytes_GG)
-    routes = route(out_Bps, in_Bps, fabric)
-    switch = Switch(routes, startup_s)
+    routes = route(network)
+    switch = Switch(routes, network.startup_s_G)
     gate = Gate(order, bytes_GG, routes)
     now = 0.0
     rows: list[Row] = []

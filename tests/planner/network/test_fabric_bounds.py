@@ -14,17 +14,18 @@ from aurora.planner.alltoall.schedule import order as schedule_of
 from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.make_plan import exchanged_tokens, make_plan
 from aurora.planner.network.fabric_bounds import cut_bound, fluid_optimum
-from aurora.planner.network.lower_bounds import fluid
+from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.types import Cluster, Cut, Fabric, Gpu, Link, Order, PlanOptions, SyntheticOptions, leaf_spine
+from aurora.types import Cluster, Cut, Fabric, Gpu, Link, Network, Order, PlanOptions, SyntheticOptions, leaf_spine
 from tests.planner.network.rates import fair_rates
 from tests.strategies import profiles, traffics_on_fabrics, traffics_on_ports
 
 PORT = 8.0
 TWO_LEAVES = leaf_spine(["a", "a", "b", "b"], [PORT] * 4, [PORT] * 4, 2, PORT / 2)  # 2:1 oversubscribed
-PORTS = (np.full(4, PORT), np.full(4, PORT))
+PORTS = Network.equal(4, PORT)
+LEAVES = replace(PORTS, fabric=TWO_LEAVES)
 LEAF = np.array([0, 0, 1, 1])
 ACROSS = np.where(LEAF[:, None] != LEAF, 40, 0)
 INSIDE = np.where((LEAF[:, None] == LEAF) & ~np.eye(4, dtype=bool), 40, 0)
@@ -41,8 +42,9 @@ def ring(switches, around, down):
     return Fabric(switches, tuple(Link(*ends, rate) for a, b, rate in cables for ends in ((a, b), (b, a))))
 
 
-def brute_force(bytes_GG, fabric, out, into):
+def brute_force(bytes_GG, network):
     """The worst cut of all where GPUs have links to switches only: every set of senders, of receivers and of switches."""
+    fabric, out, into = network.fabric, network.out_Bps_G, network.in_Bps_G
     n, names = fabric.gpus, fabric.switches
     subsets = [np.array(list(product((0, 1), repeat=size)), dtype=bool) for size in (n, n, len(names))]
     worst = 0.0
@@ -59,42 +61,42 @@ def brute_force(bytes_GG, fabric, out, into):
 
 
 def test_across_a_two_to_one_fabric_everything_takes_twice_the_ports_bound():
-    cut = cut_bound(ACROSS, TWO_LEAVES, *PORTS)
-    assert fluid(ACROSS, *PORTS) == pytest.approx(80 / 8)
+    cut = cut_bound(ACROSS, LEAVES)
+    assert fluid_bound(ACROSS, PORTS) == pytest.approx(80 / 8)
     assert cut.bound_s == pytest.approx(160 / 8)  # 4 x 40 bytes over two uplinks of 4
     assert (cut.load_bytes, set(cut.links)) in [
         (160, {f"leaf -> spine-{i}".replace("leaf", leaf) for i in (0, 1)}) for leaf in "ab"
     ] + [(160, {f"spine-{i} -> {leaf}" for i in (0, 1)}) for leaf in "ab"]
-    assert fluid_optimum(ACROSS, TWO_LEAVES, *PORTS) == pytest.approx(20)
+    assert fluid_optimum(ACROSS, LEAVES) == pytest.approx(20)
     for method in ("all-at-once", "paced"):
-        made = timed(ORDER[method](ACROSS, *PORTS, RNG), ACROSS, *PORTS, None, TWO_LEAVES)
+        made = timed(ORDER[method](ACROSS, LEAVES, rng=RNG), ACROSS, LEAVES)
         assert made.makespan_s == pytest.approx(20)
         assert made.gap == pytest.approx(0)
 
 
 def test_inside_a_leaf_nothing_changes():
-    assert cut_bound(INSIDE, TWO_LEAVES, *PORTS).bound_s == fluid(INSIDE, *PORTS)
+    assert cut_bound(INSIDE, LEAVES).bound_s == fluid_bound(INSIDE, PORTS)
     for method, maker in ORDER.items():
-        order = maker(INSIDE, *PORTS, np.random.default_rng(0))
-        on_links, on_ports = (timed(order, INSIDE, *PORTS, None, fabric) for fabric in (TWO_LEAVES, None))
+        order = maker(INSIDE, PORTS, rng=np.random.default_rng(0))
+        on_links, on_ports = (timed(order, INSIDE, network) for network in (LEAVES, PORTS))
         assert on_links.makespan_s == pytest.approx(on_ports.makespan_s), method
 
 
 def test_a_ring_of_four_switches_is_bound_by_its_bisection():
     """Each sends 6 to each: 24 cross each half's two links of 2; single switches only 18 over two."""
     bytes_GG = 6 * (1 - np.eye(4, dtype=np.int64))
-    fabric, ports = ring(4, 2.0, 100.0), (np.full(4, 100.0), np.full(4, 100.0))
-    cut = cut_bound(bytes_GG, fabric, *ports)
+    network = replace(Network.equal(4, 100.0), fabric=ring(4, 2.0, 100.0))
+    cut = cut_bound(bytes_GG, network)
     assert (cut.bound_s, cut.load_bytes) == (pytest.approx(24 / 4), 24)
     assert len(cut.links) == 2
-    assert fluid_optimum(bytes_GG, fabric, *ports) == pytest.approx(6)
+    assert fluid_optimum(bytes_GG, network) == pytest.approx(6)
 
 
 def test_traffic_is_divided_equally_over_all_shortest_paths():
     """Opposite corners of a ring of four have two paths, neighbours one; so the neighbour's flow takes the shared link first."""
-    routes = route(np.full(4, 100.0), np.full(4, 100.0), ring(4, 2.0, 2.0))
-    assert fair_rates(np.array([0]), np.array([2]), routes).tolist() == [2.0]  # its own link of 2, half each way round
-    both = fair_rates(np.array([0, 1]), np.array([2, 2]), routes)
+    network = replace(Network.equal(4, 100.0), fabric=ring(4, 2.0, 2.0))
+    assert fair_rates(np.array([0]), np.array([2]), network).tolist() == [2.0]  # its own link of 2, half each way round
+    both = fair_rates(np.array([0, 1]), np.array([2, 2]), network)
     assert both == pytest.approx([1, 1])  # what they share is the last link: 2
 
 
@@ -108,10 +110,10 @@ def test_links_that_no_set_of_vertices_cuts():
         cables += [(gpu, f"inside-{gpu // 2}", 100.0), (gpu, f"nic-{gpu}", 10.0), (f"nic-{gpu}", f"rail-{gpu % 2}", 10.0)]
     fabric = Fabric(4, tuple(Link(*way, rate) for a, b, rate in cables for way in ((a, b), (b, a))))
     bytes_GG = 12 * (1 - np.eye(4, dtype=np.int64))
-    ports = (np.full(4, 100.0), np.full(4, 100.0))
-    cut = cut_bound(bytes_GG, fabric, *ports)
+    network = replace(Network.equal(4, 100.0), fabric=fabric)
+    cut = cut_bound(bytes_GG, network)
     assert (cut.bound_s, cut.load_bytes) == (pytest.approx(12), 24)
-    assert fluid_optimum(bytes_GG, fabric, *ports) == pytest.approx(12)
+    assert fluid_optimum(bytes_GG, network) == pytest.approx(12)
 
 
 def test_gpus_do_not_forward():
@@ -119,12 +121,11 @@ def test_gpus_do_not_forward():
     links = [Link(0, 1, 9.0), Link(1, 2, 9.0)]
     for gpu in range(3):
         links += [Link(gpu, "s", 1.0), Link("s", gpu, 1.0)]
-    fabric = Fabric(3, tuple(links))
+    network = replace(Network.equal(3, 100.0), fabric=Fabric(3, tuple(links)))
     bytes_GG = np.array([[0, 18, 4], [0, 0, 0], [0, 0, 0]])
-    ports = (np.full(3, 100.0), np.full(3, 100.0))
-    made = timed(ORDER["all-at-once"](bytes_GG, *ports, RNG), bytes_GG, *ports, None, fabric)
+    made = timed(ORDER["all-at-once"](bytes_GG, network, rng=RNG), bytes_GG, network)
     assert sorted(made.end_s_X) == pytest.approx([2, 4])
-    assert fluid_optimum(bytes_GG, fabric, *ports) == pytest.approx(4)
+    assert fluid_optimum(bytes_GG, network) == pytest.approx(4)
 
 
 @given(st.sampled_from(["tree", "leaf-spine"]).flatmap(traffics_on_fabrics))
@@ -134,34 +135,34 @@ def test_on_trees_and_leaf_spine_the_cut_is_the_optimum(case):
 
 @given(traffics_on_fabrics("graph"))
 def test_a_cut_is_below_the_optimum_and_that_below_shortest_paths(case):
-    bytes_GG, fabric, out, into = case
+    bytes_GG, network = case
     cut, optimum = cut_bound(*case), fluid_optimum(*case)
-    assert fluid(bytes_GG, out, into) <= cut.bound_s * (1 + 1e-9)
+    assert fluid_bound(bytes_GG, network) <= cut.bound_s * (1 + 1e-9)
     assert cut.bound_s <= optimum * (1 + 1e-6)
-    assert optimum <= route(out, into, fabric).seconds(bytes_GG) * (1 + 1e-6)
+    assert optimum <= route(network).seconds(bytes_GG) * (1 + 1e-6)
 
 
 @settings(max_examples=25)
 @given(traffics_on_fabrics("graph", max_ranks=3))
 def test_no_cut_is_worse_than_the_worst_and_of_one_source_it_is_found(case):
-    bytes_GG, *where = case
+    bytes_GG, network = case
     assert cut_bound(*case).bound_s <= brute_force(*case) * (1 + 1e-9)
     for alone_GG in (
         np.where(np.arange(len(bytes_GG))[:, None] == 0, bytes_GG, 0),
         np.where(np.arange(len(bytes_GG)) == 0, bytes_GG, 0),
     ):
-        found = cut_bound(alone_GG, *where).bound_s
-        assert found == pytest.approx(brute_force(alone_GG, *where), rel=1e-6)
-        assert found == pytest.approx(fluid_optimum(alone_GG, *where), rel=1e-6)
+        found = cut_bound(alone_GG, network).bound_s
+        assert found == pytest.approx(brute_force(alone_GG, network), rel=1e-6)
+        assert found == pytest.approx(fluid_optimum(alone_GG, network), rel=1e-6)
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(KINDS).flatmap(traffics_on_fabrics), st.sampled_from([*ORDER]), st.sampled_from([0.0, 0.3]))
-def test_every_order_keeps_to_links_and_bounds(case, method, startup):
-    bytes_GG, fabric, out, into = case
-    order = ORDER[method](bytes_GG, out, into, np.random.default_rng(0))
-    made = timed(order, bytes_GG, out, into, np.full(len(bytes_GG), startup), fabric)
-    check_schedule(made, bytes_GG, out, into, fabric)
+@given(st.sampled_from(KINDS).flatmap(lambda kind: traffics_on_fabrics(kind, startups=(0.0, 0.3))), st.sampled_from([*ORDER]))
+def test_every_order_keeps_to_links_and_bounds(case, method):
+    bytes_GG, network = case
+    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+    made = timed(order, bytes_GG, network)
+    check_schedule(made, bytes_GG, network)
     assert made.makespan_s >= made.cut.bound_s * (1 - 1e-9)
     assert made.gap >= -1e-9
 
@@ -169,28 +170,29 @@ def test_every_order_keeps_to_links_and_bounds(case, method, startup):
 @given(st.sampled_from(KINDS).flatmap(traffics_on_fabrics))
 def test_the_judge_counts_links_like_the_price(case):
     """Behind fast ports some link is always full, so the same schedule breaks links that are one percent slower."""
-    bytes_GG, fabric, *_ = case
-    ports = (np.full(len(bytes_GG), 1000.0),) * 2
-    made = timed(ORDER["all-at-once"](bytes_GG, *ports, RNG), bytes_GG, *ports, None, fabric)
+    bytes_GG, fabric = case[0], case[1].fabric
+    network = replace(Network.equal(len(bytes_GG), 1000.0), fabric=fabric)
+    made = timed(ORDER["all-at-once"](bytes_GG, network, rng=RNG), bytes_GG, network)
     slower = replace(fabric, links=tuple(replace(link, Bps=0.99 * link.Bps) for link in fabric.links))
-    check_schedule(made, bytes_GG, *ports, fabric)
+    check_schedule(made, bytes_GG, network)
     if bytes_GG.any():
         with pytest.raises(BrokenPlan, match="its link carries"):
-            check_schedule(made, bytes_GG, *ports, slower)
+            check_schedule(made, bytes_GG, replace(network, fabric=slower))
 
 
 def test_one_gpu_needs_no_links():
-    alone = np.zeros((1, 1), dtype=np.int64), np.ones(1), np.ones(1)
-    made = timed(ORDER["openshop"](*alone, RNG), *alone, None, Fabric(1, ()))
+    alone = np.zeros((1, 1), dtype=np.int64), replace(Network.equal(1), fabric=Fabric(1, ()))
+    made = timed(ORDER["openshop"](*alone, rng=RNG), *alone)
     assert (made.makespan_s, made.cut.bound_s, made.gap) == (0, 0, 0)
 
 
 @given(traffics_on_ports(), st.sampled_from([*ORDER]))
 def test_a_star_of_fast_links_is_the_big_switch(case, method):
-    bytes_GG, out, into = case
-    links = [Link(*ends, 10.0) for gpu in range(len(out)) for ends in ((gpu, "hub"), ("hub", gpu))]
-    order = ORDER[method](bytes_GG, out, into, np.random.default_rng(0))
-    star, big = (timed(order, bytes_GG, out, into, None, fabric) for fabric in (Fabric(len(out), tuple(links)), None))
+    bytes_GG, network = case
+    links = [Link(*ends, 10.0) for gpu in range(network.gpus) for ends in ((gpu, "hub"), ("hub", gpu))]
+    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+    on_links = replace(network, fabric=Fabric(network.gpus, tuple(links)))
+    star, big = (timed(order, bytes_GG, each) for each in (on_links, network))
     assert star.makespan_s == pytest.approx(big.makespan_s)
     assert star.cut.bound_s == pytest.approx(big.fluid_bound_s)
     assert star.gap == pytest.approx(big.gap)
@@ -199,10 +201,10 @@ def test_a_star_of_fast_links_is_the_big_switch(case, method):
 @given(traffics_on_fabrics("graph"))
 def test_rates_fill_links_and_favour_nobody(case):
     """Each flow has a full port or link on which no other flow is faster."""
-    bytes_GG, fabric, out, into = case
+    bytes_GG, network = case
     src, dst = np.nonzero(bytes_GG)
-    routes = route(out, into, fabric)
-    rates = fair_rates(src, dst, routes)
+    routes = route(network)
+    rates = fair_rates(src, dst, network)
     use, share = routes.use_GGK[src, dst], routes.share_GGK[src, dst]
     used = np.bincount(use.ravel(), (share * rates[:, None]).ravel(), minlength=len(routes.room_R))
     assert (used <= routes.room_R * (1 + 1e-9)).all()
@@ -212,11 +214,11 @@ def test_rates_fill_links_and_favour_nobody(case):
 
 
 def test_the_judge_sees_a_link_above_its_rate():
-    order = ORDER["all-at-once"](ACROSS, *PORTS, RNG)
-    believed = timed(order, ACROSS, *PORTS)  # as if the switch were big
-    check_schedule(believed, ACROSS, *PORTS)
+    order = ORDER["all-at-once"](ACROSS, PORTS, rng=RNG)
+    believed = timed(order, ACROSS, PORTS)  # as if the switch were big
+    check_schedule(believed, ACROSS, PORTS)
     with pytest.raises(BrokenPlan, match="a -> spine-0 takes 6 B/s at 0 s, its link carries 4"):
-        check_schedule(believed, ACROSS, *PORTS, TWO_LEAVES)
+        check_schedule(believed, ACROSS, LEAVES)
 
 
 def cluster_on(fabric, rate=PORT):
@@ -237,10 +239,10 @@ def test_plans_are_timed_on_the_fabric(drawn, method):
     model = make_plan(machines, [drawn], PlanOptions(order=method)).models[0]
     for layer, order in enumerate(model.dispatch_L):
         there = exchanged_tokens(drawn, layer, model.placement.split_EG(layer)) * drawn.dispatch_bytes
-        alone = timed(order, there, *PORTS, machines.startup_s_G, TWO_LEAVES)
+        alone = timed(order, there, machines.network)
         assert model.dispatch_s_L[layer] == alone.makespan_s
-        assert model.cut_L[layer] == cut_bound(there, TWO_LEAVES, *PORTS)
-        assert model.bound_s_L[layer] == pytest.approx(fluid_optimum(there, TWO_LEAVES, *PORTS), rel=1e-6)
+        assert model.cut_L[layer] == cut_bound(there, LEAVES)
+        assert model.bound_s_L[layer] == pytest.approx(fluid_optimum(there, LEAVES), rel=1e-6)
 
 
 def test_a_plan_on_a_fabric_must_say_what_limits_it():
@@ -260,6 +262,6 @@ def test_one_to_one_orders_share_links():
     )
     bytes_GG = np.zeros((4, 4), dtype=np.int64)
     bytes_GG[0, 2] = bytes_GG[1, 3] = 40
-    made = timed(order, bytes_GG, *PORTS, None, TWO_LEAVES)
+    made = timed(order, bytes_GG, LEAVES)
     assert made.rate_Bps_X.tolist() == pytest.approx([4, 4])
     assert made.makespan_s == pytest.approx(10)

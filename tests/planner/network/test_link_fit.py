@@ -14,6 +14,7 @@ from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.link_fit import Link, fit_link
 from aurora.planner.network.schedule_time import timed
+from aurora.types import Network
 
 RECORDED = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared" / "data")) / "gpu_moe_aiconfigurator"
 SIZES = 2 ** np.arange(9, 30)
@@ -78,12 +79,12 @@ def test_no_line_has_less_error(points):
 def test_a_uniform_all_to_all_posted_at_once_takes_what_its_link_says(gpus, part, startup, rate):
     """Every port shares its rate evenly and pays its start-ups together; one partner at a time pays them in turn."""
     bytes_GG = np.where(np.eye(gpus, dtype=bool), 0, part)
-    ports, startups = (np.full(gpus, rate), np.full(gpus, rate)), np.full(gpus, startup)
+    network = Network.equal(gpus, rate, startup)
     link = Link(startup, rate, 0.0)
     seconds = {}
     for method in ("all-at-once", "openshop"):
-        order = ORDER[method](bytes_GG, *ports, np.random.default_rng(0), startups)
-        seconds[method] = timed(order, bytes_GG, *ports, startups).makespan_s
+        order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+        seconds[method] = timed(order, bytes_GG, network).makespan_s
     assert seconds["all-at-once"] == pytest.approx(float(link.seconds((gpus - 1) * part)))
     assert seconds["openshop"] >= (gpus - 1) * float(link.seconds(part)) * (1 - 1e-9)
 

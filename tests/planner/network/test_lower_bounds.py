@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.network.lower_bounds import fluid, one_to_one, spread, two_tier, with_startup
+from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, spread, two_tier_bound
+from aurora.types import Network
 from tests.strategies import traffics_on_ports
 
 COSTS = st.tuples(st.integers(1, 3), st.integers(0, 4)).flatmap(
@@ -33,34 +34,34 @@ def test_spread_is_total_work_over_total_speed():
 
 @given(traffics_on_ports())
 def test_one_to_one_is_never_below_fluid(case):
-    assert one_to_one(*case) >= fluid(*case) * (1 - 1e-12)
+    assert one_to_one_bound(*case) >= fluid_bound(*case) * (1 - 1e-12)
 
 
 @given(traffics_on_ports(equal=True))
 def test_on_equal_ports_the_bounds_are_the_same(case):
-    assert one_to_one(*case) == pytest.approx(fluid(*case))
+    assert one_to_one_bound(*case) == pytest.approx(fluid_bound(*case))
 
 
 @given(traffics_on_ports())
 def test_startup_adds_a_message_each(case):
-    bytes_GG, out, into = case
+    bytes_GG, network = case
     n = len(bytes_GG)
-    assert with_startup(bytes_GG, out, into, np.zeros(n)) == pytest.approx(one_to_one(bytes_GG, out, into))
+    assert one_to_one_bound(bytes_GG, network.without_startup) == one_to_one_bound(bytes_GG, network)
     messages = max((bytes_GG > 0).sum(axis=1).max(), (bytes_GG > 0).sum(axis=0).max())
-    assert with_startup(np.minimum(bytes_GG, 1), np.full(n, 1e9), np.full(n, 1e9), np.ones(n)) == pytest.approx(
-        messages, rel=1e-6
-    )
+    assert one_to_one_bound(np.minimum(bytes_GG, 1), Network.equal(n, 1e9, startup_s=1.0)) == pytest.approx(messages, rel=1e-6)
 
 
 def test_two_tier_by_hand():
     """Two servers of two: 12 bytes cross from the first, shared by its two NICs; 9 stay inside the second."""
     bytes_GG = np.array([[0, 1, 6, 4], [0, 0, 2, 0], [0, 0, 0, 9], [3, 0, 0, 0]])
     servers = np.array([0, 0, 1, 1])
-    assert two_tier(bytes_GG, servers, nic_Bps=1.0, inside_Bps=10.0) == 6.0
-    assert two_tier(bytes_GG, servers, nic_Bps=100.0, inside_Bps=3.0) == 3.0
+    assert two_tier_bound(bytes_GG, servers, nic_Bps=1.0, inside_Bps=10.0) == 6.0
+    assert two_tier_bound(bytes_GG, servers, nic_Bps=100.0, inside_Bps=3.0) == 3.0
 
 
 @given(traffics_on_ports(equal=True))
 def test_servers_of_one_gpu_are_the_fluid_bound(case):
-    bytes_GG, out, _ = case
-    assert two_tier(bytes_GG, np.arange(len(out)), float(out[0]), 1.0) == pytest.approx(fluid(*case))
+    bytes_GG, network = case
+    assert two_tier_bound(bytes_GG, np.arange(network.gpus), float(network.out_Bps_G[0]), 1.0) == pytest.approx(
+        fluid_bound(*case)
+    )

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.lower_bounds import fluid
-from aurora.planner.network.pacing import clock
+from aurora.planner.network.lower_bounds import fluid_bound
+from aurora.planner.network.pacing import row_pacing
 from aurora.planner.network.schedule_time import timed
 from tests.strategies import traffics_on_ports
 
 
-def ends(order, bytes_GG, out, into):
-    start, rate = clock(order, bytes_GG, out, into)
+def ends(order, bytes_GG, network):
+    start, rate = row_pacing(order, bytes_GG, network)
     src, dst = order.pairs_X2.T
     cuts = order.cuts(bytes_GG[src, dst])
     size = cuts[:, 1] - cuts[:, 0]
@@ -22,15 +22,15 @@ def ends(order, bytes_GG, out, into):
 
 @given(traffics_on_ports())
 def test_lanes_by_clock_take_as_long_as_on_the_switch(case):
-    bytes_GG, out, into = case
-    order = ORDER["sub-channels"](bytes_GG, out, into, np.random.default_rng(0))
-    expected = timed(order, bytes_GG, out, into).makespan_s
-    assert ends(order, bytes_GG, out, into).max(initial=0.0) == pytest.approx(expected)
+    bytes_GG, network = case
+    order = ORDER["sub-channels"](bytes_GG, network, rng=np.random.default_rng(0))
+    expected = timed(order, bytes_GG, network).makespan_s
+    assert ends(order, bytes_GG, network).max(initial=0.0) == pytest.approx(expected)
 
 
 @given(traffics_on_ports())
 def test_paced_rows_all_end_at_the_fluid_bound(case):
-    bytes_GG, out, into = case
-    order = ORDER["paced"](bytes_GG, out, into, np.random.default_rng(0))
-    assert ends(order, bytes_GG, out, into) == pytest.approx(fluid(bytes_GG, out, into))
-    assert not clock(order, bytes_GG, out, into)[0].any()
+    bytes_GG, network = case
+    order = ORDER["paced"](bytes_GG, network, rng=np.random.default_rng(0))
+    assert ends(order, bytes_GG, network) == pytest.approx(fluid_bound(bytes_GG, network))
+    assert not row_pacing(order, bytes_GG, network)[0].any()

@@ -1,15 +1,16 @@
 """The fluid switch: fairness, capacity and hand-computed cases."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import fluid_pieces, one_to_one_pieces, timed
 from aurora.planner.network.switch import Switch
-from aurora.types import Order
+from aurora.types import Network, Order
 from tests.planner.network.rates import fair_rates
 from tests.planner.network.reference_switch import slow_rows
 from tests.strategies import RATES, fabrics, traffics_on_ports
@@ -21,17 +22,17 @@ def flows(draw):
     ends = st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), min_size=1, max_size=8, unique=True)
     src, dst = np.array(draw(ends)).T
     rates = st.lists(st.sampled_from(RATES), min_size=n, max_size=n).map(np.array)
-    return src, dst, draw(rates), draw(rates)
+    return src, dst, Network(draw(rates), draw(rates))
 
 
 @given(flows())
 def test_fair_rates_fill_ports_and_favour_nobody(case):
     """Max-min fair: no port above its rate, and every flow has a full port on which no other flow is faster."""
-    src, dst, out, into = case
-    rates = fair_rates(src, dst, route(out, into))
-    n = len(out)
+    src, dst, network = case
+    rates = fair_rates(src, dst, network)
+    n = network.gpus
     used = np.concatenate([np.bincount(src, rates, n), np.bincount(dst, rates, n)])
-    room = np.concatenate([out, into])
+    room = np.concatenate([network.out_Bps_G, network.in_Bps_G])
     assert (used <= room * (1 + 1e-9)).all()
     for flow in range(len(src)):
         bottlenecks = []
@@ -43,27 +44,27 @@ def test_fair_rates_fill_ports_and_favour_nobody(case):
 
 def test_fair_rates_by_hand():
     """Three flows into a port of 3 and one of them from a port of 0.5: the others share what it cannot use."""
-    ports = route(np.array([0.5, 9, 9, 9]), np.array([9, 9, 9, 3.0]))
+    ports = Network([0.5, 9, 9, 9], [9, 9, 9, 3])
     rates = fair_rates(np.array([0, 1, 2]), np.array([3, 3, 3]), ports)
     assert rates == pytest.approx([0.5, 1.25, 1.25])
 
 
 def test_a_fast_port_serves_slow_ones_side_by_side():
     bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
-    out, into = np.array([2.0, 1, 1]), np.array([2.0, 1, 1])
+    network = Network([2.0, 1, 1], [2.0, 1, 1])
     pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
-    assert timed(Order("one", pairs), bytes_GG, out, into).makespan_s == pytest.approx(20)
-    assert timed(Order("both", pairs, 2, 2), bytes_GG, out, into).makespan_s == pytest.approx(10)
+    assert timed(Order("one", pairs), bytes_GG, network).makespan_s == pytest.approx(20)
+    assert timed(Order("both", pairs, 2, 2), bytes_GG, network).makespan_s == pytest.approx(10)
 
 
 def test_startup_is_paid_once_a_message_and_takes_no_bandwidth():
     bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
     pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
-    ones = np.ones(3)
-    made = timed(Order("one", pairs), bytes_GG, ones, ones, np.array([0.5, 0.25, 1.0]))
+    network = Network(np.ones(3), np.ones(3), [0.5, 0.25, 1.0])
+    made = timed(Order("one", pairs), bytes_GG, network)
     assert made.start_s_X.tolist() == pytest.approx([0.5, 11.5])  # after 0.5 of rank 0, then 1.0 of rank 2
     assert made.end_s_X.tolist() == pytest.approx([10.5, 21.5])
-    both = timed(Order("both", pairs, 2, 2), bytes_GG, ones, ones, np.array([0.5, 0.25, 1.0]))
+    both = timed(Order("both", pairs, 2, 2), bytes_GG, network)
     # 0 -> 1 alone from 0.5 to 1, then both at half the rate, then 0 -> 2 alone again
     assert both.end_s_X.tolist() == pytest.approx([1.0, 20.0, 20.0, 20.5])
     assert both.rate_Bps_X.tolist() == pytest.approx([1.0, 0.5, 0.5, 1.0])
@@ -72,30 +73,28 @@ def test_startup_is_paid_once_a_message_and_takes_no_bandwidth():
 def test_a_receiver_that_keeps_its_order_makes_senders_wait():
     bytes_GG = np.array([[0, 0, 5], [0, 0, 5], [0, 0, 0]])
     pairs = np.array([[1, 2], [0, 2], [0, 1], [1, 0], [2, 0], [2, 1]])
-    made = timed(Order("kept", pairs), bytes_GG, np.ones(3), np.ones(3))
+    made = timed(Order("kept", pairs), bytes_GG, Network.equal(3))
     assert made.src_X.tolist() == [1, 0]
     assert made.start_s_X.tolist() == pytest.approx([0, 5])
 
 
 def test_nothing_to_send_is_a_valid_empty_schedule():
-    made = timed(Order("none", np.empty((0, 2), dtype=np.int64)), np.zeros((1, 1), dtype=np.int64), np.ones(1), np.ones(1))
+    made = timed(Order("none", np.empty((0, 2), dtype=np.int64)), np.zeros((1, 1), dtype=np.int64), Network.equal(1))
     assert (made.makespan_s, made.gap, len(made.src_X)) == (0.0, 0.0, 0)
 
 
 def test_nanoseconds_are_times_like_any_other():
     """Four bytes at 12.5 GB/s take 0.32 ns: nothing may be rounded away."""
     bytes_GG = np.array([[0, 4, 6], [0, 0, 0], [0, 0, 0]])
-    rate = np.full(3, 12.5e9)
     pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
-    assert timed(Order("one", pairs), bytes_GG, rate, rate).end_s_X == pytest.approx([0.32e-9, 0.8e-9], rel=1e-9)
+    assert timed(Order("one", pairs), bytes_GG, Network.equal(3, 12.5e9)).end_s_X == pytest.approx([0.32e-9, 0.8e-9], rel=1e-9)
 
 
-@given(traffics_on_ports(), st.sampled_from(["openshop", "birkhoff", "aurora-alg1"]), st.sampled_from([0.0, 0.3]))
-def test_with_one_partner_at_a_time_the_shortcut_is_the_switch(case, method, startup):
-    bytes_GG, out, into = case
-    order = ORDER[method](bytes_GG, out, into, np.random.default_rng(0))
-    startup_s = np.full(len(bytes_GG), startup)
-    quick, slow = (make(order, bytes_GG, out, into, startup_s) for make in (one_to_one_pieces, fluid_pieces))
+@given(traffics_on_ports(startups=(0.0, 0.3)), st.sampled_from(["openshop", "birkhoff", "aurora-alg1"]))
+def test_with_one_partner_at_a_time_the_shortcut_is_the_switch(case, method):
+    bytes_GG, network = case
+    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+    quick, slow = (make(order, bytes_GG, network) for make in (one_to_one_pieces, fluid_pieces))
     columns = (
         [(p.src_X, p.dst_X, p.bytes_X)[i][np.lexsort((p.start_s_X, p.dst_X, p.src_X))] for i in range(3)] for p in (quick, slow)
     )
@@ -105,19 +104,18 @@ def test_with_one_partner_at_a_time_the_shortcut_is_the_switch(case, method, sta
 
 @st.composite
 def any_network(draw):
-    bytes_GG, out, into = draw(traffics_on_ports(2))
+    bytes_GG, network = draw(traffics_on_ports(2, startups=(0.0, 0.3)))
     kind = draw(st.sampled_from([None, "tree", "leaf-spine", "graph"]))
-    return bytes_GG, out, into, None if kind is None else draw(fabrics(len(bytes_GG), kind))
+    return bytes_GG, network if kind is None else replace(network, fabric=draw(fabrics(len(bytes_GG), kind)))
 
 
-@given(any_network(), st.sampled_from(list(ORDER)), st.sampled_from([0.0, 0.3]))
-def test_the_switch_is_the_one_that_looks_at_everything_at_every_event(case, method, startup):
+@given(any_network(), st.sampled_from(list(ORDER)))
+def test_the_switch_is_the_one_that_looks_at_everything_at_every_event(case, method):
     """Each pair is carried in the same bytes by the same times, whatever of it flows when at which rate."""
-    bytes_GG, out, into, fabric = case
-    order = ORDER[method](bytes_GG, out, into, np.random.default_rng(0))
-    startup_s = np.full(len(bytes_GG), startup)
-    made = fluid_pieces(order, bytes_GG, out, into, startup_s, fabric)
-    rows = slow_rows(order, bytes_GG, out, into, startup_s, fabric)
+    bytes_GG, network = case
+    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+    made = fluid_pieces(order, bytes_GG, network)
+    rows = slow_rows(order, bytes_GG, network)
     expected = np.array([(src, dst, size, start, end) for start, src, dst, size, end, _ in rows]).reshape(-1, 5)
     found = np.stack([made.src_X, made.dst_X, made.bytes_X, made.start_s_X, made.end_s_X], axis=1)
     for src, dst in np.argwhere(bytes_GG):
@@ -130,8 +128,8 @@ def test_the_switch_is_the_one_that_looks_at_everything_at_every_event(case, met
 def test_ranks_that_join_late_hold_up_only_those_they_meet():
     """0 -> 1 begins at once; 2 joins at 3 and only then 0 -> 2 and 2 -> 1 share the ports that they have in common."""
     bytes_GG = np.array([[0, 4, 4], [0, 0, 0], [0, 4, 0]])
-    switch = Switch(route(np.ones(3), np.ones(3)), np.zeros(3))
-    number = switch.open(ORDER["all-at-once"](bytes_GG, np.ones(3), np.ones(3), np.random.default_rng(0)), bytes_GG)
+    switch = Switch(Network.equal(3))
+    number = switch.open(ORDER["all-at-once"](bytes_GG, Network.equal(3), rng=np.random.default_rng(0)), bytes_GG)
     assert not switch.join(number, 0)
     assert not switch.join(number, 1)
     assert switch.run(3.0) == []
@@ -150,9 +148,9 @@ def test_ranks_that_join_late_hold_up_only_those_they_meet():
 
 
 def test_two_all_to_alls_share_ports_and_leave_their_numbers():
-    ones, bytes_GG = np.ones(2), np.array([[0, 2], [0, 0]])
-    order = ORDER["all-at-once"](bytes_GG, ones, ones, np.random.default_rng(0))
-    switch = Switch(route(ones, ones), np.zeros(2))
+    ones, bytes_GG = Network.equal(2), np.array([[0, 2], [0, 0]])
+    order = ORDER["all-at-once"](bytes_GG, ones, rng=np.random.default_rng(0))
+    switch = Switch(ones)
     first, second = switch.open(order, bytes_GG), switch.open(order, 2 * bytes_GG)
     for rank in range(2):
         switch.join(first, rank)
@@ -165,12 +163,12 @@ def test_two_all_to_alls_share_ports_and_leave_their_numbers():
 
 def test_incast_by_hand():
     """Three flows into a port of 3 that loses a tenth for each beyond the first: 2.4, shared equally."""
-    ports, three = route(np.full(4, 9.0), np.full(4, 3.0)), np.array([0, 1, 2])
-    assert fair_rates(three, np.full(3, 3), ports, 0.1) == pytest.approx(3 * [0.8])
-    assert fair_rates(three[:1], np.array([3]), ports, 0.1) == pytest.approx([3.0])
-    assert fair_rates(three, np.full(3, 3), ports, 0.9) == pytest.approx(3 * [0.1])  # a tenth of the port is always left
+    ports, three = [Network(np.full(4, 9.0), np.full(4, 3.0), incast=part) for part in (0.1, 0.9)], np.array([0, 1, 2])
+    assert fair_rates(three, np.full(3, 3), ports[0]) == pytest.approx(3 * [0.8])
+    assert fair_rates(three[:1], np.array([3]), ports[0]) == pytest.approx([3.0])
+    assert fair_rates(three, np.full(3, 3), ports[1]) == pytest.approx(3 * [0.1])  # a tenth of the port is always left
     # one sends 4 and one 8 bytes into a port of 1 at a loss of a half: 0.25 each until 16, then the other alone for 4 more
     bytes_GG = np.array([[0, 0, 4], [0, 0, 8], [0, 0, 0]])
-    order = ORDER["all-at-once"](bytes_GG, np.ones(3), np.ones(3), np.random.default_rng(0))
-    made = timed(order, bytes_GG, np.ones(3), np.ones(3), incast=0.5)
-    assert made.end_s_X.tolist() == pytest.approx([16, 16, 20])
+    network = Network(np.ones(3), np.ones(3), incast=0.5)
+    order = ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0))
+    assert timed(order, bytes_GG, network).end_s_X.tolist() == pytest.approx([16, 16, 20])

@@ -13,7 +13,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed import ordered
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.types import Order
+from aurora.types import Network, Order
 from tests.conftest import cluster
 
 SCHEDULES = {2: 5000, 3: 2500, 4: 1200, 5: 600, 6: 300, 7: 200, 8: 200}  # by ranks
@@ -42,7 +42,7 @@ def cases(ranks, count):
             yield sizes, random_order(rng, ranks)
         else:
             method = ("paced", "sub-channels")[number // 20 % 2]
-            yield sizes, ORDER[method](sizes, np.full(ranks, FAST_Bps), np.full(ranks, FAST_Bps), rng)
+            yield sizes, ORDER[method](sizes, Network.equal(ranks, FAST_Bps), rng=rng)
 
 
 def perform(rank_info, memory, given):
@@ -121,7 +121,7 @@ def test_slow_ports_get_short_pieces():
     """Cut the same at both ends: by the slower of the sender's port and the receiver's, and no shorter than messages are worth."""
     rates_Bps = [1e6, 40e6, 1e9]
     memory, sizes = Memory(3, 10.0), 300_000 * (1 - np.eye(3, dtype=np.int64))
-    order = ORDER["openshop"](sizes, np.ones(3), np.ones(3), np.random.default_rng(0))
+    order = ORDER["openshop"](sizes, Network.equal(3), rng=np.random.default_rng(0))
     transports = launch_threads(watch, 3, memory, order, sizes, cluster(*rates_Bps))
     pieces = {(0, 1): 12 * 1024, (0, 2): 12 * 1024, (1, 2): 40_000}
     for transport in transports:
@@ -134,7 +134,7 @@ def test_slow_ports_get_short_pieces():
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_who_posts_everything_at_once_starts_with_the_next_rank(ranks):
     sizes = 5 * (1 - np.eye(ranks, dtype=np.int64))
-    order = ORDER["all-at-once"](sizes, np.ones(ranks), np.ones(ranks), np.random.default_rng(0))
+    order = ORDER["all-at-once"](sizes, Network.equal(ranks), rng=np.random.default_rng(0))
     for transport in launch_threads(watch, ranks, Memory(ranks, 10.0), order, sizes):
         peers = [message.peer for message, _ in transport.posted[True]]
         assert peers == [(transport.rank + step) % ranks for step in range(1, ranks)]
@@ -158,24 +158,22 @@ def disagree(rank_info, memory, order, sizes_R):
 
 
 def test_sizes_that_differ_end_both_ranks():
-    order = ORDER["openshop"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    order = ORDER["openshop"](np.array([[0, 1], [1, 0]]), Network.equal(2), rng=np.random.default_rng(0))
     with pytest.raises(RankFailed, match=r"rank \d lost rank \d: it sends 12 bytes where 8 are expected"):
         launch_threads(disagree, 2, Memory(2, 5.0), order, (3, 2))
     with pytest.raises(RankFailed, match=r"rank 1 lost rank 0: nothing within 0\.2 s"):
         launch_threads(disagree, 2, Memory(2, 0.2), order, (0, 2))
-    paced = ORDER["paced"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    paced = ORDER["paced"](np.array([[0, 1], [1, 0]]), Network.equal(2), rng=np.random.default_rng(0))
     with pytest.raises(BadInput, match="rank 0 sends 12 bytes where rank 1 expects 8"):
         launch_threads(disagree, 2, Memory(2, 1.0), paced, (3, 2))
 
 
 def test_orders_that_cannot_be_held_are_refused():
-    order = ORDER["openshop"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), np.random.default_rng(0))
+    order = ORDER["openshop"](np.array([[0, 1], [1, 0]]), Network.equal(2), rng=np.random.default_rng(0))
     transport = MemoryTransport(Memory(2, 1.0), 0)
     full = [torch.zeros(2), torch.zeros(3)]
     with pytest.raises(BadInput, match="order paced: expected a transport that knows the rates of 2 ports"):
-        transport.exchange(
-            ORDER["paced"](np.array([[0, 1], [1, 0]]), np.ones(2), np.ones(2), None), full, full, lambda *_: None
-        )
+        transport.exchange(ORDER["paced"](np.array([[0, 1], [1, 0]]), Network.equal(2), rng=None), full, full, lambda *_: None)
     half = Order("half", order.pairs_X2, share_X2=np.array([[0.0, 0.4], [0.0, 1.0]])[np.argsort(order.pairs_X2[:, 0])])
     with pytest.raises(BadInput, match=r"order half: carries 1 of the 3 rows of 0 -> 1"):
         transport.exchange(half, full, full, lambda *_: None)

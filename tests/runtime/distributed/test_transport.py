@@ -16,6 +16,7 @@ from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.nccl import NcclTransport
 from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
+from aurora.types import Network
 from tests.conftest import cluster
 
 
@@ -26,7 +27,7 @@ def payload(src, dst, size):
 
 def planned_peers(sizes, ranks, rank, sent):
     travelling = sizes * 4 * (1 - np.eye(ranks, dtype=int))
-    order = ORDER["openshop"](travelling, np.ones(ranks), np.ones(ranks), np.random.default_rng(ranks))
+    order = ORDER["openshop"](travelling, Network.equal(ranks), rng=np.random.default_rng(ranks))
     me, other = (0, 1) if sent else (1, 0)
     return [p[other] for p in order.pairs_X2.tolist() if p[me] == rank and travelling[tuple(p)]]
 
@@ -35,9 +36,7 @@ def exchange(rank_info, sizes, method, machines):
     """One exchange; gives whether everything arrived, and the events."""
     sizes = np.array(sizes)
     travelling = sizes * 4 * (1 - np.eye(rank_info.ranks, dtype=int))
-    order = ORDER[method](
-        travelling, np.ones(rank_info.ranks), np.ones(rank_info.ranks), np.random.default_rng(rank_info.ranks)
-    )
+    order = ORDER[method](travelling, Network.equal(rank_info.ranks), rng=np.random.default_rng(rank_info.ranks))
     events = []
     with default_process_group(rank_info):
         transport = ShapedTransport(None, Port(machines, rank_info.rank)) if machines else GlooTransport()
@@ -81,7 +80,7 @@ def shaped_seconds(rank_info, method):
     """Wall time of one exchange of 3 x 40 kB a rank through ports of 1 MB/s, from the first start to the last end."""
     sizes = 40_000 * (1 - np.eye(4, dtype=int))
     machines = cluster(*[1e6] * 4)
-    order = ORDER[method](sizes, machines.out_Bps_G, machines.in_Bps_G, np.random.default_rng(0))
+    order = ORDER[method](sizes, machines.network, rng=np.random.default_rng(0))
     events = []
     with default_process_group(rank_info):
         transport = ShapedTransport(None, Port(machines, rank_info.rank))
@@ -107,7 +106,7 @@ def lose_a_peer(rank_info):
         if rank_info.rank == 1:
             os._exit(3)
         time.sleep(0.2)
-        order = ORDER["openshop"](np.ones((2, 2), dtype=int) - np.eye(2, dtype=int), np.ones(2), np.ones(2), None)
+        order = ORDER["openshop"](np.ones((2, 2), dtype=int) - np.eye(2, dtype=int), Network.equal(2), rng=None)
         big = [torch.zeros(10), torch.zeros(10)]
         try:
             transport.exchange(order, big, [t.clone() for t in big], lambda *_: None)
@@ -175,13 +174,13 @@ def through_the_api(rank_info, order):
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_all_to_all_agrees_with_torch(ordered):
-    order = ORDER["openshop"](np.arange(16).reshape(4, 4) * (1 - np.eye(4, dtype=int)), np.ones(4), np.ones(4), None)
+    order = ORDER["openshop"](np.arange(16).reshape(4, 4) * (1 - np.eye(4, dtype=int)), Network.equal(4), rng=None)
     assert launch(through_the_api, 4, order if ordered else None, timeout_s=60) == [True] * 4
 
 
 def alone_on_nccl(rank_info):
     """One rank has nothing to send: the exchange is over before it touches a device, so this runs without one."""
-    order = ORDER["birkhoff"](np.zeros((1, 1), dtype=int), np.ones(1), np.ones(1), np.random.default_rng(0))
+    order = ORDER["birkhoff"](np.zeros((1, 1), dtype=int), Network.equal(1), rng=np.random.default_rng(0))
     with default_process_group(rank_info):
         transport = NcclTransport(None, None, "cuda:0")
         transport.exchange(order, [torch.zeros(3)], [torch.zeros(3)], lambda *_: None)

@@ -1,0 +1,77 @@
+"""Orders that need no search: everything at once, paced or not, and what the papers compare with."""
+
+from bisect import insort
+from dataclasses import replace
+
+import numpy as np
+
+from aurora.planner.alltoall.pairs import all_pairs, order_of
+from aurora.planner.network.lower_bounds import pair_seconds, port_seconds
+from aurora.types import Network, Order
+from aurora.types.arrays import IntArray
+
+
+def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Every transfer posted together; ports are shared."""
+    n = len(bytes_GG)
+    return order_of("all-at-once", all_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
+
+
+def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Everything posted together, each pair held to bytes / T, T the fluid bound: all end at T on any ports (coflow MADD)."""
+    return replace(all_at_once(bytes_GG, network, rng=rng), method="paced", paced=True)
+
+
+def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """SJF: every sender sends its smallest transfer first, one at a time; receivers take what comes (Aurora §8.1)."""
+    return _by_sender("sjf", sorted(all_pairs(len(bytes_GG)), key=lambda p: (bytes_GG[p], p)), len(bytes_GG))
+
+
+def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """RCS: every sender sends in random order, one at a time; receivers take what comes (Aurora §8.1)."""
+    pairs = all_pairs(len(bytes_GG))
+    return _by_sender("random", [pairs[i] for i in rng.permutation(len(pairs))], len(bytes_GG))
+
+
+def spread_out(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Step s sends to (i + s) mod G, one at a time; receivers take what comes."""
+    n = len(bytes_GG)
+    return _by_sender("spread-out", [(i, (i + step) % n) for step in range(1, n) for i in range(n)], n)
+
+
+def _by_sender(method: str, pairs: list[tuple[int, int]], ranks: int) -> Order:
+    return order_of(method, pairs, recvs_open=max(1, ranks - 1))
+
+
+def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Aurora's Algorithm 1, read literally: the busiest GPU's transfers in random order, then GPU by GPU, busiest first, each
+    transfer at the earliest time at which both of its ends are still free. One partner at a time. Source: Aurora §4.2.
+    """
+    n = len(bytes_GG)
+    seconds_GG = pair_seconds(bytes_GG, network.without_startup)
+    busy: list[list[tuple[float, float]]] = [[] for _ in range(2 * n)]  # of each port, senders first, by start
+    started: list[tuple[float, int, int]] = []
+    left_GG = bytes_GG.copy()
+    for turn in range(n):
+        gpu = int(np.argmax(port_seconds(left_GG, network)))
+        pairs = [(gpu, j) for j in range(n) if left_GG[gpu, j]] + [(i, gpu) for i in range(n) if left_GG[i, gpu]]
+        if turn == 0:
+            pairs = [pairs[k] for k in rng.permutation(len(pairs))]
+        for src, dst in pairs:
+            begin = _earliest(busy[src], busy[n + dst], float(seconds_GG[src, dst]))
+            for port in (src, n + dst):
+                insort(busy[port], (begin, begin + float(seconds_GG[src, dst])))
+            started.append((begin, src, dst))
+            left_GG[src, dst] = 0
+    silent = [pair for pair in all_pairs(n) if bytes_GG[pair] == 0]
+    return order_of("aurora-alg1", [(src, dst) for _, src, dst in sorted(started)] + silent)
+
+
+def _earliest(a: list[tuple[float, float]], b: list[tuple[float, float]], seconds: float) -> float:
+    """The first time at which neither port is busy for `seconds`."""
+    at = 0.0
+    for begin, end in sorted(a + b):
+        if begin - at >= seconds * (1 - 1e-12):
+            break
+        at = max(at, end)
+    return at

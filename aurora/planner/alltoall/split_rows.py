@@ -1,0 +1,53 @@
+"""Orders that split transfers: rows collected while slots are peeled off a traffic matrix."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from aurora.planner.alltoall.open_shop import DenseShop
+from aurora.planner.alltoall.pairs import all_pairs, order_of
+from aurora.types import Order, SubChannels
+from aurora.types.arrays import FloatArray, IntArray
+
+SLOTS = 8  # times n: more than Birkhoff's fattest matchings need on most traffic
+
+
+class SplitRows:
+    """Rows of an order, each a part of its pair's work_GG (n, n) int64, whole units."""
+
+    def __init__(self, work_GG: IntArray) -> None:
+        self._work_GG, self._done_GG = work_GG, np.zeros_like(work_GG)
+        self._rows: list[tuple[int, int]] = []
+        self._shares: list[tuple[float, float]] = []
+        self._sub_channels: list[int] = []
+
+    def serve(self, src: int, dst: int, units: int, sub_channels: int = 1) -> None:
+        """The next `units` of the pair's work are a row, which takes so many sub-channels."""
+        before, whole = int(self._done_GG[src, dst]), int(self._work_GG[src, dst])
+        self._done_GG[src, dst] += units
+        self._rows.append((src, dst))
+        self._shares.append((before / whole, (before + units) / whole))
+        self._sub_channels.append(sub_channels)
+
+    def order(self, method: str, out_G: IntArray | None = None, in_G: IntArray | None = None) -> Order:
+        """What is served so far, then what is left in dense open-shop order over all sub-channels that both ports have."""
+        n = len(self._work_GG)
+        wide_GG = np.ones((n, n)) if out_G is None or in_G is None else np.minimum(out_G[:, None], in_G[None, :])
+        left_GG = self._work_GG - self._done_GG
+        if left_GG.any():
+            shop = DenseShop(n)
+            shop.run(left_GG / wide_GG)
+            for src, dst in zip(shop.src_X[: shop.count].tolist(), shop.dst_X[: shop.count].tolist(), strict=True):
+                self.serve(src, dst, int(left_GG[src, dst]), int(wide_GG[src, dst]))
+        silent = [pair for pair in all_pairs(n) if self._work_GG[pair] == 0]
+        share_X2 = np.array([*self._shares, *([(0.0, 1.0)] * len(silent))]).reshape(-1, 2)
+        made = replace(order_of(method, self._rows + silent), share_X2=share_X2)
+        if out_G is None or in_G is None:
+            return made
+        row_X = np.array([*self._sub_channels, *([1] * len(silent))], dtype=np.int64)
+        return replace(made, sub_channels=SubChannels(row_X, out_G, in_G))
+
+
+def ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:
+    """(n, n) int64: the work in 2^40ths of the whole, rounded up."""
+    return np.ceil(work_GG / max(whole, 1e-300) * 2**40).astype(np.int64)
