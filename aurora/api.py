@@ -466,7 +466,7 @@ def simulate(
     for name, value, known in (("orders", orders, ("plan", "batch")), ("interleave", interleave, ("on", "off"))):
         if value not in known:
             raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {value!r}")
-    ordered = batch_order(plan.cluster, plan.options.order, plan.options.seed) if orders == "batch" else None
+    ordered = batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
     return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on")
 
 

@@ -49,5 +49,5 @@ def test_replicas_want_as_many_slots_everywhere():
 
 
 def test_an_unknown_engine():
-    with pytest.raises(BadInput, match="--engine: expected one of vllm, found 'ollama'"):
+    with pytest.raises(BadInput, match="`engine`: expected one of vllm, found 'ollama'"):
         check_engine(plan(PROFILE), "ollama")
