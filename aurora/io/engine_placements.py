@@ -93,8 +93,8 @@ def _check_dense(dense_layers: int) -> None:
 def _physical(placement: Placement) -> Physical:
     """By layer, the slots of one GPU after the other, equally many.
 
-    A GPU with fewer experts repeats those that it alone holds, where it has such: an engine divides an expert's tokens evenly
-    over its slots, so that changes no GPU's load.
+    A GPU with fewer experts repeats those that no other GPU holds, where it has such: an engine divides an expert's tokens
+    evenly over its slots, so that changes no GPU's load.
     """
     each = max(len(held) for layer in placement.slots_LG for held in layer)
     physical = []
@@ -111,7 +111,15 @@ def _physical(placement: Placement) -> Physical:
 
 
 def off_by(placement: Placement, form: str) -> float:
-    """The largest difference between a share in the placement and in what the engine makes of its export."""
+    """Tell how far an export is from the placement: engines divide an expert's tokens evenly over its replicas.
+
+    Args:
+        placement: the placement.
+        form: one of PLACEMENT_FORMATS.
+
+    Returns:
+        The largest difference between an expert's share on a GPU in the placement and in what the engine makes of the export.
+    """
     even = evenly_split(placement.slots_LG) if form == "vllm-ascend" else _placed(_physical(placement), placement.gpus)
     return max(float(abs(placement.split_EG(l) - even.split_EG(l)).max()) for l in range(len(placement.slots_LG)))
 

@@ -151,8 +151,8 @@ def _curves(records: Sequence[EngineRecord]) -> dict[str, Curve]:
 def line(gram_22: FloatArray, target_2: FloatArray) -> tuple[float, float]:
     """(a, b), neither negative, of the least squares whose normal equations are gram_22 (2, 2) and target_2 (2,)."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        alone = np.nan_to_num(np.maximum(target_2 / np.diag(gram_22), 0.0), posinf=0.0)
-    candidates = [np.array([alone[0], 0.0]), np.array([0.0, alone[1]])]
+        single_2 = np.nan_to_num(np.maximum(target_2 / np.diag(gram_22), 0.0), posinf=0.0)
+    candidates = [np.array([single_2[0], 0.0]), np.array([0.0, single_2[1]])]
     if abs(np.linalg.det(gram_22)) > 1e-12 * max(1e-300, float(np.prod(np.diag(gram_22)))):
         both = np.linalg.solve(gram_22, target_2)
         candidates += [both] if (both >= 0).all() else []

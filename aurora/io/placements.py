@@ -41,9 +41,13 @@ def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
 
 
 def evenly_split(slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> Placement:
-    """A placement whose replicas take even parts; without replicas, one whose experts are held once.
+    """Make a placement whose replicas take even parts of an expert's load.
 
-    An expert that a GPU holds twice is there once, with two parts.
+    Args:
+        slots_LG: by layer and GPU the experts in its slots; one in two slots of a GPU becomes one replica with two parts.
+
+    Returns:
+        The placement; without a split where no expert has replicas.
     """
     counts_L = [Counter(expert for held in layer for expert in held) for layer in slots_LG]
     if all(number == 1 for counts in counts_L for number in counts.values()):

@@ -11,7 +11,14 @@ from aurora.types.arrays import FloatArray
 
 @dataclass(frozen=True)
 class Run:
-    """One study under one traffic and one pricing: seconds_WSC, utilisation_WSC (ways, seeds, cases)."""
+    """One study under one traffic and one pricing.
+
+    Attributes:
+        study, traffic, pricing: their names in STUDIES, TRAFFIC and PRICINGS.
+        ways: the methods that are compared, such as "Aurora" or "Lina, half"; axis W.
+        cases: the models, data sets and layers; axis C.
+        seconds_WSC, utilisation_WSC: (W, S, C) float64, by method, seed and case.
+    """
 
     study: str
     traffic: str
@@ -45,7 +52,14 @@ Shown = dict[str, FloatArray]  # label -> (S, C)
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper. axis: what its numbers are. shown: the bars of each case, or the points of each level."""
+    """A figure of the paper.
+
+    Attributes:
+        title: what it is about.
+        study: whose runs it shows.
+        axis: what its numbers are.
+        shown: by label (S, C), the bars of each case, or the points of each level.
+    """
 
     title: str
     study: str

@@ -16,10 +16,15 @@ ENDS = ("lowest", "mean", "highest")
 
 @dataclass(frozen=True)
 class Headline:
-    """values: (S, C) of a run of the figure's study. at_most: a claim that is met from below.
+    """A claim of the paper, or the same quantity for another method or reading, to be seen beside a claim.
 
-    why: what to know where it is not met; empty for what is no claim of the paper's, but the same quantity for another way
-    or reading, to be seen beside the claim.
+    Attributes:
+        name: the quantity.
+        figure: whose study gives it.
+        paper: as the paper states it.
+        values: (S, C) float64 of a run of that study.
+        why: what to know where a claim is not met; empty for what is no claim.
+        at_most: whether a claim is met from below.
     """
 
     name: str
@@ -32,8 +37,13 @@ class Headline:
 
 @dataclass(frozen=True)
 class Measured:
-    """A headline under one traffic and pricing. found: means over seeds; half: half-widths of their confidence intervals
-    (Student's t over seeds), None for a single seed."""
+    """A headline under one traffic and pricing.
+
+    Attributes:
+        headline, traffic, pricing, seeds: of what.
+        found: means over seeds.
+        half: half-widths of their confidence intervals (Student's t over seeds), None for a single seed.
+    """
 
     headline: Headline
     traffic: str

@@ -18,10 +18,14 @@ from aurora.types.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class LayerJob:
-    """One layer of one model with as many experts as the cluster has GPUs, for ASSIGN and COLOCATE to put there.
+    """One layer of one model with as many experts as the cluster has GPUs, for ASSIGN and COLOCATE to place.
 
-    coupled: the shard that sits with an expert moves with it, row and column together, as in the paper; else the requests'
-    shards stay on their GPUs and the column alone moves. Equal tokens a source are assumed where it is coupled.
+    Attributes:
+        cluster: its GPUs.
+        profile: of this layer.
+        coupled: whether the shard that sits with an expert moves with it, row and column alike, as in the paper; else the
+            requests' shards stay on their GPUs and only the column moves. Equal tokens a source are assumed where it does.
+        costs: what placements are searched by.
     """
 
     cluster: Cluster
@@ -50,7 +54,12 @@ def job(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJ
 
 @dataclass(frozen=True)
 class LayerOutcome:
-    """seconds: until the layer is through on all GPUs. utilisation: compute time over that, mean over GPUs."""
+    """What a layer takes.
+
+    Attributes:
+        seconds: until it is through on all GPUs.
+        utilisation: compute time over that, the mean over GPUs.
+    """
 
     seconds: float
     utilisation: float
@@ -114,8 +123,16 @@ def _outcome(terms: Sequence[PhaseTimes], seconds: float) -> LayerOutcome:
 
 @dataclass(frozen=True)
 class Pricing:
-    """A way to find outcomes. objective: the name in OBJECTIVE by which searches go. draws: how many random placements a
-    random baseline is the mean of."""
+    """How outcomes are found.
+
+    Attributes:
+        name: for tables.
+        price: of one job, or of two that are colocated, given where their experts are.
+        ordered: of one job under an order by name.
+        objective: the name in OBJECTIVE by which searches go.
+        coupled: as in LayerJob.
+        draws: how many random placements a random baseline is the mean of.
+    """
 
     name: str
     price: Price

@@ -17,8 +17,13 @@ JOBS = ("straggler_pai/job_1_norm.csv", "straggler_pai/job_3_norm.csv")
 
 @dataclass(frozen=True)
 class Times:
-    """compute_IW: a worker's seconds for its batches; message_IW: when its message reaches the master, which then takes
-    receive_s for it, one at a time."""
+    """How long iterations take each worker.
+
+    Attributes:
+        compute_IW: (I, W) float64, seconds of a worker for its batches.
+        message_IW: (I, W) float64, when its message reaches the master.
+        receive_s: what the master then takes for each message, one at a time.
+    """
 
     compute_IW: FloatArray
     message_IW: FloatArray

@@ -27,7 +27,15 @@ FIGURE_5 = 500  # examples
 
 @dataclass(frozen=True)
 class BccResults:
-    """All that is shown. simulated, performed: by workers, then by delays; performed is empty without processes."""
+    """All that is shown.
+
+    Attributes:
+        options: what it was run with.
+        thresholds: Fig. 2.
+        simulated, performed: Tables I and II by number of workers, then by delays; performed is empty without processes.
+        mixed: Fig. 5.
+        adapted: how much redundancy recorded stragglers ask for; empty without a recording.
+    """
 
     options: BccOptions
     thresholds: tuple[Threshold, ...]

@@ -81,8 +81,16 @@ def thresholds(batches: int, loads: Sequence[int]) -> list[Threshold]:
 
 @dataclass(frozen=True)
 class Timing:
-    """One scheme's iterations. error: largest difference of a gradient from the serial one over its largest entry, None
-    where none was computed; waited: messages; compute_s: the longest computation among those waited for."""
+    """One scheme's iterations.
+
+    Attributes:
+        scheme, iterations: which scheme, and how many.
+        waited: messages that the master waited for, the mean over iterations.
+        seconds: of all iterations.
+        compute_s: the longest computation among the workers waited for, added up.
+        error: the largest difference of a gradient from the serial one over its largest entry; None where none was computed.
+        losses: of the model before and after; None where none was computed.
+    """
 
     scheme: str
     iterations: int
@@ -247,9 +255,15 @@ PAPERS_CLUSTER = MixedWorkers(np.full(100, 20.0), np.array([1.0] * 95 + [20.0] *
 
 @dataclass(frozen=True)
 class Adapted:
-    """Which load the first iterations ask for, and what the later ones take: with it and groups dealt by the speeds seen so
-    far, with it and random groups, with the best load in hindsight, and with one batch each. Seconds an iteration; recorded
-    steps have a mean of 1."""
+    """Which load the first iterations ask for, and what the later ones take, in seconds an iteration (recorded steps: mean 1).
+
+    Attributes:
+        stragglers, work: what is slow, and how time grows with the load.
+        chosen, chosen_s: the load that a replay chooses, with groups dealt by the speeds seen so far.
+        random_s: with that load and random groups.
+        best, best_s: the best load and speeds in hindsight.
+        uncoded_s: with one batch each.
+    """
 
     stragglers: str
     work: str

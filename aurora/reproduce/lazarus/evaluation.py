@@ -30,8 +30,13 @@ SLOW_START_S, SLOW_STORAGE = 180.0, 4.0
 
 @dataclass(frozen=True)
 class LazarusFigure:
-    """One number of a figure. paper: as the paper gives it, None where it does not; ours: the mean, and lowest and highest
-    where it is of several draws."""
+    """One number of a figure.
+
+    Attributes:
+        figure, case, way: which figure, what is measured, and by which system or method.
+        paper: as the paper gives it, None where it does not.
+        ours: the mean, and lowest and highest where it is of several draws.
+    """
 
     figure: str
     case: str
@@ -42,8 +47,13 @@ class LazarusFigure:
 
 @dataclass(frozen=True)
 class LazarusEvaluation:
-    """The figures' numbers; whether the spot trace is the recorded one; and throughput over that trace: by job and system
-    (time_s, nodes used, samples a second) at each change."""
+    """The evaluation's results.
+
+    Attributes:
+        found: the figures' numbers.
+        recorded: whether the spot trace is the recorded one.
+        spot: throughput over that trace, by job and system (time_s, nodes used, samples a second) at each change.
+    """
 
     found: list[LazarusFigure]
     recorded: bool

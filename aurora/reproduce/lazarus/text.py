@@ -8,9 +8,9 @@ from aurora.reproduce.lazarus.evaluation import LazarusEvaluation, LazarusFigure
 from aurora.reproduce.ranges import Range
 
 SETUP = """\
-Jobs and cluster are the paper's: 10 nodes of one GPU and 6 slots, floor 2, GPT-S, GPT-M and GPT-L of 8, 12 and 16 experts in
-12 layers, 4 samples a GPU and step; 16 nodes in Fig. 12. Nothing is trained: a step takes its dense part and what the busiest
-GPU's experts take, and a replay adds what each system does at each change of the nodes.
+Jobs and cluster are the paper's: 10 nodes of one GPU and 6 slots, 2 replicas at least, GPT-S, GPT-M and GPT-L of 8, 12 and 16
+experts in 12 layers, 4 samples a GPU and step; 16 nodes in Fig. 12. Nothing is trained: a step takes its dense part and what
+the busiest GPU's experts take, and a replay adds what each system does at each change of the nodes.
 
 What the paper does not give, we assumed, and fixed before any result was seen except where it says so:
 
