@@ -1,4 +1,4 @@
-"""gloo: TCP between processes, on any machine."""
+"""gloo transport: TCP between processes, on any machine."""
 
 import os
 from contextlib import suppress
@@ -9,16 +9,17 @@ import torch
 import torch.distributed as dist
 
 from aurora.runtime.distributed.ordered import Message, OrderedTransport, Work
-from aurora.runtime.distributed.transport import lost
+from aurora.runtime.distributed.transport import peer_lost
 from aurora.types import Cluster
 
 PROBE = 2**31 - 1  # a tag that no message has
 
 
 class GlooTransport(OrderedTransport):
-    """A message waits at its sender until the receiver's notice has come, over the same connection.
+    """An ordered transport over a gloo process group; None: the default group.
 
-    Its size is its tag: what both ends do not agree on never meets, and ends by the time-out.
+    A message waits at its sender until the receiver's request has come, over the same connection. Its size is its tag: messages
+    whose sizes both ends do not agree on never match, and end by the time-out.
     """
 
     def __init__(self, group: Any = None, cluster: Cluster | None = None) -> None:
@@ -35,11 +36,11 @@ class GlooTransport(OrderedTransport):
         try:
             self._group.alltoall_base(rows, told, [], []).wait()
         except RuntimeError as error:
-            raise lost(self.rank, self._gone(), error) from None
+            raise peer_lost(self.rank, self._broken_peer(), error) from None
         return rows
 
-    def _gone(self) -> int | None:
-        """The peer whose connection is broken, if it is one: a collective does not say whose."""
+    def _broken_peer(self) -> int | None:
+        """The peer whose connection is broken, None if it is not exactly one: a collective does not name it."""
         broken = []
         for peer in range(self.ranks):
             if peer != self.rank:
@@ -61,7 +62,7 @@ class GlooTransport(OrderedTransport):
 
 
 def _yield_to_posters() -> None:
-    """Let gloo's own threads of this process take no core from another thread (Linux).
+    """Keeps gloo's own threads of this process from taking a core from another thread (Linux).
 
     A thread that posts a message holds its connection's lock while it writes, and may be interrupted there by gloo's thread,
     which wants that lock and polls for it until the scheduler's next tick, 4 ms later.

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: messages are copies."""
+"""Memory transport: ranks are threads of one process, and messages are copies."""
 
 import threading
 from collections import defaultdict, deque
@@ -10,7 +10,7 @@ from aurora.types import Cluster
 
 
 class Memory:
-    """Where messages of one group of ranks meet."""
+    """Matches the sends and receives of one group of ranks. timeout_s: how long either waits for the other."""
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
         self.ranks, self.timeout_s = ranks, timeout_s
@@ -18,7 +18,7 @@ class Memory:
         self._waiting: dict[tuple[int, int, bool], deque[_Half]] = defaultdict(deque)
 
     def post(self, src: int, dst: int, sent: bool, message: Message) -> "_Half":
-        """One end of the next message from src to dst; it moves when the other end is posted too."""
+        """Posts one end of the next message from src to dst; data move when the other end is posted too."""
         half = _Half(message, self.timeout_s)
         with self._lock:
             others = self._waiting[src, dst, not sent]
@@ -26,7 +26,7 @@ class Memory:
                 self._waiting[src, dst, sent].append(half)
                 return half
             other = others.popleft()
-        half.meet(other, sent)
+        half.match(other, sent)
         return half
 
 
@@ -38,7 +38,7 @@ class _Half:
         self._moved = threading.Event()
         self._failure: str | None = None
 
-    def meet(self, other: "_Half", sent: bool) -> None:
+    def match(self, other: "_Half", sent: bool) -> None:
         source, target = (self, other) if sent else (other, self)
         out, into = source._message.flat, target._message.flat
         if len(out) == len(into):
@@ -57,7 +57,7 @@ class _Half:
 
 
 class MemoryTransport(OrderedTransport):
-    """One rank's end of a Memory."""
+    """One rank's ordered transport over a Memory."""
 
     def __init__(self, memory: Memory, rank: int, cluster: Cluster | None = None) -> None:
         super().__init__(rank, memory.ranks, cluster)

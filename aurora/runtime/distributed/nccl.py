@@ -1,4 +1,4 @@
-"""NCCL: GPUs, one a rank."""
+"""NCCL transport: one GPU a rank."""
 
 import time
 from collections.abc import Sequence
@@ -10,16 +10,20 @@ import torch
 import torch.distributed as dist
 
 from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.transport import Observe, lost_peer, parts
+from aurora.runtime.distributed.transport import Observe, lost_peer, row_slices
 from aurora.types import Order
 
 
 class NcclTransport:
-    """One grouped call of NCCL sends and receives a phase, posted in the planned order on the current stream.
+    """A transport that posts each exchange as one grouped call of NCCL sends and receives, on the current stream.
 
     Within the group NCCL runs transfers side by side: the order decides which are posted first, not who waits for whom.
-    Counts travel over `control`, a gloo group, so that the models' NCCL calls come in the turnstile's order on every rank;
-    without one there is nothing to gather.
+
+    Args:
+        group: an NCCL process group.
+        control: a gloo group that `gather` uses, so that several models' NCCL calls come in the port arbiter's sequence on
+            every rank; None: nothing is gathered.
+        device: this rank's CUDA device.
     """
 
     def __init__(self, group: Any, control: Any, device: str) -> None:
@@ -36,8 +40,8 @@ class NcclTransport:
         # A pair's parts go in one message here: within a group nobody waits between them.
         pairs = list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))
         whole = replace(order, pairs_X2=np.array(pairs, dtype=np.int64).reshape(-1, 2), share_X2=None, sub_channels=None)
-        ends = [(peer, True, tensor) for _, peer, tensor in parts(whole, self.rank, sends, sending=True)]
-        ends += [(peer, False, tensor) for _, peer, tensor in parts(whole, self.rank, recvs, sending=False)]
+        ends = [(peer, True, tensor) for _, peer, tensor in row_slices(whole, self.rank, sends, sending=True)]
+        ends += [(peer, False, tensor) for _, peer, tensor in row_slices(whole, self.rank, recvs, sending=False)]
         posts = [
             dist.P2POp(dist.isend if sent else dist.irecv, tensor, group=self._group, group_peer=peer)
             for peer, sent, tensor in ends

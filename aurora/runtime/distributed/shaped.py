@@ -1,4 +1,4 @@
-"""A cluster's network on one machine: every rank's port held to its rates by token buckets at both ends."""
+"""Shaped transport: a cluster's network on one machine, each rank's port held to its rates by token buckets."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ UNDER_WAY = 2  # chunks posted ahead, so that a transfer does not stop between c
 
 
 class Bucket:
-    """A port's one direction. `take` returns when the bytes would have passed at the port's rate."""
+    """Token bucket of one direction of a port. `take` returns when the bytes would have passed at the port's rate."""
 
     def __init__(self, rate_Bps: float) -> None:
         self._rate = rate_Bps
@@ -37,7 +37,7 @@ class Bucket:
 
 
 class Port:
-    """One rank's network port, shared by all models on the rank."""
+    """Both directions of one rank's port, shared by all models on the rank."""
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster = cluster
@@ -46,9 +46,9 @@ class Port:
 
 
 class ShapedTransport(GlooTransport):
-    """gloo, with every transfer held to the rates and start-up times of the cluster file, in chunks."""
+    """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks."""
 
-    cuts_rows = False  # a question takes no time here
+    cuts_rows = False  # a request takes no time here
 
     def __init__(self, group: Any, port: Port) -> None:
         super().__init__(group, port.cluster)
@@ -58,12 +58,12 @@ class ShapedTransport(GlooTransport):
         )
 
     def _send(self, message: Message) -> Work:
-        return _ShapedTransfer(self._sending[message.peer].submit(self._pour, message))
+        return _ShapedTransfer(self._sending[message.peer].submit(self._send_chunks, message))
 
     def _receive(self, message: Message) -> Work:
-        return _ShapedTransfer(self._receiving[message.peer].submit(self._drip, message))
+        return _ShapedTransfer(self._receiving[message.peer].submit(self._receive_chunks, message))
 
-    def _pour(self, message: Message) -> None:
+    def _send_chunks(self, message: Message) -> None:
         here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
         if message.offset == 0:
             time.sleep(max(here.startup_s, there.startup_s))
@@ -76,7 +76,7 @@ class ShapedTransport(GlooTransport):
         for work in posted:
             work.wait()
 
-    def _drip(self, message: Message) -> None:
+    def _receive_chunks(self, message: Message) -> None:
         here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
         chunks = self._chunks(message, min(there.out_Bps, here.in_Bps))
         posted: list[tuple[Work, int]] = []
@@ -90,13 +90,13 @@ class ShapedTransport(GlooTransport):
 
     @staticmethod
     def _chunks(message: Message, rate_Bps: float) -> list[Message]:
-        """Parts of a message, cut the same way at both ends."""
+        """Pieces of a message, cut the same way at both ends."""
         size = max(1024, int(rate_Bps * CHUNK_S))
         return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.flat, size)]
 
 
 class _ShapedTransfer:
-    """A message that a thread of ours is moving."""
+    """A message that one of our threads moves."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future

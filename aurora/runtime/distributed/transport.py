@@ -1,4 +1,4 @@
-"""Tensors between ranks in a planned order. A transport belongs to one process group and is used by one thread at a time."""
+"""Transport: the interface that carries tensors between ranks in a planned order, and what its back ends share."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,15 +10,21 @@ import torch
 from aurora.errors import BadInput, RankFailed
 from aurora.types import Order
 
-Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, bytes, start, end by time.perf_counter
+Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, bytes, start and end by time.perf_counter
 
 
-Rows = list[tuple[int, int, torch.Tensor]]  # row of the order, peer, what travels
+def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> list[tuple[int, int, torch.Tensor]]:
+    """The rows of an order that `rank` sends or receives, in sequence: (row, peer, what travels).
 
+    Args:
+        order: each of its rows is a pair of ranks, and the share of the pair's tensor that travels.
+        rank: this one.
+        tensors: for each peer, what is sent to it or received from it.
+        sending: the rows that `rank` sends; else those that it receives.
 
-def parts(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> Rows:
-    """Each row that `rank` sends or receives, in order, with the slice of the peer's tensor along its first axis; none is
-    empty. Raises BadInput for an order that leaves something out."""
+    Returns: slices of the peers' tensors along their first axis, none of them empty.
+    Raises: BadInput: if the order leaves out a part of a tensor.
+    """
     ends = order.ends[0 if sending else 1].get(rank, [])
     left = [tensor.shape[0] for tensor in tensors]
     found = [(row, peer, tensors[peer]) for row, peer in ends]
@@ -26,44 +32,63 @@ def parts(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: boo
         lengths_X = np.array([left[peer] for _, peer in ends], dtype=np.int64)
         cuts_X2 = order.cuts(lengths_X, np.array([row for row, _ in ends], dtype=np.int64)).tolist()
         found = [(row, peer, tensor[begin:end]) for (row, peer, tensor), (begin, end) in zip(found, cuts_X2, strict=True)]
-    for _, peer, part in found:
-        left[peer] -= part.shape[0]
+    for _, peer, each in found:
+        left[peer] -= each.shape[0]
     left[rank] = 0
     if any(left):
         peer = next(peer for peer, missing in enumerate(left) if missing)
         way, whole = f"{rank} -> {peer}" if sending else f"{peer} -> {rank}", tensors[peer].shape[0]
         raise BadInput(f"order {order.method}: carries {whole - left[peer]} of the {whole} rows of {way}")
-    return [part for part in found if part[2].numel()]
+    return [each for each in found if each[2].numel()]
 
 
 class Transport(Protocol):
-    """What the backend needs of a network."""
+    """What a back end must provide.
+
+    A transport belongs to one process group. One thread uses it at a time, and all ranks make the same calls in the same
+    sequence. A lost peer ends a call by RankFailed, at the latest after the group's time-out.
+    """
 
     rank: int
     ranks: int
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """(ranks, *row.shape): every rank's row, on the CPU. Returns when all ranks have given theirs."""
+        """Collects a small tensor of each rank: counts, sizes, times.
+
+        Args:
+            row: this rank's, of the same shape and type on all ranks.
+
+        Returns: (ranks, *row.shape) on the CPU, once all ranks have given theirs.
+        Raises: RankFailed: if a peer is lost.
+        """
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        """Send sends[r] to and fill recvs[r] from every rank r but this one, in `order`; empty tensors do not travel.
+        """Performs one all-to-all in `order`. Returns when this rank's transfers are done.
 
-        Both ends must agree on sizes and order. Returns when this rank's transfers are done; raises RankFailed when a
-        peer is lost. `observe` is told of every transfer: it starts when this end is ready for it.
+        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel, and
+        a rank's tensors to and from itself are left alone.
+
+        Args:
+            order: which pairs travel when; a transport holds it as well as its network lets it.
+            sends: for each rank, what goes to it, contiguous.
+            recvs: for each rank, where to put what comes from it, contiguous.
+            observe: called for each transfer of this rank, in any thread; a transfer starts when this end is ready for it.
+
+        Raises: RankFailed: if a peer is lost. BadInput: if the order leaves something out, or cannot be held by this transport.
         """
 
 
 @contextmanager
 def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
-    """Turns a backend's RuntimeError into a RankFailed that names who was lost to whom; None: any of the others."""
+    """Inside the block a back end's RuntimeError becomes `peer_lost`."""
     try:
         yield
     except RuntimeError as error:
-        raise lost(rank, peer, error) from None
+        raise peer_lost(rank, peer, error) from None
 
 
-def lost(rank: int, peer: int | None, error: RuntimeError) -> RankFailed:
-    """What `lost_peer` raises."""
+def peer_lost(rank: int, peer: int | None, error: RuntimeError) -> RankFailed:
+    """A back end's error as a RankFailed of `rank`, naming the peer that it lost; None: one of the others, unknown which."""
     reason = str(error).strip().splitlines()[0]
     whom = "the others" if peer is None else f"rank {peer}"
     return RankFailed(f"rank {rank} lost {whom}: {reason}")
