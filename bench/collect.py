@@ -19,8 +19,8 @@ import numpy as np
 from machine import machine
 
 from aurora.io import shipped
-from aurora.models.corpus import Corpus
 from aurora.models.loading import MoeModel, load_model
+from aurora.models.prompts import Corpus
 from aurora.profiler.redundant_counting import count_with_workers
 from aurora.profiler.routing_counts import RoutingCounts, next_round, route_round
 from aurora.reproduce.bcc.studies import Injected

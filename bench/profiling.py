@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from aurora.errors import BadInput
 from aurora.io import shipped
-from aurora.models.corpus import Corpus
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel, find_moe_layers, load_model
+from aurora.models.prompts import Corpus
 from aurora.planner.workload.drift import drift
 from aurora.profiler.import_routing import import_profile
 from aurora.profiler.profile_model import profile_model

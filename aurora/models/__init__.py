@@ -1,1 +1,6 @@
-"""The one room that knows transformers: loading MoE models, finding their experts, decoding greedily."""
+"""transformers MoE models, and the only package that imports transformers.
+
+- `loading`: loads models, finds their experts, keeps some of them
+- `decoding`: greedy decoding, one forward pass at a time
+- `prompts`: text, chats and token ids as prompts
+"""

@@ -7,10 +7,18 @@ import torch
 
 
 class GreedyBatch:
-    """Prompts that are decoded together: each `step` is one forward pass and gives every unfinished prompt a token.
+    """Prompts that are decoded together: each `step` is one forward pass and gives each unfinished prompt a token.
 
-    new_tokens: for each prompt. Prompts of different lengths are padded on the left. `mask_BT` (batch, tokens of the coming
-    pass) bool tells which of them are real: padding and finished prompts need no experts.
+    Prompts of different lengths are padded on the left.
+
+    Args:
+        model: a transformers causal language model.
+        prompts: token ids.
+        new_tokens: how many to generate, for each prompt.
+        eos: the token that ends a prompt's answer; None: none does.
+        pad: the token for padding.
+
+    tokens: generated so far, of each prompt.
     """
 
     def __init__(
@@ -33,17 +41,18 @@ class GreedyBatch:
         return not bool(self._running_B.any())
 
     def running(self, row: int) -> bool:
-        """Whether the prompt in this row wants more tokens."""
+        """Whether the prompt in this row is unfinished."""
         return bool(self._running_B[row])
 
     @property
     def mask_BT(self) -> torch.Tensor:
+        """(batch, tokens of the next pass) bool: which are real. Padding and finished prompts need no experts."""
         real_BT = self._attention_BT[:, -self._input_BT.shape[1] :].bool()
         return real_BT & self._running_B[:, None]
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor:
-        """One forward pass; gives the logits (batch, vocabulary) that chose the tokens."""
+        """One forward pass. Returns the logits (batch, vocabulary) that chose the new tokens."""
         positions_BT = (self._attention_BT.cumsum(dim=1) - 1).clamp(min=0)[:, -self._input_BT.shape[1] :]
         out = self._model(
             input_ids=self._input_BT,
@@ -68,7 +77,7 @@ class GreedyBatch:
         return logits_BV
 
     def rewind(self) -> bool:
-        """Make ready to repeat a step that broke off half-way; whether that can be done."""
+        """After a step that broke off half-way: removes what it left in the cache. Returns whether the step can be repeated."""
         if self._past is None:
             return True
         before = self._attention_BT.shape[1] - self._input_BT.shape[1]
@@ -82,7 +91,7 @@ class GreedyBatch:
 
 
 def greedy_decode(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
-    """One prompt by itself: its tokens and the logits (tokens, vocabulary) that chose them."""
+    """Decodes one prompt greedily. Returns its new tokens and the logits (tokens, vocabulary) that chose them."""
     batch = GreedyBatch(model, [prompt], [new_tokens], eos, pad=0)
     logits = []
     while not batch.done:

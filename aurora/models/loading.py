@@ -1,4 +1,4 @@
-"""Load a transformers MoE model and find the seam every architecture shares: `experts(hidden, top_k_index, weights)`."""
+"""Loads transformers MoE models and finds their experts, by the signature that all architectures share."""
 
 import hashlib
 import inspect
@@ -12,19 +12,19 @@ from torch import nn
 
 from aurora.errors import BadInput, MissingDependency
 
-SEAM = ("hidden_states", "top_k_index", "top_k_weights")
+EXPERTS_SIGNATURE = ("hidden_states", "top_k_index", "top_k_weights")
 
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One MoE layer. block: the module around router and experts, whose attribute `name` is the experts module."""
+    """One MoE layer of a model. block: the module of router and experts, whose attribute `name` is the experts module."""
 
     block: nn.Module
     name: str
 
     @property
     def experts(self) -> Any:
-        """The experts module: fused weights with the experts along the first axis, called with SEAM."""
+        """The experts module: fused weights, experts along the first axis, called with EXPERTS_SIGNATURE."""
         return getattr(self.block, self.name)
 
     @property
@@ -39,7 +39,7 @@ class MoeLayer:
 
 @dataclass(frozen=True)
 class MoeModel:
-    """A causal language model with its MoE layers in forward order."""
+    """A loaded causal language model. layers: its MoE layers, in forward order. top_k: experts a token."""
 
     name: str
     model: Any
@@ -88,9 +88,15 @@ def _bytes(module: nn.Module) -> int:
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:
-    """Load a model folder (or a name in the local hub cache) in fp32 on CPU, in its own dtype elsewhere.
+    """Loads a MoE model by transformers, for inference.
 
-    Raises BadInput where there is no model or it has no MoE layers with the shared seam.
+    Args:
+        path: a model folder, or a name in the local hub cache.
+        device: where its weights go.
+        dtype: of the weights; None: float32 on the CPU, the model's own elsewhere.
+
+    Raises: BadInput: if there is no model, weights are missing, or it has no MoE layers whose experts have EXPERTS_SIGNATURE,
+        equally many in each. MissingDependency: if transformers is not installed.
     """
     transformers = _transformers()
     config = _from_pretrained(path, transformers.AutoConfig)
@@ -110,7 +116,10 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer in a model folder. Raises BadInput where there is none."""
+    """The tokenizer of a model folder.
+
+    Raises: BadInput: if there is none.
+    """
     return _from_pretrained(path, _transformers().AutoTokenizer)
 
 
@@ -135,11 +144,11 @@ def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
 
 
 def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
-    """Every module that has an experts module with the shared seam, in forward order."""
+    """All modules that have an experts module with EXPERTS_SIGNATURE, in forward order."""
     layers = []
     for block in model.modules():
         for name, child in block.named_children():
-            if hasattr(child, "num_experts") and tuple(inspect.signature(child.forward).parameters)[:3] == SEAM:
+            if hasattr(child, "num_experts") and tuple(inspect.signature(child.forward).parameters)[:3] == EXPERTS_SIGNATURE:
                 layers.append(MoeLayer(block, name))
     return tuple(layers)
 
@@ -151,9 +160,9 @@ def expert_parameters(experts: Any) -> list[tuple[str, nn.Parameter]]:
 
 
 def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]]) -> None:
-    """Keep only the experts `held` of a fused experts module, renumbered 0.. in that order; frees the others.
+    """Makes a fused experts module hold the experts `held`, renumbered 0.. in that order; frees the others.
 
-    An expert is given by its number, or by its weights, by parameter, if the module does not have it.
+    held: each an expert's number in the module, or, if the module does not have it, its weights by parameter.
     """
     for name, parameter in expert_parameters(experts):
         kept = parameter.new_empty(len(held), *parameter.shape[1:])

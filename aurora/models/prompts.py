@@ -1,10 +1,123 @@
-"""Text files into prompts of token ids."""
+"""Prompts as token ids: a corpus read block by block, to profile with, and a file of requests, to serve."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from aurora.io.prompts import load_prompts
+from aurora.errors import BadInput
+from aurora.io.prompts import load_prompts, load_token_ids, read_corpus_row
+
+BLOCK_CHARS = 1 << 20  # of text that is tokenized at a time
+MAX_LINE_CHARS = 1 << 26
+
+
+class Corpus:
+    """Prompts of several files, one file after the other; never more than a block of text is held.
+
+    Iterating yields each prompt's token ids, at most `length` of them:
+
+    - .jsonl: a prompt a line, in any form of `aurora.io.prompts.ROW_FIELDS`; longer ones are cut
+    - .npy: a prompt a row of token ids, longer ones cut; an array of one axis is read like text
+    - any other: UTF-8 text, cut into prompts of exactly `length` tokens; the rest at its end is not used
+
+    Args:
+        tokenizer: the model's.
+        vocabulary: token ids in files must be below it.
+        files: in sequence.
+        length: tokens of a prompt at most.
+
+    read_bytes of size_bytes: how far iterating has come.
+
+    Raises: BadInput: if a file does not exist, and while iterating if one cannot be read.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, files: Sequence[str | Path], length: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._files = [Path(file) for file in files]
+        self._length = length
+        self.read_bytes = 0
+        for file in self._files:
+            if not file.is_file():
+                raise BadInput(f"{file}: " + ("not a regular file" if file.exists() else "no such file"))
+        self.size_bytes = sum(file.stat().st_size for file in self._files)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        before = 0
+        for file in self._files:
+            self.read_bytes = before
+            try:
+                if file.suffix == ".npy":
+                    yield from self._ids(file)
+                else:
+                    with file.open(encoding="utf-8") as text:
+                        yield from self._lines(file, text, before) if file.suffix == ".jsonl" else self._text(text, before)
+            except UnicodeDecodeError:
+                raise BadInput(f"{file}: expected UTF-8 text") from None
+            except OSError as error:
+                raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
+            before += file.stat().st_size
+        self.read_bytes = self.size_bytes
+
+    def _text(self, text: IO[str], before: int) -> Iterator[list[int]]:
+        rest, ids = "", list[int]()
+        while block := text.read(BLOCK_CHARS):
+            rest += block
+            self.read_bytes = before + text.buffer.tell()  # type: ignore[attr-defined]
+            whole = len(rest) if len(block) < BLOCK_CHARS else rest.rfind("\n") + 1 or len(rest)
+            ids += self._encoded(rest[:whole])
+            rest = rest[whole:]
+            yield from _runs(ids, self._length)
+            ids = ids[len(ids) // self._length * self._length :]
+        yield from _runs(ids + self._encoded(rest), self._length)
+
+    def _lines(self, file: Path, text: IO[str], before: int) -> Iterator[list[int]]:
+        number = 0
+        while line := text.readline(MAX_LINE_CHARS):
+            number += 1
+            self.read_bytes = before + text.buffer.tell()  # type: ignore[attr-defined]
+            if len(line) == MAX_LINE_CHARS:
+                raise BadInput(f"{file}, line {number}: expected at most {MAX_LINE_CHARS} characters in a line")
+            if line.strip() and (ids := self._row(file, number, line)):
+                yield ids[: self._length]
+
+    def _row(self, file: Path, number: int, line: str) -> list[int]:
+        match read_corpus_row(file, number, line):
+            case str(text):
+                return self._encoded(text)
+            case list(messages):
+                return self._encoded(self._chat(file, number, messages))
+            case ids:
+                return self._checked(f"{file}, line {number}", ids)
+
+    def _chat(self, file: Path, number: int, messages: list[dict[str, str]]) -> str:
+        """A chat as text, by the tokenizer's chat template; without one, a line for each message."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            return "".join(f"{each['role']}: {each['content']}\n" for each in messages)
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception as error:  # templates are programs: they raise what they like
+            raise BadInput(f"{file}, line {number}: the tokenizer's chat template does not take it: {error}") from None
+
+    def _ids(self, file: Path) -> Iterator[list[int]]:
+        found = load_token_ids(file)
+        runs = range(0, len(found) - self._length + 1, self._length) if found.ndim == 1 else range(len(found))
+        for at in runs:
+            row = found[at : at + self._length] if found.ndim == 1 else found[at, : self._length]
+            if len(row):
+                yield self._checked(str(file), row)
+
+    def _checked(self, where: str, ids: Any) -> list[int]:
+        if len(ids) and not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            raise BadInput(f"{where}: expected token ids from 0 to {self._vocabulary - 1}, found {min(ids)} to {max(ids)}")
+        return [int(each) for each in ids]
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def _runs(ids: list[int], length: int) -> Iterator[list[int]]:
+    return (ids[start : start + length] for start in range(0, len(ids) - length + 1, length))
 
 
 def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
@@ -24,5 +137,5 @@ def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
 
 
 def deal(prompts: Sequence[list[int]], ranks: int) -> list[list[int]]:
-    """Which prompts each rank serves, by index: dealt out one after the other."""
+    """The indices of the prompts that each rank serves, dealt out one after the other."""
     return [list(range(rank, len(prompts), ranks)) for rank in range(ranks)]

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from aurora.errors import BadInput
-from aurora.models.corpus import Corpus
 from aurora.models.loading import MoeModel, load_model
+from aurora.models.prompts import Corpus
 from aurora.planner.make_plan import contiguous_intervals
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS
 from aurora.profiler.compute_timing import measure_curves

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aurora.models.corpus import Corpus
 from aurora.models.loading import MoeModel, load_model
+from aurora.models.prompts import Corpus
 from aurora.profiler.routing_counts import Batches, ForwardPass, RoutingCounts, next_round, route_round
 from aurora.runtime.distributed.aggregation_worker import Delay
 from aurora.runtime.distributed.coded_aggregation import Watch, coded_sum

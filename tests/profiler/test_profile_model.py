@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from aurora.errors import BadInput
-from aurora.models.corpus import Corpus
 from aurora.models.loading import load_model
+from aurora.models.prompts import Corpus
 from aurora.profiler.profile_model import profile_model
 from aurora.profiler.routing_counts import count_choices, record_choices
 from aurora.types import PHASES, ProfileOptions

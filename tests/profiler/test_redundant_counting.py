@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.models.corpus import Corpus
 from aurora.models.loading import load_model
+from aurora.models.prompts import Corpus
 from aurora.profiler.profile_model import profile_with_workers
 from aurora.profiler.redundant_counting import count_with_workers, packed, unpacked
 from aurora.profiler.routing_counts import RoutingCounts, next_round, route_round

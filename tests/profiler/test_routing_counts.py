@@ -9,8 +9,8 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.io import load_profile, save
-from aurora.models.corpus import Corpus
 from aurora.models.loading import load_model
+from aurora.models.prompts import Corpus
 from aurora.profiler import profile_model as profiling
 from aurora.profiler.profile_model import profile_model
 from aurora.profiler.routing_counts import ForwardPass, RoutingCounts, count_choices, record_choices, route_round

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 import aurora
 from aurora.errors import BadInput, BrokenPlan, RankFailed
 from aurora.io.placements import evenly_split
-from aurora.models.corpus import Corpus
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
+from aurora.models.prompts import Corpus
 from aurora.planner.make_plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter

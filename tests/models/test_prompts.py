@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.io import shipped
-from aurora.models import corpus
-from aurora.models.corpus import Corpus
+from aurora.models import prompts as prompts_module
 from aurora.models.loading import load_tokenizer
+from aurora.models.prompts import Corpus
 
 TOKENIZER = load_tokenizer(shipped("models/mixtral-topics"))
 VOCABULARY = 259
@@ -32,7 +32,7 @@ def test_text_in_blocks_is_text_at_once(tmp_path_factory, text, block, length):
     file.write_text(text, encoding="utf-8")
     ids = ids_of(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "BLOCK", block)
+        patch.setattr(prompts_module, "BLOCK_CHARS", block)
         found = prompts(file, length=length)
     assert found == [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]
 
@@ -106,7 +106,7 @@ def test_files_that_lie(tmp_path, name, content, message):
 
 
 def test_lines_and_arrays_out_of_bounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "LINE", 10)
+    monkeypatch.setattr(prompts_module, "MAX_LINE_CHARS", 10)
     (tmp_path / "t.jsonl").write_text('{"text": "abc"}')
     with pytest.raises(BadInput, match="line 1: expected at most 10 characters in a line"):
         prompts(tmp_path / "t.jsonl")
