@@ -15,7 +15,7 @@ import numpy as np
 from machine import machine
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.link_fit import Link, fit_link
+from aurora.planner.network.link_fit import LinkFit, fit_link
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Network
 
@@ -49,7 +49,13 @@ def sent(buffer_X: np.ndarray, gpus: int) -> np.ndarray:
     return buffer_X // gpus * (gpus - 1)
 
 
-def simulated(link: Link, gpus: int, sent_X: np.ndarray, method: str) -> np.ndarray:
+def fitted_link(sent_X: np.ndarray, seconds_X: np.ndarray) -> LinkFit:
+    """The link of recordings sorted by size; several of one size count as their median."""
+    size_Y = np.unique(sent_X)
+    return fit_link(size_Y, [float(np.median(seconds_X[sent_X == size])) for size in size_Y])
+
+
+def simulated(link: LinkFit, gpus: int, sent_X: np.ndarray, method: str) -> np.ndarray:
     """(X,) seconds of uniform all-to-alls by the switch, on equal GPUs whose ports are `link`."""
     network = Network.equal(gpus, link.rate_Bps, link.startup_s)
     took = []
@@ -69,7 +75,7 @@ def shown(error_X: np.ndarray) -> str:
     return f"{np.median(error_X):.1%} / {error_X.max():.1%}"
 
 
-def described(link: Link) -> str:
+def described(link: LinkFit) -> str:
     return f"{link.startup_s * 1e6:.1f} | {link.rate_Bps / 1e9:.1f}"
 
 
@@ -98,7 +104,7 @@ def fitted() -> list[str]:
     for stem, gpus, dtype, every_X, took_X in all_to_alls():
         for sizes, least in RANGES.items():
             sent_X, seconds_X = every_X[every_X >= least], took_X[every_X >= least]
-            link = fit_link(sent_X[::2], seconds_X[::2])
+            link = fitted_link(sent_X[::2], seconds_X[::2])
             deduplicated, shop = (
                 errors(simulated(link, gpus, sent_X, method), seconds_X) for method in ("all-at-once", "openshop")
             )
@@ -128,7 +134,7 @@ def from_pairs() -> list[str]:
         for sizes, least in RANGES.items():
             sent_X, seconds_X = every_X[every_X >= least], took_X[every_X >= least]
             if gpus == 2:
-                links[stem, dtype, sizes] = fit_link(sent_X, seconds_X)
+                links[stem, dtype, sizes] = fitted_link(sent_X, seconds_X)
             elif (link := links.get((stem, dtype, sizes))) is not None:
                 priced = (simulated(link, gpus, sent_X, method) for method in ("all-at-once", "openshop"))
                 cells = " | ".join(shown(errors(predicted_X, seconds_X)) for predicted_X in priced)
@@ -217,8 +223,8 @@ def dispatches() -> list[str]:
     for phase, (every_X, took_X) in phases.items():
         for sizes, least in RANGES.items():
             sent_X, seconds_X = every_X[every_X >= least], took_X[every_X >= least]
-            link = fit_link(nccl_X[nccl_X >= least], nccl_s[nccl_X >= least])
-            own = fit_link(sent_X[::2], seconds_X[::2])
+            link = fitted_link(nccl_X[nccl_X >= least], nccl_s[nccl_X >= least])
+            own = fitted_link(sent_X[::2], seconds_X[::2])
             foreign = shown(errors(simulated(link, 8, sent_X, "all-at-once"), seconds_X))
             held = shown(errors(simulated(own, 8, sent_X[1::2], "all-at-once"), seconds_X[1::2]))
             lines.append(f"| {phase} | {sizes} | {len(sent_X)} | {described(link)} | {foreign} | {described(own)} | {held} |")

@@ -51,19 +51,6 @@ class RankDevice:
     memory_bytes: int
 
 
-def fit_pair(bytes_X: IntArray, seconds_X: FloatArray) -> tuple[float, float, float]:
-    """Start-up, rate and median relative error of messages by size (X,), rising.
-
-    The rate is the slope between the two largest: whatever every message pays, or a shaper lets pass at once, cancels out. The
-    start-up is what the smallest took beyond that.
-    """
-    rate_Bps = float(bytes_X[-1] / seconds_X[-1])
-    if len(bytes_X) > 1 and seconds_X[-1] > seconds_X[-2]:
-        rate_Bps = float((bytes_X[-1] - bytes_X[-2]) / (seconds_X[-1] - seconds_X[-2]))
-    startup_s = max(0.0, float(seconds_X[0] - bytes_X[0] / rate_Bps))
-    return startup_s, rate_Bps, float(np.median(np.abs((startup_s + bytes_X / rate_Bps) / seconds_X - 1)))
-
-
 def fair_shares(most_X: FloatArray, together: float) -> FloatArray:
     """(X,) parts of `together` for flows that could have most_X (X,) alone, as even as that allows: max-min fairness.
 

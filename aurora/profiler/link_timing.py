@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput
 from aurora.io import load_gpus
-from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares, fit_pair
+from aurora.planner.network.link_fit import fit_link
+from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.distributed.nccl import NcclTransport
@@ -162,7 +163,8 @@ class _LinkTimer:
             took = min([self._ping(src, dst, size) for _ in range(repeats + 1)][1:])
             seconds.append(float(self._net.gather(torch.tensor([took], dtype=torch.float64))[src]))
         one_way_X = np.maximum(np.array(seconds) - seconds[0] / 2, 1e-9)
-        return fit_pair(np.array(SIZES[: len(seconds)], dtype=np.int64), one_way_X)
+        fit = fit_link(SIZES[: len(seconds)], one_way_X)
+        return fit.startup_s, fit.rate_Bps, fit.median_error
 
     def _ping(self, src: int, dst: int, size: int) -> float:
         """Seconds until src has its answer; elsewhere of no meaning."""

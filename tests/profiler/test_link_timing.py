@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.profiler import link_timing as probing
-from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares, fit_pair
+from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
@@ -18,24 +18,6 @@ from tests.conftest import cluster
 SIZES = np.array(probing.SIZES)
 RATES = (12e6, 8e6, 6e6)
 STARTUP_S = 0.002
-
-
-@given(st.floats(0.0, 1e-2), st.floats(1e6, 1e11))
-def test_a_line_is_told_exactly(startup_s, rate_Bps):
-    found = fit_pair(SIZES, startup_s + SIZES / rate_Bps)
-    assert found == pytest.approx((startup_s, rate_Bps, 0.0), rel=1e-3, abs=1e-6)
-
-
-@given(st.integers(1, 80_000), st.floats(1e6, 1e9))
-def test_what_a_shaper_lets_pass_at_once_moves_no_rate(burst, rate_Bps):
-    """A token bucket's burst makes every message quicker by the same time."""
-    _, found_Bps, _ = fit_pair(SIZES, np.maximum(SIZES - burst, SIZES / 1e3) / rate_Bps)
-    assert found_Bps == pytest.approx(rate_Bps)
-
-
-def test_one_size_and_noise_still_give_a_rate():
-    assert fit_pair(SIZES[:1], np.array([0.5]))[1] == SIZES[0] / 0.5
-    assert fit_pair(SIZES[:2], np.array([0.5, 0.4]))[1] == SIZES[1] / 0.4
 
 
 @given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=6), st.floats(1.0, 1000.0))

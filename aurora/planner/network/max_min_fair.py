@@ -137,7 +137,7 @@ def run(rows: FlowRows, queues: Queues, net: SharedResources, log: Log, logging:
 
 @njit(cache=True)
 def _admit(rows, queues, net, slot, side, rank):
-    """FlowRows for which there are lanes; those that both of their ends have admitted start."""
+    """Admit rows for which there are sub-channels; those that both of their ends have admitted start."""
     at, stop = queues.at[slot, side, rank], queues.stop[slot, side, rank]
     while at < stop and rows.sub_channels[queues.row[side, at]] <= queues.room[slot, side, rank]:
         row = queues.row[side, at]
