@@ -13,6 +13,7 @@ from aurora.errors import BadInput
 from aurora.types import (
     Cluster,
     ComputeCurves,
+    CountingOptions,
     DriftOptions,
     FailureDomains,
     GpuSlots,
@@ -27,7 +28,9 @@ from aurora.types import (
     Schedule,
     SyntheticOptions,
     Trace,
+    WorkerReport,
 )
+from aurora.types.options import INTERLEAVE, SIMULATED_ORDERS
 
 __all__ = [
     "all_to_all",
@@ -111,7 +114,14 @@ def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Pa
 
 
 def profile(
-    model: str | Path, text: Sequence[str | Path], options: ProfileOptions | None = None, *, progress: Progress | None = None
+    model: str | Path,
+    text: Sequence[str | Path],
+    options: ProfileOptions | None = None,
+    *,
+    workers: CountingOptions | None = None,
+    partial: str | Path | None = None,
+    progress: Progress | None = None,
+    watch: Callable[[Sequence[WorkerReport]], None] | None = None,
 ) -> Profile:
     """Measure how a model routes tokens, and how long its gate, experts and aggregation take on this machine.
 
@@ -119,7 +129,10 @@ def profile(
         model: the folder of a transformers MoE model.
         text: files of text, prompts or chats (.txt, .jsonl) that are served through it.
         options: how many source ranks the prompts are divided over, their length, when to stop.
+        workers: count with redundant worker processes, some of which may stall or die; None: in this process.
+        partial: without workers: a file that keeps what is counted so far; where it exists, counting goes on from it.
         progress: called with what is being done, how much of it is done, and how much there is in all.
+        watch: with workers: called with what has become of each of them whenever that changes.
 
     Returns:
         The Profile: (token, expert) pairs by window, layer, source rank and expert, and compute curves of this GPU kind.
@@ -135,9 +148,14 @@ def profile(
         >>> aurora.profile(shipped("models/mixtral-topics"), [shipped("models/train.py")], options).tokens_TLSE.shape[1:]
         (4, 2, 8)
     """
-    from aurora.profiler.profile_model import profile_model
+    from aurora.profiler.profile_model import profile_model, profile_with_workers
+    from aurora.runtime.distributed.process_groups import rank_info_from_environment
 
-    return profile_model(model, text, options or ProfileOptions(), progress or (lambda _what, _done, _total: None))
+    options, progress = options or ProfileOptions(), progress or (lambda _what, _done, _total: None)
+    if workers is None:
+        return profile_model(model, text, options, progress, None if partial is None else Path(partial))
+    rank_info, watch = rank_info_from_environment(workers.timeout_s), watch or (lambda _reports: None)
+    return profile_with_workers(model, text, options, workers, progress, watch=watch, rank_info=rank_info)
 
 
 def synthetic_profile(
@@ -463,9 +481,11 @@ def simulate(
     from aurora.planner.alltoall.schedule import batch_order
     from aurora.simulator.interpreter import simulate_plan
 
-    for name, value, known in (("orders", orders, ("plan", "batch")), ("interleave", interleave, ("on", "off"))):
+    for name, value, known in (("orders", orders, SIMULATED_ORDERS), ("interleave", interleave, INTERLEAVE)):
         if value not in known:
             raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {value!r}")
+    if interleave == "processes":
+        raise BadInput("`interleave`: expected on or off, as other processes are not simulated")
     ordered = batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
     return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on")
 
@@ -475,6 +495,8 @@ def run(
     models: Sequence[str | Path],
     prompts: Sequence[Sequence[list[int]]],
     options: RunOptions | None = None,
+    *,
+    profiles: Sequence[Profile] = (),
 ) -> RunResult | None:
     """Serve prompts under a plan on real processes, one a rank, and measure what happens.
 
@@ -483,6 +505,8 @@ def run(
         models: the folders of the plan's models, in its order.
         prompts: for each model its prompts, each a list of token ids.
         options: tokens to produce, transport, interleaving, survival of lost ranks.
+        profiles: with `options.survive`: the traffic, one profile a model, by which experts of lost ranks move; none:
+            all experts count the same.
 
     Returns:
         Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere.
@@ -504,8 +528,12 @@ def run(
         2
     """
     from aurora.runtime.run import run as served
+    from aurora.runtime.run import survive
 
-    return served(plan, models, prompts, options or RunOptions())
+    options = options or RunOptions()
+    if options.survive:
+        return survive(plan, models, prompts, options, [each.load_LE.astype(float) for each in profiles] or None)
+    return served(plan, models, prompts, options)
 
 
 def all_to_all(

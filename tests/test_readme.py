@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aurora.cli.choices import names
 from aurora.io import load_cluster
 
 ROOT = Path(__file__).parents[1]
@@ -43,3 +44,26 @@ def test_the_cluster_example_is_a_cluster(tmp_path):
     (tmp_path / "c.toml").write_text(text)
     assert len(load_cluster(tmp_path / "c.toml")) == 8
     assert tomllib.loads(text)["name"] == "two-kinds"
+
+
+@pytest.mark.parametrize("kind", ["place", "survive", "assign", "colocate", "order", "objective", "aim", "transport", "scheme"])
+def test_every_name_that_is_registered_is_in_the_readme(kind):
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in names(kind) if f"`{name}`" not in text and name != "auto"] == []
+
+
+def test_the_glossary_has_every_axis_letter_that_is_in_use():
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    files = [*(ROOT / "aurora").rglob("*.py"), *(ROOT / "integrations").rglob("*.py")]
+    used = {letter for file in files for axes in re.findall(r"\b[a-z_]+_([A-Z]{1,4})\b", file.read_text()) for letter in axes}
+    assert sorted(used - set(re.findall(r"^\| ([A-Z]) \|", text, re.MULTILINE))) == []
+
+
+def test_the_architecture_page_names_registries_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = re.findall(r"^\| `(?:aurora/|integrations/)([\w./]+)`", text.split("## Where to add")[0], re.MULTILINE)
+    assert packages
+    for package in packages:
+        assert (ROOT / "aurora" / package).exists() or (ROOT / "integrations" / package).exists(), package
+    for home in re.findall(r"`((?:aurora/)?(?:planner|io|reports|cli)/[\w./]+)`", text.split("## Where to add")[1]):
+        assert (ROOT / "aurora" / home.removeprefix("aurora/")).exists(), home

@@ -1,18 +1,12 @@
-"""What the verbs share: where plans find their profiles, and dependencies that come late."""
-
-from __future__ import annotations
+"""Files and packages that verbs need: checked before any work begins."""
 
 import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.types import Plan, Profile
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def need(*modules: str, extra: str = "run") -> None:
@@ -22,13 +16,6 @@ def need(*modules: str, extra: str = "run") -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise MissingDependency(f'{name} is needed: pip install "aurora-moe[{extra}]" ({error})') from None
-
-
-def terminal() -> Console:
-    """Where tables go; what they hold is text, never markup."""
-    from rich.console import Console
-
-    return Console(markup=False, highlight=False)
 
 
 def make_folder(path: Path) -> None:

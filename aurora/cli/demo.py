@@ -5,14 +5,15 @@ import os
 import pydoc_data.topics
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from aurora.cli.common import make_folder, need, terminal
+from aurora.cli.common import make_folder, need
+from aurora.cli.verb import Json, show, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_cluster, save, shipped, write_text
 from aurora.reports.tables import as_text, percent, plan_table, profile_table, seconds
@@ -56,27 +57,28 @@ def demo(
         "demo"
     ),
     timeout: Annotated[float, typer.Option(help="seconds that a rank waits for a peer before a run is ended")] = 120.0,
+    as_json: Json = False,
 ) -> None:
     """Two models on four ranks: in turn with a naive placement and order, then together under a plan."""
     need("torch", "transformers")
     need("jinja2", extra="report")
     from aurora.cli.progress import shown
-    from aurora.cli.report import gather, write
+    from aurora.cli.report import read_inputs
+    from aurora.reports.write import write
 
-    console = terminal()
     cluster = load_cluster(CLUSTER)
-    console.print(
-        f"Two MoE models ({', '.join(MODELS)}), {len(cluster)} ranks as processes of this machine ({os.cpu_count()} cores), "
-        f"ports held to {cluster.gpus[0].out_Bps / 1e6:g} MB/s each way over the shaped transport; fp32 on the CPU."
-    )
+    if not as_json:
+        terminal().print(
+            f"Two MoE models ({', '.join(MODELS)}), {len(cluster)} ranks as processes of this machine ({os.cpu_count()} "
+            f"cores), ports held to {cluster.gpus[0].out_Bps / 1e6:g} MB/s each way over the shaped transport; fp32 on the CPU."
+        )
     with shown() as progress:
         outcomes = serve_all(output, timeout, progress)
     traces = [output / f"{WAYS[-1].slug}.{kind}.npz" for kind in ("predicted", "measured")]
-    write(gather(output / f"{WAYS[-1].slug}.plan.json", traces, []), "html", output / "report.html")
-    console.print(outcome_table(outcomes))
-    console.print(
-        f"{output}/ holds profiles, plans, traces (predicted and measured), report.txt and report.html", soft_wrap=True
-    )
+    write(read_inputs(output / f"{WAYS[-1].slug}.plan.json", traces, []), "html", output / "report.html")
+    ways = [{"way": way.name, **asdict(outcome)} for way, outcome in zip(WAYS, outcomes, strict=True)]
+    holds = f"{output}/ holds profiles, plans, traces (predicted and measured), report.txt and report.html"
+    show(as_json, {"output": output, "ways": ways}, outcome_table(outcomes), holds)
     if sum(outcome.differences for outcome in outcomes):
         raise AuroraError(f"demo: outputs differ from the plain models', see {output}")
 

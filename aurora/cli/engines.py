@@ -6,25 +6,27 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.common import check_output, terminal
+from aurora.cli.choices import completed, names
+from aurora.cli.common import check_output
+from aurora.cli.profile import shown_profile
+from aurora.cli.verb import Json, Layers, option, show
 from aurora.errors import BadInput
-from aurora.io.engine_placements import PLACEMENT_FORMATS
-from aurora.io.routing_dumps import ROUTING_FORMATS
-from aurora.types import ProfileOptions
+from aurora.types import Profile, ProfileOptions
 
 DEFAULTS = ProfileOptions()
 RECORD = "vllm-record"
+PLACEMENT, ROUTING = "Of a placement", "Of recorded routing"
 
-Form = Annotated[str, typer.Option("--format", help=", ".join(PLACEMENT_FORMATS))]
 Dense = Annotated[int, typer.Option(help="dense layers before the MoE ones: the engine's file counts or leaves room for them")]
 
 
 def export(
     plan: Annotated[Path, typer.Argument(help="a plan, or a placement as aurora place and aurora import write it")],
-    form: Form,
+    form: Annotated[str, typer.Option("--format", help="{placement_format}", autocompletion=completed("placement_format"))],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="default: print it")] = None,
     model: Annotated[str | None, typer.Option(help="of a plan for two: which model")] = None,
     dense_layers: Dense = 0,
+    as_json: Json = False,
 ) -> None:
     """Write a plan's placement as a serving engine reads it."""
     from aurora.io import write_text
@@ -33,14 +35,13 @@ def export(
 
     check_output(output, inputs=[plan])
     placement = load_placement(plan, model)
-    text = export_placement(placement, form, dense_layers)
-    if (off := off_by(placement, form)) > 1e-9:
+    text, off = export_placement(placement, form, dense_layers), off_by(placement, form)
+    if off > 1e-9:
         print(f"aurora: the engine divides tokens evenly over replicas: shares are off by up to {off:.0%}", file=sys.stderr)
-    if output is None:
-        print(text, end="")
-        return
-    write_text(output, text)
-    terminal().print(f"wrote {output}", soft_wrap=True)
+    if output is not None:
+        write_text(output, text)
+    found = {"output": output, "format": form, "shares_off": off, "text": None if output else text}
+    show(as_json, found, f"wrote {output}" if output else text.removesuffix("\n"))
 
 
 def import_(
@@ -49,46 +50,57 @@ def import_(
         str,
         typer.Option(
             "--format",
-            help=f"a placement: {', '.join(PLACEMENT_FORMATS)}; recorded routing: "
-            + ", ".join(f"{name} ({form.files})" for name, form in ROUTING_FORMATS.items())
-            + f"; {RECORD} (a folder)",
+            help="a placement: {placement_format}; recorded routing: {routing_files}; " + f"{RECORD} (a folder)",
+            autocompletion=completed("placement_format", "routing_format"),
         ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="default: placement.json, of recorded routing profile.npz")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="on how many GPUs a placement's slots lie, where it does not say")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="on how many GPUs its slots lie, where it does not say", rich_help_panel=PLACEMENT)
+    ] = None,
     dense_layers: Dense = 0,
-    shape: Annotated[Path | None, typer.Option(help="of recorded routing: the model's transformers config.json")] = None,
-    sources: Annotated[int, typer.Option(help="of recorded routing: ranks that it is dealt to, evenly")] = DEFAULTS.sources,
+    shape: Annotated[Path | None, typer.Option(help="the model's transformers config.json", rich_help_panel=ROUTING)] = None,
+    sources: Annotated[int, typer.Option(help="ranks that it is dealt to, evenly", rich_help_panel=ROUTING)] = DEFAULTS.sources,
     window: Annotated[
-        int | None, typer.Option(help="of recorded routing: tokens of all sources in a window; default: each recorded step")
+        int | None,
+        typer.Option(help="tokens of all sources in a window; default: each recorded step", rich_help_panel=ROUTING),
     ] = DEFAULTS.window,
     where: Annotated[
         list[str] | None,
-        typer.Option(help="of csv: which rows; repeat it, and each is a domain", metavar="COLUMN=VALUE,.."),
+        typer.Option(
+            help="of csv: which rows; repeat it, and each is a domain", metavar="COLUMN=VALUE,..", rich_help_panel=ROUTING
+        ),
     ] = None,
     coactivation: Annotated[
-        bool, typer.Option("--co-activation", help="of tokens: count which experts are chosen together")
+        bool, option(ProfileOptions, "coactivation", "--co-activation", panel=ROUTING)
     ] = DEFAULTS.coactivation,
+    layers: Layers = False,
+    as_json: Json = False,
 ) -> None:
     """Read a serving engine's placement, whose replicas share an expert's load evenly; or the routing that one recorded."""
-    if form not in (known := (*PLACEMENT_FORMATS, *ROUTING_FORMATS, RECORD)):
+    known = (*names("placement_format"), *names("routing_format"), RECORD)
+    if form not in known:
         raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
-    recorded = {"--shape": shape, "--where": where, "--window": window, "--co-activation": coactivation or None}
-    if form not in PLACEMENT_FORMATS:
-        if gpus is not None or dense_layers:
-            raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")
-        if form == RECORD:
-            return _import_record(file, output or Path("profile.npz"))
-        return _import_routing(file, form, output or Path("profile.npz"), shape, sources, window, where or [], coactivation)
-    for name, value in recorded.items():
-        if value:
-            raise BadInput(f"import --format {form}: expected no {name}, which is for recorded routing")
-    return _import_placement(file, form, output or Path("placement.json"), gpus, dense_layers)
+    if form in names("placement_format"):
+        for name, value in {"--shape": shape, "--where": where, "--window": window, "--co-activation": coactivation}.items():
+            if value:
+                raise BadInput(f"import --format {form}: expected no {name}, which is for recorded routing")
+        _import_placement(file, form, output or Path("placement.json"), gpus, dense_layers, as_json)
+        return
+    if gpus is not None or dense_layers:
+        raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")
+    target = output or Path("profile.npz")
+    check_output(target, inputs=[*file, *([shape] if shape else [])])
+    made = _recorded(file) if form == RECORD else _routing(file, form, shape, sources, window, where or [], coactivation)
+    from aurora.io import save
+
+    save(made, target)
+    shown_profile(made, target, layers, as_json)
 
 
-def _import_placement(files: list[Path], form: str, output: Path, gpus: int | None, dense_layers: int) -> None:
+def _import_placement(files: list[Path], form: str, output: Path, gpus: int | None, dense_layers: int, as_json: bool) -> None:
     from aurora.io.engine_placements import import_placement
     from aurora.io.placements import save_placement
 
@@ -98,49 +110,34 @@ def _import_placement(files: list[Path], form: str, output: Path, gpus: int | No
     placement = import_placement(files[0], form, gpus, dense_layers)
     save_placement(placement, f"imported from {form}", output)
     layers, slots = len(placement.slots_LG), sum(map(len, placement.slots_LG[0]))
-    terminal().print(
-        f"wrote {output}: {layers} layers, {placement.experts} experts in {slots} slots on {placement.gpus} GPUs",
-        soft_wrap=True,
-    )
+    sizes = {"layers": layers, "experts": placement.experts, "slots": slots, "gpus": placement.gpus}
+    where = f"{layers} layers, {placement.experts} experts in {slots} slots on {placement.gpus} GPUs"
+    show(as_json, {"output": output, "format": form, **sizes}, f"wrote {output}: {where}")
 
 
-def _import_record(folders: list[Path], output: Path) -> None:
-    from aurora.io import save
+def _recorded(folders: list[Path]) -> Profile:
     from aurora.io.engine_records import load_records
-    from aurora.reports.tables import profile_table
 
     if len(folders) != 1:
         raise BadInput(f"import --format {RECORD}: expected one folder, found {len(folders)}")
-    check_output(output, inputs=folders)
-    profile = load_records(folders[0])
-    save(profile, output)
-    terminal().print(profile_table(profile))
-    terminal().print(f"wrote {output}", soft_wrap=True)
+    return load_records(folders[0])
 
 
-def _import_routing(
+def _routing(
     files: list[Path],
     form: str,
-    output: Path,
     shape: Path | None,
     sources: int,
     window: int | None,
     wheres: list[str],
     coactivation: bool,
-) -> None:
-    from aurora.io import load_json, save
-    from aurora.planner.make_plan import contiguous_intervals
+) -> Profile:
+    from aurora.io import load_json
     from aurora.profiler.import_routing import import_profile
-    from aurora.reports.tables import profile_table
 
     if shape is None:
         raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
-    check_output(output, inputs=[*files, shape])
-    made = import_profile(files, form, load_json(shape), sources, window, [_where(each) for each in wheres], coactivation)
-    save(made, output)
-    console = terminal()
-    console.print(profile_table(made, contiguous_intervals(made)))
-    console.print(f"wrote {output}", soft_wrap=True)
+    return import_profile(files, form, load_json(shape), sources, window, [_where(each) for each in wheres], coactivation)
 
 
 def _where(text: str) -> dict[str, str]:

@@ -1,74 +1,110 @@
-"""What `aurora profile` measures beside routing: compute curves, links and devices."""
+"""aurora measure: machines apart from traffic: links between ranks, compute curves of a GPU kind, the devices themselves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from aurora.cli.common import need, terminal
+import typer
+
+from aurora.cli.choices import completed
+from aurora.cli.common import check_output, need
+from aurora.cli.verb import Json, Verb, option, show
 from aurora.errors import BadInput
 from aurora.types import PHASES, Cluster, ComputeCurves, Profile, ProfileOptions
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-def compute(model: str | None, joined: Sequence[Path], output: Path, options: ProfileOptions) -> None:
-    """Compute curves of `model` on this machine, and those of the files `joined`, into the profile or curves at `output`,
-    which are made where there are none. No model: the files alone."""
+DEFAULTS = ProfileOptions()
+
+app = typer.Typer(help="Measure machines apart from traffic: links, compute, devices.", no_args_is_help=True)
+
+ClusterOutput = Annotated[Path, typer.Option("--output", "-o", help="the cluster TOML to write")]
+
+
+@app.command("links", cls=Verb)
+def links(
+    output: ClusterOutput = Path("cluster.toml"),
+    ranks: Annotated[int | None, typer.Option(help="local ranks; under torchrun as many as it started")] = None,
+    transport: Annotated[str, typer.Option(help="{link_transport}", autocompletion=completed("link_transport"))] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure the links between ranks, pairs alone and several at once, and write them as a cluster."""
+    need("torch")
+    from aurora.profiler.link_timing import measure_links
+    from aurora.reports.tables import links_table
+
+    check_output(output, inputs=[])
+    measured = measure_links(ranks, transport)
+    if measured is None:
+        return  # under torchrun rank 0 speaks
+    rate_Bps_GG, startup_s_GG = measured.links.rate_Bps_GG, measured.links.startup_s_GG
+    pairs = {"rate_Bps": rate_Bps_GG, "startup_s": startup_s_GG}
+    _write(as_json, measured.cluster, output, measured.remarks, pairs, links_table(rate_Bps_GG, startup_s_GG))
+
+
+@app.command("compute", cls=Verb)
+def compute(
+    model: Annotated[str | None, typer.Argument(help="folder of a transformers MoE model; none: only --join")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="a profile or curves that get this GPU's kind; made where there are none")
+    ] = Path("curves.npz"),
+    join: Annotated[list[Path] | None, typer.Option(help="curves that this command wrote elsewhere, to add as well")] = None,
+    prompt_tokens: Annotated[int, option(ProfileOptions, "prompt_tokens")] = DEFAULTS.prompt_tokens,
+    batch: Annotated[int, option(ProfileOptions, "batch")] = DEFAULTS.batch,
+    share: Annotated[int, option(ProfileOptions, "share")] = DEFAULTS.share,
+    as_json: Json = False,
+) -> None:
+    """Time a model's gate, experts and aggregation on this machine, for profiles that were counted elsewhere."""
+    from aurora.cli.as_json import curves_json
     from aurora.io import load, load_curves, save
     from aurora.reports.tables import curves_table
 
+    joined = join or []
+    if model is None and not joined:
+        raise BadInput("measure compute: expected a model folder, or --join")
+    check_output(output, inputs=joined)
     made = load(output) if output.exists() else None
     if made is not None and not isinstance(made, Profile | ComputeCurves):
         raise BadInput(f"{output}: expected a profile or curves to add to, found a {type(made).__name__.lower()}")
-    found = [load_curves(file) for file in joined]
-    if model is not None:
-        need("torch", "transformers")
-        from aurora.profiler.compute_timing import measure_curves
-
-        tokens, each = 2 * options.batch * options.prompt_tokens, options.prompt_tokens
-        found.insert(0, measure_curves(model, max_tokens=tokens, sequence_tokens=each, processes=options.share))
-    if not found:
-        raise BadInput("profile --compute-only: expected a model folder")
+    found = [*([] if model is None else [_measured(model, prompt_tokens, batch, share)]), *map(load_curves, joined)]
     for one in found:
         made = one if made is None else one.into(made)
     assert made is not None
     save(made, output)
-    console = terminal()
     kinds = made.curves if isinstance(made, Profile) else made.kinds
-    console.print(curves_table(made.model, {kind: [phases[phase] for phase in PHASES] for kind, phases in kinds.items()}))
-    for one in found:
-        for what, said in one.provenance.items():
-            console.print(f"{what}: {said}", soft_wrap=True)
-    console.print(f"wrote {output}", soft_wrap=True)
+    table = curves_table(made.model, {kind: [phases[phase] for phase in PHASES] for kind, phases in kinds.items()})
+    said = [f"{what}: {each}" for one in found for what, each in one.provenance.items()]
+    show(as_json, {"output": output, **curves_json(made)}, table, *said, f"wrote {output}")
 
 
-def network(ranks: int | None, transport: str, output: Path) -> None:
-    """The links between ranks as a cluster file; under torchrun rank 0 writes it."""
-    need("torch")
-    from aurora.io import save_cluster
-    from aurora.profiler.link_timing import measure_links
-    from aurora.reports.tables import links_table
-
-    measured = measure_links(ranks, transport)
-    if measured is None:
-        return  # under torchrun rank 0 speaks
-    save_cluster(measured.cluster, output, measured.remarks)
-    _shown(measured.cluster, output, *measured.remarks)
-    terminal().print(links_table(measured.links.rate_Bps_GG, measured.links.startup_s_GG))
-
-
-def devices(output: Path) -> None:
-    """This machine's GPUs as a cluster file."""
-    from aurora.io import save_cluster
+@app.command("devices", cls=Verb)
+def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False) -> None:
+    """Write this machine's GPUs, as NVML names them, as a cluster at datasheet rates."""
     from aurora.profiler.devices import find_devices
 
+    check_output(output, inputs=[])
     found = find_devices()
-    save_cluster(found.cluster, output, found.remarks)
-    _shown(found.cluster, output, *found.remarks)
+    _write(as_json, found.cluster, output, found.remarks, {})
 
 
-def _shown(made: Cluster, output: Path, *remarks: str) -> None:
+def _measured(model: str, prompt_tokens: int, batch: int, share: int) -> ComputeCurves:
+    need("torch", "transformers")
+    from aurora.profiler.compute_timing import measure_curves
+
+    options = ProfileOptions(prompt_tokens=prompt_tokens, batch=batch, share=share)
+    most = 2 * options.batch * options.prompt_tokens
+    return measure_curves(model, max_tokens=most, sequence_tokens=options.prompt_tokens, processes=options.share)
+
+
+def _write(
+    as_json: bool, made: Cluster, output: Path, remarks: Sequence[str], more: Mapping[str, object], *tables: "RenderableType"
+) -> None:
+    """Write a cluster with remarks on top, and print both."""
+    from aurora.cli.as_json import cluster_json
+    from aurora.io import save_cluster
     from aurora.reports.tables import cluster_table
 
-    console = terminal()
-    console.print(cluster_table(made))
-    for remark in remarks:
-        console.print(remark, soft_wrap=True)
-    console.print(f"wrote {output}", soft_wrap=True)
+    save_cluster(made, output, remarks)
+    found = {"output": output, **cluster_json(made), "remarks": list(remarks), **more}
+    show(as_json, found, cluster_table(made), *remarks, f"wrote {output}", *tables)

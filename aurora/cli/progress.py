@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from aurora.cli.common import terminal
+from aurora.cli.verb import terminal
 from aurora.types import WorkerReport
 
 
@@ -32,8 +32,8 @@ def shown() -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextmanager
-def workers_shown() -> Iterator[Callable[[Sequence[WorkerReport]], None]]:
-    """Gives a function that keeps a table of workers on a terminal; the last one is printed in the end."""
+def workers_shown(printed: bool = True) -> Iterator[Callable[[Sequence[WorkerReport]], None]]:
+    """Gives a function that keeps a table of workers on a terminal; the last one is printed in the end, if `printed`."""
     from rich.live import Live
 
     from aurora.reports.workers import workers_table
@@ -48,5 +48,5 @@ def workers_shown() -> Iterator[Callable[[Sequence[WorkerReport]], None]]:
                 live.update(workers_table(latest), refresh=True)
 
         yield watch
-    if latest:
+    if latest and printed:
         terminal().print(workers_table(latest))

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aurora.cli.common import check_output, make_folder, need, profiles_of, terminal
+from aurora.cli.choices import completed
+from aurora.cli.common import check_output, make_folder, need, profiles_of
+from aurora.cli.verb import Json, show
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:
     from aurora.reports.inputs import ReportInputs
 
-NEEDS: dict[str, tuple[str, ...]] = {"html": ("jinja2",), "svg": ("matplotlib",), "perfetto": ()}
+NEEDS: dict[str, tuple[str, ...]] = {"html": ("jinja2",), "svg": ("matplotlib",)}
 OUTPUTS = {"html": "report.html", "svg": "report", "perfetto": "report.perfetto.json.gz"}
 
 
@@ -32,25 +34,32 @@ def report(
     ] = None,
     form: Annotated[
         str,
-        typer.Option("--format", help="html: one page; svg: figures for papers; perfetto: for ui.perfetto.dev, .gz packs it"),
+        typer.Option(
+            "--format",
+            help="{report_format}: html is one page, svg figures for papers, perfetto for ui.perfetto.dev (.gz packs it)",
+            autocompletion=completed("report_format"),
+        ),
     ] = "html",
+    as_json: Json = False,
 ) -> None:
     """Show a plan: what it is worth, what it took, what to do next, and pictures of everything."""
-    if form not in OUTPUTS:
-        raise BadInput(f"--format: expected one of {', '.join(OUTPUTS)}, found {form!r}")
-    need(*NEEDS[form], extra="report")
-    target = output or Path(OUTPUTS[form])
+    from aurora.reports.write import FORMS, write
+
+    if form not in FORMS:
+        raise BadInput(f"--format: expected one of {', '.join(FORMS)}, found {form!r}")
+    need(*NEEDS.get(form, ()), extra="report")
+    target = output or Path(OUTPUTS.get(form, f"report.{form}"))
     traces, profiles = trace or [], profile or []
     if form != "svg":
         check_output(target, inputs=[plan, *traces, *profiles])
-    evidence = gather(plan, traces, profiles)
+    inputs = read_inputs(plan, traces, profiles)
     if form == "svg":
         make_folder(target)
-    write(evidence, form, target)
-    terminal().print(f"wrote {target}", soft_wrap=True)
+    write(inputs, form, target)
+    show(as_json, {"output": target, "format": form}, f"wrote {target}")
 
 
-def gather(plan: Path, traces: list[Path], profiles: list[Path]) -> "ReportInputs":
+def read_inputs(plan: Path, traces: list[Path], profiles: list[Path]) -> "ReportInputs":
     """What a report on these files is made from; profiles that the plan names are taken where they are found unchanged."""
     from aurora.io import load_plan, load_profile, load_trace
     from aurora.reports.inputs import ReportInputs, named_traces
@@ -67,21 +76,3 @@ def gather(plan: Path, traces: list[Path], profiles: list[Path]) -> "ReportInput
         return ReportInputs(loaded, named, tuple(profiles_of(loaded, plan, None)))
     except BadInput as error:
         return ReportInputs(loaded, named, without=f"{error}. Give the traffic that the plan serves: --profile, once a model.")
-
-
-def write(evidence: "ReportInputs", form: str, target: Path) -> None:
-    """The report in one of OUTPUTS' forms, to exactly `target`."""
-    from aurora.io.files import write_bytes, write_text
-
-    if form == "html":
-        from aurora.reports.html import page
-
-        write_text(target, page(evidence))
-    elif form == "svg":
-        from aurora.reports.figures import draw
-
-        draw(evidence, target)
-    else:
-        from aurora.reports.perfetto import perfetto
-
-        write_bytes(target, perfetto(evidence, packed=target.suffix == ".gz"))

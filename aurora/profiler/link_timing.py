@@ -26,6 +26,7 @@ from aurora.runtime.distributed.process_groups import (
 from aurora.runtime.distributed.transport import Transport
 from aurora.types import GpuKind, Order
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.options import LINK_TRANSPORTS
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
 PATIENCE_S = 0.25  # no message is sent alone that will take longer
@@ -33,7 +34,6 @@ SPAN_S = 0.3  # how long several at once are watched
 ROUNDS, SETTLED = 3, 0.05  # of guessing their shares, until a guess is this good
 REPEATS, MOST_REPEATS = 5, 20  # of which the fastest counts: other work only ever slows
 SETTLE_S = 0.01  # between measurements: queues drain
-TRANSPORTS = ("auto", "gloo", "nccl")
 
 
 def measure_links(
@@ -61,8 +61,8 @@ def measure_links(
         >>> len(measured.cluster), measured.transport
         (2, 'gloo')
     """
-    if transport not in TRANSPORTS:
-        raise BadInput(f"`transport`: expected one of {', '.join(TRANSPORTS)}, found {transport!r}")
+    if transport not in LINK_TRANSPORTS:
+        raise BadInput(f"`transport`: expected one of {', '.join(LINK_TRANSPORTS)}, found {transport!r}")
     rank_info = rank_info_from_environment(timeout_s)
     found = rank_info.ranks if rank_info is not None else ranks
     if found is None or found < 2 or (ranks is not None and ranks != found):

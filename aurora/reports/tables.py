@@ -11,7 +11,7 @@ from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.compare import CaseErrors, Comparison
 from aurora.reports.summary import Summary
 from aurora.types import PHASES, Cluster, Curve, Cut, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
-from aurora.types.arrays import FloatArray
+from aurora.types.arrays import FloatArray, gap
 
 if TYPE_CHECKING:
     from aurora.planner.evaluate import Evaluation
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aurora.planner.workload.load_statistics import LoadIntervals
 
 LINKS = 6  # of a cut, by name
+Row = tuple[float, Sequence[str]]  # how bad a layer is, and its cells
 
 
 def seconds(value: float) -> str:
@@ -35,8 +36,20 @@ def percent(value: float) -> str:
     return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
 
 
-def profile_table(profile: Profile, loads: "LoadIntervals | None" = None) -> Table:
-    """A layer's load and skew, one row each; with `loads`, how far the hottest expert's share is known."""
+def add_worst(table: Table, rows: Sequence[Row], most: int | None) -> Table:
+    """Add `rows` to the table, or only the `most` worst of them in their order, and say so in its caption."""
+    kept = list(range(len(rows)))
+    if most is not None and most < len(rows):
+        kept = sorted(sorted(kept, key=lambda row: -rows[row][0])[:most])
+        note = f"the {most} worst of {len(rows)} layers; --layers shows all"
+        table.caption = f"{table.caption}; {note}" if table.caption else note
+    for row in kept:
+        table.add_row(*rows[row][1])
+    return table
+
+
+def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: int | None = None) -> Table:
+    """Each layer's load and skew, or the `most` most skewed; with `loads`, how far the hottest expert's share is known."""
     table = Table(title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
     table.add_column("MoE layer", justify="right")
     table.add_column("tokens to experts", justify="right")
@@ -49,17 +62,18 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None) -> Tab
             f"fullest of {profile.sources} ranks, experts in order: {low:.3f} to {high:.3f} times the mean; intervals of "
             f"{LEVEL:.0%}, {loads.drawn} drawn again"
         )
+    rows: list[Row] = []
     for layer, load_E in enumerate(profile.load_LE):
         skew = load_E.max() / load_E.mean() if load_E.any() else 0.0
         at = layer, int(load_E.argmax())
         share = [] if loads is None else [f"{percent(loads.low_LE[at])} to {percent(loads.high_LE[at])}"]
-        table.add_row(str(layer), str(load_E.sum()), f"{skew:.2f}", str(at[1]), *share)
-    return table
+        rows.append((float(skew), (str(layer), str(load_E.sum()), f"{skew:.2f}", str(at[1]), *share)))
+    return add_worst(table, rows, most)
 
 
-def plan_table(plan: Plan) -> Table:
-    """Each model's layers: predicted dispatch, its bounds and gap."""
-    strategies = ", ".join(f"{what} {name}" for what, name in plan.strategies.items())
+def plan_table(plan: Plan, most: int | None = None) -> Table:
+    """Each model's layers, or the `most` with the largest gap: predicted dispatch, its bounds and gap."""
+    strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
     groups = f", no assignment of these groups below {seconds(plan.bound_s)}" if plan.bound_s > plan.free_bound_s else ""
     caption = (
         f"{plan.objective} objective {seconds(plan.objective_s)}{groups}, gap {percent(plan.gap)}; "
@@ -72,19 +86,21 @@ def plan_table(plan: Plan) -> Table:
     cut = ("cut bound",) if plan.cluster.fabric is not None else ()
     for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", *cut, "gap"):
         table.add_column(column, justify="right")
+    rows: list[Row] = []
     for model in plan.models:
         for layer, value in enumerate(model.dispatch_s_L):
-            min_replicas = model.bound_s_L[layer]
-            table.add_row(
+            above = gap(float(value), float(model.bound_s_L[layer]))
+            cells = (
                 model.model,
                 str(layer),
                 seconds(value),
                 seconds(model.fluid_bound_s_L[layer]),
                 seconds(model.one_to_one_bound_s_L[layer]),
                 *([seconds(model.cut_L[layer].bound_s)] if model.cut_L else []),
-                percent(value / min_replicas - 1 if min_replicas else 0.0),
+                percent(above),
             )
-    return table
+            rows.append((above, cells))
+    return add_worst(table, rows, most)
 
 
 def move_table(move: "Migration") -> Table:
@@ -98,8 +114,8 @@ def move_table(move: "Migration") -> Table:
     return table
 
 
-def evaluation_table(plan: Plan, evaluation: "Evaluation") -> Table:
-    """What a plan takes on other traffic, layer by layer, beside a plan made for it."""
+def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = None) -> Table:
+    """What a plan takes on other traffic beside a plan made for it: every layer, or the `most` that lose most in dispatch."""
     own = evaluation.own
     table = Table(
         title=f"{plan.objective} objective {seconds(float(evaluation.served_s_L.sum()))}; a plan of its own takes "
@@ -108,25 +124,27 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation") -> Table:
     table.add_column("model")
     for column in ("layer", "objective of the layer", "dispatch in the plan's order", "in its own plan"):
         table.add_column(column, justify="right")
+    rows: list[Row] = []
     for model, own_model, dispatch_s_L in zip(plan.models, own.models, evaluation.dispatch_s_ML, strict=True):
         for layer, took in enumerate(dispatch_s_L):
             cells = (evaluation.served_s_L[layer], took, own_model.dispatch_s_L[layer])
-            table.add_row(model.model, str(layer), *(seconds(float(value)) for value in cells))
-    return table
+            lost_s = float(took - own_model.dispatch_s_L[layer])
+            rows.append((lost_s, (model.model, str(layer), *(seconds(float(value)) for value in cells))))
+    return add_worst(table, rows, most)
 
 
-def drift_table(drift: "Drift") -> Table:
-    """How far two profiles' traffic is apart, layer by layer, beside what chance makes of it."""
+def drift_table(drift: "Drift", most: int | None = None) -> Table:
+    """How far two profiles' traffic is apart beside what chance makes of it: every layer, or the `most` furthest apart."""
     table = Table(title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}")
     for column in ("MoE layer", "total variation", "by chance up to", f"overlap of the {drift.hot} hottest"):
         table.add_column(column, justify="right")
-    for layer, row in enumerate(zip(drift.variation_L, drift.noise_L, drift.overlap_L, strict=True)):
-        table.add_row(str(layer), *(percent(float(value)) for value in row))
-    return table
+    layers = zip(drift.variation_L.tolist(), drift.noise_L.tolist(), drift.overlap_L.tolist(), strict=True)
+    rows: list[Row] = [(row[0], (str(layer), *map(percent, row))) for layer, row in enumerate(layers)]
+    return add_worst(table, rows, most)
 
 
-def summary_table(summary: Summary, bounded: bool = True) -> Table:
-    """Time per layer with its exchanges; `bounded`: and their gap to the fluid bound, where the ports had those rates."""
+def summary_table(summary: Summary, bounded: bool = True, most: int | None = None) -> Table:
+    """Time per layer with its exchanges, or the `most` slowest; `bounded`: and their gap, where ports had those rates."""
     caption = f"utilisation {percent(summary.utilisation)}"
     if bounded:
         caption += f", exchanges {percent(summary.exchange_gap)} above the fluid bound"
@@ -134,10 +152,12 @@ def summary_table(summary: Summary, bounded: bool = True) -> Table:
     table.add_column("model")
     for column in ("layer", "time", "dispatch", "combine", *(("fluid bound", "gap") if bounded else ())):
         table.add_column(column, justify="right")
+    rows: list[Row] = []
     for row in summary.layers:
         cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s)]
-        table.add_row(row.model, str(row.layer), *cells, *((seconds(row.bound_s), percent(row.gap)) if bounded else ()))
-    return table
+        bounds = (seconds(row.bound_s), percent(row.gap)) if bounded else ()
+        rows.append((row.seconds, (row.model, str(row.layer), *cells, *bounds)))
+    return add_worst(table, rows, most)
 
 
 def cluster_table(cluster: Cluster) -> Table:
@@ -234,6 +254,15 @@ def cut_line(cut: Cut) -> str:
     """What limits an all-to-all on its fabric, in one line."""
     links = ", ".join(cut.links[:LINKS]) + (f" and {len(cut.links) - LINKS} more" if len(cut.links) > LINKS else "")
     return f"bound by {links}: {cut.load_bytes} bytes must cross, {seconds(cut.bound_s)} at least"
+
+
+def worst_cut(plan: Plan) -> str | None:
+    """What limits the plan's slowest all-to-all on its fabric, in one line; None on ports alone."""
+    cuts = [(cut, model.model, layer) for model in plan.models for layer, cut in enumerate(model.cut_L)]
+    if not cuts:
+        return None
+    worst, name, layer = max(cuts, key=lambda each: each[0].bound_s)
+    return f"{name}, layer {layer}: {cut_line(worst)}"
 
 
 def layout_table(layout: ReplicaPlacement) -> Table:

@@ -71,16 +71,16 @@ def read_axis(text: str) -> Axis:
     key, _, grid = text.partition("=")
     keys = [field.name for field in fields(Setting)]
     if key not in keys:
-        raise BadInput(f"`sweep` {text}: expected one of {', '.join(keys)} before =, found {key!r}")
+        raise BadInput(f"{text}: expected one of {', '.join(keys)} before =, found {key!r}")
     parts = grid.split(":")
     log = len(parts) == 3 and parts[2].startswith("log")
     try:
         first, last, count = float(parts[0]), float(parts[1]), int(parts[2].removeprefix("log"))
     except (ValueError, IndexError):
-        raise BadInput(f"`sweep` {text}: expected {key}=FIRST:LAST:COUNT or {key}=FIRST:LAST:logCOUNT") from None
+        raise BadInput(f"{text}: expected {key}=FIRST:LAST:COUNT or {key}=FIRST:LAST:logCOUNT") from None
     least = 0.0 if key == "skew" and not log else 1.0 if key == "tokens" else 1e-6
     if count < 1 or not (least <= first <= last < 1e24):
-        raise BadInput(f"`sweep` {text}: expected {least:g} <= FIRST <= LAST and a COUNT above zero")
+        raise BadInput(f"{text}: expected {least:g} <= FIRST <= LAST and a COUNT above zero")
     values = np.geomspace(first, last, count) if log else np.linspace(first, last, count)
     return Axis(key, tuple(float(f"{value:.6g}") for value in values))
 
@@ -99,10 +99,10 @@ def sweep(
     """
     keys = [axis.key for axis in axes]
     if not 1 <= len(axes) <= 2 or len(set(keys)) != len(keys):
-        raise BadInput(f"`sweep`: expected one or two keys, each once, found {', '.join(keys) or 'none'}")
+        raise BadInput(f"sweep: expected one or two keys, each once, found {', '.join(keys) or 'none'}")
     grid = [dict(zip(keys, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))]
     if len(grid) > MOST_POINTS:
-        raise BadInput(f"`sweep`: expected at most {MOST_POINTS} points, found {len(grid)}")
+        raise BadInput(f"sweep: expected at most {MOST_POINTS} points, found {len(grid)}")
     points = []
     for done, values in enumerate(grid):
         progress("points", done, len(grid))

@@ -1,4 +1,4 @@
-"""What a user may choose for each verb. The command line reads its defaults from here."""
+"""Options of each verb. The command line takes defaults and parameter names from here."""
 
 import re
 from dataclasses import dataclass
@@ -6,17 +6,29 @@ from dataclasses import dataclass
 from aurora.errors import BadInput
 
 TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
+LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 RUN_ORDERS = ("plan", "auto")
-INTERLEAVE = ("on", "off", "processes")
+SIMULATED_ORDERS = ("plan", "batch")
+INTERLEAVE = ("on", "off", "processes")  # two models: side by side, one after the other, side by side across processes
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """sources: ranks that prompts are dealt to. prompt_tokens: length of each prompt. batch: prompts a rank decodes
-    together. max_new_tokens: 1 profiles prefill alone. limit: prompts used at most. share: how many processes compute on
-    this machine at the same time while phases are timed. token_level: keep every token's choices, not their counts alone.
-    window: tokens of all sources in a window; None makes each forward pass one. pairs: count which experts are chosen
-    together. precision: stop when the bottleneck's load is known within this part of itself. seed: of what that draws."""
+    """Options of `aurora.profile`.
+
+    Args:
+        sources: source ranks that the prompts are dealt to.
+        prompt_tokens: tokens of a prompt; longer prompts are cut.
+        batch: prompts that a rank decodes together.
+        max_new_tokens: tokens to generate; 1 profiles prefill alone.
+        limit: prompts at most; None: all.
+        share: processes that compute on this machine at once while phases are timed.
+        token_level: keep every token's choices, not only their counts.
+        window: tokens of all sources in a window; None: each forward pass is one.
+        coactivation: count which experts are chosen together.
+        precision: stop when the busiest rank's load is known within this relative error at 95 % confidence; None: read all.
+        seed: for the resampling behind `precision`.
+    """
 
     sources: int = 4
     prompt_tokens: int = 128
@@ -37,8 +49,15 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class CountingOptions:
-    """workers: processes, or ranks under torchrun. redundancy: how many of them count each part of the text at least; None:
-    two where there are two. scheme: who counts what, by name. seed: of who that is. timeout_s: how long to wait for nothing."""
+    """Options of a profile that redundant workers count.
+
+    Args:
+        workers: processes that count; under torchrun its ranks.
+        redundancy: workers that count each part of the text at least; None: two where there are two.
+        scheme: who counts what, a gradient code by name.
+        seed: for schemes that draw.
+        timeout_s: seconds without any message after which the run ends.
+    """
 
     workers: int
     redundancy: int | None = None
@@ -59,9 +78,16 @@ class CountingOptions:
 
 @dataclass(frozen=True)
 class SyntheticOptions:
-    """sources: ranks. window_tokens: how many each of them holds in each window. windows: forward passes. seed: of the
-    drawing. token_level: keep every token's choices, not their counts alone. correlation: from 0 to 1, how often the two
-    experts of a pair are drawn with one and the same luck."""
+    """Options of `aurora.synthetic_profile`.
+
+    Args:
+        sources: source ranks.
+        window_tokens: tokens of each source in a window.
+        windows: windows, one a forward pass.
+        seed: for the draws.
+        token_level: keep every token's choices, not only their counts.
+        correlation: from 0 to 1, how often the two experts of a pair are chosen together.
+    """
 
     sources: int = 4
     window_tokens: int = 1024
@@ -81,19 +107,21 @@ class SyntheticOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Strategies by name. "auto" follows the scenario: the optimum or a search on mixed GPUs and for one model, Aurora's
-    matching for two on equal GPUs, and the order that the switch finds shortest.
+    """Options of `aurora.plan`: strategies by name, "auto" follows the scenario.
 
-    place: experts into GPU-sized groups, or onto GPUs one by one, or with replicas. assign: groups of one model onto GPUs.
-    colocate: the second model's groups onto the first's GPUs. order: one all-to-all. seed: for the random strategies.
-    objective: of two models that share the GPUs, "causal" or "paper". time_limit_s: what searches that end by themselves may
-    take in all before they end early. slots_per_gpu: how many experts each GPU holds, replicas included; by default as many as
-    its memory does. aim: over a profile's windows or over domains, "mean", "cvar" (the worse half) or "worst"; "sum" takes them
-    as one. affinity: experts that tokens choose together sit together, and a token counts once for each GPU that hosts some of
-    its experts, where that is shorter; wants one model alone whose profile holds its tokens' choices. floor: so many replicas
-    of each expert at least, on as many GPUs and nodes, so that one node less may fail; places for the failures of nodes.
-    turns: of two models that share the GPUs, how long a port is one's at a time; "auto" is by exchange, which
-    `simulate.choose.with_turns` looks at again.
+    Args:
+        place: experts into GPU-sized groups, onto GPUs one by one, or with replicas.
+        assign: groups of one model onto GPUs.
+        colocate: the second model's groups onto the first model's GPUs.
+        order: the order of each all-to-all.
+        seed: for strategies that draw.
+        objective: time of two colocated models, "causal" or "paper"; "simulated" compares several plans in the simulator.
+        time_limit_s: seconds after which exact searches end with the best plan found and its bound.
+        slots_per_gpu: experts that each GPU holds, replicas included; None: what its memory holds.
+        aim: over windows or domains: "mean", "cvar" (the worse half), "worst"; "sum" takes them as one.
+        coactivation: experts that tokens choose together sit together, and a token counts once for each GPU, where shorter.
+        min_replicas: replicas of each expert at least, on as many nodes; None: one.
+        time_slice: how long a port belongs to one of two models; "auto": what the simulator finds faster.
     """
 
     place: str = "auto"
@@ -118,8 +146,13 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class DriftOptions:
-    """threshold: the loss from which planning again pays. hot: how many of the most loaded experts count as hot; None: an
-    eighth of all. seed: of what differs by chance."""
+    """Options of `aurora.drift`.
+
+    Args:
+        threshold: relative loss of the plan from which planning again pays.
+        hot: how many of the most loaded experts count as hot; None: an eighth of all.
+        seed: for the resampling that tells drift from chance.
+    """
 
     threshold: float = 0.05
     hot: int | None = None
@@ -134,16 +167,25 @@ class DriftOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to serve. batch: prompts that a rank decodes together. transport: "auto" is nccl where every rank has a GPU, else
-    gloo; "shaped" is gloo held to the cluster file's rates; "memory" runs all ranks as threads of this process. order: the
-    plan's, or by size the fastest of it, all at once and paced, which "auto" measures before serving. timeout_s: how long a
-    rank waits for a peer. keep_logits: bring the logits home, for comparison. port: of the ranks' meeting point, 0 takes a
-    free one. deduplicate: send a token once to a rank that holds several of its experts; None: as the plan counts it.
-    predictable: bring home what a prediction of the run wants, its routing and the network as measured before. interleave:
-    several models side by side, taking turns on GPU and port, or "off", one after the other; "processes": taking turns also
-    with whatever other process of this machine gives the same name to colocate. local_first: replicas share the tokens of all
-    ranks, a rank's own first, which takes one more exchange of counts a layer. survive: go on when ranks are lost; respawn: how
-    many times each of them is started anew; hang_s: a rank that says nothing for so long is lost."""
+    """Options of `aurora.run`.
+
+    Args:
+        max_new_tokens: tokens to generate for each prompt.
+        batch: prompts that a rank decodes together.
+        transport: one of TRANSPORTS; "auto": nccl where every rank has a GPU, else gloo.
+        timeout_s: seconds that a rank waits for a peer before the run ends.
+        keep_logits: return logits with the answers.
+        port: port of the ranks' rendezvous; 0: a free one.
+        deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
+        order: "plan": the planned orders; "auto": the fastest by message size, measured before serving.
+        predictable: return the run's routing and measured network, from which it can be simulated.
+        interleave: one of INTERLEAVE: models side by side, one after the other, or side by side with other processes.
+        colocate: with interleave "processes": the name that all processes on these GPUs give.
+        survive: go on with the ranks that are left when some are lost.
+        respawn: with survive: how many times each lost rank is started again.
+        hang_s: with survive: seconds without a message after which a rank is lost.
+        local_first: a rank's own replicas take its tokens first, at the cost of one more exchange of counts a layer.
+    """
 
     max_new_tokens: int = 16
     batch: int = 8
@@ -185,7 +227,13 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """figure, traffic: by name, or "all". seeds: how many draws of the traffic."""
+    """Options of `aurora reproduce aurora`.
+
+    Args:
+        figure: a figure by name, or "all".
+        traffic: a traffic by name, or "all".
+        seeds: draws of the traffic.
+    """
 
     figure: str = "all"
     traffic: str = "all"
@@ -197,10 +245,19 @@ class ReproduceOptions:
 
 @dataclass(frozen=True)
 class BccOptions:
-    """workers: numbers of them, each with as many batches, of which a worker with copies holds `load`. iterations: of the
-    descent by the simulated clock. process_iterations: by real processes, none: 0, on `points` a batch with `features` each and
-    delays `stretch` times as long, so that what many processes on one machine cost beside them weighs little. draws: of random
-    placements on a mixed cluster."""
+    """Options of `aurora reproduce bcc`.
+
+    Args:
+        workers: numbers of workers, each with as many batches.
+        load: batches that a worker with copies holds.
+        iterations: gradient descent iterations on the simulated clock.
+        process_iterations: iterations by real processes; 0: none.
+        stretch: factor on the processes' delays, so that what processes cost on one machine weighs little beside them.
+        points: examples in a batch, where processes descend.
+        features: features of an example.
+        draws: random placements on the mixed cluster.
+        seed: for all draws.
+    """
 
     workers: tuple[int, ...] = (50, 100)
     load: int = 10

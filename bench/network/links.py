@@ -1,4 +1,4 @@
-"""Rates that `aurora profile --network` finds on a real network whose rates are known: hosts as network namespaces.
+"""Rates that `aurora measure links` finds on a real network whose rates are known: hosts as network namespaces.
 
     python bench/network/links.py [--hosts 4]
 

@@ -16,6 +16,7 @@ import pytest
 
 from aurora.io import load_plan, load_profile, load_trace, shipped
 from tests.cli.refusal import refused
+from tests.cli.test_verbs import documented_keys
 from tests.conftest import cluster
 
 DEMO = str(shipped("clusters/demo-4.toml"))
@@ -55,7 +56,7 @@ def test_the_whole_way(aurora, folder):
     code, out, _ = aurora("plan", "--cluster", DEMO, "--profile", a, "--profile", b, "-o", plan)
     assert code == 0
     assert (
-        "colocated, equal GPUs: place balanced, assign matching, colocate matching, turns exchange, order openshop-best"
+        "colocated, equal GPUs: place balanced, assign matching, colocate matching, time slice exchange, order openshop-best"
         in " ".join(out.split())
     )
     code, out, _ = aurora("simulate", plan)
@@ -100,9 +101,13 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
             assert sorted(keys[0].T.tolist()) == sorted(keys[1].T.tolist()) != []
     starts, ends = [measured.start_s_X[measured.model_X == 1].min(), measured.end_s_X[measured.model_X == 0].max()]
     assert starts >= ends  # one after the other
-    code, out, _ = aurora(*run, "--compare", "--predicted", folder / "plan.measured.predicted.npz", "--transport", "memory")
+    given = ["--compare", "--predicted", folder / "plan.measured.predicted.npz", "--transport", "memory"]
+    code, out, _ = aurora(*run, *given, "--json")
     assert code == 0
-    assert "as measured before serving" not in out
+    found = json.loads(out)
+    assert set(found) == documented_keys()["run"]
+    assert found["comparison"]["predicted_s"] > 0
+    assert found["answers"] is None
     refused(aurora(*run, "--predicted", "x.npz"), "run: --predicted goes with --compare")
     refused(aurora(*run, "--compare", "--order", "auto"), "run --compare: simulates the plan alone and as planned")
     refused(aurora(*run, "--interleave", "maybe"), "--interleave: expected one of on, off, processes")
@@ -127,7 +132,7 @@ def test_one_profile_means_exclusive_and_a_mixed_cluster_means_mixed(aurora, fol
 def test_synthetic_profiles_plan_without_any_model(aurora, folder):
     config = shipped("models/mixtral-topics") / "config.json"
     out = folder / "s.npz"
-    assert aurora("profile", "--synthetic", "zipf:0.8", "--shape", config, "--sources", 8, "-o", out)[0] == 0
+    assert aurora("synthetic", "zipf:0.8", config, "--sources", 8, "-o", out)[0] == 0
     assert load_profile(out).tokens_TLSE.shape == (1, 4, 8, 8)
     assert (
         aurora("plan", "--cluster", shipped("clusters/paper-mixed-8.toml"), "--profile", out, "-o", folder / "p.json")[0] == 0
@@ -138,7 +143,7 @@ def test_synthetic_profiles_plan_without_any_model(aurora, folder):
 def test_a_plan_on_a_fabric_says_which_cut_binds(aurora, folder):
     config = shipped("models/qwen3moe-stdlib") / "config.json"
     out, plan = folder / "s.npz", folder / "p.json"
-    assert aurora("profile", "--synthetic", "zipf:0.8", "--shape", config, "--sources", 16, "-o", out)[0] == 0
+    assert aurora("synthetic", "zipf:0.8", config, "--sources", 16, "-o", out)[0] == 0
     code, text, _ = aurora("plan", "--cluster", shipped("clusters/leaf-spine-16.toml"), "--profile", out, "-o", plan)
     assert code == 0
     assert re.search(r"layer \d: bound by .*: \d+ bytes must cross, .* at least", text)
@@ -165,14 +170,10 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["profile", ".", "--text", "text.txt"], ["expected a model folder with a config.json, found none"]),
         (["profile", "MIXTRAL", "--text", "none.txt"], [r"none\.txt: no such file"]),
         (["profile", "MIXTRAL"], ["expected at least one text file"]),
-        (["profile"], ["expected a model folder, or --synthetic with --shape"]),
         (["profile", "MIXTRAL", "--text", "text.txt", "-o", "no/where.npz"], ["cannot be written: no such folder"]),
         (["profile", "MIXTRAL", "--text", "text.txt", "-o", "."], ["cannot be written: it is a folder"]),
-        (["profile", "--synthetic", "zipf:0.8"], ["expected --shape CONFIG.json"]),
-        (
-            ["profile", "--synthetic", "fat", "--shape", "MIXTRAL/config.json"],
-            ["expected uniform or zipf:EXPONENT, found 'fat'"],
-        ),
+        (["synthetic", "zipf:0.8", "none.json"], [r"none\.json: no such file"]),
+        (["synthetic", "fat", "MIXTRAL/config.json"], ["SKEW: expected uniform or zipf:EXPONENT, found 'fat'"]),
         (["plan", "--cluster", "none.toml", "--profile", "a.npz"], [r"none\.toml: no such file"]),
         (["plan", "--cluster", "text.txt", "--profile", "a.npz"], [r"text\.txt: not TOML"]),
         (
@@ -187,7 +188,7 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["plan", "--cluster", "DEMO", "--profile", "text.txt"], [r"text\.txt: not an aurora profile"]),
         (
             ["plan", "--cluster", "DEMO", "--profile", "a.npz", "--order", "best"],
-            ["--order: expected one of openshop, openshop-best"],
+            ["--order: expected one of auto, openshop, openshop-best"],
         ),
         (["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "no/plan.json"], ["cannot be written: no such folder"]),
         (
@@ -347,7 +348,7 @@ def test_the_demo(aurora, tmp_path):
     assert report.count(" yes ") == 3
     assert "shaped transport" in " ".join(out.split())
     names = files(tmp_path / "demo")
-    for expected in ("aurora.planner.json", "aurora.predicted.npz", "aurora.measured.npz", "mixtral-topics.npz", "report.html"):
+    for expected in ("aurora.plan.json", "aurora.predicted.npz", "aurora.measured.npz", "mixtral-topics.npz", "report.html"):
         assert expected in names
     predicted, measured = (load_trace(tmp_path / "demo" / f"aurora.{kind}.npz") for kind in ("predicted", "measured"))
     assert predicted.step_X.max() == measured.step_X.max()  # the same steps, so that one can be laid over the other
@@ -365,5 +366,5 @@ def test_profile_by_workers(aurora, tmp_path):
     refused(aurora(*args, "--workers", 2, "--redundancy", 3), "--redundancy: expected from 1 to the 2 workers, found 3")
     refused(aurora(*args, "--redundancy", 2), "--redundancy and --scheme say how --workers share the work")
     refused(aurora(*args, "--workers", 2, "--precision", 0.1), "--precision: expected no --workers")
-    refused(aurora("profile", "--workers", 2), "profile --workers: expected a model with text")
+    refused(aurora("profile", model, "--workers", 2), "expected at least one text file")
     refused(aurora(*args, "--workers", 2, "--scheme", "best"), "--scheme: expected one of balanced, bcc, uncoded, cyclic")

@@ -151,7 +151,6 @@ def test_the_json_goes_to_a_file(aurora, csv, tmp_path):
         ("0,1\n1,0", ["--seed", "-1"], "--seed: expected zero or more"),
         ("0,1\n1,0", ["--layer", "0"], "--layer is for a profile"),
         ("0,1\n1,0", ["--cluster", shipped("clusters/demo-4.toml")], "has 4 GPUs, the traffic matrix 2 rows"),
-        ("0,1\n1,0", ["--method", "all", "--json"], "--method all prints a table"),
         ("0,1\n1,0", ["-o", "no/where.json"], "cannot be written: no such folder"),
     ],
 )

@@ -67,7 +67,6 @@ def test_the_table_and_the_explanation(aurora, csv):
         (LOADS, ["--gpus", 5, "--slots", 2, "--replicas", "1,x"], "--replicas: expected whole numbers"),
         (LOADS, ["--gpus", 5, "--slots", 2, "--method", "best"], "--method: expected one of equal-split"),
         (LOADS, ["--gpus", 5, "--slots", 2, "--seed", "-1"], "--seed: expected zero or more"),
-        (LOADS, ["--gpus", 5, "--slots", 2, "--explain", "--json"], "--explain prints text"),
         ("1,nan", ["--gpus", 2, "--slots", 2], "finite numbers, found nan"),
         ("1,-1", ["--gpus", 2, "--slots", 2], "zero or more, found -1"),
         ("1,a", ["--gpus", 2, "--slots", 2], "expected numbers, found 'a'"),

@@ -70,10 +70,10 @@ def test_domains_and_an_aim(planned, folder):
 
 def test_a_plan_on_other_traffic(aurora, planned, folder):
     planned(cluster=MIXED)
-    code, printed, err = aurora("plan", "--evaluate", folder / "plan.json", "--profile", folder / "p0.npz")
+    code, printed, err = aurora("evaluate", folder / "plan.json", "--profile", folder / "p0.npz")
     assert (code, err) == (0, "")
     assert "loss 0.0%" in printed
-    code, printed, _ = aurora("plan", "--evaluate", folder / "plan.json", "--profile", folder / "p1.npz")
+    code, printed, _ = aurora("evaluate", folder / "plan.json", "--profile", folder / "p1.npz")
     assert code == 0
     assert "loss 0.0%" not in printed
 
@@ -95,9 +95,9 @@ def test_from_the_plan_in_force(planned, folder):
     [
         (["--slots-per-gpu", 0], "--slots-per-gpu: expected more than zero, found 0"),
         (["--slots-per-gpu", 1], "has 8 expert slots a layer for 'synthetic.*', its 12 experts need 12"),
-        (["--place", "eplb"], "--place eplb: expected --slots-per-gpu, the slots that replicas may fill"),
-        (["--place", "best"], "--place: expected one of balanced, .*refined, equal-split, .*found 'best'"),
-        (["--aim", "median"], "--aim: expected one of sum, mean, cvar, worst, found 'median'"),
+        (["--place", "eplb"], "--place: eplb expects --slots-per-gpu, the slots that replicas may fill"),
+        (["--place", "best"], "--place: expected one of auto, balanced, .*refined, equal-split, .*found 'best'"),
+        (["--aim", "median"], "--aim: expected one of auto, sum, mean, cvar, worst, found 'median'"),
         (["--max-move-bytes", 5], "--max-move-bytes: expected --from, the plan in force"),
         (["--from", "{folder}/none.json"], "none.json: no such file"),
         (["--from", "{folder}/p1.npz"], "p1.npz: expected UTF-8 text"),
@@ -110,12 +110,12 @@ def test_from_the_plan_in_force(planned, folder):
         (["--aim", "mean", "--explain"], "--explain: .*expected neither --domain nor --aim"),
         (["--slots-per-gpu", 3, "--explain"], "--explain: expected a plan that holds every expert once, found replicas"),
         (["--profile", "{folder}/p1.npz", "--slots-per-gpu", 3], "--slots-per-gpu: expected one model alone, found two"),
-        (["--profile", "{folder}/p1.npz", "--aim", "cvar"], "--aim cvar: expected one model alone, found two"),
+        (["--profile", "{folder}/p1.npz", "--aim", "cvar"], "--aim: expected one model alone, found two"),
         (
             ["--profile", "{folder}/p1.npz", "--domain", "{folder}/p2.npz"],
             "--domain: expected another profile of the one model",
         ),
-        (["--profile", "{folder}/p1.npz", "--place", "eplb"], "--place: expected one of balanced.*, found 'eplb'"),
+        (["--profile", "{folder}/p1.npz", "--place", "eplb"], "--place: expected one of auto, balanced.*, found 'eplb'"),
     ],
 )
 def test_options_that_are_refused(aurora, planned, folder, args, message):
@@ -130,24 +130,19 @@ def test_options_that_are_refused(aurora, planned, folder, args, message):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--cluster", EQUAL], "--cluster: has no effect with --evaluate"),
-        (["--domain", "{folder}/p1.npz"], "--domain: has no effect with --evaluate"),
-        (["--from", "{folder}/plan.json"], "--from: has no effect with --evaluate"),
-        (["--max-move-bytes", 0], "--max-move-bytes: has no effect with --evaluate"),
         (["--profile", "{folder}/p1.npz"], "evaluate: expected 1 profiles as in the plan, found 2"),
     ],
 )
 def test_evaluations_that_are_refused(aurora, planned, folder, args, message):
     planned()
     given = [str(arg).format(folder=folder) for arg in args]
-    refused(aurora("plan", "--evaluate", folder / "plan.json", "--profile", folder / "p0.npz", *given), message)
+    refused(aurora("evaluate", folder / "plan.json", "--profile", folder / "p0.npz", *given), message)
 
 
-def test_a_plan_needs_a_cluster_and_an_evaluation_a_plan(aurora, folder):
-    refused(aurora("plan", "--profile", folder / "p0.npz"), "plan: expected --cluster, the machines to plan for")
+def test_an_evaluation_needs_a_plan(aurora, folder):
     (folder / "x.json").write_text("{}")
     for name, message in (("x.json", "expected schema = 1"), ("none.json", "no such file")):
-        refused(aurora("plan", "--evaluate", folder / name, "--profile", folder / "p0.npz"), message)
+        refused(aurora("evaluate", folder / name, "--profile", folder / "p0.npz"), message)
 
 
 @pytest.mark.parametrize("form", ["sglang", "eplb", "vllm-ascend", "trtllm"])

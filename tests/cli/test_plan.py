@@ -34,7 +34,7 @@ def test_the_plan_says_by_what_it_was_chosen_and_how_far_it_is_from_the_optimum(
         assert "planned in" in printed
         found = json.loads(out.read_text())
         assert found["objective"] == objective
-        assert found["methods"]["colocate"] == "exact"
+        assert found["options"]["colocate"] == "exact"
         assert found["free_bound_s"] <= found["bound_s"] <= found["objective_s"]
         assert found["gap"] == pytest.approx(0, abs=1e-6)
 
@@ -62,9 +62,9 @@ def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
     assert load_plan(out).objective == "exclusive"
 
 
-def test_affinity_from_profile_to_simulation(aurora, tmp_path):
+def test_coactivation_from_profile_to_simulation(aurora, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    synthetic = ["profile", "--synthetic", "zipf:0.5", "--shape", tmp_path / "config.json", "--sources", 8]
+    synthetic = ["synthetic", "zipf:0.5", tmp_path / "config.json", "--sources", 8]
     known, counted, plan = tmp_path / "known.npz", tmp_path / "counted.npz", tmp_path / "plan.json"
     assert aurora(*synthetic, "--tokens", "--correlation", 0.9, "-o", known)[0] == 0
     assert aurora(*synthetic, "--correlation", 0.9, "-o", counted)[0] == 0
@@ -74,11 +74,11 @@ def test_affinity_from_profile_to_simulation(aurora, tmp_path):
     assert not plan.exists()
     code, printed, err = aurora(*planning, "--profile", known, "--explain")
     assert (code, err) == (0, "")
-    assert "place affinity" in " ".join(printed.split())
+    assert "coactivation on" in " ".join(printed.split())
     assert json.loads(plan.read_text())["models"][0]["deduplicated"] is True
     assert aurora("simulate", plan)[0] == 0
-    assert aurora("plan", "--evaluate", plan, "--profile", known)[0] == 0
-    for command in (["simulate", plan], ["plan", "--evaluate", plan]):
+    assert aurora("evaluate", plan, "--profile", known)[0] == 0
+    for command in (["simulate", plan], ["evaluate", plan]):
         refused(aurora(*command, "--profile", counted), "expected token-level routing, found counts alone")
 
 
@@ -87,8 +87,8 @@ def test_affinity_from_profile_to_simulation(aurora, tmp_path):
     [
         (["--time-limit", 0], r"--time-limit: expected seconds above zero, found 0\.0"),
         (["--time-limit", "nan"], "--time-limit: expected seconds above zero, found nan"),
-        (["--objective", "best"], "--objective: expected one of causal, paper, found 'best'"),
-        (["--colocate", "local-search", "--assign", "exact"], "--assign exact: has no effect with --colocate local-search"),
+        (["--objective", "best"], "--objective: expected one of auto, causal, paper, found 'best'"),
+        (["--colocate", "local-search", "--assign", "random"], "--assign: random has no effect with --colocate local-search"),
     ],
 )
 def test_options_that_are_refused(aurora, pair, tmp_path, args, message):

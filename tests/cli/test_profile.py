@@ -1,5 +1,6 @@
 """`aurora profile` beside routing: curves that travel between machines, links and devices as cluster files."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from aurora.io import load_cluster, load_curves, load_profile, save
 from aurora.types import PHASES, ComputeCurves, Curve
 from tests.cli.refusal import refused
+from tests.cli.test_verbs import documented_keys
 from tests.profiler.nvml import NVMLError, Replay
 
 CONFIG = '{"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}'
@@ -30,11 +32,11 @@ def curves(kind, slope=1e-6, **changed):
 
 def test_two_kinds_of_gpu_measure_each_their_own(aurora, here):
     """A profile from somewhere, curves from two machines: one profile of both kinds, which a second measurement replaces."""
-    code, _, _ = aurora("profile", "--synthetic", "zipf:1", "--shape", "config.json", "-o", "p.npz")
+    code, _, _ = aurora("synthetic", "zipf:1", "config.json", "-o", "p.npz")
     assert code == 0
     save(curves("fast"), "fast.npz")
     save(curves("slow", 1e-5), "slow.npz")
-    code, out, _ = aurora("profile", "--curves", "fast.npz", "--curves", "slow.npz", "-o", "p.npz")
+    code, out, _ = aurora("measure", "compute", "--join", "fast.npz", "--join", "slow.npz", "-o", "p.npz")
     assert code == 0
     assert "wrote p.npz" in out
     made = load_profile("p.npz")
@@ -42,18 +44,15 @@ def test_two_kinds_of_gpu_measure_each_their_own(aurora, here):
     assert made.provenance["curves of slow"] == "slope 1e-05"
     assert made.tokens_TLSE.sum() > 0
     save(curves("fast", 2e-6), "again.npz")
-    assert aurora("profile", "--curves", "again.npz", "-o", "p.npz")[0] == 0
+    assert aurora("measure", "compute", "--join", "again.npz", "-o", "p.npz")[0] == 0
     assert list(load_profile("p.npz").curves) == ["reference", "fast", "slow"]
     assert float(load_profile("p.npz").curves["fast"]["expert"](64)) == pytest.approx(1e-5 + 63 * 2e-6)
-    assert aurora("profile", "--curves", "fast.npz", "--curves", "slow.npz", "-o", "both.npz")[0] == 0
+    assert aurora("measure", "compute", "--join", "fast.npz", "--join", "slow.npz", "-o", "both.npz")[0] == 0
     assert list(load_curves("both.npz").kinds) == ["fast", "slow"]  # nothing to add to: curves alone
-    at_once = ("profile", "--synthetic", "zipf:1", "--shape", "config.json", "--curves", "both.npz", "-o", "q.npz")
-    assert aurora(*at_once)[0] == 0
-    assert list(load_profile("q.npz").curves) == ["reference", "fast", "slow"]
 
 
 def test_a_synthetic_profile_may_have_kinds_by_their_datasheets(aurora, here):
-    synthetic = ("profile", "--synthetic", "zipf:1", "--shape", "config.json", "-o", "p.npz")
+    synthetic = ("synthetic", "zipf:1", "config.json", "-o", "p.npz")
     assert aurora(*synthetic, "--gpu", "NVIDIA H200", "--gpu", "NVIDIA L4")[0] == 0
     assert list(load_profile("p.npz").curves) == ["reference", "NVIDIA H200", "NVIDIA L4"]
     refused(aurora(*synthetic, "--gpu", "H2OO"), "--gpu: expected one of .*NVIDIA H200.*, found 'H2OO'")
@@ -61,7 +60,7 @@ def test_a_synthetic_profile_may_have_kinds_by_their_datasheets(aurora, here):
 
 def test_curves_of_a_model_are_measured_into_a_file(aurora, here, mixtral):
     save(curves("gpu", top_k=2, row_bytes=256, expert_bytes=43008), "p.npz")
-    code, out, _ = aurora("profile", mixtral, "--compute-only", "--prompt-tokens", 8, "--batch", 1, "-o", "p.npz")
+    code, out, _ = aurora("measure", "compute", mixtral, "--prompt-tokens", 8, "--batch", 1, "-o", "p.npz")
     assert code == 0
     found = load_curves("p.npz")
     assert list(found.kinds) == ["gpu", "cpu"]
@@ -77,49 +76,48 @@ def test_curves_of_a_model_are_measured_into_a_file(aurora, here, mixtral):
 def test_curves_of_another_model_are_refused(aurora, here, changed, says):
     save(curves("fast"), "p.npz")
     save(curves("slow", **changed), "slow.npz")
-    refused(aurora("profile", "--curves", "slow.npz", "-o", "p.npz"), says)
+    refused(aurora("measure", "compute", "--join", "slow.npz", "-o", "p.npz"), says)
     assert list(load_curves("p.npz").kinds) == ["fast"]
     save(curves("slow", fingerprint="a"), "a.npz")
     save(curves("slow", fingerprint="b"), "b.npz")
-    refused(aurora("profile", "--curves", "a.npz", "-o", "b.npz"), "other router weights")
+    refused(aurora("measure", "compute", "--join", "a.npz", "-o", "b.npz"), "other router weights")
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--compute-only",), "expected a model folder"),
-        (("--network", "--devices"), "expected one of"),
-        (("--compute-only", "--synthetic", "uniform", "--shape", "config.json"), "expected one of"),
-        (("model", "--devices"), "expected one of"),
-        (("--network",), "expected --ranks 2 or more"),
-        (("--network", "--ranks", "2", "--transport", "pigeon"), "--transport: expected one of auto, gloo, nccl"),
-        (("--devices", "-o", "nowhere/c.toml"), "no such folder"),
-        (("--curves", "config.json"), "not an aurora curves"),
-        ((), "expected a model folder, or --synthetic"),
+        (("compute",), "expected a model folder, or --join"),
+        (("compute", "--join", "config.json"), "not an aurora curves"),
+        (("links",), "expected --ranks 2 or more"),
+        (("links", "--ranks", "2", "--transport", "pigeon"), "--transport: expected one of auto, gloo, nccl"),
+        (("devices", "-o", "nowhere/c.toml"), "no such folder"),
     ],
 )
-def test_what_does_not_go_together(aurora, here, options, says):
-    refused(aurora("profile", *options), says)
+def test_what_cannot_be_measured(aurora, here, options, says):
+    refused(aurora("measure", *options), says)
 
 
 def test_devices_become_a_cluster(aurora, here, monkeypatch):
     nvml = Replay("h100-sxm-8")
     nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    code, out, _ = aurora("profile", "--devices", "-o", "c.toml")
+    assert set(json.loads(aurora("measure", "devices", "--json")[1])) == documented_keys()["measure devices"]
+    code, out, _ = aurora("measure", "devices", "-o", "c.toml")
     assert code == 0
     assert "NVIDIA H100 datasheet" in out
     assert load_cluster("c.toml").out_Bps_G.tolist() == [450e9] * 8
-    assert (here / "c.toml").read_text().startswith("# By aurora profile --devices, driver 580.65.06")
+    assert (here / "c.toml").read_text().startswith("# This machine's GPUs, driver 580.65.06")
 
 
 def test_a_network_becomes_a_cluster(aurora, here):
-    code, out, _ = aurora("profile", "--network", "--ranks", 2)
+    code, out, _ = aurora("measure", "links", "--ranks", 2, "--json")
     assert code == 0
-    assert "wrote cluster.toml" in out
+    found = json.loads(out)
+    assert set(found) == documented_keys()["measure links"]
+    assert found["output"] == "cluster.toml"
     made = load_cluster("cluster.toml")
     assert [gpu.kind for gpu in made.gpus] == ["cpu", "cpu"]
-    assert "# Measured by aurora profile --network over gloo, 2 ranks" in (here / "cluster.toml").read_text()
+    assert "# Measured over gloo, 2 ranks" in (here / "cluster.toml").read_text()
 
 
 def test_without_a_driver_no_run_is_sampled(aurora, here, monkeypatch):
@@ -139,4 +137,4 @@ def test_without_a_driver_no_run_is_sampled(aurora, here, monkeypatch):
         raise NVMLError("NVML_ERROR_NOT_SUPPORTED")
 
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=no_driver))
-    refused(aurora("profile", "--devices"), "expected an NVIDIA driver")
+    refused(aurora("measure", "devices"), "expected an NVIDIA driver")

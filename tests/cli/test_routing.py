@@ -98,9 +98,5 @@ def test_what_is_refused(aurora, shape, tmp_path):
         "expected no --shape, which is for recorded",
     )
     refused(aurora("import", shape, shape, "--format", "sglang", "--gpus", 2), "expected one file, found 2")
-    synthetic = ["profile", "--synthetic", "uniform", "--shape", shape, "-o", tmp_path / "s.npz"]
-    refused(
-        aurora(*synthetic, "--window", 6), "--window: expected a multiple of the 4 sources, which hold equally much, found 6"
-    )
-    refused(aurora(*synthetic, "--co-activation"), "expected neither --co-activation nor --precision")
+    refused(aurora("synthetic", "uniform", shape, "--window-tokens", 0), "--window-tokens: expected more than zero, found 0")
     refused(aurora("drift", tmp_path / "a.npy", tmp_path / "a.npy"), "not an aurora profile")

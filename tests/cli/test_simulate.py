@@ -1,4 +1,4 @@
-"""aurora simulate: its options and what it refuses."""
+"""aurora simulate, sweep and replay: their options and what they refuse."""
 
 import json
 
@@ -22,7 +22,7 @@ def shape(tmp_path):
 @pytest.fixture
 def plan(aurora, shape, tmp_path):
     profile = tmp_path / "a.npz"
-    assert aurora("profile", "--synthetic", "zipf:1", "--shape", shape, "--windows", 3, "--window", 200, "-o", profile)[0] == 0
+    assert aurora("synthetic", "zipf:1", shape, "--windows", 3, "--window-tokens", 50, "-o", profile)[0] == 0
     assert aurora("plan", "--cluster", CLUSTER, "--profile", profile, "-o", tmp_path / "p.json")[0] == 0
     return tmp_path / "p.json"
 
@@ -34,15 +34,17 @@ def test_barriers_and_orders(aurora, plan):
     assert code == 0
     assert "wrote" in out
     refused(aurora("simulate", plan, "--barriers", "all"), "expected one of gpu, global, none, found 'all'")
-    refused(aurora("simulate", plan, "--orders", "new"), "expected plan or batch, found 'new'")
+    refused(aurora("simulate", plan, "--orders", "new"), "--orders: expected one of plan, batch, found 'new'")
+    assert aurora("simulate", plan, "--interleave", "off")[0] == 0
+    refused(aurora("simulate", plan, "--interleave", "processes"), "--interleave: expected on or off")
 
 
 def test_sweep_writes_table_and_maps(aurora, shape, tmp_path):
     pytest.importorskip("matplotlib")
-    grids = ("--sweep", "bandwidth=1e6:1e9:log2", "--sweep", "skew=0:1:2")
+    grids = ("bandwidth=1e6:1e9:log2", "skew=0:1:2")
     written = []
     for name in ("one", "two"):
-        code, out, err = aurora("simulate", *grids, "--shape", shape, "--cluster", CLUSTER, "-o", tmp_path / name)
+        code, out, err = aurora("sweep", *grids, "--shape", shape, "--cluster", CLUSTER, "-o", tmp_path / name)
         assert (code, err) == (0, "")
         assert "wrote" in out
         written.append({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()})
@@ -56,18 +58,15 @@ def test_sweep_writes_table_and_maps(aurora, shape, tmp_path):
 
 
 def test_one_key_needs_no_pictures(aurora, shape, tmp_path):
-    args = ("--sweep", "speed=1:2:2", "--shape", shape, "--cluster", CLUSTER, "--no-plots", "-o", tmp_path / "s")
-    assert aurora("simulate", *args)[0] == 0
+    args = ("speed=1:2:2", "--shape", shape, "--cluster", CLUSTER, "--no-plots", "-o", tmp_path / "s")
+    assert aurora("sweep", *args)[0] == 0
     assert {file.name for file in (tmp_path / "s").iterdir()} == {"sweep.md", "sweep.json"}
 
 
 def test_refusals(aurora, shape, tmp_path):
-    refused(aurora("simulate"), "expected a plan, or --sweep")
-    refused(aurora("simulate", "--sweep", "skew=0:1:2"), "simulate --sweep: expected -o FOLDER")
-    refused(aurora("simulate", "p.json", "--sweep", "skew=0:1:2"), "expected no plan")
-    refused(aurora("simulate", "p.json", "--shape", shape), "go with --sweep")
     grid = ("--shape", shape, "--cluster", CLUSTER, "-o", tmp_path / "s")
-    refused(aurora("simulate", "--sweep", "skew=1", *grid), r"--sweep skew=1: expected skew=FIRST:LAST:COUNT")
+    refused(aurora("sweep", "skew=1", *grid), r"skew=1: expected skew=FIRST:LAST:COUNT")
+    refused(aurora("sweep", "skew=0:1:2", "skew=0:1:2", *grid), "expected one or two keys, each once")
 
 
 def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
@@ -77,9 +76,7 @@ def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
         ('"much"', "incast must be a number, found 'much'"),
     ):
         (tmp_path / "c.toml").write_text(text.format(value))
-        refused(
-            aurora("simulate", "--sweep", "skew=0:1:2", "--shape", "x", "--cluster", tmp_path / "c.toml", "-o", tmp_path), said
-        )
+        refused(aurora("sweep", "skew=0:1:2", "--shape", "x", "--cluster", tmp_path / "c.toml", "-o", tmp_path), said)
     (tmp_path / "c.toml").write_text(text.format("0.25"))
     machines = load_cluster(tmp_path / "c.toml")
     assert machines.incast == 0.25
@@ -90,7 +87,7 @@ def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
 
 def test_nodes_come_and_go(aurora, tmp_path):
     (tmp_path / "t.csv").write_text("time_ms,event,node\n" + "".join(f"0,add,n{i}\n" for i in range(4)) + "60000,remove,n1\n")
-    code, out, err = aurora("simulate", "--failures", tmp_path / "t.csv", "--nodes", 4, "--minutes", 5)
+    code, out, err = aurora("replay", tmp_path / "t.csv", "--nodes", 4, "--minutes", 5)
     assert (code, err) == (0, "")
     for text in ("GPT-S", "GPT-L", "DS(FT)", "Tutel", "aurora", "restart"):
         assert text in out
@@ -108,4 +105,4 @@ def test_nodes_come_and_go(aurora, tmp_path):
 )
 def test_traces_of_nodes_that_are_refused(aurora, tmp_path, text, args, message):
     (tmp_path / "t.csv").write_text(text)
-    refused(aurora("simulate", "--failures", tmp_path / "t.csv", *args), message)
+    refused(aurora("replay", tmp_path / "t.csv", *args), message)

@@ -48,7 +48,7 @@ def synthetic_profile(
     return shape.profile(
         counts_TLSE,
         {
-            "tool": "aurora profile --synthetic",
+            "tool": "aurora synthetic",
             "traffic": f"{skew}, pairs of correlation {options.correlation:g}, seed {options.seed}, not measured",
         },
         TokenRouting(kept_ULK, source_U, window_U) if options.token_level else None,
@@ -78,7 +78,7 @@ def _exponent(skew: str) -> float:
     try:
         exponent = {"uniform": 0.0}[name] if name != "zipf" else float(value)
     except (KeyError, ValueError):
-        raise BadInput(f"`synthetic`: expected uniform or zipf:EXPONENT, found {skew!r}") from None
+        raise BadInput(f"`skew`: expected uniform or zipf:EXPONENT, found {skew!r}") from None
     if not 0 <= exponent < 100:
-        raise BadInput(f"`synthetic`: expected an exponent of zero or more, found {value}")
+        raise BadInput(f"`skew`: expected an exponent of zero or more, found {value}")
     return exponent

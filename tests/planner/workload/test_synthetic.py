@@ -70,7 +70,7 @@ def test_correlation_pairs_experts_and_keeps_their_popularity():
 
 @pytest.mark.parametrize("skew", ["zipf", "zipf:x", "zipf:-1", "normal:1", "zipf:nan"])
 def test_an_unknown_skew(skew):
-    with pytest.raises(BadInput, match="--synthetic: expected"):
+    with pytest.raises(BadInput, match="`skew`: expected"):
         synthetic_profile(skew, MIXTRAL)
 
 

@@ -1,0 +1,175 @@
+"""What `--json` prints for each kind of result; docs/json.md names every key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from aurora.types import PHASES, Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
+
+if TYPE_CHECKING:
+    from aurora.planner.evaluate import Evaluation
+    from aurora.planner.migration.migrate import Migration
+    from aurora.planner.placement.explain import LayerExplanation
+    from aurora.planner.workload.drift import Drift
+    from aurora.reports.compare import Comparison
+    from aurora.reports.summary import Summary
+    from aurora.types.arrays import FloatArray, IntArray
+
+Found = dict[str, Any]
+
+
+def profile_json(profile: Profile) -> Found:
+    """A profile's shape, and each layer's load."""
+    layers = [
+        {"pairs": load_E.sum(), "skew": load_E.max() / load_E.mean() if load_E.any() else 0.0, "hottest": load_E.argmax()}
+        for load_E in profile.load_LE
+    ]
+    head = {name: getattr(profile, name) for name in ("model", "windows", "sources", "experts", "top_k")}
+    return {**head, "kinds": list(profile.curves), "layers": layers, "provenance": dict(profile.provenance)}
+
+
+def plan_json(plan: Plan) -> Found:
+    """A plan's strategies, objective and bounds, and each layer's dispatch."""
+    models = [
+        {
+            "model": model.model,
+            "layers": [
+                {
+                    "dispatch_s": model.dispatch_s_L[layer],
+                    "fluid_bound_s": model.fluid_bound_s_L[layer],
+                    "one_to_one_bound_s": model.one_to_one_bound_s_L[layer],
+                    "cut_bound_s": model.cut_L[layer].bound_s if model.cut_L else None,
+                }
+                for layer in range(len(model.dispatch_s_L))
+            ],
+        }
+        for model in plan.models
+    ]
+    names = ("scenario", "epoch", "objective", "objective_s", "bound_s", "free_bound_s", "gap")
+    head = {name: getattr(plan, name) for name in names}
+    return {**head, "strategies": dict(plan.strategies), "models": models}
+
+
+def migration_json(moved: Migration | None) -> Found | None:
+    """What travels from the plan in force, how long that takes, and what it saves."""
+    if moved is None:
+        return None
+    times = {"takes_s": moved.schedule.makespan_s, "bound_s": moved.schedule.fluid_bound_s}
+    objectives = {"before_s": moved.kept_s, "planned_s": moved.planned_s, "after_s": moved.moved_s}
+    return {"layers": list(moved.layers), "bytes": int(moved.bytes_GG.sum()), **times, **objectives}
+
+
+def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
+    """Each layer's terms, which GPU attains them, and how often the longest path holds them."""
+    return [
+        {
+            "layer": each.layer,
+            "seconds": each.value_s,
+            "bound_s": each.bound_s,
+            "bound_term": each.bound_term,
+            "terms": [
+                {"term": term, "seconds": seconds, "gpu": gpu, "times": times}
+                for term, seconds, gpu, times in zip(
+                    each.terms, each.seconds_X.tolist(), each.gpu_X.tolist(), each.times_X.tolist(), strict=True
+                )
+            ],
+        }
+        for each in layers
+    ]
+
+
+def evaluation_json(plan: Plan, found: Evaluation) -> Found:
+    """What a plan takes on other traffic beside a plan made for it."""
+    models = [
+        {
+            "model": model.model,
+            "layers": [
+                {"dispatch_s": took_s, "own_dispatch_s": own_s}
+                for took_s, own_s in zip(dispatch_s_L.tolist(), own.dispatch_s_L.tolist(), strict=True)
+            ],
+        }
+        for model, own, dispatch_s_L in zip(plan.models, found.own.models, found.dispatch_s_ML, strict=True)
+    ]
+    served_s = float(found.served_s_L.sum())
+    times = {"objective_s": served_s, "own_objective_s": found.own.objective_s, "loss": found.loss}
+    return {"objective": plan.objective, **times, "layers_s": found.served_s_L, "models": models}
+
+
+def drift_json(found: Drift) -> Found:
+    """How far two profiles are apart, and whether to plan again."""
+    layers = zip(found.variation_L.tolist(), found.noise_L.tolist(), found.overlap_L.tolist(), strict=True)
+    rows = [{"variation": a, "by_chance": b, "hot_overlap": c} for a, b, c in layers]
+    head = {name: getattr(found, name) for name in ("replan", "reason", "loss", "threshold", "moved", "hot")}
+    return {**head, "layers": rows}
+
+
+def summary_json(summary: Summary) -> Found:
+    """A trace in numbers."""
+    layers = [{**asdict(layer), "gap": layer.gap} for layer in summary.layers]
+    head = {name: getattr(summary, name) for name in ("kind", "seconds", "utilisation", "exchange_gap")}
+    return {**head, "layers": layers}
+
+
+def comparison_json(found: Comparison | None) -> Found | None:
+    """A prediction beside the measurement, phase by phase."""
+    return None if found is None else {**asdict(found), "error": found.error}
+
+
+def placement_json(made: ReplicaPlacement) -> Found:
+    """A placement by loads: what `aurora export` reads."""
+    from aurora.io.placements import layers_json
+
+    loads = zip(made.max_load_L.tolist(), made.mean_load_L.tolist(), made.bound_L.tolist(), strict=True)
+    layers = [
+        {**placed, "max_load": most, "mean_load": mean, "bound": bound}
+        for placed, (most, mean, bound) in zip(layers_json(made.placement), loads, strict=True)
+    ]
+    return {"method": made.method, "layers": layers, "seconds": made.seconds}
+
+
+def survival_json(made: ResilientPlacement) -> Found:
+    """A placement for failures, with the probability that every expert is still held."""
+    from aurora.io.plans import by_failures
+
+    layers = [
+        {"slots": [list(held) for held in slots_N], "survival": by_failures(survival.p_K)}
+        for slots_N, survival in zip(made.slots_LN, made.survival_L, strict=True)
+    ]
+    return {"method": made.method, "layers": layers}
+
+
+def schedule_json(schedule: Schedule, ranks: int) -> Found:
+    """A schedule with its bounds and every transfer."""
+    columns: tuple[IntArray | FloatArray, ...] = (
+        schedule.src_X, schedule.dst_X, schedule.bytes_X, schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
+    )  # fmt: skip
+    names: tuple[str, ...] = ("src", "dst", "bytes", "start_s", "end_s", "rate_Bps")
+    if schedule.hop_X2 is not None:
+        columns, names = (*columns, *schedule.hop_X2.T), (*names, "from", "to")
+    return {
+        "method": schedule.method,
+        "n": ranks,
+        "makespan_s": schedule.makespan_s,
+        "fluid_bound_s": schedule.fluid_bound_s,
+        "one_to_one_bound_s": schedule.one_to_one_bound_s,
+        **({} if schedule.cut is None else {"cut_bound_s": schedule.cut.bound_s, "cut_links": list(schedule.cut.links)}),
+        "gap": schedule.gap,
+        "transfers": [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)],
+    }
+
+
+def cluster_json(cluster: Cluster) -> Found:
+    """A cluster's GPUs, rank by rank."""
+    return {"name": cluster.name, "incast": cluster.incast, "gpus": [asdict(gpu) for gpu in cluster.gpus]}
+
+
+def curves_json(made: Profile | ComputeCurves) -> Found:
+    """Compute curves by GPU kind and phase: seconds at token counts."""
+    kinds: Mapping[str, Any] = made.curves if isinstance(made, Profile) else made.kinds
+    table = {
+        kind: {phase: {"tokens": phases[phase].tokens_X, "seconds": phases[phase].seconds_X} for phase in PHASES}
+        for kind, phases in kinds.items()
+    }
+    return {"model": made.model, "kinds": table, "provenance": dict(made.provenance)}

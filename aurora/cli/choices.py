@@ -1,0 +1,141 @@
+"""Names that options accept, read from the registries when help, completion or documentation wants them."""
+
+import re
+from collections.abc import Callable, Iterable
+
+from aurora.types import BARRIERS, TIME_SLICES, PlanOptions
+from aurora.types.options import INTERLEAVE, LINK_TRANSPORTS, RUN_ORDERS, SIMULATED_ORDERS, TRANSPORTS
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """The names of one of CHOICES, as they are registered now."""
+    return tuple(CHOICES[kind]())
+
+
+def filled(text: str) -> str:
+    """`text` with every {kind} of CHOICES replaced by the names of that kind."""
+    return re.sub(r"\{(\w+)\}", lambda found: ", ".join(names(found[1])) if found[1] in CHOICES else found[0], text)
+
+
+def completed(*kinds: str) -> Callable[[str], list[str]] | None:
+    """Shell completion: the names of these kinds that begin as the word does; None for no kinds."""
+    if not kinds:
+        return None
+    return lambda incomplete: [name for kind in kinds for name in names(kind) if name.startswith(incomplete)]
+
+
+def _planned(field: str, colocated: bool = False, min_replicas: int | None = None) -> tuple[str, ...]:
+    from aurora.planner.resolve_options import choices
+
+    return choices(PlanOptions(min_replicas=min_replicas), colocated)[field]
+
+
+def _objectives() -> Iterable[str]:
+    from aurora.advisor.simulated_choice import SIMULATED
+
+    return (*_planned("objective"), SIMULATED)
+
+
+def _all_orders() -> Iterable[str]:
+    from aurora.planner.alltoall.schedule import TWO_TIER
+
+    return (*_planned("order"), TWO_TIER)
+
+
+def _replicas() -> Iterable[str]:
+    from aurora.planner.replication.registry import REPLICAS
+
+    return REPLICAS
+
+
+def _schemes() -> Iterable[str]:
+    from aurora.planner.replication.gradient_codes import SCHEMES
+
+    return SCHEMES
+
+
+def _engines() -> Iterable[str]:
+    from aurora.planner.check.engines import ENGINES
+
+    return ENGINES
+
+
+def _placement_formats() -> Iterable[str]:
+    from aurora.io.engine_placements import PLACEMENT_FORMATS
+
+    return PLACEMENT_FORMATS
+
+
+def _routing_formats() -> Iterable[str]:
+    from aurora.io.routing_dumps import ROUTING_FORMATS
+
+    return ROUTING_FORMATS
+
+
+def _routing_files() -> Iterable[str]:
+    from aurora.io.routing_dumps import ROUTING_FORMATS
+
+    return (f"{name} ({form.files})" for name, form in ROUTING_FORMATS.items())
+
+
+def _report_formats() -> Iterable[str]:
+    from aurora.reports.write import FORMS
+
+    return FORMS
+
+
+def _figures() -> Iterable[str]:
+    from aurora.reproduce.aurora.figures import FIGURES
+
+    return FIGURES
+
+
+def _traffics() -> Iterable[str]:
+    from aurora.reproduce.aurora.traffic import TRAFFIC
+
+    return TRAFFIC
+
+
+def _sweep_keys() -> Iterable[str]:
+    from dataclasses import fields
+
+    from aurora.simulator.sweep import Setting
+
+    return (field.name for field in fields(Setting))
+
+
+def _gpu_kinds() -> Iterable[str]:
+    from aurora.io import load_gpus
+
+    return load_gpus()
+
+
+CHOICES: dict[str, Callable[[], Iterable[str]]] = {
+    "place": lambda: _planned("place"),
+    "colocated_place": lambda: _planned("place", colocated=True),
+    "survive": lambda: _planned("place", min_replicas=2),
+    "assign": lambda: _planned("assign"),
+    "colocate": lambda: _planned("colocate"),
+    "order": lambda: _planned("order"),
+    "all_orders": _all_orders,
+    "objective": _objectives,
+    "aim": lambda: _planned("aim"),
+    "replicas": _replicas,
+    "scheme": _schemes,
+    "engine": _engines,
+    "placement_format": _placement_formats,
+    "routing_format": _routing_formats,
+    "routing_files": _routing_files,
+    "report_format": _report_formats,
+    "figure": _figures,
+    "traffic": _traffics,
+    "sweep_key": _sweep_keys,
+    "gpu_kind": _gpu_kinds,
+    "time_slice": lambda: TIME_SLICES,
+    "transport": lambda: TRANSPORTS,
+    "link_transport": lambda: LINK_TRANSPORTS,
+    "interleave": lambda: INTERLEAVE,
+    "run_order": lambda: RUN_ORDERS,
+    "simulated_order": lambda: SIMULATED_ORDERS,
+    "barriers": lambda: BARRIERS,
+}

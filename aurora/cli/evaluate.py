@@ -1,0 +1,25 @@
+"""aurora evaluate: a plan and other traffic -> what the plan takes, and what it loses against a plan of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aurora.cli.verb import WORST, Json, Layers, show
+
+
+def evaluate(
+    plan: Annotated[Path, typer.Argument(help="plan JSON")],
+    profile: Annotated[list[Path], typer.Option(help="the traffic, one profile a model")],
+    layers: Layers = False,
+    as_json: Json = False,
+) -> None:
+    """Price a plan on traffic that it was not made for, beside a plan made for that traffic."""
+    from aurora import api
+    from aurora.cli.as_json import evaluation_json
+    from aurora.io import load_plan, load_profile
+    from aurora.reports.tables import evaluation_table
+
+    served = load_plan(plan)
+    found = api.evaluate(served, [load_profile(path) for path in profile])
+    show(as_json, evaluation_json(served, found), evaluation_table(served, found, None if layers else WORST))

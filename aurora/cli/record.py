@@ -1,0 +1,30 @@
+"""aurora record: a running vLLM server -> a profile of what it serves."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aurora.cli.common import check_output
+from aurora.cli.profile import shown_profile
+from aurora.cli.verb import Json, Layers
+
+
+def record(
+    url: Annotated[str, typer.Argument(help="of the vLLM server, which runs our plugin")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write")] = Path("profile.npz"),
+    folder: Annotated[Path, typer.Option(help="an empty folder that the server's ranks and this command share")] = Path(
+        "record"
+    ),
+    seconds: Annotated[float, typer.Option(help="for how long")] = 60.0,
+    layers: Layers = False,
+    as_json: Json = False,
+) -> None:
+    """Record how the tokens that a vLLM server serves are routed, from outside: start, wait, stop, read."""
+    from aurora.io import save
+    from aurora.profiler.vllm_server import profile_vllm_server
+
+    check_output(output, inputs=[])
+    made = profile_vllm_server(url, folder, seconds)
+    save(made, output)
+    shown_profile(made, output, layers, as_json)

@@ -1,0 +1,41 @@
+"""aurora replay: a trace of nodes that come and go -> what several systems train through it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aurora.cli.verb import Json, show
+from aurora.errors import BadInput
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help=".csv of time_ms,event,node; an event is add or remove")],
+    nodes: Annotated[int, typer.Option(help="nodes at most")] = 10,
+    minutes: Annotated[float, typer.Option(help="how long, from the first event on")] = 80.0,
+    as_json: Json = False,
+) -> None:
+    """Simulate training while nodes come and go: planned replicas against checkpoint-restart and fixed-size baselines."""
+    from aurora.io import load_failures
+    from aurora.reports.tables import replay_table
+    from aurora.reproduce.lazarus.jobs import JOBS
+    from aurora.simulator.membership_traces import changes, limited, shifted
+    from aurora.simulator.training_failures import SYSTEMS
+    from aurora.simulator.training_failures import replay as replayed
+
+    if nodes < 1 or not 0 < minutes < float("inf"):
+        raise BadInput(f"replay: expected one node and some minutes at least, found {nodes} and {minutes:g}")
+    events = limited(shifted(changes(load_failures(trace))), nodes)
+    runs = {
+        name: {system: replayed(job, how, events, minutes * 60) for system, how in SYSTEMS.items()}
+        for name, job in JOBS.items()
+    }
+    jobs = {
+        name: {system: {"samples": r.samples, "restarts": r.restarts, "seconds": r.seconds} for system, r in each.items()}
+        for name, each in runs.items()
+    }
+    tables = [
+        replay_table(name, {system: (run.samples, run.restarts, run.seconds) for system, run in each.items()})
+        for name, each in runs.items()
+    ]
+    show(as_json, {"jobs": jobs}, *tables)

@@ -1,0 +1,48 @@
+"""aurora sweep: many settings -> maps of where ordering pays, where colocating pays, and where neither does."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aurora.cli.common import make_folder, need
+from aurora.cli.verb import Json, show
+
+SHAPE, CLUSTER = "models/mixtral-topics/config.json", "paper-equal-8"
+
+
+def sweep(
+    grid: Annotated[
+        list[str], typer.Argument(metavar="KEY=FIRST:LAST:COUNT...", help="one or two of {sweep_key}; :logCOUNT in even ratios")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the table and the maps")],
+    shape: Annotated[Path | None, typer.Option(help="a transformers config.json; default: a shipped Mixtral's")] = None,
+    cluster: Annotated[Path, typer.Option(help="cluster TOML or a shipped cluster's name; its rates are replaced")] = Path(
+        CLUSTER
+    ),
+    plots: Annotated[bool, typer.Option(help="draw the maps too (matplotlib)")] = True,
+    seed: Annotated[int, typer.Option(help="for the invented traffic")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Map when ordering pays, when colocating, and when neither: one MoE layer of invented traffic, planned and simulated."""
+    need(*(("matplotlib",) if plots else ()), extra="report")
+    from aurora.cli.progress import shown
+    from aurora.io import load_cluster, load_json, shipped, write_text
+    from aurora.reports.maps import draw_map, map_markdown
+    from aurora.simulator.sweep import read_axis
+    from aurora.simulator.sweep import sweep as swept
+
+    axes = [read_axis(each) for each in grid]
+    machines, config = load_cluster(cluster), load_json(shape or shipped(SHAPE))
+    make_folder(output)
+    with shown() as progress:
+        points = swept(machines, config, axes, seed, progress)
+    values, speedups = {axis.key: axis.values for axis in axes}, [point.speedups for point in points]
+    pictures = draw_map(values, speedups, output) if plots else []
+    table = {"schema": 1, "cluster": machines.name, "seed": seed, "points": [point.as_json() for point in points]}
+    write_text(output / "sweep.json", json.dumps(table, indent=1) + "\n")
+    names = [picture.name for picture in pictures if picture.suffix == ".svg"]
+    write_text(output / "sweep.md", map_markdown(values, speedups, [point.pays for point in points], names))
+    wrote = f"wrote {output / 'sweep.md'}, sweep.json" + (f" and {len(pictures)} pictures" if pictures else "")
+    show(as_json, {"output": output, **table}, wrote)

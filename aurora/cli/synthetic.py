@@ -1,0 +1,44 @@
+"""aurora synthetic: a skew and a model's config.json -> a profile, before there is traffic."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aurora.cli.choices import completed
+from aurora.cli.common import check_output
+from aurora.cli.profile import shown_profile
+from aurora.cli.verb import Json, Layers, chosen, option
+from aurora.types import SyntheticOptions
+
+DEFAULTS = SyntheticOptions()
+
+
+def synthetic(
+    context: typer.Context,
+    skew: Annotated[str, typer.Argument(help="popularity of experts: uniform or zipf:EXPONENT")],
+    shape: Annotated[Path, typer.Argument(help="the model's transformers config.json")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write")] = Path("profile.npz"),
+    sources: Annotated[int, option(SyntheticOptions, "sources")] = DEFAULTS.sources,
+    window_tokens: Annotated[int, option(SyntheticOptions, "window_tokens")] = DEFAULTS.window_tokens,
+    windows: Annotated[int, option(SyntheticOptions, "windows")] = DEFAULTS.windows,
+    token_level: Annotated[bool, option(SyntheticOptions, "token_level", "--tokens")] = DEFAULTS.token_level,
+    correlation: Annotated[float, option(SyntheticOptions, "correlation")] = DEFAULTS.correlation,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="a GPU kind that gets compute curves by its datasheet: {gpu_kind}", autocompletion=completed("gpu_kind")
+        ),
+    ] = None,
+    seed: Annotated[int, option(SyntheticOptions, "seed")] = DEFAULTS.seed,
+    layers: Layers = False,
+    as_json: Json = False,
+) -> None:
+    """Invent a profile for planning before there is traffic: drawn routing, compute times by arithmetic."""
+    from aurora import api
+    from aurora.io import save
+
+    check_output(output, inputs=[shape])
+    made = api.synthetic_profile(skew, shape, chosen(SyntheticOptions, context), gpu_kinds=gpu or [])
+    save(made, output)
+    shown_profile(made, output, layers, as_json, seed)

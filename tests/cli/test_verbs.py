@@ -1,0 +1,241 @@
+"""All verbs alike: JSON on request and documented, names from the registries, options as the API names them, worst layers."""
+
+import inspect
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer.main
+
+from aurora.cli import choices, demo, main
+from aurora.cli.verb import documented
+from aurora.io import save, shipped
+from aurora.io.engine_placements import PLACEMENT_FORMATS
+from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFormat
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.placement.grouping import PLACE
+from aurora.planner.replication.gradient_codes import SCHEMES
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.reproduce.aurora.traffic import TRAFFIC
+from aurora.reproduce.lazarus import evaluation as lazarus
+from aurora.reproduce.lazarus.evaluation import LazarusEvaluation
+from aurora.simulator.sweep import Setting
+from aurora.types import (
+    BccOptions,
+    CountingOptions,
+    DriftOptions,
+    PlanOptions,
+    ProfileOptions,
+    ReproduceOptions,
+    RunOptions,
+    SyntheticOptions,
+)
+from tests.cli.refusal import refused
+from tests.reproduce.aurora.test_evaluation import small
+
+DOCS = Path(__file__).parents[2] / "docs"
+CONFIG = {"num_local_experts": 4, "num_hidden_layers": 6, "num_experts_per_tok": 1, "hidden_size": 64, "intermediate_size": 64}
+DEMO = shipped("clusters/demo-4.toml")
+
+
+def commands():
+    """Every verb by the words that call it."""
+    root = typer.main.get_command(main.app)
+    for name, command in root.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {each}", sub) for each, sub in command.commands.items())
+        else:
+            yield name, command
+
+
+def documented_keys():
+    """By verb, the keys that docs/json.md documents."""
+    parts = re.split(r"^## aurora (.+)$", (DOCS / "json.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {
+        verb.strip(): set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+        for verb, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_every_verb_has_json_and_a_section_of_the_page():
+    found = dict(commands())
+    assert all(any("--json" in param.opts for param in command.params) for command in found.values())
+    assert set(documented_keys()) == set(found)
+
+
+def test_few_options_and_only_registered_placeholders():
+    for name, command in commands():
+        options = [param for param in command.params if param.opts[0].startswith("-") and param.name != "help"]
+        assert name != "profile" or len(options) <= 20
+        for param in command.params:
+            assert set(re.findall(r"\{(\w+)\}", param.help or "")) <= set(choices.CHOICES)
+    for kind in choices.CHOICES:
+        assert choices.names(kind)
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind", "missing"),
+    [
+        ("profile", ProfileOptions, set()),
+        ("profile", CountingOptions, set()),
+        ("synthetic", SyntheticOptions, set()),
+        ("plan", PlanOptions, set()),
+        ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
+        ("drift", DriftOptions, set()),
+        ("reproduce aurora", ReproduceOptions, set()),
+        ("reproduce bcc", BccOptions, {"features"}),
+    ],
+)
+def test_options_are_parameters_by_the_same_names_and_documented(verb, kind, missing):
+    params = {param.name: param for param in dict(commands())[verb].params}
+    names = {field.name for field in fields(kind)}
+    assert names - set(params) == missing
+    assert set(documented(kind)) == names
+    for field in fields(kind):
+        if field.name in params and field.name not in ("workers", "seed") and not params[field.name].required:
+            assert params[field.name].default == field.default, field.name
+
+
+def test_interleave_has_the_same_values_everywhere():
+    from aurora import api
+    from aurora.types.options import INTERLEAVE
+
+    assert choices.names("interleave") == INTERLEAVE
+    verbs = dict(commands())
+    for verb in ("run", "simulate"):
+        (param,) = (param for param in verbs[verb].params if param.name == "interleave")
+        assert param.default in INTERLEAVE
+    assert inspect.signature(api.simulate).parameters["interleave"].default == RunOptions.interleave
+
+
+@pytest.fixture
+def made(aurora, tmp_path):
+    """Two profiles of one model, a plan of the first, loads and a routing dump."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    for seed, name in enumerate(("a.npz", "b.npz")):
+        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), tmp_path / name)
+    assert aurora("plan", "--cluster", DEMO, "--profile", tmp_path / "a.npz", "-o", tmp_path / "p.json")[0] == 0
+    (tmp_path / "loads.csv").write_text("6,5,1,1\n")
+    (tmp_path / "m.csv").write_text("0,4\n5,0\n")
+    (tmp_path / "t.csv").write_text("time_ms,event,node\n" + "".join(f"0,add,n{i}\n" for i in range(4)))
+    np.save(tmp_path / "loads.npy", np.ones((6, 4), dtype=np.int64))
+    return tmp_path
+
+
+LINES = {
+    "synthetic": "zipf:1 config.json -o s.npz",
+    "profile": "MIXTRAL TEXT --sources 2 --prompt-tokens 8 --batch 1 --limit 2 -o q.npz",
+    "record": "http://127.0.0.1:1 -o v.npz",
+    "import": "loads.npy --format eplb-load --shape config.json -o i.npz",
+    "plan": "--cluster demo-4 --profile b.npz --from p.json --explain -o n.json",
+    "evaluate": "p.json --profile b.npz",
+    "drift": "a.npz b.npz",
+    "simulate": "p.json",
+    "sweep": "speed=1:1:1 --shape config.json --cluster demo-4 --no-plots -o maps",
+    "replay": "t.csv --nodes 4 --minutes 1",
+    "report": "p.json",
+    "order": "m.csv",
+    "place": "loads.csv --gpus 2 --slots 2 --explain",
+    "export": "p.json --format eplb",
+    "demo": "-o d",
+    "doctor": "",
+    "measure compute": "MIXTRAL --prompt-tokens 8 --batch 1 -o c.npz",
+    "reproduce aurora": "--figure 11a --traffic generated --seeds 1 --no-plots -o figures",
+    "reproduce bcc": "--workers 12 --load 4 --iterations 4 --process-iterations 0 --draws 5 --no-plots -o figures",
+    "reproduce lazarus": "--no-plots -o figures",
+}
+
+
+@pytest.mark.parametrize("verb", LINES)
+def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monkeypatch, verb):
+    monkeypatch.chdir(made)
+    monkeypatch.setattr(demo, "serve_all", lambda *_: [demo.DemoOutcome(1.0, 1.0)] * len(demo.WAYS))
+    monkeypatch.setattr("aurora.cli.report.read_inputs", lambda *_: None)
+    monkeypatch.setattr("aurora.reports.write.write", lambda *_: None)
+    monkeypatch.setattr("aurora.profiler.doctor.examine", list)
+    monkeypatch.setattr("aurora.profiler.vllm_server.profile_vllm_server", lambda *_: synthetic_profile("zipf:1", CONFIG))
+    monkeypatch.setattr(lazarus, "reproduce", lambda *_: LazarusEvaluation([], False, {}))
+    monkeypatch.setitem(TRAFFIC, "generated", small)
+    line = LINES[verb].replace("MIXTRAL", str(mixtral)).replace("TEXT", str(text))
+    code, out, err = aurora(*verb.split(), *line.split(), "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert set(found) == documented_keys()[verb]
+    assert found["schema"] == 1
+
+
+def test_json_of_every_verb_is_tested():
+    elsewhere = {"run", "measure links", "measure devices"}  # with their results
+    assert set(LINES) | elsewhere == {name for name, _ in commands()}
+
+
+def test_json_of_all_orders(aurora, made):
+    assert set(json.loads(aurora("order", made / "m.csv", "--method", "all", "--json")[1])) == {"schema", "schedules"}
+
+
+def test_tables_show_the_worst_layers_and_all_on_request(aurora, made):
+    cases = [
+        ["plan", "--cluster", DEMO, "--profile", made / "a.npz", "-o", made / "again.json"],
+        ["evaluate", made / "p.json", "--profile", made / "b.npz"],
+        ["simulate", made / "p.json"],
+        ["drift", made / "a.npz", made / "b.npz"],
+        ["synthetic", "zipf:1", made / "config.json", "-o", made / "s.npz"],
+    ]
+    for command in cases:
+        short, long = (aurora(*command, *more)[1] for more in ([], ["--layers"]))
+        assert "3 worst of 6 layers" in " ".join(short.split())
+        assert "worst of" not in long
+        assert long.count("\n") >= short.count("\n") + 2
+
+
+def test_a_new_order_is_one_function_and_one_line(aurora, made, monkeypatch):
+    def toy(*args, **more):
+        return ORDER["spread-out"](*args, **more)
+
+    monkeypatch.setitem(ORDER, "toy-order", toy)
+    for verb in ("order", "plan"):
+        assert "toy-order" in aurora(verb, "--help")[1]
+    assert aurora("order", made / "m.csv", "--method", "toy-order")[0] == 0
+    plan = ["plan", "--cluster", DEMO, "--profile", made / "a.npz", "-o", made / "toy.json"]
+    assert aurora(*plan, "--order", "toy-order")[0] == 0
+    assert aurora("simulate", made / "toy.json")[0] == 0
+    refused(aurora(*plan, "--order", "best"), "--order: expected one of auto, openshop, .*toy-order, found 'best'")
+
+
+def test_a_new_placement_is_one_function_and_one_line(aurora, made, monkeypatch):
+    monkeypatch.setitem(PLACE, "toy-place", lambda *args: PLACE["contiguous"](*args))
+    assert "toy-place" in aurora("plan", "--help")[1]
+    plan = ["plan", "--cluster", DEMO, "--profile", made / "a.npz", "-o", made / "toy.json"]
+    assert aurora(*plan, "--place", "toy-place")[0] == 0
+    refused(aurora(*plan, "--place", "best"), "--place: expected one of auto, .*toy-place.*, found 'best'")
+
+
+def test_a_new_format_is_one_function_and_one_line(aurora, made, monkeypatch):
+    def toy(path, shape, where):
+        return RecordedRouting(np.full((1, 6, 4), len(path.read_text())))
+
+    monkeypatch.setitem(ROUTING_FORMATS, "toy-format", RoutingFormat(toy, ".toy"))
+    assert "toy-format (.toy)" in " ".join(aurora("import", "--help")[1].replace("│", " ").split())
+    (made / "x.toy").write_text("abc")
+    given = ["import", made / "x.toy", "--shape", made / "config.json", "-o", made / "toy.npz", "--format"]
+    assert aurora(*given, "toy-format")[0] == 0
+    refused(aurora(*given, "best"), "--format: expected one of .*toy-format.*, found 'best'")
+
+
+def test_other_names_come_from_their_registries(aurora, monkeypatch):
+    monkeypatch.setitem(PLACEMENT_FORMATS, "toy-engine", PLACEMENT_FORMATS["eplb"])
+    monkeypatch.setitem(SCHEMES, "toy-scheme", SCHEMES["bcc"])
+    for verb, name in (("export", "toy-engine"), ("import", "toy-engine"), ("profile", "toy-scheme")):
+        assert name in aurora(verb, "--help")[1]
+    printed = aurora("sweep", "--help")[1]
+    assert all(field.name in printed for field in fields(Setting))
+    assert choices.completed("order")("openshop") == ["openshop", "openshop-best"]
+
+
+def test_version_and_completion(aurora):
+    code, out, _ = aurora("--version")
+    assert (code, out.startswith("aurora 0.")) == (0, True)
+    assert "--install-completion" in aurora("--help")[1]
