@@ -9,10 +9,10 @@ import numpy as np
 from machine import machine
 
 from aurora.io import load_cluster, shipped
-from aurora.planner.make_plan import exchanged_tokens
 from aurora.planner.placement.deduplicated_layers import deduplicated_seconds, place_deduplicated
-from aurora.planner.placement.layers import place_alone
+from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.traffic import layer_traffic
 from aurora.profiler.profile_model import profile_model
 from aurora.types import Cluster, Placement, PlanOptions, Profile, ProfileOptions, SyntheticOptions, TokenRouting
 
@@ -21,12 +21,12 @@ def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile,
     """The refined placement with a row for every choice, the same counted once, and affinity; `later` is other traffic."""
     began_s = time.perf_counter()
     rng = np.random.default_rng(0)
-    start = place_alone(cluster, profile, (), PlanOptions("refined", "exact", slots_per_gpu=room), rng)
-    near = place_deduplicated(cluster, profile, start, PlanOptions("refined", "exact", slots_per_gpu=room), rng)
+    start = place_exclusive(cluster, profile, (), PlanOptions("swap-search", "exact", slots_per_gpu=room), rng)
+    near = place_deduplicated(cluster, profile, start, PlanOptions("swap-search", "exact", slots_per_gpu=room), rng)
     took_s = time.perf_counter() - began_s
 
     def moved(placement: Placement, deduplicated: bool) -> int:
-        rows = sum(exchanged_tokens(profile, l, placement.split_EG(l), deduplicated).sum() for l in range(profile.layers))
+        rows = sum(layer_traffic(profile, l, placement.split_EG(l), deduplicated).sum() for l in range(profile.layers))
         return int(rows * (profile.row_bytes(deduplicated) + profile.combine_bytes))
 
     def seconds(source: Profile, placement: Placement) -> float:

@@ -19,11 +19,12 @@ from order import kinds, ratios
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import objective
 from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_sum_matching import least_sum
+from aurora.planner.placement.bottleneck_sum_matching import bottleneck_sum_matching
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import GroupCosts, coupled_s, group_costs
-from aurora.planner.placement.lp_relaxation import proved
+from aurora.planner.placement.cost_model import GroupCosts, group_costs
+from aurora.planner.placement.lp_relaxation import prove_bound
+from aurora.reproduce.aurora.coupled_requests import coupled_s
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 
 GBPS = (100, 80, 50, 40)
@@ -50,7 +51,7 @@ def drawn(name: str, n: int, seed: int, model: int = 0, layers: int = 1) -> Prof
     return Profile(name, "", tokens_LSE[None], 1, TOKEN_BYTES, TOKEN_BYTES, 1, 1, {"reference": phases})
 
 
-def layer_costs(name: str, n: int, seed: int, model: int = 0) -> GroupCosts:
+def drawn_costs(name: str, n: int, seed: int, model: int = 0) -> GroupCosts:
     return group_costs(mixed(n), drawn(name, n, seed, model), 0, np.arange(n))
 
 
@@ -77,11 +78,13 @@ def exclusive() -> list[str]:
             coupled, took, agree = [], [], 0
             cases = 40 if n == 8 else 10 if n == 64 else 3
             for seed in range(cases):
-                costs = layer_costs(name, n, seed)
+                costs = drawn_costs(name, n, seed)
                 took.append(timed(partial(ASSIGN["exact"], costs, np.random.default_rng(0))))
-                best = objective.exclusive(costs.terms(ASSIGN["exact"](costs, np.random.default_rng(0))))
+                best = objective.exclusive(costs.phase_times(ASSIGN["exact"](costs, np.random.default_rng(0))))
                 for method, values in found.items():
-                    values.append(objective.exclusive(costs.terms(ASSIGN[method](costs, np.random.default_rng(seed)))) / best)
+                    values.append(
+                        objective.exclusive(costs.phase_times(ASSIGN[method](costs, np.random.default_rng(seed)))) / best
+                    )
                 if n == 8:
                     first, second = costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ
                     parts = [part[np.arange(8), every].max(axis=1) for part in (first, second)]
@@ -89,7 +92,7 @@ def exclusive() -> list[str]:
                     moved = coupled_s(mixed(n), drawn(name, n, seed), 0, np.arange(n))
                     worth = [
                         sum(part[np.arange(n), held].max() for part in moved)
-                        for held in (ASSIGN["by-load"](costs, np.random.default_rng(0)), least_sum(*moved))
+                        for held in (ASSIGN["by-load"](costs, np.random.default_rng(0)), bottleneck_sum_matching(*moved))
                     ]
                     coupled.append(worth[0] / worth[1])
             brute = f"{agree} of {cases}" if n == 8 else "-"
@@ -106,7 +109,7 @@ def exclusive() -> list[str]:
 
 def shared(name: str, n: int, seed: int, priced_by: str) -> ColocationProblem:
     end_s = time.perf_counter() + LIMIT_S
-    costs = [layer_costs(name, n, seed, model) for model in (0, 1)]
+    costs = [drawn_costs(name, n, seed, model) for model in (0, 1)]
     return ColocationProblem(*costs, np.arange(n), objective=priced_by, running=lambda: time.perf_counter() < end_s)
 
 
@@ -138,7 +141,7 @@ def colocated() -> list[str]:
                         values.append(value / best.bound_s)
                         if method == "local-search":
                             began = time.perf_counter()
-                            own.append(value / proved(sharing, value).bound_s)
+                            own.append(value / prove_bound(sharing, value).bound_s)
                             took["bound"].append(time.perf_counter() - began)
                 cells = " | ".join(ratios(values) for values in found.values())
                 optimal = sum(value < 1 + 1e-6 for value in found["local-search"])

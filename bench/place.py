@@ -53,10 +53,10 @@ def rows(name: str, load_LE: np.ndarray, room: GpuSlots) -> list[str]:
 OLMOE = {"num_experts": 64, "num_hidden_layers": 1, "num_experts_per_tok": 8, "hidden_size": 2048, "intermediate_size": 1024}
 TOKENS = 1024  # that each of 8 ranks holds
 PLANS = {  # made for four domains, or one of them
-    "cvar": PlanOptions("refined", aim="cvar"),
-    "worst": PlanOptions("refined", aim="worst"),
-    "mean": PlanOptions("refined", aim="mean"),
-    "sum": PlanOptions("refined"),
+    "cvar": PlanOptions("swap-search", aim="cvar"),
+    "worst": PlanOptions("swap-search", aim="worst"),
+    "mean": PlanOptions("swap-search", aim="mean"),
+    "sum": PlanOptions("swap-search"),
     "contiguous": PlanOptions("contiguous", "contiguous"),
 }
 

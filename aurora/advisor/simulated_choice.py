@@ -10,7 +10,7 @@ from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 
 SIMULATED = "simulated"
-ALONE = ("refined", "balanced", "contiguous")  # placements of one model that are tried
+ALONE = ("swap-search", "balanced", "contiguous")  # placements of one model that are tried
 TRANSFERS = 1_000_000  # that are simulated to choose turns: some seconds
 TOGETHER = ("local-search", "matching", "decoupled")  # and colocations of two
 

@@ -56,7 +56,7 @@ def order(
 
 def _bytes(traffic: Path, layer: int | None) -> "IntArray":
     from aurora.io import load_matrix, load_profile
-    from aurora.planner.make_plan import contiguous_bytes
+    from aurora.planner.workload.traffic import contiguous_bytes
 
     if traffic.suffix != ".npz":
         if layer is not None:

@@ -85,8 +85,8 @@ def profile(
 def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
     """Print a profile that was written to `output`."""
     from aurora.cli.as_json import profile_json
-    from aurora.planner.make_plan import contiguous_intervals
+    from aurora.planner.workload.load_statistics import contiguous_load_intervals
     from aurora.reports.tables import profile_table
 
-    table = profile_table(made, contiguous_intervals(made, seed), None if layers else WORST)
+    table = profile_table(made, contiguous_load_intervals(made, seed), None if layers else WORST)
     show(as_json, {"output": output, **profile_json(made)}, table, made.provenance.get("precision"), f"wrote {output}")

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.make_plan import check_sources, exchanged_tokens, make_plan
+from aurora.planner.make_plan import check_sources, make_plan
 from aurora.planner.network.schedule_time import timed
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.deduplicated_layers import deduplicated_seconds
 from aurora.planner.placement.objective import OBJECTIVE
-from aurora.planner.placement.scenarios import by_aim, scenarios, tail_mean
+from aurora.planner.placement.scenarios import aimed_costs, tail_mean
+from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, gap
 from aurora.types.profile import same_model
@@ -43,12 +45,12 @@ def layer_seconds(
         return _deduplicated_seconds(plan, placements[0], profiles[0])
     if len(profiles) == 1:
         (profile,), (placement,) = profiles, placements
-        aimed = [by_aim(plan.cluster, profile, domains, layer, plan.options.aim) for layer in range(profile.layers)]
+        aimed = [aimed_costs(plan.cluster, profile, domains, layer, plan.options.aim) for layer in range(profile.layers)]
         return np.array([tail_mean(costs.seconds(placement.split_EG(l)), worst) for l, (costs, worst) in enumerate(aimed)])
     seconds = []
     for layer in range(max(profile.layers for profile in profiles)):
         a, b = (
-            scenarios(plan.cluster, [(profile, at, slice(None))]).terms(0, placement.split_EG(at))
+            layer_costs(plan.cluster, profile, at).phase_times(0, placement.split_EG(at))
             for profile, placement, at in zip(profiles, placements, (layer % p.layers for p in profiles), strict=True)
         )
         seconds.append(OBJECTIVE[plan.objective](a, b))
@@ -84,7 +86,7 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
             [
                 timed(
                     order,
-                    exchanged_tokens(profile, layer, model.placement.split_EG(layer), model.deduplicated)
+                    layer_traffic(profile, layer, model.placement.split_EG(layer), model.deduplicated)
                     * profile.row_bytes(model.deduplicated),
                     plan.cluster.network,
                 ).makespan_s

@@ -9,8 +9,8 @@ from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
 from aurora.planner.placement.deduplicated_layers import check_coactivation
+from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.layers import REFINED
 from aurora.planner.placement.objective import OBJECTIVE
 from aurora.planner.placement.scenarios import AIMS
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
@@ -20,7 +20,7 @@ from aurora.types import TIME_SLICES, Cluster, PlanOptions, Profile
 
 def choices(options: PlanOptions, colocated: bool) -> dict[str, tuple[str, ...]]:
     """The names that each strategy option may have, by field, beside "auto"; help and documentation list the same."""
-    places = tuple(PLACE) if colocated else (*PLACE, REFINED, *REPLICAS)
+    places = tuple(PLACE) if colocated else (*PLACE, SWAP_SEARCH, *REPLICAS)
     if options.min_replicas is not None:
         places = tuple(SURVIVE)
     return {
@@ -77,10 +77,10 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
     if options.min_replicas is not None:
         return DEFAULT
     if options.coactivation:
-        return REFINED
+        return SWAP_SEARCH
     if options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster) > profile.experts:
         return "equal-split"
-    return "balanced" if colocated or options.assign != "auto" else REFINED
+    return "balanced" if colocated or options.assign != "auto" else SWAP_SEARCH
 
 
 def _check_scenario(options: PlanOptions, colocated: bool) -> None:

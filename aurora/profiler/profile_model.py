@@ -15,8 +15,7 @@ import torch
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
-from aurora.planner.make_plan import contiguous_intervals
-from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS
+from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
 from aurora.profiler.compute_timing import measure_curves
 from aurora.profiler.partial_profile import PartialProfile, job_of
 from aurora.profiler.redundant_counting import count_with_workers
@@ -183,7 +182,7 @@ class _Precision:
 
     def _check(self, counts: RoutingCounts) -> None:
         self._checked_rounds = counts.rounds
-        self._half_width = contiguous_intervals(self._builder.profile(counts), self._options.seed).bottleneck.half_width
+        self._half_width = contiguous_load_intervals(self._builder.profile(counts), self._options.seed).bottleneck.half_width
 
 
 def _open(path: str | Path, files: Sequence[str | Path], options: ProfileOptions) -> tuple[MoeModel, Corpus, dict[str, str]]:

@@ -115,7 +115,7 @@ def _gaps(found: ReportNumbers) -> Iterator[str]:
                 f"{percent(over)} longer than their bounds, most in layer {layer}."
             )
     if plan.gap > SLACK:
-        other = "--colocate local-search or exact" if len(plan.models) == 2 else "--place refined"
+        other = "--colocate local-search or exact" if len(plan.models) == 2 else "--place swap-search"
         yield (
             f"Try {other}: the placement is {percent(plan.gap)} above what its groups of experts allow "
             f"({seconds(plan.objective_s)} against {seconds(plan.bound_s)})."

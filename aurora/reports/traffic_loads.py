@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.planner.evaluate import layer_seconds
-from aurora.planner.make_plan import exchanged_tokens
 from aurora.planner.network.lower_bounds import port_seconds, spread, spread_split
-from aurora.planner.placement.cost_model import expert_seconds
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.layers import even_rooms
+from aurora.planner.placement.slots import even_slots
+from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
 
@@ -36,7 +36,7 @@ class Traffic:
 
 def contiguous(profile: Profile) -> Placement:
     """Experts in the order of their numbers, as engines place them without a plan."""
-    own_G = even_rooms(profile.experts, np.full(profile.sources, profile.experts))
+    own_G = even_slots(profile.experts, np.full(profile.sources, profile.experts))
     group_E = PLACE["contiguous"](np.zeros(profile.experts, dtype=np.int64), own_G, np.random.default_rng(0))
     layer = tuple(tuple(np.flatnonzero(group_E == gpu).tolist()) for gpu in range(profile.sources))
     return Placement((layer,) * profile.layers)
@@ -48,14 +48,14 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
     row_bytes = profile.row_bytes(model.deduplicated)
     tokens_BLGG = np.array(
         [
-            [exchanged_tokens(profile, layer, placed.split_EG(layer), model.deduplicated) for layer in range(profile.layers)]
+            [layer_traffic(profile, layer, placed.split_EG(layer), model.deduplicated) for layer in range(profile.layers)]
             for placed in placements
         ]
     )
     port_s_BLG = np.array(
         [[port_seconds(tokens_GG * row_bytes, cluster.network) for tokens_GG in side] for side in tokens_BLGG]
     )
-    cost_LGE = [expert_seconds(cluster, profile, layer) for layer in range(profile.layers)]
+    cost_LGE = [layer_costs(cluster, profile, layer).expert_s_WGE[0] for layer in range(profile.layers)]
     expert_s_BLG = np.array(
         [[(cost_GE * placed.split_EG(l).T).sum(axis=1) for l, cost_GE in enumerate(cost_LGE)] for placed in placements]
     )

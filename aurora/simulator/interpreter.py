@@ -11,8 +11,7 @@ from aurora.errors import BadInput
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
-from aurora.planner.placement.coactivation import deduplicated_GG
-from aurora.planner.placement.cost_model import arriving, exchanged
+from aurora.planner.workload.traffic import deduplicated_tokens, tokens_on_gpu, tokens_to_gpus
 from aurora.types import (
     BARRIERS,
     PART_S,
@@ -240,7 +239,7 @@ class _Run:
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]
         tokens_SE = profile.tokens_TLSE[step, layer]
         if phase == "expert":
-            return float(profile.seconds(phase, gpu, arriving(tokens_SE, self._split_MLEG[model][layer], rank)).sum())
+            return float(profile.seconds(phase, gpu, tokens_on_gpu(tokens_SE, self._split_MLEG[model][layer], rank)).sum())
         return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
 
     def _sleep(self, seconds: float) -> Wait:
@@ -291,10 +290,10 @@ class _Run:
         profile = self.profiles[model]
         deduplicated, split_EG = self.program.deduplicated_M[model], self._split_MLEG[model][layer]
         if deduplicated:
-            tokens_GG = deduplicated_GG(
+            tokens_GG = deduplicated_tokens(
                 *profile.required_routing.layer(layer, step), split_EG.argmax(axis=1), self.program.ranks
             )
         else:
-            tokens_GG = exchanged(profile.tokens_TLSE[step, layer], split_EG)
+            tokens_GG = tokens_to_gpus(profile.tokens_TLSE[step, layer], split_EG)
         np.fill_diagonal(tokens_GG, 0)
         return tokens_GG * profile.row_bytes(deduplicated) if op.phase == "dispatch" else tokens_GG.T * profile.combine_bytes

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import BadInput
 
+BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 

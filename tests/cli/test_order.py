@@ -8,8 +8,8 @@ import pytest
 from aurora.io import save, shipped
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import TWO_TIER
-from aurora.planner.make_plan import exchanged_tokens
 from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 
@@ -63,7 +63,7 @@ def test_csv_npy_and_profile_agree(aurora, tmp_path):
     }
     profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=3, window_tokens=50))
     save(profile, tmp_path / "p.npz")
-    matrix = exchanged_tokens(profile, 1, np.eye(3)[[0, 0, 1, 1, 2, 2]]) * profile.dispatch_bytes
+    matrix = layer_traffic(profile, 1, np.eye(3)[[0, 0, 1, 1, 2, 2]]) * profile.dispatch_bytes
     np.save(tmp_path / "m.npy", matrix)
     np.savetxt(tmp_path / "m.csv", matrix, fmt="%d", delimiter=",")
     by_profile = schedule(aurora, tmp_path / "p.npz", "--layer", 1)

@@ -9,7 +9,7 @@ from aurora.io import load_plan, load_profile, save, shipped
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
-from tests.planner.placement.test_layers import equation_1, priced
+from tests.planner.placement.test_exclusive_layers import equation_1, priced
 
 CONFIG = {"num_local_experts": 12, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64}
 EQUAL = shipped("clusters/paper-equal-8.toml")
@@ -96,7 +96,7 @@ def test_from_the_plan_in_force(planned, folder):
         (["--slots-per-gpu", 0], "--slots-per-gpu: expected more than zero, found 0"),
         (["--slots-per-gpu", 1], "has 8 expert slots a layer for 'synthetic.*', its 12 experts need 12"),
         (["--place", "eplb"], "--place: eplb expects --slots-per-gpu, the slots that replicas may fill"),
-        (["--place", "best"], "--place: expected one of auto, balanced, .*refined, equal-split, .*found 'best'"),
+        (["--place", "best"], "--place: expected one of auto, balanced, .*swap-search, equal-split, .*found 'best'"),
         (["--aim", "median"], "--aim: expected one of auto, sum, mean, cvar, worst, found 'median'"),
         (["--max-move-bytes", 5], "--max-move-bytes: expected --from, the plan in force"),
         (["--from", "{folder}/none.json"], "none.json: no such file"),

@@ -20,7 +20,8 @@ import pytest
 
 from aurora.io import save
 from aurora.io.engine_records import load_records
-from aurora.planner.make_plan import make_plan, model_plan
+from aurora.planner.make_plan import make_plan
+from aurora.planner.schedule_model import schedule_model
 from aurora.runtime.process_port_arbiter import SLOTS, folder_of
 from aurora.types import Cluster, Gpu, ModelPlan, Placement, Plan, PlanOptions
 
@@ -187,7 +188,7 @@ def scattered(checkpoint, ranks, seed=1):
     where_LE = rng.integers(0, ranks, load_LE.shape)
     where_LE[0] = 0
     slots = tuple(tuple(tuple(np.flatnonzero(where_E == rank).tolist()) for rank in range(ranks)) for where_E in where_LE)
-    made: ModelPlan = model_plan(cluster, [profile], Placement(slots), "openshop", rng, "")
+    made: ModelPlan = schedule_model(cluster, [profile], Placement(slots), "openshop", rng, "")
     plan: Plan = make_plan(cluster, [profile], PlanOptions())
     return Plan(cluster, (made,), plan.options, plan.objective_s, plan.bound_s, plan.free_bound_s)
 

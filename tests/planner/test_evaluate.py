@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.replication.registry import REPLICAS
+from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import PlanOptions, leaf_spine
 from tests.conftest import cluster
-from tests.planner.placement.test_layers import drawn, priced
+from tests.planner.placement.test_exclusive_layers import drawn, priced
 from tests.strategies import clusters, profiles
 
 ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n)))
@@ -22,7 +23,7 @@ LEAVES = leaf_spine("aabb", [1e6] * 4, [1e6] * 4, 1, 5e5)
 TWO = st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n)))
 
 
-@given(ONE, st.sampled_from([*PLACE, "refined", *REPLICAS]), st.sampled_from(["sum", "mean", "cvar", "worst"]))
+@given(ONE, st.sampled_from([*PLACE, "swap-search", *REPLICAS]), st.sampled_from(["sum", "mean", "cvar", "worst"]))
 def test_nothing_is_lost_on_its_own_profile(case, place, aim):
     machines, source = case
     slots = -(-source.experts // len(machines)) + 1
@@ -55,7 +56,7 @@ def test_other_traffic_is_priced_where_the_experts_are(options):
     assert found.own.objective_s == make_plan(machines, [served], options).objective_s
     assert found.loss == pytest.approx(found.served_s_L.sum() / found.own.objective_s - 1)
     assert found.loss > 0
-    there = exchanged_tokens(served, 0, plan.models[0].placement.split_EG(0))
+    there = layer_traffic(served, 0, plan.models[0].placement.split_EG(0))
     order = plan.models[0].dispatch_L[0]
     assert found.dispatch_s_ML[0][0] == pytest.approx(timed(order, there, machines.network).makespan_s)
 

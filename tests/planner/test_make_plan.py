@@ -12,13 +12,14 @@ import aurora
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import causal, exclusive
+from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Curve, Network, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
@@ -71,7 +72,7 @@ def test_the_bound_is_below_every_placement(case):
     bound = make_plan(machines, [source]).free_bound_s
     for where in product(range(n), repeat=source.experts):
         costs = group_costs(machines, source, 0, np.array(where))
-        assert exclusive(costs.terms(np.arange(n))) >= bound * (1 - 1e-9)
+        assert exclusive(costs.phase_times(np.arange(n))) >= bound * (1 - 1e-9)
 
 
 @given(st.tuples(clusters(2), profiles(2, max_experts=3, max_layers=1), profiles(2, max_experts=3, max_layers=1)))
@@ -80,9 +81,9 @@ def test_the_colocated_bound_is_below_every_pair_of_placements(case):
     bound = make_plan(machines, [a, b]).free_bound_s
     gpus = np.arange(2)
     for first in product(range(2), repeat=a.experts):
-        terms = group_costs(machines, a, 0, np.array(first)).terms(gpus)
+        terms = group_costs(machines, a, 0, np.array(first)).phase_times(gpus)
         for second in product(range(2), repeat=b.experts):
-            assert causal(terms, group_costs(machines, b, 0, np.array(second)).terms(gpus)) >= bound * (1 - 1e-9)
+            assert causal(terms, group_costs(machines, b, 0, np.array(second)).phase_times(gpus)) >= bound * (1 - 1e-9)
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n), profiles(n))))
@@ -94,7 +95,7 @@ def test_colocation_by_matching_is_optimal_for_the_shared_dispatch(case):
     held = np.arange(n)
 
     def port_time(group_G):
-        ta, tb = costs[0].terms(held), costs[1].terms(group_G)
+        ta, tb = costs[0].phase_times(held), costs[1].phase_times(group_G)
         return max((ta.send_G + tb.send_G).max(), (ta.recv_G + tb.recv_G).max())
 
     found = COLOCATE["matching"](ColocationProblem(*costs, held), np.random.default_rng(0))
@@ -158,7 +159,7 @@ def test_what_places_both_models_decides_the_assignment_too():
     assert make_plan(cluster(1.0, 2.0), pair).options.colocate == "local-search"
     assert make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random")).options.colocate == "matching"
     for name in JOINT:
-        with pytest.raises(BadInput, match=f"--assign random: has no effect with --colocate {name}"):
+        with pytest.raises(BadInput, match=f"`assign`: random has no effect with `colocate` {name}"):
             make_plan(cluster(1.0, 2.0), pair, PlanOptions(assign="random", colocate=name))
 
 
@@ -190,8 +191,8 @@ def test_balanced_groups_are_lighter_than_contiguous():
 
 def test_local_tokens_do_not_travel():
     tokens = np.array([[[[5, 1], [2, 7]]]])
-    assert exchanged_tokens(profile(tokens), 0, np.eye(2)).tolist() == [[0, 1], [2, 0]]
-    assert exchanged_tokens(profile(tokens), 0, np.eye(2)[[0, 0]]).tolist() == [[0, 0], [9, 0]]
+    assert layer_traffic(profile(tokens), 0, np.eye(2)).tolist() == [[0, 1], [2, 0]]
+    assert layer_traffic(profile(tokens), 0, np.eye(2)[[0, 0]]).tolist() == [[0, 0], [9, 0]]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_inputs_that_do_not_fit(change, error, message):
 
 @pytest.mark.parametrize("name", ["place", "assign", "colocate", "order", "objective"])
 def test_an_unknown_strategy_names_the_known_ones(name):
-    with pytest.raises(BadInput, match=f"--{name}: expected one of .*(random|paper).*, found 'best'"):
+    with pytest.raises(BadInput, match=f"`{name}`: expected one of .*(random|paper).*, found 'best'"):
         make_plan(cluster(1.0, 1.0), [profile([[[[1, 1], [1, 1]]]])], replace(PlanOptions(), **{name: "best"}))
 
 

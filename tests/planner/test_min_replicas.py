@@ -49,9 +49,12 @@ def test_what_a_floor_refuses(tmp_path):
     with pytest.raises(InfeasiblePlan, match="3 experts x 3 replicas need 9 slots; 2 nodes have 6"):
         make_plan(cluster, [profile], PlanOptions(min_replicas=3))
     for given_, message in (
-        (([profile] * 2, PlanOptions(min_replicas=1)), "--min-replicas: expected one model alone"),
-        (([profile], PlanOptions(min_replicas=1, place="refined")), "--place: expected one of aurora, mro, spread, compact"),
-        (([profile], PlanOptions(place="mro")), "--place: expected one of"),
+        (([profile] * 2, PlanOptions(min_replicas=1)), "`min_replicas`: expected one model alone"),
+        (
+            ([profile], PlanOptions(min_replicas=1, place="swap-search")),
+            "`place`: expected one of auto, aurora, mro, spread, compact",
+        ),
+        (([profile], PlanOptions(place="mro")), "`place`: expected one of"),
     ):
         with pytest.raises(BadInput, match=message):
             make_plan(cluster, *given_)
@@ -59,11 +62,12 @@ def test_what_a_floor_refuses(tmp_path):
     save(plan, tmp_path / "p.json")
     read = load_plan(tmp_path / "p.json")
     assert (read.options.min_replicas, read.survival_LK.tolist()) == (2, [[1.0]])
-    for broken in ({"survival_LK": [[0.5]]}, {"survival_LK": [[1.0, 1.0]]}, {"floor": 1, "survival_LK": [[2.0]]}):
+    one = replace(plan.options, min_replicas=1)
+    for broken in ({"survival_LK": [[0.5]]}, {"survival_LK": [[1.0, 1.0]]}, {"options": one, "survival_LK": [[2.0]]}):
         with pytest.raises(BrokenPlan, match="plan: expected"):
             check_plan(replace(plan, **broken))
     alone = make_plan(cluster, [profile])
     with pytest.raises(BrokenPlan, match="an expert is on 1 GPUs, its floor is 2"):
-        check_plan(replace(alone, min_replicas=2, survival_LK=[[1.0]]))
-    with pytest.raises(InfeasiblePlan, match="--min-replicas 2 takes"):
+        check_plan(replace(alone, options=plan.options, survival_LK=[[1.0]]))
+    with pytest.raises(InfeasiblePlan, match="`min_replicas` 2 takes"):
         move(plan, alone, [profile], max_bytes=1)

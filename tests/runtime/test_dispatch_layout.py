@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.planner.placement.cost_model import exchanged
 from aurora.planner.replication.token_split import dispatch, holders
+from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime import token_kernels as kernels
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.replica_selection import ReplicaSelection
@@ -113,7 +113,7 @@ def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed
     if kind is RowPerExpert:
         kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
         tokens_SE = np.stack([np.bincount(kept.flatten().numpy(), minlength=experts) for kept in kept_G])
-        assert sizes_RR == exchanged(tokens_SE, split_EG).tolist()
+        assert sizes_RR == tokens_to_gpus(tokens_SE, split_EG).tolist()
 
 
 @pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])

@@ -12,10 +12,11 @@ from aurora.advisor.simulated_choice import with_time_slice
 from aurora.errors import BadInput
 from aurora.planner.alltoall.schedule import batch_order
 from aurora.planner.compile import compile_plan
-from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
-from aurora.planner.placement.cost_model import divided, group_costs
+from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.objective import causal, exclusive, paper
+from aurora.planner.workload.traffic import layer_traffic, split_by_share
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import PART_S, TIME_SLICES, TRACE_PHASES, Curve, PlanOptions, Profile, Program
 from tests.conftest import cluster
@@ -117,7 +118,7 @@ def test_one_window_without_compute_is_the_planned_schedule(case):
     plan = make_plan(machines, [p])
     trace = simulate_plan(plan, [p])
     order = plan.models[0].dispatch_L[0]
-    there = exchanged_tokens(p, 0, plan.models[0].placement.split_EG(0)) * p.dispatch_bytes
+    there = layer_traffic(p, 0, plan.models[0].placement.split_EG(0)) * p.dispatch_bytes
     dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
     assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, machines.network).makespan_s)
 
@@ -138,9 +139,7 @@ def test_every_byte_travels_and_nobody_does_two_things_at_once(case):
     plan = make_plan(machines, [a, b], PlanOptions(order=order, time_slice=time_slice))
     trace = simulate_plan(plan, [a, b])
     for index, p in enumerate((a, b)):
-        expected = sum(
-            exchanged_tokens(p, layer, plan.models[index].placement.split_EG(layer)).sum() for layer in range(p.layers)
-        )
+        expected = sum(layer_traffic(p, layer, plan.models[index].placement.split_EG(layer)).sum() for layer in range(p.layers))
         for phase, per in (("dispatch", p.dispatch_bytes), ("combine", p.combine_bytes)):
             rows = (trace.model_X == index) & (trace.phase_X == TRACE_PHASES.index(phase))
             assert trace.bytes_X[rows & trace.sent_X].sum() == expected * per
@@ -260,11 +259,13 @@ def test_every_token_of_a_replicated_expert_travels_once_and_is_worked_on(case, 
     for layer in range(p.layers):
         split_EG = placement.split_EG(layer)
         for t in range(p.windows):
-            tokens_SG = sum(divided(p.tokens_TLSE[t, layer, :, e], split_EG[e]) for e in range(p.experts))
+            tokens_SG = sum(split_by_share(p.tokens_TLSE[t, layer, :, e], split_EG[e]) for e in range(p.experts))
             assert tokens_SG.sum() == p.tokens_TLSE[t, layer].sum()
             sent += tokens_SG.sum() - tokens_SG.trace()
             for g, gpu in enumerate(machines.gpus):
-                mine = np.array([divided(p.tokens_TLSE[t, layer, :, e], split_EG[e])[:, g].sum() for e in range(p.experts)])
+                mine = np.array(
+                    [split_by_share(p.tokens_TLSE[t, layer, :, e], split_EG[e])[:, g].sum() for e in range(p.experts)]
+                )
                 there += float(p.seconds("expert", gpu, mine).sum())
     for phase, per in (("dispatch", p.dispatch_bytes), ("combine", p.combine_bytes)):
         rows = trace.phase_X == TRACE_PHASES.index(phase)
@@ -375,7 +376,7 @@ def test_without_the_counts_barrier_early_ranks_begin_early():
 
 def terms(plan, p, model=0):
     groups = plan.models[model].placement.gpu_E(0)
-    return group_costs(plan.cluster, p, 0, groups).terms(np.arange(len(plan.cluster)))
+    return group_costs(plan.cluster, p, 0, groups).phase_times(np.arange(len(plan.cluster)))
 
 
 def test_where_all_wait_for_all_one_model_takes_equation_1():
@@ -394,7 +395,7 @@ def test_where_all_wait_for_all_phases_add_up(case):
     machines, p, _ = case
     plan = make_plan(machines, [p])
     trace = simulate_plan(plan, [p], "global")
-    there = exchanged_tokens(p, 0, plan.models[0].placement.split_EG(0))
+    there = layer_traffic(p, 0, plan.models[0].placement.split_EG(0))
     exchanges = (
         (plan.models[0].dispatch_L[0], there * p.dispatch_bytes),
         (plan.models[0].combine_L[0], there.T * p.combine_bytes),

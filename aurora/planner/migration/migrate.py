@@ -9,9 +9,10 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.alltoall.schedule import scheduled
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import layer_seconds
-from aurora.planner.make_plan import model_plan, surviving
+from aurora.planner.make_plan import surviving
 from aurora.planner.migration.relabelling import fewest_moves, holds, moved_bytes, worth_moving
-from aurora.planner.placement.scenarios import by_aim, tail_mean
+from aurora.planner.placement.scenarios import aimed_costs, tail_mean
+from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
@@ -91,7 +92,9 @@ def move(
     rng = np.random.default_rng(new.options.seed)
     _, schedule = scheduled(bytes_GG, new.cluster.network, "openshop", rng=rng)
     models = tuple(
-        model_plan(new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated)
+        schedule_model(
+            new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated
+        )
         for model, profile, placement in zip(new.models, profiles, final, strict=True)
     )
     moved_s = float(layer_seconds(new, final, profiles, domains).sum())
@@ -118,7 +121,7 @@ def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Prof
     """Below every placement; where layers that stay hold replicas, also below those with replicas."""
     if final[0].split_LG is None or len(profiles) > 1:
         return new.free_bound_s
-    aimed = [by_aim(new.cluster, profiles[0], domains, layer, new.options.aim) for layer in range(profiles[0].layers)]
+    aimed = [aimed_costs(new.cluster, profiles[0], domains, layer, new.options.aim) for layer in range(profiles[0].layers)]
     return sum(tail_mean(costs.bounds(replicated=True), worst) for costs, worst in aimed)
 
 

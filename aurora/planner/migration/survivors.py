@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aurora.planner.migration.recovery import order_among, recover
 from aurora.planner.migration.relabelling import Held
-from aurora.planner.placement.layers import hosts_of
+from aurora.planner.placement.slots import failure_domains
 from aurora.types import Cluster, Exchange, Op, Placement, Program
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -45,7 +45,7 @@ def restored(
     slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])
     alive_G = np.isin(np.arange(program.ranks), alive)
     held_LG = [[held_R[list(alive).index(gpu)] if gpu in alive else () for gpu in range(program.ranks)] for held_R in held_LR]
-    found = recover(held_LG, alive_G, load_LE, hosts_of(cluster, slots_G), cluster, 1, min_replicas)
+    found = recover(held_LG, alive_G, load_LE, failure_domains(cluster, slots_G), cluster, 1, min_replicas)
     ops = tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[0])
     return Program(len(alive), program.names_M, (found.placement,), (ops,), program.deduplicated_M)
 

@@ -12,7 +12,7 @@ STEPS = 80  # for every pair of GPUs, 0.15 us each
 HOT, COLD = 0.03, 0.0003  # first and last temperature, as shares of the start's time
 
 
-def annealed(sharing: ColocationProblem, a_G: IntArray, b_G: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def anneal(sharing: ColocationProblem, a_G: IntArray, b_G: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """The best of what simulated annealing meets from (a_G, b_G), so never worse; b alone moves where a may not.
 
     A step swaps, between two GPUs, a's groups, b's or both, in time independent of the number of GPUs but for new maxima.
@@ -27,7 +27,7 @@ def annealed(sharing: ColocationProblem, a_G: IntArray, b_G: IntArray, rng: np.r
 
 
 @njit(cache=True)
-def term(cost, g, a, b, out):
+def gpu_terms(cost, g, a, b, out):
     """Writes into out (8,) the seconds of each of MOVED on GPU g when it holds groups a and b. cost (2, 5, G, J)."""
     sa, ra = cost[0, SEND, g, a], cost[0, RECV, g, a]
     sb, rb = cost[1, SEND, g, b], cost[1, RECV, g, b]
@@ -65,7 +65,7 @@ def _anneal(cost, count_PX, base_P, a_G, b_G, movable, steps, hot, cold, rng):
     held = np.empty((n, 8))
     now = np.zeros(8)
     for g in range(n):
-        term(cost, g, a_G[g], b_G[g], held[g])
+        gpu_terms(cost, g, a_G[g], b_G[g], held[g])
         for x in range(8):
             now[x] = max(now[x], held[g, x])
     value = longest_path(count_PX, base_P, now)
@@ -86,8 +86,8 @@ def _anneal(cost, count_PX, base_P, a_G, b_G, movable, steps, hot, cold, rng):
         kind = rng.integers(0, 3) if movable else 1
         ag, ah = (a_G[g], a_G[h]) if kind == 1 else (a_G[h], a_G[g])
         bg, bh = (b_G[g], b_G[h]) if kind == 0 else (b_G[h], b_G[g])
-        term(cost, g, ag, bg, at_g)
-        term(cost, h, ah, bh, at_h)
+        gpu_terms(cost, g, ag, bg, at_g)
+        gpu_terms(cost, h, ah, bh, at_h)
         for x in range(8):
             top = max(at_g[x], at_h[x])
             if top < now[x]:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aurora.planner.placement.bottleneck_matching import bottleneck
-from aurora.planner.placement.bottleneck_sum_matching import least_sum
+from aurora.planner.placement.bottleneck_matching import bottleneck_matching
+from aurora.planner.placement.bottleneck_sum_matching import bottleneck_sum_matching
 from aurora.planner.placement.cost_model import GroupCosts
 from aurora.types.arrays import IntArray
 
@@ -14,7 +14,7 @@ AssignmentStrategy = Callable[[GroupCosts, np.random.Generator], IntArray]
 
 def exact(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
     """The optimum of Eq. 1, max(G + N) + max(F + C) + max(A), where experts move and the requests' ranks stay."""
-    return least_sum(costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ)
+    return bottleneck_sum_matching(costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ)
 
 
 def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
@@ -27,7 +27,7 @@ def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
 
 def matching(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
     """Minimises the largest dispatch + experts + combine of any GPU, exactly."""
-    return bottleneck(costs.alone_s_GJ)
+    return bottleneck_matching(costs.exclusive_s_GJ)
 
 
 def contiguous(costs: GroupCosts, rng: np.random.Generator) -> IntArray:

@@ -7,7 +7,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from aurora.types.arrays import FloatArray, IntArray
 
 
-def bottleneck(weight_GJ: FloatArray) -> IntArray:
+def bottleneck_matching(weight_GJ: FloatArray) -> IntArray:
     """(G,) int64: the column matched to each row, so that the largest weight used is the smallest possible.
 
     Hopcroft-Karp under bisection over the distinct weights. Optimal; ties resolve the same way every time.

@@ -6,7 +6,7 @@ from numba import njit
 from aurora.types.arrays import FloatArray, IntArray
 
 
-def least_sum(first_GJ: FloatArray, second_GJ: FloatArray, third_GJ: FloatArray | None = None) -> IntArray:
+def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray, third_GJ: FloatArray | None = None) -> IntArray:
     """(G,) int64: the column of each row, so that the sum of the largest entries used of each matrix is the smallest possible.
 
     Optimal. One augmenting path of O(G^2) for every edge that a falling threshold takes away; a third matrix is swept outside,
@@ -28,7 +28,7 @@ def least_sum(first_GJ: FloatArray, second_GJ: FloatArray, third_GJ: FloatArray 
     return best_G
 
 
-def least_bottleneck(weight_GJ: FloatArray) -> float:
+def bottleneck_value(weight_GJ: FloatArray) -> float:
     """The largest entry used by the perfect matching whose largest is smallest; infinite where entries leave none."""
     value, _ = _sweep(weight_GJ, np.zeros_like(weight_GJ), np.inf)
     return float(value)

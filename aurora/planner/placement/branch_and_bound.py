@@ -3,16 +3,16 @@
 import numpy as np
 from numba import njit
 
-from aurora.planner.placement.annealing import longest_path, term
+from aurora.planner.placement.annealing import gpu_terms, longest_path
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.lp_relaxation import SLACK, OptimalityProof, proved
+from aurora.planner.placement.lp_relaxation import SLACK, OptimalityProof, prove_bound
 from aurora.types.arrays import IntArray
 
 NODES = 1_000_000  # between two looks at the clock: about a quarter of a second
 BISECTIONS = 6
 
 
-def branched(sharing: ColocationProblem, a_G: IntArray, b_G: IntArray) -> tuple[IntArray, IntArray, float]:
+def branch_and_bound(sharing: ColocationProblem, a_G: IntArray, b_G: IntArray) -> tuple[IntArray, IntArray, float]:
     """(a's groups, b's groups, bound in seconds): the optimum where sharing.running lets the search end, from (a_G, b_G) on.
 
     Linear programmes close most edges or prove the start optimal. What is left is searched depth first, the GPU with the
@@ -20,7 +20,7 @@ def branched(sharing: ColocationProblem, a_G: IntArray, b_G: IntArray) -> tuple[
     reach the best value. Where time is up first, bisection raises the bound: below a smaller aim more edges close.
     """
     value_s = sharing.value_s(a_G, b_G)
-    proof = proved(sharing, value_s)
+    proof = prove_bound(sharing, value_s)
     if proof.closed:
         return a_G, b_G, proof.bound_s
     a_G, b_G = a_G.copy(), b_G.copy()
@@ -41,7 +41,7 @@ def _searched(
     choices = *(np.concatenate(column) for column in zip(*pairs, strict=True)), start_G, where_G
     cursor, depth = np.full(n, start_G[where_G[0]]), np.zeros(1, dtype=np.int64)
     most, spent_s = np.zeros((n + 1, 8)), np.zeros(n + 1)
-    most[0], spent_s[0] = proof.relaxed.floor_X, proof.relaxed.seconds
+    most[0], spent_s[0] = proof.lp.floor_X, proof.lp.seconds
     used = np.zeros((2, n), dtype=np.bool_)
     while depth[0] >= 0:
         best_s = _dive(*problem, *choices, cursor, most, spent_s, used, depth, best_s, a_G, b_G, NODES)
@@ -53,9 +53,9 @@ def _searched(
 def _pairs(problem, proof: OptimalityProof, gpu: int, best_s: float):
     """(a's groups, b's groups, seconds that both have to spare) of what GPU gpu may hold below best_s, least to spare first."""
     a_P, b_P = (np.ravel(x) for x in np.meshgrid(*(np.flatnonzero(x) for x in proof.open_MGJ[:, gpu]), indexing="ij"))
-    spare_P = proof.relaxed.spare_MGJ[0, gpu, a_P] + proof.relaxed.spare_MGJ[1, gpu, b_P]
-    seconds_P = _longest_paths(*problem, proof.relaxed.floor_X, gpu, a_P, b_P)
-    kept = np.flatnonzero((proof.relaxed.seconds + spare_P < best_s) & (seconds_P < best_s))
+    spare_P = proof.lp.spare_MGJ[0, gpu, a_P] + proof.lp.spare_MGJ[1, gpu, b_P]
+    seconds_P = _longest_paths(*problem, proof.lp.floor_X, gpu, a_P, b_P)
+    kept = np.flatnonzero((proof.lp.seconds + spare_P < best_s) & (seconds_P < best_s))
     kept = kept[np.argsort(spare_P[kept], kind="stable")]
     return a_P[kept], b_P[kept], spare_P[kept]
 
@@ -64,7 +64,7 @@ def _raised(sharing: ColocationProblem, low_s: float, high_s: float) -> float:
     """A bound between low_s, which is one, and high_s."""
     for _ in range(BISECTIONS):
         aim_s = (low_s + high_s) / 2
-        if (proof := proved(sharing, aim_s)).closed:
+        if (proof := prove_bound(sharing, aim_s)).closed:
             low_s = max(low_s, proof.bound_s)
         else:
             high_s = aim_s
@@ -76,7 +76,7 @@ def _longest_paths(cost, count_PX, base_P, floor_X, g, a_P, b_P):
     values = np.empty(8)
     seconds_P = np.empty(len(a_P))
     for p in range(len(a_P)):
-        term(cost, g, a_P[p], b_P[p], values)
+        gpu_terms(cost, g, a_P[p], b_P[p], values)
         seconds_P[p] = longest_path(count_PX, base_P, np.maximum(values, floor_X))
     return seconds_P
 
@@ -108,7 +108,7 @@ def _dive(
                 at += 1
                 continue
             nodes -= 1
-            term(cost, g, a_P[at], b_P[at], values)
+            gpu_terms(cost, g, a_P[at], b_P[at], values)
             for x in range(8):
                 most[depth + 1, x] = max(most[depth, x], values[x])
             if longest_path(count_PX, base_P, most[depth + 1]) >= best:

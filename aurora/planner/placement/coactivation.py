@@ -8,26 +8,14 @@ from aurora.planner.network.lower_bounds import spread_split
 from aurora.types.arrays import FloatArray, IntArray
 
 
-def deduplicated_GG(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArray, gpus: int) -> IntArray:
-    """(G, G) int64: tokens from each source to each GPU, however many of their experts sit there; the diagonal does not travel.
-
-    experts_UK (U, K): the experts of each token; source_U (U,): the GPU that it starts on; gpu_E (E,): where experts sit.
-    """
-    at_UK = np.sort(gpu_E[experts_UK], axis=1)
-    first_UK = np.ones(at_UK.shape, dtype=np.bool_)
-    first_UK[:, 1:] = at_UK[:, 1:] != at_UK[:, :-1]
-    pairs_UK = source_U[:, None] * gpus + at_UK
-    return np.bincount(pairs_UK[first_UK], minlength=gpus * gpus).reshape(gpus, gpus)
-
-
-def merged(experts_UK: IntArray, source_U: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+def distinct_tokens(experts_UK: IntArray, source_U: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Tokens alike as one: their experts in rising order (V, K), their source (V,), and how many they are (V,), all int64."""
     ranked_UX = np.column_stack([source_U, np.sort(experts_UK.astype(np.int64), axis=1)])
     rows_VX, count_V = np.unique(ranked_UX, axis=0, return_counts=True)
     return rows_VX[:, 1:], rows_VX[:, 0], count_V
 
 
-def chosen_together(experts_VK: IntArray, source_V: IntArray, count_V: IntArray, experts: int, gpus: int) -> IntArray:
+def coactivation_counts(experts_VK: IntArray, source_V: IntArray, count_V: IntArray, experts: int, gpus: int) -> IntArray:
     """(S, E, E) int64: tokens of each source that choose both experts; on the diagonal those that choose the one."""
     together_SX = np.zeros((gpus, experts * experts), dtype=np.int64)
     for source in range(gpus):
@@ -38,7 +26,7 @@ def chosen_together(experts_VK: IntArray, source_V: IntArray, count_V: IntArray,
     return together_SX.reshape(gpus, experts, experts)
 
 
-def clustered(together_EE: IntArray, room_G: IntArray) -> IntArray:
+def coactivation_groups(together_EE: IntArray, room_G: IntArray) -> IntArray:
     """(E,) int64: groups of experts that tokens choose together, GPU g's of at most room_G[g], which are enough in all.
 
     Each group starts with the busiest expert that is left and takes the expert most often chosen with those it has, per token

@@ -9,7 +9,7 @@ KICKS = 32  # restarts from the best placement, each after a few random moves an
 SHAKES = 3
 
 
-def gathered(
+def coactivation_search(
     experts_VK: IntArray,
     source_V: IntArray,
     count_V: IntArray,

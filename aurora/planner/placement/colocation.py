@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.planner.placement.annealing import annealed
+from aurora.planner.placement.annealing import anneal
 from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_matching import bottleneck
-from aurora.planner.placement.branch_and_bound import branched
+from aurora.planner.placement.bottleneck_matching import bottleneck_matching
+from aurora.planner.placement.branch_and_bound import branch_and_bound
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.types.arrays import IntArray
 
@@ -37,7 +37,9 @@ def matching(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedP
     """
     gpus = np.arange(len(sharing.held_G))
     held_XG = sharing.a.seconds_XGJ[:2, gpus, sharing.held_G]
-    return ColocatedPlacement(sharing.held_G, bottleneck((held_XG[:, :, None] + sharing.b.seconds_XGJ[:2]).max(axis=0)))
+    return ColocatedPlacement(
+        sharing.held_G, bottleneck_matching((held_XG[:, :, None] + sharing.b.seconds_XGJ[:2]).max(axis=0))
+    )
 
 
 def sorted_pairs(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
@@ -55,13 +57,13 @@ def decoupled(sharing: ColocationProblem, rng: np.random.Generator) -> Colocated
     a, b, held_G = sharing.a, sharing.b, sharing.held_G
     if not sharing.movable:
         gpus = np.arange(len(held_G))
-        return ColocatedPlacement(held_G, bottleneck(a.alone_s_GJ[gpus, held_G][:, None] + b.alone_s_GJ))
+        return ColocatedPlacement(held_G, bottleneck_matching(a.exclusive_s_GJ[gpus, held_G][:, None] + b.exclusive_s_GJ))
     # A group's own bytes, averaged over the GPUs that it could sit on.
     send_a, recv_a, send_b, recv_b = (
         costs.dispatch_bytes * tokens_GJ.mean(axis=0) for costs in (a, b) for tokens_GJ in (costs.send_GJ, costs.recv_GJ)
     )
-    partner_J = bottleneck(np.maximum(send_a[:, None] + send_b[None, :], recv_a[:, None] + recv_b[None, :]))
-    group_G = bottleneck(a.alone_s_GJ + b.alone_s_GJ[:, partner_J])
+    partner_J = bottleneck_matching(np.maximum(send_a[:, None] + send_b[None, :], recv_a[:, None] + recv_b[None, :]))
+    group_G = bottleneck_matching(a.exclusive_s_GJ + b.exclusive_s_GJ[:, partner_J])
     return ColocatedPlacement(group_G, partner_J[group_G])
 
 
@@ -72,14 +74,14 @@ def local_search(sharing: ColocationProblem, rng: np.random.Generator) -> Coloca
         ASSIGN["exact"](sharing.a, rng) if sharing.movable else sharing.held_G, ASSIGN["exact"](sharing.b, rng)
     )
     starts = decoupled(sharing, rng), matching(sharing, rng), alone
-    found = [ColocatedPlacement(*annealed(sharing, start.a_G, start.b_G, rng)) for start in starts]
+    found = [ColocatedPlacement(*anneal(sharing, start.a_G, start.b_G, rng)) for start in starts]
     return min(found, key=lambda one: sharing.value_s(one.a_G, one.b_G))
 
 
 def exact(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
     """The optimum by the objective, by branch and bound from `local_search`; where its time ends first, the best found."""
     start = local_search(sharing, rng)
-    return ColocatedPlacement(*branched(sharing, start.a_G, start.b_G))
+    return ColocatedPlacement(*branch_and_bound(sharing, start.a_G, start.b_G))
 
 
 def contiguous(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:

@@ -8,9 +8,7 @@ import numpy as np
 
 from aurora.planner.placement.cost_model import GroupCosts
 from aurora.planner.placement.objective import FIXED, OBJECTIVE, path_counts
-from aurora.types.arrays import FloatArray, IntArray
-
-BoolArray = np.typing.NDArray[np.bool_]
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 
 def always() -> bool:
@@ -36,7 +34,7 @@ class ColocationProblem:
 
     def value_s(self, a_G: IntArray, b_G: IntArray) -> float:
         """Seconds of the layer when GPU g holds a's group a_G[g] and b's group b_G[g]."""
-        a, b = self.a.terms(a_G), self.b.terms(b_G)
+        a, b = self.a.phase_times(a_G), self.b.phase_times(b_G)
         return OBJECTIVE[self.objective](a, b) if self.leads else OBJECTIVE[self.objective](b, a)
 
     @cached_property

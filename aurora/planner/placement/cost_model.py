@@ -1,23 +1,36 @@
-"""What it costs to put group j of one layer's experts on GPU g: the arrays that ASSIGN and COLOCATE look at."""
+"""What one MoE layer costs wherever its experts sit: the arrays that placement strategies see.
 
-from dataclasses import dataclass
+A profile enters placement here and nowhere else: `scenario_costs` turns it into LayerCosts, expert by expert, and
+`LayerCosts.grouped` sums these into GroupCosts for strategies that place whole groups of experts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from aurora.planner.placement.coactivation import deduplicated_GG
-from aurora.planner.placement.objective import PhaseTimes
+from aurora.planner.network.lower_bounds import spread, spread_split
+from aurora.planner.placement.objective import PhaseTimes, exclusive
+from aurora.planner.workload.traffic import deduplicated_tokens
 from aurora.types import Cluster, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """Costs of one model's layer over the whole profile.
+    """Costs of one model's layer when its experts are placed as J groups, one group a GPU.
 
-    load_J (J,) int64 tokens of each group. With the requests' ranks fixed, what GPU g sends and receives depends on the group
-    it holds and on nothing else: send_GJ, recv_GJ (G, J) int64 tokens of the dispatch (the combine is its transpose), each of
-    dispatch_bytes and combine_bytes. expert_s_GJ (G, J), gate_s_G, aggregate_s_G (G,) seconds; out_Bps, in_Bps (G,).
+    Requests stay on their ranks, so what GPU g sends and receives depends only on the group it holds.
+
+    Args:
+        load_J: (J,) int64 tokens of each group.
+        send_GJ, recv_GJ: (G, J) int64 tokens that GPU g sends and receives in the dispatch if it holds group j. The combine is
+            the transpose.
+        dispatch_bytes, combine_bytes: bytes a token, there and back.
+        expert_s_GJ: (G, J) seconds of group j's experts on GPU g.
+        gate_s_G, aggregate_s_G: (G,) seconds of the gate and of the aggregation.
+        out_Bps, in_Bps: (G,) bytes per second of each port.
     """
 
     load_J: IntArray
@@ -31,15 +44,15 @@ class GroupCosts:
     out_Bps: FloatArray
     in_Bps: FloatArray
 
-    def terms(self, group_G: IntArray) -> PhaseTimes:
-        """The phases' times when GPU g holds group_G[g]."""
+    def phase_times(self, group_G: IntArray) -> PhaseTimes:
+        """The phases' times when GPU g holds group group_G[g]."""
         send_G, recv_G, csend_G, crecv_G, expert_G = self.seconds_XGJ[:, np.arange(len(group_G)), group_G]
         return PhaseTimes(self.gate_s_G, send_G, recv_G, csend_G, crecv_G, expert_G, self.aggregate_s_G)
 
     @cached_property
     def seconds_XGJ(self) -> FloatArray:
-        """(5, G, J) seconds of what depends on where group j sits: the dispatch's send and receive, the combine's send and
-        receive, and the experts."""
+        """(5, G, J) seconds that depend on where group j sits: the dispatch's send and receive, the combine's send and receive,
+        and the experts."""
         out, into = self.out_Bps[:, None], self.in_Bps[:, None]
         there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
         back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
@@ -54,22 +67,200 @@ class GroupCosts:
 
     @property
     def dispatch_s_GJ(self) -> FloatArray:
-        """(G, J) seconds of GPU g's port in the dispatch when it holds group j."""
+        """(G, J) seconds of GPU g's busier port in the dispatch if it holds group j."""
         return np.asarray(self.seconds_XGJ[:2].max(axis=0))
 
     @property
     def combine_s_GJ(self) -> FloatArray:
+        """(G, J) seconds of GPU g's busier port in the combine if it holds group j."""
         return np.asarray(self.seconds_XGJ[2:4].max(axis=0))
 
     @property
-    def alone_s_GJ(self) -> FloatArray:
-        """(G, J) seconds of dispatch, experts and combine on GPU g with group j."""
+    def exclusive_s_GJ(self) -> FloatArray:
+        """(G, J) seconds of dispatch, experts and combine on GPU g if it holds group j and no other model runs."""
         return self.dispatch_s_GJ + self.expert_s_GJ + self.combine_s_GJ
 
     @property
     def strongest_first(self) -> IntArray:
-        """(G,) int64: GPUs by performance, the time they would take for all experts, then their ports."""
+        """(G,) int64: GPUs by the time that they would take for all experts, ties by their slower port."""
         return np.lexsort((-np.minimum(self.out_Bps, self.in_Bps), self.expert_s_GJ.sum(axis=1)))
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Costs of one model's layer in each of W scenarios (windows or domains), expert by expert. Source rank g sits on GPU g.
+
+    Args:
+        own_WGE: (W, G, E) tokens that rank g sends to expert e; float64 where experts are split into replicas.
+        expert_s_WGE: (W, G, E) seconds of expert e on GPU g.
+        gate_s_WG, aggregate_s_WG: (W, G) seconds of the gate and of the aggregation.
+        dispatch_bytes, combine_bytes: bytes a token, there and back.
+        out_Bps, in_Bps: (G,) bytes per second of each port.
+    """
+
+    own_WGE: IntArray | FloatArray
+    expert_s_WGE: FloatArray
+    gate_s_WG: FloatArray
+    aggregate_s_WG: FloatArray
+    dispatch_bytes: int
+    combine_bytes: int
+    out_Bps: FloatArray
+    in_Bps: FloatArray
+
+    @cached_property
+    def load_WE(self) -> FloatArray:
+        """(W, E) tokens of each expert."""
+        return np.asarray(self.own_WGE.sum(axis=1))
+
+    @property
+    def send_s_G(self) -> FloatArray:
+        """(G,) seconds a token that GPU g sends in the dispatch."""
+        return self.dispatch_bytes / self.out_Bps
+
+    @property
+    def recv_s_G(self) -> FloatArray:
+        """(G,) seconds a token that GPU g receives in the dispatch."""
+        return self.dispatch_bytes / self.in_Bps
+
+    @property
+    def csend_s_G(self) -> FloatArray:
+        """(G,) seconds a token that GPU g sends back in the combine."""
+        return self.combine_bytes / self.out_Bps
+
+    @property
+    def crecv_s_G(self) -> FloatArray:
+        """(G,) seconds a token that GPU g gets back in the combine."""
+        return self.combine_bytes / self.in_Bps
+
+    @property
+    def token_s_G(self) -> FloatArray:
+        """(G,) what computing and moving a token costs on each GPU, 1 on average; 1 everywhere if it is free on some GPU."""
+        tokens = max(1, int(self.load_WE.sum()))
+        token_s_G = self.expert_s_WGE.sum(axis=(0, 2)) / tokens + self.recv_s_G + self.csend_s_G
+        return np.asarray(token_s_G / token_s_G.mean()) if token_s_G.all() else np.ones(len(token_s_G))
+
+    @property
+    def summed(self) -> "LayerCosts":
+        """All scenarios as one."""
+        return replace(
+            self,
+            own_WGE=self.own_WGE.sum(axis=0, keepdims=True),
+            expert_s_WGE=self.expert_s_WGE.sum(axis=0, keepdims=True),
+            gate_s_WG=self.gate_s_WG.sum(axis=0, keepdims=True),
+            aggregate_s_WG=self.aggregate_s_WG.sum(axis=0, keepdims=True),
+        )
+
+    def of_replicas(self, expert_P: IntArray, share_P: FloatArray) -> "LayerCosts":
+        """The costs of P replicas in place of experts: replica p takes share_P[p] of expert expert_P[p]'s tokens and time."""
+        return replace(
+            self, own_WGE=self.own_WGE[:, :, expert_P] * share_P, expert_s_WGE=self.expert_s_WGE[:, :, expert_P] * share_P
+        )
+
+    def grouped(self, group_E: IntArray, tokens_SJ: IntArray | None = None) -> GroupCosts:
+        """The costs of groups of experts, for a single scenario.
+
+        Args:
+            group_E: (E,) int64, the group of each expert, one group for each GPU.
+            tokens_SJ: (S, J) int64 tokens from each source to each group; by default those of its experts, summed.
+        """
+        (own_GE,), (expert_s_GE,), n = self.own_WGE, self.expert_s_WGE, len(self.out_Bps)
+        if tokens_SJ is None:
+            tokens_SJ = group_tokens(own_GE, group_E, n)
+        return GroupCosts(
+            load_J=tokens_SJ.sum(axis=0),
+            send_GJ=tokens_SJ.sum(axis=1)[:, None] - tokens_SJ,
+            recv_GJ=tokens_SJ.sum(axis=0)[None, :] - tokens_SJ,
+            dispatch_bytes=self.dispatch_bytes,
+            combine_bytes=self.combine_bytes,
+            expert_s_GJ=np.stack([np.bincount(group_E, weights=expert_s_E, minlength=n) for expert_s_E in expert_s_GE]),
+            gate_s_G=self.gate_s_WG[0],
+            aggregate_s_G=self.aggregate_s_WG[0],
+            out_Bps=self.out_Bps,
+            in_Bps=self.in_Bps,
+        )
+
+    def seconds(self, split_EG: FloatArray) -> FloatArray:
+        """(W,) seconds of Eq. 1 in each scenario, with experts divided over GPUs by split_EG (E, G). Source: Aurora Eq. 1."""
+        return np.array([exclusive(self.phase_times(scenario, split_EG)) for scenario in range(len(self.own_WGE))])
+
+    def phase_times(self, scenario: int, split_EG: FloatArray) -> PhaseTimes:
+        """The phases' times when split_EG (E, G) says which share of each expert's tokens each GPU takes.
+
+        A share of an expert's tokens takes that share of its time.
+        """
+        own_GE, at_GE = self.own_WGE[scenario], split_EG.T
+        local_G = (own_GE * at_GE).sum(axis=1)
+        send_G, recv_G = own_GE.sum(axis=1) - local_G, at_GE @ own_GE.sum(axis=0) - local_G
+        return PhaseTimes(
+            self.gate_s_WG[scenario],
+            send_G * self.send_s_G,
+            recv_G * self.recv_s_G,
+            recv_G * self.csend_s_G,
+            send_G * self.crecv_s_G,
+            (self.expert_s_WGE[scenario] * at_GE).sum(axis=1),
+            self.aggregate_s_WG[scenario],
+        )
+
+    def bounds(self, replicated: bool) -> FloatArray:
+        """(W,) seconds below every placement of each scenario; with `replicated`, experts may be divided over GPUs."""
+        below = spread_split if replicated else spread
+        return np.array([self._bound(scenario, below) for scenario in range(len(self.own_WGE))])
+
+    def _bound(self, w: int, below: Callable[[FloatArray], float]) -> float:
+        arriving_GE = self.load_WE[w] - self.own_WGE[w]  # an expert on GPU g spares the tokens that start there
+        dispatch_GE, combine_GE = arriving_GE * self.recv_s_G[:, None], arriving_GE * self.csend_s_G[:, None]
+        gate_G = self.gate_s_WG[w]
+        first = max(float(gate_G.max()), float(gate_G.min()) + below(dispatch_GE))
+        return first + below(self.expert_s_WGE[w] + combine_GE) + float(self.aggregate_s_WG[w].max())
+
+
+def scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, int, slice]]) -> LayerCosts:
+    """LayerCosts on `cluster` with a scenario for each of `parts`: (profile, layer, windows), the windows summed.
+
+    All profiles are of one model.
+    """
+    first = parts[0][0]
+    own, expert = [], []
+    phases: dict[str, list[list[float]]] = {"gate": [], "aggregate": []}
+    for profile, layer, windows in parts:
+        tokens_TSE = profile.tokens_TLSE[windows, layer]
+        tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
+        own.append(tokens_TSE.sum(axis=0))
+        expert.append([profile.seconds("expert", gpu, tokens_TE).sum(axis=0) for gpu in cluster.gpus])
+        for phase, found in phases.items():
+            found.append([float(profile.seconds(phase, gpu, own_TG[:, g]).sum()) for g, gpu in enumerate(cluster.gpus)])
+    return LayerCosts(
+        own_WGE=np.array(own),
+        expert_s_WGE=np.array(expert),
+        gate_s_WG=np.array(phases["gate"]),
+        aggregate_s_WG=np.array(phases["aggregate"]),
+        dispatch_bytes=first.dispatch_bytes,
+        combine_bytes=first.combine_bytes,
+        out_Bps=cluster.out_Bps_G,
+        in_Bps=cluster.in_Bps_G,
+    )
+
+
+def layer_costs(cluster: Cluster, profile: Profile, layer: int) -> LayerCosts:
+    """LayerCosts of one layer with the whole profile as a single scenario."""
+    return scenario_costs(cluster, [(profile, layer, slice(None))])
+
+
+def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray, deduplicated: bool = False) -> GroupCosts:
+    """GroupCosts of one layer over the whole profile.
+
+    Args:
+        group_E: (E,) int64, the group of each expert, one group for each GPU.
+        deduplicated: count a token once for a group that holds several of its experts.
+
+    Raises:
+        BadInput: with `deduplicated`, if the profile holds no token-level routing.
+    """
+    costs = layer_costs(cluster, profile, layer)
+    if not deduplicated:
+        return costs.grouped(group_E)
+    tokens_SJ = deduplicated_tokens(*profile.required_routing.layer(layer), group_E, len(cluster))
+    return replace(costs, dispatch_bytes=profile.row_bytes(deduplicated)).grouped(group_E, tokens_SJ)
 
 
 def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArray:
@@ -77,91 +268,3 @@ def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArra
     tokens_SJ = np.zeros((len(tokens_SE), groups), dtype=np.int64)
     np.add.at(tokens_SJ.T, group_E, tokens_SE.T)
     return tokens_SJ
-
-
-def exchanged(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
-    """(S, G) int64: tokens from each source to each GPU, when split_EG (E, G) says how experts' tokens divide over GPUs."""
-    whole_E = (split_EG == 1).any(axis=1)
-    tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
-    for expert in np.flatnonzero(~whole_E).tolist():
-        tokens_SG += divided(tokens_SE[:, expert], split_EG[expert])
-    return np.asarray(tokens_SG)
-
-
-def arriving(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArray:
-    """(E,) int64: each expert's tokens on `gpu`, from all sources, as `exchanged` divides them."""
-    tokens_E = np.where(split_EG[:, gpu] == 1, tokens_SE.sum(axis=0), 0)
-    for expert in np.flatnonzero((split_EG[:, gpu] > 0) & (split_EG[:, gpu] < 1)).tolist():
-        tokens_E[expert] = divided(tokens_SE[:, expert], split_EG[expert])[:, gpu].sum()
-    return tokens_E
-
-
-def divided(tokens_S: IntArray, split_G: FloatArray) -> IntArray:
-    """(S, G) int64: each source's tokens for one expert over the GPUs that share it by split_G (G,).
-
-    Cut at the running sum of shares, rounded up or down by the source's number: so every rank, computing apart, agrees, all are
-    sent, and sources with few tokens do not all choose one GPU.
-    """
-    upto_G = split_G.cumsum()
-    rounding_S = (np.arange(len(tokens_S)) + 0.5) / len(tokens_S)
-    upto_SG = np.floor(tokens_S[:, None] * (upto_G / upto_G[-1]) + rounding_S[:, None]).astype(np.int64)
-    return np.asarray(np.diff(upto_SG, axis=1, prepend=0))
-
-
-def expert_seconds(cluster: Cluster, profile: Profile, layer: int) -> FloatArray:
-    """(G, E) seconds of each expert of `layer` on each GPU, the profile's windows summed."""
-    tokens_TE = profile.tokens_TLSE[:, layer].sum(axis=1)
-    return np.stack([profile.seconds("expert", gpu, tokens_TE).sum(axis=0) for gpu in cluster.gpus])
-
-
-def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray, deduplicated: bool = False) -> GroupCosts:
-    """GroupCosts of `layer`, its experts grouped by group_E (E,). Source rank s sits on GPU s.
-
-    once: a token counts once for a group that holds several of its experts; BadInput where the profile holds no choices.
-    """
-    n = len(cluster)
-    tokens_TSE = profile.tokens_TLSE[:, layer]
-    if deduplicated:
-        tokens_SJ = deduplicated_GG(*profile.required_routing.layer(layer), group_E, n)
-    else:
-        tokens_SJ = group_tokens(tokens_TSE.sum(axis=0), group_E, n)
-    send_GJ = tokens_SJ.sum(axis=1)[:, None] - tokens_SJ
-    recv_GJ = tokens_SJ.sum(axis=0)[None, :] - tokens_SJ
-    own_TG = tokens_TSE.sum(axis=2) // profile.top_k
-    expert_s_GE = expert_seconds(cluster, profile, layer)
-    expert_s_GJ: FloatArray = np.stack([np.bincount(group_E, weights=expert_s_E, minlength=n) for expert_s_E in expert_s_GE])
-    own = {
-        phase: np.array([profile.seconds(phase, gpu, own_TG[:, g]).sum() for g, gpu in enumerate(cluster.gpus)])
-        for phase in ("gate", "aggregate")
-    }
-    return GroupCosts(
-        tokens_SJ.sum(axis=0),
-        send_GJ,
-        recv_GJ,
-        profile.row_bytes(deduplicated),
-        profile.combine_bytes,
-        expert_s_GJ,
-        own["gate"],
-        own["aggregate"],
-        cluster.out_Bps_G,
-        cluster.in_Bps_G,
-    )
-
-
-def coupled_s(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray) -> FloatArray:
-    """(3, G, J) seconds of Eq. 1's parts, gate and dispatch, experts and combine, aggregation, if rank j's requests moved to
-    GPU g together with group j. Source: the model of Aurora §5; in serving the requests stay where they are."""
-    tokens_TSE = profile.tokens_TLSE[:, layer]
-    n = len(cluster)
-    costs = group_costs(cluster, profile, layer, group_E)
-    tokens_SJ = group_tokens(tokens_TSE.sum(axis=0), group_E, n)
-    stay_J = np.diag(tokens_SJ)
-    send_J, recv_J = tokens_SJ.sum(axis=1) - stay_J, tokens_SJ.sum(axis=0) - stay_J
-    own_TS = tokens_TSE.sum(axis=2) // profile.top_k
-    gate, aggregate = (
-        np.stack([profile.seconds(phase, gpu, own_TS).sum(axis=0) for gpu in cluster.gpus]) for phase in ("gate", "aggregate")
-    )
-    out, into = cluster.out_Bps_G[:, None], cluster.in_Bps_G[:, None]
-    dispatch = np.maximum(send_J / out, recv_J / into) * profile.dispatch_bytes
-    combine = np.maximum(recv_J / out, send_J / into) * profile.combine_bytes
-    return np.stack([gate + dispatch, costs.expert_s_GJ + combine, aggregate])

@@ -9,7 +9,7 @@ from aurora.errors import BadInput
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, group_costs
-from aurora.planner.placement.lp_relaxation import proved, relaxed
+from aurora.planner.placement.lp_relaxation import lp_bound, prove_bound
 from aurora.planner.placement.objective import FIXED, OBJECTIVE, TERMS, exclusive_G, path_counts, shared_XG
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
@@ -55,19 +55,19 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
     phases_MYG = np.stack([_phases_YG(one) for one in costs])
     if len(costs) == 1:
         names: tuple[str, ...] = PARTS
-        part_XG = exclusive_G(costs[0].terms(gpus))
+        part_XG = exclusive_G(costs[0].phase_times(gpus))
         times_X = np.ones(len(names), dtype=np.int64)
-        least_X = exclusive_G(costs[0].terms(ASSIGN["exact"](costs[0], np.random.default_rng(0)))).max(axis=1)
+        least_X = exclusive_G(costs[0].phase_times(ASSIGN["exact"](costs[0], np.random.default_rng(0)))).max(axis=1)
         value_s, bound_s = float(part_XG.max(axis=1).sum()), float(least_X.sum())
         bound_term = names[int(least_X.argmax())]
     else:
-        names, part_XG = TERMS, shared_XG(costs[0].terms(gpus), costs[1].terms(gpus))
+        names, part_XG = TERMS, shared_XG(costs[0].phase_times(gpus), costs[1].phase_times(gpus))
         sharing = ColocationProblem(costs[0], costs[1], gpus, objective=plan.objective)
-        value_s = OBJECTIVE[plan.objective](costs[0].terms(gpus), costs[1].terms(gpus))
-        bound_s = proved(sharing, value_s).bound_s
+        value_s = OBJECTIVE[plan.objective](costs[0].phase_times(gpus), costs[1].phase_times(gpus))
+        bound_s = prove_bound(sharing, value_s).bound_s
         count_PX = path_counts(plan.objective)
         times_X = count_PX[int((count_PX @ part_XG.max(axis=1)).argmax())]
-        least_X = np.concatenate([part_XG[: len(FIXED)].max(axis=1), relaxed(sharing, sharing.open_MGJ).term_X])
+        least_X = np.concatenate([part_XG[: len(FIXED)].max(axis=1), lp_bound(sharing, sharing.open_MGJ).term_X])
         longest_X = count_PX[int((count_PX @ least_X).argmax())] * least_X
         bound_term = names[int(longest_X.argmax())]
     seconds_X, gpu_X = part_XG.max(axis=1), part_XG.argmax(axis=1)
@@ -75,5 +75,5 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
 
 
 def _phases_YG(costs: GroupCosts) -> FloatArray:
-    terms = costs.terms(np.arange(len(costs.out_Bps)))
+    terms = costs.phase_times(np.arange(len(costs.out_Bps)))
     return np.stack([terms.gate_G, terms.dispatch_G, terms.expert_G, terms.combine_G, terms.aggregate_G])

@@ -7,9 +7,9 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from aurora.planner.placement.annealing import C_A, C_AB, C_B, CRECV, CSEND, D_A, D_AB, D_B, EXPERT, F_A, F_B, RECV, SEND
-from aurora.planner.placement.bottleneck_sum_matching import least_bottleneck
-from aurora.planner.placement.colocation_problem import BoolArray, ColocationProblem
-from aurora.types.arrays import FloatArray
+from aurora.planner.placement.bottleneck_sum_matching import bottleneck_value
+from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.types.arrays import BoolArray, FloatArray
 
 SLACK = 1e-9  # relative: a proof shows that nothing is better by more than this
 WORTHWHILE = 0.97  # of the edges left: another round of closing edges is worth a linear programme
@@ -43,10 +43,10 @@ class OptimalityProof:
     bound_s: float
     closed: bool
     open_MGJ: BoolArray
-    relaxed: LpBound
+    lp: LpBound
 
 
-def proved(sharing: ColocationProblem, value_s: float) -> OptimalityProof:
+def prove_bound(sharing: ColocationProblem, value_s: float) -> OptimalityProof:
     """The best bound that a few linear programmes prove, knowing that better than value_s is asked for.
 
     Edges that no assignment below value_s can use are closed, and what is left is relaxed again, until nothing is left (then
@@ -54,7 +54,7 @@ def proved(sharing: ColocationProblem, value_s: float) -> OptimalityProof:
     """
     aim_s = value_s * (1 - SLACK)
     open_MGJ = sharing.open_MGJ
-    first = found = relaxed(sharing, open_MGJ)
+    first = found = lp_bound(sharing, open_MGJ)
     while found.seconds < aim_s:
         kept_MGJ = open_MGJ & (found.seconds + found.spare_MGJ < aim_s)
         for model in (0, 1):
@@ -65,11 +65,11 @@ def proved(sharing: ColocationProblem, value_s: float) -> OptimalityProof:
         if kept_MGJ.sum() > WORTHWHILE * open_MGJ.sum():
             return OptimalityProof(found.seconds, False, kept_MGJ, found)
         open_MGJ = kept_MGJ
-        found = relaxed(sharing, open_MGJ)
+        found = lp_bound(sharing, open_MGJ)
     return OptimalityProof(max(aim_s, first.seconds), True, np.zeros_like(open_MGJ), first)
 
 
-def relaxed(sharing: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
+def lp_bound(sharing: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
     """The bound of the linear programme, computed anew from its dual solution so that no solver tolerance enters it.
 
     seconds are infinite where no assignment uses open edges only.
@@ -148,7 +148,7 @@ def floors(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
     floor_X = np.zeros(8)
     for model in (0, 1):
         for term, least_GJ in enumerate(_least_XGJ(seconds_MXGJ, open_MGJ, model)):
-            floor_X[term] = max(floor_X[term], least_bottleneck(np.where(open_MGJ[model], least_GJ, np.inf)))
+            floor_X[term] = max(floor_X[term], bottleneck_value(np.where(open_MGJ[model], least_GJ, np.inf)))
     return floor_X
 
 

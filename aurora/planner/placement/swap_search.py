@@ -1,168 +1,260 @@
-"""Experts moved and swapped between GPUs one at a time, for one scenario or the worst of many."""
+"""Swap local search: moves and swaps single experts between GPUs, for one scenario or the longest of many."""
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from aurora.planner.placement.scenarios import Scenarios
-from aurora.types.arrays import IntArray
+from aurora.planner.placement.cost_model import LayerCosts
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 KICKS = 64  # restarts from the best placement, each after a few random moves and swaps
 SHAKES = 3
+TOP = 3  # slowest GPUs that are remembered: a move or swap changes two, so the slowest of the others is among three
+LOCAL, LOAD, WORK = range(3)  # amounts of an expert on a GPU
+NONE = -1  # no expert, where a move brings none back
 
 
-def refined(
-    costs: Scenarios, gpu_E: IntArray, room_G: IntArray, worst: int, rng: np.random.Generator, kicks: int = KICKS
+class Layer(NamedTuple):
+    """What no move changes. Amounts X of an expert on a GPU: tokens of the GPU's own rank, tokens of all ranks, seconds.
+
+    port_s_GX (G, 4): seconds a token, sent and received in the dispatch, sent and received in the combine. worst: how many
+    scenarios count.
+    """
+
+    amount_WGEX: FloatArray
+    own_WG: FloatArray  # tokens of each rank
+    gate_s_WG: FloatArray
+    aggregate_s_W: FloatArray
+    port_s_GX: FloatArray
+    slots_G: IntArray
+    worst: int
+
+
+class Totals(NamedTuple):
+    """What follows from where experts sit: how many each GPU holds, and their amounts X summed."""
+
+    gpu_E: IntArray
+    held_G: IntArray
+    amount_WGX: FloatArray
+
+
+class Prices(NamedTuple):
+    """Times of the placement in force, Y: gate + dispatch, experts + combine; its slowest GPUs, slowest first.
+
+    seconds_W, ranked_W: scratch for the seconds of a placement or candidate in each scenario, as they come and largest first.
+    """
+
+    gpu_s_WGY: FloatArray
+    top_WYR: IntArray
+    seconds_W: FloatArray
+    ranked_W: FloatArray
+
+
+def swap_search(
+    costs: LayerCosts, gpu_E: IntArray, slots_G: IntArray, worst: int, rng: np.random.Generator, kicks: int = KICKS
 ) -> IntArray:
-    """(E,) int64: a placement no worse than gpu_E in `tail_mean` of Eq. 1, by moves and swaps of single experts.
+    """A placement no worse than gpu_E in `tail_mean` of Eq. 1, found by moves and swaps of single experts.
 
-    room_G (G,) int64: how many experts each GPU can hold. Steepest descent among the experts of the GPUs that set the time,
-    then `kicks` restarts from a shaken best. Deterministic for rng.
+    Steepest descent among the experts of the GPUs that set the time, then `kicks` restarts from the best, shaken. Deterministic
+    for `rng`.
+
+    Args:
+        costs: one layer in W scenarios.
+        gpu_E: (E,) int64, the GPU of each expert to start from.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        worst: how many scenarios count, the longest first.
+        kicks: restarts.
+
+    Returns:
+        (E,) int64, the GPU of each expert.
     """
     experts, best_E = len(gpu_E), gpu_E.copy()
-    arrays = (
-        costs.own_WGE, costs.load_WE, costs.expert_s_WGE, costs.gate_s_WG, costs.aggregate_s_WG.max(axis=1),
-        costs.send_s_G, costs.recv_s_G, costs.csend_s_G, costs.crecv_s_G, room_G, worst,
-    )  # fmt: skip
-    best_s = _descend(best_E, *arrays)
+    layer = _layer(costs, slots_G, worst)
+    best_s = _descend(layer, best_E)
     for _ in range(kicks):
         trial_E = best_E.copy()
-        for a, b in zip(rng.integers(0, experts, SHAKES), rng.integers(0, experts + len(room_G), SHAKES), strict=True):
+        for a, b in zip(rng.integers(0, experts, SHAKES), rng.integers(0, experts + len(slots_G), SHAKES), strict=True):
             if b < experts:
                 trial_E[a], trial_E[b] = trial_E[b], trial_E[a]
-            elif (trial_E == b - experts).sum() < room_G[b - experts]:
+            elif (trial_E == b - experts).sum() < slots_G[b - experts]:
                 trial_E[a] = b - experts
-        trial_s = _descend(trial_E, *arrays)
+        trial_s = _descend(layer, trial_E)
         if trial_s < best_s * (1 - 1e-12):
             best_E, best_s = trial_E, trial_s
     return best_E
 
 
+def _layer(costs: LayerCosts, slots_G: IntArray, worst: int) -> Layer:
+    load_WGE = np.broadcast_to(costs.load_WE[:, None], costs.own_WGE.shape)
+    return Layer(
+        np.stack([costs.own_WGE, load_WGE, costs.expert_s_WGE], axis=3).astype(np.float64),
+        np.add.accumulate(costs.own_WGE, axis=2)[:, :, -1].astype(np.float64),
+        costs.gate_s_WG,
+        costs.aggregate_s_WG.max(axis=1),
+        np.stack([costs.send_s_G, costs.recv_s_G, costs.csend_s_G, costs.crecv_s_G], axis=1),
+        slots_G,
+        worst,
+    )
+
+
 @njit(cache=True)
-def _descend(gpu_E, own, load_WE, expert_s, gate_s, aggregate_s, send_s, recv_s, csend_s, crecv_s, room_G, worst):
-    """Best move or swap of an expert on a GPU that sets the time, again and again, in place; gives tail_mean in the end."""
-    scenarios, gpus, experts = own.shape
-    held = np.zeros(gpus, dtype=np.int64)
-    local = np.zeros((scenarios, gpus))
-    load = np.zeros((scenarios, gpus))
-    work = np.zeros((scenarios, gpus))
-    sent = np.zeros((scenarios, gpus))
+def _descend(layer: Layer, gpu_E: IntArray) -> float:
+    """Takes the best move or swap of an expert on a GPU that sets the time until none helps, in place; returns `tail_mean`."""
+    totals, prices = _totals(layer, gpu_E), _no_prices(layer)
+    while True:
+        now_s = _price_all(layer, totals, prices)
+        a, b, to_gpu = _best_step(layer, totals, prices, _critical_gpus(layer, prices), now_s)
+        if a == NONE:
+            return now_s
+        from_gpu = gpu_E[a]
+        _shift(layer, totals, a, from_gpu, to_gpu)
+        if b != NONE:
+            _shift(layer, totals, b, to_gpu, from_gpu)
+
+
+@njit(cache=True)
+def _totals(layer: Layer, gpu_E: IntArray) -> Totals:
+    scenarios, gpus, experts, amounts = layer.amount_WGEX.shape
+    held_G, amount_WGX = np.zeros(gpus, dtype=np.int64), np.zeros((scenarios, gpus, amounts))
     for e in range(experts):
-        held[gpu_E[e]] += 1
+        held_G[gpu_E[e]] += 1
     for w in range(scenarios):
         for e in range(experts):
-            g = gpu_E[e]
-            local[w, g] += own[w, g, e]
-            load[w, g] += load_WE[w, e]
-            work[w, g] += expert_s[w, g, e]
-            for s in range(gpus):
-                sent[w, s] += own[w, s, e]
-    first = np.zeros((scenarios, gpus))
-    second = np.zeros((scenarios, gpus))
-    top = np.zeros((2, scenarios, 3), dtype=np.int64)  # of each sum of phases, the three slowest GPUs
-    seconds = np.zeros(scenarios)
-    ranked = np.zeros(scenarios)
-    critical = np.zeros(gpus, dtype=np.bool_)
-    now = np.inf
-    while True:
-        for w in range(scenarios):
-            for g in range(gpus):
-                send = sent[w, g] - local[w, g]
-                recv = load[w, g] - local[w, g]
-                first[w, g] = gate_s[w, g] + max(send * send_s[g], recv * recv_s[g])
-                second[w, g] = work[w, g] + max(recv * csend_s[g], send * crecv_s[g])
-            _slowest(first[w], top[0, w])
-            _slowest(second[w], top[1, w])
-            seconds[w] = first[w, top[0, w, 0]] + second[w, top[1, w, 0]] + aggregate_s[w]
-        now = _tail(seconds, ranked, worst)
-        critical[:] = False
-        for w in range(scenarios):
-            if seconds[w] >= ranked[worst - 1]:
-                critical[top[0, w, 0]] = True
-                critical[top[1, w, 0]] = True
-        best = now * (1 - 1e-9)
-        from_e, to_e, to_g = -1, -1, -1
-        for a in range(experts):
-            g = gpu_E[a]
-            if not critical[g]:
+            for x in range(amounts):
+                amount_WGX[w, gpu_E[e], x] += layer.amount_WGEX[w, gpu_E[e], e, x]
+    return Totals(gpu_E, held_G, amount_WGX)
+
+
+@njit(cache=True)
+def _no_prices(layer: Layer) -> Prices:
+    scenarios, gpus = layer.gate_s_WG.shape
+    top_WYR = np.zeros((scenarios, 2, TOP), dtype=np.int64)
+    return Prices(np.zeros((scenarios, gpus, 2)), top_WYR, np.zeros(scenarios), np.zeros(scenarios))
+
+
+@njit(cache=True)
+def _price_all(layer: Layer, totals: Totals, prices: Prices) -> float:
+    """Prices the placement in force; returns its `tail_mean`."""
+    scenarios, gpus = layer.gate_s_WG.shape
+    for w in range(scenarios):
+        for g in range(gpus):
+            first_s, second_s = _gpu_seconds(
+                totals.amount_WGX[w, g, LOCAL], totals.amount_WGX[w, g, LOAD], totals.amount_WGX[w, g, WORK],
+                layer.own_WG[w, g], layer.gate_s_WG[w, g], layer.port_s_GX, g,
+            )  # fmt: skip
+            prices.gpu_s_WGY[w, g, 0], prices.gpu_s_WGY[w, g, 1] = first_s, second_s
+        first_s = _slowest(prices.gpu_s_WGY[w, :, 0], prices.top_WYR[w, 0])
+        second_s = _slowest(prices.gpu_s_WGY[w, :, 1], prices.top_WYR[w, 1])
+        prices.seconds_W[w] = first_s + second_s + layer.aggregate_s_W[w]
+    return _tail_mean(prices.seconds_W, prices.ranked_W, layer.worst)
+
+
+@njit(cache=True)
+def _critical_gpus(layer: Layer, prices: Prices) -> BoolArray:
+    """(G,) bool: the GPUs that set the time of a scenario that counts."""
+    critical_G = np.zeros(len(layer.slots_G), dtype=np.bool_)
+    for w in range(len(prices.seconds_W)):
+        if prices.seconds_W[w] >= prices.ranked_W[layer.worst - 1]:
+            critical_G[prices.top_WYR[w, 0, 0]] = True
+            critical_G[prices.top_WYR[w, 1, 0]] = True
+    return critical_G
+
+
+@njit(cache=True)
+def _best_step(layer: Layer, totals: Totals, prices: Prices, critical_G: BoolArray, now_s: float) -> tuple[int, int, int]:
+    """The best move or swap that helps: (expert, the expert it changes places with or NONE, its new GPU); or NONE thrice."""
+    gpu_E, held_G, amount_WGX = totals
+    amount_WGEX, own_WG, gate_s_WG, aggregate_s_W, port_s_GX, slots_G, worst = layer
+    gpu_s_WGY, top_WYR, seconds_W, ranked_W = prices
+    experts = len(gpu_E)
+    best_s, best_a, best_b, best_gpu = now_s * (1 - 1e-9), NONE, NONE, NONE
+    for a in range(experts):
+        if not critical_G[gpu_E[a]]:
+            continue
+        for to in range(experts + len(held_G)):  # the place of another expert, or a free slot of a GPU
+            b, h = (to, gpu_E[to]) if to < experts else (NONE, to - experts)
+            if h == gpu_E[a] or (b == NONE and held_G[h] >= slots_G[h]):
                 continue
-            for b in range(experts + gpus):
-                swaps = b < experts
-                h = gpu_E[b] if swaps else b - experts
-                if h == g or (not swaps and held[h] >= room_G[h]):
-                    continue
-                for w in range(scenarios):
-                    slow_first, slow_second = 0.0, 0.0
-                    for rank in range(min(3, gpus)):
-                        x = top[0, w, rank]
-                        if x != g and x != h:
-                            slow_first = max(slow_first, first[w, x])
-                        x = top[1, w, rank]
-                        if x != g and x != h:
-                            slow_second = max(slow_second, second[w, x])
-                    for side in range(2):
-                        here = g if side == 0 else h
-                        gone = a if side == 0 else b
-                        come = b if side == 0 else a
-                        near, bulk, busy = local[w, here], load[w, here], work[w, here]
-                        if side == 0 or swaps:
-                            near -= own[w, here, gone]
-                            bulk -= load_WE[w, gone]
-                            busy -= expert_s[w, here, gone]
-                        if side == 1 or swaps:
-                            near += own[w, here, come]
-                            bulk += load_WE[w, come]
-                            busy += expert_s[w, here, come]
-                        send, recv = sent[w, here] - near, bulk - near
-                        slow_first = max(slow_first, gate_s[w, here] + max(send * send_s[here], recv * recv_s[here]))
-                        slow_second = max(slow_second, busy + max(recv * csend_s[here], send * crecv_s[here]))
-                    seconds[w] = slow_first + slow_second + aggregate_s[w]
-                reached = _tail(seconds, ranked, worst)
-                if reached < best:
-                    best, from_e, to_g = reached, a, h
-                    to_e = b if swaps else -1
-        if from_e < 0:
-            return now
-        g = gpu_E[from_e]
-        _shift(from_e, g, to_g, gpu_E, held, local, load, work, own, load_WE, expert_s)
-        if to_e >= 0:
-            _shift(to_e, to_g, g, gpu_E, held, local, load, work, own, load_WE, expert_s)
+            for w in range(len(seconds_W)):
+                seconds_W[w] = aggregate_s_W[w] + _price_step(
+                    w, a, gpu_E[a], b, h, amount_WGEX, amount_WGX, own_WG, gate_s_WG, port_s_GX, gpu_s_WGY, top_WYR
+                )
+            step_s = _tail_mean(seconds_W, ranked_W, worst)
+            if step_s < best_s:
+                best_s, best_a, best_b, best_gpu = step_s, a, b, h
+    return best_a, best_b, best_gpu
+
+
+@njit(cache=True, inline="always")
+def _price_step(w, a, g, b, h, amount_WGEX, amount_WGX, own_WG, gate_s_WG, port_s_GX, gpu_s_WGY, top_WYR):
+    """Seconds of scenario w before aggregation if expert a went from GPU g to h and expert b, unless NONE, from h to g."""
+    first_s, second_s = 0.0, 0.0
+    for rank in range(min(TOP, len(port_s_GX))):
+        x, y = top_WYR[w, 0, rank], top_WYR[w, 1, rank]
+        if x != g and x != h:
+            first_s = max(first_s, gpu_s_WGY[w, x, 0])
+        if y != g and y != h:
+            second_s = max(second_s, gpu_s_WGY[w, y, 1])
+    for side in range(2):
+        here, gone, come = (g, a, b) if side == 0 else (h, b, a)
+        local, load, work_s = amount_WGX[w, here, LOCAL], amount_WGX[w, here, LOAD], amount_WGX[w, here, WORK]
+        if gone != NONE:
+            local -= amount_WGEX[w, here, gone, LOCAL]
+            load -= amount_WGEX[w, here, gone, LOAD]
+            work_s -= amount_WGEX[w, here, gone, WORK]
+        if come != NONE:
+            local += amount_WGEX[w, here, come, LOCAL]
+            load += amount_WGEX[w, here, come, LOAD]
+            work_s += amount_WGEX[w, here, come, WORK]
+        here_s = _gpu_seconds(local, load, work_s, own_WG[w, here], gate_s_WG[w, here], port_s_GX, here)
+        first_s, second_s = max(first_s, here_s[0]), max(second_s, here_s[1])
+    return first_s + second_s
+
+
+@njit(cache=True, inline="always")
+def _gpu_seconds(local, load, work_s, own, gate_s, port_s_GX, g):
+    """Seconds of gate + dispatch and of experts + combine on GPU g, whose rank has `own` tokens and whose experts have `load`,
+    `local` of them its rank's, and take work_s."""
+    send, recv = own - local, load - local
+    first_s = gate_s + max(send * port_s_GX[g, 0], recv * port_s_GX[g, 1])
+    return first_s, work_s + max(recv * port_s_GX[g, 2], send * port_s_GX[g, 3])
 
 
 @njit(cache=True)
-def _shift(e, g, h, gpu_E, held, local, load, work, own, load_WE, expert_s):
-    gpu_E[e] = h
-    held[g] -= 1
-    held[h] += 1
-    for w in range(own.shape[0]):
-        local[w, g] -= own[w, g, e]
-        local[w, h] += own[w, h, e]
-        load[w, g] -= load_WE[w, e]
-        load[w, h] += load_WE[w, e]
-        work[w, g] -= expert_s[w, g, e]
-        work[w, h] += expert_s[w, h, e]
+def _shift(layer: Layer, totals: Totals, e: int, g: int, h: int) -> None:
+    """Moves expert e from GPU g to GPU h."""
+    totals.gpu_E[e] = h
+    totals.held_G[g] -= 1
+    totals.held_G[h] += 1
+    for w in range(len(layer.aggregate_s_W)):
+        for x in range(3):
+            totals.amount_WGX[w, g, x] -= layer.amount_WGEX[w, g, e, x]
+            totals.amount_WGX[w, h, x] += layer.amount_WGEX[w, h, e, x]
 
 
 @njit(cache=True)
-def _slowest(seconds_G, top):
-    """The three largest of seconds_G, by index; of fewer GPUs the first repeats."""
-    top[:] = 0
-    for rank in range(min(3, len(seconds_G))):
+def _slowest(seconds_G: FloatArray, top_R: IntArray) -> float:
+    """The largest of seconds_G; writes the indices of the TOP largest, of which the first repeats where GPUs are fewer."""
+    top_R[:] = 0
+    for rank in range(min(TOP, len(seconds_G))):
         best = -1
         for g in range(len(seconds_G)):
-            taken = (rank > 0 and g == top[0]) or (rank > 1 and g == top[1])
+            taken = (rank > 0 and g == top_R[0]) or (rank > 1 and g == top_R[1])
             if not taken and (best < 0 or seconds_G[g] > seconds_G[best]):
                 best = g
-        top[rank] = best
+        top_R[rank] = best
+    return seconds_G[top_R[0]]
 
 
 @njit(cache=True)
-def _tail(seconds, ranked, worst):
-    """The mean of the `worst` largest; ranked gets all, largest first."""
-    for w in range(len(seconds)):
-        value = seconds[w]
+def _tail_mean(seconds_W: FloatArray, ranked_W: FloatArray, worst: int) -> float:
+    """The mean of the `worst` largest of seconds_W; writes all of them into ranked_W, largest first."""
+    for w in range(len(seconds_W)):
+        value = seconds_W[w]
         at = w
-        while at > 0 and ranked[at - 1] < value:
-            ranked[at] = ranked[at - 1]
+        while at > 0 and ranked_W[at - 1] < value:
+            ranked_W[at] = ranked_W[at - 1]
             at -= 1
-        ranked[at] = value
-    return ranked[:worst].mean()
+        ranked_W[at] = value
+    return ranked_W[:worst].mean()

@@ -7,7 +7,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.placement.grouping import balanced
-from aurora.planner.placement.layers import even_rooms
+from aurora.planner.placement.slots import even_slots
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of
 from aurora.types import DriftOptions, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
@@ -97,7 +97,7 @@ def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
 
 def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
     """How much fuller, over all layers, the fullest groups are on `other_LE` when balanced for `load_LE` than for itself."""
-    room_J = even_rooms(load_LE.shape[1], np.full(groups, load_LE.shape[1]))
+    room_J = even_slots(load_LE.shape[1], np.full(groups, load_LE.shape[1]))
     rng = np.random.default_rng(0)  # of PLACE's protocol; balanced draws nothing
 
     def fullest(made_for_LE: IntArray) -> int:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aurora.planner.workload.traffic import contiguous_split
+from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 LEVEL = 0.95
@@ -110,3 +112,11 @@ def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
     alike = np.full(load_XE.shape, 1 / load_XE.shape[-1])
     np.divide(load_XE, sum_X1, out=alike, where=sum_X1 > 0)
     return alike
+
+
+def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
+    """`load_intervals` of a profile, the bottleneck's with experts in index order, an equal share on each source rank: a
+    placement that is independent of the counts."""
+    split_EG = contiguous_split(profile.experts, profile.sources)
+    split_LEG = np.broadcast_to(split_EG, (profile.layers, *split_EG.shape))
+    return load_intervals(profile.tokens_TLSE, profile.stage_T, split_LEG, np.random.default_rng(seed))

@@ -75,7 +75,7 @@ def by_formula(colocated: Callable[[PhaseTimes, PhaseTimes], float]) -> Price:
     """Eq. 1 for one job, and `colocated` for two; every all-to-all takes its ports' time, which is the best order's."""
 
     def price(jobs: Sequence[LayerJob], held: Sequence[IntArray]) -> LayerOutcome:
-        terms = [j.costs.terms(held_G) for j, held_G in zip(jobs, held, strict=True)]
+        terms = [j.costs.phase_times(held_G) for j, held_G in zip(jobs, held, strict=True)]
         return _outcome(terms, exclusive(terms[0]) if len(terms) == 1 else colocated(terms[0], terms[1]))
 
     return price
@@ -88,7 +88,7 @@ def timed_order(one: LayerJob, held_G: IntArray, order: str) -> LayerOutcome:
     tokens_GG = profile.tokens_TLSE[0, 0] * (1 - np.eye(profile.experts, dtype=np.int64))
     there_G = _ends(timed(model.dispatch_L[0], tokens_GG * profile.dispatch_bytes, network), profile.experts)
     back_G = _ends(timed(model.combine_L[0], tokens_GG.T * profile.combine_bytes, network), profile.experts)
-    terms = replace(one.costs.terms(held_G), send_G=there_G, recv_G=there_G, csend_G=back_G, crecv_G=back_G)
+    terms = replace(one.costs.phase_times(held_G), send_G=there_G, recv_G=there_G, csend_G=back_G, crecv_G=back_G)
     return _outcome([terms], exclusive(terms))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from aurora.io import load_cluster, shipped
 from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_matching import bottleneck
+from aurora.planner.placement.bottleneck_matching import bottleneck_matching
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.reproduce.aurora.jobs import LayerJob, LayerOutcome, Pricing, job, lina_all, lina_half
@@ -179,7 +179,7 @@ def _random_pairs(jobs: Sequence[LayerJob], rng: np.random.Generator) -> tuple[I
     """REC on mixed GPUs: random pairs, which go to GPUs as Aurora's second matching says."""
     a, b = (j.costs for j in jobs)
     partner_J = rng.permutation(len(a.load_J))
-    group_G = bottleneck(a.alone_s_GJ + b.alone_s_GJ[:, partner_J])
+    group_G = bottleneck_matching(a.exclusive_s_GJ + b.exclusive_s_GJ[:, partner_J])
     return group_G, partner_J[group_G]
 
 

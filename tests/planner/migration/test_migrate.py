@@ -13,7 +13,7 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.migrate import move
 from aurora.types import Placement, PlanOptions
 from tests.conftest import cluster
-from tests.planner.placement.test_layers import LINEAR, drawn, priced, profile
+from tests.planner.placement.test_exclusive_layers import LINEAR, drawn, priced, profile
 from tests.strategies import clusters, profiles
 
 OLD = PlanOptions("random", "random", "random")

@@ -12,12 +12,13 @@ from aurora.errors import BrokenPlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import order as schedule_of
 from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.make_plan import make_plan
 from aurora.planner.network.fabric_bounds import cut_bound, fluid_optimum
 from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, Cut, Fabric, Gpu, Link, Network, Order, PlanOptions, SyntheticOptions, leaf_spine
 from tests.planner.network.rates import fair_rates
 from tests.strategies import profiles, traffics_on_fabrics, traffics_on_ports
@@ -238,7 +239,7 @@ def test_plans_are_timed_on_the_fabric(drawn, method):
     machines = cluster_on(TWO_LEAVES)
     model = make_plan(machines, [drawn], PlanOptions(order=method)).models[0]
     for layer, order in enumerate(model.dispatch_L):
-        there = exchanged_tokens(drawn, layer, model.placement.split_EG(layer)) * drawn.dispatch_bytes
+        there = layer_traffic(drawn, layer, model.placement.split_EG(layer)) * drawn.dispatch_bytes
         alone = timed(order, there, machines.network)
         assert model.dispatch_s_L[layer] == alone.makespan_s
         assert model.cut_L[layer] == cut_bound(there, LEAVES)

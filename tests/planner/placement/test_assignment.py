@@ -10,9 +10,10 @@ from hypothesis.extra.numpy import arrays
 
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_sum_matching import least_sum
-from aurora.planner.placement.cost_model import coupled_s, group_costs
+from aurora.planner.placement.bottleneck_sum_matching import bottleneck_sum_matching
+from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.objective import exclusive
+from aurora.reproduce.aurora.coupled_requests import coupled_s
 from aurora.types import PlanOptions
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
@@ -29,7 +30,7 @@ def used(matrices, group_G):
 
 @given(MATRICES)
 def test_no_permutation_has_a_smaller_sum_of_bottlenecks(matrices):
-    found = least_sum(*matrices)
+    found = bottleneck_sum_matching(*matrices)
     assert sorted(found) == list(range(len(found)))
     assert used(matrices, found) == min(used(matrices, p) for p in permutations(range(len(found))))
 
@@ -39,14 +40,14 @@ def test_no_permutation_of_eight_is_better(seed):
     matrices = np.random.default_rng(seed).lognormal(size=(2, 8, 8))
     every = np.array(list(permutations(range(8))))
     best = sum(matrix[np.arange(8), every].max(axis=1) for matrix in matrices).min()
-    assert used(matrices, least_sum(*matrices)) == pytest.approx(best, rel=1e-12)
+    assert used(matrices, bottleneck_sum_matching(*matrices)) == pytest.approx(best, rel=1e-12)
 
 
 def test_the_first_threshold_rises_where_the_second_pays_for_it():
     """The identity is best for the first matrix (1 against 3) and loses 9 by the second."""
     first, second = np.array([[1.0, 3], [3, 1]]), np.array([[9.0, 0], [0, 9]])
-    assert least_sum(first, second).tolist() == [1, 0]
-    assert least_sum(first, second, np.array([[0.0, 8], [8, 0]])).tolist() == [0, 1]
+    assert bottleneck_sum_matching(first, second).tolist() == [1, 0]
+    assert bottleneck_sum_matching(first, second, np.array([[0.0, 8], [8, 0]])).tolist() == [0, 1]
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=2))))
@@ -57,7 +58,7 @@ def test_exact_is_the_optimum_of_the_plans_own_objective(case):
     best = 0.0
     for layer in range(source.layers):
         costs = group_costs(machines, source, layer, plan.models[0].placement.gpu_E(layer))
-        best += min(exclusive(costs.terms(np.array(p))) for p in permutations(range(n)))
+        best += min(exclusive(costs.phase_times(np.array(p))) for p in permutations(range(n)))
     assert plan.objective_s == pytest.approx(best, rel=1e-12)
     assert plan.bound_s == pytest.approx(plan.objective_s, rel=1e-12)
     for name in ASSIGN:
@@ -74,7 +75,7 @@ def test_requests_that_move_along_price_like_requests_that_were_there(case):
     for held in permutations(range(n)):  # GPU g has rank and group held[g]
         where = np.argsort(held)
         permuted = type(machines)("permuted", tuple(machines.gpus[g] for g in where))
-        stays = exclusive(group_costs(permuted, source, 0, group_E).terms(np.arange(n)))
+        stays = exclusive(group_costs(permuted, source, 0, group_E).phase_times(np.arange(n)))
         assert used(moved, held) == pytest.approx(stays, rel=1e-12)
 
 

@@ -12,15 +12,16 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_plan, save
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import exchanged_tokens, make_plan
+from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.migrate import move
-from aurora.planner.placement.coactivation import chosen_together, clustered, deduplicated_GG, merged
-from aurora.planner.placement.coactivation_search import gathered
-from aurora.planner.placement.cost_model import expert_seconds, group_costs
+from aurora.planner.placement.coactivation import coactivation_counts, coactivation_groups, distinct_tokens
+from aurora.planner.placement.coactivation_search import coactivation_search
+from aurora.planner.placement.cost_model import group_costs, layer_costs
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
+from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.explain import explain
-from aurora.planner.placement.layers import place_alone
 from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.traffic import deduplicated_tokens, layer_traffic
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Placement, PlanOptions, SyntheticOptions
 from tests.conftest import cluster
@@ -63,10 +64,10 @@ def test_a_token_counts_once_for_each_gpu_that_it_visits(case, random):
     machines, profile = case
     n = len(machines)
     gpu_E = np.array([random.randrange(n) for _ in range(profile.experts)])
-    found = deduplicated_GG(*profile.routing.layer(0), gpu_E, n)
+    found = deduplicated_tokens(*profile.routing.layer(0), gpu_E, n)
     assert found.tolist() == by_sets(profile, 0, gpu_E, n).tolist()
-    every = exchanged_tokens(profile, 0, np.eye(n)[gpu_E])
-    deduplicated = exchanged_tokens(profile, 0, np.eye(n)[gpu_E], deduplicated=True)
+    every = layer_traffic(profile, 0, np.eye(n)[gpu_E])
+    deduplicated = layer_traffic(profile, 0, np.eye(n)[gpu_E], deduplicated=True)
     assert (deduplicated <= every).all()
     assert (deduplicated * profile.top_k >= every).all()
     assert profile.top_k > 1 or np.array_equal(deduplicated, every)
@@ -77,13 +78,13 @@ def test_tokens_alike_are_one_and_pairs_are_counted(case):
     _, profile = case
     experts_UK, source_U = profile.routing.layer(0)
     n = profile.sources
-    experts_VK, source_V, count_V = merged(experts_UK, source_U)
+    experts_VK, source_V, count_V = distinct_tokens(experts_UK, source_U)
     rows = sorted((int(s), *sorted(row)) for s, row in zip(source_U, experts_UK.tolist(), strict=True))
     again = sorted(
         (int(s), *row) for s, row, many in zip(source_V, experts_VK.tolist(), count_V, strict=True) for _ in range(many)
     )
     assert rows == again
-    together = chosen_together(experts_VK, source_V, count_V, profile.experts, n)
+    together = coactivation_counts(experts_VK, source_V, count_V, profile.experts, n)
     for s, a, b in product(range(n), range(profile.experts), range(profile.experts)):
         assert together[s, a, b] == sum({a, b} <= set(row) for row in experts_UK[source_U == s].tolist())
 
@@ -94,21 +95,21 @@ def test_clusters_keep_the_room(case, data):
     n = len(machines)
     room_G = np.array(data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)))
     room_G[0] += max(0, profile.experts - room_G.sum())
-    together = chosen_together(*merged(*profile.routing.layer(0)), profile.experts, n)
-    gpu_E = clustered(together.sum(axis=0), room_G)
+    together = coactivation_counts(*distinct_tokens(*profile.routing.layer(0)), profile.experts, n)
+    gpu_E = coactivation_groups(together.sum(axis=0), room_G)
     assert (gpu_E >= 0).all()
     assert (np.bincount(gpu_E, minlength=n) <= room_G).all()
 
 
 def test_clusters_find_pairs():
     together = np.array([[9, 0, 8, 0], [0, 9, 0, 7], [8, 0, 9, 0], [0, 7, 0, 9]])
-    assert clustered(together, np.array([2, 2])).tolist() == [0, 1, 0, 1]
+    assert coactivation_groups(together, np.array([2, 2])).tolist() == [0, 1, 0, 1]
 
 
 def search(machines, profile, gpu_E, room_G, seed=0):
     costs = group_costs(machines, profile, 0, gpu_E, deduplicated=True)
-    tokens = merged(*profile.routing.layer(0))
-    return gathered(*tokens, gpu_E, room_G, expert_seconds(machines, profile, 0), costs.gate_s_G, costs.port_s_XG,
+    tokens = distinct_tokens(*profile.routing.layer(0))
+    return coactivation_search(*tokens, gpu_E, room_G, layer_costs(machines, profile, 0).expert_s_WGE[0], costs.gate_s_G, costs.port_s_XG,
                     np.random.default_rng(seed), kicks=8)  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def test_the_search_is_never_worse_and_keeps_the_room(case, data):
 @given(CASES)
 def test_plans_are_priced_by_hand_and_never_longer_than_refined_ones_counted_once(case):
     machines, profile = case
-    plan, refined = make_plan(machines, [profile], ONCE), make_plan(machines, [profile], PlanOptions(place="refined"))
+    plan, refined = make_plan(machines, [profile], ONCE), make_plan(machines, [profile], PlanOptions(place="swap-search"))
     check_plan(plan)
     near, start = near_and_start(machines, profile)
     seconds, longer = (
@@ -144,8 +145,8 @@ def test_plans_are_priced_by_hand_and_never_longer_than_refined_ones_counted_onc
 
 
 def near_and_start(machines, profile, slots=None):
-    options, rng = PlanOptions("refined", "exact", slots_per_gpu=slots), np.random.default_rng(0)
-    start = place_alone(machines, profile, (), options, rng)
+    options, rng = PlanOptions("swap-search", "exact", slots_per_gpu=slots), np.random.default_rng(0)
+    start = place_exclusive(machines, profile, (), options, rng)
     return place_deduplicated(machines, profile, start, options, rng), start
 
 
@@ -183,7 +184,7 @@ def test_near_the_best_of_every_placement():
         for gpu_E in product(range(3), repeat=7):
             if np.bincount(gpu_E, minlength=3).max() <= 3:
                 priced = group_costs(machines, profile, 0, np.array(gpu_E), deduplicated=True)
-                terms = priced.terms(np.arange(3))
+                terms = priced.phase_times(np.arange(3))
                 costs[gpu_E] = (
                     (terms.gate_G + terms.dispatch_G).max() + (terms.expert_G + terms.combine_G).max() + terms.aggregate_G.max()
                 )
@@ -196,10 +197,12 @@ def test_near_the_best_of_every_placement():
 def test_pairs_of_experts_come_to_sit_together():
     profile = invented(correlation=1.0, tokens=400)
     machines = cluster(1e6, 1e6)
-    plan, refined = (make_plan(machines, [profile], replace(o, slots_per_gpu=4)) for o in (ONCE, PlanOptions(place="refined")))
+    plan, refined = (
+        make_plan(machines, [profile], replace(o, slots_per_gpu=4)) for o in (ONCE, PlanOptions(place="swap-search"))
+    )
     for layer in range(profile.layers):
         there = [
-            exchanged_tokens(profile, layer, each.models[0].placement.split_EG(layer), deduplicated=True).sum()
+            layer_traffic(profile, layer, each.models[0].placement.split_EG(layer), deduplicated=True).sum()
             for each in (plan, refined)
         ]
         assert there[0] < 0.9 * there[1]
@@ -252,16 +255,16 @@ def test_counts_alone_do_not_price_a_plan_that_counts_once():
     machines, profile = cluster(1e6, 2e6), invented()
     plan, counted = make_plan(machines, [profile], ONCE), replace(profile, routing=None)
     for price in (lambda: evaluate(plan, [counted]), lambda: simulate_plan(plan, [counted])):
-        with pytest.raises(BadInput, match="expected token-level routing, found counts alone; profile with --tokens"):
+        with pytest.raises(BadInput, match="expected token-level routing, found counts alone; profile with `token_level`"):
             price()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"place": "balanced"}, "--co-activation: expected no --place balanced"),
-        ({"assign": "exact"}, "--co-activation: expected no --assign exact"),
-        ({"aim": "worst"}, "--co-activation: expected no --aim worst"),
+        ({"place": "balanced"}, "`coactivation`: expected no `place` balanced"),
+        ({"assign": "matching"}, "`coactivation`: expected no `assign` matching"),
+        ({"aim": "worst"}, "`coactivation`: expected no `aim` worst"),
     ],
 )
 def test_what_affinity_does_not_go_with(options, message):
@@ -272,16 +275,16 @@ def test_what_affinity_does_not_go_with(options, message):
 
 def test_affinity_wants_one_model_alone_with_its_choices():
     machines, profile = cluster(1e6, 2e6), invented()
-    with pytest.raises(BadInput, match="--co-activation: expected one model alone, found two"):
+    with pytest.raises(BadInput, match="`coactivation`: expected one model alone, found two"):
         make_plan(machines, [profile, profile], ONCE)
-    with pytest.raises(BadInput, match="--co-activation: expected no --domain"):
+    with pytest.raises(BadInput, match="`coactivation`: expected no `domain`"):
         make_plan(machines, [profile], ONCE, domains=[profile])
-    with pytest.raises(BadInput, match=r"--co-activation: profile of .*: expected token-level routing"):
+    with pytest.raises(BadInput, match=r"`coactivation`: profile of .*: expected token-level routing"):
         make_plan(machines, [replace(profile, routing=None)], ONCE)
     with pytest.raises(InfeasiblePlan, match="expert slots"):
         make_plan(machines, [profile], replace(ONCE, slots_per_gpu=3))
     plan = make_plan(machines, [profile], ONCE)
-    with pytest.raises(BadInput, match="expected one model alone where a token counts once a GPU, found two"):
+    with pytest.raises(BadInput, match="expected one model alone where tokens are deduplicated, found two"):
         replace(plan, models=plan.models * 2)
 
 

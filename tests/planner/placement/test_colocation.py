@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.make_plan import make_plan
-from aurora.planner.placement.annealing import annealed, longest_path, term
-from aurora.planner.placement.branch_and_bound import branched
+from aurora.planner.placement.annealing import anneal, gpu_terms, longest_path
+from aurora.planner.placement.branch_and_bound import branch_and_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, group_costs
-from aurora.planner.placement.lp_relaxation import SLACK, proved, relaxed
+from aurora.planner.placement.lp_relaxation import SLACK, lp_bound, prove_bound
 from aurora.planner.placement.objective import MOVED, OBJECTIVE
 from aurora.types import PlanOptions
 from tests.conftest import cluster
@@ -57,7 +57,7 @@ def test_the_compiled_price_is_the_objective(sharing):
     gpus = range(len(sharing.held_G))
     held_GX = np.zeros((len(gpus), len(MOVED)))
     for g in gpus:
-        term(sharing.seconds_MXGJ, g, sharing.held_G[g], g, held_GX[g])
+        gpu_terms(sharing.seconds_MXGJ, g, sharing.held_G[g], g, held_GX[g])
     found = longest_path(sharing.count_PX, sharing.base_P, held_GX.max(axis=0))
     assert found == pytest.approx(sharing.value_s(sharing.held_G, np.arange(len(gpus))))
 
@@ -68,8 +68,8 @@ def test_no_pair_of_permutations_is_below_the_bound_or_the_exact_one(sharing, wo
     found = COLOCATE["exact"](sharing, np.random.default_rng(0))
     assert sharing.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
     assert best * (1 - 2 * SLACK) <= found.bound_s <= best * (1 + 1e-12)
-    assert proved(sharing, worse * best).bound_s <= best * (1 + 1e-12)
-    assert not proved(sharing, best * 1.01).closed or best == 0
+    assert prove_bound(sharing, worse * best).bound_s <= best * (1 + 1e-12)
+    assert not prove_bound(sharing, best * 1.01).closed or best == 0
 
 
 @given(sharings(), st.sampled_from(sorted(COLOCATE)))
@@ -120,7 +120,7 @@ def test_branch_and_bound_finds_the_optimum_from_a_bad_start():
     """No programme proves a bad start, so the tree is searched."""
     for seed in range(4):
         sharing = random_sharing(seed, 4)
-        a_G, b_G, bound_s = branched(sharing, np.arange(4), np.arange(4))
+        a_G, b_G, bound_s = branch_and_bound(sharing, np.arange(4), np.arange(4))
         assert sharing.value_s(a_G, b_G) == pytest.approx(optimum(sharing), rel=2 * SLACK)
         assert bound_s <= optimum(sharing)
 
@@ -130,14 +130,14 @@ def test_a_search_without_time_still_gives_a_bound_below_the_optimum(monkeypatch
     for seed in range(3):
         sharing = random_sharing(seed, 4)
         rushed = replace(sharing, running=lambda: False)
-        a_G, b_G, bound_s = branched(rushed, np.arange(4), np.arange(4))
-        assert relaxed(sharing, sharing.open_MGJ).seconds <= bound_s <= optimum(sharing)
+        a_G, b_G, bound_s = branch_and_bound(rushed, np.arange(4), np.arange(4))
+        assert lp_bound(sharing, sharing.open_MGJ).seconds <= bound_s <= optimum(sharing)
         assert sharing.value_s(a_G, b_G) >= optimum(sharing) * (1 - 1e-12)
 
 
 @given(sharings())
 def test_spare_seconds_are_below_what_every_assignment_takes(sharing):
-    found = relaxed(sharing, sharing.open_MGJ)
+    found = lp_bound(sharing, sharing.open_MGJ)
     gpus = np.arange(len(sharing.held_G))
     for a_G in permutations(gpus) if sharing.movable else [sharing.held_G]:
         for b_G in permutations(gpus):
@@ -159,7 +159,7 @@ def test_which_model_leads_is_a_matter_of_names(sharing):
 def test_annealing_with_nothing_to_gain_stays():
     still = GroupCosts(*[np.zeros(1, dtype=np.int64)] + [np.zeros((1, 1), dtype=np.int64)] * 2, 1, 1, np.zeros((1, 1)),
                        np.zeros(1), np.zeros(1), np.ones(1), np.ones(1))  # fmt: skip
-    a_G, b_G = annealed(ColocationProblem(still, still, np.arange(1)), np.arange(1), np.arange(1), np.random.default_rng(0))
+    a_G, b_G = anneal(ColocationProblem(still, still, np.arange(1)), np.arange(1), np.arange(1), np.random.default_rng(0))
     assert (a_G.tolist(), b_G.tolist()) == ([0], [0])
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.placement import objective
-from aurora.planner.placement.cost_model import group_costs
-from aurora.planner.placement.scenarios import scenarios, tail_mean
-from aurora.planner.placement.swap_search import refined
+from aurora.planner.placement.cost_model import group_costs, layer_costs, scenario_costs
+from aurora.planner.placement.scenarios import tail_mean
+from aurora.planner.placement.swap_search import swap_search
 from aurora.types import PHASES, Cluster, Curve, Gpu, Profile
 from tests.strategies import clusters, profiles
 
@@ -26,15 +26,15 @@ def layers(draw, max_gpus=3):
 
 
 def by_window(cluster, profile):
-    return scenarios(cluster, [(profile, 0, slice(t, t + 1)) for t in range(profile.windows)])
+    return scenario_costs(cluster, [(profile, 0, slice(t, t + 1)) for t in range(profile.windows)])
 
 
 @given(layers())
 def test_the_price_of_one_scenario_is_equation_1(case):
     cluster, profile, gpu_E, _ = case
-    whole = scenarios(cluster, [(profile, 0, slice(None))])
+    whole = layer_costs(cluster, profile, 0)
     costs = group_costs(cluster, profile, 0, gpu_E)
-    expected = objective.exclusive(costs.terms(np.arange(len(cluster))))
+    expected = objective.exclusive(costs.phase_times(np.arange(len(cluster))))
     assert whole.seconds(np.eye(len(cluster))[gpu_E]).tolist() == pytest.approx([expected])
 
 
@@ -43,12 +43,12 @@ def test_refining_is_never_worse_and_keeps_the_room(case, seed):
     cluster, profile, gpu_E, room_G = case
     costs = by_window(cluster, profile)
     for worst in {1, profile.windows}:
-        found = refined(costs, gpu_E, room_G, worst, np.random.default_rng(seed))
+        found = swap_search(costs, gpu_E, room_G, worst, np.random.default_rng(seed))
         assert (np.bincount(found, minlength=len(cluster)) <= room_G).all()
         assert tail_mean(costs.seconds(np.eye(len(cluster))[found]), worst) <= tail_mean(
             costs.seconds(np.eye(len(cluster))[gpu_E]), worst
         ) * (1 + 1e-9)
-        again = refined(costs, gpu_E, room_G, worst, np.random.default_rng(seed))
+        again = swap_search(costs, gpu_E, room_G, worst, np.random.default_rng(seed))
         assert found.tolist() == again.tolist()
 
 
@@ -75,7 +75,7 @@ def test_refining_against_every_placement():
             for gpus in product(range(3), repeat=5)
             if (np.bincount(gpus, minlength=3) <= room_G).all()
         )
-        ratios.append(tail_mean(costs.seconds(np.eye(3)[refined(costs, start, room_G, 2, rng)]), 2) / best)
+        ratios.append(tail_mean(costs.seconds(np.eye(3)[swap_search(costs, start, room_G, 2, rng)]), 2) / best)
     assert min(ratios) >= 1 - 1e-9
     assert max(ratios) <= 1.05
     assert np.mean(ratios) <= 1.005

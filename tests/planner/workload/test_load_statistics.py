@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from aurora.planner.make_plan import contiguous_split
 from aurora.planner.workload.load_statistics import MIN_ROUNDS, bottleneck, load_intervals, rounds_again, rounds_of
+from aurora.planner.workload.traffic import contiguous_split
 from tests.strategies import profiles
 
 SHARE_E = np.array([0.4, 0.2, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01])

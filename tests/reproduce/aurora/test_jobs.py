@@ -42,7 +42,7 @@ def test_costs_are_those_of_the_traffic_as_placed(case, coupled):
     machines, tokens_SE, held_G = case
     one = job(machines, tiny(tokens_SE, 0.5), 0, coupled)
     placed = group_costs(machines, one.placed(held_G), 0, np.arange(len(held_G)))
-    expected, found = placed.terms(np.arange(len(held_G))), one.costs.terms(held_G)
+    expected, found = placed.phase_times(np.arange(len(held_G))), one.costs.phase_times(held_G)
     for phase in ("gate_G", "send_G", "recv_G", "csend_G", "crecv_G", "expert_G", "aggregate_G"):
         assert getattr(found, phase) == pytest.approx(getattr(expected, phase))
 

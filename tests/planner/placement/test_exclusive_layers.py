@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.plans import check_plan
-from aurora.planner.make_plan import exchanged_tokens, make_plan
-from aurora.planner.placement.cost_model import arriving, divided, exchanged
+from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.layers import even_rooms
 from aurora.planner.replication.registry import REPLICAS
+from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import PHASES, Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
@@ -57,7 +56,7 @@ def priced(plan, source):
     return sum(equation_1(plan.cluster, source, layer, split(layer), slice(None)) for layer in range(source.layers))
 
 
-@given(ONE, st.sampled_from([*PLACE, "refined", *REPLICAS]), st.integers(0, 2))
+@given(ONE, st.sampled_from([*PLACE, "swap-search", *REPLICAS]), st.integers(0, 2))
 @settings(max_examples=100)
 def test_every_method_gives_a_plan_that_takes_what_equation_1_says(case, place, spare):
     machines, source = case
@@ -79,7 +78,7 @@ def test_every_method_gives_a_plan_that_takes_what_equation_1_says(case, place, 
 @given(ONE, st.integers(0, 3))
 def test_refined_is_never_worse_than_the_best_assignment_of_balanced_groups(case, seed):
     machines, source = case
-    grouped, refined = (make_plan(machines, [source], PlanOptions(p, seed=seed)) for p in ("balanced", "refined"))
+    grouped, refined = (make_plan(machines, [source], PlanOptions(p, seed=seed)) for p in ("balanced", "swap-search"))
     assert refined.objective_s <= grouped.objective_s * (1 + 1e-9)
     assert make_plan(machines, [source], PlanOptions(seed=seed)).models[0].placement == refined.models[0].placement
 
@@ -88,7 +87,7 @@ def test_refined_is_never_worse_than_the_best_assignment_of_balanced_groups(case
 def test_replicas_are_never_worse_than_none_in_the_same_room(case, place, spare):
     machines, source = case
     slots = -(-source.experts // len(machines)) + spare
-    alone, copies = (make_plan(machines, [source], PlanOptions(p, slots_per_gpu=slots)) for p in ("refined", place))
+    alone, copies = (make_plan(machines, [source], PlanOptions(p, slots_per_gpu=slots)) for p in ("swap-search", place))
     assert copies.objective_s <= alone.objective_s * (1 + 1e-9)
 
 
@@ -122,7 +121,9 @@ def test_larger_memory_holds_more_experts():
         machines, gpus=tuple(replace(gpu, memory_bytes=b) for gpu, b in zip(gpus, (150, 150, 550, 150), strict=True))
     )
     assert [len(own) for own in make_plan(with_less, [source]).models[0].placement.slots_LG[0]] == [1, 1, 5, 1]
-    with pytest.raises(InfeasiblePlan, match=r"--place balanced: an equal share .* does not fit on every GPU; --place refined"):
+    with pytest.raises(
+        InfeasiblePlan, match=r"`place` balanced: an equal share .* does not fit on every GPU; `place` swap-search"
+    ):
         make_plan(with_less, [source], PlanOptions("balanced"))
     too_small = replace(machines, gpus=tuple(replace(gpu, memory_bytes=240) for gpu in gpus))
     with pytest.raises(InfeasiblePlan, match="has 4 expert slots a layer for 'm', its 8 experts need 8"):
@@ -135,11 +136,11 @@ def test_larger_memory_holds_more_experts():
         (PlanOptions(slots_per_gpu=1), 10, InfeasiblePlan, "has 4 expert slots a layer for 'm', its 8 experts need 8"),
         (
             PlanOptions("eplb", slots_per_gpu=3), 4 * 10**8, InfeasiblePlan,
-            "gpu 'g0': --slots-per-gpu 3, but its memory holds 2 experts of 'm' in every layer",
+            "gpu 'g0': `slots_per_gpu` 3, but its memory holds 2 experts of 'm' in every layer",
         ),
-        (PlanOptions("free-split"), 10, BadInput, "--place free-split: expected --slots-per-gpu"),
-        (PlanOptions("best"), 10, BadInput, "--place: expected one of .*refined.*equal-split.*, found 'best'"),
-        (PlanOptions(aim="median"), 10, BadInput, "--aim: expected one of sum, mean, cvar, worst, found 'median'"),
+        (PlanOptions("free-split"), 10, BadInput, "`place`: free-split expects `slots_per_gpu`"),
+        (PlanOptions("best"), 10, BadInput, "`place`: expected one of .*swap-search.*equal-split.*, found 'best'"),
+        (PlanOptions(aim="median"), 10, BadInput, "`aim`: expected one of auto, sum, mean, cvar, worst, found 'median'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(options, expert_bytes, error, message):
@@ -153,12 +154,12 @@ def test_more_slots_than_experts_are_as_many():
     assert plans[0].models[0].placement == plans[1].models[0].placement
 
 
-@pytest.mark.parametrize("options", [PlanOptions(slots_per_gpu=4), PlanOptions(aim="cvar"), PlanOptions("refined"),
+@pytest.mark.parametrize("options", [PlanOptions(slots_per_gpu=4), PlanOptions(aim="cvar"), PlanOptions("swap-search"),
                                      PlanOptions("equal-split")])  # fmt: skip
 def test_two_models_are_placed_in_groups(options):
     pair = [drawn(seed) for seed in (0, 1)]
-    named = {4: "--slots-per-gpu: expected one model alone"}.get(options.slots_per_gpu, "--aim cvar: expected one model alone")
-    message = named if options.place == "auto" else f"--place: expected one of balanced.*, found '{options.place}'"
+    named = {4: "`slots_per_gpu`: expected one model alone"}.get(options.slots_per_gpu, "`aim`: expected one model alone")
+    message = named if options.place == "auto" else f"`place`: expected one of auto, balanced.*, found '{options.place}'"
     with pytest.raises(BadInput, match=message):
         make_plan(cluster(1.0, 1.0, 1.0, 1.0), pair, options)
 
@@ -202,7 +203,7 @@ def test_domains_count_as_the_aim_says(case, aim):
         expected = np.mean(each[-{"mean": len(each), "cvar": -(-len(each) // 2), "worst": 1}[aim] :])
     assert plan.objective_s == pytest.approx(expected)
     assert plan.free_bound_s <= plan.objective_s * (1 + 1e-9)
-    there = sum(exchanged_tokens(p, 0, split_EG) for p in alike) * 2
+    there = sum(layer_traffic(p, 0, split_EG) for p in alike) * 2
     assert plan.models[0].fluid_bound_s_L[0] == pytest.approx(
         max((there.sum(axis=1) / machines.out_Bps_G).max(), (there.sum(axis=0) / machines.in_Bps_G).max())
     )
@@ -211,61 +212,9 @@ def test_domains_count_as_the_aim_says(case, aim):
 def test_domains_of_another_model_are_refused():
     machines, source = cluster(1.0, 1.0, 1.0, 1.0), drawn(0)
     for other in (drawn(1, experts=4), replace(drawn(1), fingerprint="other"), replace(drawn(1), dispatch_bytes=9)):
-        with pytest.raises(BadInput, match="--domain: expected another profile of the one model 'm'"):
+        with pytest.raises(BadInput, match="`domain`: expected another profile of the one model 'm'"):
             make_plan(machines, [source], domains=[other])
-    with pytest.raises(BadInput, match="--domain: expected another profile of the one model 'm'"):
+    with pytest.raises(BadInput, match="`domain`: expected another profile of the one model 'm'"):
         make_plan(machines, [source, source], domains=[source])
     with pytest.raises(BadInput, match="dealt to 2 source ranks"):
         make_plan(machines, [source], domains=[drawn(1, sources=2)])
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 30))
-def test_even_rooms_are_as_equal_as_they_can_be(rooms, experts):
-    room_G = np.array(rooms)
-    if experts > room_G.sum():
-        with pytest.raises(BadInput, match=f"expected room for {experts} experts, found {room_G.sum()}"):
-            even_rooms(experts, room_G)
-        return
-    own_G = even_rooms(experts, room_G)
-    assert own_G.sum() == experts
-    assert (own_G <= room_G).all()
-    for low in np.flatnonzero(own_G < room_G):
-        assert own_G.max() <= own_G[low] + 1
-
-
-@st.composite
-def shares(draw):
-    """(tokens_SE, split_EG): whole and divided experts, parts of nothing among them."""
-    sources, experts, gpus = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    rows = st.lists(st.integers(0, 5), min_size=gpus, max_size=gpus).filter(any)
-    weights = np.array([draw(rows) for _ in range(experts)], dtype=float)
-    tokens = st.lists(st.sampled_from([0, 1, 2, 7, 10**6]), min_size=experts, max_size=experts)
-    return np.array([draw(tokens) for _ in range(sources)]), weights / weights.sum(axis=1, keepdims=True)
-
-
-@given(shares())
-def test_divided_tokens_are_all_sent_once_and_to_holders(case):
-    tokens_SE, split_EG = case
-    tokens_SG = exchanged(tokens_SE, split_EG)
-    assert tokens_SG.dtype == np.int64
-    assert tokens_SG.sum(axis=1).tolist() == tokens_SE.sum(axis=1).tolist()
-    assert sum(arriving(tokens_SE, split_EG, g).sum() for g in range(split_EG.shape[1])) == tokens_SE.sum()
-    total_SG = np.zeros_like(tokens_SG)
-    for expert, split_G in enumerate(split_EG):
-        part_SG = divided(tokens_SE[:, expert], split_G)
-        assert (part_SG >= 0).all()
-        assert not part_SG[:, split_G == 0].any()
-        assert (abs(part_SG - np.outer(tokens_SE[:, expert], split_G)) <= 1 + 1e-6).all()
-        total_SG += part_SG
-    assert tokens_SG.tolist() == total_SG.tolist()
-    for g in range(split_EG.shape[1]):
-        assert arriving(tokens_SE, split_EG, g).sum() == total_SG[:, g].sum()
-
-
-def test_sources_with_one_token_each_use_all_replicas():
-    assert divided(np.ones(4, dtype=np.int64), np.array([0.5, 0, 0.5])).sum(axis=0).tolist() == [2, 0, 2]
-
-
-def test_shares_that_miss_one_by_rounding_still_send_all():
-    tokens = np.array([10**15, 1])
-    assert divided(tokens, np.array([0.5, 0.5 - 4e-10, 0.0])).sum(axis=1).tolist() == tokens.tolist()

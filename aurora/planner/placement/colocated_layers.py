@@ -1,0 +1,107 @@
+"""Where the experts of two models sit that share every GPU, layer by layer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from aurora.planner.network.lower_bounds import spread
+from aurora.planner.placement import objective
+from aurora.planner.placement.assignment import ASSIGN
+from aurora.planner.placement.colocation import COLOCATE
+from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
+from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.lp_relaxation import prove_bound
+from aurora.planner.placement.placed_models import PlacedModels, unreplicated
+from aurora.planner.placement.slots import even_slots
+from aurora.types import Cluster, Placement, PlanOptions, Profile
+from aurora.types.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class GroupedLayer:
+    """One layer of one model, its experts in groups of equal size. group_E (E,): each expert's group."""
+
+    costs: LayerCosts
+    group_E: IntArray
+    group_costs: GroupCosts
+
+    @classmethod
+    def of(cls, cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> "GroupedLayer":
+        """Groups of experts by the strategy `place` of PLACE."""
+        costs = layer_costs(cluster, profile, layer)
+        own_G = even_slots(profile.experts, np.full(len(cluster), profile.experts))
+        group_E = PLACE[place](costs.load_WE[0], own_G, rng)
+        return cls(costs, group_E, costs.grouped(group_E))
+
+    def placed(self, held_G: IntArray) -> Placement:
+        """The layer's Placement when GPU g holds group held_G[g]."""
+        return unreplicated(np.argsort(held_G)[self.group_E], len(held_G))
+
+
+def place_colocated(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    options: PlanOptions,
+    rng: np.random.Generator,
+    clock: Callable[[], float],
+) -> PlacedModels:
+    """Places two models that share every GPU.
+
+    Layer l of the longer model meets layer l modulo the shorter's length; a layer of the shorter model stays where it is placed
+    first. `options.time_limit_s` is shared out evenly among the layers that are left.
+
+    Args:
+        options: resolved, so `place`, `assign` and `colocate` name strategies.
+        clock: gives seconds.
+    """
+    first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
+    layers_ML = [[GroupedLayer.of(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
+    held_MLG: list[list[IntArray]] = [[], []]
+    objective_s = bound_s = free_bound_s = 0.0
+    end_s = clock() + options.time_limit_s
+    for layer in range(profiles[second].layers):
+        partner = layer % profiles[first].layers
+        a, b = layers_ML[first][partner], layers_ML[second][layer]
+        movable = partner == layer
+        held_G = ASSIGN[options.assign](a.group_costs, rng) if movable else held_MLG[first][partner]
+        until_s = clock() + (end_s - clock()) / (profiles[second].layers - layer)
+        problem = ColocationProblem(
+            a.group_costs, b.group_costs, held_G, movable, options.objective, first == 0, partial(_before, clock, until_s)
+        )
+        found = COLOCATE[options.colocate](problem, rng)
+        if movable:
+            held_MLG[first].append(found.a_G)
+        held_MLG[second].append(found.b_G)
+        value_s = problem.value_s(found.a_G, found.b_G)
+        known_s = found.bound_s if movable else 0.0  # where a is held, other places for a were not looked at
+        free_s = free_bound(options.objective, *((a.costs, b.costs) if first == 0 else (b.costs, a.costs)))
+        objective_s += value_s
+        free_bound_s += free_s
+        bound_s += max(known_s or prove_bound(replace(problem, movable=True), value_s).bound_s, free_s)
+    placements = tuple(
+        Placement.stack([layer.placed(held_G) for layer, held_G in zip(*both, strict=True)])
+        for both in zip(layers_ML, held_MLG, strict=True)
+    )
+    return PlacedModels(placements, objective_s, bound_s, free_bound_s)
+
+
+def _before(clock: Callable[[], float], until_s: float) -> bool:
+    return clock() < until_s
+
+
+def free_bound(name: str, a: LayerCosts, b: LayerCosts) -> float:
+    """Seconds below Table 2's objective `name` for every placement of both models' experts; each has a single scenario.
+
+    Every term is replaced by its own least value, so the bound is attained only if one placement minimises them all.
+    """
+    fixed = [float(own_WG.max()) for own_WG in (a.gate_s_WG, b.gate_s_WG, a.aggregate_s_WG, b.aggregate_s_WG)]
+    arriving = [costs.load_WE[0] - costs.own_WGE[0] for costs in (a, b)]
+    dispatch = [each * costs.recv_s_G[:, None] for each, costs in zip(arriving, (a, b), strict=True)]
+    combine = [each * costs.csend_s_G[:, None] for each, costs in zip(arriving, (a, b), strict=True)]
+    expert = [costs.expert_s_WGE[0] for costs in (a, b)]
+    both_there, both_back = np.concatenate(dispatch, axis=1), np.concatenate(combine, axis=1)
+    moved = [*dispatch, both_there, *expert, *combine, both_back]
+    return objective.longest(name, np.array([*fixed, *map(spread, moved)]))

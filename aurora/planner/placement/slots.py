@@ -1,0 +1,79 @@
+"""How many experts of a layer each GPU holds: what memory and options allow, equal shares, and which GPUs fail together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.types import Cluster, FailureDomains, PlanOptions, Profile
+from aurora.types.arrays import IntArray
+
+
+def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
+    """(G,) int64: how many experts of profiles[0] fit on each GPU in every layer, beside the other weights of all models.
+
+    Raises:
+        InfeasiblePlan: if the weights outside experts alone exceed a GPU's memory.
+    """
+    profile, others = profiles[0], sum(p.other_bytes for p in profiles)
+    slot_bytes = profile.expert_bytes * profile.layers
+    spare_G = np.array([gpu.memory_bytes - others for gpu in cluster.gpus])
+    if (spare_G < 0).any():
+        weakest = cluster.gpus[int(spare_G.argmin())]
+        raise InfeasiblePlan(
+            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but the weights outside experts need {others}"
+        )
+    return np.minimum(spare_G // slot_bytes, profile.experts) if slot_bytes else np.full(len(spare_G), profile.experts)
+
+
+def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArray:
+    """(G,) int64: the expert slots of each GPU in every layer, `options.slots_per_gpu` or as many as memory holds.
+
+    Raises:
+        InfeasiblePlan: if memory holds fewer than asked for, or all slots together are fewer than the experts.
+    """
+    memory_G = memory_slots_G(cluster, [profile])
+    if options.slots_per_gpu is None:
+        found_G = memory_G
+    elif (short_G := memory_G < min(options.slots_per_gpu, profile.experts)).any():
+        gpu = int(short_G.argmax())
+        raise InfeasiblePlan(
+            f"gpu {cluster.gpus[gpu].name!r}: `slots_per_gpu` {options.slots_per_gpu}, but its memory holds {memory_G[gpu]} "
+            f"experts of {profile.model!r} in every layer"
+        )
+    else:
+        found_G = np.full(len(cluster), min(options.slots_per_gpu, profile.experts))
+    if found_G.sum() < profile.experts:
+        raise InfeasiblePlan(
+            f"cluster {cluster.name!r} has {found_G.sum()} expert slots a layer for {profile.model!r}, its {profile.experts} "
+            f"experts need {profile.experts}"
+        )
+    return found_G
+
+
+def even_slots(experts: int, slots_G: IntArray) -> IntArray:
+    """(G,) int64: how many of `experts` each GPU holds, as equal as slots_G (G,) allows.
+
+    Raises:
+        BadInput: if the experts outnumber the slots.
+    """
+    own_G = np.zeros_like(slots_G)
+    while (left := experts - int(own_G.sum())) > 0:
+        open_G = np.flatnonzero(own_G < slots_G)
+        if not len(open_G):
+            raise BadInput(f"expected slots for {experts} experts, found {slots_G.sum()}")
+        share = max(1, min(left // len(open_G), int((slots_G - own_G)[open_G].min())))
+        own_G[open_G[: left if share == 1 else None]] += share
+    return own_G
+
+
+def failure_domains(cluster: Cluster, slots_G: IntArray) -> FailureDomains:
+    """The nodes of the cluster as failure domains of their GPUs, with slots_G (G,) slots each.
+
+    A node fails at the sum of its GPUs' rates; if a GPU has no rate, all nodes fail equally often.
+    """
+    node_G = np.unique([gpu.node for gpu in cluster.gpus], return_inverse=True)[1]
+    rate_G = [gpu.failure_rate for gpu in cluster.gpus if gpu.failure_rate is not None]
+    known = len(rate_G) == len(cluster)
+    odds_D = np.bincount(node_G, weights=rate_G) if known else np.ones(int(node_G.max()) + 1)
+    return FailureDomains(slots_G, node_G, odds_D.astype(np.float64))

@@ -1,0 +1,45 @@
+"""A placed model with the orders of its all-to-alls."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.workload.traffic import layer_traffic
+from aurora.types import Cluster, ModelPlan, Placement, Profile
+
+
+def schedule_model(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    placement: Placement,
+    order: str,
+    rng: np.random.Generator,
+    path: str,
+    deduplicated: bool = False,
+) -> ModelPlan:
+    """A placed model with its orders, made for the traffic of all of `profiles`, which are of one model.
+
+    once: a token counts once a GPU.
+    """
+    profile = profiles[0]
+    made = []
+    for layer in range(profile.layers):
+        tokens_GG = np.sum([layer_traffic(each, layer, placement.split_EG(layer), deduplicated) for each in profiles], axis=0)
+        there_GG, back_GG = tokens_GG * profile.row_bytes(deduplicated), tokens_GG.T * profile.combine_bytes
+        made.append(both_ways(there_GG, back_GG, cluster.network, order, rng=rng))
+    dispatches, combines, schedules = zip(*made, strict=True)
+    return ModelPlan(
+        profile.model,
+        profile.fingerprint,
+        path,
+        profile.digest,
+        placement,
+        dispatches,
+        combines,
+        np.array([schedule.makespan_s for schedule in schedules]),
+        np.array([schedule.fluid_bound_s for schedule in schedules]),
+        np.array([schedule.one_to_one_bound_s for schedule in schedules]),
+        tuple(schedule.cut for schedule in schedules if schedule.cut),
+        deduplicated,
+    )

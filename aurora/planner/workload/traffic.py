@@ -1,0 +1,83 @@
+"""Traffic of a profile's layers: how many tokens every rank sends to every other one under a placement."""
+
+import numpy as np
+
+from aurora.types import Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+
+def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray, deduplicated: bool = False) -> IntArray:
+    """The dispatch traffic of one layer over the whole profile.
+
+    Args:
+        profile: the recorded routing. Source rank g sits on GPU g.
+        layer: which MoE layer.
+        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
+        deduplicated: count a token once for a GPU that holds several of its experts; every expert must be held once.
+
+    Returns:
+        (G, G) int64 tokens from each rank to each other; the diagonal is zero.
+
+    Raises:
+        BadInput: with `deduplicated`, if the profile holds no token-level routing.
+    """
+    if deduplicated:
+        tokens_GG = deduplicated_tokens(*profile.required_routing.layer(layer), split_EG.argmax(axis=1), split_EG.shape[1])
+    else:
+        tokens_GG = tokens_to_gpus(profile.tokens_TLSE[:, layer].sum(axis=0), split_EG)
+    np.fill_diagonal(tokens_GG, 0)
+    return tokens_GG
+
+
+def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
+    """(S, G) int64: tokens from each source to each GPU, when split_EG (E, G) divides each expert's tokens over GPUs."""
+    whole_E = (split_EG == 1).any(axis=1)
+    tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
+    for expert in np.flatnonzero(~whole_E).tolist():
+        tokens_SG += split_by_share(tokens_SE[:, expert], split_EG[expert])
+    return np.asarray(tokens_SG)
+
+
+def tokens_on_gpu(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArray:
+    """(E,) int64: each expert's tokens on `gpu` from all sources, divided as `tokens_to_gpus` divides them."""
+    tokens_E = np.where(split_EG[:, gpu] == 1, tokens_SE.sum(axis=0), 0)
+    for expert in np.flatnonzero((split_EG[:, gpu] > 0) & (split_EG[:, gpu] < 1)).tolist():
+        tokens_E[expert] = split_by_share(tokens_SE[:, expert], split_EG[expert])[:, gpu].sum()
+    return tokens_E
+
+
+def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
+    """(S, G) int64: each source's tokens for one expert, divided over GPUs in proportion to share_G (G,).
+
+    The tokens are cut at the running sum of shares; whether a cut is rounded up or down depends on the source's number. So all
+    ranks compute the same division without talking to each other, every token is sent exactly once, and sources with few tokens
+    do not all choose the same GPU.
+    """
+    upto_G = share_G.cumsum()
+    rounding_S = (np.arange(len(tokens_S)) + 0.5) / len(tokens_S)
+    upto_SG = np.floor(tokens_S[:, None] * (upto_G / upto_G[-1]) + rounding_S[:, None]).astype(np.int64)
+    return np.asarray(np.diff(upto_SG, axis=1, prepend=0))
+
+
+def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArray, gpus: int) -> IntArray:
+    """(G, G) int64: tokens from each source to each GPU, a token counted once for a GPU however many of its experts sit there.
+
+    experts_UK (U, K): the experts of each token; source_U (U,): the GPU that it starts on; gpu_E (E,): where experts sit. The
+    diagonal counts the tokens that stay.
+    """
+    at_UK = np.sort(gpu_E[experts_UK], axis=1)
+    first_UK = np.ones(at_UK.shape, dtype=np.bool_)
+    first_UK[:, 1:] = at_UK[:, 1:] != at_UK[:, :-1]
+    pairs_UK = source_U[:, None] * gpus + at_UK
+    return np.bincount(pairs_UK[first_UK], minlength=gpus * gpus).reshape(gpus, gpus)
+
+
+def contiguous_split(experts: int, gpus: int) -> FloatArray:
+    """(E, G) float64: experts in index order, an equal share on each GPU; a remainder goes to the first GPUs."""
+    share_G = experts // gpus + (np.arange(gpus) < experts % gpus)
+    return np.eye(gpus)[np.repeat(np.arange(gpus), share_G)]
+
+
+def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
+    """(S, S) int64: bytes of the dispatch of `layer` over the whole profile under `contiguous_split`, one GPU a source rank."""
+    return layer_traffic(profile, layer, contiguous_split(profile.experts, profile.sources)) * profile.dispatch_bytes
