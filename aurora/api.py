@@ -528,11 +528,11 @@ def run(
         2
     """
     from aurora.runtime.run import run as served
-    from aurora.runtime.run import survive
+    from aurora.runtime.run import run_elastic
 
     options = options or RunOptions()
     if options.survive:
-        return survive(plan, models, prompts, options, [each.load_LE.astype(float) for each in profiles] or None)
+        return run_elastic(plan, models, prompts, options, [each.load_LE.astype(float) for each in profiles] or None)
     return served(plan, models, prompts, options)
 
 

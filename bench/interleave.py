@@ -28,7 +28,7 @@ from machine import machine
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "network")]
 from net import PAYLOAD, network, refusal  # noqa: E402
-from serving import TOKEN_S, NoTurns, served_alone, served_on_hosts  # noqa: E402
+from serving import TOKEN_S, NoArbiter, served_alone, served_on_hosts  # noqa: E402
 
 from aurora.advisor.simulated_choice import with_time_slice  # noqa: E402
 from aurora.io import shipped  # noqa: E402
@@ -37,9 +37,9 @@ from aurora.profiler.profile_model import profile_model  # noqa: E402
 from aurora.reports.compare import Comparison, compare  # noqa: E402
 from aurora.reports.summary import summarise  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
-from aurora.runtime.port_arbiter import PortArbiter, in_threads  # noqa: E402
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter, folder_of  # noqa: E402
-from aurora.runtime.result import RunResult, merge  # noqa: E402
+from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters  # noqa: E402
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder  # noqa: E402
+from aurora.runtime.result import RunResult, merge_results  # noqa: E402
 from aurora.simulator.interpreter import simulate_plan  # noqa: E402
 from aurora.types import Cluster, Curve, Gpu, Plan, PlanOptions, Profile, ProfileOptions, RunOptions, Trace  # noqa: E402
 
@@ -92,7 +92,7 @@ def alone(plan: Plan, repetitions: int) -> list[str]:
         for name in list(ALONE)[:: 1 if repetition % 2 else -1]:
             options = replace(ALONE[name] or RunOptions(), max_new_tokens=24, transport="gloo")
             shares = launch(served_alone, 2, ALONE[name] is not None, plan, paths, prompts, options)
-            result = merge([one for share in shares for one in share], MODELS[:1])
+            result = merge_results([result for results in shares for result in results], MODELS[:1])
             seconds[name].append(result.seconds)
             passes = int(result.trace.step_X.max()) + 1
     base = seconds["no turns"]
@@ -113,17 +113,17 @@ def turns_s() -> dict[str, float]:
     """By name of ALONE: what a layer's turns cost one model that never waits, three computing and two exchanging; the median of
     calls that take turns among the ways."""
     with tempfile.TemporaryDirectory() as folder:
-        (of_thread,), of_process = in_threads(1), ProcessPortArbiter(Path(folder), 0, 10.0)
-        ways: dict[str, PortArbiter] = dict(zip(ALONE, (NoTurns(), of_thread, of_process), strict=True))
+        (of_thread,), of_process = thread_port_arbiters(1), ProcessPortArbiter(Path(folder), 0, 10.0)
+        ways: dict[str, PortArbiter] = dict(zip(ALONE, (NoArbiter(), of_thread, of_process), strict=True))
         took: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(CALLS):
-            for name, turnstile in ways.items():
+            for name, arbiter in ways.items():
                 began_s = time.perf_counter()
                 for _ in range(3):
-                    turnstile.start_compute()
-                    turnstile.stop_compute()
+                    arbiter.start_compute()
+                    arbiter.stop_compute()
                 for _ in range(2):
-                    with turnstile.exchange():
+                    with arbiter.exchange():
                         pass
                 took[name].append(time.perf_counter() - began_s)
         of_process.leave()
@@ -141,7 +141,7 @@ def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
                 options = replace(of_way, max_new_tokens=1, batch=BATCH, transport="gloo", predictable=True)
                 meeting = f"{folder}/{name}{repetition}"
                 shares = launch(served_on_hosts, 4, hosts, meeting, served, paths, prompts, options)
-                result = merge([one for share in shares for one in share], MODELS)
+                result = merge_results([result for results in shares for result in results], MODELS)
                 assert result.conditions is not None
                 seen = replace(served, cluster=result.conditions.cluster)
                 traffic = result.conditions.traffic(known)
@@ -221,7 +221,7 @@ def main() -> None:
             *gain,
         ]
     )
-    shutil.rmtree(folder_of(SHARED), ignore_errors=True)
+    shutil.rmtree(colocation_folder(SHARED), ignore_errors=True)
     out = HERE / "results" / f"interleave-{today}.md"
     out.write_text(text + "\n")
     print(text)

@@ -30,7 +30,8 @@ from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.port_arbiter import in_threads
+from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Barrier, Compute, Exchange, Network, Order, Placement, TraceRecorder
 
 TOKENS, TOP_K, EXPERTS, WIDTH = 8, 2, 8, 1024
@@ -104,10 +105,11 @@ def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicat
     order = ORDER["openshop"](every, Network.equal(ranks), rng=np.random.default_rng(0))
     ops = (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
            Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
-    session = LayerContext(0, transport, *in_threads(1), TraceRecorder("measured", ("bench",), ranks), time.perf_counter())
-    session.start_compute()
+    recorder = PhaseRecorder(TraceRecorder("measured", ("bench",), ranks), transport.rank, 0, time.perf_counter())
+    context = LayerContext(0, transport, *thread_port_arbiters(1), recorder)
+    context.start_compute()
     spread = DistributedExperts(Echo(sum(map(len, slots_G))))
-    spread.perform(Placement((slots_G,)), ops, 0, session, deduplicate)
+    spread.perform(Placement((slots_G,)), ops, 0, context, deduplicate)
     return spread
 
 
@@ -150,10 +152,10 @@ def plain_layer(
     return out.index_add_(0, choice // index.shape[1], answers * weights.flatten()[choice, None])
 
 
-def on_rank(seat: RankInfo) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+def on_rank(rank_info: RankInfo) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Microseconds of a layer, of them in transports, and of one all-to-all."""
     torch.set_num_threads(1)
-    ranks, generator = seat.ranks, torch.Generator().manual_seed(seat.rank)
+    ranks, generator = rank_info.ranks, torch.Generator().manual_seed(rank_info.rank)
     held = EXPERTS // ranks
     slots_G = tuple(tuple(range(rank * held, (rank + 1) * held)) for rank in range(ranks))
     every = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
@@ -163,7 +165,7 @@ def on_rank(seat: RankInfo) -> tuple[dict[str, float], dict[str, float], dict[st
         torch.rand(TOKENS, EXPERTS, generator=generator).topk(TOP_K).indices,
         torch.rand(TOKENS, TOP_K, generator=generator),
     )
-    with default_process_group(seat), torch.inference_mode():
+    with default_process_group(rank_info), torch.inference_mode():
         watches = {"torch": Watch()}
         collective = watches["torch"](dist.all_to_all_single)
         layers = {"torch": lambda: plain_layer(tokens, ranks, collective)}
@@ -236,7 +238,7 @@ def local() -> list[str]:
     torch.set_num_threads(1)
     for tokens, top_k, count, width in ((8, 2, 8, 1024), (512, 2, 8, 1024), (512, 8, 64, 2048)):
         slots_G = (tuple(range(count // 2)), tuple(range(count // 2, count)))
-        seats = ExpertMap(slots_G, 0)
+        expert_map = ExpertMap(slots_G, 0)
         hidden, weights = torch.randn(tokens, width), torch.rand(tokens, top_k)
         half = torch.rand(tokens // 2, count).topk(top_k).indices
         index = torch.cat([half, (half + count // 2) % count])  # as much for one rank as for the other
@@ -247,13 +249,13 @@ def local() -> list[str]:
             answers = hidden[token]
             return torch.zeros_like(hidden).index_add_(0, token, answers * weights.flatten()[choice, None])
 
-        def every(seats=seats, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
-            parcels = RowPerExpert(seats, hidden, index, weights, None)
-            return parcels.combine(parcels.rows)
+        def every(expert_map=expert_map, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
+            layout = RowPerExpert(expert_map, hidden, index, weights, None)
+            return layout.combine(layout.rows)
 
-        def deduplicated(seats=seats, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
-            parcels = RowPerRank(seats, hidden, index, weights, None)
-            return parcels.combine(parcels.run(parcels.rows, parcels.counts, lambda rows, *_: rows))
+        def deduplicated(expert_map=expert_map, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
+            layout = RowPerRank(expert_map, hidden, index, weights, None)
+            return layout.combine(layout.compute(layout.rows, layout.counts, lambda rows, *_: rows))
 
         ways: dict[str, Callable[[], object]] = {"plain": plain, "every": every, "once": deduplicated}
         for name, deduplicate in (("layer", False), ("layer once", True)):
@@ -296,11 +298,11 @@ def saved() -> list[str]:
             moved = {RowPerExpert: 0, RowPerRank: 0}
             for index in seen:
                 for kind in moved:
-                    parcels = kind(
+                    layout = kind(
                         ExpertMap(slots_G, 0), torch.zeros(len(index), width, dtype=dtype), index, torch.ones(index.shape), None
                     )
-                    rows = sum(parcels.sizes(parcels.counts.expand(ranks, -1))[0][1:])
-                    moved[kind] += rows * (parcels.rows.shape[1] * parcels.rows.element_size() + width * dtype.itemsize)
+                    rows = sum(layout.sizes(layout.counts.expand(ranks, -1))[0][1:])
+                    moved[kind] += rows * (layout.rows.shape[1] * layout.rows.element_size() + width * dtype.itemsize)
             cells.append(f"{moved[RowPerRank] / moved[RowPerExpert]:.3f}")
         lines.append(f"| {title} | {width} x {str(dtype).removeprefix('torch.')} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)

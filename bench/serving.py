@@ -19,14 +19,14 @@ from aurora.runtime.result import RankResult
 TOKEN_S = 200e-6
 
 
-class NoTurns:
-    """What one model alone would do without the machinery."""
+class NoArbiter:
+    """The PortArbiter interface without arbitration: what one model alone would do."""
 
-    alone = True
+    exclusive = True
 
-    def start_compute(self, brief: bool = False) -> None: ...
+    def start_compute(self, high_priority: bool = False) -> None: ...
 
-    def part(self, stopped: Callable[[], None]) -> bool:
+    def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
         return False
 
     def stop_compute(self) -> None: ...
@@ -39,21 +39,21 @@ class NoTurns:
     def abort(self, error: BaseException) -> None: ...
 
 
-def served_alone(seat: RankInfo, time_slice: bool, *args: Any) -> list[RankResult]:
+def served_alone(rank_info: RankInfo, time_slice: bool, *args: Any) -> list[RankResult]:
     if not time_slice:
-        serve._turnstiles = lambda transports, *_: [NoTurns() for _ in transports]
-    return serve.serve_rank(seat, *args)
+        serve._arbiters = lambda transports, *_: [NoArbiter() for _ in transports]
+    return serve.serve_rank(rank_info, *args)
 
 
-def served_on_hosts(seat: RankInfo, hosts: Sequence[str], meeting: str, *args: Any) -> list[RankResult]:
+def served_on_hosts(rank_info: RankInfo, hosts: Sequence[str], meeting: str, *args: Any) -> list[RankResult]:
     """In the rank's namespace, with experts that take as long as a GPU's stand-in would."""
-    enter(hosts[seat.rank])
+    enter(hosts[rank_info.rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
 
     @contextmanager
     def joined(_: RankInfo) -> Iterator[None]:
-        store = dist.FileStore(meeting, seat.ranks)
-        dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.ranks)
+        store = dist.FileStore(meeting, rank_info.ranks)
+        dist.init_process_group("gloo", store=store, rank=rank_info.rank, world_size=rank_info.ranks)
         try:
             yield
         finally:
@@ -72,4 +72,4 @@ def served_on_hosts(seat: RankInfo, hosts: Sequence[str], meeting: str, *args: A
     for kind in (MixtralExperts, Qwen3MoeExperts):
         kind.forward = timed(kind.forward)
     serve.default_process_group = joined
-    return serve.serve_rank(seat, *args)
+    return serve.serve_rank(rank_info, *args)

@@ -1,4 +1,4 @@
-"""Ranks killed, stopped and started anew at random while they serve: are answers the same, and how long is nothing produced?
+"""Soak test: ranks are killed, stopped and restarted at random while they serve. Are answers the same, how long are pauses?
 
 `python bench/soak.py --kills 100` (as many single kills), `python bench/soak.py --minutes 30` (kills of one or two at once,
 also while the others recover, and ranks that hang). The pause after a change of membership is from the last token before it
@@ -33,17 +33,17 @@ NEW_TOKENS = 16
 HANG_S = 3.0
 
 
-class Harm:
-    """Hurts the members of an epoch some time after it has begun, once all seats are back."""
+class FaultInjector:
+    """Kills or stops members of an epoch some time after it has begun, once all ranks are back."""
 
-    def __init__(self, seats: int, kills: int | None, until: float, rng: random.Random) -> None:
-        self.seats, self.kills, self.until, self.rng = seats, kills, until, rng
+    def __init__(self, ranks: int, kills: int | None, until: float, rng: random.Random) -> None:
+        self.ranks, self.kills, self.until, self.rng = ranks, kills, until, rng
         self.done: list[str] = []
         self.over = False
 
     def watch(self, epoch: int, pids: dict[int, int]) -> None:
         mixed = self.kills is None
-        ready = len(pids) == self.seats or (mixed and self.rng.random() < 0.2)
+        ready = len(pids) == self.ranks or (mixed and self.rng.random() < 0.2)
         if ready and not self.over:
             threading.Thread(target=self._strike, args=(dict(pids), mixed), daemon=True).start()
 
@@ -53,9 +53,9 @@ class Harm:
             self.over = True
             return
         kind = self.rng.choice(["kill", "kill", "kill two", "stop"]) if mixed else "kill"
-        for seat in self.rng.sample(sorted(pids), min(len(pids) - 1, 2 if kind == "kill two" else 1)):
+        for rank in self.rng.sample(sorted(pids), min(len(pids) - 1, 2 if kind == "kill two" else 1)):
             try:
-                os.kill(pids[seat], signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+                os.kill(pids[rank], signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
             except ProcessLookupError:
                 continue
         self.done.append(kind)
@@ -93,24 +93,24 @@ def main() -> None:
     rng = random.Random(chosen.seed)
     prompts = [ids[at : at + rng.randint(3, 12)] for at in (rng.randrange(len(ids) - 12) for _ in range(20_000))]
 
-    harm = Harm(chosen.ranks, chosen.kills, time.monotonic() + 60 * chosen.minutes, rng)
-    told_s: list[float] = []
+    faults = FaultInjector(chosen.ranks, chosen.kills, time.monotonic() + 60 * chosen.minutes, rng)
+    token_s: list[float] = []
 
     class Ending(RequestJournal):
-        """Ends when the harm has, whatever is left to answer."""
+        """Ends when the faults have, whatever is left to answer."""
 
         @property
         def finished(self) -> bool:
-            return super().finished or harm.ended
+            return super().finished or faults.ended
 
-        def on_progress(self, rank, fresh):  # type: ignore[no-untyped-def]
-            told_s.append(time.perf_counter())
-            return super().on_progress(rank, fresh)
+        def on_progress(self, rank, progress):  # type: ignore[no-untyped-def]
+            token_s.append(time.perf_counter())
+            return super().on_progress(rank, progress)
 
     running.RequestJournal = Ending  # type: ignore[misc]
     options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=10**6, hang_s=HANG_S)
     began = time.monotonic()
-    result = running.survive(plan, [path], [prompts], options, watch=harm.watch)
+    result = running.run_elastic(plan, [path], [prompts], options, watch=faults.watch)
     took = time.monotonic() - began
     left = [rank for child in psutil.Process().children() for rank in child.children()]
 
@@ -137,7 +137,7 @@ def main() -> None:
         "",
         "| what | figure |",
         "|---|---|",
-        *(f"| {kind}, times | {harm.done.count(kind)} |" for kind in sorted(set(harm.done))),
+        *(f"| {kind}, times | {faults.done.count(kind)} |" for kind in sorted(set(faults.done))),
         f"| changes of membership | {len(result.changes)} |",
         f"| answers begun; not the plain model's | {len(answers)}; {wrong} |",
         f"| tokens | {sum(map(len, answers.values()))} |",
@@ -151,7 +151,7 @@ def main() -> None:
                 f"{np.quantile(found, 0.95):.2f}, {max(found):.2f} |"
             )
     lines += [
-        f"| usual time between tokens, s: median, worst | {np.median(np.diff(told_s)):.4f}, {np.diff(told_s).max():.2f} |",
+        f"| usual time between tokens, s: median, worst | {np.median(np.diff(token_s)):.4f}, {np.diff(token_s).max():.2f} |",
         f"| how it ended; processes left | {result.failure or 'as it should'}; {len(left)} |",
         "",
     ]

@@ -1,4 +1,4 @@
-"""`aurora.all_to_all`: torch's all_to_all_single with an order."""
+"""Ordered all-to-all between the ranks of a torch process group; differentiable, and in the background if asked to."""
 
 import math
 from collections.abc import Sequence
@@ -29,30 +29,26 @@ def all_to_all(
     async_op: bool = False,
     order: Order | str | None = None,
 ) -> Any:
-    """Like torch.distributed.all_to_all_single: the i-th slice of `input` (rows) goes to rank i, `output` collects by rank.
+    """torch.distributed.all_to_all_single with an order; see `aurora.all_to_all`.
 
-    order: an Order of a plan; or a name in ORDER, then every rank plans the same one from this call's sizes; None or
-    "all-at-once" is torch's own collective. All ranks pass the same. Without sizes the rows are split evenly. Any dtype.
-    Where input requires grad, `output` is differentiable: its gradient goes back the same way, in the reversed order.
-    async_op: gives a handle with wait(), else None; a named order is planned before it returns. Source: Aurora Thm 4.2.
-    Raises BadInput for sizes that do not fit, RankFailed when a peer is lost.
+    An order by name is made from the row counts, which all ranks exchange first; with async_op that happens before it returns.
     """
     if dist.get_rank(group) < 0:
         return None  # as torch does for ranks that are not in the group
-    post = _post(group)
-    in_sizes = _sizes("input", input, input_split_sizes, post.ranks)
-    out_sizes = _sizes("output", output, output_split_sizes, post.ranks)
+    state = _group_state(group)
+    in_sizes = _sizes("input", input, input_split_sizes, state.ranks)
+    out_sizes = _sizes("output", output, output_split_sizes, state.ranks)
     if output.dtype != input.dtype or output.shape[1:] != input.shape[1:]:
         raise BadInput(
             f"all_to_all: expected output rows like the input's, {input.dtype} of shape {tuple(input.shape[1:])}, "
             f"found {output.dtype} of shape {tuple(output.shape[1:])}"
         )
-    exchange = _Exchange(post, out_sizes, in_sizes, post.checked(order), async_op)
+    exchange = _Exchange(state, out_sizes, in_sizes, state.check_order(order), async_op)
     if torch.is_grad_enabled() and input.requires_grad:
         _Differentiable.apply(output, input, exchange)  # type: ignore[no-untyped-call]
     else:
-        exchange.begin(output, input)
-    return exchange.work
+        exchange.start(output, input)
+    return exchange.handle
 
 
 def _sizes(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int) -> list[int]:
@@ -71,7 +67,7 @@ def _sizes(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: 
 
 
 class _Handle:
-    """An exchange in the background."""
+    """Handle of an exchange in the background, like torch's Work."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
@@ -84,8 +80,8 @@ class _Handle:
         return self._future.done()
 
 
-class _Post:
-    """What calls on one group share: its transport, buffers to plan in, and the exchanges under way, one after the other."""
+class _GroupState:
+    """What the calls on one process group share: its transport, planning buffers and background exchanges, one at a time."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -93,56 +89,56 @@ class _Post:
         self._device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
         self.transport: Transport = NcclTransport(group, None, self._device) if on_gpu else GlooTransport(group)
         self.ranks = self.transport.ranks
-        self._makers = {**ORDER, "openshop": partial(openshop, shop=DenseShop(self.ranks))}
+        self._order_functions = {**ORDER, "openshop": partial(openshop, shop=DenseShop(self.ranks))}
         self._network = Network.equal(self.ranks)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-all-to-all")
-        self._under_way: Future[None] | None = None
-        self._checked: Order | None = None
+        self._running: Future[None] | None = None
+        self._valid_order: Order | None = None  # checked last
 
-    def checked(self, order: Order | str | None) -> Order | str | None:
-        if isinstance(order, Order) and order is not self._checked:
+    def check_order(self, order: Order | str | None) -> Order | str | None:
+        if isinstance(order, Order) and order is not self._valid_order:
             check_order(order, self.ranks)
-            self._checked = order
+            self._valid_order = order
         if isinstance(order, str) and order not in ORDER:
             raise BadInput(f"all_to_all: expected an order named {', '.join(ORDER)}, found {order!r}")
         return order
 
-    def at_once(
+    def unordered(
         self, into: torch.Tensor, rows: torch.Tensor, out_sizes: list[int] | None, in_sizes: list[int] | None, async_op: bool
     ) -> Any:
-        """torch's own collective, and its handle."""
+        """torch's own collective. Returns its handle."""
         try:
             return dist.all_to_all_single(into, rows, out_sizes, in_sizes, group=self.group, async_op=async_op)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise RankFailed(f"rank {self.transport.rank} lost the others: {reason}") from None
 
-    def planned(self, name: str, out_sizes: list[int], in_sizes: list[int]) -> Order:
-        """The order by that name for the rows that all ranks say they send; BadInput unless they agree with who receives."""
+    def make_order(self, name: str, out_sizes: list[int], in_sizes: list[int]) -> Order:
+        """Makes the order `name` from all ranks' sizes. Raises BadInput if senders and receivers disagree on a size."""
         mine = torch.tensor([in_sizes, out_sizes], device=self._device).expand(self.ranks, 2, self.ranks).contiguous()
-        found = torch.empty_like(mine)
-        self.at_once(found, mine, None, None, False)  # a gather: every rank sends everybody the same
-        said = found.cpu().numpy()
-        rows_RR, awaited_RR = said[:, 0].copy(), said[:, 1].T
-        if (rows_RR != awaited_RR).any():
-            src, dst = np.argwhere(rows_RR != awaited_RR)[0]
+        gathered = torch.empty_like(mine)
+        self.unordered(gathered, mine, None, None, False)  # a gather: every rank sends all others the same
+        sizes_R2R = gathered.cpu().numpy()
+        rows_RR, expected_RR = sizes_R2R[:, 0].copy(), sizes_R2R[:, 1].T
+        if (rows_RR != expected_RR).any():
+            src, dst = np.argwhere(rows_RR != expected_RR)[0]
             raise BadInput(
-                f"all_to_all: rank {src} sends {rows_RR[src, dst]} rows to rank {dst}, which expects {awaited_RR[src, dst]}"
+                f"all_to_all: rank {src} sends {rows_RR[src, dst]} rows to rank {dst}, which expects {expected_RR[src, dst]}"
             )
         np.fill_diagonal(rows_RR, 0)
-        return self._makers[name](rows_RR, self._network, rng=np.random.default_rng(0))
+        return self._order_functions[name](rows_RR, self._network, rng=np.random.default_rng(0))
 
-    def in_order(
+    def ordered(
         self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], async_op: bool
     ) -> _Handle | None:
-        """Exchange after what is under way: in the background over gloo, at once over NCCL, whose calls must not cross."""
+        """Exchanges after all earlier calls: over gloo in the background, over NCCL in this thread: its calls must not mix."""
         job = partial(self.transport.exchange, order, sends, recvs, lambda *_event: None)
         if async_op and self._device == "cpu":
-            self._under_way = self._background.submit(job)
-            return _Handle(self._under_way)
-        if self._under_way is not None:
-            wait([self._under_way])
-            self._under_way = None
+            self._running = self._background.submit(job)
+            return _Handle(self._running)
+        if self._running is not None:
+            wait([self._running])
+            self._running = None
         job()
         done: Future[None] = Future()
         done.set_result(None)
@@ -150,35 +146,36 @@ class _Post:
 
 
 class _Exchange:
-    """One call: what goes where in which order. work: the caller's handle when async_op."""
+    """One call. handle: the caller's, with async_op."""
 
     def __init__(
-        self, post: _Post, out_sizes: list[int], in_sizes: list[int], order: Order | str | None, async_op: bool = False
+        self, state: _GroupState, out_sizes: list[int], in_sizes: list[int], order: Order | str | None, async_op: bool = False
     ) -> None:
-        self._post, self._out_sizes, self._in_sizes, self._order, self._async = post, out_sizes, in_sizes, order, async_op
-        self._taken: Order | None = None
-        self.work: Any = None
+        self._state, self._out_sizes, self._in_sizes, self._order, self._async = state, out_sizes, in_sizes, order, async_op
+        self._used_order: Order | None = None
+        self.handle: Any = None
 
-    def begin(self, output: torch.Tensor, input: torch.Tensor) -> None:
+    def start(self, output: torch.Tensor, input: torch.Tensor) -> None:
         into, rows = _as_bytes(output), _as_bytes(input)
-        post, order = self._post, self._order
+        state, order = self._state, self._order
         if order is None or order == "all-at-once":
-            self.work = post.at_once(into, rows, self._out_sizes, self._in_sizes, self._async)
+            self.handle = state.unordered(into, rows, self._out_sizes, self._in_sizes, self._async)
             return
-        self._taken = order if isinstance(order, Order) else post.planned(order, self._out_sizes, self._in_sizes)
+        self._used_order = order if isinstance(order, Order) else state.make_order(order, self._out_sizes, self._in_sizes)
         sends, recvs = rows.split_with_sizes(self._in_sizes), into.split_with_sizes(self._out_sizes)
-        recvs[post.transport.rank].copy_(sends[post.transport.rank])
-        self.work = post.in_order(self._taken, sends, recvs, self._async)
+        recvs[state.transport.rank].copy_(sends[state.transport.rank])
+        self.handle = state.ordered(self._used_order, sends, recvs, self._async)
 
-    def backwards(self) -> "_Exchange":
+    def backward(self) -> "_Exchange":
         """The exchange of the gradients."""
-        return _Exchange(self._post, self._in_sizes, self._out_sizes, self._taken.reversed if self._taken else None)
+        order = self._used_order.reversed if self._used_order else None
+        return _Exchange(self._state, self._in_sizes, self._out_sizes, order)
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, input: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
-        exchange.begin(output, input)
+        exchange.start(output, input)
         ctx.mark_dirty(output)
         ctx.exchange, ctx.input_shape = exchange, input.shape
         return output
@@ -186,7 +183,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         back = gradients[0].new_empty(ctx.input_shape)
-        exchange = ctx.exchange.backwards()
+        exchange = ctx.exchange.backward()
         return None, _Differentiable.apply(back, gradients[0].contiguous(), exchange), None  # type: ignore[no-untyped-call]
 
 
@@ -195,14 +192,14 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(len(tensor), math.prod(tensor.shape[1:])).view(torch.uint8)
 
 
-_POSTS: dict[Any, _Post] = {}
+_GROUP_STATES: dict[Any, _GroupState] = {}
 
 
-def _post(group: Any) -> _Post:
-    """One a group, made on its first use."""
+def _group_state(group: Any) -> _GroupState:
+    """The state of a group, made on its first use."""
     key = group if group is not None else dist.group.WORLD
-    if key not in _POSTS:
-        for gone in [old for old in _POSTS if old not in dist.distributed_c10d._world.pg_map]:
-            del _POSTS[gone]  # destroyed since
-        _POSTS[key] = _Post(group)
-    return _POSTS[key]
+    if key not in _GROUP_STATES:
+        for destroyed in [old for old in _GROUP_STATES if old not in dist.distributed_c10d._world.pg_map]:
+            del _GROUP_STATES[destroyed]
+        _GROUP_STATES[key] = _GroupState(group)
+    return _GROUP_STATES[key]

@@ -1,6 +1,10 @@
-"""What ranks send one another for a batch of tokens in a MoE layer: a row for every choice, or one for every rank.
+"""Dispatch layout of a MoE layer: one row per (token, expert) pair, or one per (token, rank) when deduplicated.
 
-Either knows how many rows go where, what the receiver's experts do with them, and how the answers add up. Rows lie by rank.
+A layout knows how many rows go to each rank, what the receiving rank's experts compute on them, and how their answers are
+combined. Rows lie by destination rank.
+
+Axes: N tokens, K choices of a token, E experts, M replicas of an expert, P physical experts (every replica is one), R and G
+ranks, S ranks that hold tokens, X rows, Q (row, expert) pairs of arrived rows, H hidden width.
 """
 
 from typing import Any
@@ -9,18 +13,28 @@ import numpy as np
 import torch
 from torch import nn
 
-from aurora.runtime.replica_selection import ReplicaSelection
-from aurora.runtime.token_kernels import MessageFormat, by_place, exact_dtype, gather_rows, weighted_sum
-from aurora.runtime.token_permutation import rows_by_rank
+from aurora.runtime.replica_selection import LocalFirst, proportional, select_replicas
+from aurora.runtime.token_kernels import MessageFormat, exact_dtype, gather_rows, permutation_by_expert, weighted_sum
+from aurora.runtime.token_permutation import sum_by_rank
 from aurora.types.arrays import FloatArray
 
 
 class ExpertMap(nn.Module):
-    """Which rank and slot each token's expert has. slots_G: the experts that every rank holds.
+    """Maps experts to physical experts: one for every slot of every rank, numbered by rank and then by slot.
 
-    split_EG (E, G): which part of a sender's tokens each rank takes of an expert that several hold; None: each is held once.
-    A place is a slot of a rank; places go by (rank, slot). local_first: parts are of all ranks' tokens together, and a rank's
-    own replicas take its tokens first, which needs all ranks' counts (`plan.replicas.dispatch`).
+    Args:
+        slots_G: the experts that every rank holds.
+        rank: this rank.
+        split_EG: (E, G) which part of a sender's tokens each rank takes of an expert with replicas; None: each expert has one.
+        local_first: shares are of all ranks' tokens together, and a rank's own replicas take its tokens first; else each rank
+            splits its own tokens. See `aurora.runtime.replica_selection`.
+
+    Attributes:
+        num_physical: number of physical experts.
+        first_R: (R + 1,) rank g has the physical experts first_R[g] to first_R[g + 1].
+        local: those of this rank.
+        arrival_slots: the local slot of every (sender, local physical expert), by sender.
+        max_replicas: of any expert.
     """
 
     def __init__(
@@ -34,161 +48,187 @@ class ExpertMap(nn.Module):
         self.rank, self.ranks = rank, len(slots_G)
         held_G = torch.tensor([len(slots) for slots in slots_G])
         first_G = held_G.cumsum(0) - held_G
-        self.places = int(held_G.sum())
-        self.bounds = np.array([0, *held_G.cumsum(0).tolist()])  # rank g has the places from bounds[g] on
-        self.mine = slice(self.bounds[rank], self.bounds[rank + 1])
-        self.slots_RP = np.tile(np.arange(len(slots_G[rank])), self.ranks)  # here, once for every sender
+        self.num_physical = int(held_G.sum())
+        self.first_R = np.array([0, *held_G.cumsum(0).tolist()])
+        self.local = slice(self.first_R[rank], self.first_R[rank + 1])
+        self.arrival_slots = np.tile(np.arange(len(slots_G[rank])), self.ranks)
         rank_P = torch.arange(self.ranks).repeat_interleave(held_G)
-        places_of: dict[int, list[int]] = {}
-        for place, expert in enumerate(expert for slots in slots_G for expert in slots):
-            places_of.setdefault(expert, []).append(place)
-        self.most = max(map(len, places_of.values()))
-        place_EM = torch.tensor([(own + own[-1:] * self.most)[: self.most] for _, own in sorted(places_of.items())])
-        upto_EM = torch.ones(len(place_EM), self.most, dtype=torch.float64)
+        replicas_of: dict[int, list[int]] = {}
+        for physical, expert in enumerate(expert for slots in slots_G for expert in slots):
+            replicas_of.setdefault(expert, []).append(physical)
+        self.max_replicas = most = max(map(len, replicas_of.values()))
+        physical_EM = torch.tensor([(own + own[-1:] * most)[:most] for _, own in sorted(replicas_of.items())])
+        share_until_EM = torch.ones(len(physical_EM), most, dtype=torch.float64)
         if split_EG is not None:
-            upto_EG = split_EG.cumsum(axis=1)
-            upto_EM = torch.from_numpy(upto_EG / upto_EG[:, -1:]).gather(1, rank_P[place_EM])
-        self.cuts: ReplicaSelection | None = None
-        if local_first and self.most > 1:
+            until_EG = split_EG.cumsum(axis=1)
+            share_until_EM = torch.from_numpy(until_EG / until_EG[:, -1:]).gather(1, rank_P[physical_EM])
+        self.local_first: LocalFirst | None = None
+        if local_first and most > 1:
             share_G = None if split_EG is None else tuple(tuple(split_EG[list(held), g]) for g, held in enumerate(slots_G))
-            self.cuts = ReplicaSelection(slots_G, rank, share_G)
-        slot_P = torch.arange(self.places) - first_G[rank_P]
-        for name, array in (("place_EM", place_EM), ("upto_EM", upto_EM), ("rank_P", rank_P), ("slot_P", slot_P)):
+            self.local_first = LocalFirst(slots_G, rank, share_G)
+        slot_P = torch.arange(self.num_physical) - first_G[rank_P]
+        buffers = {"physical_EM": physical_EM, "share_until_EM": share_until_EM, "rank_P": rank_P, "slot_P": slot_P}
+        for name, array in buffers.items():
             self.register_buffer(name, array, persistent=False)
 
-    place_EM: torch.Tensor
-    upto_EM: torch.Tensor
+    physical_EM: torch.Tensor
+    share_until_EM: torch.Tensor
     rank_P: torch.Tensor
     slot_P: torch.Tensor
 
-    def counted(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """(E,) int64: how many choices, index (N, K), each expert has, of tokens that need experts by mask (N,)."""
-        return torch.bincount((index if mask is None else index[mask]).flatten(), minlength=len(self.place_EM))
+    @property
+    def needs_all_counts(self) -> bool:
+        """Whether `physical_experts` needs what all ranks count."""
+        return self.local_first is not None
 
-    def seated(self, index: torch.Tensor, mask: torch.Tensor | None, tokens_SE: torch.Tensor | None = None) -> torch.Tensor:
-        """(N, K) the place of every choice, index (N, K); `places` where mask (N,) says that the token needs no experts.
+    def count(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """(E,) int64: choices of every expert.
 
-        The choices of a replicated expert are cut at the running sum of its shares, as `plan.costs.divided` counts them; own
-        replicas first: as `plan.replicas.dispatch` does, given what all ranks count, tokens_SE (S, E).
+        Args:
+            index: (N, K) expert of every choice.
+            mask: (N,) bool, which tokens need experts; None: all.
         """
-        if self.most == 1:
-            place = self.place_EM.view(-1)[index]
+        return torch.bincount((index if mask is None else index[mask]).flatten(), minlength=len(self.physical_EM))
+
+    def physical_experts(
+        self, index: torch.Tensor, mask: torch.Tensor | None, tokens_SE: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(N, K) physical expert of every choice; `num_physical` where the token needs no experts.
+
+        Args:
+            index: (N, K) expert of every choice.
+            mask: (N,) bool, which tokens need experts; None: all.
+            tokens_SE: (S, E) what `count` gives on every rank; required where `needs_all_counts`.
+        """
+        if self.max_replicas == 1:
+            physical_NK = self.physical_EM.view(-1)[index]
         else:
-            wanted = index.flatten() if mask is None else index[mask].flatten()
-            by_expert = torch.argsort(wanted, stable=True)
-            expert = wanted[by_expert]
-            counts_E = torch.bincount(wanted, minlength=len(self.place_EM))
-            nth = torch.arange(len(wanted), device=index.device) - (counts_E.cumsum(0) - counts_E)[expert]
-            if self.cuts is None:
-                upto_EM = torch.floor(self.upto_EM * counts_E[:, None] + (self.rank + 0.5) / self.ranks)
+            expert_X = index.flatten() if mask is None else index[mask].flatten()
+            counts_E = torch.bincount(expert_X, minlength=len(self.physical_EM))
+            if self.local_first is None:
+                until_EM = proportional(counts_E, self.share_until_EM, self.rank, self.ranks)
             else:
                 assert tokens_SE is not None, "local first needs all ranks' counts"
-                upto_EM = self.cuts(tokens_SE.to(index.device))
-            replica = (nth[:, None] >= upto_EM[expert, :-1]).sum(dim=1)
-            seats = torch.empty_like(wanted)
-            seats[by_expert] = self.place_EM[expert, replica]
-            place = torch.full_like(index, self.places)
-            place[slice(None) if mask is None else mask] = seats.view(-1, index.shape[1])
-        return place if mask is None else place.masked_fill(~mask[:, None], self.places)
+                until_EM = self.local_first(tokens_SE.to(index.device))
+            physical_X = self.physical_EM[expert_X, select_replicas(expert_X, counts_E, until_EM)]
+            physical_NK = torch.full_like(index, self.num_physical)
+            physical_NK[slice(None) if mask is None else mask] = physical_X.view(-1, index.shape[1])
+        return physical_NK if mask is None else physical_NK.masked_fill(~mask[:, None], self.num_physical)
 
 
 class RowPerExpert:
-    """A row for every (token, choice): its hidden state, in the order of places. Weights are applied where the token is.
+    """One row per (token, expert) pair: the token's hidden state. Rows lie by physical expert; the sender applies the weights.
 
-    hidden (N, H), index and weights (N, K), mask (N,) bool tells which tokens need experts, None: all. counts (P,) int64:
-    rows for each place. tokens_SE: see `ExpertMap.seated`.
+    Args:
+        expert_map: of the layer.
+        hidden: (N, H) this rank's tokens.
+        index, weights: (N, K) experts and weights of every choice.
+        mask: (N,) bool, which tokens need experts; None: all.
+        tokens_SE: see `ExpertMap.physical_experts`.
+
+    Attributes:
+        rows: (X, H) to send.
+        counts: (P,) int64, rows for every physical expert; ranks gather them.
     """
 
     def __init__(
         self,
-        seats: ExpertMap,
+        expert_map: ExpertMap,
         hidden: torch.Tensor,
         index: torch.Tensor,
         weights: torch.Tensor,
         mask: torch.Tensor | None,
         tokens_SE: torch.Tensor | None = None,
     ) -> None:
-        self._seats, self._weights = seats, weights
-        self.counts, token_P, self._row_NK = by_place(seats.seated(index, mask, tokens_SE), seats.places)
-        self.rows = hidden.new_empty(len(token_P), hidden.shape[1])
-        gather_rows(hidden, token_P, self.rows)
+        self._map, self._weights = expert_map, weights
+        physical_NK = expert_map.physical_experts(index, mask, tokens_SE)
+        self.counts, token_X, self._row_NK = permutation_by_expert(physical_NK, expert_map.num_physical)
+        self.rows = hidden.new_empty(len(token_X), hidden.shape[1])
+        gather_rows(hidden, token_X, self.rows)
 
     def sizes(self, counts_RP: torch.Tensor) -> list[list[int]]:
-        """(R, R) rows from each rank to each, from what all ranks count."""
-        sizes: list[list[int]] = rows_by_rank(counts_RP.numpy(), self._seats.bounds).tolist()
+        """(R, R) rows from each rank to each, from all ranks' counts."""
+        sizes: list[list[int]] = sum_by_rank(counts_RP.numpy(), self._map.first_R).tolist()
         return sizes
 
-    def run(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
-        """The answers (P, H) to the rows (P, H) that came by rank, then by slot."""
-        slots_Q = np.repeat(self._seats.slots_RP, counts_RP.numpy()[:, self._seats.mine].ravel())
-        return _run(experts, rows, torch.from_numpy(slots_Q).to(rows.device))
+    def compute(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
+        """(X, H) the local experts' answers to the arrived rows (X, H), which lie by sender and then by slot."""
+        slots_X = np.repeat(self._map.arrival_slots, counts_RP.numpy()[:, self._map.local].ravel())
+        return _apply(experts, rows, torch.from_numpy(slots_X).to(rows.device))
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """(N, H): the answers to this rank's rows, weighted and summed by token."""
+        """(N, H) the answers to this rank's rows, weighted and summed by token."""
         return weighted_sum(answers, self._row_NK, self._weights)
 
 
 class RowPerRank:
-    """A row for every (token, rank) however many of its experts sit there; the rank answers with their weighted sum.
+    """One row per (token, rank), however many of the token's experts the rank holds; the rank answers with their weighted sum.
 
-    Fewer bytes than a row for every choice: by how much depends on which experts a token chooses together. Sums are taken in
-    another order than by `RowPerExpert`. A row carries the token's weights and slots too (`MessageFormat`).
-    counts (R,) int64: rows for each rank.
+    Sends fewer bytes than `RowPerExpert`: how many depends on which experts a token chooses together. Sums are taken in another
+    order. A row carries the token's weights and slots too (`MessageFormat`).
+
+    Args:
+        expert_map, hidden, index, weights, mask, tokens_SE: as of `RowPerExpert`.
+
+    Attributes:
+        rows: (X, row_bytes) uint8 to send.
+        counts: (R,) int64, rows for every rank; ranks gather them.
     """
 
     def __init__(
         self,
-        seats: ExpertMap,
+        expert_map: ExpertMap,
         hidden: torch.Tensor,
         index: torch.Tensor,
         weights: torch.Tensor,
         mask: torch.Tensor | None,
         tokens_SE: torch.Tensor | None = None,
     ) -> None:
-        self._packing = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
-        place_NK = seats.seated(index, mask, tokens_SE)
-        rank_NK = torch.cat([seats.rank_P, seats.rank_P.new_tensor([seats.ranks])])[place_NK]
-        goes_NR = torch.zeros(len(index), seats.ranks + 1, dtype=torch.bool, device=index.device)
+        self._format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
+        ranks, rank_P, slot_P = expert_map.ranks, expert_map.rank_P, expert_map.slot_P
+        physical_NK = expert_map.physical_experts(index, mask, tokens_SE)
+        rank_NK = torch.cat([rank_P, rank_P.new_tensor([ranks])])[physical_NK]
+        goes_NR = torch.zeros(len(index), ranks + 1, dtype=torch.bool, device=index.device)
         goes_NR.scatter_(1, rank_NK, True)
-        rank_P, token_P = goes_NR[:, : seats.ranks].T.nonzero(as_tuple=True)
-        self.counts = torch.bincount(rank_P, minlength=seats.ranks)
+        rank_X, token_X = goes_NR[:, :ranks].T.nonzero(as_tuple=True)
+        self.counts = torch.bincount(rank_X, minlength=ranks)
 
         row_NR = torch.full(goes_NR.shape, -1, device=index.device)
-        row_NR[token_P, rank_P] = torch.arange(len(token_P), device=index.device)
-        self._row_NK = row_NR[:, : seats.ranks].topk(min(seats.ranks, index.shape[1])).values  # the -1 come last
+        row_NR[token_X, rank_X] = torch.arange(len(token_X), device=index.device)
+        self._row_NK = row_NR[:, :ranks].topk(min(ranks, index.shape[1])).values  # the -1 come last
 
-        self.rows = self._packing.new(len(token_P), hidden.device)
-        hidden_P, weights_PK, slots_PK = self._packing.parts(self.rows)
-        gather_rows(hidden, token_P, hidden_P)
-        gather_rows(weights.to(exact_dtype(hidden.dtype)), token_P, weights_PK)
-        there_PK = rank_NK.index_select(0, token_P) == rank_P[:, None]
-        slot_NK = torch.cat([seats.slot_P, seats.slot_P.new_tensor([-1])])[place_NK]
-        slots_PK.copy_(torch.where(there_PK, slot_NK.index_select(0, token_P), -1))
+        self.rows = self._format.new(len(token_X), hidden.device)
+        hidden_X, weights_XK, slots_XK = self._format.parts(self.rows)
+        gather_rows(hidden, token_X, hidden_X)
+        gather_rows(weights.to(exact_dtype(hidden.dtype)), token_X, weights_XK)
+        there_XK = rank_NK.index_select(0, token_X) == rank_X[:, None]
+        slot_NK = torch.cat([slot_P, slot_P.new_tensor([-1])])[physical_NK]
+        slots_XK.copy_(torch.where(there_XK, slot_NK.index_select(0, token_X), -1))
 
     def sizes(self, counts_RR: torch.Tensor) -> list[list[int]]:
-        """(R, R) rows from each rank to each, from what all ranks count."""
+        """(R, R) rows from each rank to each, from all ranks' counts."""
         sizes: list[list[int]] = counts_RR.tolist()
         return sizes
 
-    def run(self, rows: torch.Tensor, counts_RR: torch.Tensor, experts: Any) -> torch.Tensor:
-        """The answers (P, H) to a message of P rows: for each the sum over its experts here."""
-        hidden_P, weights_PK, slots_PK = self._packing.parts(rows)
-        there_PK = slots_PK >= 0
-        slots_Q = slots_PK[there_PK].long()
-        hidden_Q = hidden_P.new_empty(len(slots_Q), hidden_P.shape[1])
-        gather_rows(hidden_P, there_PK.nonzero()[:, 0], hidden_Q)
-        at_PK = torch.full(slots_PK.shape, -1, device=rows.device)
-        at_PK[there_PK] = torch.arange(len(slots_Q), device=rows.device)
-        return weighted_sum(_run(experts, hidden_Q, slots_Q), at_PK, weights_PK)
+    def compute(self, rows: torch.Tensor, counts_RR: torch.Tensor, experts: Any) -> torch.Tensor:
+        """(X, H) the local experts' answers to X arrived rows: for each the weighted sum over its local experts."""
+        hidden_X, weights_XK, slots_XK = self._format.parts(rows)
+        here_XK = slots_XK >= 0
+        slots_Q = slots_XK[here_XK].long()
+        hidden_Q = hidden_X.new_empty(len(slots_Q), hidden_X.shape[1])
+        gather_rows(hidden_X, here_XK.nonzero()[:, 0], hidden_Q)
+        answer_XK = torch.full(slots_XK.shape, -1, device=rows.device)
+        answer_XK[here_XK] = torch.arange(len(slots_Q), device=rows.device)
+        return weighted_sum(_apply(experts, hidden_Q, slots_Q), answer_XK, weights_XK)
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """(N, H): the answers to this rank's rows, summed by token."""
+        """(N, H) the answers to this rank's rows, summed by token."""
         return weighted_sum(answers, self._row_NK)
 
 
-def _run(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """(P, H): the experts module's answer to each row (P, H) by the expert in its slot (P,), without a weight."""
+def _apply(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """(X, H) the experts module's answer to each row (X, H) by the expert in its slot (X,), unweighted."""
     if len(rows) == 0:
         return rows
-    done: torch.Tensor = experts(rows, slots[:, None], rows.new_ones(len(rows), 1))
-    return done
+    answers: torch.Tensor = experts(rows, slots[:, None], rows.new_ones(len(rows), 1))
+    return answers

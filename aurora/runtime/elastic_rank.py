@@ -1,7 +1,10 @@
-"""One rank of a run that goes on when ranks are lost: what it holds stays, what it lacks it fetches, its requests go on."""
+"""Elastic rank: a serving rank of a run that goes on when ranks are lost.
+
+Between epochs a rank keeps its experts and its requests. At the start of an epoch it fetches the experts that it lacks.
+"""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,17 +20,25 @@ from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.model_worker import ModelWorker, Request, side_by_side
-from aurora.runtime.port_arbiter import in_threads
+from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
+from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import RankResult, Token
 from aurora.runtime.serving_rank import check_model, check_prompts
 from aurora.types import Cluster, Order, Plan, Program, RunOptions, TraceRecorder
 
+Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
+
 
 @dataclass(frozen=True)
 class HeldExperts:
-    """What a rank has between epochs. held_ML: experts by model and layer; serving_M: requests that it is decoding;
-    expert_bytes_M: weights of an expert in a layer, of each model."""
+    """What a rank has between epochs.
+
+    Args:
+        held_ML: its experts, by model and layer.
+        serving_M: numbers of the requests that it is decoding, by model.
+        expert_bytes_M: weights of one expert in one layer, by model.
+    """
 
     held_ML: HeldML
     serving_M: tuple[tuple[int, ...], ...]
@@ -36,8 +47,16 @@ class HeldExperts:
 
 @dataclass(frozen=True)
 class EpochWork:
-    """A rank's part of an epoch. program, cluster: of its members; moves: the weights that somebody lacks, order: in which they
-    travel; requests_M: of each model, to be served after those that it is decoding: the tokens produced so far by number."""
+    """A member's assignment in an epoch.
+
+    Args:
+        program: of the epoch's members.
+        cluster: of the epoch's members.
+        moves: the experts that some member lacks, and who sends them.
+        order: in which their weights travel.
+        requests_M: requests to serve after those that the rank is decoding, by model: their numbers, and the tokens of each
+            answer so far.
+    """
 
     program: Program
     cluster: Cluster
@@ -48,165 +67,188 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """This rank has sent and received the weights that travel in this epoch."""
+    """Progress: this rank has sent and received the weights that travel in this epoch, in so many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """New tokens of one model, for the journal."""
+    """Progress: new tokens of one model's answers."""
 
     model: int
     tokens: Sequence[Token]
 
 
-def survive_rank(
-    seat: RankInfo,
-    link: ControlChannel,
+def serve_elastic_rank(
+    rank_info: RankInfo,
+    channel: ControlChannel,
     plan: Plan,
     paths: Sequence[str],
     prompts_M: Sequence[Sequence[list[int]]],
     options: RunOptions,
     began_s: float,
 ) -> None:
-    """Serve as one rank, epoch after epoch, and bring its share home. began_s: by time.perf_counter, of the whole run.
+    """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end.
 
-    Raises BadInput for a model or a prompt that does not fit.
+    Args:
+        rank_info: this rank.
+        channel: to the supervisor.
+        plan: for the models, in their order.
+        paths: folders of the models.
+        prompts_M: each model's prompts, as token ids.
+        options: of the run.
+        began_s: when the run began, by time.perf_counter.
+
+    Raises:
+        BadInput: if a model or a prompt does not fit.
     """
     models = [load_model(path) for path in paths]
     for index, model in enumerate(models):
         check_model(plan, index, model)
         check_prompts(model, prompts_M[index], options.max_new_tokens)
-    lanes = [ModelWorker(model, options, partial(_tell, link, index)) for index, model in enumerate(models)]
-    recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), seat.ranks)
+    workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
+    recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), rank_info.ranks)
     expert_bytes_M = tuple(model.expert_bytes for model in models)
     lost: str | None = None
     while True:
-        held_ML = tuple(tuple(layer.held for layer in lane.layers) for lane in lanes)
-        serving_M = tuple(tuple(lane.serving) for lane in lanes)
-        message = link.await_epoch(HeldExperts(held_ML, serving_M, expert_bytes_M), lost)
+        held_ML = tuple(tuple(layer.held for layer in worker.layers) for worker in workers)
+        serving_M = tuple(tuple(worker.serving) for worker in workers)
+        message = channel.await_epoch(HeldExperts(held_ML, serving_M, expert_bytes_M), lost)
         if not isinstance(message, EpochStart):
             break
         lost = None
         try:
-            _serve(seat, link, message, lanes, paths, prompts_M, options, recorder, began_s)
+            _serve_epoch(rank_info, channel, message, workers, paths, prompts_M, options, recorder, began_s)
         except RankFailed as error:
-            lost = None if link.stopped.is_set() else str(error)
-        for lane in lanes:
-            lane.rewind()
+            lost = None if channel.stopped.is_set() else str(error)
+        for worker in workers:
+            worker.rewind()
     seconds = time.perf_counter() - began_s
     name = "shaped" if options.transport == "shaped" else "gloo"
-    link.send_result(RankResult([lane.answers for lane in lanes], seconds, recorder.rows, name, None, [], None))
+    channel.send_result(RankResult([worker.answers for worker in workers], seconds, recorder.rows, name, None, [], None))
 
 
-def _tell(link: ControlChannel, model: int, tokens: Sequence[Token]) -> None:
-    link.send_progress(NewTokens(model, tokens))
+def _send_tokens(channel: ControlChannel, model: int, tokens: Sequence[Token]) -> None:
+    channel.send_progress(NewTokens(model, tokens))
 
 
-def _serve(
-    seat: RankInfo,
-    link: ControlChannel,
+def _serve_epoch(
+    rank_info: RankInfo,
+    channel: ControlChannel,
     epoch: EpochStart,
-    lanes: Sequence[ModelWorker],
+    workers: Sequence[ModelWorker],
     paths: Sequence[str],
     prompts_M: Sequence[Sequence[list[int]]],
     options: RunOptions,
     recorder: TraceRecorder,
     began_s: float,
 ) -> None:
-    """Until no member has requests left. Raises RankFailed when a peer is lost or the supervisor ends the epoch."""
-    part: EpochWork = epoch.assignment
-    rank = epoch.members.index(seat.rank)
-    store = (seat.host, seat.port)
-    meeting = join_epoch(store, epoch.number, rank, len(epoch.members), len(lanes), options.timeout_s, link.stopped)
-    turnstiles = in_threads(len(lanes))
+    """Serves until no member has requests left. Raises RankFailed if a peer is lost or the supervisor ends the epoch."""
+    work: EpochWork = epoch.assignment
+    rank, ranks = epoch.members.index(rank_info.rank), len(epoch.members)
+    store = (rank_info.host, rank_info.port)
+    groups = join_epoch(store, epoch.number, rank, ranks, len(workers), options.timeout_s, channel.stopped)
+    arbiters = thread_port_arbiters(len(workers))
 
     def abort() -> None:
-        meeting.abort()
-        for turnstile in turnstiles:
-            turnstile.abort(RankFailed("the epoch is over"))  # also for who waits for no peer, because there is none
+        groups.abort()
+        for arbiter in arbiters:
+            arbiter.abort(RankFailed("the epoch is over"))  # frees workers that wait for no peer, too
 
-    link.on_stop(abort)
-    sessions: list[LayerContext] = []
+    channel.on_stop(abort)
+    contexts: list[LayerContext] = []
     try:
-        transports = _transports(meeting, part.cluster, rank, options)
-        _fetch(lanes, part, rank, transports[0], paths, link)
+        transports = _transports(groups, work.cluster, rank, options)
+        _fetch_experts(workers, work, transports[0], paths, channel)
         recorder.begin(epoch.number, epoch.members)
-        sessions += [
-            LayerContext(index, transport, turnstiles[index], recorder, began_s) for index, transport in enumerate(transports)
+        contexts += [
+            LayerContext(index, transport, arbiters[index], PhaseRecorder(recorder, rank, index, began_s))
+            for index, transport in enumerate(transports)
         ]
-        link.set_busy_since(lambda: min((since for s in sessions if (since := s.busy_since) is not None), default=None))
-        for lane, session, prompts, requests in zip(lanes, sessions, prompts_M, part.requests_M, strict=True):
-            lane.perform(part.program, session)
-            lane.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
-        side_by_side(lanes, turnstiles, "cpu", meeting.abort, link.stopped)
+        channel.set_busy_since(lambda: min((s for context in contexts if (s := context.busy_since) is not None), default=None))
+        for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):
+            worker.perform(work.program, context)
+            worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
+        serve_interleaved(workers, arbiters, "cpu", groups.abort, channel.stopped)
     finally:
-        link.set_busy_since(lambda: None)
-        meeting.abort()
-        for session in sessions:
-            session.leave()
+        channel.set_busy_since(lambda: None)
+        groups.abort()
+        for context in contexts:
+            context.leave()
 
 
-def _transports(meeting: EpochGroups, cluster: Cluster, rank: int, options: RunOptions) -> list[Transport]:
+def _transports(groups: EpochGroups, cluster: Cluster, rank: int, options: RunOptions) -> list[Transport]:
+    """One per model."""
     if options.transport == "shaped":
         port = Port(cluster, rank)
-        return [ShapedTransport(group, port) for group in meeting.groups]
-    return [GlooTransport(group, cluster) for group in meeting.groups]
+        return [ShapedTransport(group, port) for group in groups.groups]
+    return [GlooTransport(group, cluster) for group in groups.groups]
 
 
-def _fetch(
-    lanes: Sequence[ModelWorker], part: EpochWork, rank: int, transport: Transport, paths: Sequence[str], link: ControlChannel
+def _fetch_experts(
+    workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, paths: Sequence[str], channel: ControlChannel
 ) -> None:
-    """Bring every layer to hold what the program gives this rank: from owners, or from the checkpoint where none is left."""
-    ranks = transport.ranks
-    layers = [lane.layers for lane in lanes]
+    """Makes every layer hold the experts that the program gives this rank.
+
+    Missing weights come from the ranks that hold them, or from the checkpoint where no rank does.
+    """
+    found: dict[tuple[int, int], dict[int, Weights]] = {}
+    received = _exchange_weights(workers, work, transport, channel)
+    for move, weights in [*received, *_checkpoint_weights(work, transport.rank, paths)]:
+        found.setdefault((move.model, move.layer), {})[move.expert] = weights
+    for model, (worker, placement) in enumerate(zip(workers, work.program.placements_M, strict=True)):
+        for number, layer in enumerate(worker.layers):
+            layer.hold(placement.slots_LG[number][transport.rank], found.get((model, number), {}))
+
+
+def _exchange_weights(
+    workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, channel: ControlChannel
+) -> list[tuple[ExpertTransfer, Weights]]:
+    """Sends and receives the weights that travel between ranks. Returns those received."""
+    rank, ranks = transport.rank, transport.ranks
     sends: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
-    due: list[list[ExpertTransfer]] = [[] for _ in range(ranks)]
-    for move in part.moves:
+    incoming: list[list[ExpertTransfer]] = [[] for _ in range(ranks)]
+    for move in work.moves:
         if move.source == rank:
-            weights = layers[move.model][move.layer].weights(move.expert)
+            weights = workers[move.model].layers[move.layer].weights(move.expert)
             sends[move.to] += [weights[name].contiguous().view(-1).view(torch.uint8) for name in sorted(weights)]
         elif move.to == rank and move.source is not None:
-            due[move.source].append(move)
+            incoming[move.source].append(move)
     like_M = [
-        {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(own[0].local)} for own in layers
+        {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(worker.layers[0].local)}
+        for worker in workers
     ]
-    size_M = [sum(part.numel() * part.element_size() for part in like.values()) for like in like_M]
-    packed = [torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8) for parts in sends]
-    arrived = [torch.empty(sum(size_M[move.model] for move in moves), dtype=torch.uint8) for moves in due]
-    if any(move.source is not None for move in part.moves):
+    bytes_M = [sum(like.numel() * like.element_size() for like in likes.values()) for likes in like_M]
+    packed = [torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8) for tensors in sends]
+    arrived = [torch.empty(sum(bytes_M[move.model] for move in moves), dtype=torch.uint8) for moves in incoming]
+    if any(move.source is not None for move in work.moves):
         began_s = time.perf_counter()
-        unless_stopped(link.stopped, lambda: transport.exchange(part.order, packed, arrived, lambda *_: None))
-        link.send_progress(FetchedWeights(time.perf_counter() - began_s))
-    found: dict[tuple[int, int], dict[int, Mapping[str, torch.Tensor]]] = {}
-    for moves, blob in zip(due, arrived, strict=True):
-        at = 0
-        for move in moves:
-            weights = {}
-            for name, like in sorted(like_M[move.model].items()):
-                size = like.numel() * like.element_size()
-                weights[name] = blob[at : at + size].view(like.dtype).view(like.shape)
-                at += size
-            found.setdefault((move.model, move.layer), {})[move.expert] = weights
-    for move, weights in _from_checkpoint(part, rank, paths):
-        found.setdefault((move.model, move.layer), {})[move.expert] = weights
-    for model, (own, placement) in enumerate(zip(layers, part.program.placements_M, strict=True)):
-        for number, layer in enumerate(own):
-            layer.hold(placement.slots_LG[number][rank], found.get((model, number), {}))
+        unless_stopped(channel.stopped, lambda: transport.exchange(work.order, packed, arrived, lambda *_: None))
+        channel.send_progress(FetchedWeights(time.perf_counter() - began_s))
+    return [item for moves, message in zip(incoming, arrived, strict=True) for item in _unpack(message, moves, like_M)]
 
 
-def _from_checkpoint(part: EpochWork, rank: int, paths: Sequence[str]) -> list[tuple[ExpertTransfer, dict[str, torch.Tensor]]]:
-    """The weights that nobody holds any more. Raises BadInput where the checkpoint cannot be read any more either."""
-    wanted = [move for move in part.moves if move.to == rank and move.source is None]
-    models: dict[int, MoeModel] = {index: load_model(paths[index]) for index in sorted({move.model for move in wanted})}
-    return [
-        (
-            move,
-            {
-                name: whole.detach()[move.expert]
-                for name, whole in expert_parameters(models[move.model].layers[move.layer].experts)
-            },
-        )
-        for move in wanted
-    ]
+def _unpack(
+    message: torch.Tensor, moves: Sequence[ExpertTransfer], like_M: Sequence[Weights]
+) -> Iterator[tuple[ExpertTransfer, Weights]]:
+    """Views of a message (bytes,) uint8 as the weights of `moves`, one after the other, parameters by name."""
+    start = 0
+    for move in moves:
+        weights = {}
+        for name, like in sorted(like_M[move.model].items()):
+            size = like.numel() * like.element_size()
+            weights[name] = message[start : start + size].view(like.dtype).view(like.shape)
+            start += size
+        yield move, weights
+
+
+def _checkpoint_weights(work: EpochWork, rank: int, paths: Sequence[str]) -> list[tuple[ExpertTransfer, Weights]]:
+    """Weights that no rank holds any more, from the model's files. Raises BadInput if those cannot be read any more."""
+    moves = [move for move in work.moves if move.to == rank and move.source is None]
+    models: dict[int, MoeModel] = {index: load_model(paths[index]) for index in sorted({move.model for move in moves})}
+    found: list[tuple[ExpertTransfer, Weights]] = []
+    for move in moves:
+        experts = models[move.model].layers[move.layer].experts
+        found.append((move, {name: whole.detach()[move.expert] for name, whole in expert_parameters(experts)}))
+    return found

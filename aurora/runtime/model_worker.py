@@ -1,4 +1,4 @@
-"""One model on one rank: its requests served batch by batch, its experts' layers performed with all other ranks."""
+"""Model worker: serves one model's requests on one rank, batch by batch, together with the model's other ranks."""
 
 import threading
 import time
@@ -22,7 +22,13 @@ from aurora.types import Program, RunOptions
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, by its number, and what was produced for it so far."""
+    """A prompt to be answered.
+
+    Args:
+        index: number of the prompt.
+        prompt: its token ids.
+        produced: the tokens of its answer so far.
+    """
 
     index: int
     prompt: list[int]
@@ -30,83 +36,98 @@ class Request:
 
 
 class ModelWorker:
-    """Serves what is in `waiting`, and keeps what it produced in `answers`.
+    """Serves the requests in `waiting` and collects `answers`.
 
-    tell: also told of each step's tokens. `perform` comes before `serve`, and may come again after a `serve` that a lost peer
-    broke off and a `rewind`.
+    `perform` comes before `serve`. After a `serve` that lost a peer, `rewind` and `perform` prepare the next one.
+
+    Args:
+        model: its experts modules are replaced by `layers`.
+        options: batch size, new tokens, deduplication, ...
+        on_tokens: called with each step's tokens.
+
+    Attributes:
+        waiting: requests to be served.
+        answers: what was produced.
+        layers: the model's MoE layers.
     """
 
-    def __init__(self, model: MoeModel, options: RunOptions, tell: Callable[[Sequence[Token]], None] | None = None) -> None:
+    def __init__(
+        self, model: MoeModel, options: RunOptions, on_tokens: Callable[[Sequence[Token]], None] | None = None
+    ) -> None:
         self.answers = Answers()
         self.waiting: deque[Request] = deque()
         self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
-        self._model, self._options, self._tell = model, options, tell
+        self._model, self._options, self._on_tokens = model, options, on_tokens
         self._batch: GreedyBatch | None = None
         self._current: list[Request] = []
-        for layer, spread in zip(model.layers, self.layers, strict=True):
-            setattr(layer.block, layer.name, spread)
+        for layer, distributed in zip(model.layers, self.layers, strict=True):
+            setattr(layer.block, layer.name, distributed)
 
-    def perform(self, program: Program, session: LayerContext) -> None:
-        """Take part in `program` over the session's transport; each layer must have the weights that it wants, or all."""
-        self.session = session
-        index, session.by_layer = session.model, program.by_layer
+    def perform(self, program: Program, context: LayerContext) -> None:
+        """Takes part in `program` from now on. Each layer must hold the experts that the program gives this rank, or all."""
+        self.context = context
+        index, context.preemptive = context.model, program.time_slice == "layer"
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
             layer.perform(
                 program.placements_M[index],
                 program.ops_ML[index][number],
                 number,
-                session,
+                context,
                 deduplicated,
                 self._options.local_first,
             )
 
     @property
     def serving(self) -> list[int]:
-        """The requests that are being decoded."""
+        """Numbers of the requests that are being decoded."""
         return [request.index for request in self._current]
 
     def serve(self) -> None:
-        """Until no rank has requests left: a forward pass, or an idle step so that the others can go on."""
+        """Serves until no rank has requests left; a rank without any makes idle steps for the others.
+
+        Raises:
+            RankFailed: if a peer is lost.
+        """
         began = time.perf_counter()
         while True:
             if self._batch is None and self.waiting:
                 self._current = [self.waiting.popleft() for _ in range(min(self._options.batch, len(self.waiting)))]
-                self._batch = self._begin(self._current)
-            if not self.session.agree(self._batch is not None):
+                self._batch = self._new_batch(self._current)
+            if not self.context.any_active(self._batch is not None):
                 break
             if self._batch is None:
-                self._idle()
+                self._idle_step()
                 continue
-            fresh = self._forward(self._batch)
-            self.answers.add(fresh)
-            if self._tell is not None:
-                self._tell(fresh)
+            tokens = self._step(self._batch)
+            self.answers.add(tokens)
+            if self._on_tokens is not None:
+                self._on_tokens(tokens)
             if self._batch.done:
                 self._batch, self._current = None, []
         self.answers.seconds += time.perf_counter() - began
-        self.session.leave()
+        self.context.leave()
 
     def rewind(self) -> None:
-        """After a step that broke off: repeat it next, or give up the batch, whose requests are then in nobody's hands."""
+        """After a step that failed: repeats it next where the batch allows it, else drops the batch and its requests."""
         if self._batch is not None and not self._batch.rewind():
             self._batch, self._current = None, []
         self.waiting.clear()
 
-    def _begin(self, requests: Sequence[Request]) -> GreedyBatch:
+    def _new_batch(self, requests: Sequence[Request]) -> GreedyBatch:
         tokenizer = self._model.tokenizer
         prompts = [[*request.prompt, *request.produced] for request in requests]
         new_tokens = [self._options.max_new_tokens - len(request.produced) for request in requests]
         eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id or 0
         return GreedyBatch(self._model.model, prompts, new_tokens, eos, pad)
 
-    def _forward(self, batch: GreedyBatch) -> list[Token]:
+    def _step(self, batch: GreedyBatch) -> list[Token]:
         mask = batch.mask_BT.flatten()
         before = list(map(len, batch.tokens))
-        self.session.next_step(None if bool(mask.all()) else mask)
-        self.session.start_compute()
+        self.context.next_step(None if bool(mask.all()) else mask)
+        self.context.start_compute()
         logits_BV = batch.step()
-        self.session.stop_compute("gate", len(self.layers) - 1)
+        self.context.stop_compute("gate", len(self.layers) - 1)
         return [
             Token(
                 request.index,
@@ -119,61 +140,70 @@ class ModelWorker:
         ]
 
     @torch.inference_mode()
-    def _idle(self) -> None:
-        self.session.next_step(None)
+    def _idle_step(self) -> None:
+        self.context.next_step(None)
         like = self._model.layers[0].router_weight[:1].to(next(self.layers[0].parameters()).dtype)
-        self.session.start_compute()
+        self.context.start_compute()
         for layer in self.layers:
             layer.idle(self._model.top_k, like)
-        self.session.stop_compute("gate", len(self.layers) - 1)
+        self.context.stop_compute("gate", len(self.layers) - 1)
 
 
-def side_by_side(
-    lanes: Sequence[ModelWorker],
-    turnstiles: Sequence[PortArbiter],
+def serve_interleaved(
+    workers: Sequence[ModelWorker],
+    arbiters: Sequence[PortArbiter],
     device: str,
     abort: Callable[[], None] | None = None,
     stopped: threading.Event | None = None,
 ) -> None:
-    """All lanes serve, each in a thread and, on a GPU, on a stream of its own. When one fails the others are stopped and the
-    first failure is raised.
+    """Serves several models on one rank, each worker in a thread and, on a GPU, on a stream of its own.
 
-    abort: frees those that wait for peers, called too when one fails, so that all have ended by then; stopped: set when it was
-    called elsewhere. A thread that waits on for STUCK_S all the same is left behind: it cannot get past its exchange.
+    When one worker fails, the others are stopped. A thread that still waits for peers STUCK_S after that is left behind: it
+    cannot get past its exchange.
+
+    Args:
+        workers: one per model.
+        arbiters: one per model.
+        device: "cpu" or a CUDA device.
+        abort: called too when a worker fails; frees those that wait for peers, so that all have ended on return.
+        stopped: set when `abort` was called elsewhere.
+
+    Raises:
+        The first failure of a worker.
     """
     failures: list[BaseException] = []
 
-    def run(lane: ModelWorker) -> None:
+    def run(worker: ModelWorker) -> None:
         try:
             with nullcontext() if device == "cpu" else torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-                lane.serve()
+                worker.serve()
         except BaseException as error:
             failures.append(error)
-            for turnstile in turnstiles:
-                turnstile.abort(error)
+            for arbiter in arbiters:
+                arbiter.abort(error)
             if abort is not None:
                 abort()
 
-    threads = [threading.Thread(target=run, args=(lane,), daemon=True) for lane in lanes]
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in workers]
     if device != "cpu":
         torch.cuda.synchronize(device)  # the weights were loaded on another stream
     for thread in threads:
         thread.start()
-    over_s: float | None = None
-    while serving := [lane for lane, thread in zip(lanes, threads, strict=True) if thread.is_alive()]:
+    stopped_s: float | None = None
+    while serving := [worker for worker, thread in zip(workers, threads, strict=True) if thread.is_alive()]:
         for thread in threads:
             thread.join(timeout=0.05)
         if failures and abort is None:
             break
-        if over_s is None and (failures or (stopped is not None and stopped.is_set())):
-            over_s = time.monotonic()
-        if over_s is not None and all(_stuck(lane, over_s) for lane in serving):
+        if stopped_s is None and (failures or (stopped is not None and stopped.is_set())):
+            stopped_s = time.monotonic()
+        if stopped_s is not None and all(_is_stuck(worker, stopped_s) for worker in serving):
             failures.append(RankFailed("gloo waits on although its connections are shut"))
             break
     if failures:
         raise failures[0]
 
 
-def _stuck(lane: ModelWorker, since_s: float) -> bool:
-    waiting_since = lane.session.waiting_since
+def _is_stuck(worker: ModelWorker, since_s: float) -> bool:
+    waiting_since = worker.context.waiting_since
     return waiting_since is not None and time.monotonic() - max(waiting_since, since_s) > STUCK_S

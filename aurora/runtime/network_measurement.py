@@ -1,4 +1,4 @@
-"""The network as messages find it before serving: what a prediction of the run is priced with."""
+"""Network measurement before serving: start-up time of a message and reached share of each port's rate."""
 
 import statistics
 import time
@@ -16,10 +16,17 @@ LONG_S = 0.1  # larger sizes are not tried once one takes this long: less tells 
 
 
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
-    """`cluster` with the start-up of a message and the share of each port's rate that `transport` reaches from `device`.
+    """Measures the network; all ranks call it together.
 
-    All ranks call it together and get the same. Every rank sends as much to each, one partner at a time, so that start-ups
-    come one after the other; ports keep their ratios.
+    Every rank sends as much to each other one, one partner at a time, so that start-ups add up; ports keep their ratios.
+
+    Args:
+        transport: to the other ranks.
+        cluster: the ports as described.
+        device: where the messages lie.
+
+    Returns:
+        `cluster` with the measured start-up time and rates, the same on every rank.
     """
     from aurora.planner.alltoall.registry import ORDER
     from aurora.planner.network.schedule_time import timed  # which compiles: seconds that other runs shall not pay
@@ -49,9 +56,15 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
 
 
 def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
-    """The seconds that every exchange pays, and the share of the ports' rate that is reached, of a small and a large one.
+    """Fits the line through a small and a large exchange.
 
-    The line through both. A small one may pass at once where a port lets bursts through: then the large one tells the rate.
+    Args:
+        ports_s: what each takes at the full rate of its ports.
+        took_s: what each took.
+
+    Returns:
+        The start-up seconds of an exchange, and the share of the ports' rate that is reached. A small exchange may pass in a
+        burst, faster than its port; then the large one tells the rate.
     """
     (small_s, large_s), (first_s, last_s) = ports_s, took_s
     startups_s = max(0.0, first_s - small_s * max(0.0, last_s - first_s) / (large_s - small_s))

@@ -1,4 +1,4 @@
-"""Which way of posting an all-to-all is fastest on this fabric, by size: measured before serving starts."""
+"""Order calibration: measures, before serving starts, which order of an all-to-all is fastest on this network, by size."""
 
 import math
 import time
@@ -15,11 +15,11 @@ from aurora.types.arrays import FloatArray, IntArray
 
 UNORDERED = ("all-at-once", "paced")
 SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes that a rank sends on average
-FEWEST, MOST = 3, 9  # repetitions of each shape
-ROUNDS_S = 0.2  # for them: small sizes are repeated more often
+MIN_REPETITIONS, MAX_REPETITIONS = 3, 9  # of each shape
+REPETITIONS_S = 0.2  # time for them: small sizes are repeated more often
 LONG_S = 0.1  # larger sizes are not tried once one takes this long
-STEPS = 4  # of sizes in a factor of two: what is remembered of the lines between those tried
-MOST_NOISE = 0.03  # that keeps the plan's order
+STEPS = 4  # entries of the lookup table per factor of two in size
+MAX_NOISE = 0.03  # a slower planned order is kept within this much noise
 SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
     lambda n, rng: np.ones((n, n)),
     lambda n, rng: rng.integers(1, 100, (n, n)).astype(np.float64),
@@ -29,78 +29,91 @@ SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
 
 @dataclass(frozen=True)
 class OrderCalibration:
-    """seconds_CW (C, W): what each of the ways took for each of sizes_C (C,) bytes a rank, medians summed over SHAPES.
+    """Measured seconds of an all-to-all by size and method.
 
-    noise_CW (C, W): the standard error of each, as a part of it. The last way is the plan's own. orders: those of the others.
+    Args:
+        sizes_C: (C,) bytes per rank.
+        methods: W names of orders; the last is the plan's own.
+        seconds_CW: (C, W) median seconds, summed over SHAPES.
+        noise_CW: (C, W) standard error of each, relative to it.
+        orders: by name, of all methods but the plan's.
     """
 
     sizes_C: IntArray
-    ways: tuple[str, ...]
+    methods: tuple[str, ...]
     seconds_CW: FloatArray
     noise_CW: FloatArray
     orders: Mapping[str, Order]
 
-    def way(self, rank_bytes: float) -> str:
-        """The fastest where a rank sends rank_bytes on average: seconds between the sizes tried lie on lines in logarithms.
+    def method(self, rank_bytes: float) -> str:
+        """The fastest method where a rank sends rank_bytes on average, interpolated in logarithms between the sizes tried.
 
-        The plan's own where the fastest does not differ from it by more than noise, of which MOST_NOISE counts.
+        It is the plan's own unless another is faster by more than noise, of which at most MAX_NOISE counts.
         """
         step = int(STEPS * math.log2(max(rank_bytes, 1.0)))
-        return self._way_by_step[min(step, len(self._way_by_step) - 1)]
+        return self._method_by_step[min(step, len(self._method_by_step) - 1)]
 
     @cached_property
-    def _way_by_step(self) -> list[str]:
+    def _method_by_step(self) -> list[str]:
         tried_C = np.log2(self.sizes_C)
         step_X = np.arange(int(STEPS * tried_C[-1]) + 2) / STEPS
         log_XW, noise_XW = (
             np.stack([np.interp(step_X, tried_C, column) for column in table_CW.T], axis=1)
             for table_CW in (np.log(self.seconds_CW), self.noise_CW)
         )
-        ways = []
+        methods = []
         for log_W, noise_W in zip(log_XW, noise_XW, strict=True):
             best = int(log_W.argmin())
-            noise = min(float(np.hypot(noise_W[best], noise_W[-1])), MOST_NOISE)
-            ways.append(self.ways[-1 if log_W[-1] <= log_W[best] + noise else best])
-        return ways
+            noise = min(float(np.hypot(noise_W[best], noise_W[-1])), MAX_NOISE)
+            methods.append(self.methods[-1 if log_W[-1] <= log_W[best] + noise else best])
+        return methods
 
     def order(self, planned: Order, rank_bytes: float) -> Order:
-        """What to use instead of the planned order; every rank must ask with the same numbers."""
-        return self.orders.get(self.way(rank_bytes), planned)
+        """The order to use instead of the planned one; all ranks must ask with the same size."""
+        return self.orders.get(self.method(rank_bytes), planned)
 
     def __str__(self) -> str:
         rows = []
         for size, seconds in zip(self.sizes_C.tolist(), self.seconds_CW.tolist(), strict=True):
-            took = ", ".join(f"{way} {s * 1e3:.3g} ms" for way, s in zip(self.ways, seconds, strict=True))
-            rows.append(f"{size / 1e6:.2g} MB a rank: {self.way(size)} ({took})")
+            took = ", ".join(f"{method} {s * 1e3:.3g} ms" for method, s in zip(self.methods, seconds, strict=True))
+            rows.append(f"{size / 1e6:.2g} MB a rank: {self.method(size)} ({took})")
         return "; ".join(rows)
 
 
 def planned_method(plan: Plan) -> str:
-    """The method of the plan's orders that `calibrate` shall try beside UNORDERED, if it has one."""
+    """The method of the plan's orders that `calibrate` tries beside UNORDERED, if it has one."""
     methods = {order.method for model in plan.models for order in model.dispatch_L}
     return min(methods - set(UNORDERED), default=UNORDERED[0])
 
 
 def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCalibration:
-    """Time UNORDERED and the planned method of ORDER on drawn traffic; every rank comes to the same OrderCalibration.
+    """Times UNORDERED and the planned method on drawn traffic; all ranks call it together.
 
-    All ranks call it together. Interleaved, in alternating sequence, the first round not counted; that one says how many fit
-    into ROUNDS_S. An exchange takes as long as on its slowest rank.
+    Methods alternate. The first round is not counted; it tells how many fit into REPETITIONS_S. An exchange takes as long as
+    on its slowest rank.
+
+    Args:
+        transport: to the other ranks.
+        cluster: the ranks' ports, for the orders.
+        planned: the plan's method, a name in ORDER.
+
+    Returns:
+        The same OrderCalibration on every rank.
     """
     from aurora.planner.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
 
     ranks, rng = transport.ranks, np.random.default_rng(0)
-    ways = (*(way for way in UNORDERED if way != planned), planned)
+    methods = (*(method for method in UNORDERED if method != planned), planned)
     seconds_CW: list[FloatArray] = []
     noise_CW: list[FloatArray] = []
     orders: dict[str, Order] = {}
     for size in SIZES:
-        seconds_W, variance_W = np.zeros(len(ways)), np.zeros(len(ways))
+        seconds_W, variance_W = np.zeros(len(methods)), np.zeros(len(methods))
         for shape in SHAPES:
             shape_GG = shape(ranks, rng)
             np.fill_diagonal(shape_GG, 0.0)
             bytes_GG = np.round(shape_GG * (size * ranks / max(shape_GG.sum(), 1.0))).astype(np.int64)
-            orders = {way: ORDER[way](bytes_GG, cluster.network, rng=rng) for way in ways}
+            orders = {method: ORDER[method](bytes_GG, cluster.network, rng=rng) for method in methods}
             took_TW = _took_TW(transport, list(orders.values()), bytes_GG)
             median_W = np.median(took_TW, axis=0)
             seconds_W += median_W
@@ -111,10 +124,11 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCali
         if seconds_W.min() > LONG_S * len(SHAPES):
             break
     del orders[planned]  # it was for drawn traffic; the others do not depend on it
-    return OrderCalibration(np.array(SIZES[: len(seconds_CW)]), ways, np.stack(seconds_CW), np.stack(noise_CW), orders)
+    return OrderCalibration(np.array(SIZES[: len(seconds_CW)]), methods, np.stack(seconds_CW), np.stack(noise_CW), orders)
 
 
 def _took_TW(transport: Transport, orders_W: list[Order], bytes_GG: IntArray) -> FloatArray:
+    """(T, W) seconds of T repetitions of each order, on the slowest rank."""
     rank = transport.rank
     sends = [torch.zeros(size, dtype=torch.uint8) for size in bytes_GG[rank].tolist()]
     recvs = [torch.zeros(size, dtype=torch.uint8) for size in bytes_GG[:, rank].tolist()]
@@ -122,11 +136,11 @@ def _took_TW(transport: Transport, orders_W: list[Order], bytes_GG: IntArray) ->
     def slowest_TW(rounds: int) -> FloatArray:
         took_TW = torch.zeros(rounds, len(orders_W), dtype=torch.float64)
         for number in range(rounds):
-            for way in range(len(orders_W))[:: -1 if number % 2 else 1]:
+            for method in range(len(orders_W))[:: -1 if number % 2 else 1]:
                 transport.gather(torch.zeros(1))
                 began_s = time.perf_counter()
-                transport.exchange(orders_W[way], sends, recvs, lambda *_: None)
-                took_TW[number, way] = time.perf_counter() - began_s
+                transport.exchange(orders_W[method], sends, recvs, lambda *_: None)
+                took_TW[number, method] = time.perf_counter() - began_s
         return np.asarray(transport.gather(took_TW).amax(dim=0).numpy())
 
-    return slowest_TW(int(np.clip(ROUNDS_S / slowest_TW(1).sum(), FEWEST, MOST)))
+    return slowest_TW(int(np.clip(REPETITIONS_S / slowest_TW(1).sum(), MIN_REPETITIONS, MAX_REPETITIONS)))

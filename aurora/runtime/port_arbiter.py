@@ -1,6 +1,7 @@
-"""Who computes and who communicates on one rank when several models share it: threads of one process.
+"""Port arbiter: arbitrates compute and network access between models that share a rank (threads of one process).
 
-`aurora.runtime.process_port_arbiter` has the turnstile of models in processes of their own.
+`aurora.runtime.process_port_arbiter` has the one for models that run in separate processes, and
+`aurora.simulator.port_arbiter` the simulated one.
 """
 
 import threading
@@ -9,133 +10,161 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from aurora.errors import RankFailed
-from aurora.types import is_turn
+from aurora.types import has_next_slice
 
 
 class PortArbiter(Protocol):
-    """One model's way to the GPU and the port of its rank; used by one thread at a time.
+    """One model's access to the GPU and the port of its rank. Used by one thread at a time.
 
-    One model at a time computes, first come first served. Exchanges of the models come one after the other on a port, in the
-    same sequence on every rank, so ranks never wait for each other in a circle.
+    One model at a time computes, first come first served. Exchanges of the models take the port one after the other, in the
+    same sequence on every rank, so that ranks cannot deadlock.
     """
 
     @property
-    def alone(self) -> bool:
-        """Whether no other model is there."""
+    def exclusive(self) -> bool:
+        """Whether no other model shares this rank."""
 
-    def start_compute(self, brief: bool = False) -> None:
-        """brief: before whoever waits with more work, and on a GPU beside it."""
+    def start_compute(self, high_priority: bool = False) -> None:
+        """Waits for the GPU, which is this model's until `stop_compute`.
 
-    def part(self, stopped: Callable[[], None]) -> bool:
-        """Between two parts of work that is not brief: whether brief work waited, which then went first. stopped: called before
-        it does."""
+        Args:
+            high_priority: runs before waiting work that is not, and on a GPU beside it.
+        """
 
-    def stop_compute(self) -> None: ...
+    def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
+        """Preemption point: lets waiting high-priority work run first.
+
+        Args:
+            on_yield: called before it does.
+
+        Returns:
+            True if any ran.
+        """
+
+    def stop_compute(self) -> None:
+        """Releases the GPU."""
 
     def exchange(self, hold_port: bool = False) -> AbstractContextManager[None]:
-        """Inside, the port is this model's; keeps: and until the end of its next exchange, which must come."""
+        """Context manager that grants this model the port.
+
+        Args:
+            hold_port: the grant extends through the model's next exchange, which must follow.
+        """
 
     def leave(self) -> None:
-        """No more exchanges of this model."""
+        """Ends this model's exchanges; its time slices are skipped from now on."""
 
     def abort(self, error: BaseException) -> None:
-        """This model has failed: it gives back what it holds, and others of its run that wait get RankFailed."""
+        """Releases what this model holds after it failed; waiting models of the same run get RankFailed."""
 
 
-class Handover(Protocol):
-    """Work that was handed to a GPU; wait() makes what the caller hands over from now on come after it (a CUDA event)."""
+class SubmittedWork(Protocol):
+    """Work that was submitted to a GPU stream (a CUDA event)."""
 
-    def wait(self) -> None: ...
+    def wait(self) -> None:
+        """Makes what the caller submits from now on run after it."""
 
 
-def in_threads(models: int, handed: Callable[[], Handover | None] = lambda: None) -> list[PortArbiter]:
-    """A turnstile for each model of this process: turns at the port alternate (a's first, b's first, a's second, ...; a model
-    that is through is skipped). handed: what the caller has handed to the GPU, so that no host waits for it where turns change.
+def thread_port_arbiters(models: int, submitted: Callable[[], SubmittedWork | None] = lambda: None) -> list[PortArbiter]:
+    """Port arbiters of the models that share one rank as threads of this process.
+
+    Time slices of the port alternate between the models (see `has_next_slice`); a model that has left is skipped.
+
+    Args:
+        models: how many.
+        submitted: returns what the caller has submitted to the GPU, so that the next model's work is ordered after it and no
+            host thread waits for the GPU.
+
+    Returns:
+        One arbiter per model.
     """
-    shared = _Shared(models, handed)
-    return [_ThreadPortArbiter(shared, model) for model in range(models)]
+    rank = _RankState(models, submitted)
+    return [_ThreadPortArbiter(rank, model) for model in range(models)]
 
 
-class _Shared:
-    def __init__(self, models: int, handed: Callable[[], Handover | None]) -> None:
-        self.handed = handed
-        self.computed: Handover | None = None
+class _RankState:
+    """What the arbiters of one rank share."""
+
+    def __init__(self, models: int, submitted: Callable[[], SubmittedWork | None]) -> None:
+        self.submitted = submitted
+        self.last_compute: SubmittedWork | None = None
         self.changed = threading.Condition()
         self.computing = False
         self.tickets = 0
-        self.waiting: set[tuple[bool, int]] = set()  # not brief, ticket: the smallest is next
-        self.time_slice = [0.0] * models  # at the port, that are over
-        self.broken: BaseException | None = None
+        self.waiting: set[tuple[bool, int]] = set()  # (not high-priority, ticket): the smallest is next
+        self.slices_done_M = [0.0] * models
+        self.failure: BaseException | None = None
 
-    def wait(self, condition: Callable[[], bool]) -> None:
-        self.changed.wait_for(lambda: self.broken is not None or condition())
-        if self.broken is not None:
-            raise RankFailed(f"stopped, because the other model on this rank failed: {self.broken}")
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        self.changed.wait_for(lambda: self.failure is not None or condition())
+        if self.failure is not None:
+            raise RankFailed(f"stopped, because the other model on this rank failed: {self.failure}")
 
 
 class _ThreadPortArbiter:
-    def __init__(self, shared: _Shared, model: int) -> None:
-        self._shared, self._model = shared, model
+    def __init__(self, rank: _RankState, model: int) -> None:
+        self._rank, self._model = rank, model
         self._ticket = (True, -1)
 
     @property
-    def alone(self) -> bool:
-        return len(self._shared.time_slice) == 1
+    def exclusive(self) -> bool:
+        return len(self._rank.slices_done_M) == 1
 
-    def start_compute(self, brief: bool = False) -> None:
-        shared = self._shared
-        with shared.changed:
-            self._ticket, shared.tickets = (not brief, shared.tickets), shared.tickets + 1
-            self._take()
-            if shared.computed is not None and not brief:
-                shared.computed.wait()
+    def start_compute(self, high_priority: bool = False) -> None:
+        rank = self._rank
+        with rank.changed:
+            self._ticket, rank.tickets = (not high_priority, rank.tickets), rank.tickets + 1
+            self._acquire()
+            if rank.last_compute is not None and not high_priority:
+                rank.last_compute.wait()
 
-    def part(self, stopped: Callable[[], None]) -> bool:
-        shared = self._shared
-        with shared.changed:
-            if all(more for more, _ in shared.waiting):
+    def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
+        rank = self._rank
+        with rank.changed:
+            if all(low_priority for low_priority, _ in rank.waiting):
                 return False
-            stopped()
-            shared.computing = False
-            shared.changed.notify_all()
-            self._take()
+            on_yield()
+            rank.computing = False
+            rank.changed.notify_all()
+            self._acquire()
             return True
 
     def stop_compute(self) -> None:
-        shared = self._shared
-        with shared.changed:
-            if self._ticket[0]:
-                shared.computed = shared.handed()
-            shared.computing = False
-            shared.changed.notify_all()
+        rank = self._rank
+        with rank.changed:
+            low_priority, _ = self._ticket
+            if low_priority:
+                rank.last_compute = rank.submitted()
+            rank.computing = False
+            rank.changed.notify_all()
 
-    def _take(self) -> None:
-        shared = self._shared
-        shared.waiting.add(self._ticket)
-        shared.wait(lambda: not shared.computing and min(shared.waiting) == self._ticket)
-        shared.waiting.remove(self._ticket)
-        shared.computing = True
+    def _acquire(self) -> None:
+        rank = self._rank
+        rank.waiting.add(self._ticket)
+        rank.wait_for(lambda: not rank.computing and min(rank.waiting) == self._ticket)
+        rank.waiting.remove(self._ticket)
+        rank.computing = True
 
     @contextmanager
     def exchange(self, hold_port: bool = False) -> Iterator[None]:
-        with self._shared.changed:
-            self._shared.wait(self._is_turn)
+        with self._rank.changed:
+            self._rank.wait_for(self._has_next_slice)
         yield
         if not hold_port:
-            self._count(1)
+            self._finish_slices(1)
 
     def leave(self) -> None:
-        self._count(float("inf"))
+        self._finish_slices(float("inf"))
 
     def abort(self, error: BaseException) -> None:
-        with self._shared.changed:
-            self._shared.broken = self._shared.broken or error
-            self._shared.changed.notify_all()
+        with self._rank.changed:
+            self._rank.failure = self._rank.failure or error
+            self._rank.changed.notify_all()
 
-    def _count(self, time_slice: float) -> None:
-        with self._shared.changed:
-            self._shared.time_slice[self._model] += time_slice
-            self._shared.changed.notify_all()
+    def _finish_slices(self, count: float) -> None:
+        with self._rank.changed:
+            self._rank.slices_done_M[self._model] += count
+            self._rank.changed.notify_all()
 
-    def _is_turn(self) -> bool:
-        return is_turn(self._shared.time_slice, self._model)
+    def _has_next_slice(self) -> bool:
+        return has_next_slice(self._rank.slices_done_M, self._model)

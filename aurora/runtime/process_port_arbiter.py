@@ -1,18 +1,19 @@
-"""The turnstile of models that serve in processes of their own on the same GPUs of one machine.
+"""Port arbiter for models that run in separate processes and share the GPUs of one machine.
 
-What all share is a small table in a file of the folder that they name alike; whoever reads or changes it holds an exclusive
-flock on it. Every model has a slot of the table, and on every GPU a member file that its process keeps locked: the kernel
-releases both kinds of lock when a process dies, however it dies, so nobody waits for the dead and a stale folder does no harm.
+State: a small table in a file of a folder that all processes name alike; whoever reads or changes it holds an exclusive flock
+on it. Every model has a slot of the table, and on every GPU a member file that its process keeps locked. The kernel releases
+both kinds of lock when a process dies, so nobody waits for a dead process and a stale folder does no harm.
 
-GPU: a queue on each, first come first served, brief work before other work.
+GPU: one queue per GPU, first come first served, high-priority work first.
 
 Port: an all-to-all needs all of its ranks, so two ports must not be granted to different models that then wait for each other.
-Whichever rank of a model first wants the model's i-th exchange draws the next ticket for it, and the other ranks find it
-drawn. On every port exchanges go by ticket. Of all unfinished exchanges the one with the smallest ticket waits for no other on
-any port, and its ranks, once their GPUs let them, are through with all before it: so something always moves. Nobody is passed
-once its ticket is drawn, a port is free for the next one as soon as its own rank is done, and no model waits for one that has
-nothing to send. Who keeps the port gives its next exchange the same ticket, before anyone else looks. A lock of rank 0 alone,
-with the grant told to the others, would cost a message an exchange; strict alternation would wait for a model that is idle.
+The first rank of a model that wants the model's i-th exchange draws the next ticket for it; the model's other ranks use the
+same ticket. Every port serves exchanges by ticket. The unfinished exchange with the smallest ticket waits for no other exchange
+on any port, and its ranks finish all exchanges before it once they get their GPUs: so there is always progress. An exchange is
+never overtaken once its ticket is drawn, a port is free for the next one as soon as its own rank is done, and no model waits
+for one that has nothing to send. An exchange that holds the port passes its ticket to the model's next exchange in the same
+step. Alternatives: a lock of rank 0 alone, with the grant sent to the others, would cost a message per exchange; strict
+alternation, as in `aurora.runtime.port_arbiter`, would wait for a model that is idle.
 """
 
 import fcntl
@@ -31,21 +32,30 @@ import numpy as np
 from aurora.errors import BadInput, RankFailed
 from aurora.types.arrays import IntArray
 
-LAYOUT = 2  # of the table
-BRIEF = 1 << 62  # less than its ticket is wanted by brief work, so that it comes before all other
+TABLE_VERSION = 2
+PRIORITY = 1 << 62  # subtracted from the tickets of high-priority work, so that it comes before all other
 SLOTS, GPUS, DRAWN = 8, 64, 16  # models at most, GPUs of a machine at most, exchanges that a rank may be behind another
-LOOK_S = 0.02  # how often whoever waits looks whether those before it live
+POLL_S = 0.02  # how often a waiting process checks whether those before it live
+WAKEUPS = ".wakeups"  # suffix of the socket that a waiting process listens on
 
 
-def folder_of(name: str) -> Path:
-    """Where the processes that colocate under `name` meet, for this user and machine."""
-    return Path(tempfile.gettempdir()) / f"aurora-{os.getuid()}" / f"{name}.{LAYOUT}"
+def colocation_folder(name: str) -> Path:
+    """The folder shared by the processes of this user and machine that colocate under `name`."""
+    return Path(tempfile.gettempdir()) / f"aurora-{os.getuid()}" / f"{name}.{TABLE_VERSION}"
 
 
 class _Table(NamedTuple):
-    """drawn_M: exchanges that have a ticket; ticket_MD: of the latest of them, by number modulo DRAWN; done_MG: exchanges
-    behind each rank; wants_MG: the ticket for a GPU, 0: none; has_MG: who computes there; here_MG: who has a bell; last: ticket
-    drawn."""
+    """The shared table; axes: M slots (models), D the latest DRAWN exchanges by number modulo DRAWN, G GPUs.
+
+    Args:
+        last: the ticket drawn last.
+        drawn_M: exchanges of each model that have a ticket.
+        ticket_MD: the tickets of the latest of them.
+        done_MG: exchanges that are over on each rank.
+        wants_MG: ticket of the work that waits for or has each GPU; 0: none; negative: high-priority.
+        has_MG: 1 where the model computes.
+        here_MG: 1 where the model's process listens for wake-ups.
+    """
 
     last: IntArray
     drawn_M: IntArray
@@ -57,11 +67,19 @@ class _Table(NamedTuple):
 
 
 class ProcessPortArbiter:
-    """A `PortArbiter` of one model on one GPU. slot: rank 0 takes a free one (None) and tells it to the model's other ranks.
+    """`PortArbiter` of one model on one GPU.
 
-    All ranks of the model must have made theirs before any of them uses its own. timeout_s: how long it waits for its turn
-    before RankFailed says who has it. finish: waits for what was handed to the GPU, before that is given back. BadInput where
-    there is no slot left or the folder cannot be used.
+    All ranks of the model must have made theirs before any of them uses its own.
+
+    Args:
+        folder: shared with the other models; see `colocation_folder`.
+        gpu: number of the GPU on this machine.
+        timeout_s: how long to wait for the GPU or the port before RankFailed says who has it.
+        slot: the model's slot. Rank 0 takes a free one (None), and its other ranks are told that one.
+        finish: waits for the work submitted to the GPU, before the GPU is released.
+
+    Raises:
+        BadInput: if no slot is left or the folder cannot be used.
     """
 
     def __init__(
@@ -70,7 +88,7 @@ class ProcessPortArbiter:
         if not 0 <= gpu < GPUS:
             raise BadInput(f"`colocate`: expected GPUs 0 to {GPUS - 1} of one machine, found {gpu}")
         self._folder, self._gpu, self._timeout_s, self._finish = folder, gpu, timeout_s, finish
-        self._broken: BaseException | None = None
+        self._failure: BaseException | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(folder / "table", os.O_RDWR | os.O_CREAT, 0o600)
@@ -83,56 +101,56 @@ class ProcessPortArbiter:
         self._table = _Table(last, drawn_M, *(column.reshape(SLOTS, -1) for column in of_M))
         with self._locked():
             self.slot = self._free_slot() if slot is None else slot
-            self._member = self._held(self.slot, gpu)
+            self._member = self._lock_member(self.slot, gpu)
             if self._member is None:
-                raise BadInput(f"`colocate`: GPU {gpu} of slot {self.slot} in {folder} is taken by {self._whose(self.slot)}")
+                raise BadInput(f"`colocate`: GPU {gpu} of slot {self.slot} in {folder} is taken by {self._holder(self.slot)}")
             os.ftruncate(self._member, 0)
             os.pwrite(self._member, f"process {os.getpid()}".encode(), 0)
-            self._bell, self._caller = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
-            self._bell.settimeout(LOOK_S)
-            self._caller.setblocking(False)
+            self._wakeups, self._waker = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+            self._wakeups.settimeout(POLL_S)
+            self._waker.setblocking(False)
             with suppress(FileNotFoundError):
-                os.unlink(self._path(self.slot, ".bell"))
-            self._bell.bind(self._path(self.slot, ".bell"))
+                os.unlink(self._path(self.slot, WAKEUPS))
+            self._wakeups.bind(self._path(self.slot, WAKEUPS))
             self._table.here_MG[self.slot, gpu] = 1
 
     @property
-    def alone(self) -> bool:
+    def exclusive(self) -> bool:
         return bool(self._table.here_MG[:, self._gpu].sum() == 1)
 
-    def start_compute(self, brief: bool = False) -> None:
+    def start_compute(self, high_priority: bool = False) -> None:
         with self._locked():
-            self._table.wants_MG[self.slot, self._gpu] = self._draw() - (BRIEF if brief else 0)
-        self._take()
+            self._table.wants_MG[self.slot, self._gpu] = self._draw() - (PRIORITY if high_priority else 0)
+        self._acquire_gpu()
 
-    def part(self, stopped: Callable[[], None]) -> bool:
+    def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
         if not (self._table.wants_MG[:, self._gpu] < 0).any():
             return False
         self._finish()
-        stopped()
+        on_yield()
         with self._locked():
             self._table.has_MG[self.slot, self._gpu] = 0
-        self._ring()
-        self._take()
+        self._wake_others()
+        self._acquire_gpu()
         return True
 
     def stop_compute(self) -> None:
         self._finish()
         with self._locked():
             self._table.wants_MG[self.slot, self._gpu] = self._table.has_MG[self.slot, self._gpu] = 0
-        self._ring()
+        self._wake_others()
 
-    def _take(self) -> None:
+    def _acquire_gpu(self) -> None:
         wants_M, has_M = self._table.wants_MG[:, self._gpu], self._table.has_MG[:, self._gpu]
 
         def before() -> list[int]:
             wanted = np.flatnonzero(wants_M).tolist()
             return [m for m in wanted if m != self.slot and (has_M[m] or wants_M[m] < wants_M[self.slot])]
 
-        def take() -> None:
+        def acquire() -> None:
             has_M[self.slot] = 1
 
-        self._wait(before, "GPU", take)
+        self._wait(before, "GPU", acquire)
 
     @contextmanager
     def exchange(self, hold_port: bool = False) -> Iterator[None]:
@@ -161,17 +179,17 @@ class ProcessPortArbiter:
                 if hold_port and table.drawn_M[self.slot] == number + 1:  # the next exchange has this one's ticket
                     table.ticket_MD[self.slot, (number + 1) % DRAWN] = ticket
                     table.drawn_M[self.slot] += 1
-            self._ring()
+            self._wake_others()
 
     def leave(self) -> None:
         self._release()
-        for end in (self._bell, self._caller):
+        for end in (self._wakeups, self._waker):
             end.close()
         with suppress(FileNotFoundError):
-            os.unlink(self._path(self.slot, ".bell"))
+            os.unlink(self._path(self.slot, WAKEUPS))
 
     def abort(self, error: BaseException) -> None:
-        self._broken = self._broken or error
+        self._failure = self._failure or error
         self._release()
 
     def _release(self) -> None:
@@ -180,38 +198,38 @@ class ProcessPortArbiter:
                 self._table.here_MG[self.slot, self._gpu] = 0
                 os.close(self._member)
             self._member = None
-            self._ring()
+            self._wake_others()
 
     def _draw(self) -> int:
         self._table.last[0] += 1
         return int(self._table.last[0])
 
-    def _wait(self, before: Callable[[], list[int]], what: str, take: Callable[[], None] = lambda: None) -> None:
-        """Until no living member is in `before`, the slots whose turn on this GPU comes first; then `take`, before any other
-        looks."""
+    def _wait(self, before: Callable[[], list[int]], what: str, acquire: Callable[[], None] = lambda: None) -> None:
+        """Waits until no living process is in `before`, the slots that come first on this GPU; then calls `acquire` under the
+        table's lock."""
         until = time.monotonic() + self._timeout_s
         while True:
             with self._locked():
                 others = [slot for slot in before() if self._alive(slot, self._gpu)]
-                if not others and self._broken is None:
-                    take()
-            if self._broken is not None:
-                raise RankFailed(f"stopped, because the other model on this rank failed: {self._broken}")
+                if not others and self._failure is None:
+                    acquire()
+            if self._failure is not None:
+                raise RankFailed(f"stopped, because the other model on this rank failed: {self._failure}")
             if not others:
                 return
             if time.monotonic() > until:
                 raise RankFailed(
-                    f"rank {self._gpu} waited {self._timeout_s:g} s for its {what}, which {self._whose(others[0])} has"
+                    f"rank {self._gpu} waited {self._timeout_s:g} s for its {what}, which {self._holder(others[0])} has"
                 )
             with suppress(TimeoutError):
-                self._bell.recv(1)
+                self._wakeups.recv(1)
 
-    def _ring(self) -> None:
-        """Whoever waits on this GPU looks again."""
+    def _wake_others(self) -> None:
+        """Makes the processes that wait on this GPU check again."""
         for slot in np.flatnonzero(self._table.here_MG[:, self._gpu]).tolist():
             if slot != self.slot:
-                with suppress(OSError):  # nobody there, or rung already
-                    self._caller.sendto(b"!", self._path(slot, ".bell"))
+                with suppress(OSError):  # nobody there, or woken already
+                    self._waker.sendto(b"!", self._path(slot, WAKEUPS))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -222,7 +240,7 @@ class ProcessPortArbiter:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _free_slot(self) -> int:
-        """One that no process holds on any GPU, cleared."""
+        """A slot that no process holds on any GPU, cleared."""
         for slot in range(SLOTS):
             if not any(self._alive(slot, gpu) for gpu in range(GPUS)):
                 for of_M in self._table[1:]:
@@ -233,13 +251,13 @@ class ProcessPortArbiter:
     def _alive(self, slot: int, gpu: int) -> bool:
         if not (self._folder / f"{slot}.{gpu}").exists():
             return False
-        found = self._held(slot, gpu)
+        found = self._lock_member(slot, gpu)
         if found is not None:
             os.close(found)
         return found is None
 
-    def _held(self, slot: int, gpu: int) -> int | None:
-        """The member's file, locked by us, unless another process lives there."""
+    def _lock_member(self, slot: int, gpu: int) -> int | None:
+        """Descriptor of the member file, locked by this process; None if another process holds it."""
         file = os.open(self._folder / f"{slot}.{gpu}", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,7 +266,7 @@ class ProcessPortArbiter:
             return None
         return file
 
-    def _whose(self, slot: int) -> str:
+    def _holder(self, slot: int) -> str:
         return Path(self._path(slot)).read_text()
 
     def _path(self, slot: int, suffix: str = "") -> str:

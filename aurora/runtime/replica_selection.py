@@ -1,7 +1,11 @@
-"""`plan.replicas.dispatch` on tensors: where each expert's tokens of this rank are cut, so that a rank's own replicas come
-first.
+"""Replica selection at run time: which replica of an expert serves each token.
 
-On a CUDA device with Triton its kernel does the work, elsewhere torch; both give what the plan's function gives.
+Two rules. *Proportional*: each rank splits its own tokens over an expert's replicas by their shares. *Local first*: replicas
+take their shares of all ranks' tokens, and of those a rank's own replicas take its tokens first, which needs all ranks' counts.
+Both give `until_EM`: how many of this rank's tokens of an expert go to its first 1, 2, ... replicas.
+
+Axes: X choices of tokens, E experts, M replicas of an expert, S ranks that hold tokens. On a CUDA device with Triton a kernel
+does the local-first rule, elsewhere torch; both give what `aurora.planner.replication.token_split.dispatch` gives.
 """
 
 import numpy as np
@@ -9,15 +13,47 @@ import torch
 from torch import nn
 
 from aurora.planner.replication.token_split import holders
-from aurora.runtime.token_kernels import on_triton
+from aurora.runtime.token_kernels import uses_triton
 from aurora.types.arrays import IntArray
 
 
-class ReplicaSelection(nn.Module):
-    """The replicas of a layer, by expert and then by rank, as (E, M) tables; where an expert has fewer than M, with parts of
-    nothing.
+def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: torch.Tensor) -> torch.Tensor:
+    """Deals each expert's choices to its replicas, in their sequence.
 
-    slots_G: the experts that every rank holds. share_G: which part of its expert's load each slot takes; None: equal parts.
+    Args:
+        expert_X: (X,) int64, the expert of every choice.
+        counts_E: (E,) int64, how many choices each expert has.
+        until_EM: (E, M), how many of them go to its first 1, 2, ... replicas.
+
+    Returns:
+        (X,) int64, the replica of every choice, from 0 to M - 1.
+    """
+    by_expert = torch.argsort(expert_X, stable=True)
+    sorted_X = expert_X[by_expert]
+    nth_X = torch.arange(len(expert_X), device=expert_X.device) - (counts_E.cumsum(0) - counts_E)[sorted_X]
+    replica_X = torch.empty_like(expert_X)
+    replica_X[by_expert] = (nth_X[:, None] >= until_EM[sorted_X, :-1]).sum(dim=1)
+    return replica_X
+
+
+def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """(E, M) `until_EM` of one rank's own tokens; all ranks' together are as `aurora.planner.placement.cost_model` counts them.
+
+    Args:
+        counts_E: (E,) int64, this rank's tokens of every expert.
+        share_until_EM: (E, M) float64, running sum of the shares of an expert's replicas.
+        rank, ranks: rounding differs by rank.
+    """
+    return torch.floor(share_until_EM * counts_E[:, None] + (rank + 0.5) / ranks)
+
+
+class LocalFirst(nn.Module):
+    """The local-first rule of one layer, with its replicas as (E, M) tables, by expert and then by rank.
+
+    Args:
+        slots_G: the experts that every rank holds.
+        rank: whose tokens are dealt.
+        share_G: which part of its expert's load each slot takes; None: equal parts.
     """
 
     def __init__(
@@ -47,10 +83,13 @@ class ReplicaSelection(nn.Module):
     phase_E: torch.Tensor
 
     def forward(self, tokens_SE: torch.Tensor) -> torch.Tensor:
-        """(E, M) int64: how many of this rank's tokens go to each expert's first 1, 2, ... replicas, given those of all ranks,
-        tokens_SE (S, E) int64."""
+        """(E, M) int64 `until_EM` of this rank's tokens; an expert with fewer than M replicas has empty ones at the end.
+
+        Args:
+            tokens_SE: (S, E) int64, every rank's tokens of every expert.
+        """
         tables = self.rank_EM, self.from_EM, self.upto_EM, self.whole_E, self.phase_E
-        if on_triton(tokens_SE):
+        if uses_triton(tokens_SE):
             from aurora.runtime import triton_kernels
 
             with torch.cuda.device(tokens_SE.device):
@@ -67,15 +106,15 @@ def local_first(
     whole_E: torch.Tensor,
     phase_E: torch.Tensor,
 ) -> torch.Tensor:
-    """See `ReplicaSelection.forward`. Source: Lazarus Alg. 1 (arXiv:2407.04656)."""
+    """See `LocalFirst.forward`. Source: Lazarus Alg. 1 (arXiv:2407.04656)."""
     load_E1, whole_E1, phase_E1 = tokens_SE.sum(dim=0)[:, None], whole_E[:, None], phase_E[:, None]
-    room_EM = (load_E1 * upto_EM + phase_E1) // whole_E1 - (load_E1 * from_EM + phase_E1) // whole_E1
-    local_EM = torch.minimum(room_EM, tokens_SE.T.gather(1, rank_EM))
-    room_EM = room_EM - local_EM
-    until_EM = room_EM.cumsum(dim=1)
+    capacity_EM = (load_E1 * upto_EM + phase_E1) // whole_E1 - (load_E1 * from_EM + phase_E1) // whole_E1
+    local_EM = torch.minimum(capacity_EM, tokens_SE.T.gather(1, rank_EM))
+    capacity_EM = capacity_EM - local_EM
+    until_EM = capacity_EM.cumsum(dim=1)
     own_EM = local_EM * (rank_EM == rank)
     over_E = tokens_SE[rank] - own_EM.sum(dim=1)
     begin_E = tokens_SE[:rank].sum(dim=0) - (local_EM * (rank_EM < rank)).sum(dim=1)
     from_E1, upto_E1 = begin_E[:, None], (begin_E + over_E)[:, None]
-    rows_EM = own_EM + (torch.minimum(until_EM, upto_E1) - torch.maximum(until_EM - room_EM, from_E1)).clamp(min=0)
+    rows_EM = own_EM + (torch.minimum(until_EM, upto_E1) - torch.maximum(until_EM - capacity_EM, from_E1)).clamp(min=0)
     return rows_EM.cumsum(dim=1)

@@ -1,4 +1,4 @@
-"""What survives every rank: prompts and what was produced for them, and who is to do what next."""
+"""Request journal: the coordinator of a run that survives lost ranks. It outlives every rank."""
 
 import threading
 import time
@@ -17,9 +17,18 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 class RequestJournal:
-    """The coordinator of a run: keeps every token that ranks tell of, and gives what lost ranks have not finished to others.
+    """Keeps every token that ranks produce, and assigns experts and unfinished requests to the members of each epoch.
 
-    load_MLE: (L, E) of each model, the tokens of each expert: where experts go that nobody holds any more.
+    Implements `aurora.runtime.distributed.supervisor.Coordinator`.
+
+    Args:
+        plan: of the run.
+        prompts_M: each model's prompts.
+        load_MLE: tokens of each expert, (L, E) per model, for placing the experts that no rank holds any more.
+
+    Attributes:
+        answers_M: what was produced, by model.
+        changes: of membership.
     """
 
     def __init__(self, plan: Plan, prompts_M: Sequence[Sequence[list[int]]], load_MLE: Sequence[FloatArray]) -> None:
@@ -28,11 +37,11 @@ class RequestJournal:
         self._plan, self._program, self._prompts_M, self._load_MLE = plan, compile_plan(plan), prompts_M, load_MLE
         self._open_M = [set(range(len(prompts))) for prompts in prompts_M]
         self._began_s = time.perf_counter()
-        self._told_s: float | None = None  # when the last token came, since then
+        self._last_token_s: float | None = None  # when the last token arrived, since then
         self._lost: dict[int, str] = {}
         self._members: tuple[int, ...] = ()
         self._restored: tuple[tuple[int, ...], Program] | None = None
-        self._order(1 - np.eye(len(plan.cluster), dtype=np.int64), plan.cluster)  # compiled before it is urgent
+        self._order(1 - np.eye(len(plan.cluster), dtype=np.int64), plan.cluster)  # compiles it before it is urgent
 
     @property
     def finished(self) -> bool:
@@ -40,89 +49,100 @@ class RequestJournal:
 
     @property
     def wants_new_epoch(self) -> bool:
-        ready = self._restored
-        return ready is not None and ready[0] == self._members
+        return self._restored is not None and self._restored[0] == self._members
 
-    def on_progress(self, rank: int, fresh: NewTokens | FetchedWeights) -> bool:
-        if isinstance(fresh, FetchedWeights):
-            self.changes[-1].took_s = max(self.changes[-1].took_s, fresh.seconds)
+    def on_progress(self, rank: int, progress: NewTokens | FetchedWeights) -> bool:
+        if isinstance(progress, FetchedWeights):
+            self.changes[-1].took_s = max(self.changes[-1].took_s, progress.seconds)
             return False
         now_s = time.perf_counter() - self._began_s
-        answers, still_open = self.answers_M[fresh.model], self._open_M[fresh.model]
-        answers.add(fresh.tokens)
+        answers, still_open = self.answers_M[progress.model], self._open_M[progress.model]
+        answers.add(progress.tokens)
         answers.seconds = now_s
-        still_open -= {token.request for token in fresh.tokens if token.last}
+        still_open -= {token.request for token in progress.tokens if token.last}
         if self.changes and self.changes[-1].resumed_s is None:
             self.changes[-1].resumed_s = now_s
-        self._told_s = now_s
+        self._last_token_s = now_s
         return True
 
     def on_lost(self, rank: int, reason: str) -> None:
         self._lost[rank] = reason
 
     def assign(self, epoch: int, states: Mapping[int, HeldExperts]) -> dict[int, EpochWork]:
-        seats = tuple(states)
-        holdings = list(states.values())
-        held_R = [holding.held_ML for holding in holdings]
-        before, self._members = self._members, seats
-        ready, self._restored = self._restored, None
-        if ready is not None and ready[0] == before == seats:
-            program = ready[1]
+        members = tuple(states)
+        held = list(states.values())
+        held_R = [state.held_ML for state in held]
+        before, self._members = self._members, members
+        restored_program, self._restored = self._restored, None
+        if restored_program is not None and restored_program[0] == before == members:
+            program = restored_program[1]
         else:
-            program = program_among(self._program, seats, self._load_MLE, held_R)
-            self._restore(program, seats)
-        found = moves(program, held_R, holdings[0].expert_bytes_M)
-        cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[seat] for seat in seats))
-        bytes_RR = moved_bytes(found, holdings[0].expert_bytes_M, len(seats))
+            program = program_among(self._program, members, self._load_MLE, held_R)
+            self._restore_replicas(program, members)
+        transfers = moves(program, held_R, held[0].expert_bytes_M)
+        cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[rank] for rank in members))
+        bytes_RR = moved_bytes(transfers, held[0].expert_bytes_M, len(members))
         order, predicted_s = self._order(bytes_RR, cluster)
         if epoch > 1:
-            joined = tuple(sorted(set(seats) - set(before)))
-            from_checkpoint = sum(move.source is None for move in found)
-            moved = len(found) - from_checkpoint
+            joined = tuple(sorted(set(members) - set(before)))
+            from_checkpoint = sum(move.source is None for move in transfers)
+            moved = len(transfers) - from_checkpoint
             self.changes.append(
                 MembershipChange(
-                    epoch, self._lost, joined, moved, from_checkpoint, int(bytes_RR.sum()), predicted_s, self._told_s
+                    epoch, self._lost, joined, moved, from_checkpoint, int(bytes_RR.sum()), predicted_s, self._last_token_s
                 )
             )
         self._lost = {}
-        requests_MR = [self._dealt(model, holdings) for model in range(len(self._prompts_M))]
+        requests_MR = [self._deal_requests(model, held) for model in range(len(self._prompts_M))]
         return {
-            seat: EpochWork(program, cluster, tuple(found), order, tuple(requests_R[rank] for requests_R in requests_MR))
-            for rank, seat in enumerate(seats)
+            rank: EpochWork(program, cluster, tuple(transfers), order, tuple(requests_R[index] for requests_R in requests_MR))
+            for index, rank in enumerate(members)
         }
 
-    def _restore(self, program: Program, seats: tuple[int, ...]) -> None:
-        """Find, beside the serving, where replicas go so that as many failures as planned are survived again."""
+    def _restore_replicas(self, program: Program, members: tuple[int, ...]) -> None:
+        """Finds, in the background, where replicas go so that as many failures as planned are survived again."""
         min_replicas, placement = self._plan.options.min_replicas, program.placements_M[0]
-        if min_replicas is None or len(seats) in (1, len(self._plan.cluster)):
+        if min_replicas is None or len(members) in (1, len(self._plan.cluster)):
             return
 
         def find() -> None:
-            better = restored(self._program, self._plan.cluster, seats, self._load_MLE[0], placement.slots_LG, min_replicas)
-            if better.placements_M[0].slots_LG != placement.slots_LG and self._members == seats:
-                self._restored = (seats, better)
+            better = restored(self._program, self._plan.cluster, members, self._load_MLE[0], placement.slots_LG, min_replicas)
+            if better.placements_M[0].slots_LG != placement.slots_LG and self._members == members:
+                self._restored = (members, better)
 
         threading.Thread(target=find, daemon=True, name="aurora-restore").start()
 
-    def _dealt(self, model: int, holdings: Sequence[HeldExperts]) -> list[dict[int, tuple[int, ...]]]:
-        """What is in nobody's hands, one after the other to whoever has fewest to do; with what was produced for it."""
-        taken = {index for holding in holdings for index in holding.serving_M[model]}
-        busy_R = np.array([len(set(holding.serving_M[model]) & self._open_M[model]) for holding in holdings])
+    def _deal_requests(self, model: int, held: Sequence[HeldExperts]) -> list[dict[int, tuple[int, ...]]]:
+        """Deals the open requests that no member is decoding, each to the member with fewest; with their answers so far."""
+        taken = {index for state in held for index in state.serving_M[model]}
+        busy_R = np.array([len(set(state.serving_M[model]) & self._open_M[model]) for state in held])
         waiting, tokens = sorted(self._open_M[model] - taken), self.answers_M[model].tokens
-        requests_R: list[dict[int, tuple[int, ...]]] = [{} for _ in holdings]
+        requests_R: list[dict[int, tuple[int, ...]]] = [{} for _ in held]
         for index, rank in zip(waiting, fewest_first(busy_R, len(waiting)).tolist(), strict=True):
             requests_R[rank][index] = tuple(tokens.get(index, ()))
         return requests_R
 
     @staticmethod
     def _order(bytes_RR: IntArray, cluster: Cluster) -> tuple[Order, float]:
-        """In which weights travel, and in how many seconds."""
+        """The order in which weights travel, and its predicted seconds."""
         order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
         return order, timed(order, bytes_RR, cluster.network).makespan_s
 
 
 def fewest_first(busy_R: IntArray, count: int) -> IntArray:
-    """(count,) whose turn it is when each turn is of whoever has had fewest, busy_R (R,) before; of equals the first."""
+    """Deals `count` requests one by one, each to the rank that has fewest; of equals to the first.
+
+    Args:
+        busy_R: (R,) requests that each rank has before.
+        count: requests to deal.
+
+    Returns:
+        (count,) the rank that gets each.
+
+    Example:
+        >>> fewest_first(np.array([2, 0]), 3).tolist()
+        [1, 1, 0]
+    """
     levels = np.arange(busy_R.min(), busy_R.max() + -(-count // len(busy_R)) + 1)
     found: IntArray = (levels[:, None] >= busy_R).nonzero()[1][:count]
     return found

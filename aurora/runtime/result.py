@@ -1,4 +1,4 @@
-"""What a run brings home: each rank's share, and the whole."""
+"""Results of a run: each rank's, and the merged one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,14 @@ Routing = tuple[NDArray[Any], IntArray]  # experts_ULK of a rank's U tokens, and
 
 @dataclass(frozen=True)
 class Token:
-    """One more token of the answer to a request. logits (1, vocabulary): if kept. last: the answer is complete."""
+    """One more token of the answer to a request.
+
+    Args:
+        request: number of the request.
+        token: its id.
+        last: whether the answer is complete.
+        logits: (1, vocabulary), if kept.
+    """
 
     request: int
     token: int
@@ -27,26 +34,42 @@ class Token:
 
 @dataclass
 class Answers:
-    """One model's answers: tokens and, if kept, logits (tokens, vocabulary) by request index."""
+    """One model's answers.
+
+    Args:
+        tokens: by number of the request.
+        logits: (tokens, vocabulary) by number of the request, if kept.
+        seconds: serving time.
+    """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logits: dict[int, FloatArray] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def add(self, fresh: Sequence[Token]) -> None:
-        for one in fresh:
-            self.tokens.setdefault(one.request, []).append(one.token)
-            if one.logits is not None:
-                kept = self.logits.get(one.request, one.logits[:0])
-                self.logits[one.request] = np.concatenate([kept, one.logits])
+    def add(self, tokens: Sequence[Token]) -> None:
+        for token in tokens:
+            self.tokens.setdefault(token.request, []).append(token.token)
+            if token.logits is not None:
+                kept = self.logits.get(token.request, token.logits[:0])
+                self.logits[token.request] = np.concatenate([kept, token.logits])
 
 
 @dataclass
 class MembershipChange:
-    """Who was there from `epoch` on. lost: how each seat was lost; joined: seats; moved, from_checkpoint: experts whose weights
-    came from other ranks and, because none of them had them, from the model's files. moved_bytes, predicted_s, took_s: of those
-    from other ranks, by the plan's cluster and as measured, the slowest rank's. stopped_s, resumed_s: when the last token
-    before and the first after came, of any request, since the run began; None: none came."""
+    """A change of the members of a run. Times are seconds since the run began.
+
+    Args:
+        epoch: the first epoch of the new members.
+        lost: why each lost rank was lost.
+        joined: ranks that joined.
+        moved: experts whose weights came from other ranks.
+        from_checkpoint: experts whose weights came from the model's files, because no rank had them.
+        moved_bytes: of the weights from other ranks.
+        predicted_s: predicted duration of that transfer, by the plan's cluster.
+        stopped_s: when the last token before the change arrived, of any request; None: there was none.
+        took_s: measured duration of that transfer, on the slowest rank.
+        resumed_s: when the first token after the change arrived; None: there was none.
+    """
 
     epoch: int
     lost: dict[int, str]
@@ -62,13 +85,18 @@ class MembershipChange:
 
 @dataclass(frozen=True)
 class RunConditions:
-    """choices_M: the experts that every token of each model chose, a window a step; cluster: with the network as measured."""
+    """What a prediction of the run needs.
+
+    Args:
+        routing_M: the experts that every token of each model chose, one window per step.
+        cluster: the plan's, with the network as measured before serving.
+    """
 
     routing_M: tuple[TokenRouting, ...]
     cluster: Cluster
 
     def traffic(self, profiles: Sequence[Profile]) -> list[Profile]:
-        """The models' profiles with the run's own traffic in place of theirs, a window a step."""
+        """The models' profiles with the run's own traffic in place of theirs, one window per step."""
         return [
             replace(
                 profile,
@@ -83,15 +111,24 @@ class RunConditions:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run. answers_M: every request's answer by model; seconds: the whole run's serving time; trace: measured;
-    choice: which orders were used at which size, where that was measured; conditions: what a prediction of the run wants, if
-    options.predictable; changes: of membership, if options.survive; failure: why not all requests are answered."""
+    """Result of a run.
+
+    Args:
+        answers_M: every request's answer, by model.
+        seconds: serving time of the whole run.
+        trace: measured.
+        transport: by name.
+        calibration: which orders were used at which size, if that was measured.
+        conditions: what a prediction of the run needs, if `options.predictable`.
+        changes: of membership, if `options.survive`.
+        failure: why not all requests are answered; None: all are.
+    """
 
     answers_M: tuple[Answers, ...]
     seconds: float
     trace: Trace
     transport: str
-    choice: OrderCalibration | None = None
+    calibration: OrderCalibration | None = None
     conditions: RunConditions | None = None
     changes: tuple[MembershipChange, ...] = ()
     failure: str | None = None
@@ -103,55 +140,74 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank brings home. rows: of the trace. routing_M: each model's experts_ULK and steps (U,), and network: both if
-    options.predictable."""
+    """Result of one rank.
+
+    Args:
+        answers_M: to the requests that it served, by model.
+        seconds: serving time.
+        rows: of the trace.
+        transport: by name.
+        calibration: as of RunResult.
+        routing_M: each model's experts_ULK and steps (U,), if `options.predictable`; else empty.
+        network: the cluster with the network as measured, if `options.predictable`.
+    """
 
     answers_M: list[Answers]
     seconds: float
     rows: list[Row]
     transport: str
-    choice: OrderCalibration | None
+    calibration: OrderCalibration | None
     routing_M: list[Routing]
     network: Cluster | None
 
 
-def merge(shares: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
-    """The whole run from what all ranks brought home."""
-    merged = [Answers() for _ in names_M]
-    recorder = TraceRecorder("measured", names_M, len(shares))
-    for share in shares:
-        recorder.rows += share.rows
-        for whole, part in zip(merged, share.answers_M, strict=True):
-            whole.tokens |= part.tokens
-            whole.logits |= part.logits
-            whole.seconds = max(whole.seconds, part.seconds)
-    first = shares[0]
+def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
+    """Merges the results of all ranks.
+
+    Args:
+        results: one per rank, by rank.
+        names_M: the models' names.
+    """
+    answers_M = [Answers() for _ in names_M]
+    recorder = TraceRecorder("measured", names_M, len(results))
+    for result in results:
+        recorder.rows += result.rows
+        for merged, answers in zip(answers_M, result.answers_M, strict=True):
+            merged.tokens |= answers.tokens
+            merged.logits |= answers.logits
+            merged.seconds = max(merged.seconds, answers.seconds)
+    first, seconds = results[0], max(result.seconds for result in results)
     conditions = None
     if first.network is not None:
-        routing_MR = zip(*(share.routing_M for share in shares), strict=True)
-        conditions = RunConditions(tuple(_routing(routing_R) for routing_R in routing_MR), first.network)
-    return RunResult(
-        tuple(merged), max(share.seconds for share in shares), recorder.trace(), first.transport, first.choice, conditions
-    )
+        routing_MR = zip(*(result.routing_M for result in results), strict=True)
+        conditions = RunConditions(tuple(_merge_routing(routing_R) for routing_R in routing_MR), first.network)
+    return RunResult(tuple(answers_M), seconds, recorder.trace(), first.transport, first.calibration, conditions)
 
 
-def survived(
+def elastic_result(
     answers_M: Sequence[Answers],
     changes: Sequence[MembershipChange],
-    shares: Sequence[RankResult],
+    results: Sequence[RankResult],
     plan: Plan,
     failure: str | None,
 ) -> RunResult:
-    """The whole run from its journal; the trace is of the ranks that are left."""
+    """Result of a run that survives lost ranks.
+
+    Args:
+        answers_M, changes: from the run's journal.
+        results: of the ranks that are left; the trace is theirs.
+        plan: of the run.
+        failure: as of RunResult.
+    """
     recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), len(plan.cluster))
-    for share in shares:
-        recorder.rows += share.rows
+    for result in results:
+        recorder.rows += result.rows
     seconds = max(answers.seconds for answers in answers_M)
-    transport = shares[0].transport if shares else "none"
+    transport = results[0].transport if results else "none"
     return RunResult(tuple(answers_M), seconds, recorder.trace(), transport, changes=tuple(changes), failure=failure)
 
 
-def _routing(routing_R: Sequence[Routing]) -> TokenRouting:
+def _merge_routing(routing_R: Sequence[Routing]) -> TokenRouting:
     source_U = np.repeat(np.arange(len(routing_R)), [len(step_U) for _, step_U in routing_R])
     experts_ULK, step_U = (np.concatenate(parts) for parts in zip(*routing_R, strict=True))
     return TokenRouting(experts_ULK, source_U, step_U)

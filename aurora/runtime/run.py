@@ -1,4 +1,4 @@
-"""`aurora.run`: serve prompts with one or two MoE models under a plan, on local ranks or as one rank under torchrun."""
+"""Runs of a plan: serves prompts on local ranks, or as one rank under torchrun, with or without surviving lost ranks."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from aurora.runtime.distributed.launcher import launch, launch_threads
 from aurora.runtime.distributed.memory import Memory
 from aurora.runtime.distributed.process_groups import rank_info_from_environment
 from aurora.runtime.distributed.supervisor import Supervisor
-from aurora.runtime.elastic_rank import survive_rank
+from aurora.runtime.elastic_rank import serve_elastic_rank
 from aurora.runtime.request_journal import RequestJournal
-from aurora.runtime.result import RankResult, RunResult, merge, survived
+from aurora.runtime.result import RankResult, RunResult, elastic_result, merge_results
 from aurora.runtime.serving_rank import serve_rank
 from aurora.types import Plan, RunOptions
 from aurora.types.arrays import FloatArray
@@ -30,27 +30,27 @@ def run(
     prompts: Sequence[Sequence[list[int]]],
     options: RunOptions = RunOptions(),
 ) -> RunResult | None:
-    """Serve prompts[m] (token ids) with models[m], the plan's m-th, and give the answers and a measured Trace.
+    """Serves prompts under a plan; see `aurora.run`.
 
-    Starts one local process a planned rank; under torchrun's environment variables this process is one rank, and only rank 0
-    gets a result. Raises BadInput when plan, models and ranks do not fit, RankFailed when a rank is lost.
+    Starts one local process per planned rank, or one thread with the memory transport. Under torchrun's environment variables
+    this process is one rank, and only rank 0 gets a result.
     """
     _check(plan, models, prompts, options)
     if options.survive:
-        return survive(plan, models, prompts, options)
+        return run_elastic(plan, models, prompts, options)
     paths, names_M, ranks = [str(model) for model in models], tuple(model.model for model in plan.models), len(plan.cluster)
     if options.transport == "memory":
         memories = [Memory(ranks, options.timeout_s) for _ in plan.models]
-        shares = launch_threads(serve_rank, ranks, plan, paths, prompts, options, memories, timeout_s=options.timeout_s)
-        return merge([one for share in shares for one in share], names_M)
-    seat = rank_info_from_environment(options.timeout_s)
-    if seat is not None:
-        if seat.ranks != ranks:
-            raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {seat.ranks}")
-        gathered = serve_rank(seat, plan, paths, prompts, options)
-        return merge(gathered, names_M) if gathered else None
-    shares = launch(serve_rank, ranks, plan, paths, prompts, options, timeout_s=options.timeout_s, port=options.port)
-    return merge([one for share in shares for one in share], names_M)
+        results = launch_threads(serve_rank, ranks, plan, paths, prompts, options, memories, timeout_s=options.timeout_s)
+        return merge_results([result for of_rank in results for result in of_rank], names_M)
+    rank_info = rank_info_from_environment(options.timeout_s)
+    if rank_info is not None:
+        if rank_info.ranks != ranks:
+            raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {rank_info.ranks}")
+        gathered = serve_rank(rank_info, plan, paths, prompts, options)
+        return merge_results(gathered, names_M) if gathered else None
+    results = launch(serve_rank, ranks, plan, paths, prompts, options, timeout_s=options.timeout_s, port=options.port)
+    return merge_results([result for of_rank in results for result in of_rank], names_M)
 
 
 def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
@@ -66,7 +66,7 @@ def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[
             raise BadInput(f"run: expected prompts for {name} as lists of token ids")
 
 
-def survive(
+def run_elastic(
     plan: Plan,
     models: Sequence[str | Path],
     prompts: Sequence[Sequence[list[int]]],
@@ -74,38 +74,52 @@ def survive(
     load_MLE: Sequence[FloatArray] | None = None,
     watch: Callable[[int, dict[int, int]], None] | None = None,
 ) -> RunResult:
-    """Like `run` on local ranks, going on with those that are left when some are lost.
+    """Serves prompts on local ranks and goes on with those that are left when some are lost.
 
-    load_MLE: (L, E) of each model, the tokens of each expert, for placing those that nobody holds any more; None: all equal.
-    watch: told of each epoch, and of the processes of its members by seat. What cannot go on ends with the result so far and
-    `failure` set. Raises BadInput where it cannot begin.
+    Args:
+        plan, models, prompts, options: as of `aurora.run`.
+        load_MLE: tokens of each expert, (L, E) per model, for placing the experts that no rank holds any more; None: equal.
+        watch: called with the number of each epoch and its members' process ids by rank.
+
+    Returns:
+        The result; if the run cannot go on, the result so far, with `failure` set.
+
+    Raises:
+        BadInput: if the run cannot begin.
     """
     _check(plan, models, prompts, options)
     if rank_info_from_environment(options.timeout_s) is not None:
         raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
     layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
     journal = RequestJournal(plan, prompts, load_MLE or [np.ones(shape) for shape in layers_M])
+    args = (plan, [str(path) for path in models], prompts, options, time.perf_counter())
     supervisor = Supervisor(
-        survive_rank, len(plan.cluster), journal, (plan, [str(path) for path in models], prompts, options, time.perf_counter()),
+        serve_elastic_rank, len(plan.cluster), journal, args,
         timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, port=options.port, watch=watch,
     )  # fmt: skip
     failure = None
-    shares: dict[int, RankResult] = {}
+    results: dict[int, RankResult] = {}
     try:
-        shares = supervisor.run()
+        results = supervisor.run()
     except AuroraError as error:
         if not any(answers.tokens for answers in journal.answers_M):
             raise
         failure = str(error)
-    return survived(journal.answers_M, journal.changes, list(shares.values()), plan, failure)
+    return elastic_result(journal.answers_M, journal.changes, list(results.values()), plan, failure)
 
 
 def verify(
     result: RunResult, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions
 ) -> list[str]:
-    """Decode every prompt with the plain model in this process; gives a sentence for each difference, none when equal.
+    """Compares a run's answers with the plain models' in this process.
 
-    Equal: the same greedy tokens, and every logit within LOGIT_TOLERANCE.
+    Args:
+        result: of `run`, with the options' logits if they were kept.
+        models, prompts, options: of the run.
+
+    Returns:
+        A sentence for each difference. Answers are equal if they have the same greedy tokens, and every logit within
+        LOGIT_TOLERANCE.
     """
     differences = []
     for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):

@@ -1,4 +1,4 @@
-"""One rank of a run: load the models, hold the planned experts, serve the requests that were dealt to this rank."""
+"""Serving rank: loads the models, holds the planned experts, and serves the requests dealt to this rank."""
 
 import threading
 import time
@@ -21,11 +21,12 @@ from aurora.runtime.distributed.process_groups import default_process_group, dev
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
 from aurora.runtime.distributed.transport import Transport, lost_peer
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.model_worker import ModelWorker, Request, side_by_side
+from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.network_measurement import measured_network
 from aurora.runtime.order_calibration import calibrate, planned_method
-from aurora.runtime.port_arbiter import PortArbiter, in_threads
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter, folder_of
+from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.runtime.result import RankResult
 from aurora.types import Plan, RunOptions, TraceRecorder
 from aurora.types.profile import same_model
@@ -34,7 +35,7 @@ LOADING = threading.Lock()  # transformers loads one model at a time in a proces
 
 
 def check_model(plan: Plan, index: int, model: MoeModel) -> None:
-    """BadInput unless `model` is what the plan's model `index` was planned for."""
+    """Raises BadInput unless the plan's model `index` was planned for `model`."""
     planned = plan.models[index]
     expected = (len(planned.dispatch_L), planned.placement.experts)
     found = (len(model.layers), model.experts)
@@ -46,7 +47,7 @@ def check_model(plan: Plan, index: int, model: MoeModel) -> None:
 
 
 def check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int) -> None:
-    """BadInput for a token that the model does not know, or a prompt with no room for its answer."""
+    """Raises BadInput for a token outside the model's vocabulary, or a prompt too long for `new_tokens` more."""
     config = model.model.config
     for index, prompt in enumerate(prompts):
         if max(prompt) >= config.vocab_size:
@@ -57,22 +58,37 @@ def check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int
 
 
 def serve_rank(
-    seat: RankInfo,
+    rank_info: RankInfo,
     plan: Plan,
     model_paths: Sequence[str],
     prompts_M: Sequence[Sequence[list[int]]],
     options: RunOptions,
     memories: Sequence[Memory] = (),
 ) -> list[RankResult]:
-    """Serve as one rank; gives its share, or under torchrun everybody's on rank 0 and none on the others.
+    """Serves as one rank.
 
-    memories: one a model, where ranks are threads. Raises BadInput before, RankFailed after the run has begun.
+    Args:
+        rank_info: this rank and its peers.
+        plan: for the models, in their order.
+        model_paths: folders of the models.
+        prompts_M: each model's prompts, as token ids; this rank serves those dealt to it.
+        options: of the run.
+        memories: one per model, where ranks are threads of a process; else empty.
+
+    Returns:
+        This rank's result; under torchrun all ranks' on rank 0, and none on the others.
+
+    Raises:
+        BadInput: before serving starts, if plan, models, prompts and machine do not fit.
+        RankFailed: if a peer is lost.
     """
-    if options.colocate is not None and seat.local_ranks != seat.ranks:
-        raise BadInput(f"`colocate`: shares one machine, expected all of {seat.ranks} ranks on it, found {seat.local_ranks}")
-    device = device_of(seat) if options.transport in ("auto", "nccl") else "cpu"
+    if options.colocate is not None and rank_info.local_ranks != rank_info.ranks:
+        raise BadInput(
+            f"`colocate`: shares one machine, expected all of {rank_info.ranks} ranks on it, found {rank_info.local_ranks}"
+        )
+    device = device_of(rank_info) if options.transport in ("auto", "nccl") else "cpu"
     if options.transport == "nccl" and device == "cpu":
-        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {seat.ranks} ranks, found too few")
+        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
     if device != "cpu":
         torch.cuda.set_device(device)
     with LOADING:
@@ -80,58 +96,60 @@ def serve_rank(
     for index, (model, prompts) in enumerate(zip(models, prompts_M, strict=True)):
         check_model(plan, index, model)
         check_prompts(model, prompts, options.max_new_tokens)
-    with nullcontext() if memories else default_process_group(seat):
+    with nullcontext() if memories else default_process_group(rank_info):
         if memories:
-            transports: list[Transport] = [MemoryTransport(memory, seat.rank, plan.cluster) for memory in memories]
+            transports: list[Transport] = [MemoryTransport(memory, rank_info.rank, plan.cluster) for memory in memories]
             name = "memory"
         else:
-            transports, name = _transports(plan, len(models), seat, device, options)
-        choice = None
+            transports, name = _transports(plan, len(models), rank_info, device, options)
+        calibration = None
         if options.order == "auto" and name != "nccl":  # which posts everything at once whatever the order
-            choice = calibrate(transports[0], plan.cluster, planned_method(plan))
+            calibration = calibrate(transports[0], plan.cluster, planned_method(plan))
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         program = compile_plan(plan)
-        recorder = TraceRecorder("measured", program.names_M, seat.ranks)
+        recorder = TraceRecorder("measured", program.names_M, rank_info.ranks)
         on_gpu = device != "cpu"
-        turnstiles = _turnstiles(transports, options, on_gpu)
-        began_s = _began_s(transports[0], seat)
-        sessions = [
-            LayerContext(index, transports[index], turnstiles[index], recorder, began_s, choice, options.predictable, on_gpu)
-            for index in range(len(models))
+        arbiters = _arbiters(transports, options, on_gpu)
+        began_s = _began_s(transports[0], rank_info)
+        recorders = [
+            PhaseRecorder(recorder, rank_info.rank, index, began_s, on_gpu, options.predictable) for index in range(len(models))
         ]
-        lanes = [ModelWorker(model, options) for model in models]
-        for lane, session, prompts in zip(lanes, sessions, prompts_M, strict=True):
-            lane.perform(program, session)
-            lane.waiting.extend(Request(i, prompts[i]) for i in deal(prompts, seat.ranks)[seat.rank])
+        shared = zip(transports, arbiters, recorders, strict=True)
+        contexts = [LayerContext(index, *own, calibration) for index, own in enumerate(shared)]
+        workers = [ModelWorker(model, options) for model in models]
+        for worker, context, prompts in zip(workers, contexts, prompts_M, strict=True):
+            worker.perform(program, context)
+            worker.waiting.extend(Request(i, prompts[i]) for i in deal(prompts, rank_info.ranks)[rank_info.rank])
         if options.interleave == "off":
-            for lane in lanes:
-                lane.serve()
+            for worker in workers:
+                worker.serve()
         else:
-            side_by_side(lanes, turnstiles, device)
+            serve_interleaved(workers, arbiters, device)
         seconds = time.perf_counter() - began_s
-        kept = zip(sessions, models, strict=True) if options.predictable else ()
-        routing_M = [session.routing(len(model.layers)) for session, model in kept]
-        share = RankResult([lane.answers for lane in lanes], seconds, recorder.rows, name, choice, routing_M, network)
-        if seat.launched:
+        kept = zip(recorders, models, strict=True) if options.predictable else ()
+        routing_M = [phases.routing(len(model.layers)) for phases, model in kept]
+        answers_M = [worker.answers for worker in workers]
+        share = RankResult(answers_M, seconds, recorder.rows, name, calibration, routing_M, network)
+        if rank_info.launched:
             return [share]
-        gathered: list[Any] | None = [None] * seat.ranks if seat.rank == 0 else None
-        with lost_peer(seat.rank, None):
+        gathered: list[Any] | None = [None] * rank_info.ranks if rank_info.rank == 0 else None
+        with lost_peer(rank_info.rank, None):
             dist.gather_object(share, gathered)
         return gathered or []
 
 
-def _began_s(transport: Transport, seat: RankInfo) -> float:
+def _began_s(transport: Transport, rank_info: RankInfo) -> float:
     """When the run begins, by this rank's time.perf_counter, which ranks of one machine share."""
     transport.gather(torch.zeros(1))
     last = transport.gather(torch.tensor([time.perf_counter()], dtype=torch.float64)).max()
-    return float(last) if seat.local_ranks == seat.ranks else time.perf_counter()
+    return float(last) if rank_info.local_ranks == rank_info.ranks else time.perf_counter()
 
 
-def _transports(plan: Plan, models: int, seat: RankInfo, device: str, options: RunOptions) -> tuple[list[Transport], str]:
+def _transports(plan: Plan, models: int, rank_info: RankInfo, device: str, options: RunOptions) -> tuple[list[Transport], str]:
     backend = "gloo" if device == "cpu" else "nccl"
     groups = [new_process_group(backend, options.timeout_s) for _ in range(models)]
     if options.transport == "shaped":
-        port = Port(plan.cluster, seat.rank)
+        port = Port(plan.cluster, rank_info.rank)
         return [ShapedTransport(group, port) for group in groups], "shaped"
     if backend == "nccl":
         controls = [new_process_group("gloo", options.timeout_s) for _ in range(models)]
@@ -139,25 +157,25 @@ def _transports(plan: Plan, models: int, seat: RankInfo, device: str, options: R
     return [GlooTransport(group, plan.cluster) for group in groups], "gloo"
 
 
-def _handed() -> torch.cuda.Event:
-    """After all that this thread has handed to its stream."""
+def _submitted() -> torch.cuda.Event:
+    """An event after all that this thread has submitted to its stream."""
     event: torch.cuda.Event = torch.cuda.current_stream().record_event()
     return event
 
 
-def _turnstiles(transports: Sequence[Transport], options: RunOptions, on_gpu: bool) -> list[PortArbiter]:
-    """One a model; "off" has nothing to share."""
+def _arbiters(transports: Sequence[Transport], options: RunOptions, on_gpu: bool) -> list[PortArbiter]:
+    """One port arbiter per model. Models that do not interleave share nothing."""
     if options.interleave == "on":
-        return in_threads(len(transports), _handed) if on_gpu else in_threads(len(transports))
+        return thread_port_arbiters(len(transports), _submitted) if on_gpu else thread_port_arbiters(len(transports))
     if options.colocate is None:
-        return [alone for _ in transports for alone in in_threads(1)]
-    made: list[PortArbiter] = []
+        return [arbiter for _ in transports for arbiter in thread_port_arbiters(1)]
+    arbiters: list[PortArbiter] = []
     for transport in transports:
         # Rank 0 takes a slot, and no rank begins before all have theirs.
-        rank, folder = transport.rank, folder_of(options.colocate)
+        rank, folder = transport.rank, colocation_folder(options.colocate)
         finish = torch.cuda.synchronize if on_gpu else lambda: None
         first = ProcessPortArbiter(folder, 0, options.timeout_s, None, finish) if rank == 0 else None
         slot = int(transport.gather(torch.tensor([-1 if first is None else first.slot]))[0])
-        made.append(first or ProcessPortArbiter(folder, rank, options.timeout_s, slot, finish))
+        arbiters.append(first or ProcessPortArbiter(folder, rank, options.timeout_s, slot, finish))
     transports[0].gather(torch.zeros(1))
-    return made
+    return arbiters

@@ -1,4 +1,4 @@
-"""When a phase starts and ends: by the host's clock, or where a GPU's stream gets to, for which the host does not wait."""
+"""Timers of phases: by the host's clock, or by events on a GPU stream, for which the host does not wait."""
 
 import time
 from typing import Protocol
@@ -7,15 +7,17 @@ import torch
 
 
 class Timer(Protocol):
-    """mark() notes now; seconds(mark) is when that was, since the run began, once the work before it is done."""
+    """Notes moments of a run and tells when they were."""
 
-    def mark(self) -> object: ...
+    def mark(self) -> object:
+        """Notes the present moment."""
 
-    def seconds(self, mark: object) -> float: ...
+    def seconds(self, mark: object) -> float:
+        """When the mark was reached, in seconds since the run began; waits for the GPU work before it."""
 
 
 class HostTimer:
-    """began_s: of time.perf_counter."""
+    """Host time. began_s: when the run began, by time.perf_counter."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
@@ -29,7 +31,7 @@ class HostTimer:
 
 
 class StreamTimer:
-    """Events on the stream that is current where `mark` is called, the same for all marks."""
+    """Events on the current stream of the thread that marks. began_s: when the run began, by time.perf_counter."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
@@ -37,7 +39,7 @@ class StreamTimer:
         self._first_s = 0.0
 
     def mark(self) -> object:
-        if self._first is None:  # on the lane's own stream, which is current only now
+        if self._first is None:  # only now is the model worker's own stream current
             self._first = self._event()
             self._first.synchronize()
             self._first_s = time.perf_counter() - self._began_s

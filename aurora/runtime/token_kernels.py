@@ -1,6 +1,6 @@
-"""Rows of tensors on their way: permuted for sending, packed into one message, and summed where they come back.
+"""Token kernels: permute tokens into rows, pack rows into messages, and sum the rows that come back.
 
-On a CUDA device with Triton its kernels do the work, elsewhere torch; both give the same.
+On a CUDA device with Triton its kernels do the work (`aurora.runtime.triton_kernels`), elsewhere torch; both give the same.
 """
 
 import importlib.util
@@ -9,64 +9,79 @@ from functools import cache
 
 import torch
 
-from aurora.runtime.token_permutation import bags, sorted_choices
+from aurora.runtime import token_permutation
 from aurora.types.profile import ALIGNED_BYTES  # so that a device can read each part in whole words
 
 
-def by_place(place_NK: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What sorts the choices of tokens, int64 place_NK (N, K), each below `places` or that for none: how many have each place
-    (P,), whose token's choice comes at each row, by place and then by token, and (N, K) the row of each, -1 for none."""
-    top_k = place_NK.shape[1]
-    if place_NK.is_cuda:
-        place_X = place_NK.flatten()
-        counts_P = torch.bincount(place_X, minlength=places + 1)[:places]
-        taken_X = torch.argsort(place_X, stable=True)[: int(counts_P.sum())]
-        row_X = torch.full_like(place_X, -1)
-        row_X[taken_X] = torch.arange(len(taken_X), device=place_X.device)
-        return counts_P, taken_X // top_k, row_X.view(place_NK.shape)
-    counts, token, row = sorted_choices(place_NK.numpy(), places)
+def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sorts the choices of tokens by physical expert, and then by token.
+
+    Args:
+        physical_NK: (N, K) int64, the physical expert of every choice; `num_physical` for none.
+        num_physical: number of physical experts P.
+
+    Returns:
+        (P,) choices of every physical expert; (X,) the token of every row; (N, K) the row of every choice, -1 for none.
+    """
+    top_k = physical_NK.shape[1]
+    if physical_NK.is_cuda:
+        physical = physical_NK.flatten()
+        counts_P = torch.bincount(physical, minlength=num_physical + 1)[:num_physical]
+        choice_X = torch.argsort(physical, stable=True)[: int(counts_P.sum())]
+        row = torch.full_like(physical, -1)
+        row[choice_X] = torch.arange(len(choice_X), device=physical.device)
+        return counts_P, choice_X // top_k, row.view(physical_NK.shape)
+    counts, token, row = token_permutation.permutation_by_expert(physical_NK.numpy(), num_physical)
     return torch.from_numpy(counts), torch.from_numpy(token), torch.from_numpy(row)
 
 
-def gather_rows(rows: torch.Tensor, index_P: torch.Tensor, out: torch.Tensor) -> None:
-    """out (P, H) gets the rows (N, H) at index_P (P,) int64. out may be a view into wider rows."""
-    if on_triton(rows):
+def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
+    """Copies the rows (N, H) at index_X (X,) int64 into `out` (X, H), which may be a view into wider rows."""
+    if uses_triton(rows):
         from aurora.runtime import triton_kernels
 
         with torch.cuda.device(rows.device):
-            triton_kernels.gather_rows(rows, index_P, out)
+            triton_kernels.gather_rows(rows, index_X, out)
     else:
-        torch.index_select(rows, 0, index_P, out=out)
+        torch.index_select(rows, 0, index_X, out=out)
 
 
-def weighted_sum(rows: torch.Tensor, place_NK: torch.Tensor, weights_NK: torch.Tensor | None = None) -> torch.Tensor:
-    """(N, H): the sum over k of weights_NK (ones by default) times the row of rows (P, H) at place_NK; -1 is none.
+def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None = None) -> torch.Tensor:
+    """Sums the rows of every token.
 
     Products and sums are taken in at least float32 and in the order of k, then rounded once to the rows' dtype.
+
+    Args:
+        rows: (X, H).
+        row_NK: (N, K) int64, the row of every choice, -1 for none.
+        weights_NK: (N, K) weight of every choice; None: ones.
+
+    Returns:
+        (N, H).
     """
-    if on_triton(rows):
+    if uses_triton(rows):
         from aurora.runtime import triton_kernels
 
         with torch.cuda.device(rows.device):
-            return triton_kernels.weighted_sum(rows, place_NK, weights_NK)
+            return triton_kernels.weighted_sum(rows, row_NK, weights_NK)
     if len(rows) == 0:
-        return rows.new_zeros(len(place_NK), rows.shape[1])
+        return rows.new_zeros(len(row_NK), rows.shape[1])
     exact = exact_dtype(rows.dtype)
-    if place_NK.is_cuda:
-        there_NK = place_NK >= 0
+    if row_NK.is_cuda:
+        there_NK = row_NK >= 0
         count_N = there_NK.sum(dim=1)
-        place_Q, choice_Q, first_N = place_NK[there_NK], there_NK.flatten().nonzero()[:, 0], count_N.cumsum(0) - count_N
+        row_Q, choice_Q, first_N = row_NK[there_NK], there_NK.flatten().nonzero()[:, 0], count_N.cumsum(0) - count_N
     else:
-        place_Q, choice_Q, first_N = map(torch.from_numpy, bags(place_NK.numpy()))
+        row_Q, choice_Q, first_N = map(torch.from_numpy, token_permutation.embedding_bags(row_NK.numpy()))
     weights_Q = None
     if weights_NK is not None:
         weights_Q = weights_NK.to(exact).reshape(-1)
-        weights_Q = weights_Q if len(choice_Q) == place_NK.numel() else weights_Q[choice_Q]
-    return torch.embedding_bag(rows.to(exact), place_Q, first_N, mode=0, per_sample_weights=weights_Q)[0].to(rows.dtype)
+        weights_Q = weights_Q if len(choice_Q) == row_NK.numel() else weights_Q[choice_Q]
+    return torch.embedding_bag(rows.to(exact), row_Q, first_N, mode=0, per_sample_weights=weights_Q)[0].to(rows.dtype)
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What rows of `dtype` are weighted and summed in."""
+    """The dtype in which rows of `dtype` are weighted and summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -75,16 +90,21 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def on_triton(rows: torch.Tensor) -> bool:
+def uses_triton(rows: torch.Tensor) -> bool:
     """Whether Triton's kernels work on this tensor."""
     return rows.is_cuda and _has_triton() and rows.dtype != torch.float64
 
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """One token for one rank as a row of bytes: its hidden state (width,), top_k weights, and top_k experts, -1 for none.
+    """A message row in bytes: one token's hidden state, weights and slots, for one rank.
 
-    Experts are int32, weights as they are summed; every part and the whole are aligned.
+    Slots are int32, weights in the dtype that sums are taken in; every part and the whole row are aligned.
+
+    Args:
+        width: of a hidden state.
+        top_k: weights and slots in a row; slot -1 is for none.
+        dtype: of the hidden state.
     """
 
     width: int
@@ -96,24 +116,24 @@ class MessageFormat:
         return _aligned(self.width * self.dtype.itemsize)
 
     @property
-    def experts_at(self) -> int:
+    def slots_at(self) -> int:
         return self.weights_at + _aligned(self.top_k * exact_dtype(self.dtype).itemsize)
 
     @property
     def row_bytes(self) -> int:
-        return self.experts_at + _aligned(self.top_k * 4)
+        return self.slots_at + _aligned(self.top_k * 4)
 
     def new(self, rows: int, device: torch.device) -> torch.Tensor:
-        """An empty message: (rows, row_bytes) uint8."""
+        """(rows, row_bytes) uint8: an uninitialised message."""
         return torch.empty(rows, self.row_bytes, dtype=torch.uint8, device=device)
 
     def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of a message's hidden states (rows, width), weights and experts (rows, top_k)."""
+        """Views of a message's hidden states (rows, width), weights and slots (rows, top_k)."""
         exact = exact_dtype(self.dtype)
         return (
             message[:, : self.width * self.dtype.itemsize].view(self.dtype),
             message[:, self.weights_at : self.weights_at + self.top_k * exact.itemsize].view(exact),
-            message[:, self.experts_at : self.experts_at + self.top_k * 4].view(torch.int32),
+            message[:, self.slots_at : self.slots_at + self.top_k * 4].view(torch.int32),
         )
 
 

@@ -1,4 +1,4 @@
-"""`kernels` on a CUDA device. Imported only where Triton is installed."""
+"""Triton versions of `aurora.runtime.token_kernels` and of local-first replica selection. Imported only where Triton is."""
 
 import torch
 import triton
@@ -71,7 +71,7 @@ def local_first(
     whole_E: torch.Tensor,
     phase_E: torch.Tensor,
 ) -> torch.Tensor:
-    """See `dispatch.local_first`."""
+    """See `aurora.runtime.replica_selection.local_first`."""
     sources, experts = tokens_SE.shape
     most = rank_EM.shape[1]
     out_EM = torch.empty_like(rank_EM)
@@ -82,23 +82,23 @@ def local_first(
     return out_EM
 
 
-def gather_rows(rows: torch.Tensor, index_P: torch.Tensor, out: torch.Tensor) -> None:
-    """See `kernels.gather_rows`."""
+def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
+    """See `aurora.runtime.token_kernels.gather_rows`."""
     if out.numel():
-        grid = (len(index_P), triton.cdiv(rows.shape[1], BLOCK))
-        _gather[grid](rows, index_P.contiguous(), out, rows.shape[1], rows.stride(0), out.stride(0), BLOCK=BLOCK)
+        grid = (len(index_X), triton.cdiv(rows.shape[1], BLOCK))
+        _gather[grid](rows, index_X.contiguous(), out, rows.shape[1], rows.stride(0), out.stride(0), BLOCK=BLOCK)
 
 
-def weighted_sum(rows: torch.Tensor, place_NK: torch.Tensor, weights_NK: torch.Tensor | None) -> torch.Tensor:
-    """See `kernels.weighted_sum`; sums in float32."""
-    tokens, top_k = place_NK.shape
+def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None) -> torch.Tensor:
+    """See `aurora.runtime.token_kernels.weighted_sum`; sums in float32."""
+    tokens, top_k = row_NK.shape
     out = rows.new_empty(tokens, rows.shape[1])
     if out.numel():
-        weights = place_NK if weights_NK is None else weights_NK
+        weights = row_NK if weights_NK is None else weights_NK
         strides = (rows.stride(0), weights.stride(0))
         grid = (tokens, triton.cdiv(rows.shape[1], BLOCK))
         _weighted_sum[grid](
-            rows, place_NK.contiguous(), weights, out, rows.shape[1], *strides,
+            rows, row_NK.contiguous(), weights, out, rows.shape[1], *strides,
             K=top_k, WEIGHTED=weights_NK is not None, BLOCK=BLOCK,
         )  # fmt: skip
     return out

@@ -1,8 +1,8 @@
-"""Price a Program event by event: ranks, models, compute locks, port turns and the switch."""
+"""Event-driven simulation of a Program: ranks, models, port arbiters and the switch."""
 
 import heapq
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +12,10 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
 from aurora.planner.workload.traffic import deduplicated_tokens, tokens_on_gpu, tokens_to_gpus
+from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
 from aurora.types import (
     BARRIERS,
-    PART_S,
+    PREEMPTION_INTERVAL_S,
     Barrier,
     Cluster,
     Compute,
@@ -25,24 +26,30 @@ from aurora.types import (
     Program,
     Trace,
     TraceRecorder,
-    is_turn,
 )
 from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
 
-Resume = Callable[[], None]
-Wait = Callable[[Resume], None]  # calls its argument once the wait is over
-Process = Generator[Wait, None, None]
-Ordered = Callable[[IntArray], Order]  # the order for one all-to-all's bytes (G, G)
+OrderBatch = Callable[[IntArray], Order]  # the order for one all-to-all's bytes (G, G)
+Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
 
 
 def simulate_plan(
-    plan: Plan, profiles: Sequence[Profile], barriers: str = "gpu", ordered: Ordered | None = None, interleave: bool = True
+    plan: Plan, profiles: Sequence[Profile], barriers: str = "gpu", ordered: OrderBatch | None = None, interleave: bool = True
 ) -> Trace:
-    """The predicted Trace of `plan` serving the profiles' windows, one step a window; what follows is as `simulate`'s.
+    """Predicts the Trace of serving the profiles' windows under `plan`, one step per window.
 
-    Raises BadInput where a profile is not of the plan's model, was dealt to another number of ranks, or holds counts alone
-    where the plan counts tokens once a GPU.
+    Args:
+        plan: checked before it is simulated.
+        profiles: one per model of the plan.
+        barriers, ordered, interleave: as in `simulate`.
+
+    Returns:
+        A Trace of kind "predicted"; the same for the same arguments.
+
+    Raises:
+        BadInput: if a profile is of another model or number of ranks than the plan's, or holds counts alone where the plan
+            sends tokens deduplicated.
     """
     check_plan(plan)
     if len(profiles) != len(plan.models):
@@ -64,19 +71,30 @@ def simulate(
     cluster: Cluster,
     profiles: Sequence[Profile],
     barriers: str = "gpu",
-    ordered: Ordered | None = None,
+    ordered: OrderBatch | None = None,
     interleave: bool = True,
 ) -> Trace:
-    """The predicted Trace of `program`: model m of any number runs one step for each window of profiles[m].
+    """Predicts the Trace of `program` on `cluster`.
 
-    Rules: on a rank one model computes at a time, first come first served; turns of the models alternate on its port (a's
-    first, b's first, a's second, ...), and a model that is through is skipped. Where turns go by layer, gates and aggregations
-    go before experts' work that waits, and between its parts of PART_S. Deterministic.
-    barriers: "gpu", a rank goes on when its own transfers are done, and a Barrier lets all ranks of the model go at once;
-    "none", Barriers are skipped as well; "global", every phase of a model ends for all ranks together, and only then are GPU
-    and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
-    ordered: makes the order of each all-to-all anew from its bytes; None keeps the program's.
-    interleave: whether the models run side by side, or one after the other on every rank.
+    On a rank one model computes at a time, first come first served. Time slices of its port alternate between the models (see
+    `has_next_slice`); a model that has finished is skipped. With time slices by layer, gates and aggregations run before
+    expert compute that waits, and at its preemption points, PREEMPTION_INTERVAL_S apart.
+
+    Args:
+        program: of any number of models.
+        cluster: its GPUs' speeds and its network.
+        profiles: one per model, which runs one step for each window of its profile.
+        barriers: "gpu": a rank continues when its own transfers are done, and a Barrier releases all ranks of the model at
+            once. "none": as "gpu", without Barriers. "global": every phase of a model ends on all ranks together, and only
+            then are GPU and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
+        ordered: makes the order of each all-to-all from its bytes; None keeps the program's orders.
+        interleave: whether the models run side by side, or one after the other on every rank.
+
+    Returns:
+        A Trace of kind "predicted"; the same for the same arguments.
+
+    Raises:
+        BadInput: if `barriers` is not one of BARRIERS.
     """
     if barriers not in BARRIERS:
         raise BadInput(f"`barriers`: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
@@ -84,63 +102,10 @@ def simulate(
 
 
 @dataclass
-class _Lock:
-    """One holder at a time, first come first served, brief work first."""
-
-    held: bool = False
-    queue: list[Resume] = field(default_factory=list)
-    brief: list[Resume] = field(default_factory=list)
-
-    def acquire(self, resume: Resume, brief: bool = False) -> None:
-        if self.held:
-            (self.brief if brief else self.queue).append(resume)
-        else:
-            self.held = True
-            resume()
-
-    def part(self, resume: Resume) -> None:
-        """Let brief work go first."""
-        self.queue.insert(0, resume)
-        self.release()
-
-    def release(self) -> None:
-        if self.brief or self.queue:
-            (self.brief or self.queue).pop(0)()
-        else:
-            self.held = False
-
-
-class _Turns:
-    """A port's alternation between models."""
-
-    def __init__(self, models: int) -> None:
-        self._done = [0.0] * models
-        self._waiting: dict[int, Resume] = {}
-
-    def acquire(self, model: int, resume: Resume) -> None:
-        self._waiting[model] = resume
-        self._wake()
-
-    def release(self, model: int, hold_port: bool) -> None:
-        self._done[model] += not hold_port
-        self._wake()
-
-    def leave(self, model: int) -> None:
-        self._done[model] = float("inf")
-        self._wake()
-
-    def _wake(self) -> None:
-        for model, resume in list(self._waiting.items()):
-            if is_turn(self._done, model):
-                del self._waiting[model]
-                resume()
-
-
-@dataclass
 class _AllToAll:
-    key: tuple[int, int, int, str]  # model, step, layer, phase
+    key: Key
     number: int  # of the switch
-    out: int = 0  # ranks that are through with it
+    finished: int = 0  # ranks whose transfers are done
     waiting: dict[int, Resume] = field(default_factory=dict)
 
 
@@ -151,21 +116,25 @@ class _Run:
         cluster: Cluster,
         profiles: Sequence[Profile],
         barriers: str,
-        ordered: Ordered | None,
+        ordered: OrderBatch | None,
         interleave: bool,
     ) -> None:
         self.program, self.cluster, self.profiles = program, cluster, profiles
         self.barriers, self.ordered, self.interleave = barriers, ordered, interleave
-        self._by_layer = interleave and barriers != "global" and program.by_layer
+        self._preemptive = interleave and barriers != "global" and program.time_slice == "layer"
         self.now = 0.0
         self.record = TraceRecorder("predicted", program.names_M, program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
         self._sequence = 0
-        self._locks, self._ranks = ([_Lock() for _ in range(program.ranks)] for _ in range(2))  # for a phase, for a whole model
-        self._turns = [_Turns(len(profiles)) for _ in range(program.ranks)]
-        self._meetings: dict[tuple[int, int, int, str], list[Resume]] = {}
-        self._exchanges: dict[tuple[int, int, int, str], _AllToAll] = {}
-        self._under_way: dict[int, _AllToAll] = {}
+        models, ranks = len(profiles), range(program.ranks)
+        self._arbiters = [
+            simulated_port_arbiters(models) if interleave else [simulated_port_arbiters(1)[0] for _ in range(models)]
+            for _ in ranks
+        ]
+        self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not interleave
+        self._at_barrier: dict[Key, list[Resume]] = {}
+        self._exchanges: dict[Key, _AllToAll] = {}
+        self._by_number: dict[int, _AllToAll] = {}
         self._switch = Switch(cluster.network)
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
@@ -179,7 +148,7 @@ class _Run:
             done = self._switch.run(self._heap[0][0] if self._heap else float("inf"))
             self.now = self._switch.now_s
             for number, rank in done:
-                self._through(self._under_way[number], rank)
+                self._finish_exchange(self._by_number[number], rank)
             while not done and self._heap and self._heap[0][0] <= self.now:
                 heapq.heappop(self._heap)[2]()
         assert not any(inspect.getgeneratorstate(process) == inspect.GEN_SUSPENDED for process in running), (
@@ -194,7 +163,7 @@ class _Run:
 
     def _rank(self, rank: int, model: int) -> Process:
         if not self.interleave:
-            yield self._ranks[rank].acquire
+            yield self._rank_locks[rank].acquire
         for step in range(self.profiles[model].windows):
             for layer, ops in enumerate(self.program.ops_ML[model]):
                 for op in ops:
@@ -203,37 +172,40 @@ class _Run:
                             yield from self._compute(rank, model, step, layer, phase)
                         case Barrier(phase) if self.barriers != "none":
                             began = self.now
-                            yield self._meet(model, step, layer, phase)
+                            yield self._barrier(model, step, layer, phase)
                             self.record.add(rank, model, step, layer, phase, began, self.now)
-                        case Exchange(phase):
-                            if self.interleave:
-                                yield lambda resume: self._turns[rank].acquire(model, resume)
-                            yield self._join(rank, op, (model, step, layer, phase))
-                            if self.barriers == "global":
-                                yield self._meet(model, step, layer, phase)
-                            self._turns[rank].release(model, op.hold_port)
-        self._turns[rank].leave(model)
+                        case Exchange():
+                            transfers = self._exchange(rank, op, model, step, layer)
+                            yield from self._arbiters[rank][model].exchange(transfers, op.hold_port)
+        self._arbiters[rank][model].leave()
         if not self.interleave:
-            self._ranks[rank].release()
+            self._rank_locks[rank].release()
+
+    def _exchange(self, rank: int, op: Exchange, model: int, step: int, layer: int) -> Process:
+        yield self._join(rank, op, (model, step, layer, op.phase))
+        if self.barriers == "global":
+            yield self._barrier(model, step, layer, op.phase)
 
     def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
-        if self.barriers == "global":  # first all ranks are here, so that models queue in one sequence on each of them
-            yield self._meet(model, step, layer, f"before {phase}")
-        lock, brief = self._locks[rank], self._by_layer and phase != "expert"
-        yield lambda resume: lock.acquire(resume, brief)
+        if self.barriers == "global":  # first all ranks arrive, so that models queue in one sequence on each of them
+            yield self._barrier(model, step, layer, f"before {phase}")
+        arbiter, high_priority = self._arbiters[rank][model], self._preemptive and phase != "expert"
+        yield arbiter.start_compute(high_priority)
         began, left_s = self.now, self._seconds(rank, model, step, layer, phase)
-        while self._by_layer and left_s > PART_S and not brief:
-            yield self._sleep(PART_S)
-            left_s -= PART_S
-            if lock.brief:
-                self.record.add(rank, model, step, layer, phase, began, self.now)
-                yield lock.part
+
+        def record() -> None:
+            self.record.add(rank, model, step, layer, phase, began, self.now)
+
+        while self._preemptive and left_s > PREEMPTION_INTERVAL_S and not high_priority:
+            yield self._sleep(PREEMPTION_INTERVAL_S)
+            left_s -= PREEMPTION_INTERVAL_S
+            if (yield from arbiter.yield_to_priority(record)):
                 began = self.now
         yield self._sleep(left_s)
-        self.record.add(rank, model, step, layer, phase, began, self.now)
+        record()
         if self.barriers == "global":
-            yield self._meet(model, step, layer, phase)
-        lock.release()
+            yield self._barrier(model, step, layer, phase)
+        arbiter.stop_compute()
 
     def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str) -> float:
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]
@@ -249,41 +221,42 @@ class _Run:
 
         return wait
 
-    def _meet(self, *key: *tuple[int, int, int, str]) -> Wait:
-        """Until all ranks are here. key: model, step, layer, phase."""
+    def _barrier(self, *key: *Key) -> Wait:
+        """Waits until all ranks are here."""
 
         def wait(resume: Resume) -> None:
-            arrived = self._meetings.setdefault(key, [])
+            arrived = self._at_barrier.setdefault(key, [])
             arrived.append(resume)
             if len(arrived) == self.program.ranks:
-                for go in self._meetings.pop(key):
-                    go()
+                for resume_rank in self._at_barrier.pop(key):
+                    resume_rank()
 
         return wait
 
-    def _join(self, rank: int, op: Exchange, key: tuple[int, int, int, str]) -> Wait:
+    def _join(self, rank: int, op: Exchange, key: Key) -> Wait:
+        """Waits until the rank has sent and received all that is its own in this all-to-all."""
+
         def wait(resume: Resume) -> None:
             if key not in self._exchanges:
                 bytes_GG = self._bytes_GG(op, *key[:3])
                 order = op.order if self.ordered is None else self.ordered(bytes_GG)
                 self._exchanges[key] = exchange = _AllToAll(key, self._switch.open(order, bytes_GG))
-                self._under_way[exchange.number] = exchange
+                self._by_number[exchange.number] = exchange
             exchange = self._exchanges[key]
             exchange.waiting[rank] = resume
             if self._switch.join(exchange.number, rank):
-                self._through(exchange, rank)
+                self._finish_exchange(exchange, rank)
 
         return wait
 
-    def _through(self, exchange: _AllToAll, rank: int) -> None:
-        """The rank has sent and received all that is its own."""
-        exchange.out += 1
-        if exchange.out == self.program.ranks:
+    def _finish_exchange(self, exchange: _AllToAll, rank: int) -> None:
+        exchange.finished += 1
+        if exchange.finished == self.program.ranks:
             carried = self._switch.close(exchange.number)
             self.record.transfers(
                 *exchange.key, carried.src_X, carried.dst_X, carried.bytes_X, carried.start_s_X, carried.end_s_X
             )
-            del self._exchanges[exchange.key], self._under_way[exchange.number]
+            del self._exchanges[exchange.key], self._by_number[exchange.number]
         exchange.waiting.pop(rank)()
 
     def _bytes_GG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:

@@ -21,7 +21,17 @@ from aurora.types.options import (
 from aurora.types.placement import Placement
 from aurora.types.plan import ModelPlan, Plan
 from aurora.types.profile import PHASES, STAGES, Curve, Profile
-from aurora.types.program import BARRIERS, PART_S, TIME_SLICES, Barrier, Compute, Exchange, Op, Program, is_turn
+from aurora.types.program import (
+    BARRIERS,
+    PREEMPTION_INTERVAL_S,
+    TIME_SLICES,
+    Barrier,
+    Compute,
+    Exchange,
+    Op,
+    Program,
+    has_next_slice,
+)
 from aurora.types.replica_placement import GpuSlots, ReplicaPlacement
 from aurora.types.schedule import Order, Schedule, SubChannels
 from aurora.types.token_routing import TokenRouting
@@ -29,8 +39,8 @@ from aurora.types.trace import TRACE_PHASES, Trace, TraceRecorder
 
 __all__ = [
     "BARRIERS",
-    "PART_S",
     "PHASES",
+    "PREEMPTION_INTERVAL_S",
     "STAGES",
     "TIME_SLICES",
     "TRACE_PHASES",
@@ -74,7 +84,7 @@ __all__ = [
     "Trace",
     "TraceRecorder",
     "WorkerReport",
-    "is_turn",
+    "has_next_slice",
     "leaf_spine",
     "servers",
 ]

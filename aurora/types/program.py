@@ -1,4 +1,7 @@
-"""What every rank does, in order: the one thing that is simulated and performed. It holds orders, not sizes."""
+"""Program: the operations of every rank, in order. The simulator prices it and the runtime performs it.
+
+A Program holds orders and shares, not sizes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,32 +10,44 @@ from aurora.types.placement import Placement
 from aurora.types.schedule import Order
 from aurora.types.value import Value
 
-BARRIERS = ("gpu", "global", "none")  # who waits for whom when a program is simulated
-TIME_SLICES = (
-    "exchange",
-    "layer",
-)  # how long a port is one model's: for one all-to-all, or from a combine through the next dispatch
-PART_S = 0.02  # of experts' work by layer: between its parts a gate or an aggregation of another model goes first
+BARRIERS = ("gpu", "global", "none")  # which ranks a phase waits for in a simulation; see `aurora.simulate`
+TIME_SLICES = ("exchange", "layer")  # how long a model holds a port: one all-to-all, or a combine and the next dispatch
+PREEMPTION_INTERVAL_S = 0.02  # of expert compute between two preemption points, with time slices by layer
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Local work; one model at a time computes on a rank. phase: gate, expert or aggregate."""
+    """Local work. One model at a time computes on a rank.
+
+    Args:
+        phase: "gate", "expert" or "aggregate".
+    """
 
     phase: str
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """All ranks of the model meet: the exchange of token counts, without which no rank knows its sizes."""
+    """All ranks of the model wait for each other.
+
+    Args:
+        phase: "counts", the exchange of token counts, without which no rank knows the sizes of its all-to-all.
+    """
 
     phase: str
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Exchange(Value):
-    """An all-to-all. Models' turns on every rank's port alternate: a's first, b's first, a's second, ... A turn ends with the
-    exchange, unless the model keeps the port for its next one too."""
+@dataclass(frozen=True)
+class Exchange:
+    """An all-to-all, in the model's time slice of every rank's port.
+
+    Time slices alternate: the first model's first, the second model's first, the first model's second, ...
+
+    Args:
+        phase: "dispatch" or "combine".
+        order: the order of its transfers.
+        hold_port: the time slice goes on through the model's next exchange, instead of ending with this one.
+    """
 
     phase: str
     order: Order
@@ -42,17 +57,34 @@ class Exchange(Value):
 Op = Compute | Barrier | Exchange
 
 
-def is_turn(over_M: Sequence[float], model: int) -> bool:
-    """Whether a port is `model`'s next, given how many turns of each model are over there, infinity for one that is through:
-    its i-th turn follows the i-th of all models before it and the (i-1)-th of all after it."""
-    return all(over >= over_M[model] + (other < model) for other, over in enumerate(over_M) if other != model)
+def has_next_slice(done_M: Sequence[float], model: int) -> bool:
+    """Whether the next time slice of a port is `model`'s, where slices alternate between models.
+
+    A model's i-th slice follows the i-th slice of every model before it and the (i-1)-th of every model after it. This is the
+    one rule of the runtime's and the simulator's port arbiters.
+
+    Args:
+        done_M: (M,) how many slices of each model are over on this port; infinity for a model that has left.
+        model: an index into it.
+
+    Example:
+        >>> [has_next_slice([1, 0], model) for model in (0, 1)]
+        [False, True]
+    """
+    return all(done >= done_M[model] + (other < model) for other, done in enumerate(done_M) if other != model)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Program(Value):
-    """ops_ML[m][l]: what each rank does for model m in MoE layer l of every step; the models run side by side.
+    """The operations of every rank; models run side by side.
 
-    once_M: whether a token of each model travels once to a rank that holds several of its experts, or for every choice.
+    Args:
+        ranks: number of ranks.
+        names_M: the models' names.
+        placements_M: which rank holds which experts of each model.
+        ops_ML: ops_ML[m][l] are the operations of model m in MoE layer l, in every step.
+        deduplicated_M: per model, whether a token is sent once to a rank that holds several of its experts, instead of once
+            per expert.
     """
 
     ranks: int
@@ -62,8 +94,12 @@ class Program(Value):
     deduplicated_M: tuple[bool, ...]
 
     @property
-    def by_layer(self) -> bool:
-        """Whether a turn on a port goes from a layer's combine through the next one's dispatch. Then experts of the one model
-        work while the other combines, gates and dispatches: its gate and aggregation go before experts' work that waits, and
-        between parts of that which does not."""
-        return any(isinstance(op, Exchange) and op.hold_port for layers in self.ops_ML for ops in layers for op in ops)
+    def time_slice(self) -> str:
+        """How long a model holds a port, one of TIME_SLICES.
+
+        With "layer" a slice goes from a layer's combine through the next layer's dispatch, so that one model's experts compute
+        while the other combines, gates and dispatches. Gates and aggregations are then high-priority work: they run before
+        expert compute that waits, and at its preemption points.
+        """
+        held = any(isinstance(op, Exchange) and op.hold_port for layers in self.ops_ML for ops in layers for op in ops)
+        return "layer" if held else "exchange"

@@ -16,7 +16,7 @@ from aurora.io import load_plan
 from aurora.io.engine_records import save_record
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.runtime.distributed.transport import Transport
-from aurora.runtime.port_arbiter import in_threads
+from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray
 from aurora_vllm.layer_alltoall import LayerExchange
@@ -50,7 +50,7 @@ class WorkerIntegration:
         self.recording: TrafficRecorder | None = None
         self.metrics: Metrics | None = None
         self.checkpoint, self._experts, self._cut = checkpoint, experts, cut
-        self.time_slice = TimeSlices(in_threads(1)[0], False)
+        self.time_slice = TimeSlices(thread_port_arbiters(1)[0], False)
         self._transport: Callable[[], Transport] | None = None
         self._exchanges: dict[int, LayerExchange] = {}
         self._step = -1

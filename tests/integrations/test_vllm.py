@@ -22,7 +22,7 @@ from aurora.io import save
 from aurora.io.engine_records import load_records
 from aurora.planner.make_plan import make_plan
 from aurora.planner.schedule_model import schedule_model
-from aurora.runtime.process_port_arbiter import SLOTS, folder_of
+from aurora.runtime.process_port_arbiter import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, ModelPlan, Placement, Plan, PlanOptions
 
 pytestmark = [
@@ -334,7 +334,7 @@ def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_pa
         assert wait_for(dies.folder / "rounds-0"), "\n".join(log[-3000:] for log in dies.said())
         stays = Ranks(tmp_path / "stays", ranks, model=checkpoint, repeat=ROUNDS, **job)
         assert wait_for(stays.folder / "rounds-0"), "\n".join(log[-3000:] for log in stays.said())
-        table = np.memmap(folder_of(name) / "table", dtype=np.int64, mode="r")
+        table = np.memmap(colocation_folder(name) / "table", dtype=np.int64, mode="r")
         before_M = table[1 : 1 + SLOTS].copy()
         time.sleep(1)
         both_M = table[1 : 1 + SLOTS] - before_M
@@ -347,7 +347,7 @@ def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_pa
     check_same(stays.answers(), alone("qwen3moe"))
     assert not stays.warnings()
     assert not dies.warnings()
-    shutil.rmtree(folder_of(name))
+    shutil.rmtree(colocation_folder(name))
 
 
 class Server:
@@ -443,7 +443,7 @@ def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, c
         with stays, dies:
             stays.wait_until_ready()
             dies.wait_until_ready()
-            table = np.memmap(folder_of(name) / "table", dtype=np.int64, mode="r")
+            table = np.memmap(colocation_folder(name) / "table", dtype=np.int64, mode="r")
             before_M = table[1 : 1 + SLOTS].copy()
             with ThreadPoolExecutor(16) as pool:
                 asked = [[pool.submit(server.complete, index) for index in range(8)] for server in (stays, dies)]
@@ -454,4 +454,4 @@ def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, c
             with ThreadPoolExecutor(8) as pool:
                 assert list(pool.map(stays.complete, range(8))) == expected(alone("qwen3moe"), 8)
     finally:
-        shutil.rmtree(folder_of(name), ignore_errors=True)
+        shutil.rmtree(colocation_folder(name), ignore_errors=True)

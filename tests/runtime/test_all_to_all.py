@@ -37,12 +37,12 @@ def rows_like(dtype, *shape):
     return raw.view(dtype).reshape(shape)
 
 
-def agree_on_values(seat):
+def agree_on_values(rank_info):
     """Every dtype, shape and order: bit for bit what torch moves."""
-    with default_process_group(seat):
-        for number, order in enumerate(orders(seat.ranks)):
-            sizes_RR = drawn_sizes(seat.ranks, number)
-            outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
+    with default_process_group(rank_info):
+        for number, order in enumerate(orders(rank_info.ranks)):
+            sizes_RR = drawn_sizes(rank_info.ranks, number)
+            outgoing, incoming = sizes_RR[rank_info.rank].tolist(), sizes_RR[:, rank_info.rank].tolist()
             for dtype in DTYPES:
                 for shape in [(), (5,), (2, 3)] if dtype == torch.bfloat16 else [(3,)]:
                     rows = rows_like(dtype, sum(outgoing), *shape)
@@ -52,26 +52,26 @@ def agree_on_values(seat):
                     dist.all_to_all_single(theirs, flat, incoming, outgoing)
                     assert aurora.all_to_all(ours, rows, incoming, outgoing, order=order) is None
                     assert torch.equal(ours.reshape(len(ours), -1 if ours.numel() else 0).view(torch.uint8), theirs)
-            even, ours, theirs = torch.randn(2 * seat.ranks, 3), *torch.empty(2, 2 * seat.ranks, 3)
+            even, ours, theirs = torch.randn(2 * rank_info.ranks, 3), *torch.empty(2, 2 * rank_info.ranks, 3)
             dist.all_to_all_single(theirs, even)
             aurora.all_to_all(ours, even, order=order)
             assert torch.equal(ours, theirs)
     return True
 
 
-def agree_on_gradients(seat):
+def agree_on_gradients(rank_info):
     """First and second derivatives of a loss that weighs every received number differently; gives the orders taken."""
     taken, unrecorded = {}, GlooTransport.exchange
-    with default_process_group(seat):
-        for number, order in enumerate(orders(seat.ranks)):
+    with default_process_group(rank_info):
+        for number, order in enumerate(orders(rank_info.ranks)):
 
             def recorded(self, order, *rest, number=number):
                 taken.setdefault(number, []).append(order.pairs_X2.tolist())
                 return unrecorded(self, order, *rest)
 
             GlooTransport.exchange = recorded
-            sizes_RR = drawn_sizes(seat.ranks, number)
-            outgoing, incoming = sizes_RR[seat.rank].tolist(), sizes_RR[:, seat.rank].tolist()
+            sizes_RR = drawn_sizes(rank_info.ranks, number)
+            outgoing, incoming = sizes_RR[rank_info.rank].tolist(), sizes_RR[:, rank_info.rank].tolist()
             rows = torch.randn(sum(outgoing), 3, dtype=torch.float64, requires_grad=True)
             weights = torch.randn(sum(incoming), 3, dtype=torch.float64)
 
@@ -96,20 +96,20 @@ def agree_on_gradients(seat):
     return taken
 
 
-def in_the_background(seat):
+def in_the_background(rank_info):
     """Three at once and a differentiable one; then one under way while torch's collective and another call go on."""
     found = []
     for order in ("openshop", None):
-        outputs = torch.empty(3, seat.ranks)
-        rows = torch.arange(3.0 * seat.ranks).reshape(3, seat.ranks) + 100 * seat.rank
+        outputs = torch.empty(3, rank_info.ranks)
+        rows = torch.arange(3.0 * rank_info.ranks).reshape(3, rank_info.ranks) + 100 * rank_info.rank
         handles = [aurora.all_to_all(outputs[k], rows[k], async_op=True, order=order) for k in range(3)]
-        last, leaf = torch.empty(seat.ranks), torch.ones(seat.ranks, requires_grad=True)
-        handle = aurora.all_to_all(last, leaf * (seat.rank + 1), async_op=True, order=order)
+        last, leaf = torch.empty(rank_info.ranks), torch.ones(rank_info.ranks, requires_grad=True)
+        handle = aurora.all_to_all(last, leaf * (rank_info.rank + 1), async_op=True, order=order)
         assert all(each.wait() and each.is_completed() for each in [*handles, handle])
         last.sum().backward()
-        assert leaf.grad.tolist() == [seat.rank + 1] * seat.ranks
+        assert leaf.grad.tolist() == [rank_info.rank + 1] * rank_info.ranks
         found.append(outputs.tolist())
-        big = torch.full((seat.ranks, 10**5), float(seat.rank))
+        big = torch.full((rank_info.ranks, 10**5), float(rank_info.rank))
         into, beside, after = torch.empty_like(big), torch.empty_like(big), torch.empty_like(big)
         handle = aurora.all_to_all(into, big, async_op=True, order="openshop")
         dist.all_to_all_single(beside, big)
@@ -120,9 +120,9 @@ def in_the_background(seat):
     return found
 
 
-def refuse(seat):
+def refuse(rank_info):
     said = []
-    for sizes, width in (([1, 1], 3), ([2 - seat.rank, 1 + seat.rank], 2)):
+    for sizes, width in (([1, 1], 3), ([2 - rank_info.rank, 1 + rank_info.rank], 2)):
         with pytest.raises(BadInput) as caught:
             aurora.all_to_all(torch.empty(3, 2), torch.empty(sum(sizes), width), [2, 1], sizes, order="openshop")
         said.append(str(caught.value))
@@ -131,14 +131,14 @@ def refuse(seat):
     with pytest.raises(BadInput, match="expected a contiguous input"):
         aurora.all_to_all(torch.empty(2, 2), torch.empty(2, 2).T, order="openshop")
     outside = dist.new_group([0])
-    if seat.rank == 1:
+    if rank_info.rank == 1:
         assert aurora.all_to_all(torch.empty(1), torch.empty(1), group=outside) is None
     return said
 
 
-def in_pairs(seat):
-    with default_process_group(seat):
-        return in_the_background(seat), refuse(seat)
+def in_pairs(rank_info):
+    with default_process_group(rank_info):
+        return in_the_background(rank_info), refuse(rank_info)
 
 
 @pytest.fixture(scope="module")

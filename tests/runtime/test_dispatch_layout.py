@@ -1,4 +1,4 @@
-"""Rows permuted, packed and summed, and what ranks send one another, against the plain sum over a token's experts."""
+"""Token permutation, messages, sums and dispatch layouts, against the plain sum over a token's experts."""
 
 import importlib
 import sys
@@ -13,8 +13,8 @@ from aurora.planner.replication.token_split import dispatch, holders
 from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime import token_kernels as kernels
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
-from aurora.runtime.replica_selection import ReplicaSelection
-from aurora.runtime.token_kernels import MessageFormat, by_place, gather_rows, weighted_sum
+from aurora.runtime.replica_selection import LocalFirst
+from aurora.runtime.token_kernels import MessageFormat, gather_rows, permutation_by_expert, weighted_sum
 from aurora.types import Curve, Profile
 from aurora.types.profile import ALIGNED_BYTES
 
@@ -52,37 +52,39 @@ def layers(draw):
     return slots_G, routing_G, seed
 
 
-def checked_sizes(parcels_G, held_G, weight_EHH, hidden_G, routing_G):
+def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
     """(R, R) rows from each rank to each, once all have travelled, been worked on by those who hold the experts, come back and
     been found to be the plain sums."""
-    counts = torch.stack([parcels.counts for parcels in parcels_G])
-    sizes_RR = parcels_G[0].sizes(counts)
-    outgoing = [parcels.rows.split(sizes_RR[rank]) for rank, parcels in enumerate(parcels_G)]
+    counts = torch.stack([layout.counts for layout in layout_G])
+    sizes_RR = layout_G[0].sizes(counts)
+    outgoing = [layout.rows.split(sizes_RR[rank]) for rank, layout in enumerate(layout_G)]
     returned = []
     for rank, held in enumerate(held_G):
         arrived = torch.cat([rows[rank] for rows in outgoing])
         local = Linear(weight_EHH[list(held)])
-        returned.append(parcels_G[rank].run(arrived, counts, local).split([row[rank] for row in sizes_RR]))
+        returned.append(layout_G[rank].compute(arrived, counts, local).split([row[rank] for row in sizes_RR]))
     for rank, (index, weights, mask) in enumerate(routing_G):
         answers = torch.cat([rows[rank] for rows in returned])
         wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
         if mask is not None:
             wanted[~mask] = 0
-        torch.testing.assert_close(parcels_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(layout_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
     return sizes_RR
 
 
 @pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])
 @settings(max_examples=25)
 @given(layer=layers())
-def test_parcels_give_the_plain_sum_over_a_tokens_experts(kind, layer):
+def test_layouts_give_the_plain_sum_over_a_tokens_experts(kind, layer):
     slots_G, routing_G, seed = layer
     ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 5
     weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
     hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
-    seats_G = [ExpertMap(slots_G, rank) for rank in range(ranks)]
-    parcels_G = [kind(seats, hidden, *routing) for seats, hidden, routing in zip(seats_G, hidden_G, routing_G, strict=True)]
-    sizes_RR = checked_sizes(parcels_G, slots_G, weight_EHH, hidden_G, routing_G)
+    map_G = [ExpertMap(slots_G, rank) for rank in range(ranks)]
+    layout_G = [
+        kind(expert_map, hidden, *routing) for expert_map, hidden, routing in zip(map_G, hidden_G, routing_G, strict=True)
+    ]
+    sizes_RR = checked_sizes(layout_G, slots_G, weight_EHH, hidden_G, routing_G)
     # What travels: every choice, or every (token, rank) once.
     homes = torch.empty(experts, dtype=torch.long)
     for rank, slots in enumerate(slots_G):
@@ -108,8 +110,8 @@ def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed
     copies_G = tuple(tuple(np.flatnonzero(split_EG[:, rank]).tolist()) for rank in range(ranks))
     weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
     hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
-    parcels_G = [kind(ExpertMap(copies_G, rank, split_EG), hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
-    sizes_RR = checked_sizes(parcels_G, copies_G, weight_EHH, hidden_G, routing_G)
+    layout_G = [kind(ExpertMap(copies_G, rank, split_EG), hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
+    sizes_RR = checked_sizes(layout_G, copies_G, weight_EHH, hidden_G, routing_G)
     if kind is RowPerExpert:
         kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
         tokens_SE = np.stack([np.bincount(kept.flatten().numpy(), minlength=experts) for kept in kept_G])
@@ -119,8 +121,8 @@ def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed
 @pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])
 @settings(max_examples=25)
 @given(layer=layers(), seed=st.integers(0, 10**6))
-def test_own_replicas_first_as_the_plan_divides_them(kind, layer, seed):
-    """Sums stay the same, and every place gets what `dispatch` says, whether shares are equal or not."""
+def test_local_first_as_the_plan_divides_them(kind, layer, seed):
+    """Sums stay the same, and every physical expert gets what `dispatch` says, whether shares are equal or not."""
     slots_G, routing_G, _ = layer
     ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 3
     rng = np.random.default_rng(seed)
@@ -130,35 +132,37 @@ def test_own_replicas_first_as_the_plan_divides_them(kind, layer, seed):
     split_EG = held_EG * (rng.random(held_EG.shape) + 0.1 if seed % 2 else 1.0)
     split_EG /= split_EG.sum(axis=1, keepdims=True)
     copies_G = tuple(tuple(np.flatnonzero(held_EG[:, rank]).tolist()) for rank in range(ranks))
-    seats_G = [ExpertMap(copies_G, rank, split_EG, local_first=True) for rank in range(ranks)]
-    tokens_SE = torch.stack([seats.counted(index, mask) for seats, (index, _, mask) in zip(seats_G, routing_G, strict=True)])
+    map_G = [ExpertMap(copies_G, rank, split_EG, local_first=True) for rank in range(ranks)]
+    tokens_SE = torch.stack(
+        [expert_map.count(index, mask) for expert_map, (index, _, mask) in zip(map_G, routing_G, strict=True)]
+    )
     weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
     hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
-    parcels_G = [kind(seats_G[rank], hidden_G[rank], *routing, tokens_SE) for rank, routing in enumerate(routing_G)]
-    checked_sizes(parcels_G, copies_G, weight_EHH, hidden_G, routing_G)
-    if kind is RowPerExpert and seats_G[0].most > 1:
+    layout_G = [kind(map_G[rank], hidden_G[rank], *routing, tokens_SE) for rank, routing in enumerate(routing_G)]
+    checked_sizes(layout_G, copies_G, weight_EHH, hidden_G, routing_G)
+    if kind is RowPerExpert and map_G[0].max_replicas > 1:
         held = holders(copies_G, [split_EG[list(own), rank].tolist() for rank, own in enumerate(copies_G)])
-        place_X = [
+        physical_X = [
             sum(map(len, copies_G[:rank])) + copies_G[rank].index(e) for e, rank in zip(held.expert_X, held.rank_X, strict=True)
         ]
-        for rank, parcels in enumerate(parcels_G):
-            assert parcels.counts[place_X].tolist() == dispatch(tokens_SE.numpy(), held, rank).tolist()
+        for rank, layout in enumerate(layout_G):
+            assert layout.counts[physical_X].tolist() == dispatch(tokens_SE.numpy(), held, rank).tolist()
 
 
 @pytest.mark.parametrize("name", ["torch", "triton"])
-def test_cuts_on_tensors_are_the_plans(name, request):
+def test_local_first_on_tensors_is_the_plans(name, request):
     rng = np.random.default_rng(4)
     held_G = tuple(tuple(np.flatnonzero(row).tolist()) for row in rng.random((5, 7)) < 0.5)
     held_G = (tuple(range(7)), *held_G[1:])
     tokens_SE = rng.integers(0, 30, (5, 7))
     held = holders(held_G)
     for rank in range(5):
-        cuts = ReplicaSelection(held_G, rank)
-        tables = cuts.rank_EM, cuts.from_EM, cuts.upto_EM, cuts.whole_E, cuts.phase_E
+        selection = LocalFirst(held_G, rank)
+        tables = selection.rank_EM, selection.from_EM, selection.upto_EM, selection.whole_E, selection.phase_E
         if name == "triton":
             found = request.getfixturevalue("interpreted").local_first(torch.from_numpy(tokens_SE), rank, *tables)
         else:
-            found = cuts(torch.from_numpy(tokens_SE))
+            found = selection(torch.from_numpy(tokens_SE))
         rows_X = dispatch(tokens_SE, held, rank)
         for expert in range(7):
             wanted = rows_X[held.expert_X == expert].cumsum().tolist()
@@ -167,21 +171,24 @@ def test_cuts_on_tensors_are_the_plans(name, request):
 
 
 @given(st.integers(0, 40), st.integers(1, 4), st.data())
-def test_rows_by_place(places, top_k, data):
-    """Those of no place are left out, and whoever comes first of a place goes first."""
-    place_NK = data.draw(st.lists(st.lists(st.integers(0, places), min_size=top_k, max_size=top_k)))
-    place_X = [place for places_K in place_NK for place in places_K]
-    counts_P, token_P, row_NK = by_place(torch.tensor(place_NK, dtype=torch.long).view(-1, top_k), places)
-    assert counts_P.tolist() == [place_X.count(place) for place in range(places)]
-    taken = [x for place in range(places) for x, own in enumerate(place_X) if own == place]
-    assert token_P.tolist() == [x // top_k for x in taken]
-    assert row_NK.flatten().tolist() == [taken.index(x) if own < places else -1 for x, own in enumerate(place_X)]
+def test_permutation_by_expert(num_physical, top_k, data):
+    """Choices of no physical expert are left out, and the first token of an expert has its first row."""
+    physical_NK = data.draw(st.lists(st.lists(st.integers(0, num_physical), min_size=top_k, max_size=top_k)))
+    physical = [p for physical_K in physical_NK for p in physical_K]
+    index = torch.tensor(physical_NK, dtype=torch.long).view(-1, top_k)
+    counts_P, token_X, row_NK = permutation_by_expert(index, num_physical)
+    assert counts_P.tolist() == [physical.count(p) for p in range(num_physical)]
+    choice_X = [choice for p in range(num_physical) for choice, own in enumerate(physical) if own == p]
+    assert token_X.tolist() == [choice // top_k for choice in choice_X]
+    assert row_NK.flatten().tolist() == [
+        choice_X.index(choice) if own < num_physical else -1 for choice, own in enumerate(physical)
+    ]
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))
 def test_a_packed_row_holds_what_was_put_in(width, top_k, dtype, rows):
     packing = MessageFormat(width, top_k, dtype)
-    assert packing.row_bytes % ALIGNED_BYTES == packing.weights_at % ALIGNED_BYTES == packing.experts_at % ALIGNED_BYTES == 0
+    assert packing.row_bytes % ALIGNED_BYTES == packing.weights_at % ALIGNED_BYTES == packing.slots_at % ALIGNED_BYTES == 0
     message = packing.new(rows, torch.device("cpu"))
     hidden, weights, experts = packing.parts(message)
     wanted = torch.randn(rows, width).to(dtype), torch.rand(rows, top_k).to(weights.dtype), torch.arange(rows * top_k)

@@ -14,7 +14,7 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.runtime import run as running
 from aurora.runtime.request_journal import RequestJournal, fewest_first
-from aurora.runtime.run import survive, verify
+from aurora.runtime.run import run_elastic, verify
 from aurora.types import PlanOptions, RunOptions
 from tests.runtime.test_run import plan_for, prompts_for
 
@@ -42,10 +42,10 @@ class Blows:
         self.pids |= pids
 
 
-def kill(*seats):
+def kill(*ranks):
     def strike(pids):
-        for seat in seats:
-            os.kill(pids[seat], signal.SIGKILL)
+        for rank in ranks:
+            os.kill(pids[rank], signal.SIGKILL)
 
     return strike
 
@@ -54,7 +54,7 @@ def served(monkeypatch, plan, paths, blows, count=9, **options):
     prompts = [prompts_for(path, count, seed) for seed, path in enumerate(paths)]
     options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, keep_logits=True, survive=True, **options)
     struck = Blows(monkeypatch, blows)
-    result = survive(plan, paths, prompts, options, watch=struck.watch)
+    result = run_elastic(plan, paths, prompts, options, watch=struck.watch)
     return result, verify(result, paths, prompts, options)
 
 
@@ -64,7 +64,7 @@ def test_answers_stay_the_same(monkeypatch, mixtral, qwen, moment, victims):
     result, different = served(monkeypatch, plan, [mixtral, qwen], {moment: kill(*victims)})
     assert not different
     assert result.failure is None
-    lost = [seat for change in result.changes for seat in change.lost]
+    lost = [rank for change in result.changes for rank in change.lost]
     assert sorted(lost) == sorted(victims)
     assert all(change.from_checkpoint > 0 for change in result.changes if change.lost)
     epochs = set(result.trace.epoch_X.tolist())
@@ -90,13 +90,13 @@ def test_lost_replicas_are_restored_while_serving_goes_on(monkeypatch, mixtral):
 
     prompts = [prompts_for(mixtral, 60)]
     options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True)
-    result = survive(plan, [mixtral], prompts, options, watch=Watched(monkeypatch, {3: kill(1)}).watch)
+    result = run_elastic(plan, [mixtral], prompts, options, watch=Watched(monkeypatch, {3: kill(1)}).watch)
     assert not verify(result, [mixtral], prompts, options)
     restored = result.changes[1]
     assert (restored.lost, restored.joined) == ({}, ())
     assert restored.moved > 0
     assert sum(change.from_checkpoint for change in result.changes) == 0
-    assert {seat for change in result.changes for seat in change.lost} == {1, 2}
+    assert {rank for change in result.changes for rank in change.lost} == {1, 2}
 
 
 def test_weights_that_travel_are_predicted_and_timed(monkeypatch, mixtral):
@@ -113,7 +113,7 @@ def test_one_after_the_other_and_the_last_does_the_rest(monkeypatch, mixtral):
     plan = plan_for([mixtral], 3)
     result, different = served(monkeypatch, plan, [mixtral], {5: kill(2), 20: kill(0)})
     assert not different
-    assert {seat for change in result.changes for seat in change.lost} == {0, 2}
+    assert {rank for change in result.changes for rank in change.lost} == {0, 2}
 
 
 def test_the_pause_is_between_tokens_and_before_the_first_there_is_none(monkeypatch, mixtral):
@@ -125,9 +125,9 @@ def test_the_pause_is_between_tokens_and_before_the_first_there_is_none(monkeypa
 
     prompts = [prompts_for(mixtral, 9)]
     options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True)
-    result = survive(plan_for([mixtral], 4), [mixtral], prompts, options, watch=Watched(monkeypatch, {20: kill(2)}).watch)
+    result = run_elastic(plan_for([mixtral], 4), [mixtral], prompts, options, watch=Watched(monkeypatch, {20: kill(2)}).watch)
     assert not verify(result, [mixtral], prompts, options)
-    (first,), (second,) = ([c for c in result.changes if seat in c.lost] for seat in (1, 2))
+    (first,), (second,) = ([c for c in result.changes if rank in c.lost] for rank in (1, 2))
     assert first.stopped_s is None
     assert 0 < first.resumed_s <= second.stopped_s < second.resumed_s <= result.answers_M[0].seconds
 
@@ -149,7 +149,7 @@ def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
     monkeypatch.setattr(running, "RequestJournal", Enough)
     prompts = prompts_for(mixtral, 2000)
     options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True, respawn=1)
-    result = survive(plan_for([mixtral], 3), [mixtral], [prompts], options, watch=struck.watch)
+    result = run_elastic(plan_for([mixtral], 3), [mixtral], [prompts], options, watch=struck.watch)
     assert [change.joined for change in result.changes if change.joined] == [(1,)]
     late = result.trace.epoch_X == result.trace.epoch_X.max()
     assert set(result.trace.rank_X[late].tolist()) == {0, 1, 2}
@@ -172,23 +172,23 @@ def test_when_nobody_has_an_expert_any_more_what_was_produced_is_kept(monkeypatc
     plan = plan_for([mixtral], 3)
     options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True)
     struck = Blows(monkeypatch, {10: gone})
-    result = survive(plan, [copy], [prompts_for(mixtral, 9)], options, watch=struck.watch)
+    result = run_elastic(plan, [copy], [prompts_for(mixtral, 9)], options, watch=struck.watch)
     assert "model" in result.failure
     assert sum(map(len, result.answers_M[0].tokens.values())) >= 10
 
 
 def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
     plan = plan_for([mixtral], 2)
-    with pytest.raises(BadInput, match="--survive: expected gloo or the shaped transport"):
+    with pytest.raises(BadInput, match="`survive`: expected gloo or the shaped transport"):
         RunOptions(transport="memory", survive=True)
-    with pytest.raises(BadInput, match="--respawn: expected zero or more, above zero with --survive, found 1"):
+    with pytest.raises(BadInput, match="`respawn`: expected zero or more, above zero with `survive`, found 1"):
         RunOptions(respawn=1)
     with pytest.raises(BadInput, match="vocabulary"):
-        survive(plan, [mixtral], [[[99999]]], RunOptions(survive=True))
+        run_elastic(plan, [mixtral], [[[99999]]], RunOptions(survive=True))
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(BadInput, match="--survive: starts its ranks by itself"):
-        survive(plan, [mixtral], [[[1]]], RunOptions(survive=True))
+    with pytest.raises(BadInput, match="`survive`: starts its ranks by itself"):
+        run_elastic(plan, [mixtral], [[[1]]], RunOptions(survive=True))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 40))

@@ -41,24 +41,24 @@ def leave_out(order, sends):
     return replace(order, share_X2=np.tile([0.0, 0.5], (len(order.pairs_X2), 1))), sends
 
 
-def serve_with(seat, fault, folder, *args):
+def serve_with(rank_info, fault, folder, *args):
     """Serve, with `fault` in the guilty rank's CALL-th exchange; writes what this rank says, and how long after it it did."""
     exchange, calls = LayerContext.exchange, []
 
-    def counted(session, layer, op, sends, recvs):
+    def counted(context, layer, op, sends, recvs):
         calls.append(time.monotonic())
-        if seat.rank == GUILTY and len(calls) == CALL:
+        if rank_info.rank == GUILTY and len(calls) == CALL:
             order, sends = fault(op.order, sends)
             op = replace(op, order=order)
-        return exchange(session, layer, op, sends, recvs)
+        return exchange(context, layer, op, sends, recvs)
 
     LayerContext.exchange = counted
     try:
-        serve_rank(seat, *args)
+        serve_rank(rank_info, *args)
         said = "no error"
     except AuroraError as error:
         said = f"{type(error).__name__}: {error}"
-    (folder / str(seat.rank)).write_text(f"{time.monotonic() - calls[CALL - 1]:.3f} {said}")
+    (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - calls[CALL - 1]:.3f} {said}")
     time.sleep(0.2)  # a rank that leaves closes its connections: the others shall fail by themselves
 
 

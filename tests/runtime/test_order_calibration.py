@@ -1,4 +1,4 @@
-"""Which way is chosen at which size, and that every rank chooses alike."""
+"""Which method is chosen at which size, and that every rank chooses alike."""
 
 import math
 
@@ -13,7 +13,7 @@ from aurora.planner.make_plan import make_plan
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.order_calibration import MOST_NOISE, STEPS, OrderCalibration, calibrate, planned_method
+from aurora.runtime.order_calibration import MAX_NOISE, STEPS, OrderCalibration, calibrate, planned_method
 from aurora.types import Curve, Network, PlanOptions, Profile, RunOptions
 from tests.conftest import cluster
 
@@ -21,7 +21,7 @@ ONES = (np.ones((2, 2), dtype=np.int64) - np.eye(2, dtype=np.int64), Network.equ
 MADE = {name: ORDER[name](*ONES, rng=np.random.default_rng(0)) for name in ("all-at-once", "paced", "birkhoff")}
 
 
-def made_choice(seconds, noise=0.0):
+def made_calibration(seconds, noise=0.0):
     seconds = np.array(seconds)
     others = {name: MADE[name] for name in ("all-at-once", "paced")}
     sizes = 100 * 16 ** np.arange(len(seconds))
@@ -29,41 +29,45 @@ def made_choice(seconds, noise=0.0):
 
 
 def test_the_fastest_at_every_size():
-    """At once and paced cross half way between the first two sizes, in logarithms; outside of them the nearest counts."""
-    choice = made_choice([[1.0, 4.0, 5.0], [4.0, 1.0, 5.0], [5.0, 5.0, 4.0]])
-    for rank_bytes, way in ((0, "all-at-once"), (100, "all-at-once"), (330, "all-at-once"), (480, "paced"), (1600, "paced")):
-        assert choice.way(rank_bytes) == way
-        assert choice.order(MADE["birkhoff"], rank_bytes) is MADE[way]
-    assert choice.way(100 * 256) == choice.way(1e12) == "birkhoff"
-    assert choice.order(MADE["birkhoff"], 1e12) is MADE["birkhoff"]
-    assert str(choice).startswith("0.0001 MB a rank: all-at-once (all-at-once 1e+03 ms, paced 4e+03 ms, birkhoff 5e+03 ms); ")
+    """At once and paced cross half method between the first two sizes, in logarithms; outside of them the nearest counts."""
+    calibration = made_calibration([[1.0, 4.0, 5.0], [4.0, 1.0, 5.0], [5.0, 5.0, 4.0]])
+    for rank_bytes, method in ((0, "all-at-once"), (100, "all-at-once"), (330, "all-at-once"), (480, "paced"), (1600, "paced")):
+        assert calibration.method(rank_bytes) == method
+        assert calibration.order(MADE["birkhoff"], rank_bytes) is MADE[method]
+    assert calibration.method(100 * 256) == calibration.method(1e12) == "birkhoff"
+    assert calibration.order(MADE["birkhoff"], 1e12) is MADE["birkhoff"]
+    assert str(calibration).startswith(
+        "0.0001 MB a rank: all-at-once (all-at-once 1e+03 ms, paced 4e+03 ms, birkhoff 5e+03 ms); "
+    )
 
 
 @given(st.lists(st.tuples(*[st.floats(0.5, 2.0)] * 3), min_size=1, max_size=4), st.floats(0.0, 0.1), st.floats(1.0, 1e9))
 def test_what_is_chosen_is_the_fastest_but_for_noise(seconds, noise, rank_bytes):
     """Of what straight lines say at the size's step; the plan's own order alone may be slower, and by no more than noise."""
-    choice = made_choice(seconds, noise)
+    calibration = made_calibration(seconds, noise)
     step = int(STEPS * math.log2(rank_bytes)) / STEPS
-    at = np.clip(step, *np.log2(choice.sizes_C[[0, -1]]))
-    says = [np.exp(np.interp(at, np.log2(choice.sizes_C), np.log(column))) for column in choice.seconds_CW.T]
-    way = choice.ways.index(choice.way(rank_bytes))
-    allowed = math.exp(min(noise * math.sqrt(2), MOST_NOISE)) if way == 2 else 1.0
-    assert says[way] <= min(says) * allowed * (1 + 1e-9)
+    at = np.clip(step, *np.log2(calibration.sizes_C[[0, -1]]))
+    says = [np.exp(np.interp(at, np.log2(calibration.sizes_C), np.log(column))) for column in calibration.seconds_CW.T]
+    method = calibration.methods.index(calibration.method(rank_bytes))
+    allowed = math.exp(min(noise * math.sqrt(2), MAX_NOISE)) if method == 2 else 1.0
+    assert says[method] <= min(says) * allowed * (1 + 1e-9)
 
 
-def choose(seat, memory, planned):
-    return calibrate(MemoryTransport(memory, seat.rank, cluster(*[1e9] * seat.ranks)), cluster(*[1e9] * seat.ranks), planned)
+def choose(rank_info, memory, planned):
+    return calibrate(
+        MemoryTransport(memory, rank_info.rank, cluster(*[1e9] * rank_info.ranks)), cluster(*[1e9] * rank_info.ranks), planned
+    )
 
 
 @pytest.mark.parametrize(
-    ("planned", "ways"), [("sub-channels", ("all-at-once", "paced", "sub-channels")), ("paced", ("all-at-once", "paced"))]
+    ("planned", "methods"), [("sub-channels", ("all-at-once", "paced", "sub-channels")), ("paced", ("all-at-once", "paced"))]
 )
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_every_rank_comes_to_the_same_choice(planned, ways, ranks, monkeypatch):
+def test_every_rank_comes_to_the_same_choice(planned, methods, ranks, monkeypatch):
     monkeypatch.setattr(measuring, "SIZES", (1 << 10, 1 << 14))
     first, *rest = launch_threads(choose, ranks, Memory(ranks, 10.0), planned)
-    assert first.ways == ways
-    assert first.seconds_CW.shape == (2, len(ways))
+    assert first.methods == methods
+    assert first.seconds_CW.shape == (2, len(methods))
     assert all(np.array_equal(other.seconds_CW, first.seconds_CW) for other in rest)
     assert all(np.array_equal(other.noise_CW, first.noise_CW) for other in rest)
 
@@ -84,10 +88,10 @@ def test_beside_the_unordered_the_plans_own_method_is_tried(order, rates, method
 
 def test_it_stops_where_exchanges_take_long(monkeypatch):
     monkeypatch.setattr(measuring, "LONG_S", 0.0)
-    (choice,) = launch_threads(choose, 1, Memory(1, 10.0), "openshop")
-    assert len(choice.sizes_C) == 1
+    (calibration,) = launch_threads(choose, 1, Memory(1, 10.0), "openshop")
+    assert len(calibration.sizes_C) == 1
 
 
 def test_an_unknown_way_to_run_is_refused():
-    with pytest.raises(BadInput, match="--order: expected one of plan, auto, found 'fastest'"):
+    with pytest.raises(BadInput, match="`order`: expected one of plan, auto, found 'fastest'"):
         RunOptions(order="fastest")

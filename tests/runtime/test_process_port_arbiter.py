@@ -1,4 +1,4 @@
-"""Turns between models in processes of their own: real processes, some of them killed."""
+"""Port arbiter of models in separate processes: real processes, some of them killed."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime import process_port_arbiter as colocated
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter, folder_of
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.types import RunOptions
 
 CONTEXT = multiprocessing.get_context("fork")
@@ -38,14 +38,14 @@ def processes(*jobs):
 
 @pytest.fixture
 def join(tmp_path):
-    """A turnstile of this process in the test's folder."""
+    """A port arbiter of this process in the test's folder."""
     made = []
 
-    def turnstile(gpu=0, timeout_s=TIMEOUT_S, slot=None):
+    def arbiter(gpu=0, timeout_s=TIMEOUT_S, slot=None):
         made.append(ProcessPortArbiter(tmp_path, gpu, timeout_s, slot))
         return made[-1]
 
-    yield turnstile
+    yield arbiter
     for each in made:
         each.leave()
 
@@ -55,11 +55,11 @@ def hear(told, count):
 
 
 def enter(told, folder, what, gpu=0, slot=None):
-    turnstile = ProcessPortArbiter(folder, gpu, TIMEOUT_S, slot)
+    arbiter = ProcessPortArbiter(folder, gpu, TIMEOUT_S, slot)
     if what == "GPU":
-        turnstile.start_compute()
+        arbiter.start_compute()
     else:
-        inside = turnstile.exchange()
+        inside = arbiter.exchange()
         inside.__enter__()
     told.put("inside")
     time.sleep(60)
@@ -69,36 +69,36 @@ def enter(told, folder, what, gpu=0, slot=None):
 def test_what_a_killed_process_held_is_free(tmp_path, join, what):
     with processes((enter, tmp_path, what)) as ((victim,), told):
         assert hear(told, 1) == ["inside"]
-        turnstile = join()
+        arbiter = join()
         os.kill(victim.pid, signal.SIGKILL)
         for _ in range(3):
-            turnstile.start_compute()
-            turnstile.stop_compute()
-            with turnstile.exchange():
+            arbiter.start_compute()
+            arbiter.stop_compute()
+            with arbiter.exchange():
                 pass
 
 
 def test_a_process_that_hangs_is_named_within_the_time_out(tmp_path, join):
     with processes((enter, tmp_path, "GPU"), (enter, tmp_path, "port")) as (stuck, told):
         hear(told, 2)
-        turnstile = join(timeout_s=0.2)
+        arbiter = join(timeout_s=0.2)
         with pytest.raises(RankFailed, match=rf"rank 0 waited 0\.2 s for its GPU, which process {stuck[0].pid} has"):
-            turnstile.start_compute()
-        with pytest.raises(RankFailed, match=rf"for its port, which process {stuck[1].pid} has"), turnstile.exchange():
+            arbiter.start_compute()
+        with pytest.raises(RankFailed, match=rf"for its port, which process {stuck[1].pid} has"), arbiter.exchange():
             pass
 
 
 def work(told, folder, rounds, pause_s, here):
-    turnstile = ProcessPortArbiter(folder, 0, TIMEOUT_S)
+    arbiter = ProcessPortArbiter(folder, 0, TIMEOUT_S)
     here.wait(TIMEOUT_S)
     for _ in range(rounds):
-        turnstile.start_compute()
+        arbiter.start_compute()
         began = time.monotonic()
         time.sleep(0.002)
         told.put((os.getpid(), began, time.monotonic()))
-        turnstile.stop_compute()
+        arbiter.stop_compute()
         time.sleep(pause_s)
-    turnstile.leave()
+    arbiter.leave()
 
 
 def test_three_processes_compute_one_at_a_time_and_in_turn(tmp_path):
@@ -114,37 +114,37 @@ def test_three_processes_compute_one_at_a_time_and_in_turn(tmp_path):
     assert max(counts) - min(counts) <= 2
 
 
-class EpochGroups:
+class ModelExchange:
     """An all-to-all is over for a rank when all ranks of its model are in it."""
 
     def __init__(self, ranks):
         self.barrier = CONTEXT.Barrier(ranks)
 
 
-def _kept(number, exchanges):
+def _held(number, exchanges):
     return number % 3 == 1 and number + 1 < exchanges
 
 
-def exchange_at_random(told, folder, meeting, model, rank, ranks, slots, exchanges, seed):
-    """One rank of a model: between exchanges it computes for random times, by itself or under the turnstile."""
+def exchange_at_random(told, folder, exchange, model, rank, ranks, slots, exchanges, seed):
+    """One rank of a model: between exchanges it computes for random times, by itself or with the GPU that the arbiter grants."""
     if rank == 0:
-        turnstile = ProcessPortArbiter(folder, 0, TIMEOUT_S)
+        arbiter = ProcessPortArbiter(folder, 0, TIMEOUT_S)
         for _ in range(ranks - 1):
-            slots.put(turnstile.slot)
+            slots.put(arbiter.slot)
     else:
-        turnstile = ProcessPortArbiter(folder, rank, TIMEOUT_S, slots.get(timeout=TIMEOUT_S))
-    meeting.barrier.wait(TIMEOUT_S)
+        arbiter = ProcessPortArbiter(folder, rank, TIMEOUT_S, slots.get(timeout=TIMEOUT_S))
+    exchange.barrier.wait(TIMEOUT_S)
     drawn = random.Random(seed)
     for number in range(exchanges):
         if drawn.random() < 0.5:
-            turnstile.start_compute(drawn.random() < 0.5)
+            arbiter.start_compute(drawn.random() < 0.5)
             time.sleep(drawn.random() * 0.001)
-            turnstile.part(lambda: None)
-            turnstile.stop_compute()
-        with turnstile.exchange(_kept(number, exchanges)):
+            arbiter.yield_to_priority(lambda: None)
+            arbiter.stop_compute()
+        with arbiter.exchange(_held(number, exchanges)):
             told.put((rank, time.monotonic(), model, number))
-            meeting.barrier.wait(TIMEOUT_S)
-    turnstile.leave()
+            exchange.barrier.wait(TIMEOUT_S)
+    arbiter.leave()
 
 
 def test_ports_go_to_models_in_one_sequence_and_nobody_waits_in_a_circle(tmp_path):
@@ -152,7 +152,7 @@ def test_ports_go_to_models_in_one_sequence_and_nobody_waits_in_a_circle(tmp_pat
     counts, ranks = (40, 25, 10), 2
     jobs = []
     for model, exchanges in enumerate(counts):
-        shared = (EpochGroups(ranks), model)
+        shared = (ModelExchange(ranks), model)
         slots = CONTEXT.Queue()
         jobs += [
             (exchange_at_random, tmp_path, *shared, rank, ranks, slots, exchanges, 10 * model + rank) for rank in range(ranks)
@@ -162,7 +162,7 @@ def test_ports_go_to_models_in_one_sequence_and_nobody_waits_in_a_circle(tmp_pat
     sequences = [[entry[2:] for entry in seen if entry[0] == rank] for rank in range(ranks)]
     assert sequences[0] == sequences[1]
     for (model, number), after in zip(sequences[0], sequences[0][1:], strict=False):
-        if _kept(number, counts[model]):
+        if _held(number, counts[model]):
             assert after == (model, number + 1)
     assert sorted(sequences[0]) == [(model, number) for model, count in enumerate(counts) for number in range(count)]
 
@@ -184,31 +184,31 @@ def test_a_killed_rank_lets_the_other_model_go_on_everywhere(tmp_path, join):
             pass
 
 
-def test_brief_work_goes_before_what_waits_and_between_parts(join):
-    first, more, brief = (join() for _ in range(3))
+def test_priority_work_runs_before_what_waits_and_at_preemption_points(join):
+    first, low, high = (join() for _ in range(3))
     seen = []
     first.start_compute()
 
-    def work(turnstile, name, is_brief):
-        turnstile.start_compute(is_brief)
+    def work(arbiter, name, high_priority):
+        arbiter.start_compute(high_priority)
         seen.append(name)
-        turnstile.stop_compute()
+        arbiter.stop_compute()
 
-    assert not first.part(lambda: seen.append("nobody waits"))
-    threads = [threading.Thread(target=work, args=each) for each in ((more, "more", False), (brief, "brief", True))]
+    assert not first.yield_to_priority(lambda: seen.append("nobody waits"))
+    threads = [threading.Thread(target=work, args=each) for each in ((low, "low", False), (high, "high", True))]
     for thread in threads:
         thread.start()
-    while not first.part(lambda: seen.append("stopped")):
+    while not first.yield_to_priority(lambda: seen.append("yielded")):
         time.sleep(0.01)
     seen.append("again")
     first.stop_compute()
     for thread in threads:
         thread.join(TIMEOUT_S)
-    assert seen == ["stopped", "brief", "again", "more"]
+    assert seen == ["yielded", "high", "again", "low"]
 
 
-def test_who_dies_before_the_exchange_that_it_kept_the_port_for_is_not_waited_for(tmp_path, join):
-    with processes((keep, tmp_path)) as ((victim,), told):
+def test_who_dies_before_the_exchange_that_it_holds_the_port_for_is_not_waited_for(tmp_path, join):
+    with processes((hold, tmp_path)) as ((victim,), told):
         hear(told, 1)
         other = join(timeout_s=0.2)
         with pytest.raises(RankFailed, match="for its port"), other.exchange():
@@ -219,11 +219,11 @@ def test_who_dies_before_the_exchange_that_it_kept_the_port_for_is_not_waited_fo
             pass
 
 
-def keep(told, folder):
-    turnstile = ProcessPortArbiter(folder, 0, TIMEOUT_S)
-    with turnstile.exchange(hold_port=True):
+def hold(told, folder):
+    arbiter = ProcessPortArbiter(folder, 0, TIMEOUT_S)
+    with arbiter.exchange(hold_port=True):
         pass
-    told.put("kept")
+    told.put("held")
     time.sleep(60)
 
 
@@ -243,23 +243,23 @@ def test_a_folder_that_the_dead_left_is_used_again(tmp_path, join):
             os.kill(process.pid, signal.SIGKILL)
             process.join()
         again = [join(timeout_s=0.5) for _ in range(colocated.SLOTS)]
-        assert sorted(turnstile.slot for turnstile in again) == list(range(colocated.SLOTS))
+        assert sorted(arbiter.slot for arbiter in again) == list(range(colocated.SLOTS))
         with pytest.raises(BadInput, match=f"has {colocated.SLOTS} models already"):
             ProcessPortArbiter(tmp_path, 0, 0.5)
         with pytest.raises(BadInput, match=rf"GPU 0 of slot 3 in .* is taken by process {os.getpid()}"):
             ProcessPortArbiter(tmp_path, 0, 0.5, slot=3)
-        for turnstile in again:
-            turnstile.start_compute()
-            turnstile.stop_compute()
-            turnstile.leave()
+        for arbiter in again:
+            arbiter.start_compute()
+            arbiter.stop_compute()
+            arbiter.leave()
 
 
 def test_folders_that_cannot_be_used_and_names(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match=r"file cannot be used: (Not a directory|File exists)"):
         ProcessPortArbiter(tmp_path / "file", 0, 1.0)
-    with pytest.raises(BadInput, match="--colocate: expected GPUs 0 to 63"):
+    with pytest.raises(BadInput, match="`colocate`: expected GPUs 0 to 63"):
         ProcessPortArbiter(tmp_path, 64, 1.0)
-    assert re.fullmatch(rf".*/aurora-{os.getuid()}/both\.2", str(folder_of("both")))
-    with pytest.raises(BadInput, match="--colocate: expected at most 40 letters"):
+    assert re.fullmatch(rf".*/aurora-{os.getuid()}/both\.2", str(colocation_folder("both")))
+    with pytest.raises(BadInput, match="`colocate`: expected at most 40 letters"):
         RunOptions(interleave="processes", colocate="../x")

@@ -140,11 +140,11 @@ def test_one_model_may_finish_long_before_the_other(mixtral, qwen):
 
 
 @pytest.mark.parametrize(("transport", "interleave"), [("gloo", "on"), ("memory", "on"), ("memory", "processes")])
-def test_turns_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, tmp_path, transport, interleave):
-    """In parts of a few rows, so that gates go between them."""
+def test_time_slices_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, tmp_path, transport, interleave):
+    """In chunks of a few rows, so that gates run between them."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("aurora.runtime.distributed_experts.PART_S", 0.0)
-    monkeypatch.setattr("aurora.runtime.distributed_experts.LEAST_ROWS", 3)
+    monkeypatch.setattr("aurora.runtime.distributed_experts.PREEMPTION_INTERVAL_S", 0.0)
+    monkeypatch.setattr("aurora.runtime.distributed_experts.MIN_CHUNK_ROWS", 3)
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
     plan = plan_for(paths, 2)
     plan = replace(plan, options=replace(plan.options, time_slice="layer"))
@@ -170,14 +170,14 @@ def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
     assert result.seconds >= sum(answers.seconds for answers in result.answers_M) * 0.99
 
 
-def test_two_runs_share_turnstiles_by_name(mixtral, qwen, monkeypatch, tmp_path):
+def test_two_runs_share_port_arbiters_by_name(mixtral, qwen, monkeypatch, tmp_path):
     """Each run with its own plan: on every rank their computing does not overlap, nor does their port, and answers stay."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     inside, seen = [], []
     start, stop = ProcessPortArbiter.start_compute, ProcessPortArbiter.stop_compute
 
-    def started(self, brief=False):
-        start(self, brief)
+    def started(self, high_priority=False):
+        start(self, high_priority)
         inside.append(self._gpu)
         seen.append(inside.count(self._gpu))
 
@@ -194,7 +194,7 @@ def test_two_runs_share_turnstiles_by_name(mixtral, qwen, monkeypatch, tmp_path)
     for result, (_, paths, prompts) in zip(results, given, strict=True):
         assert verify(result, paths, prompts, options) == []
     assert set(seen) == {1}
-    assert not list(tmp_path.glob("*/*/*.bell"))
+    assert not list(tmp_path.glob("*/*/*.wakeups"))
 
 
 def test_deduplication_changes_bytes_but_no_answer(mixtral, qwen):
@@ -245,7 +245,8 @@ def test_experts_live_only_where_the_plan_says(mixtral):
     """A rank's share of the expert weights, counted after the layers are replaced."""
     from aurora.runtime.distributed_experts import DistributedExperts
     from aurora.runtime.layer_context import LayerContext
-    from aurora.runtime.port_arbiter import in_threads
+    from aurora.runtime.phase_recorder import PhaseRecorder
+    from aurora.runtime.port_arbiter import thread_port_arbiters
     from aurora.types import TraceRecorder
 
     class Here:
@@ -253,10 +254,11 @@ def test_experts_live_only_where_the_plan_says(mixtral):
 
     layer = load_model(mixtral).layers[0]
     before = {name: p.clone() for name, p in layer.experts.named_parameters()}
-    session = LayerContext(0, Here(), *in_threads(1), TraceRecorder("measured", ("m",), 2), 0.0)
+    recorder = PhaseRecorder(TraceRecorder("measured", ("m",), 2), 1, 0, 0.0)
+    context = LayerContext(0, Here(), *thread_port_arbiters(1), recorder)
     held = (4, 6)
     spread = DistributedExperts(layer.experts)
-    spread.perform(Placement((((0, 1, 2, 3, 5, 7), held),)), (), 0, session)
+    spread.perform(Placement((((0, 1, 2, 3, 5, 7), held),)), (), 0, context)
     for name, parameter in spread.local.named_parameters():
         assert torch.equal(parameter, before[name][list(held)])
 
@@ -271,7 +273,7 @@ def test_plans_of_other_models_are_refused_before_anything_starts(mixtral, qwen)
         aurora.run(plan_for([mixtral], 2), [mixtral, qwen], prompts * 2)
     with pytest.raises(BadInput, match="at least one prompt"):
         aurora.run(plan_for([mixtral], 2), [mixtral], [[]])
-    with pytest.raises(BadInput, match="--transport nccl: expected a CUDA device for each of 2 ranks"):
+    with pytest.raises(BadInput, match="`transport` nccl: expected a CUDA device for each of 2 ranks"):
         aurora.run(plan_for([mixtral], 2), [mixtral], prompts, RunOptions(transport="nccl"))
 
 
@@ -280,7 +282,7 @@ def test_links_of_a_fabric_are_held_by_no_transport(mixtral):
     links = (Link(0, 1, 1.0), Link(1, 0, 1.0))
     cuts = tuple(Cut(0.0, 0, ()) for _ in plan.models[0].dispatch_L)
     wired = replace(plan, cluster=replace(plan.cluster, fabric=Fabric(2, links)), models=(replace(plan.models[0], cut_L=cuts),))
-    with pytest.raises(BadInput, match="--transport shaped: holds ports to their rates, but not the links"):
+    with pytest.raises(BadInput, match="`transport` shaped: holds ports to their rates, but not the links"):
         aurora.run(wired, [mixtral], [prompts_for(mixtral, 1)], RunOptions(transport="shaped"))
 
 
@@ -322,7 +324,7 @@ def test_a_lost_rank_ends_the_run(mixtral, monkeypatch):
         aurora.run(plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=60))
 
 
-def serve_until_killed(seat, *args):
+def serve_until_killed(rank_info, *args):
     from aurora.runtime import serving_rank as serve
     from aurora.runtime.layer_context import LayerContext
 
@@ -330,12 +332,12 @@ def serve_until_killed(seat, *args):
 
     def counted(*inner):
         calls.append(1)
-        if seat.rank == 1 and len(calls) == 5:
+        if rank_info.rank == 1 and len(calls) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         return exchange(*inner)
 
     LayerContext.exchange = counted
-    return serve.serve_rank(seat, *args)
+    return serve.serve_rank(rank_info, *args)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
@@ -364,7 +366,7 @@ def test_orders_that_hold_rates(mixtral, order, transport):
     result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], transport=transport)
     assert found == []
     assert result.transport == transport
-    assert result.choice is None
+    assert result.calibration is None
 
 
 @pytest.mark.parametrize("transport", ["gloo", "memory"])
@@ -373,9 +375,9 @@ def test_the_order_may_be_chosen_by_measurement(mixtral, transport, monkeypatch)
     plan = plan_for([mixtral], 2, PlanOptions("random", "random", "random", "spread-out", seed=3))
     result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], transport=transport, order="auto")
     assert found == []
-    assert result.choice.ways == ("all-at-once", "paced", "spread-out")
-    assert (result.choice.seconds_CW > 0).all()
-    assert "MB a rank: " in str(result.choice)
+    assert result.calibration.methods == ("all-at-once", "paced", "spread-out")
+    assert (result.calibration.seconds_CW > 0).all()
+    assert "MB a rank: " in str(result.calibration)
 
 
 def test_two_models_on_threads(mixtral, qwen):

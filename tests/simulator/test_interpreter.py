@@ -18,7 +18,7 @@ from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.objective import causal, exclusive, paper
 from aurora.planner.workload.traffic import layer_traffic, split_by_share
 from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import PART_S, TIME_SLICES, TRACE_PHASES, Curve, PlanOptions, Profile, Program
+from aurora.types import PREEMPTION_INTERVAL_S, TIME_SLICES, TRACE_PHASES, Curve, PlanOptions, Profile, Program
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -162,19 +162,19 @@ def check_ports_are_kept(trace, rank, layers_M):
         for step in np.unique(trace.step_X[own & (trace.model_X == model)]):
             for layer in range(layers - 1):
                 of_step = own & (trace.model_X == model) & (trace.step_X == step)
-                turn = of_step & ((combine & (trace.layer_X == layer)) | (dispatch & (trace.layer_X == layer + 1)))
-                if turn.any():
-                    begins, ends = trace.start_s_X[turn].min(), trace.end_s_X[turn].max()
+                held = of_step & ((combine & (trace.layer_X == layer)) | (dispatch & (trace.layer_X == layer + 1)))
+                if held.any():
+                    begins, ends = trace.start_s_X[held].min(), trace.end_s_X[held].max()
                     other = own & (trace.model_X != model)
                     assert not ((trace.start_s_X[other] < ends - 1e-9) & (trace.end_s_X[other] > begins + 1e-9)).any()
 
 
-def test_turns_by_layer_by_hand():
-    """Both models: two layers of gate 1, dispatch 4, experts 8, combine 4, aggregation 0 on two ranks; from the first combine
-    on the port is a's through its second dispatch, and its gate goes between parts of b's experts.
+def test_time_slices_by_layer_by_hand():
+    """Both models: two layers of gate 1, dispatch 4, experts 8, combine 4, aggregation 0 on two ranks. From the first combine
+    on a holds the port through its second dispatch, and its gate runs at a preemption point of b's experts.
 
     a: gate 0..1, dispatch 1..5, experts 5..13, combine 13..17 (b has dispatched 5..9), gate 17..18, dispatch 18..22, experts
-    22..30 less what b takes: b's gate 26..27 goes between two parts, so until 31; combine 31..35.
+    22..30 less what b takes: b's gate 26..27 preempts them, so until 31; combine 31..35.
     b: gate 1..2, dispatch 5..9, experts 13..22 with a's gate in between, combine 22..26, gate 26..27, dispatch 27..31, experts
     31..39, combine 39..43.
     By exchange a gates after the experts of b, 21..22, and dispatches after its combine, 25..29: 49 in all.
@@ -187,36 +187,36 @@ def test_turns_by_layer_by_hand():
     def of_rank_0(phase, model):
         """Where stretches begin and end; an aggregation of no seconds splits them too."""
         spans = [span for rank, *span in rows(trace, phase, model) if rank == 0]
-        moments = np.ravel(spans)
-        pauses = np.flatnonzero(np.diff(moments)[1::2] < 2 * PART_S)
-        return np.delete(moments, [*(2 * pauses + 1), *(2 * pauses + 2)]).tolist()
+        ends = np.ravel(spans)
+        pauses = np.flatnonzero(np.diff(ends)[1::2] < 2 * PREEMPTION_INTERVAL_S)
+        return np.delete(ends, [*(2 * pauses + 1), *(2 * pauses + 2)]).tolist()
 
-    part = {"abs": 6 * PART_S}  # brief work waits for the end of one
-    assert of_rank_0("gate", 0) == pytest.approx([0, 1, 17, 18], **part)
-    assert of_rank_0("expert", 1) == pytest.approx([13, 17, 18, 22, 31, 39], **part)
-    assert of_rank_0("expert", 0) == pytest.approx([5, 13, 22, 26, 27, 31], **part)
-    assert of_rank_0("gate", 1) == pytest.approx([1, 2, 26, 27], **part)
-    assert trace.seconds == pytest.approx(43, **part)
+    within = {"abs": 6 * PREEMPTION_INTERVAL_S}  # high-priority work waits for a preemption point
+    assert of_rank_0("gate", 0) == pytest.approx([0, 1, 17, 18], **within)
+    assert of_rank_0("expert", 1) == pytest.approx([13, 17, 18, 22, 31, 39], **within)
+    assert of_rank_0("expert", 0) == pytest.approx([5, 13, 22, 26, 27, 31], **within)
+    assert of_rank_0("gate", 1) == pytest.approx([1, 2, 26, 27], **within)
+    assert trace.seconds == pytest.approx(43, **within)
     by_exchange = replace(plan, options=replace(plan.options, time_slice="exchange"))
     assert simulate_plan(by_exchange, [a, b]).seconds == pytest.approx(49)
     assert with_time_slice(by_exchange, [a, b]).options.time_slice == "layer"
 
 
-def test_one_model_takes_as_long_whatever_the_turns():
+def test_one_model_takes_as_long_whatever_the_time_slices():
     p = profile([[[[0, 4], [4, 0]]] * 3], gate=1, expert=8)
     plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
     by_layer = replace(plan, options=replace(plan.options, time_slice="layer"))
     assert simulate_plan(by_layer, [p]).seconds == pytest.approx(simulate_plan(plan, [p]).seconds)
 
 
-def test_turns_that_are_none_are_refused():
+def test_unknown_time_slices_are_refused():
     p = profile([[[[0, 4], [4, 0]]]])
     plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
-    with pytest.raises(BadInput, match="expected turns as one of exchange, layer, found 'daily'"):
+    with pytest.raises(BadInput, match="expected time_slice as one of exchange, layer, found 'daily'"):
         compile_plan(replace(plan, options=replace(plan.options, time_slice="daily")))
-    with pytest.raises(BadInput, match="--time-slice layer: expected two models"):
+    with pytest.raises(BadInput, match="`time_slice`: expected two models"):
         make_plan(cluster(1.0, 1.0), [p], replace(KEEP, time_slice="layer"))
-    with pytest.raises(BadInput, match="--time-slice: expected one of exchange, layer, found 'daily'"):
+    with pytest.raises(BadInput, match="`time_slice`: expected one of auto, exchange, layer, found 'daily'"):
         make_plan(cluster(1.0, 1.0), [p, p], replace(KEEP, time_slice="daily"))
 
 
@@ -295,7 +295,7 @@ def merged(plans):
     return Program(programs[0].ranks, *(sum(column, ()) for column in columns))
 
 
-def test_three_models_take_turns():
+def test_three_models_alternate():
     """Gate 1, dispatch 2, experts 3, combine 2, no aggregation, on two ranks.
 
     Gates at 0, 1 and 2. Dispatches 1..3, 3..5, 5..7. Experts 3..6, 6..9 and 9..12, one model after the other. Combines in turn:
@@ -324,7 +324,7 @@ UNEVEN = [[[[0, 6, 0], [0, 0, 2], [1, 0, 3]]]]
 
 
 @given(profiles(sources=2), profiles(sources=2))
-def test_in_turn_two_models_take_as_long_as_each_by_itself(a, b):
+def test_one_after_the_other_two_models_take_as_long_as_each_by_itself(a, b):
     """Where all wait for all, the second model begins when the first has left every rank."""
     plan = make_plan(cluster(2.0, 2.0), [a, b], KEEP)
     single = [
@@ -343,7 +343,7 @@ def columns(plan):
         ("names", program.names_M),
         ("placements", program.placements_M),
         ("ops", program.ops_ML),
-        ("once", program.deduplicated_M),
+        ("deduplicated", program.deduplicated_M),
     ]
 
 
@@ -426,7 +426,7 @@ def test_orders_made_from_each_batch():
         tokens[window, 0, np.arange(4), (np.arange(4) + shift) % 4] = 4
     p, machines, seen = profile(tokens), cluster(1.0, 1.0, 1.0, 1.0), []
     plan = make_plan(machines, [p], KEEP)
-    made = batch_order(machines, "openshop", 0)
+    made = batch_order(machines.network, "openshop", 0)
 
     def watched(bytes_GG):
         seen.append(bytes_GG.copy())

@@ -142,7 +142,7 @@ class Patches:
 
     def _colocate(self, engaged: WorkerIntegration, store: Any, key: str) -> tuple[str | None, bool]:
         """Take this rank's place among the servers of the same name; as `agree`."""
-        from aurora.runtime.process_port_arbiter import folder_of
+        from aurora.runtime.process_port_arbiter import colocation_folder
         from aurora_vllm.time_slices import TimeSlices, meet
 
         settings, trouble, turnstile = self._settings, None, None
@@ -150,7 +150,7 @@ class Patches:
         try:
             if self._roster is None or not self._roster.together:
                 raise BadInput("colocate: expected all ranks on one machine")
-            turnstile = meet(store, key, engaged.rank, folder_of(str(settings.colocate)), settings.agree_s, finish)
+            turnstile = meet(store, key, engaged.rank, colocation_folder(str(settings.colocate)), settings.agree_s, finish)
             engaged.time_slice = TimeSlices(turnstile, self._config.parallel_config.world_size == 1)
         except BadInput as error:
             trouble = str(error)

@@ -1,0 +1,107 @@
+"""Port arbiter of the simulator: the interface and rules of `aurora.runtime.port_arbiter`, in simulated time.
+
+What waits in the runtime is a step of a simulated process here: it yields a `Wait`, and goes on when that is over.
+"""
+
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from aurora.types import has_next_slice
+
+Resume = Callable[[], None]
+Wait = Callable[[Resume], None]  # calls its argument once the wait is over
+T = TypeVar("T")
+Steps = Generator[Wait, None, T]
+Process = Steps[None]
+
+
+class PriorityLock:
+    """One holder at a time, first come first served, high-priority work first."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._waiting: list[Resume] = []
+        self._high_priority: list[Resume] = []
+
+    def acquire(self, resume: Resume, high_priority: bool = False) -> None:
+        if self._held:
+            (self._high_priority if high_priority else self._waiting).append(resume)
+        else:
+            self._held = True
+            resume()
+
+    @property
+    def priority_waits(self) -> bool:
+        return bool(self._high_priority)
+
+    def yield_to_priority(self, resume: Resume) -> None:
+        """Lets high-priority work run, then the caller before all other."""
+        self._waiting.insert(0, resume)
+        self.release()
+
+    def release(self) -> None:
+        if self._high_priority or self._waiting:
+            (self._high_priority or self._waiting).pop(0)()
+        else:
+            self._held = False
+
+
+class _Port:
+    """A rank's port, whose time slices alternate between models."""
+
+    def __init__(self, models: int) -> None:
+        self._slices_done_M = [0.0] * models
+        self._waiting: dict[int, Resume] = {}
+
+    def acquire(self, model: int, resume: Resume) -> None:
+        self._waiting[model] = resume
+        self._wake()
+
+    def finish_slices(self, model: int, count: float) -> None:
+        self._slices_done_M[model] += count
+        self._wake()
+
+    def _wake(self) -> None:
+        for model, resume in list(self._waiting.items()):
+            if has_next_slice(self._slices_done_M, model):
+                del self._waiting[model]
+                resume()
+
+
+class SimulatedPortArbiter:
+    """One model's access to the GPU and the port of its rank."""
+
+    def __init__(self, compute: PriorityLock, port: _Port, model: int) -> None:
+        self._compute, self._port, self._model = compute, port, model
+
+    def start_compute(self, high_priority: bool = False) -> Wait:
+        """Waits for the GPU. high_priority: runs before waiting work that is not."""
+        return lambda resume: self._compute.acquire(resume, high_priority)
+
+    def yield_to_priority(self, on_yield: Callable[[], None]) -> Steps[bool]:
+        """Preemption point: lets waiting high-priority work run first, after `on_yield`. Returns True if any ran."""
+        if not self._compute.priority_waits:
+            return False
+        on_yield()
+        yield self._compute.yield_to_priority
+        return True
+
+    def stop_compute(self) -> None:
+        """Releases the GPU."""
+        self._compute.release()
+
+    def exchange(self, transfers: Process, hold_port: bool = False) -> Process:
+        """Runs `transfers` with the port. hold_port: the grant extends through the model's next exchange."""
+        yield lambda resume: self._port.acquire(self._model, resume)
+        yield from transfers
+        self._port.finish_slices(self._model, 0 if hold_port else 1)
+
+    def leave(self) -> None:
+        """Ends this model's exchanges; its time slices are skipped from now on."""
+        self._port.finish_slices(self._model, float("inf"))
+
+
+def simulated_port_arbiters(models: int) -> list[SimulatedPortArbiter]:
+    """Port arbiters of the models that share one rank, one per model."""
+    compute, port = PriorityLock(), _Port(models)
+    return [SimulatedPortArbiter(compute, port, model) for model in range(models)]
