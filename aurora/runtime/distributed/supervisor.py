@@ -7,13 +7,11 @@ dies in between is left out; one that stays silent is killed.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aurora.errors import AuroraError, RankFailed
 from aurora.runtime.distributed.control_channel import (
     HEARTBEAT_S,
-    EpochStart,
     Finish,
     Heartbeat,
     MemberCrashed,
@@ -24,9 +22,8 @@ from aurora.runtime.distributed.control_channel import (
     run_member,
 )
 from aurora.runtime.distributed.launcher import hosted_store
-from aurora.runtime.distributed.rank_processes import RankProcess, RankProcesses
-
-MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the supervisor gives up
+from aurora.runtime.distributed.membership import Member, Membership
+from aurora.runtime.distributed.rank_processes import RankProcesses
 
 
 class Coordinator(Protocol):
@@ -48,44 +45,6 @@ class Coordinator(Protocol):
 
     def on_lost(self, rank: int, reason: str) -> None:
         """Hears of each lost rank."""
-
-
-@dataclass
-class _Member:
-    """What the supervisor knows of one running rank. state: set while it waits for an epoch; serving: it is in the current one;
-    stop_sent: it was told that this one is over; result: its last message."""
-
-    process: RankProcess
-    state: MemberState | None = None
-    serving: bool = False
-    stop_sent: bool = False
-    result: MemberResult | None = None
-
-
-@dataclass
-class _EpochState:
-    """The current epoch, and what speaks for ending it.
-
-    changed: membership is not what it was. joined: a new rank waits, until the members have progressed. idle_epochs: epochs of
-    these members since the work last advanced.
-    """
-
-    number: int = 0
-    members: tuple[int, ...] = ()
-    changed: bool = True
-    joined: bool = False
-    progressed: bool = False
-    idle_epochs: int = 0
-
-    def count_idle(self, members: tuple[int, ...], reason: str) -> None:
-        """Raises RankFailed when the same members have been through too many epochs without progress."""
-        self.idle_epochs += members == self.members
-        if self.idle_epochs > MAX_IDLE_EPOCHS:
-            raise RankFailed(f"nothing moved in {MAX_IDLE_EPOCHS} epochs; the last ended by {reason}")
-
-    def advance(self, members: tuple[int, ...]) -> None:
-        self.number, self.members = self.number + 1, members
-        self.changed = self.joined = self.progressed = False
 
 
 class Supervisor:
@@ -120,8 +79,8 @@ class Supervisor:
         self._coordinator, self._watch = coordinator, watch
         self._timeout_s, self._hang_s = timeout_s, hang_s
         self._respawns_left = [respawn] * ranks
-        self._members: dict[int, _Member] = {}
-        self._epoch = _EpochState()
+        self._membership = Membership()
+        self._members = self._membership.members
         self._last_loss = ""
 
     def run(self) -> dict[int, Any]:
@@ -148,20 +107,27 @@ class Supervisor:
             if isinstance(started, OSError):
                 self._record_loss(rank, f"did not start: {started}")
             else:
-                self._members[rank] = _Member(started)
+                self._members[rank] = Member(started)
         for rank, message in self._processes.messages(HEARTBEAT_S):
             if message is None:
                 self._lose(rank, self._members[rank].process.exit_reason())
             else:
                 self._handle(rank, message)
-        self._lose_silent()
+        for rank in self._membership.silent(self._hang_s):
+            self._lose(rank, f"said nothing for {self._hang_s:g} s")
         if not self._members and not self._processes.starting:
             raise RankFailed(f"all ranks are lost; the last, {self._last_loss}")
-        improvable = self._epoch.progressed and (self._epoch.joined or self._coordinator.wants_new_epoch)
-        if (self._epoch.changed or improvable) and not self._coordinator.finished:
-            self._stop_members()
-            if self._ready():
+        if self._epoch_is_due() and not self._coordinator.finished:
+            self._membership.stop_epoch()
+            if self._membership.ready(self._processes.starting):
                 self._start_epoch()
+
+    def _epoch_is_due(self) -> bool:
+        """After a loss at once; for a new rank or a better assignment when the members have progressed."""
+        membership = self._membership
+        return membership.changed or (
+            membership.progressed and (membership.joined or self._coordinator.wants_new_epoch)
+        )  # fmt: skip
 
     def _handle(self, rank: int, message: Any) -> None:
         """One message from a rank. Raises what the rank raised."""
@@ -172,10 +138,12 @@ class Supervisor:
                 if busy_s > self._timeout_s:
                     self._lose(rank, f"was busy with one thing for {busy_s:.0f} s")
             case MemberState():
-                self._on_member_state(rank, message)
+                self._membership.leave_epoch(rank, message)
+                if message.lost is not None:
+                    self._last_loss = f"rank {rank}: {message.lost}"
             case Progress(value):
                 if self._coordinator.on_progress(rank, value):
-                    self._epoch.idle_epochs, self._epoch.progressed = 0, True
+                    self._membership.record_progress()
             case MemberResult(AuroraError() as error):
                 raise error
             case MemberResult(MemberCrashed(reason)):
@@ -183,30 +151,10 @@ class Supervisor:
             case MemberResult():
                 member.result = message
 
-    def _on_member_state(self, rank: int, state: MemberState) -> None:
-        """A rank has left the epoch, or is new."""
-        member = self._members[rank]
-        if member.serving:
-            self._epoch.changed = True
-        else:
-            self._epoch.joined = True
-        member.state, member.serving = state, False
-        member.process.last_heard_s = time.monotonic()
-        if state.lost is not None:
-            self._last_loss = f"rank {rank}: {state.lost}"
-
-    def _lose_silent(self) -> None:
-        """Kills ranks that have sent nothing for hang_s."""
-        now_s = time.monotonic()
-        for rank, member in list(self._members.items()):
-            if now_s - member.process.last_heard_s > self._hang_s:
-                self._lose(rank, f"said nothing for {self._hang_s:g} s")
-
     def _lose(self, rank: int, reason: str) -> None:
         """Kills a rank and ends the epoch."""
-        del self._members[rank]
+        self._membership.remove(rank)
         self._processes.kill(rank)
-        self._epoch.changed = True
         self._record_loss(rank, reason)
 
     def _record_loss(self, rank: int, reason: str) -> None:
@@ -216,38 +164,17 @@ class Supervisor:
             self._respawns_left[rank] -= 1
             self._processes.start(rank)
 
-    def _stop_members(self) -> None:
-        """Tells those who serve, once, that the epoch is over."""
-        for member in self._members.values():
-            if member.serving and not member.stop_sent:
-                member.stop_sent = True
-                member.process.send(Stop())
-
-    def _waiting(self) -> dict[int, MemberState]:
-        """The states of the ranks that wait for an epoch, by rank, ascending."""
-        return {rank: member.state for rank, member in sorted(self._members.items()) if member.state is not None}
-
-    def _ready(self) -> bool:
-        """Whether the next epoch can begin: no rank serves, some wait; for the first one, all of them do."""
-        waiting = len(self._waiting())
-        if self._epoch.number == 0 and waiting < len(self._members) + self._processes.starting:
-            return False
-        return waiting > 0 and not any(member.serving for member in self._members.values())
-
     def _start_epoch(self) -> None:
         """Begins the next epoch with all ranks that wait."""
-        waiting = self._waiting()
-        members = tuple(waiting)
         if not self._coordinator.wants_new_epoch:
-            self._epoch.count_idle(members, self._last_loss)
-        self._epoch.advance(members)
-        assignments = self._coordinator.assign(self._epoch.number, {rank: state.value for rank, state in waiting.items()})
+            self._membership.count_idle(self._last_loss)
+        states = {rank: state.value for rank, state in self._membership.waiting().items()}
+        self._membership.advance()
+        epoch = self._membership.epoch
+        assignments = self._coordinator.assign(epoch, states)
         if self._watch is not None:
-            self._watch(self._epoch.number, {rank: self._members[rank].process.pid for rank in members})
-        for rank in members:
-            member = self._members[rank]
-            member.state, member.serving, member.stop_sent = None, True, False
-            member.process.send(EpochStart(self._epoch.number, members, assignments[rank]))
+            self._watch(epoch, {rank: self._members[rank].process.pid for rank in states})
+        self._membership.start_epoch(assignments)
 
     def _collect_results(self) -> dict[int, Any]:
         """Stops all ranks and collects their results, for at most hang_s; ranks that crash meanwhile have none."""

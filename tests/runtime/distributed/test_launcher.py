@@ -141,7 +141,7 @@ def test_a_port_in_use():
             launch(identity, 1, port=port)
 
 
-def test_torchruns_variables_make_a_seat(monkeypatch):
+def test_torchruns_variables_make_a_rank_info(monkeypatch):
     assert rank_info_from_environment(1.0) is None
     for name, value in {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
