@@ -38,6 +38,7 @@ class GreedyBatch:
 
     @property
     def done(self) -> bool:
+        """Whether all prompts are finished."""
         return not bool(self._running_B.any())
 
     def running(self, row: int) -> bool:

@@ -49,10 +49,12 @@ class MoeModel:
 
     @property
     def experts(self) -> int:
+        """Experts in each MoE layer."""
         return int(self.layers[0].experts.num_experts)
 
     @property
     def hidden(self) -> int:
+        """Elements of a hidden state."""
         return int(self.layers[0].router_weight.shape[1])
 
     @property

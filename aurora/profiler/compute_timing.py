@@ -44,6 +44,7 @@ class Stopwatch:
             time.sleep(WAIT_S)
 
     def mark(self) -> Any:
+        """A moment on the device's clock."""
         if self._flush is None:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -51,6 +52,7 @@ class Stopwatch:
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
+        """Between two marks; waits for the device to reach the second."""
         if self._flush is None:
             return float(end - begin)
         end.synchronize()

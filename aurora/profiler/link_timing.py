@@ -122,6 +122,7 @@ class _LinkTimer:
         self._buffer = torch.zeros(SIZES[-1], dtype=torch.uint8, device=device)
 
     def measure(self) -> LinkMeasurements:
+        """Times all pairs, then all ports."""
         ranks = self._net.ranks
         fitted_GG3 = np.zeros((ranks, ranks, 3))
         for src in range(ranks):

@@ -134,9 +134,11 @@ class _Builder:
     provenance: Mapping[str, str]
 
     def with_provenance(self, **more: str) -> "_Builder":
+        """The same with further entries of provenance."""
         return _Builder(self.model, self.curves, {**self.provenance, **more})
 
     def profile(self, counts: RoutingCounts) -> Profile:
+        """The Profile of what is counted."""
         return Profile(
             model=self.model.name,
             fingerprint=self.model.fingerprint(),

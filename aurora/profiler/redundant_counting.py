@@ -139,14 +139,17 @@ def unpacked(total: IntArray, like: RoutingCounts) -> RoutingCounts:
     """The counts that `packed` makes `total` of; `like`: counts of the same prompts."""
     at = 0
 
-    def taken(array: NDArray[Any]) -> IntArray:
+    def next_like(array: NDArray[Any]) -> IntArray:
+        """The next values of `total`, in the array's shape."""
         nonlocal at
         at += array.size
         return total[at - array.size : at].reshape(array.shape)
 
-    windows = tuple(taken(counts_LSE) for counts_LSE in like.windows)
-    kept = tuple((taken(chosen_ULK), source_U, window_U, prompt_U) for chosen_ULK, source_U, window_U, prompt_U in like.kept)
-    coactivation = like.coactivation and CoActivation(taken(like.coactivation.together_LEE), taken(like.coactivation.next_LEE))
+    windows = tuple(next_like(counts_LSE) for counts_LSE in like.windows)
+    kept = tuple((next_like(experts_ULK), source_U, at_U, prompt_U) for experts_ULK, source_U, at_U, prompt_U in like.kept)
+    coactivation = None
+    if (before := like.coactivation) is not None:
+        coactivation = CoActivation(next_like(before.together_LEE), next_like(before.next_LEE))
     return replace(like, windows=windows, kept=kept, coactivation=coactivation)
 
 

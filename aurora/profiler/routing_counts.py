@@ -36,6 +36,7 @@ class ForwardPass:
 
     @property
     def stage(self) -> str:
+        """One of STAGES: prefill or decode."""
         return STAGES[min(self.step, 1)]
 
 
@@ -146,14 +147,17 @@ class RoutingCounts:
 
     @property
     def rounds(self) -> int:
+        """Prefill windows: without `window`, one a round."""
         return self.stages.count(STAGES[0])
 
     @property
     def tokens_TLSE(self) -> IntArray:
+        """(T, L, S, E) int64: all windows."""
         return np.stack(self.windows)
 
     @property
     def routing(self) -> TokenRouting | None:
+        """Each token's experts, None where they were not kept."""
         return TokenRouting(*(np.concatenate(parts) for parts in zip(*self.kept, strict=True))) if self.kept else None
 
     def add(

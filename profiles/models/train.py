@@ -112,6 +112,26 @@ def measure(model: torch.nn.Module, ids_B: torch.Tensor, length: int) -> tuple[f
     return sum(losses) / len(losses), [round(float(load.max() / load.mean()), 3) for load in loads.values()]
 
 
+def train(model: torch.nn.Module, train_B: torch.Tensor, name: str, args: argparse.Namespace) -> float:
+    """Trains for args.steps. Returns the last batch's loss, nats a byte."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.rate, total_steps=args.steps, pct_start=0.1)
+    generator = torch.Generator().manual_seed(args.seed)
+    began, loss = time.time(), torch.tensor(0.0)
+    for step in range(args.steps):
+        rows = batches(train_B, args.length, args.batch, generator)
+        out = model(input_ids=rows, labels=rows, output_router_logits=True)
+        loss = model.loss_function(out.logits, rows, SHAPE["vocab_size"])
+        (loss + BALANCE * imbalance(out.router_logits)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 100 == 0:
+            print(f"{name} step {step} loss {loss.item():.3f} {time.time() - began:.0f} s", flush=True)
+    return float(loss.item())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=sorted(CONFIGS))
@@ -129,30 +149,15 @@ def main() -> None:
     ids_B = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long() + FIRST_BYTE
     assert tokenizer(text[:999])["input_ids"] == ids_B[: len(text[:999].encode())].tolist()
     split = int(len(ids_B) * (1 - HELD_OUT))
-    train_B, held_B = ids_B[:split], ids_B[split:]
 
+    began = time.time()
     model = AutoModelForCausalLM.from_config(CONFIGS[args.name]).float()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.rate, total_steps=args.steps, pct_start=0.1)
-    generator = torch.Generator().manual_seed(args.seed)
-    began, loss = time.time(), torch.tensor(0.0)
-    for step in range(args.steps):
-        rows = batches(train_B, args.length, args.batch, generator)
-        out = model(input_ids=rows, labels=rows, output_router_logits=True)
-        loss = model.loss_function(out.logits, rows, SHAPE["vocab_size"])
-        (loss + BALANCE * imbalance(out.router_logits)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % 100 == 0:
-            print(f"{args.name} step {step} loss {loss.item():.3f} {time.time() - began:.0f} s", flush=True)
-
-    held, loads = measure(model, held_B, args.length)
-    out = HERE / args.name
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)
+    loss = train(model, ids_B[:split], args.name, args)
+    held, loads = measure(model, ids_B[split:], args.length)
+    folder = HERE / args.name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
     recipe = {
         "script": "profiles/models/train.py",
         "text": TEXTS[args.name].__doc__,
@@ -162,7 +167,7 @@ def main() -> None:
         "settings": {k: v for k, v in vars(args).items() if k != "name"},
         "optimizer": f"AdamW(weight_decay=0.01, betas=(0.9, 0.98)), one-cycle, clip 1.0; load-balancing loss {BALANCE} a layer",
         "parameters": sum(p.numel() for p in model.parameters()),
-        "train_loss_nats_per_byte": round(loss.item(), 4),
+        "train_loss_nats_per_byte": round(loss, 4),
         "held_out_loss_nats_per_byte": round(held, 4),
         "max_over_mean_load_per_layer": loads,
         "python": platform.python_version(),
@@ -170,7 +175,7 @@ def main() -> None:
         "transformers": transformers.__version__,
         "seconds": round(time.time() - began),
     }
-    (out / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
+    (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
     print(json.dumps(recipe, indent=2))
 
 

@@ -233,6 +233,7 @@ class _Round:
         self._compute_s, self._late = 0.0, 0
 
     def set_state(self, worker: int, state: str) -> None:
+        """Records what became of a worker, now, and tells `watch`."""
         seconds = time.perf_counter() - self.began_s
         self._reports[worker] = replace(self._reports[worker], state=state, seconds=seconds)
         self._watch(self._reports)

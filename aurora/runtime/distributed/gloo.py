@@ -31,10 +31,10 @@ class GlooTransport(OrderedTransport):
         if self.ranks == 2:
             return super().gather(row)
         # One collective in which everybody sends everybody the same: what waits there are gloo's threads.
-        told = row.expand(self.ranks, *row.shape).contiguous()
-        rows = torch.empty_like(told)
+        sent = row.expand(self.ranks, *row.shape).contiguous()
+        rows = torch.empty_like(sent)
         try:
-            self._group.alltoall_base(rows, told, [], []).wait()
+            self._group.alltoall_base(rows, sent, [], []).wait()
         except RuntimeError as error:
             raise peer_lost(self.rank, self._broken_peer(), error) from None
         return rows

@@ -57,6 +57,7 @@ class Membership:
         member.process.last_heard_s = time.monotonic()
 
     def record_progress(self) -> None:
+        """The work has advanced."""
         self.idle_epochs, self.progressed = 0, True
 
     def waiting(self) -> dict[int, MemberState]:

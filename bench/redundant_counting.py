@@ -1,4 +1,6 @@
-"""What a stalled worker costs `aurora profile`, and what real processes cost a sum: writes bench/results/collect-DATE.md.
+"""What a stalled worker costs `aurora profile`, and what real processes cost a sum.
+
+`python bench/redundant_counting.py` writes bench/results/redundant-counting-DATE.md.
 
 Every repetition profiles with and without the stall, one after the other. The stalled worker begins after nine times what it
 takes for its part, so that it takes ten times as long; that is taken from the profile without stalls before. A machine with
@@ -28,7 +30,7 @@ from aurora.types import CountingOptions, ProfileOptions
 from aurora.types.arrays import IntArray
 
 SETUP = """\
-`python bench/collect.py --repeats {repeats} --wait {wait:g}` on {machine}. {workers} workers count mixtral-topics,
+`python bench/redundant_counting.py --repeats {repeats} --wait {wait:g}` on {machine}. {workers} workers count mixtral-topics,
 {options.limit} prompts of {options.prompt_tokens} tokens and {options.max_new_tokens} new ones each. With waits, each
 worker also waits that long before it begins, as if most of its work were done on a host of its own, so that more
 workers than cores do not take each other's time. Stalled: worker 1 takes ten times as long as the run without stalls
@@ -105,7 +107,7 @@ def main() -> None:
                     ", ".join(sorted(fate)),
                 )
                 lines.append(f"| {' | '.join(cells)} |")
-    out = Path(__file__).parent / "results" / f"collect-{today}.md"
+    out = Path(__file__).parent / "results" / f"redundant-counting-{today}.md"
     busy = ", ".join(f"{load:.0f}" for load in os.getloadavg())
     setup = SETUP.format(repeats=args.repeats, wait=args.wait, machine=machine(), workers=WORKERS, options=OPTIONS, load=busy)
     out.write_text("\n".join([f"# A stalled worker and `aurora profile`, {today}", "", setup, "", *lines]) + "\n")
