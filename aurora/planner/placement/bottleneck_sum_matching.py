@@ -1,4 +1,6 @@
-"""The perfect matching with the least sum of bottlenecks: sweep one threshold, match under the other."""
+"""Bottleneck-sum matching: the perfect matching with the least sum of two or three bottlenecks."""
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -7,14 +9,21 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray, third_GJ: FloatArray | None = None) -> IntArray:
-    """(G,) int64: the column of each row, so that the sum of the largest entries used of each matrix is the smallest possible.
+    """The perfect matching for which the sum of the largest entries used of each matrix is smallest. Optimal.
 
-    Optimal. One augmenting path of O(G^2) for every edge that a falling threshold takes away; a third matrix is swept outside,
-    once for each of its distinct entries that can still pay. Matrices (n, n), finite. Ties resolve the same way every time.
+    A threshold on the first matrix rises while the one on the second falls; every edge that the latter takes away costs one
+    augmenting path of O(G^2). A third matrix adds an outer loop over those of its distinct entries that can still pay. Ties
+    resolve the same way every time.
+
+    Args:
+        first_GJ, second_GJ, third_GJ: (n, n) float64, finite.
+
+    Returns:
+        (G,) int64, the column of each row.
     """
     n = len(first_GJ)
     if third_GJ is None:
-        _, match_G = _sweep(first_GJ, second_GJ, np.inf)
+        _, match_G = _least_sum(first_GJ, second_GJ, np.inf)
         return np.asarray(match_G)
     best, best_G = np.inf, np.arange(n)
     min_replicas = sum(float(np.maximum(m.min(axis=0).max(), m.min(axis=1).max())) for m in (first_GJ, second_GJ))
@@ -22,7 +31,7 @@ def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray, third_G
         if level + min_replicas >= best:
             break
         within = np.where(third_GJ <= level, first_GJ, np.inf)
-        value, match_G = _sweep(within, second_GJ, best - level)
+        value, match_G = _least_sum(within, second_GJ, best - level)
         if value + level < best:
             best, best_G = value + float(level), np.asarray(match_G)
     return best_G
@@ -30,69 +39,99 @@ def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray, third_G
 
 def bottleneck_value(weight_GJ: FloatArray) -> float:
     """The largest entry used by the perfect matching whose largest is smallest; infinite where entries leave none."""
-    value, _ = _sweep(weight_GJ, np.zeros_like(weight_GJ), np.inf)
+    value, _ = _least_sum(weight_GJ, np.zeros_like(weight_GJ), np.inf)
     return float(value)
 
 
+class Matching(NamedTuple):
+    """A partial matching: the column of each row and the row of each column, -1 where free."""
+
+    column_G: IntArray
+    row_J: IntArray
+
+
 @njit(cache=True)
-def _sweep(first, second, best):
-    """(sum, match) of the best matching whose sum is below `best`; (inf, rubbish) where there is none.
+def _least_sum(first_GJ: FloatArray, second_GJ: FloatArray, best: float) -> tuple[float, IntArray]:
+    """(sum, match) of the best matching whose sum of bottlenecks is below `best`; (inf, rubbish) where there is none.
 
     The first threshold only rises, and the second, best - first, only falls: edges above it leave the matching, and the rows
     that they leave free are matched again along the path whose largest first entry is smallest.
     """
-    n = first.shape[0]
-    column = np.full(n, -1)
-    row = np.full(n, -1)
-    found = np.full(n, -1)
-    value = np.inf
-    slack = np.empty(n)
-    via = np.empty(n, dtype=np.int64)
-    done = np.empty(n, dtype=np.bool_)
-    level = 0.0
+    n = len(first_GJ)
+    matching = Matching(np.full(n, -1), np.full(n, -1))
+    found_G, value, threshold = np.full(n, -1), np.inf, 0.0
     while True:
-        start = -1
-        for i in range(n):
-            if column[i] >= 0 and level + second[i, column[i]] >= best:
-                row[column[i]] = -1
-                column[i] = -1
-            if column[i] < 0:
-                start = i
-        if start < 0:
-            most = 0.0
-            other = 0.0
-            for i in range(n):
-                most = max(most, first[i, column[i]])
-                other = max(other, second[i, column[i]])
-            best = most + other
-            value = best
-            found[:] = column
+        free_row = _drop_edges(second_GJ, matching, best, threshold)
+        if free_row < 0:
+            value = best = _bottleneck_sum(first_GJ, second_GJ, matching)
+            found_G[:] = matching.column_G
             continue
-        slack[:] = np.inf
-        done[:] = False
-        limit = level
-        i = start
-        end = -1
-        while end < 0:
-            for j in range(n):
-                if not done[j] and first[i, j] < slack[j] and limit + second[i, j] < best:
-                    slack[j] = first[i, j]
-                    via[j] = i
-            nearest = -1
-            for j in range(n):
-                if not done[j] and slack[j] < np.inf and (nearest < 0 or slack[j] < slack[nearest]):
-                    nearest = j
-            if nearest < 0:
-                return value, found
-            level = max(level, slack[nearest])
-            done[nearest] = True
-            if row[nearest] < 0:
-                end = nearest
-            else:
-                i = row[nearest]
-        while end >= 0:
-            i = via[end]
-            following = column[i]
-            column[i] = end
-            row[end] = i
-            end = following if i != start else -1
+        threshold, end, via_J = _bottleneck_path(first_GJ, second_GJ, matching, free_row, threshold, best)
+        if end < 0:
+            return value, found_G
+        _augment(matching, via_J, free_row, end)
+
+
+@njit(cache=True)
+def _drop_edges(second_GJ: FloatArray, matching: Matching, best: float, threshold: float) -> int:
+    """Takes out the edges with which the sum would reach `best`; returns a free row, -1 if there is none."""
+    column_G, row_J = matching
+    free_row = -1
+    for i in range(len(column_G)):
+        if column_G[i] >= 0 and threshold + second_GJ[i, column_G[i]] >= best:
+            row_J[column_G[i]] = -1
+            column_G[i] = -1
+        if column_G[i] < 0:
+            free_row = i
+    return free_row
+
+
+@njit(cache=True)
+def _bottleneck_sum(first_GJ: FloatArray, second_GJ: FloatArray, matching: Matching) -> float:
+    first, second = 0.0, 0.0
+    for i in range(len(first_GJ)):
+        first = max(first, first_GJ[i, matching.column_G[i]])
+        second = max(second, second_GJ[i, matching.column_G[i]])
+    return first + second
+
+
+@njit(cache=True)
+def _bottleneck_path(
+    first_GJ: FloatArray, second_GJ: FloatArray, matching: Matching, start: int, threshold: float, best: float
+) -> tuple[float, int, IntArray]:
+    """The augmenting path from row `start` whose largest first entry is smallest, by edges whose sum stays below `best`.
+
+    Returns the first threshold that it takes, its last column (-1 if there is no path) and the row before each column.
+    Dijkstra's algorithm with maxima in place of sums.
+    """
+    n, row_J = len(first_GJ), matching.row_J
+    slack_J, via_J, done_J = np.full(n, np.inf), np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.bool_)
+    limit, i = threshold, start
+    while True:
+        for j in range(n):
+            if not done_J[j] and first_GJ[i, j] < slack_J[j] and limit + second_GJ[i, j] < best:
+                slack_J[j] = first_GJ[i, j]
+                via_J[j] = i
+        nearest = -1
+        for j in range(n):
+            if not done_J[j] and slack_J[j] < np.inf and (nearest < 0 or slack_J[j] < slack_J[nearest]):
+                nearest = j
+        if nearest < 0:
+            return threshold, -1, via_J
+        threshold = max(threshold, slack_J[nearest])
+        done_J[nearest] = True
+        if row_J[nearest] < 0:
+            return threshold, nearest, via_J
+        i = row_J[nearest]
+
+
+@njit(cache=True)
+def _augment(matching: Matching, via_J: IntArray, start: int, end: int) -> None:
+    """Changes the matching along the path from row `start` to column `end`."""
+    column_G, row_J = matching
+    while end >= 0:
+        i = via_J[end]
+        following = column_G[i]
+        column_G[i] = end
+        row_J[end] = i
+        end = following if i != start else -1
