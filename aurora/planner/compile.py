@@ -7,7 +7,8 @@ from aurora.types import TIME_SLICES, Barrier, Compute, Exchange, Op, Plan, Prog
 def compile_plan(plan: Plan) -> Program:
     """The Program of `plan`: per model and layer gate, counts, ordered dispatch, experts, ordered combine, aggregation.
 
-    Raises BadInput for turns that are none.
+    Raises:
+        BadInput: if `time_slice` is not one of TIME_SLICES.
     """
     ops_ML = []
     time_slice = plan.options.time_slice

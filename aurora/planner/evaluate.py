@@ -20,8 +20,13 @@ from aurora.types.profile import same_model
 
 @dataclass(frozen=True)
 class Evaluation:
-    """served_s_L (L,): seconds of each layer in the plan's objective and aim, on the profiles given. own: a plan made for them,
-    by the same methods. dispatch_s_ML: by model and layer, the whole dispatch in the plan's order."""
+    """What a plan takes on traffic that it was not made for.
+
+    Args:
+        served_s_L: (L,) seconds of each layer in the plan's objective and aim.
+        own: a plan made for this traffic with the same options.
+        dispatch_s_ML: by model, (L,) seconds of each layer's whole dispatch in the plan's order.
+    """
 
     served_s_L: FloatArray
     own: Plan
@@ -29,7 +34,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """How much longer the plan takes than one made for this traffic."""
+        """How much longer the plan takes than `own`, as a share: 0.1 is 10 % longer."""
         return gap(float(self.served_s_L.sum()), self.own.objective_s)
 
 
@@ -66,9 +71,22 @@ def _deduplicated_seconds(plan: Plan, placement: Placement, profile: Profile) ->
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
-    """What `plan` takes on other profiles of its models, one each; those of domains it was made for are not looked at again.
+    """What `plan` takes on other profiles of its models.
 
-    Raises BadInput for profiles of other models or cluster sizes.
+    Args:
+        plan: the plan in question.
+        profiles: one a model. Domains that the plan was made for are not looked at again.
+
+    Raises:
+        BadInput: if a profile is of another model, or of another number of source ranks than the cluster has GPUs.
+
+    Example:
+        >>> from aurora.io import load_cluster, load_json, shipped
+        >>> from aurora.planner.workload.synthetic import synthetic_profile
+        >>> profile = synthetic_profile("zipf:1", load_json(shipped("models/mixtral-topics/config.json")))
+        >>> plan = make_plan(load_cluster(shipped("clusters/demo-4.toml")), [profile])
+        >>> evaluate(plan, [profile]).loss
+        0.0
     """
     if len(profiles) != len(plan.models):
         raise BadInput(f"evaluate: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")

@@ -36,8 +36,8 @@ class Tables(NamedTuple):
     """What follows from where experts sit, kept up to date so that a move or swap is priced in O(G).
 
     gpu_E (E,), held_G (G,), work_s_G (G,): the placement, experts held, their seconds. total_ES (E, S): tokens of each expert.
-    hits_VG (V, G) uint8: experts of a token on a GPU. rows_SG (S, G): tokens from source to GPU. met_ESG (E, S, G): tokens of an
-    expert that have another of their experts on a GPU. alone_EES (E, E, S): tokens of two experts of which the first is the
+    hits_VG (V, G) uint8: experts of a token on a GPU. rows_SG (S, G): tokens from source to GPU. met_ESG (E, S, G): tokens of
+    an expert that have another of their experts on a GPU. alone_EES (E, E, S): tokens of two experts of which the first is the
     only one on its GPU.
     """
 
