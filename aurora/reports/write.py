@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aurora.errors import BadInput, MissingDependency
@@ -30,12 +30,27 @@ class ReportForm:
     needs: tuple[str, ...] = ()
 
 
-def report(plan: Plan, traces: Mapping[str, Trace], profiles: Sequence[Profile], output: Path, form: str) -> None:
-    """Write what `aurora.report` documents."""
+def report(
+    plan: Plan,
+    traces: Mapping[str, Trace],
+    profiles: Sequence[Profile],
+    output: Path,
+    form: str,
+    missing_profiles: str = "",
+) -> None:
+    """Write a report: what `aurora.report` and the command do.
+
+    Args:
+        plan, traces, profiles, output, form: as `aurora.report` documents them.
+        missing_profiles: why there are no profiles, for readers of the report.
+    """
     many = len(plan.models)
     if len(profiles) not in (0, many, 2 * many):
         raise BadInput(f"`profile`: expected {many}, or {2 * many} to show drift, found {len(profiles)}")
-    write(ReportInputs(plan, tuple(traces.items()), tuple(profiles[:many]), tuple(profiles[many:])), form, output)
+    inputs = ReportInputs(plan, tuple(traces.items()), tuple(profiles[:many]), tuple(profiles[many:]))
+    if missing_profiles:
+        inputs = replace(inputs, without=f"{missing_profiles}. {inputs.without}")
+    write(inputs, form, output)
 
 
 def write(inputs: ReportInputs, form: str, output: Path) -> None:

@@ -33,6 +33,13 @@ def test_a_name_that_ends_in_gz_is_packed(alone, tmp_path):
     assert gzip.decompress((tmp_path / "t.json.gz").read_bytes()) == plain
 
 
+def test_a_report_without_profiles_says_why(alone, tmp_path):
+    pytest.importorskip("jinja2")
+    write.report(alone.plan, {}, (), tmp_path / "r.html", "html", missing_profiles="a.npz: no such file")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "a.npz: no such file. Give the traffic that the plan serves" in text
+
+
 def test_what_is_refused(alone, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="`format`: expected one of html, svg, perfetto, found 'pdf'"):
         write.write(alone, "pdf", tmp_path / "x.pdf")
