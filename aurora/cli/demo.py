@@ -63,8 +63,7 @@ def demo(
     need("torch", "transformers")
     need("jinja2", extra="report")
     from aurora.cli.progress import shown
-    from aurora.cli.report import read_inputs
-    from aurora.reports.write import write
+    from aurora.cli.report import report_files
 
     cluster = load_cluster(CLUSTER)
     if not as_json:
@@ -75,7 +74,7 @@ def demo(
     with shown() as progress:
         outcomes = serve_all(output, timeout, progress)
     traces = [output / f"{WAYS[-1].slug}.{kind}.npz" for kind in ("predicted", "measured")]
-    write(read_inputs(output / f"{WAYS[-1].slug}.plan.json", traces, []), "html", output / "report.html")
+    report_files(output / f"{WAYS[-1].slug}.plan.json", traces, [], output / "report.html", "html")
     ways = [{"way": way.name, **asdict(outcome)} for way, outcome in zip(WAYS, outcomes, strict=True)]
     holds = f"{output}/ holds profiles, plans, traces (predicted and measured), report.txt and report.html"
     show(as_json, {"output": output, "ways": ways}, outcome_table(outcomes), holds)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.common import check_output, make_folder, need, profiles_of
+from aurora.cli.common import check_output, need, profiles_of
 from aurora.cli.verb import Json, show
 from aurora.errors import BadInput
+from aurora.reports.write import FORMS
 
 if TYPE_CHECKING:
-    from aurora.reports.inputs import ReportInputs
+    from collections.abc import Sequence
 
-NEEDS: dict[str, tuple[str, ...]] = {"html": ("jinja2",), "svg": ("matplotlib",)}
-OUTPUTS = {"html": "report.html", "svg": "report", "perfetto": "report.perfetto.json.gz"}
+    from aurora.types import Plan, Profile
 
 
 def report(
@@ -30,7 +30,8 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help=f"default: {', '.join(OUTPUTS.values())} (svg: a folder)")
+        Path | None,
+        typer.Option("--output", "-o", help=f"default: {', '.join(each.output for each in FORMS.values())} (svg: a folder)"),
     ] = None,
     form: Annotated[
         str,
@@ -43,36 +44,36 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show a plan: what it is worth, what it took, what to do next, and pictures of everything."""
-    from aurora.reports.write import FORMS, write
-
     if form not in FORMS:
         raise BadInput(f"--format: expected one of {', '.join(FORMS)}, found {form!r}")
-    need(*NEEDS.get(form, ()), extra="report")
-    target = output or Path(OUTPUTS.get(form, f"report.{form}"))
+    need(*FORMS[form].needs, extra="report")
+    target = output or Path(FORMS[form].output)
     traces, profiles = trace or [], profile or []
-    if form != "svg":
+    if not FORMS[form].folder:
         check_output(target, inputs=[plan, *traces, *profiles])
-    inputs = read_inputs(plan, traces, profiles)
-    if form == "svg":
-        make_folder(target)
-    write(inputs, form, target)
+    report_files(plan, traces, profiles, target, form)
     show(as_json, {"output": target, "format": form}, f"wrote {target}")
 
 
-def read_inputs(plan: Path, traces: list[Path], profiles: list[Path]) -> "ReportInputs":
-    """What a report on these files is made from; profiles that the plan names are taken where they are found unchanged."""
-    from aurora.io import load_plan, load_profile, load_trace
-    from aurora.reports.inputs import ReportInputs, named_traces
+def report_files(plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str) -> None:
+    """Write the report on what these files hold; profiles that the plan names are taken where they are found unchanged."""
+    from aurora.io import load_plan, load_trace
+    from aurora.reports.inputs import named_traces
+    from aurora.reports.write import report as written
 
     loaded = load_plan(plan)
     named = named_traces([str(path) for path in traces], [load_trace(path) for path in traces])
-    many = len(loaded.models)
-    if profiles:
-        if len(profiles) not in (many, 2 * many):
-            raise BadInput(f"--profile: expected {many}, or {2 * many} to show drift, found {len(profiles)}")
-        given = [load_profile(path) for path in profiles]
-        return ReportInputs(loaded, named, tuple(given[:many]), tuple(given[many:]))
+    traffic, missing = _traffic(loaded, plan, profiles)
+    written(loaded, named, traffic, output, form, missing)
+
+
+def _traffic(plan: "Plan", path: Path, given: list[Path]) -> tuple["Sequence[Profile]", str]:
+    """The profiles that were given, else those that the plan names, unchanged; or why there are none."""
+    from aurora.io import load_profile
+
+    if given:
+        return [load_profile(each) for each in given], ""
     try:
-        return ReportInputs(loaded, named, tuple(profiles_of(loaded, plan, None)))
+        return profiles_of(plan, path, None), ""
     except BadInput as error:
-        return ReportInputs(loaded, named, without=f"{error}. Give the traffic that the plan serves: --profile, once a model.")
+        return (), str(error)

@@ -52,11 +52,14 @@ class ReportInputs:
         return tuple(str(rank) for rank in range(len(self.plan.cluster)))
 
 
-def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> tuple[tuple[str, Trace], ...]:
-    """Each trace with its file's name, or with its path where two files have one name."""
+def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> dict[str, Trace]:
+    """Each trace by its file's name; by its path where two files have one name, numbered where a path is given again."""
     short = [path.rsplit("/", 1)[-1] for path in paths]
     names = short if len(set(short)) == len(short) else list(paths)
-    return tuple(zip(names, traces, strict=True))
+    named: dict[str, Trace] = {}
+    for name, trace in zip(names, traces, strict=True):
+        named[name if name not in named else f"{name} ({len(named)})"] = trace
+    return named
 
 
 def _check_trace(plan: Plan, name: str, trace: Trace) -> None:

@@ -153,8 +153,7 @@ LINES = {
 def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monkeypatch, verb):
     monkeypatch.chdir(made)
     monkeypatch.setattr(demo, "serve_all", lambda *_: [demo.DemoOutcome(1.0, 1.0)] * len(demo.WAYS))
-    monkeypatch.setattr("aurora.cli.report.read_inputs", lambda *_: None)
-    monkeypatch.setattr("aurora.reports.write.write", lambda *_: None)
+    monkeypatch.setattr("aurora.cli.report.report_files", lambda *_: None)
     monkeypatch.setattr("aurora.profiler.doctor.examine", list)
     monkeypatch.setattr("aurora.profiler.vllm_server.profile_vllm_server", lambda *_: synthetic_profile("zipf:1", CONFIG))
     monkeypatch.setattr(lazarus, "reproduce", lambda *_: LazarusEvaluation([], False, {}))

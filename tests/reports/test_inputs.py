@@ -42,8 +42,9 @@ def test_profiles_of_other_plans(alone):
 
 def test_names_tell_traces_and_models_apart(alone):
     (_, a), (_, b) = alone.traces
-    assert [name for name, _ in named_traces(["x/a.npz", "y/b.npz"], [a, b])] == ["a.npz", "b.npz"]
-    assert [name for name, _ in named_traces(["x/a.npz", "y/a.npz"], [a, b])] == ["x/a.npz", "y/a.npz"]
+    assert list(named_traces(["x/a.npz", "y/b.npz"], [a, b])) == ["a.npz", "b.npz"]
+    assert list(named_traces(["x/a.npz", "y/a.npz"], [a, b])) == ["x/a.npz", "y/a.npz"]
+    assert list(named_traces(["x/a.npz", "x/a.npz"], [a, a])) == ["x/a.npz", "x/a.npz (1)"]
     same = replace(alone.plan, models=alone.plan.models * 2)
     assert ReportInputs(same).models == ("one (0)", "one (1)")
     assert np.array_equal(ReportInputs(same).gpus, ["0", "1", "2", "3"])
