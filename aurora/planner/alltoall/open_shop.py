@@ -131,112 +131,46 @@ class DenseShop:
         return found_s if found_s == makespan_s else self.run(seconds_GG, best)
 
 
-@njit(cache=True, fastmath={"nnan", "nsz"})
+FAST = {"nnan", "nsz"}  # infinities stay
+
+
+@njit(cache=True, fastmath=FAST)
 def _dense(
-    seconds_GG, favour, cut_C2, part_s_C2, src_X, dst_X, start_X, end_X, left, todo, waits, free, heap_s, heap_p, fresh, begun_C
-):
+    seconds_GG, favour, cut_C2, part_s_C2, src_X, dst_X, start_X, end_X,
+    load_s, todo, waits, free, heap_s, heap_p, fresh, begun_C,
+):  # fmt: skip
     """Whenever ports become free, the busiest of them first takes its busiest free partner. Gives (transfers, makespan).
 
     Only pairs with a port that has just become free need a look: of two that have both been free for a while nothing waits.
-    Ports are numbered senders first; favour is added to a port's load. waits[port] and free[0 senders, 1 receivers] are sets of
-    partners, 32 to a word, so that a look touches only those who are free and wait.
+    Ports are numbered senders first; favour is added to a port's load. What follows it are DenseShop's buffers. Sets of
+    partners are bits, 32 to a word, so that a look for a partner touches only those who are free and wait. The steps take
+    arrays one by one: taking one out of a tuple counts a reference, which in all made a schedule a third slower.
     """
     n = seconds_GG.shape[0]
-    words = free.shape[1]
-    for port in range(2 * n):
-        left[port] = favour[port]
-        todo[port] = 0
-        for word in range(words):
-            waits[port, word] = 0
-    for word in range(words):
-        free[0, word] = 0
-        free[1, word] = 0
-    for i in range(n):
-        for j in range(n):
-            took = seconds_GG[i, j]
-            if took > 0.0:
-                waits[i, j >> 5] |= 1 << (j & 31)
-                waits[n + j, i >> 5] |= 1 << (i & 31)
-                left[i] += took
-                left[n + j] += took
-                todo[i] += 1
-                todo[n + j] += 1
-    for cut in range(len(cut_C2)):
-        i, j = cut_C2[cut]
-        longer = part_s_C2[cut, 0] + part_s_C2[cut, 1] - seconds_GG[i, j]
-        left[i] += longer
-        left[n + j] += longer
-        todo[i] += 1
-        todo[n + j] += 1
-        begun_C[cut] = 0
-    arrivals = 0
-    for port in range(2 * n):
-        if todo[port] > 0:
-            side = port // n
-            i = port - side * n
-            free[side, i >> 5] |= 1 << (i & 31)
-            fresh[arrivals] = port
-            arrivals += 1
+    _load(seconds_GG, favour, load_s, todo, waits)
+    _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo)
+    arrivals = _free_all(todo, free, fresh)
     heap_s[:] = np.inf
     through = False  # whether the heap's first has ended and makes room
-    flying = 0
-    done = 0
+    flying = done = 0
     now = 0.0
     while True:
-        # Busiest first: insertion sort for the few of an event, a real sort for the many at the start.
-        if arrivals > 32:
-            fresh[:arrivals] = fresh[:arrivals][np.argsort(-left[fresh[:arrivals]], kind="mergesort")]
-        else:
-            for k in range(1, arrivals):
-                port = fresh[k]
-                at = k - 1
-                while at >= 0 and left[fresh[at]] < left[port]:
-                    fresh[at + 1] = fresh[at]
-                    at -= 1
-                fresh[at + 1] = port
+        _busiest_first(load_s, fresh, arrivals)
         for k in range(arrivals):
             port = fresh[k]
-            side = 1 if port >= n else 0
-            i = port - side * n
-            if free[side, i >> 5] >> (i & 31) & 1 == 0:
-                continue
-            partner = -1
-            most = -np.inf
-            others = n - side * n
-            for word in range(words):
-                found = waits[port, word] & free[1 - side, word]
-                while found != 0:
-                    lowest = found & -found
-                    other = (word << 5) + PLACE[(lowest * DE_BRUIJN >> 27) & 31]
-                    load = left[others + other]
-                    partner = other if load > most else partner
-                    most = max(load, most)
-                    found ^= lowest
+            partner = _busiest_partner(load_s, waits, free, port, n)
             if partner < 0:
                 continue
-            if side == 0:
-                src, dst = i, partner
-            else:
-                src, dst = partner, i
-            free[0, src >> 5] ^= 1 << (src & 31)
-            free[1, dst >> 5] ^= 1 << (dst & 31)
-            waits[src, dst >> 5] ^= 1 << (dst & 31)
-            waits[n + dst, src >> 5] ^= 1 << (src & 31)
-            took = seconds_GG[src, dst]
-            for cut in range(len(cut_C2)):
-                if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst:
-                    took = part_s_C2[cut, begun_C[cut]]
-                    begun_C[cut] += 1
-            end = now + took
-            src_X[done] = src
-            dst_X[done] = dst
-            start_X[done] = now
-            end_X[done] = end
-            done += 1
-            left[src] -= took
-            left[n + dst] -= took
+            src, dst = (port, partner) if port < n else (partner, port - n)
+            _flip(waits, free, src, dst, n)
+            took = _part(seconds_GG, cut_C2, part_s_C2, begun_C, src, dst)
+            load_s[src] -= took
+            load_s[n + dst] -= took
             todo[src] -= 1
             todo[n + dst] -= 1
+            end = now + took
+            src_X[done], dst_X[done], start_X[done], end_X[done] = src, dst, now, end
+            done += 1
             if through:
                 _sink(heap_s, heap_p, end, src << 32 | dst)
                 through = False
@@ -252,26 +186,149 @@ def _dense(
         arrivals = 0
         through = False
         while not through:
-            src = heap_p[0] >> 32
-            dst = heap_p[0] & 0xFFFFFFFF
-            for cut in range(len(cut_C2)):
-                if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst and begun_C[cut] == 1:
-                    waits[src, dst >> 5] |= 1 << (dst & 31)
-                    waits[n + dst, src >> 5] |= 1 << (src & 31)
-            if todo[src] > 0:
-                free[0, src >> 5] |= 1 << (src & 31)
-                fresh[arrivals] = src
-                arrivals += 1
-            if todo[n + dst] > 0:
-                free[1, dst >> 5] |= 1 << (dst & 31)
-                fresh[arrivals] = n + dst
-                arrivals += 1
+            src, dst = heap_p[0] >> 32, heap_p[0] & 0xFFFFFFFF
+            _wait_again(cut_C2, begun_C, waits, src, dst, n)
+            arrivals = _free_ends(todo, free, fresh, arrivals, src, dst, n)
             through = min(heap_s[1], heap_s[2]) > now
             if not through:
                 flying -= 1
                 _drop(heap_s, heap_p, flying)
 
 
+@njit(cache=True, inline="always", fastmath=FAST)
+def _load(seconds_GG, favour, load_s, todo, waits):
+    """Every transfer waits at both of its ports."""
+    n = seconds_GG.shape[0]
+    for port in range(2 * n):
+        load_s[port] = favour[port]
+        todo[port] = 0
+        for word in range(waits.shape[1]):
+            waits[port, word] = 0
+    for i in range(n):
+        for j in range(n):
+            took = seconds_GG[i, j]
+            if took > 0.0:
+                waits[i, j >> 5] |= 1 << (j & 31)
+                waits[n + j, i >> 5] |= 1 << (i & 31)
+                load_s[i] += took
+                load_s[n + j] += took
+                todo[i] += 1
+                todo[n + j] += 1
+
+
+@njit(cache=True, inline="always", fastmath=FAST)
+def _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo):
+    """A pair that is cut has one transfer more, and takes as long as both of its parts."""
+    n = seconds_GG.shape[0]
+    for cut in range(len(cut_C2)):
+        i, j = cut_C2[cut]
+        longer = part_s_C2[cut, 0] + part_s_C2[cut, 1] - seconds_GG[i, j]
+        load_s[i] += longer
+        load_s[n + j] += longer
+        todo[i] += 1
+        todo[n + j] += 1
+        begun_C[cut] = 0
+
+
+@njit(cache=True, inline="always")
+def _free_all(todo, free, fresh):
+    """Into `free` and `fresh`: all ports that have something to do; gives how many."""
+    n = todo.shape[0] // 2
+    for word in range(free.shape[1]):
+        free[0, word] = 0
+        free[1, word] = 0
+    arrivals = 0
+    for port in range(2 * n):
+        if todo[port] > 0:
+            side = port // n
+            i = port - side * n
+            free[side, i >> 5] |= 1 << (i & 31)
+            fresh[arrivals] = port
+            arrivals += 1
+    return arrivals
+
+
+@njit(cache=True, inline="always", fastmath=FAST)
+def _busiest_first(load_s, fresh, arrivals):
+    """Insertion sort for the few of an event, a real sort for the many at the start."""
+    if arrivals > 32:
+        fresh[:arrivals] = fresh[:arrivals][np.argsort(-load_s[fresh[:arrivals]], kind="mergesort")]
+    else:
+        for k in range(1, arrivals):
+            port = fresh[k]
+            at = k - 1
+            while at >= 0 and load_s[fresh[at]] < load_s[port]:
+                fresh[at + 1] = fresh[at]
+                at -= 1
+            fresh[at + 1] = port
+
+
+@njit(cache=True, inline="always", fastmath=FAST)
+def _busiest_partner(load_s, waits, free, port, n):
+    """The free partner for which the port waits that has the largest load; -1 where there is none or the port is busy."""
+    side = 1 if port >= n else 0
+    i = port - side * n
+    partner = -1
+    if free[side, i >> 5] >> (i & 31) & 1 != 0:
+        most = -np.inf
+        others = n - side * n
+        for word in range(free.shape[1]):
+            found = waits[port, word] & free[1 - side, word]
+            while found != 0:
+                lowest = found & -found
+                other = (word << 5) + PLACE[(lowest * DE_BRUIJN >> 27) & 31]
+                load = load_s[others + other]
+                partner = other if load > most else partner
+                most = max(load, most)
+                found ^= lowest
+    return partner
+
+
+@njit(cache=True, inline="always")
+def _flip(waits, free, src, dst, n):
+    """Both were free and waited for each other, and do so no more."""
+    free[0, src >> 5] ^= 1 << (src & 31)
+    free[1, dst >> 5] ^= 1 << (dst & 31)
+    waits[src, dst >> 5] ^= 1 << (dst & 31)
+    waits[n + dst, src >> 5] ^= 1 << (src & 31)
+
+
+@njit(cache=True, inline="always")
+def _part(seconds_GG, cut_C2, part_s_C2, begun_C, src, dst):
+    """How long the pair's transfer takes, or its next part, which begins."""
+    took = seconds_GG[src, dst]
+    for cut in range(len(cut_C2)):
+        if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst:
+            took = part_s_C2[cut, begun_C[cut]]
+            begun_C[cut] += 1
+    return took
+
+
+@njit(cache=True, inline="always")
+def _wait_again(cut_C2, begun_C, waits, src, dst, n):
+    """Where the first of two parts has ended, both ports wait for the second."""
+    for cut in range(len(cut_C2)):
+        if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst and begun_C[cut] == 1:
+            waits[src, dst >> 5] |= 1 << (dst & 31)
+            waits[n + dst, src >> 5] |= 1 << (src & 31)
+
+
+@njit(cache=True, inline="always")
+def _free_ends(todo, free, fresh, arrivals, src, dst, n):
+    """Both ports are free again, where they have more to do; gives how many ports are fresh now."""
+    if todo[src] > 0:
+        free[0, src >> 5] |= 1 << (src & 31)
+        fresh[arrivals] = src
+        arrivals += 1
+    if todo[n + dst] > 0:
+        free[1, dst >> 5] |= 1 << (dst & 31)
+        fresh[arrivals] = n + dst
+        arrivals += 1
+    return arrivals
+
+
+# Not max_min_fair's heap: that one finds rows by number to move them when their rate changes, for a table of places that this
+# one, which only ever takes its first away, would have to keep up to date.
 @njit(cache=True)
 def _sink(heap_s, heap_p, end, row):
     """Puts (end, row) in the place of the heap's first."""

@@ -31,7 +31,8 @@ def fit_link(bytes_X: ArrayLike, seconds_X: ArrayLike) -> LinkFit:
 
     The rate is the slope between the two largest: whatever every message pays, or a shaper lets pass at once, cancels out. The
     start-up is what the smallest took beyond that, zero at least. Of one size, or where the largest took no longer than the one
-    before it, the rate is the largest's bytes over its seconds.
+    before it, the rate is the largest's bytes over its seconds. For sizes well apart, such as powers of two: between
+    nearly equal ones the slope is noise.
 
     Args:
         bytes_X: (X,) int64, rising, above zero.
