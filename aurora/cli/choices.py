@@ -49,7 +49,7 @@ def _replicas() -> Iterable[str]:
 
 
 def _schemes() -> Iterable[str]:
-    from aurora.planner.replication.gradient_codes import SCHEMES
+    from aurora.planner.gradient_codes import SCHEMES
 
     return SCHEMES
 

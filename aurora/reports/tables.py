@@ -289,7 +289,7 @@ def survival_table(made: ResilientPlacement) -> Table:
     for title in ("layer", "failures", "survives", "at most"):
         table.add_column(title, justify="right")
     for layer, survival in enumerate(made.survival_L):
-        for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_K, survival.best_K, strict=True), 1):
+        for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1):
             table.add_row(str(layer), str(failures), f"{p:.6f}" + (f" ± {half:.6f}" if half else ""), f"{most:.6f}")
     return table
 

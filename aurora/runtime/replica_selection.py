@@ -5,14 +5,14 @@ take their shares of all ranks' tokens, and of those a rank's own replicas take 
 Both give `until_EM`: how many of this rank's tokens of an expert go to its first 1, 2, ... replicas.
 
 Axes: X choices of tokens, E experts, M replicas of an expert, S ranks that hold tokens. On a CUDA device with Triton a kernel
-does the local-first rule, elsewhere torch; both give what `aurora.planner.replication.token_split.dispatch` gives.
+does the local-first rule, elsewhere torch; both give what the intervals of `aurora.planner.replication.token_split` say.
 """
 
 import numpy as np
 import torch
 from torch import nn
 
-from aurora.planner.replication.token_split import holders
+from aurora.planner.replication.token_split import token_split
 from aurora.runtime.token_kernels import uses_triton
 from aurora.types.arrays import IntArray
 
@@ -60,7 +60,7 @@ class LocalFirst(nn.Module):
         self, slots_G: tuple[tuple[int, ...], ...], rank: int, share_G: tuple[tuple[float, ...], ...] | None = None
     ) -> None:
         super().__init__()
-        held = holders(slots_G, share_G)
+        held = token_split(slots_G, share_G)
         count_E = np.diff(held.first_E, append=len(held.expert_X))
         nth_X = np.arange(len(held.expert_X)) - np.repeat(held.first_E, count_E)
         self.rank = rank
@@ -71,8 +71,8 @@ class LocalFirst(nn.Module):
             return torch.from_numpy(table_EM)
 
         self.register_buffer("rank_EM", table(held.rank_X, np.zeros_like(count_E)), persistent=False)
-        self.register_buffer("from_EM", table(held.from_X, held.whole_E), persistent=False)
-        self.register_buffer("upto_EM", table(held.upto_X, held.whole_E), persistent=False)
+        self.register_buffer("from_EM", table(held.start_X, held.whole_E), persistent=False)
+        self.register_buffer("upto_EM", table(held.stop_X, held.whole_E), persistent=False)
         self.register_buffer("whole_E", torch.from_numpy(held.whole_E), persistent=False)
         self.register_buffer("phase_E", torch.from_numpy(held.phase_E), persistent=False)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
-from aurora.planner.migration.survivors import moved_bytes, moves, program_among, restored
+from aurora.planner.migration.survivors import expert_transfers, program_among, restored, transfer_bytes
 from aurora.planner.network.schedule_time import timed
 from aurora.runtime.elastic_rank import EpochWork, FetchedWeights, HeldExperts, NewTokens
 from aurora.runtime.result import Answers, MembershipChange
@@ -79,9 +79,9 @@ class RequestJournal:
         else:
             program = program_among(self._program, members, self._load_MLE, held_R)
             self._restore_replicas(program, members)
-        transfers = moves(program, held_R, held[0].expert_bytes_M)
+        transfers = expert_transfers(program, held_R, held[0].expert_bytes_M)
         cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[rank] for rank in members))
-        bytes_RR = moved_bytes(transfers, held[0].expert_bytes_M, len(members))
+        bytes_RR = transfer_bytes(transfers, held[0].expert_bytes_M, len(members))
         order, predicted_s = self._order(bytes_RR, cluster)
         if epoch > 1:
             joined = tuple(sorted(set(members) - set(before)))

@@ -1,8 +1,33 @@
-"""Axis letters and the helpers that copy arrays in, check them and lock them.
+"""The legend of axis letters, and the helpers that copy arrays in, check them and lock them.
 
-Array names end in their axes: T windows (steps), L MoE layers, S source ranks, E logical experts, G GPUs, J groups of
-experts (one group a GPU), M models, X transfers, P expert slots, K experts a token. Scalar names end in their units:
-`_s` seconds, `_Bps` bytes per second, `_bytes` bytes.
+Array names end in an underscore and one letter for each axis: load_LE is (layers, experts). A digit is an axis of that length:
+pairs_X2 is (X, 2), load_E1 is (E, 1). Scalar names end in their units: `_s` seconds, `_Bps` bytes per second, `_bytes` bytes.
+
+Everywhere:
+    T  windows, or steps of a run
+    L  MoE layers
+    S  source ranks: where tokens start
+    E  logical experts
+    G  GPUs
+    N  nodes
+    R  ranks (processes, one per GPU); replicas of one expert; random restarts
+    M  models that share GPUs; replicas of an expert at run time; sampled sets
+    K  experts per token; numbers counted from 0 or 1, such as failures or messages
+    U  tokens
+    Q  sequences: the prompts that tokens belong to
+    P  expert slots of a GPU (physical experts); pairs of them; processes
+    J  groups of experts, one group per GPU
+    X  things of one kind, numbered: transfers, replicas, points of a curve, steps
+In some modules:
+    A  arcs of a network
+    B  batches (coded aggregation); bootstrap samples; prompts decoded together
+    C  candidates; cases; message sizes that are timed
+    D  failure domains; traffic domains of a profile
+    F  sets of failed domains; features of a regression
+    I  iterations of gradient descent
+    V  vertices of a network; tokens with equal choices, counted once; entries of a vocabulary; variants
+    W  workers (coded aggregation); windows that are planned for, one scenario each; ways to post an all-to-all
+    Y  phases of a layer
 """
 
 from typing import Any

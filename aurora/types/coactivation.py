@@ -1,4 +1,4 @@
-"""Which experts go together: chosen by the same tokens, in one layer and from one layer to the next."""
+"""Co-activation: which experts are chosen by the same tokens, within a layer and from one layer to the next."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,10 +16,12 @@ BLOCK = 1 << 16  # tokens that are counted at a time
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CoActivation(Value):
-    """together_LEE (L, E, E) int64: tokens that chose both experts in a layer; the diagonal holds those that chose the one.
+    """Pair counts of experts.
 
-    next_LEE (L - 1, E, E) int64: how often a token chose an expert in a layer and another in the next, each of its K experts
-    there counted with each of its K here.
+    Attributes:
+        together_LEE: (L, E, E) int64, tokens that chose both experts in a layer; the diagonal counts the tokens of each expert.
+        next_LEE: (L - 1, E, E) int64, how often a token chose an expert in a layer and another in the next; each of its K
+            experts in the one layer counts with each of its K in the other.
     """
 
     together_LEE: IntArray
@@ -37,7 +39,12 @@ class CoActivation(Value):
 
     @classmethod
     def of(cls, experts_ULK: NDArray[Any], experts: int) -> Self:
-        """The pairs of U tokens' choices among `experts` experts."""
+        """Count the pairs of token-level routing.
+
+        Args:
+            experts_ULK: (U, L, K), the experts that each token chose in each layer.
+            experts: how many experts a layer has.
+        """
         tokens, layers, _ = experts_ULK.shape
         together_LEE = np.zeros((layers, experts, experts), dtype=np.int64)
         next_LEE = np.zeros((layers - 1, experts, experts), dtype=np.int64)
@@ -51,12 +58,20 @@ class CoActivation(Value):
 
     @classmethod
     def sum(cls, parts: Iterable[Self]) -> Self:
-        """The pairs of all the tokens together."""
+        """The pair counts of several sets of tokens together."""
         together, after = zip(*((part.together_LEE, part.next_LEE) for part in parts), strict=True)
         return cls(sum(together[1:], start=together[0]), sum(after[1:], start=after[0]))
 
     def check(self, load_LE: IntArray, top_k: int) -> None:
-        """BadInput unless these are pairs of tokens that chose every expert load_LE (L, E) times, top_k experts each."""
+        """Check these counts against the load of each expert.
+
+        Args:
+            load_LE: (L, E) int64, how many tokens chose each expert.
+            top_k: experts per token.
+
+        Raises:
+            BadInput: if shapes, diagonals or sums do not fit.
+        """
         if self.together_LEE.shape != (*load_LE.shape, load_LE.shape[1]):
             raise BadInput(
                 f"pairs: expected {load_LE.shape[1]} experts in {load_LE.shape[0]} layers, found {self.together_LEE.shape}"

@@ -1,4 +1,4 @@
-"""Compute curves apart from any traffic: what each kind of GPU measures by itself, for one model."""
+"""Compute curves without traffic: how long each kind of GPU takes for the phases of one model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,8 +11,17 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComputeCurves(Value):
-    """kinds: per GPU kind a Curve for each of PHASES, as in a Profile. The rest names the model: its fingerprint, and the
-    bytes of a row and of an expert, which tell precision and shape. provenance: one entry a kind."""
+    """What GPU kinds measure for one model, to be put into its profiles.
+
+    Attributes:
+        model: the model's name.
+        fingerprint: a hash of its router weights; empty if unknown.
+        top_k: experts per token.
+        row_bytes: bytes of one token's hidden state, which tells width and precision.
+        expert_bytes: bytes of one expert's weights.
+        kinds: for each GPU kind a Curve for each of PHASES, as in a Profile.
+        provenance: how each kind was measured.
+    """
 
     model: str
     fingerprint: str
@@ -39,8 +48,14 @@ class ComputeCurves(Value):
     @overload
     def into(self, other: "ComputeCurves") -> "ComputeCurves": ...
     def into(self, other: "Profile | ComputeCurves") -> "Profile | ComputeCurves":
-        """`other` with these kinds, new or replaced; its first kind stays the reference. Raises BadInput for another model, or
-        the same at another precision."""
+        """Put these kinds into another value, new or replacing its own; its first kind stays the reference.
+
+        Args:
+            other: a Profile or ComputeCurves of the same model.
+
+        Raises:
+            BadInput: if `other` is of another model, or of the same at another precision.
+        """
         theirs = other.dispatch_bytes if isinstance(other, Profile) else other.row_bytes
         if not same_model(self.fingerprint, other.fingerprint):
             raise BadInput(f"curves of {self.model!r}: measured on other router weights than those of {other.model!r}")

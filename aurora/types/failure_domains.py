@@ -1,4 +1,4 @@
-"""Nodes that may fail, what fits on them, and which of them fail together; and what is left of experts on them."""
+"""Nodes that may fail, and which of them fail together; placements on them, and how likely every expert survives."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,16 +9,27 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 from aurora.types.value import Value
 
-SPREAD = 1e12  # from the least to the most likely to fail: beyond, products of odds are lost in rounding
+MAX_ODDS_RATIO = 1e12  # of the most to the least likely to fail; beyond it products of odds are lost in rounding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FailureDomains(Value):
-    """slots_N (N,) int64: experts that fit on each node, replicas included, one or more.
+    """The nodes that hold experts, and the failure domains (racks, say) whose nodes fail together.
 
-    domain_N (N,) int64: the failure domain of each node, 0..D-1, all of them used: a domain's nodes fail together. Where each
-    node is its own, domains are nodes. odds_D (D,) float64: how likely each domain fails, against the others: rates, as long as
-    failures are rare.
+    Attributes:
+        slots_N: (N,) int64, experts that fit on each node, replicas included; one or more.
+        domain_N: (N,) int64, the failure domain of each node, 0..D-1, every domain with at least one node.
+        odds_D: (D,) float64 above zero, how likely each domain fails against the others: failure rates, as long as failures are
+            rare.
+
+    Raises:
+        BadInput: if lengths differ, domains are not numbered from 0, or odds differ by more than a factor of MAX_ODDS_RATIO.
+
+    Example:
+        >>> from aurora.types import FailureDomains
+        >>> four_nodes_in_two_racks = FailureDomains([3, 3, 3, 3], [0, 0, 1, 1], [1.0, 2.0])
+        >>> four_nodes_in_two_racks.slots_D.tolist()
+        [6, 6]
     """
 
     slots_N: IntArray
@@ -40,13 +51,19 @@ class FailureDomains(Value):
                 f"failure rates: expected a number above zero for each of {len(found)} failure domains, found "
                 f"{self.odds_D.tolist()}"
             )
-
-        if self.odds_D.max() / SPREAD > self.odds_D.min():
-            raise BadInput(f"failure rates: expected them within {SPREAD:g} of each other, found {self.odds_D.tolist()}")
+        if self.odds_D.max() / MAX_ODDS_RATIO > self.odds_D.min():
+            raise BadInput(
+                f"failure rates: expected them within {MAX_ODDS_RATIO:g} of each other, found {self.odds_D.tolist()}"
+            )
 
     @classmethod
     def equal(cls, nodes: int, slots: int) -> Self:
-        """`nodes` nodes of `slots` slots each that fail one by one, all as likely."""
+        """Nodes of equal slots that fail one by one, all equally likely.
+
+        Args:
+            nodes: how many.
+            slots: experts that fit on each.
+        """
         if nodes < 1:
             raise BadInput(f"`nodes`: expected one or more, found {nodes}")
         if slots > np.iinfo(np.int64).max:
@@ -55,10 +72,12 @@ class FailureDomains(Value):
 
     @property
     def nodes(self) -> int:
+        """How many nodes there are, N."""
         return len(self.slots_N)
 
     @property
     def domains(self) -> int:
+        """How many failure domains there are, D."""
         return len(self.odds_D)
 
     @property
@@ -74,26 +93,34 @@ class FailureDomains(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SurvivalProbability(Value):
-    """The probability that every expert is still held after k failure domains of D failed: p_K[k - 1], k = 1..D-1.
+    """How likely every expert is still held after k of D failure domains failed; entry k - 1 of each array, k = 1..D-1.
 
-    half_K: half the width of its confidence interval, zero where p_K is exact. best_K: above what no placement of as many
-    replicas gets.
+    Attributes:
+        p_K: (D - 1,) float64, the probability.
+        half_width_K: (D - 1,) float64, half the width of its 95 % interval; zero where p_K is exact.
+        bound_K: (D - 1,) float64, the probability that no placement of as many replicas exceeds.
     """
 
     p_K: FloatArray
-    half_K: FloatArray
-    best_K: FloatArray
+    half_width_K: FloatArray
+    bound_K: FloatArray
 
     def __post_init__(self) -> None:
-        for name in ("p_K", "half_K", "best_K"):
+        for name in ("p_K", "half_width_K", "bound_K"):
             object.__setattr__(self, name, numbers(f"survival, {name}", getattr(self, name)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ResilientPlacement(Value):
-    """Experts on nodes, layer by layer, and what they survive. slots_LN[l][n]: the experts in the slots of node n, ascending;
-    an expert may be there twice. floor: the replicas that every expert has at least, on min(floor, N) distinct nodes if the
-    method sees to it. seconds: what finding them took."""
+    """Experts and their replicas on nodes that may fail, layer by layer.
+
+    Attributes:
+        method: the placement's name in SURVIVE.
+        min_replicas: replicas of each expert at least; on min(min_replicas, N) distinct nodes, if the method guarantees that.
+        slots_LN: slots_LN[l][n] are the experts in the slots of node n in layer l, ascending; an expert may be there twice.
+        survival_L: how likely every expert of each layer survives.
+        seconds: what finding the placement took.
+    """
 
     method: str
     min_replicas: int

@@ -1,4 +1,4 @@
-"""What a vendor publishes of one kind of GPU."""
+"""A kind of GPU by its datasheet."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,18 @@ PCIE_LANE_Bps = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969e6, 5: 3938e6, 6: 7563e6
 
 @dataclass(frozen=True)
 class GpuKind:
-    """kind: as NVML and torch call it. memory_bytes, memory_Bps: of its own memory. half_flops, fp8_flops: dense peaks, None
-    where there is no fp8. link_Bps: to GPUs of its server each way, None where only PCIe leads there. pcie: generation."""
+    """What a vendor publishes of one kind of GPU.
+
+    Attributes:
+        kind: its name, as NVML and torch give it.
+        memory_bytes: size of its memory.
+        memory_Bps: bandwidth of its memory.
+        half_flops: dense peak at half precision, operations per second.
+        pcie: PCIe generation.
+        source: the datasheet.
+        fp8_flops: dense peak at fp8; None if it has none.
+        link_Bps: bandwidth to the GPUs of its server, each way; None if only PCIe leads there.
+    """
 
     kind: str
     memory_bytes: int
@@ -33,5 +43,5 @@ class GpuKind:
 
     @property
     def port_Bps(self) -> float:
-        """What it sends or receives at once inside its server: by its links, else by 16 lanes of PCIe."""
+        """Bandwidth inside its server, each way: of its links, else of 16 lanes of PCIe."""
         return self.link_Bps or 16 * PCIE_LANE_Bps[self.pcie]

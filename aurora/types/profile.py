@@ -1,4 +1,4 @@
-"""What was measured of one model: where its tokens go and how long its phases take. It knows no placement."""
+"""Profile: what was measured of one model, that is how its tokens are routed and how long its phases take."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,12 +16,17 @@ from aurora.types.value import Value
 
 STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
-ALIGNED_BYTES = 16  # where each part of a message that counts tokens once begins
+ALIGNED_BYTES = 16  # alignment of the parts of a deduplicated message
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Curve(Value):
-    """Seconds against tokens: straight lines between measured points, the last slope beyond them."""
+    """Seconds against tokens: straight lines between measured points, the last slope beyond them.
+
+    Attributes:
+        tokens_X: (X,) float64, token counts, rising from zero or more.
+        seconds_X: (X,) float64, the seconds that so many tokens take.
+    """
 
     tokens_X: FloatArray
     seconds_X: FloatArray
@@ -35,7 +40,7 @@ class Curve(Value):
             raise BadInput("curve: expected rising token counts from zero or more, and seconds of zero or more")
 
     def __call__(self, tokens: ArrayLike) -> FloatArray:
-        """Seconds for `tokens` (any shape); zero tokens take no time."""
+        """(...) float64: the seconds for `tokens` (...); zero tokens take no time."""
         at = np.asarray(tokens, dtype=np.float64)
         seconds = np.interp(at, self.tokens_X, self.seconds_X)
         if len(self.tokens_X) > 1:
@@ -48,25 +53,34 @@ CurvesByKind = Mapping[str, Mapping[str, Curve]]  # by GPU kind and phase
 
 
 def same_model(found: str, planned: str) -> bool:
-    """Whether two fingerprints can be of one model; a synthetic profile has none and stands for any of its shape."""
+    """Whether two fingerprints can be of one model; a synthetic profile has none, and fits any model of its shape."""
     return not found or not planned or found == planned
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Value):
-    """Routing and compute times of one model.
+    """The measured routing and compute times of one model. It knows no placement.
 
-    tokens_TLSE (T, L, S, E) int64: how many (token, choice) pairs source rank s sent to expert e in window t, layer l;
-    a token counts once for each of its `top_k` experts. A window is one forward pass of every source rank, or several.
-    dispatch_bytes, combine_bytes: payload of one such pair on the way to its expert and back.
-    expert_bytes: weights of one expert in one layer; other_bytes: all other weights, which every rank holds.
-    curves: per GPU kind a Curve for each of PHASES; the first kind is the reference. `gate` is all that a rank computes
-    between two MoE layers (attention, norms, router) against its tokens, `expert` is one expert against the tokens that
-    it receives, `aggregate` the weighted sum against the rank's own tokens.
-    fingerprint: a hash of the router weights, so that another model's profile is noticed; empty when synthetic.
-    choices: the same routing token by token, where it was kept; it gives exactly tokens_TLSE, else BadInput.
-    stage_T: which of STAGES each window's tokens are of, where that is known. pairs: of all tokens, where they were counted;
-    they fit tokens_TLSE, else BadInput.
+    Attributes:
+        model: the model's name.
+        fingerprint: a hash of its router weights, by which another model's profile is noticed; empty when synthetic.
+        tokens_TLSE: (T, L, S, E) int64, how many (token, expert) pairs source rank s sent to expert e in window t, MoE layer l.
+            A token counts once for each of its `top_k` experts. A window is one forward pass of every source rank, or several.
+        top_k: experts per token.
+        dispatch_bytes: payload of one (token, expert) pair on the way to its expert.
+        combine_bytes: payload of one pair on the way back.
+        expert_bytes: weights of one expert in one layer.
+        other_bytes: all other weights, which every rank holds.
+        curves: for each GPU kind a Curve for each of PHASES; the first kind is the reference. `gate` is what a rank computes
+            between two MoE layers (attention, norms, router) against its tokens, `expert` one expert against the tokens that it
+            receives, `aggregate` the weighted sum against the rank's own tokens.
+        provenance: how, where and from what it was measured.
+        routing: the same routing token by token, where it was kept; its counts are exactly tokens_TLSE.
+        stage_T: which of STAGES the tokens of each window belong to, where that is known.
+        coactivation: pair counts of all tokens, where they were counted; their sums fit tokens_TLSE.
+
+    Raises:
+        BadInput: if a field is out of range, or fields contradict each other.
     """
 
     model: str
@@ -105,7 +119,7 @@ class Profile(Value):
             if missing := [phase for phase in PHASES if phase not in phases]:
                 raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
         if self.routing is not None:
-            self._check_choices(what, self.routing)
+            self._check_routing(what, self.routing)
         if self.stage_T is not None and (len(self.stage_T) != self.windows or not set(self.stage_T) <= set(STAGES)):
             raise BadInput(f"{what}: expected {' or '.join(STAGES)} for each of {self.windows} windows, found {self.stage_T}")
         if self.coactivation is not None:
@@ -114,7 +128,12 @@ class Profile(Value):
             except BadInput as error:
                 raise BadInput(f"{what}: {error}") from None
 
-    def _check_choices(self, what: str, routing: TokenRouting) -> None:
+    def __repr__(self) -> str:
+        shape = f"{self.windows} windows x {self.layers} layers x {self.sources} sources x {self.experts} experts"
+        return f"Profile({self.model!r}, {shape}, top-{self.top_k})"
+
+    def _check_routing(self, what: str, routing: TokenRouting) -> None:
+        """Raise BadInput unless the token-level routing gives exactly tokens_TLSE."""
         if routing.experts_ULK.shape[1:] != (self.layers, self.top_k):
             raise BadInput(
                 f"{what}: expected {self.top_k} choices of a token in each of {self.layers} layers, found experts_ULK of shape "
@@ -133,29 +152,37 @@ class Profile(Value):
 
     @property
     def windows(self) -> int:
+        """How many windows it has, T."""
         return int(self.tokens_TLSE.shape[0])
 
     @property
     def layers(self) -> int:
+        """How many MoE layers the model has, L."""
         return int(self.tokens_TLSE.shape[1])
 
     @property
     def sources(self) -> int:
+        """How many source ranks its tokens come from, S."""
         return int(self.tokens_TLSE.shape[2])
 
     @property
     def experts(self) -> int:
+        """How many experts a layer has, E."""
         return int(self.tokens_TLSE.shape[3])
 
     @property
     def load_LE(self) -> IntArray:
-        """(L, E) int64: tokens of every expert, over all windows and sources."""
+        """(L, E) int64: the tokens of each expert, over all windows and sources."""
         load_LE: IntArray = self.tokens_TLSE.sum(axis=(0, 2))
         return load_LE
 
     @property
     def required_routing(self) -> TokenRouting:
-        """The choices, or BadInput where only their counts were kept."""
+        """The token-level routing.
+
+        Raises:
+            BadInput: if only counts were kept.
+        """
         if self.routing is None:
             raise BadInput(
                 f"profile of {self.model!r}: expected token-level routing, found counts alone; profile with `token_level`"
@@ -163,15 +190,17 @@ class Profile(Value):
         return self.routing
 
     def row_bytes(self, deduplicated: bool) -> int:
-        """What a row of the dispatch carries: a (token, choice) pair or, where a token counts once a GPU, the token with its
-        weights and experts, 4 bytes each, every part aligned."""
+        """Bytes of one row of the dispatch: a (token, expert) pair or, deduplicated, a token with its weights and experts.
+
+        Deduplicated, weights and expert numbers take 4 bytes each, and every part is aligned.
+        """
         if not deduplicated or self.top_k == 1:
             return self.dispatch_bytes
         return sum(-(-part // ALIGNED_BYTES) for part in (self.dispatch_bytes, *(4 * self.top_k,) * 2)) * ALIGNED_BYTES
 
     @property
     def digest(self) -> str:
-        """sha256 of everything that planning reads, so that a plan knows its profile again."""
+        """sha256 of everything that planning reads, by which a plan recognises its profile."""
         sha = hashlib.sha256(self.tokens_TLSE.tobytes())
         sizes = (self.dispatch_bytes, self.combine_bytes, self.expert_bytes, self.other_bytes)
         sha.update(repr((self.model, self.fingerprint, self.tokens_TLSE.shape, self.top_k, sizes)).encode())
@@ -185,7 +214,16 @@ class Profile(Value):
         return sha.hexdigest()
 
     def seconds(self, phase: str, gpu: Gpu, tokens: ArrayLike) -> FloatArray:
-        """Seconds that `gpu` takes for `tokens` in `phase`: its kind's own curve, else the reference over its speed."""
+        """Seconds that a GPU takes in one phase: by its kind's own curve, else by the reference curve over its speed.
+
+        Args:
+            phase: one of PHASES.
+            gpu: the GPU.
+            tokens: token counts of any shape.
+
+        Returns:
+            float64 of the same shape.
+        """
         own = self.curves.get(gpu.kind)
         if own is not None:
             return own[phase](tokens)

@@ -1,4 +1,4 @@
-"""Many experts a GPU, some of them replicated: the room that GPUs have, and a layout of experts in it."""
+"""The expert slots of GPUs, and a placement of experts and their replicas in them."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,16 +11,27 @@ from aurora.types.arrays import FloatArray, IntArray, counts, gap, locked, numbe
 from aurora.types.placement import Placement
 from aurora.types.value import Value
 
-TINY = 1e-200
+TINY = 1e-200  # smaller loads count as zero
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GpuSlots(Value):
-    """What GPUs can take. slots_G (G,) int64: experts that fit on each, one or more.
+    """How many experts fit on each GPU, and what load costs there.
 
-    cost_G (G,) float64: what a unit of load costs on each GPU, 1 where all are equal: seconds a token of computing and of its
-    port together, or 1 / speed. nodes: the GPUs are this many equal runs, in order. groups: the experts are this many equal
-    runs, in order, that routing treats as one; only EPLB's hierarchical placement asks.
+    Attributes:
+        slots_G: (G,) int64, experts that fit on each GPU, replicas included; one or more.
+        cost_G: (G,) float64 above zero, what a unit of load costs on each GPU: 1 where all are equal, else 1 / speed, or the
+            seconds that a token takes to compute and to move.
+        nodes: how many nodes the GPUs form, in equal runs. Only EPLB's hierarchical placement looks at it.
+        groups: how many expert groups (of group-limited routing) the experts form, in equal runs; also for EPLB alone.
+
+    Raises:
+        BadInput: if lengths differ, or values are out of range.
+
+    Example:
+        >>> from aurora.types import GpuSlots
+        >>> GpuSlots.equal(gpus=4, slots=2) == GpuSlots([2, 2, 2, 2], [1.0, 1.0, 1.0, 1.0])
+        True
     """
 
     slots_G: IntArray
@@ -44,7 +55,14 @@ class GpuSlots(Value):
 
     @classmethod
     def equal(cls, gpus: int, slots: int, nodes: int = 1, groups: int = 1) -> Self:
-        """`gpus` GPUs alike, of `slots` slots each."""
+        """Equal GPUs.
+
+        Args:
+            gpus: how many.
+            slots: experts that fit on each.
+            nodes: how many nodes they form.
+            groups: how many groups the experts form.
+        """
         if gpus < 1:
             raise BadInput(f"`gpus`: expected one or more, found {gpus}")
         if slots > np.iinfo(np.int64).max:
@@ -53,24 +71,30 @@ class GpuSlots(Value):
 
     @property
     def gpus(self) -> int:
+        """How many GPUs there are, G."""
         return len(self.slots_G)
 
     @property
     def alike(self) -> bool:
-        """All GPUs have the same slots and cost."""
+        """Whether all GPUs have the same slots and cost."""
         return bool((self.slots_G == self.slots_G[0]).all() and (self.cost_G == self.cost_G[0]).all())
 
     def useful_G(self, experts: int) -> IntArray:
-        """(G,) int64: slots that can hold different experts."""
+        """(G,) int64: the slots of each GPU that can hold different experts of so many."""
         return np.minimum(self.slots_G, experts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReplicaPlacement(Value):
-    """Experts and their replicas on GPUs, layer by layer, for one table of loads.
+    """Experts and their replicas on GPUs, layer by layer, for the loads that they were placed for.
 
-    max_load_L: the largest load times cost of a GPU. mean_load_L: what it would be if load could be divided at will.
-    bound_L: below what no placement in that room gets, by the rules of the method. seconds: what finding it took.
+    Attributes:
+        method: the placement's name in REPLICAS.
+        placement: the experts on each GPU, and how each expert's load splits over its replicas.
+        max_load_L: (L,) float64, the largest load times cost of a GPU.
+        mean_load_L: (L,) float64, what max_load_L would be if load could be split at will.
+        bound_L: (L,) float64, a lower bound on max_load_L for any placement in these slots by the rules of the method.
+        seconds: what finding the placement took.
     """
 
     method: str
@@ -82,22 +106,27 @@ class ReplicaPlacement(Value):
 
     def __post_init__(self) -> None:
         for name in ("max_load_L", "mean_load_L", "bound_L"):
-            object.__setattr__(self, name, numbers(f"layout, {name}", getattr(self, name)))
+            object.__setattr__(self, name, numbers(f"replica placement, {name}", getattr(self, name)))
             if len(getattr(self, name)) != len(self.placement.slots_LG):
-                raise BadInput(f"layout: expected {name} for each of {len(self.placement.slots_LG)} layers")
+                raise BadInput(f"replica placement: expected {name} for each of {len(self.placement.slots_LG)} layers")
 
     @property
     def gap_L(self) -> FloatArray:
-        """(L,) float64: max_load_L / bound_L - 1."""
-        return np.array(
-            [gap(top, min_replicas) for top, min_replicas in zip(self.max_load_L.tolist(), self.bound_L.tolist(), strict=True)]
-        )
+        """(L,) float64: how far the largest load is above its bound, max_load_L / bound_L - 1."""
+        return np.array([gap(top, bound) for top, bound in zip(self.max_load_L.tolist(), self.bound_L.tolist(), strict=True)])
 
 
 def expert_loads(what: str, value: ArrayLike) -> FloatArray:
-    """A locked (L, E) float64 table of loads; one axis is one layer. BadInput unless numbers of zero or more, some of each.
+    """Loads of experts as a locked (L, E) float64 array.
 
-    Loads below TINY count as zero, so that what is divided by GPUs and slots stays a normal float.
+    Loads below TINY become zero, so that what is divided by GPUs and slots stays a normal float.
+
+    Args:
+        what: how errors name the loads.
+        value: (L, E), or (E,) for one layer.
+
+    Raises:
+        BadInput: unless there is at least one layer and one expert, and all loads are finite and zero or more.
     """
     array = np.asarray(value)
     table = numbers(what, array[None, :] if array.ndim == 1 else array, 2)

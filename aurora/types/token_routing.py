@@ -1,4 +1,4 @@
-"""Which experts each token chose, layer by layer: what counts of (token, expert) pairs no longer tell."""
+"""Token-level routing: which experts each token chose in each layer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +13,16 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenRouting(Value):
-    """U tokens, those of one window and source together, in that order; they are sorted on the way in.
+    """The choices of U tokens, sorted by window and then by source rank on the way in.
 
-    experts_ULK (U, L, K) uint8, or uint16 for expert numbers from 256: the different experts that each token chose. source_U,
-    window_U (U,) int64: the rank that it started on, and the window. sequence_U (U,) int64, where it is known: the prompt that
-    it is of; a sequence's tokens follow one another. BadInput for other shapes, or an expert twice.
+    Attributes:
+        experts_ULK: (U, L, K) uint8, or uint16 for expert numbers from 256; the K different experts that each token chose.
+        source_U: (U,) int64, the source rank of each token.
+        window_U: (U,) int64, its window.
+        sequence_U: (U,) int64, the prompt that it belongs to; a sequence's tokens follow one another. None if unknown.
+
+    Raises:
+        BadInput: if shapes differ, numbers are out of range, or a token chose an expert twice.
     """
 
     experts_ULK: NDArray[Any]
@@ -52,20 +57,39 @@ class TokenRouting(Value):
 
     @property
     def lengths_Q(self) -> IntArray:
-        """(Q,) int64: how many tokens each sequence has; BadInput where sequences are not known."""
+        """(Q,) int64: how many tokens each sequence has.
+
+        Raises:
+            BadInput: if sequences are not known.
+        """
         if self.sequence_U is None:
             raise BadInput("sequence_U: expected the sequence of every token, found none")
         return np.unique(self.sequence_U, return_counts=True)[1].astype(np.int64)
 
     def layer(self, number: int, window: int | None = None) -> tuple[NDArray[Any], IntArray]:
-        """experts_UK (U, K) and source_U (U,) of one layer's tokens, of one window or of all."""
+        """The routing of one layer.
+
+        Args:
+            number: the layer.
+            window: one window; None: all of them.
+
+        Returns:
+            experts_UK (U, K) and source_U (U,).
+        """
         if window is None:
             return self.experts_ULK[:, number], self.source_U
         some = slice(*np.searchsorted(self.window_U, (window, window + 1)).tolist())
         return self.experts_ULK[some, number], self.source_U[some]
 
     def tokens_TLSE(self, windows: int, sources: int, experts: int) -> IntArray:
-        """(T, L, S, E) int64: how many (token, choice) pairs there are. BadInput for what lies outside."""
+        """Count the (token, expert) pairs, as a Profile holds them.
+
+        Returns:
+            (T, L, S, E) int64.
+
+        Raises:
+            BadInput: if a token lies outside the windows, sources or experts.
+        """
         for what, most, limit in (
             ("window_U", int(self.window_U.max()), windows),
             ("source_U", int(self.source_U.max()), sources),

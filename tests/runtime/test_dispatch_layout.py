@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.planner.replication.token_split import dispatch, holders
+from aurora.planner.replication.token_split import token_split
 from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime import token_kernels as kernels
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
@@ -17,6 +17,7 @@ from aurora.runtime.replica_selection import LocalFirst
 from aurora.runtime.token_kernels import MessageFormat, gather_rows, permutation_by_expert, weighted_sum
 from aurora.types import Curve, Profile
 from aurora.types.profile import ALIGNED_BYTES
+from tests.planner.replication.reference_token_split import local_first
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -141,12 +142,12 @@ def test_local_first_as_the_plan_divides_them(kind, layer, seed):
     layout_G = [kind(map_G[rank], hidden_G[rank], *routing, tokens_SE) for rank, routing in enumerate(routing_G)]
     checked_sizes(layout_G, copies_G, weight_EHH, hidden_G, routing_G)
     if kind is RowPerExpert and map_G[0].max_replicas > 1:
-        held = holders(copies_G, [split_EG[list(own), rank].tolist() for rank, own in enumerate(copies_G)])
+        held = token_split(copies_G, [split_EG[list(own), rank].tolist() for rank, own in enumerate(copies_G)])
         physical_X = [
             sum(map(len, copies_G[:rank])) + copies_G[rank].index(e) for e, rank in zip(held.expert_X, held.rank_X, strict=True)
         ]
         for rank, layout in enumerate(layout_G):
-            assert layout.counts[physical_X].tolist() == dispatch(tokens_SE.numpy(), held, rank).tolist()
+            assert layout.counts[physical_X].tolist() == local_first(tokens_SE.numpy(), held, rank).tolist()
 
 
 @pytest.mark.parametrize("name", ["torch", "triton"])
@@ -155,7 +156,7 @@ def test_local_first_on_tensors_is_the_plans(name, request):
     held_G = tuple(tuple(np.flatnonzero(row).tolist()) for row in rng.random((5, 7)) < 0.5)
     held_G = (tuple(range(7)), *held_G[1:])
     tokens_SE = rng.integers(0, 30, (5, 7))
-    held = holders(held_G)
+    held = token_split(held_G)
     for rank in range(5):
         selection = LocalFirst(held_G, rank)
         tables = selection.rank_EM, selection.from_EM, selection.upto_EM, selection.whole_E, selection.phase_E
@@ -163,7 +164,7 @@ def test_local_first_on_tensors_is_the_plans(name, request):
             found = request.getfixturevalue("interpreted").local_first(torch.from_numpy(tokens_SE), rank, *tables)
         else:
             found = selection(torch.from_numpy(tokens_SE))
-        rows_X = dispatch(tokens_SE, held, rank)
+        rows_X = local_first(tokens_SE, held, rank)
         for expert in range(7):
             wanted = rows_X[held.expert_X == expert].cumsum().tolist()
             assert found[expert, : len(wanted)].tolist() == wanted

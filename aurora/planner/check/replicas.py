@@ -74,7 +74,9 @@ def check_resilient(made: ResilientPlacement, hosts: FailureDomains, guaranteed:
                 raise BrokenPlan(
                     f"{where}: expected every expert on {min(made.min_replicas, most)} {what}, found one on {least}"
                 )
-        for failures, (p, half, most_p) in enumerate(zip(survival.p_K, survival.half_K, survival.best_K, strict=True), 1):
+        for failures, (p, half, most_p) in enumerate(
+            zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1
+        ):
             if not -SLACK <= p - half <= min(1, most_p) + SLACK or p + half > 1 + SLACK:
                 raise BrokenPlan(f"{where}: claims to survive {failures} failures with {p:.9g} of at most {most_p:.9g}")
             if half == 0 and comb(hosts.domains, failures) <= LISTED:

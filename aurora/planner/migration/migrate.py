@@ -1,4 +1,4 @@
-"""From the plan in force to a new one: relabel GPUs so that little moves, move what is worth it, price and order the move."""
+"""From the plan in force to the next: relabel GPUs so that few bytes move, and move the layers that are worth it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,24 +6,30 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.alltoall.schedule import scheduled
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import layer_seconds
 from aurora.planner.make_plan import surviving
-from aurora.planner.migration.relabelling import fewest_moves, holds, moved_bytes, worth_moving
+from aurora.planner.migration.byte_budget import worth_moving
+from aurora.planner.migration.pricing import migration_schedule, moved_bytes
+from aurora.planner.migration.relabelling import fewest_moves, holds
 from aurora.planner.placement.scenarios import aimed_costs, tail_mean
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.profile import same_model
 
 
 @dataclass(frozen=True)
 class Migration:
-    """What travels between the plans. bytes_GG (G, G) int64 expert weights; schedule: their all-to-all, in order.
+    """What travels between two plans, and what that gains.
 
-    layers: those that move, of the longer of two models; kept_s, planned_s, moved_s: the objective of the plan in force, of the
-    new plan as it was made, and of what comes out.
+    Attributes:
+        bytes_GG: (G, G) int64, expert weights from GPU to GPU.
+        schedule: their all-to-all, in order.
+        layers: the layers that move; of the model with more layers, where there are two.
+        kept_s: the objective of the plan in force.
+        planned_s: the objective of the new plan as it was made.
+        moved_s: the objective of the plan that follows.
     """
 
     bytes_GG: IntArray
@@ -41,106 +47,119 @@ def move(
     max_bytes: int | None = None,
     domains: Sequence[Profile] = (),
 ) -> tuple[Plan, Migration]:
-    """The plan that follows `old`: `new` with its GPUs relabelled so that the fewest bytes move, layer by layer.
+    """The plan that follows `old`: `new` with its GPUs relabelled, layer by layer, so that the fewest bytes move.
 
-    GPUs stand in for each other where they are alike. A layer keeps its old placement unless the new one saves time; with
-    max_bytes the layers move that save most within it. Both plans must be for the same cluster and models, else BadInput.
-    Layers of two models that meet move together. profiles, domains: those that `new` was made for.
+    GPUs stand in for each other where they are alike. A layer keeps its old placement unless the new one saves time, or the old
+    one has too few replicas. Layers of two models that meet move together.
+
+    Args:
+        new: the new plan.
+        old: the plan in force, for the same cluster and the same models.
+        profiles: the traffic that `new` was made for, one profile a model.
+        max_bytes: the layers move that save most within so many bytes; None: all that save time.
+        domains: the further profiles that `new` was made for.
+
+    Returns:
+        The plan, one epoch after `old`, and its Migration.
+
+    Raises:
+        BadInput: if the plans are for other clusters or models, or `max_bytes` is negative.
+        InfeasiblePlan: if the replicas that `min_replicas` asks for take more than `max_bytes` to move.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
     """
+    _check_plans(new, old)
+    if max_bytes is not None and max_bytes < 0:
+        raise BadInput(f"`max_move_bytes`: expected zero or more, found {max_bytes}")
+    joint = _JointLayers(tuple(profiles))
+    kept, planned = ([model.placement for model in plan.models] for plan in (old, new))
+    relabelled = _relabelled(kept, planned, joint, new)
+    kept_s_L, planned_s_L, relabelled_s_L = (
+        layer_seconds(new, each, profiles, domains) for each in (kept, planned, relabelled)
+    )
+    must_L = np.array([_below_min_replicas(new, kept[0], layer) for layer in range(joint.count)], dtype=np.int64)
+    relabels_L = (joint.sum(relabelled_s_L) < joint.sum(kept_s_L)) | (must_L > 0)
+    saved_s_L = joint.sum(kept_s_L) - np.where(relabels_L, joint.sum(relabelled_s_L), joint.sum(planned_s_L))
+    bytes_L = np.array(
+        [joint.moved(kept, relabelled if relabels_L[layer] else planned, layer).sum() for layer in range(joint.count)]
+    )
+    moves_L = _moving_layers(saved_s_L, bytes_L, must_L, max_bytes, new.options.min_replicas)
+    final = joint.stacked(
+        [
+            kept if not moves else relabelled if relabels else planned
+            for moves, relabels in zip(moves_L, relabels_L, strict=True)
+        ]
+    )
+    plan, schedule, bytes_GG = _next_plan(new, old, joint, kept, final, domains)
+    layers = tuple(l for l in range(max(profile.layers for profile in profiles)) if moves_L[l % joint.count])
+    kept_s, planned_s = float(kept_s_L.sum()), float(planned_s_L.sum())
+    return plan, Migration(bytes_GG, schedule, layers, kept_s, planned_s, plan.objective_s)
+
+
+@dataclass(frozen=True)
+class _JointLayers:
+    """The layers that move together: layer l of the model with fewer layers and, of the other, l, l + count, l + 2 count."""
+
+    profiles: tuple[Profile, ...]
+
+    @property
+    def count(self) -> int:
+        return min(profile.layers for profile in self.profiles)
+
+    def sum(self, value_L: FloatArray) -> FloatArray:
+        """(count,) sums over the layers that move together, of a value for each layer."""
+        return np.array([value_L[layer :: self.count].sum() for layer in range(self.count)])
+
+    def holds(self, placements: Sequence[Placement], layer: int) -> IntArray:
+        """(G, E) int64: 1 where a GPU holds an expert; the experts of all layers that move with `layer` side by side."""
+        tables = [
+            holds(placement.slots_LG[l], profile.experts)
+            for placement, profile in zip(placements, self.profiles, strict=True)
+            for l in range(layer, profile.layers, self.count)
+        ]
+        return np.concatenate(tables, axis=1)
+
+    def bytes_E(self, layer: int) -> IntArray:
+        """(E,) int64: the weights of these experts."""
+        sizes = [
+            np.full(profile.experts, profile.expert_bytes, dtype=np.int64)
+            for profile in self.profiles
+            for _ in range(layer, profile.layers, self.count)
+        ]
+        return np.concatenate(sizes)
+
+    def moved(self, old: Sequence[Placement], new: Sequence[Placement], layer: int) -> IntArray:
+        """(G, G) int64: the bytes that the layers that move with `layer` send from GPU to GPU."""
+        return moved_bytes(self.holds(old, layer), self.holds(new, layer), self.bytes_E(layer))
+
+    def stacked(self, chosen_L: Sequence[Sequence[Placement]]) -> list[Placement]:
+        """A placement of each model whose layers come from chosen_L[l mod count]."""
+        return [
+            Placement.stack([chosen_L[l % self.count][m].layer(l) for l in range(profile.layers)])
+            for m, profile in enumerate(self.profiles)
+        ]
+
+
+def _check_plans(new: Plan, old: Plan) -> None:
     shapes = [(p.cluster, [(m.placement.experts, len(m.dispatch_L)) for m in p.models]) for p in (old, new)]
     if shapes[0] != shapes[1] or not all(
         same_model(*(m.fingerprint for m in pair)) for pair in zip(old.models, new.models, strict=True)
     ):
         raise BadInput("`previous`: expected a plan for the same cluster and the same models, their layers and experts")
-    if max_bytes is not None and max_bytes < 0:
-        raise BadInput(f"`max_move_bytes`: expected zero or more, found {max_bytes}")
-    periods = min(profile.layers for profile in profiles)
-    kept, planned = ([model.placement for model in plan.models] for plan in (old, new))
-    node_G = (
-        None if new.options.min_replicas is None else np.array([gpu.node for gpu in new.cluster.gpus])
-    )  # that fail together
-    relabelled = _relabelled(kept, planned, profiles, periods, _alike(new.cluster), node_G)
-    kept_s_L, planned_s_L, again_s_L = (layer_seconds(new, each, profiles, domains) for each in (kept, planned, relabelled))
-    must_P = np.array([_below_min_replicas(new, kept[0], period) for period in range(periods)], dtype=np.int64)
-    choices, saved_s, size_P = [], [], []
-    for period in range(periods):
-        kept_s, planned_s, again_s = (float(s_L[period::periods].sum()) for s_L in (kept_s_L, planned_s_L, again_s_L))
-        choice = relabelled if again_s < kept_s or must_P[period] else planned
-        choices.append(choice)
-        saved_s.append(kept_s - (again_s if choice is relabelled else planned_s))
-        size_P.append(int(moved_bytes(*_held(kept, choice, profiles, period, periods)).sum()))
-    needed = int((np.array(size_P) * must_P).sum())
-    if max_bytes is not None and needed > max_bytes:
-        raise InfeasiblePlan(
-            f"`max_move_bytes` {max_bytes}: `min_replicas` {new.options.min_replicas} takes {needed} bytes to move"
-        )
-    saved_s_P = np.where(must_P, 0.0, saved_s)
-    moves_P = must_P + worth_moving(saved_s_P, np.array(size_P), (sum(size_P) if max_bytes is None else max_bytes) - needed)
-    final = [
-        Placement.stack(
-            [
-                (choices[layer % periods] if moves_P[layer % periods] else kept)[m].layer(layer)
-                for layer in range(profile.layers)
-            ]
-        )
-        for m, profile in enumerate(profiles)
-    ]
-    bytes_GG = sum(
-        (moved_bytes(*_held(kept, final, profiles, period, periods)) for period in range(periods)),
-        start=np.zeros((len(new.cluster),) * 2, dtype=np.int64),
-    )
-    rng = np.random.default_rng(new.options.seed)
-    _, schedule = scheduled(bytes_GG, new.cluster.network, "openshop", rng=rng)
-    models = tuple(
-        schedule_model(
-            new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated
-        )
-        for model, profile, placement in zip(new.models, profiles, final, strict=True)
-    )
-    moved_s = float(layer_seconds(new, final, profiles, domains).sum())
-    bound_s = min(_free_bound_s(new, final, profiles, domains), moved_s)
-    plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, free_bound_s=bound_s, epoch=old.epoch + 1)
-    if plan.options.min_replicas is not None:
-        plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.options.seed))
-    check_plan(plan)
-    layers = tuple(layer for layer in range(max(profile.layers for profile in profiles)) if moves_P[layer % periods])
-    return plan, Migration(bytes_GG, schedule, layers, float(kept_s_L.sum()), float(planned_s_L.sum()), moved_s)
 
 
-def _below_min_replicas(new: Plan, kept: Placement, layer: int) -> bool:
-    """Whether a layer of the placement in force has an expert on fewer GPUs or nodes than the new plan's floor."""
-    if new.options.min_replicas is None:
-        return False
-    held_EG = kept.holds_EG(layer)
-    node_G = np.array([gpu.node for gpu in new.cluster.gpus])
-    held_EN = np.array([held_EG[:, node_G == node].any(axis=1) for node in np.unique(node_G)]).T
-    return any(held_EX.sum(axis=1).min() < min(new.options.min_replicas, held_EX.shape[1]) for held_EX in (held_EG, held_EN))
-
-
-def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
-    """Below every placement; where layers that stay hold replicas, also below those with replicas."""
-    if final[0].split_LG is None or len(profiles) > 1:
-        return new.free_bound_s
-    aimed = [aimed_costs(new.cluster, profiles[0], domains, layer, new.options.aim) for layer in range(profiles[0].layers)]
-    return sum(tail_mean(costs.bounds(replicated=True), worst) for costs, worst in aimed)
-
-
-def _relabelled(
-    old: Sequence[Placement],
-    new: Sequence[Placement],
-    profiles: Sequence[Profile],
-    periods: int,
-    alike_G: IntArray,
-    node_G: IntArray | None,
-) -> list[Placement]:
-    """`new` with GPUs renamed, layers that meet together, such that the fewest bytes move from `old`; with node_G (G,), nodes
-    as a whole."""
-    from_PG = [
-        np.argsort(fewest_moves(*_held(old, new, profiles, period, periods), alike_G, node_G)) for period in range(periods)
+def _relabelled(old: Sequence[Placement], new: Sequence[Placement], joint: _JointLayers, plan: Plan) -> list[Placement]:
+    """`new` with GPUs renamed such that the fewest bytes move from `old`; nodes as a whole where replicas must survive them."""
+    alike_G = _alike(plan.cluster)
+    node_G = None if plan.options.min_replicas is None else np.array([gpu.node for gpu in plan.cluster.gpus])
+    from_LG = [
+        np.argsort(fewest_moves(joint.holds(old, l), joint.holds(new, l), joint.bytes_E(l), alike_G, node_G))
+        for l in range(joint.count)
     ]
     return [
-        Placement.stack([placement.layer(l).relabelled(from_PG[l % periods]) for l in range(profile.layers)])
-        for placement, profile in zip(new, profiles, strict=True)
+        Placement.stack([placement.layer(l).relabelled(from_LG[l % joint.count]) for l in range(profile.layers)])
+        for placement, profile in zip(new, joint.profiles, strict=True)
     ]
 
 
@@ -153,15 +172,57 @@ def _alike(cluster: Cluster) -> IntArray:
     return np.array([keys.index(key) for key in keys], dtype=np.int64)
 
 
-def _held(
-    old: Sequence[Placement], new: Sequence[Placement], profiles: Sequence[Profile], period: int, periods: int
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Who holds what before and after, (G, E) each, and the experts' bytes (E,): all layers that move with `period` side by
-    side."""
-    before, after, sizes = [], [], []
-    for a, b, profile in zip(old, new, profiles, strict=True):
-        for layer in range(period, profile.layers, periods):
-            before.append(holds(a.slots_LG[layer], profile.experts))
-            after.append(holds(b.slots_LG[layer], profile.experts))
-            sizes.append(np.full(profile.experts, profile.expert_bytes, dtype=np.int64))
-    return np.concatenate(before, axis=1), np.concatenate(after, axis=1), np.concatenate(sizes)
+def _below_min_replicas(new: Plan, kept: Placement, layer: int) -> bool:
+    """Whether a layer of the placement in force has an expert on fewer GPUs or nodes than the new plan's `min_replicas`."""
+    if new.options.min_replicas is None:
+        return False
+    held_EG = kept.holds_EG(layer)
+    node_G = np.array([gpu.node for gpu in new.cluster.gpus])
+    held_EN = np.array([held_EG[:, node_G == node].any(axis=1) for node in np.unique(node_G)]).T
+    return any(held_EX.sum(axis=1).min() < min(new.options.min_replicas, held_EX.shape[1]) for held_EX in (held_EG, held_EN))
+
+
+def _moving_layers(
+    saved_s_L: FloatArray, bytes_L: IntArray, must_L: IntArray, max_bytes: int | None, min_replicas: int | None
+) -> IntArray:
+    """(L,) int64: 1 for the layers that move: those that must, and within the bytes left those that save most."""
+    needed = int((bytes_L * must_L).sum())
+    if max_bytes is not None and needed > max_bytes:
+        raise InfeasiblePlan(f"`max_move_bytes` {max_bytes}: `min_replicas` {min_replicas} takes {needed} bytes to move")
+    budget = (int(bytes_L.sum()) if max_bytes is None else max_bytes) - needed
+    return must_L + worth_moving(np.where(must_L, 0.0, saved_s_L), bytes_L, budget)
+
+
+def _next_plan(
+    new: Plan,
+    old: Plan,
+    joint: _JointLayers,
+    kept: Sequence[Placement],
+    final: Sequence[Placement],
+    domains: Sequence[Profile],
+) -> tuple[Plan, Schedule, IntArray]:
+    """The plan with the placements `final`, checked; the schedule of the weights that move to it, and their bytes (G, G)."""
+    rng = np.random.default_rng(new.options.seed)
+    bytes_GG = np.zeros((len(new.cluster),) * 2, dtype=np.int64)
+    for layer in range(joint.count):
+        bytes_GG += joint.moved(kept, final, layer)
+    schedule = migration_schedule(bytes_GG, new.cluster, rng)
+    models = tuple(
+        schedule_model(new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated)
+        for model, profile, placement in zip(new.models, joint.profiles, final, strict=True)
+    )
+    moved_s = float(layer_seconds(new, final, joint.profiles, domains).sum())
+    bound_s = min(_free_bound_s(new, final, joint.profiles, domains), moved_s)
+    plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, free_bound_s=bound_s, epoch=old.epoch + 1)
+    if plan.options.min_replicas is not None:
+        plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.options.seed))
+    check_plan(plan)
+    return plan, schedule, bytes_GG
+
+
+def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
+    """A bound below every placement; where layers that stay hold replicas, also below those with replicas."""
+    if final[0].split_LG is None or len(profiles) > 1:
+        return new.free_bound_s
+    aimed = [aimed_costs(new.cluster, profiles[0], domains, layer, new.options.aim) for layer in range(profiles[0].layers)]
+    return sum(tail_mean(costs.bounds(replicated=True), worst) for costs, worst in aimed)

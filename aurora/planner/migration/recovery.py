@@ -1,5 +1,4 @@
-"""From a placement and the nodes that are left, or new, to the next one: who holds what, what travels, what is gone for
-good."""
+"""Recovery: the next placement after nodes were lost or joined, the weights that travel, and those that no node holds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,23 +7,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.alltoall.schedule import scheduled
-from aurora.planner.migration.relabelling import Held, fewest_moves, holds, moved_bytes
+from aurora.planner.migration.pricing import migration_schedule, moved_bytes
+from aurora.planner.migration.relabelling import LayerSlots, fewest_moves, holds
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE, aim_of
 from aurora.planner.replication.registry import best_divided
 from aurora.planner.replication.replica_counts import allocate, capped
 from aurora.types import Cluster, FailureDomains, Order, Placement, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
-Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]
+Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fewest_moves` without node_G
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """placement: of the alive nodes, in their order; floor: what it keeps. lost_L: by layer the experts that no node left
-    holds, to come from a checkpoint. bytes_NN (N, N) int64 expert weights from node to node, numbered as before, and their
-    schedule; moved: the replicas that arrive from other nodes. checkpoint_bytes_N (N,) int64: the weights of lost experts that
-    each node must read."""
+    """The next placement after a change of membership.
+
+    Attributes:
+        placement: on the nodes that are alive, in their order.
+        min_replicas: the replicas of each expert that it keeps at least.
+        lost_L: by layer the experts that no node alive holds; their weights come from a checkpoint.
+        bytes_NN: (N, N) int64, expert weights from node to node, numbered as before.
+        schedule: the order in which these travel.
+        moved: how many replicas arrive from other nodes.
+        checkpoint_bytes_N: (N,) int64, the weights of lost experts that each node must read.
+    """
 
     placement: Placement
     min_replicas: int
@@ -36,10 +42,10 @@ class Recovery:
 
 
 def recover(
-    old_LN: Sequence[Held],
+    old_LN: Sequence[LayerSlots],
     alive_N: NDArray[np.bool_],
     load_LE: FloatArray | IntArray,
-    hosts: FailureDomains,
+    failure_domains: FailureDomains,
     cluster: Cluster,
     expert_bytes: int,
     min_replicas: int,
@@ -47,44 +53,55 @@ def recover(
     seed: int = 0,
     relabel: Relabel = fewest_moves,
 ) -> Recovery:
-    """The next placement after an epoch's end, layer by layer on the alive nodes, so that the fewest replicas move.
+    """The next placement after a change of membership, layer by layer on the alive nodes, so that the fewest replicas move.
 
-    old_LN[l][n]: the experts that node n held, none where it was not there; alive_N (N,): who is there now. load_LE (L, E);
-    hosts and cluster: all N nodes, their room, failure domains and ports. floor: as far as the slots that are left allow. A
-    transfer is drawn from all owners left, and transfers are ordered as an all-to-all. Raises InfeasiblePlan where one replica
-    of each does not fit. Source: Lazarus §4.3 (arXiv:2407.04656), which relabels greedily.
+    Args:
+        old_LN: old_LN[l][n] are the experts that node n held; none where it was not there.
+        alive_N: (N,) bool, who is there now.
+        load_LE: (L, E), the load of each expert.
+        failure_domains: all N nodes, their slots and failure domains.
+        cluster: all N nodes, their network.
+        expert_bytes: the weights of one expert.
+        min_replicas: replicas of each expert at least, as far as the slots left allow.
+        method: one of SURVIVE.
+        seed: of the placement.
+        relabel: decides which node takes which part, where each node is its own failure domain.
+
+    Raises:
+        InfeasiblePlan: if one replica of each expert does not fit.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
     """
     nodes, experts = len(alive_N), np.asarray(load_LE).shape[1]
     left = np.flatnonzero(alive_N)
-    slots = int(hosts.slots_N[left].sum())
+    remaining = _remaining(failure_domains, left)
+    slots = int(remaining.slots_N.sum())
     if slots < experts:
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; the {len(left)} nodes left of {nodes} have {slots}")
-    among = _among(hosts, left)
-    kept_min_replicas = max(1, min(min_replicas, slots // experts, int(np.minimum(among.slots_N, experts).sum()) // experts))
+    distinct = int(np.minimum(remaining.slots_N, experts).sum()) // experts
+    kept_min_replicas = max(1, min(min_replicas, slots // experts, distinct))
     bytes_E = np.full(experts, expert_bytes, dtype=np.int64)
-    parts, lost_L, moved = [], [], 0
+    layers, lost_L, moved = [], [], 0
     bytes_NN, checkpoint_bytes_N = np.zeros((nodes, nodes), dtype=np.int64), np.zeros(nodes, dtype=np.int64)
     for old_N, load_E in zip(old_LN, np.asarray(load_LE, dtype=np.float64), strict=True):
-        count_E = capped(allocate(load_E, among, kept_min_replicas), load_E, len(left))
-        made_EN = SURVIVE[method](count_E, among, aim_of(kept_min_replicas, among), np.random.default_rng(seed))
-        before_NE, made_NE = holds([old_N[node] for node in left.tolist()], experts), (made_EN.T > 0).astype(np.int64)
-        if among.domains < among.nodes:
-            taker_N = fewest_moves(before_NE, made_NE, bytes_E, among.slots_N, among.domain_N)
-        else:
-            taker_N = relabel(before_NE, made_NE, bytes_E, among.slots_N)
-        after_NE = made_NE[np.argsort(taker_N)]
-        gone_E = before_NE.sum(axis=0) == 0
+        count_E = capped(allocate(load_E, remaining, kept_min_replicas), load_E, len(left))
+        rng = np.random.default_rng(seed)
+        made_EN = SURVIVE[method](count_E, remaining, aim_of(kept_min_replicas, remaining), rng)
+        before_NE = holds([old_N[node] for node in left.tolist()], experts)
+        after_NE = _relabelled(before_NE, (made_EN.T > 0).astype(np.int64), bytes_E, remaining, relabel)
+        lost_E = before_NE.sum(axis=0) == 0
         bytes_NN[np.ix_(left, left)] += moved_bytes(before_NE, after_NE, bytes_E)
-        checkpoint_bytes_N[left] += (after_NE * gone_E) @ bytes_E
-        moved += int((after_NE * (1 - before_NE) * ~gone_E).sum())
-        lost_L.append(tuple(np.flatnonzero(gone_E).tolist()))
-        parts.append(best_divided(after_NE, load_E, np.ones(len(left))))
-    _, schedule = scheduled(bytes_NN, cluster.network, "openshop", rng=np.random.default_rng(seed))
-    return Recovery(Placement.stack(parts), kept_min_replicas, tuple(lost_L), bytes_NN, schedule, moved, checkpoint_bytes_N)
+        checkpoint_bytes_N[left] += (after_NE * lost_E) @ bytes_E
+        moved += int((after_NE * (1 - before_NE) * ~lost_E).sum())
+        lost_L.append(tuple(np.flatnonzero(lost_E).tolist()))
+        layers.append(best_divided(after_NE, load_E, np.ones(len(left))))
+    schedule = migration_schedule(bytes_NN, cluster, np.random.default_rng(seed))
+    return Recovery(Placement.stack(layers), kept_min_replicas, tuple(lost_L), bytes_NN, schedule, moved, checkpoint_bytes_N)
 
 
 def order_among(order: Order, alive_N: NDArray[np.bool_]) -> Order:
-    """The order of those alive, renumbered; the sequence stays, and the lanes where ports have some."""
+    """The order of the ranks that are alive, renumbered; their transfers keep their sequence and sub-channels."""
     number_N = np.cumsum(alive_N) - 1
     kept_X = alive_N[order.pairs_X2].all(axis=1)
     sub_channels = order.sub_channels
@@ -96,7 +113,18 @@ def order_among(order: Order, alive_N: NDArray[np.bool_]) -> Order:
     return replace(order, pairs_X2=number_N[order.pairs_X2[kept_X]], share_X2=share_X2, sub_channels=sub_channels)
 
 
-def _among(hosts: FailureDomains, left: IntArray) -> FailureDomains:
+def _remaining(failure_domains: FailureDomains, left: IntArray) -> FailureDomains:
     """The nodes left, by themselves."""
-    domains, domain_N = np.unique(hosts.domain_N[left], return_inverse=True)
-    return FailureDomains(hosts.slots_N[left], domain_N, hosts.odds_D[domains])
+    domains, domain_N = np.unique(failure_domains.domain_N[left], return_inverse=True)
+    return FailureDomains(failure_domains.slots_N[left], domain_N, failure_domains.odds_D[domains])
+
+
+def _relabelled(
+    before_NE: IntArray, made_NE: IntArray, bytes_E: IntArray, remaining: FailureDomains, relabel: Relabel
+) -> IntArray:
+    """(N, E) int64: made_NE with nodes of as many slots renamed, failure domains as a whole, so that the fewest bytes move."""
+    if remaining.domains < remaining.nodes:
+        taker_N = fewest_moves(before_NE, made_NE, bytes_E, remaining.slots_N, remaining.domain_N)
+    else:
+        taker_N = relabel(before_NE, made_NE, bytes_E, remaining.slots_N)
+    return made_NE[np.argsort(taker_N)]

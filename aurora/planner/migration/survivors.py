@@ -1,4 +1,4 @@
-"""A program for those who are left: their experts and orders, and how each comes by the weights that it lacks."""
+"""The program of the surviving ranks: their experts and orders, and the weights that each must fetch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.planner.migration.recovery import order_among, recover
-from aurora.planner.migration.relabelling import Held
+from aurora.planner.migration.relabelling import LayerSlots
 from aurora.planner.placement.slots import failure_domains
 from aurora.types import Cluster, Exchange, Op, Placement, Program
 from aurora.types.arrays import FloatArray, IntArray
@@ -16,11 +16,16 @@ HeldML = Sequence[Sequence[Sequence[int]]]  # the experts that one rank has weig
 
 
 def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML]) -> Program:
-    """`program` on the ranks `alive` (ascending) alone, numbered as they come.
+    """The program of the surviving ranks alone, renumbered; they keep the experts that they had.
 
-    They keep what the program gave them. An expert that none of them has goes where least load is then, the heaviest first; of
-    equals to one that has its weights. load_MLE: (L, E) of each model, the tokens of each expert; held_R: the weights that each
-    of them has. Replicas that are left take the shares of those that are not in proportion, or evenly where they had none.
+    An expert that none of them was given goes to the rank with least load, the heaviest expert first; of equals to one that has
+    its weights. Replicas that are left take over the split of those that are not, in proportion, or evenly where they had none.
+
+    Args:
+        program: of all ranks.
+        alive: the surviving ranks, ascending.
+        load_MLE: (L, E) of each model, the tokens of each expert.
+        held_R: the experts that each surviving rank has weights of.
     """
     alive_G = np.isin(np.arange(program.ranks), alive)
     placements, ops = [], []
@@ -34,12 +39,24 @@ def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[Flo
 
 
 def restored(
-    program: Program, cluster: Cluster, alive: Sequence[int], load_LE: FloatArray, held_LR: Sequence[Held], min_replicas: int
+    program: Program,
+    cluster: Cluster,
+    alive: Sequence[int],
+    load_LE: FloatArray,
+    held_LR: Sequence[LayerSlots],
+    min_replicas: int,
 ) -> Program:
-    """`program`, of one model, on the ranks `alive` alone, with every expert on `floor` of their nodes again, as far as there
-    is room for replicas, such that the fewest weights move. held_LR: the experts that each of them has, by layer.
+    """The program of the surviving ranks with `min_replicas` restored, as far as slots allow, so that the fewest weights move.
 
-    As many experts fit on a rank as it was planned to hold, and more where the others need it.
+    A rank has as many slots as it was planned to hold experts, and more where the experts need it.
+
+    Args:
+        program: of all ranks, for one model.
+        cluster: whose nodes fail together.
+        alive: the surviving ranks, ascending.
+        load_LE: (L, E), the tokens of each expert.
+        held_LR: by layer the experts that each surviving rank has weights of.
+        min_replicas: on how many nodes each expert should be.
     """
     (placement,), at_least = program.placements_M, -(-program.placements_M[0].experts // len(alive))
     slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])
@@ -55,6 +72,7 @@ def _among(op: Op, alive_G: NDArray[np.bool_]) -> Op:
 
 
 def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]]) -> Placement:
+    """One layer's placement on the surviving ranks, see `program_among`."""
     split_ER = placement.split_EG(0)[:, list(alive)]
     slots_R = [list(placement.slots_LG[0][gpu]) for gpu in alive]
     kept_ER = np.zeros(split_ER.shape, dtype=bool)
@@ -79,7 +97,7 @@ def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_
 
 @dataclass(frozen=True)
 class ExpertTransfer:
-    """Weights of one expert for rank `to`: from rank `source`, or from the checkpoint where it is None."""
+    """The weights of one expert for rank `to`, from rank `source`; from the checkpoint where that is None."""
 
     model: int
     layer: int
@@ -88,8 +106,16 @@ class ExpertTransfer:
     to: int
 
 
-def moves(program: Program, held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]) -> list[ExpertTransfer]:
-    """What each rank lacks of what `program` gives it, given what each has; owners send about the same number of bytes."""
+def expert_transfers(program: Program, held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]) -> list[ExpertTransfer]:
+    """The transfers that bring each rank the experts that `program` gives it and it lacks.
+
+    Owners send about the same number of bytes.
+
+    Args:
+        program: of the surviving ranks.
+        held_R: the experts that each of them has weights of.
+        expert_bytes_M: the weights of one expert of each model.
+    """
     found: list[ExpertTransfer] = []
     sent_R = [0] * program.ranks
     for model, placement in enumerate(program.placements_M):
@@ -104,7 +130,7 @@ def moves(program: Program, held_R: Sequence[HeldML], expert_bytes_M: Sequence[i
     return found
 
 
-def moved_bytes(found: Sequence[ExpertTransfer], expert_bytes_M: Sequence[int], ranks: int) -> IntArray:
+def transfer_bytes(found: Sequence[ExpertTransfer], expert_bytes_M: Sequence[int], ranks: int) -> IntArray:
     """(R, R) int64: bytes of weights from each rank to each."""
     bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
     for move in found:

@@ -1,22 +1,96 @@
-"""Replicas swapped between failure domains until no swap loses fewer experts: compiled.
+"""Swap local search over failure domains: replicas change places until no swap loses fewer experts. Compiled.
 
-Where all sets of domains can be listed the measure is exact, else the number of different holders by size, rarest first.
+The measure is what experts lack of their guarantee, then the odds that some expert is lost. Where all sets of domains can be
+listed these odds are exact; else the number of different sets of holders counts, by size, rarest first.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-LISTED = 12  # domains, at most, whose sets are listed
+MAX_LISTED_DOMAINS = 12  # up to so many domains all their sets are listed
 CLOSE = 1e-12  # relative: sums of float odds
 
 
+class SurvivalAim(NamedTuple):
+    """What placements are measured by.
+
+    nodes_D: nodes of each domain. distinct_domains, distinct_nodes: how many each expert should be on. odds_F, size_F: for each
+    listed set of failed domains, its odds and how many domains it holds; empty where sets are not listed. rank_K: where sets of
+    each size stand in the measure, 0 for none (place 0 is the guarantee).
+    """
+
+    nodes_D: Any
+    distinct_domains: Any
+    distinct_nodes: Any
+    odds_F: Any
+    size_F: Any
+    rank_K: Any
+
+
+class SwapState(NamedTuple):
+    """Who is where: expert_X and domain_X of each slot (the number of experts stands for an empty slot); and for each expert
+    held_ED, its replicas in each domain, mask_E, its domains as bits, and lack_E, what it lacks of its guarantee."""
+
+    expert_X: Any
+    domain_X: Any
+    held_ED: Any
+    mask_E: Any
+    lack_E: Any
+
+
 @njit(cache=True)
-def measured(mask_E, lacking, odds_F, size_F, turn_K, mark_F, value_V):
-    """value_V: what experts lack of their guarantee; then, in the turn of turn_K, the odds of the sets that lose some
-    expert."""
+def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
+    """Swap replicas while that lowers the measure, with random restarts. Returns the measure, (1 + K,) float64.
+
+    After each descent two random swaps (a kick) and another descent follow, kept unless it is worse than the best.
+
+    Args:
+        count_ED: (E, D) int64, the replicas of each expert in each domain; changed in place.
+        slots_D: (D,) int64, slots of each domain.
+        aim: the measure.
+        kick_R2: (R, 2) draws in [0, 1), a row for each kick.
+        most: how often the measure is taken at most.
+    """
+    state = _initial_state(count_ED, slots_D, aim)
+    slots = len(state.expert_X)
+    mark_F = np.zeros(len(aim.odds_F), np.bool_)
+    now_V, next_V, best_V = np.empty(aim.rank_K.max() + 1), np.empty(aim.rank_K.max() + 1), np.empty(aim.rank_K.max() + 1)
+    measure(state, aim, mark_F, now_V)
+    best_V[:] = now_V
+    best_X = state.expert_X.copy()
+    taken = 0
+    for kick in range(len(kick_R2) + 1):
+        taken = _descend(state, aim, mark_F, now_V, next_V, taken, most)
+        if compare(now_V, best_V) <= 0:
+            best_V[:] = now_V
+            best_X[:] = state.expert_X
+        elif kick < len(kick_R2):
+            state.expert_X[:] = best_X
+            _refresh(state, aim)
+        if kick == len(kick_R2) or taken >= most:
+            break
+        for part in range(2):
+            x = int(kick_R2[kick, part] * slots)
+            y = int(kick_R2[kick, 1 - part] * slots * slots) % slots
+            if state.domain_X[x] != state.domain_X[y] and state.expert_X[x] != state.expert_X[y]:
+                _swap(x, y, state, aim)
+        measure(state, aim, mark_F, now_V)
+    count_ED[:] = 0
+    for x in range(slots):
+        if best_X[x] < len(count_ED):
+            count_ED[best_X[x], state.domain_X[x]] += 1
+    return best_V
+
+
+@njit(cache=True)
+def measure(state, aim, mark_F, value_V):
+    """Fill value_V: what experts lack of their guarantee; then, at aim.rank_K, the odds of the sets that lose some expert."""
+    mask_E = state.mask_E[:-1]
     value_V[:] = 0.0
-    value_V[0] = lacking
-    if len(odds_F) == 0:  # too many sets
+    value_V[0] = state.lack_E[:-1].sum()
+    if len(aim.odds_F) == 0:  # too many sets
         sorted_E = np.sort(mask_E)
         for at in range(len(sorted_E)):
             if at == 0 or sorted_E[at] != sorted_E[at - 1]:
@@ -24,8 +98,17 @@ def measured(mask_E, lacking, odds_F, size_F, turn_K, mark_F, value_V):
                 while rest:
                     rest &= rest - 1
                     size += 1
-                value_V[turn_K[size]] += 1.0
+                value_V[aim.rank_K[size]] += 1.0
         return
+    _mark_losing_sets(mask_E, mark_F)
+    for failed in range(len(mark_F)):
+        if mark_F[failed]:
+            value_V[aim.rank_K[aim.size_F[failed]]] += aim.odds_F[failed]
+
+
+@njit(cache=True)
+def _mark_losing_sets(mask_E, mark_F):
+    """Mark every set of failed domains, by its bits, that holds all domains of some expert."""
     mark_F[:] = False
     for mask in mask_E:
         mark_F[mask] = True
@@ -35,14 +118,11 @@ def measured(mask_E, lacking, odds_F, size_F, turn_K, mark_F, value_V):
             if failed & bit and mark_F[failed ^ bit]:
                 mark_F[failed] = True
         bit <<= 1
-    for failed in range(len(mark_F)):
-        if mark_F[failed]:
-            value_V[turn_K[size_F[failed]]] += odds_F[failed]
 
 
 @njit(cache=True)
-def better(a_V, b_V):
-    """-1, 0 or 1: whether a is less than b, equal or more; the first that differs decides."""
+def compare(a_V, b_V):
+    """-1, 0 or 1: whether measure a is less than b, equal or more; the first entry that differs decides."""
     for at in range(len(a_V)):
         slack = CLOSE * max(a_V[at], b_V[at])
         if a_V[at] < b_V[at] - slack:
@@ -53,25 +133,11 @@ def better(a_V, b_V):
 
 
 @njit(cache=True)
-def lacks(count_D, nodes_D, distinct_domains, distinct_nodes):
-    """How many domains and nodes an expert is short of."""
-    on_domains, on_nodes = 0, 0
-    for domain in range(len(count_D)):
-        on_domains += count_D[domain] > 0
-        on_nodes += min(count_D[domain], nodes_D[domain])
-    return max(0, distinct_domains - on_domains) + max(0, distinct_nodes - on_nodes)
-
-
-@njit(cache=True)
-def improve(count_ED, slots_D, nodes_D, distinct_domains, distinct_nodes, odds_F, size_F, turn_K, kick_R2, most):
-    """Swap replicas of count_ED (E, D), in place, while that lowers the measure; gives it, (1 + K,).
-
-    After each descent two random swaps and another one, kick_R2 (R, 2) in [0, 1), kept unless worse. most: measures taken.
-    turn_K: where in the measure sets of each size count, 0 for none (its first place, the guarantee, is added to).
-    """
+def _initial_state(count_ED, slots_D, aim):
+    """The slots of each domain filled with its replicas, by expert."""
     experts, domains = count_ED.shape
     slots = slots_D.sum()
-    expert_X, domain_X = np.full(slots, experts), np.empty(slots, np.int64)  # `experts` is an empty slot
+    expert_X, domain_X = np.full(slots, experts), np.empty(slots, np.int64)
     at = 0
     for domain in range(domains):
         end = at + slots_D[domain]
@@ -80,89 +146,76 @@ def improve(count_ED, slots_D, nodes_D, distinct_domains, distinct_nodes, odds_F
             expert_X[at : at + count_ED[expert, domain]] = expert
             at += count_ED[expert, domain]
         at = end
-    mask_E, lack_E = np.zeros(experts + 1, np.int64), np.zeros(experts + 1, np.int64)
-    for expert in range(experts):
-        for domain in range(domains):
-            mask_E[expert] |= (count_ED[expert, domain] > 0) << domain
-        lack_E[expert] = lacks(count_ED[expert], nodes_D, distinct_domains, distinct_nodes)
     held_ED = np.zeros((experts + 1, domains), np.int64)
-    held_ED[:experts] = count_ED
-    mark_F = np.zeros(len(odds_F), np.bool_)
-    now_V, next_V, best_V = np.empty(turn_K.max() + 1), np.empty(turn_K.max() + 1), np.empty(turn_K.max() + 1)
-    measured(mask_E[:experts], lack_E.sum(), odds_F, size_F, turn_K, mark_F, now_V)
-    best_V[:] = now_V
-    best_X = expert_X.copy()
-    taken = 0
-    for kick in range(len(kick_R2) + 1):
-        lowered = True
-        while lowered and taken < most:
-            lowered = False
-            for x in range(slots):
-                for y in range(x + 1, slots):
-                    if domain_X[x] == domain_X[y] or expert_X[x] == expert_X[y] or taken >= most:
-                        continue
-                    if not swap(x, y, expert_X, domain_X, held_ED, mask_E, lack_E, nodes_D, distinct_domains, distinct_nodes):
-                        continue  # nobody's holders change, nor what they lack
-                    taken += 1
-                    measured(mask_E[:experts], lack_E[:experts].sum(), odds_F, size_F, turn_K, mark_F, next_V)
-                    if better(next_V, now_V) < 0:
-                        now_V[:] = next_V
-                        lowered = True
-                    else:
-                        swap(x, y, expert_X, domain_X, held_ED, mask_E, lack_E, nodes_D, distinct_domains, distinct_nodes)
-        if better(now_V, best_V) <= 0:
-            best_V[:] = now_V
-            best_X[:] = expert_X
-        elif kick < len(kick_R2):
-            for x in range(slots):  # back to the best
-                expert_X[x] = best_X[x]
-            refresh(expert_X, domain_X, held_ED, mask_E, lack_E, nodes_D, distinct_domains, distinct_nodes)
-        if kick == len(kick_R2) or taken >= most:
-            break
-        for part in range(2):
-            x = int(kick_R2[kick, part] * slots)
-            y = int(kick_R2[kick, 1 - part] * slots * slots) % slots
-            if domain_X[x] != domain_X[y] and expert_X[x] != expert_X[y]:
-                swap(x, y, expert_X, domain_X, held_ED, mask_E, lack_E, nodes_D, distinct_domains, distinct_nodes)
-        measured(mask_E[:experts], lack_E[:experts].sum(), odds_F, size_F, turn_K, mark_F, now_V)
-    count_ED[:] = 0
-    for x in range(slots):
-        if best_X[x] < experts:
-            count_ED[best_X[x], domain_X[x]] += 1
-    return best_V
+    state = SwapState(expert_X, domain_X, held_ED, np.zeros(experts + 1, np.int64), np.zeros(experts + 1, np.int64))
+    _refresh(state, aim)
+    return state
 
 
 @njit(cache=True)
-def swap(x, y, expert_X, domain_X, held_ED, mask_E, lack_E, nodes_D, distinct_domains, distinct_nodes):
-    """The experts of two slots change places; gives whether that changed any expert's holders or what it lacks."""
-    a, b, here, there = expert_X[x], expert_X[y], domain_X[x], domain_X[y]
-    expert_X[x], expert_X[y] = b, a
-    held_ED[a, here] -= 1
-    held_ED[a, there] += 1
-    held_ED[b, there] -= 1
-    held_ED[b, here] += 1
+def _descend(state, aim, mark_F, now_V, next_V, taken, most):
+    """Try all pairs of slots again and again; keep each swap that lowers the measure. Returns how often it was taken."""
+    slots = len(state.expert_X)
+    lowered = True
+    while lowered and taken < most:
+        lowered = False
+        for x in range(slots):
+            for y in range(x + 1, slots):
+                if state.domain_X[x] == state.domain_X[y] or state.expert_X[x] == state.expert_X[y] or taken >= most:
+                    continue
+                if not _swap(x, y, state, aim):
+                    continue  # nobody's holders change, nor what they lack
+                taken += 1
+                measure(state, aim, mark_F, next_V)
+                if compare(next_V, now_V) < 0:
+                    now_V[:] = next_V
+                    lowered = True
+                else:
+                    _swap(x, y, state, aim)
+    return taken
+
+
+@njit(cache=True)
+def _swap(x, y, state, aim):
+    """Exchange the experts of two slots. Returns whether that changed any expert's domains or what it lacks."""
+    a, b, here, there = state.expert_X[x], state.expert_X[y], state.domain_X[x], state.domain_X[y]
+    state.expert_X[x], state.expert_X[y] = b, a
+    state.held_ED[a, here] -= 1
+    state.held_ED[a, there] += 1
+    state.held_ED[b, there] -= 1
+    state.held_ED[b, here] += 1
     changed = False
-    experts = len(held_ED) - 1
+    experts = len(state.held_ED) - 1
     for expert in (a, b):
         if expert < experts:
-            mask = mask_E[expert]
+            mask = state.mask_E[expert]
             for domain in (here, there):
-                mask = mask | (1 << domain) if held_ED[expert, domain] else mask & ~(1 << domain)
-            lack = lacks(held_ED[expert], nodes_D, distinct_domains, distinct_nodes)
-            changed = changed or mask != mask_E[expert] or lack != lack_E[expert]
-            mask_E[expert], lack_E[expert] = mask, lack
+                mask = mask | (1 << domain) if state.held_ED[expert, domain] else mask & ~(1 << domain)
+            lack = _lack(state.held_ED[expert], aim)
+            changed = changed or mask != state.mask_E[expert] or lack != state.lack_E[expert]
+            state.mask_E[expert], state.lack_E[expert] = mask, lack
     return changed
 
 
 @njit(cache=True)
-def refresh(expert_X, domain_X, held_ED, mask_E, lack_E, nodes_D, distinct_domains, distinct_nodes):
-    """Holders and what experts lack, from the slots."""
-    held_ED[:] = 0
-    mask_E[:] = 0
-    lack_E[:] = 0
-    for x in range(len(expert_X)):
-        held_ED[expert_X[x], domain_X[x]] += 1
-    for expert in range(len(held_ED) - 1):
-        for domain in range(held_ED.shape[1]):
-            mask_E[expert] |= (held_ED[expert, domain] > 0) << domain
-        lack_E[expert] = lacks(held_ED[expert], nodes_D, distinct_domains, distinct_nodes)
+def _lack(count_D, aim):
+    """How many domains and nodes an expert with count_D (D,) replicas is short of."""
+    on_domains, on_nodes = 0, 0
+    for domain in range(len(count_D)):
+        on_domains += count_D[domain] > 0
+        on_nodes += min(count_D[domain], aim.nodes_D[domain])
+    return max(0, aim.distinct_domains - on_domains) + max(0, aim.distinct_nodes - on_nodes)
+
+
+@njit(cache=True)
+def _refresh(state, aim):
+    """Compute held_ED, mask_E and lack_E anew from the slots."""
+    state.held_ED[:] = 0
+    state.mask_E[:] = 0
+    state.lack_E[:] = 0
+    for x in range(len(state.expert_X)):
+        state.held_ED[state.expert_X[x], state.domain_X[x]] += 1
+    for expert in range(len(state.held_ED) - 1):
+        for domain in range(state.held_ED.shape[1]):
+            state.mask_E[expert] |= (state.held_ED[expert, domain] > 0) << domain
+        state.lack_E[expert] = _lack(state.held_ED[expert], aim)

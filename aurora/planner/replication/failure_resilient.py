@@ -1,7 +1,9 @@
-"""SURVIVE: where the replicas of a layer's experts sit so that every expert is still held after failures, by name.
+"""SURVIVE: failure-resilient placements by name, which put replicas on nodes so that every expert is still held after failures.
 
-Each takes (count_E, hosts, aim, rng): the replicas of each expert (E,) int64; the nodes; what counts, see Aim; and gives how
-many replicas of each expert each node holds, (E, N) int64.
+Each takes (count_E, failure_domains, aim, rng): the replicas of each expert (E,) int64; the nodes; and what counts, see Aim. It
+returns how many replicas of each expert each node holds, (E, N) int64.
+
+Adding a placement takes one such function and one line in SURVIVE.
 """
 
 import time
@@ -10,28 +12,33 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.replication.domain_swaps import LISTED, improve
-from aurora.planner.replication.mro import NAMED, Named, ranked
-from aurora.planner.replication.recoverability import losing_nothing, minimal
+from aurora.planner.replication.domain_swaps import MAX_LISTED_DOMAINS, SurvivalAim, swap_local_search
+from aurora.planner.replication.mro import BASELINES, NodePlacement, ranked
+from aurora.planner.replication.recoverability import minimal_holders, recoverable_odds
 from aurora.planner.replication.replica_counts import allocate, check_min_replicas, default_min_replicas
-from aurora.planner.replication.survival_probability import held_by, survival
+from aurora.planner.replication.survival_probability import survival
 from aurora.types import FailureDomains, ResilientPlacement
-from aurora.types.arrays import FloatArray, IntArray, counts
+from aurora.types.arrays import IntArray, counts
 from aurora.types.replica_placement import expert_loads
 
 DEFAULT = "aurora"
-KICKS = 60
-MEASURES = 4e6  # what all swaps of a layer may spend, in sets or experts looked at
-BRANCHES = 2000  # of one count, when candidates are compared
-MASKED = 62  # domains, at most, that swaps know
+KICKS = 60  # random restarts of the swap search
+MEASURE_OPERATIONS = 4e6  # what the swaps from one start may spend, in sets or experts looked at
+BRANCHES = 2000  # of one exact count, when candidates are compared
+MAX_SWAP_DOMAINS = 62  # the swap search keeps domains as bits of one integer
 
 
 @dataclass(frozen=True)
 class Aim:
-    """floor: every expert on at least min(floor, N) distinct nodes and min(floor, D) distinct failure domains. failures: after
-    how many failures surviving counts, first those that count most; a tie goes on to the next."""
+    """What a placement is for.
+
+    Attributes:
+        min_replicas: every expert sits on at least min(min_replicas, N) distinct nodes and min(min_replicas, D) domains.
+        failures: after how many failures survival counts, the most important first; ties go to the next.
+    """
 
     min_replicas: int
     failures: tuple[int, ...]
@@ -40,54 +47,85 @@ class Aim:
 Maker = Callable[[IntArray, FailureDomains, Aim, np.random.Generator], IntArray]
 
 
-def aim_of(min_replicas: int, hosts: FailureDomains, alive: int | None = None) -> Aim:
-    """With `alive` domains left first; then the failures that the floor does not cover, fewest first."""
-    if alive is not None and not 0 < alive < hosts.domains:
-        raise BadInput(f"`alive`: expected 1 to {hosts.domains - 1} of {hosts.domains} failure domains, found {alive}")
-    first = [] if alive is None else [hosts.domains - alive]
-    rest = [*range(min_replicas, hosts.domains), *range(1, min(min_replicas, hosts.domains))]
+def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None = None) -> Aim:
+    """The aim of a placement: survival with `alive` domains left first, then after the failures that `min_replicas` does not
+    guarantee, fewest first.
+
+    Raises:
+        BadInput: unless `alive` is None or from 1 to one less than the domains.
+    """
+    if alive is not None and not 0 < alive < failure_domains.domains:
+        raise BadInput(
+            f"`alive`: expected 1 to {failure_domains.domains - 1} of {failure_domains.domains} failure domains, found {alive}"
+        )
+    first = [] if alive is None else [failure_domains.domains - alive]
+    rest = [*range(min_replicas, failure_domains.domains), *range(1, min(min_replicas, failure_domains.domains))]
     return Aim(min_replicas, tuple(dict.fromkeys([*first, *rest])))
 
 
-def aurora(count_E: IntArray, hosts: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
-    """The best of the named ones, on nodes and on failure domains, each improved by swaps and made to keep the floor; and for
-    no number of failures worse than `mro`, unless only that lets it keep the floor."""
-    starts = [_by_domain(make(count_E, hosts.slots_N), hosts) for make in NAMED.values()]
-    if hosts.domains < hosts.nodes:
-        starts += [make(count_E, hosts.slots_D) for make in NAMED.values()]
-    starts.append(_guaranteed(count_E, hosts, aim))
+def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
+    """The best of the baselines, on nodes and on failure domains, each improved by a swap local search; keeps `min_replicas`.
+
+    After no number of failures worse than `mro`, unless only that lets it keep `min_replicas`.
+    """
+    starts = [_by_domain(make(count_E, failure_domains.slots_N), failure_domains) for make in BASELINES.values()]
+    if failure_domains.domains < failure_domains.nodes:
+        starts += [make(count_E, failure_domains.slots_D) for make in BASELINES.values()]
+    starts.append(_guaranteed(count_E, failure_domains, aim))
     baseline = starts[0]
-    found = [start for start in starts if not _lacking(start, hosts, aim)]
-    found += [each for each in _improved(starts, hosts, aim, rng) if not _lacking(each, hosts, aim)]
-    return dealt(_chosen(found, baseline, hosts, aim), hosts)
+    candidates = [*starts, *_improved(starts, failure_domains, aim, rng)]
+    kept = [count_ED for count_ED in candidates if _keeps_min_replicas(count_ED, failure_domains, aim)]
+    return deal_to_nodes(_best(kept, baseline, failure_domains, aim), failure_domains)
 
 
-def named(make: Named) -> Maker:
-    """A placement that knows nodes alone: no failure domains, no floor."""
+def on_nodes(make: NodePlacement) -> Maker:
+    """A baseline as a Maker: it looks at nodes alone, neither at failure domains nor at the aim."""
 
-    def placed(count_E: IntArray, hosts: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
-        return make(count_E, hosts.slots_N)
+    def placed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
+        return make(count_E, failure_domains.slots_N)
 
     return placed
 
 
-SURVIVE: dict[str, Maker] = {DEFAULT: aurora, **{name: named(make) for name, make in NAMED.items()}}
+SURVIVE: dict[str, Maker] = {DEFAULT: aurora, **{name: on_nodes(make) for name, make in BASELINES.items()}}
 
 
 def survive(
-    load_LE: FloatArray | IntArray,
-    hosts: FailureDomains,
+    load_LE: ArrayLike,
+    failure_domains: FailureDomains,
     method: str = DEFAULT,
     min_replicas: int | None = None,
     replicas: Sequence[int] | None = None,
     alive: int | None = None,
     seed: int = 0,
 ) -> ResilientPlacement:
-    """Each layer's experts and replicas on `hosts`, and what they survive. load_LE (L, E), or (E,) for one layer: numbers >= 0.
+    """Place the replicas of each layer on nodes that may fail, and compute how likely every expert survives.
 
-    floor: replicas of each expert at least; by default as few as `replicas` says, or else 2 where they fit. replicas: how many
-    each expert has, in every layer; by default by load (`allocate`). alive: optimise for so many failure domains left. Raises
-    BadInput, InfeasiblePlan where the slots do not suffice.
+    Args:
+        load_LE: (L, E) loads of zero or more, a row for each layer; (E,) for one layer.
+        failure_domains: the nodes, their slots, and which fail together.
+        method: one of SURVIVE.
+        min_replicas: replicas of each expert at least; by default the fewest in `replicas`, or else 2 where they fit.
+        replicas: how many replicas each expert has, in every layer; by default in proportion to load (`allocate`).
+        alive: optimise for so many failure domains left; by default for few failures first.
+        seed: of the random restarts and samples.
+
+    Returns:
+        The experts on each node by layer, and the survival probability after 1, 2, ... failures.
+
+    Raises:
+        BadInput: if an argument is out of range.
+        InfeasiblePlan: if the slots do not suffice.
+
+    Source:
+        The problem and `mro`: Lazarus (arXiv:2407.04656) §4.1.
+
+    Example:
+        >>> from aurora.planner.replication.failure_resilient import survive
+        >>> from aurora.types import FailureDomains
+        >>> placed = survive([1, 1, 1, 1], FailureDomains.equal(nodes=4, slots=3), replicas=[3, 3, 3, 3])
+        >>> placed.survival_L[0].p_K.tolist()
+        [1.0, 1.0, 0.0]
     """
     load_LE = expert_loads("loads", load_LE)
     experts = load_LE.shape[1]
@@ -95,123 +133,156 @@ def survive(
         raise BadInput(f"`method`: expected one of {', '.join(SURVIVE)} to survive failures, found {method!r}")
     if seed < 0:
         raise BadInput(f"`seed`: expected zero or more, found {seed}")
-    given_E = None if replicas is None else _given(replicas, experts, hosts, min_replicas)
+    given_E = None if replicas is None else _checked_replicas(replicas, experts, failure_domains, min_replicas)
     if min_replicas is None:
-        min_replicas = default_min_replicas(experts, hosts) if given_E is None else int(given_E.min())
-    check_min_replicas(experts, hosts, min_replicas)
-    aim = aim_of(min_replicas, hosts, alive)
+        min_replicas = default_min_replicas(experts, failure_domains) if given_E is None else int(given_E.min())
+    check_min_replicas(experts, failure_domains, min_replicas)
+    aim = aim_of(min_replicas, failure_domains, alive)
     warm_up(method)
     began = time.perf_counter()
-    placed = []
+    held_LEN = []
     for load_E in load_LE:
-        count_E = allocate(load_E, hosts, min_replicas) if given_E is None else given_E
-        placed.append(SURVIVE[method](count_E, hosts, aim, np.random.default_rng(seed)))
+        count_E = allocate(load_E, failure_domains, min_replicas) if given_E is None else given_E
+        held_LEN.append(SURVIVE[method](count_E, failure_domains, aim, np.random.default_rng(seed)))
     seconds = time.perf_counter() - began
-    slots_LN = tuple(tuple(tuple(np.repeat(np.arange(experts), held_E).tolist()) for held_E in held_EN.T) for held_EN in placed)
-    survivals = tuple(survival(held_by(slots_N, hosts, experts), hosts, np.random.default_rng(seed)) for slots_N in slots_LN)
-    return ResilientPlacement(method, min_replicas, slots_LN, survivals, seconds)
+    slots_LN = tuple(
+        tuple(tuple(np.repeat(np.arange(experts), held_E).tolist()) for held_E in held_EN.T) for held_EN in held_LEN
+    )
+    survival_L = tuple(
+        survival(_by_domain(held_EN, failure_domains), failure_domains, np.random.default_rng(seed)) for held_EN in held_LEN
+    )
+    return ResilientPlacement(method, min_replicas, slots_LN, survival_L, seconds)
 
 
-def dealt(count_ED: IntArray, hosts: FailureDomains) -> IntArray:
-    """(E, N) int64: the replicas of each failure domain on its nodes, an expert's on as many of them as can be."""
-    held_EN = np.zeros((len(count_ED), hosts.nodes), dtype=np.int64)
-    for domain in range(hosts.domains):
-        node_J = np.flatnonzero(hosts.domain_N == domain)
-        room_J = hosts.slots_N[node_J]
+def deal_to_nodes(count_ED: IntArray, failure_domains: FailureDomains) -> IntArray:
+    """(E, N) int64: the replicas of each failure domain on its nodes, those of an expert on as many nodes as can be.
+
+    In each round every expert puts one replica on a node: the expert that needs most nodes first, on the nodes with most empty
+    slots.
+    """
+    held_EN = np.zeros((len(count_ED), failure_domains.nodes), dtype=np.int64)
+    for domain in range(failure_domains.domains):
+        node_X = np.flatnonzero(failure_domains.domain_N == domain)
+        empty_X = failure_domains.slots_N[node_X]
         left_E = count_ED[:, domain].copy()
-        while left_E.any():  # each round one of each on a node; first what needs most nodes, to the nodes with most room
+        while left_E.any():
             for expert in np.lexsort((np.arange(len(left_E)), -left_E)).tolist():
-                most = np.lexsort((node_J, -room_J))[: min(int(left_E[expert]), int((room_J > 0).sum()))]
-                held_EN[expert, node_J[most]] += 1
-                room_J[most] -= 1
+                most = np.lexsort((node_X, -empty_X))[: min(int(left_E[expert]), int((empty_X > 0).sum()))]
+                held_EN[expert, node_X[most]] += 1
+                empty_X[most] -= 1
                 left_E[expert] -= len(most)
     return held_EN
 
 
 @cache
 def warm_up(method: str) -> None:
-    """Compile the method now, once on a machine, instead of in its first placement."""
-    hosts = FailureDomains.equal(3, 1)
-    SURVIVE[method](np.ones(3, dtype=np.int64), hosts, aim_of(1, hosts), np.random.default_rng(0))
+    """Compile the method now, once on a machine, rather than in its first placement."""
+    failure_domains = FailureDomains.equal(3, 1)
+    SURVIVE[method](np.ones(3, dtype=np.int64), failure_domains, aim_of(1, failure_domains), np.random.default_rng(0))
 
 
-def _given(replicas: Sequence[int], experts: int, hosts: FailureDomains, min_replicas: int | None) -> IntArray:
+def _checked_replicas(
+    replicas: Sequence[int], experts: int, failure_domains: FailureDomains, min_replicas: int | None
+) -> IntArray:
     count_E = counts("`replicas`", replicas, 1)
     if len(count_E) != experts or (count_E < (min_replicas or 1)).any():
         raise BadInput(f"`replicas`: expected {experts} counts of {min_replicas or 1} or more, found {count_E.tolist()}")
-    if count_E.sum() > hosts.slots_N.sum():
-        raise InfeasiblePlan(f"{count_E.sum()} replicas need as many slots; {hosts.nodes} nodes have {hosts.slots_N.sum()}")
+    if count_E.sum() > failure_domains.slots_N.sum():
+        raise InfeasiblePlan(
+            f"{count_E.sum()} replicas need as many slots; {failure_domains.nodes} nodes have {failure_domains.slots_N.sum()}"
+        )
     return count_E
 
 
-def _by_domain(held_EN: IntArray, hosts: FailureDomains) -> IntArray:
-    count_ED = np.zeros((len(held_EN), hosts.domains), dtype=np.int64)
-    np.add.at(count_ED.T, hosts.domain_N, held_EN.T)
+def _by_domain(held_EN: IntArray, failure_domains: FailureDomains) -> IntArray:
+    count_ED = np.zeros((len(held_EN), failure_domains.domains), dtype=np.int64)
+    np.add.at(count_ED.T, failure_domains.domain_N, held_EN.T)
     return count_ED
 
 
-def _guaranteed(count_E: IntArray, hosts: FailureDomains, aim: Aim) -> IntArray:
-    """(E, D) that keeps the floor wherever slots allow: first the replicas that it asks for, always to the domains with most
-    room, as Gale and Ryser fill a table; then the rest, where fewest of the expert are."""
-    count_ED = np.zeros((len(count_E), hosts.domains), dtype=np.int64)
-    room_D = hosts.slots_D
-    for wanted_E in (np.minimum(count_E, min(aim.min_replicas, hosts.domains)), count_E):
+def _guaranteed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim) -> IntArray:
+    """(E, D) int64: a placement that keeps `min_replicas` wherever slots allow.
+
+    First the replicas that `min_replicas` asks for, always to the domains with most empty slots, as Gale and Ryser fill a
+    table; then the rest, each to the domain that holds fewest of the expert.
+    """
+    count_ED = np.zeros((len(count_E), failure_domains.domains), dtype=np.int64)
+    empty_D = failure_domains.slots_D
+    for wanted_E in (np.minimum(count_E, min(aim.min_replicas, failure_domains.domains)), count_E):
         for expert in ranked(count_E):
             while (left := int(wanted_E[expert] - count_ED[expert].sum())) > 0:
-                crowded_D = count_ED[expert] // hosts.nodes_D
-                open_D = np.lexsort((np.arange(hosts.domains), -room_D, count_ED[expert], crowded_D))
-                open_D = open_D[room_D[open_D] > 0]
+                crowded_D = count_ED[expert] // failure_domains.nodes_D
+                open_D = np.lexsort((np.arange(failure_domains.domains), -empty_D, count_ED[expert], crowded_D))
+                open_D = open_D[empty_D[open_D] > 0]
                 least = open_D[count_ED[expert, open_D] == count_ED[expert, open_D[0]]][:left]
                 count_ED[expert, least] += 1
-                room_D[least] -= 1
+                empty_D[least] -= 1
     return count_ED
 
 
-def _lacking(count_ED: IntArray, hosts: FailureDomains, aim: Aim) -> bool:
-    on_nodes = np.minimum(count_ED, hosts.nodes_D).sum(axis=1)
+def _keeps_min_replicas(count_ED: IntArray, failure_domains: FailureDomains, aim: Aim) -> bool:
+    on_nodes = np.minimum(count_ED, failure_domains.nodes_D).sum(axis=1)
     on_domains = (count_ED > 0).sum(axis=1)
     return bool(
-        (on_nodes < min(aim.min_replicas, hosts.nodes)).any() or (on_domains < min(aim.min_replicas, hosts.domains)).any()
+        (on_nodes >= min(aim.min_replicas, failure_domains.nodes)).all()
+        and (on_domains >= min(aim.min_replicas, failure_domains.domains)).all()
     )
 
 
-def _improved(starts: Iterable[IntArray], hosts: FailureDomains, aim: Aim, rng: np.random.Generator) -> list[IntArray]:
-    """Each start after its swaps, none where there are too many domains."""
-    domains = hosts.domains
-    if not 1 < domains <= MASKED:
+def _improved(
+    starts: Iterable[IntArray], failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator
+) -> list[IntArray]:
+    """Each start after the swap local search; none where there are too many domains."""
+    domains = failure_domains.domains
+    if not 1 < domains <= MAX_SWAP_DOMAINS:
         return []
-    listed = domains <= LISTED
-    size_F = np.array([failed.bit_count() for failed in range(1 << domains)] if listed else [], dtype=np.int64)
-    odds_F = np.zeros(len(size_F))
-    if listed:
-        failed_FD = np.arange(1 << domains)[:, None] >> np.arange(domains) & 1
-        odds_F = np.where(failed_FD, hosts.odds_D / hosts.odds_D[0], 1.0).prod(axis=1)
-    turn_K = np.full(domains + 1, domains)
-    turn_K[list(aim.failures) if listed else slice(1, domains)] = np.arange(1, domains)
+    listed = domains <= MAX_LISTED_DOMAINS
+    measured_by = _survival_aim(failure_domains, aim, listed)
     found = []
     for start in starts:
         count_ED = start.copy()
-        most = int(MEASURES / (domains << domains if listed else len(count_ED) * 8))
-        needs = min(aim.min_replicas, domains), min(aim.min_replicas, hosts.nodes)
+        most = int(MEASURE_OPERATIONS / (domains << domains if listed else len(count_ED) * 8))
         kick_R2 = rng.random((KICKS if listed else 0, 2))
-        improve(count_ED, hosts.slots_D, hosts.nodes_D, *needs, odds_F, size_F, turn_K, kick_R2, most)
+        swap_local_search(count_ED, failure_domains.slots_D, measured_by, kick_R2, most)
         found.append(count_ED)
     return found
 
 
-def _chosen(found: Sequence[IntArray], baseline: IntArray, hosts: FailureDomains, aim: Aim) -> IntArray:
-    """The one that loses something least often, in the turn of the aim, among those never below `baseline` if there are any.
+def _survival_aim(failure_domains: FailureDomains, aim: Aim, listed: bool) -> SurvivalAim:
+    """The measure of the swap local search. listed: whether all sets of failed domains are listed."""
+    domains = failure_domains.domains
+    size_F = np.array([failed.bit_count() for failed in range(1 << domains)] if listed else [], dtype=np.int64)
+    odds_F = np.zeros(len(size_F))
+    if listed:
+        failed_FD = np.arange(1 << domains)[:, None] >> np.arange(domains) & 1
+        odds_F = np.where(failed_FD, failure_domains.odds_D / failure_domains.odds_D[0], 1.0).prod(axis=1)
+    rank_K = np.full(domains + 1, domains)
+    rank_K[list(aim.failures) if listed else slice(1, domains)] = np.arange(1, domains)
+    distinct = min(aim.min_replicas, domains), min(aim.min_replicas, failure_domains.nodes)
+    return SurvivalAim(failure_domains.nodes_D, *distinct, odds_F, size_F, rank_K)
 
-    Those whose exact count takes too long are not compared; where none can be, the first with the fewest rarest holders.
+
+def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: FailureDomains, aim: Aim) -> IntArray:
+    """The candidate that survives most often, compared in the order of aim.failures, among those never below `baseline` if
+    there are any.
+
+    Candidates whose exact count takes too long are not compared. Where none can be compared, the first with the fewest experts
+    on few domains.
     """
-    odds = [int(odd) if (hosts.odds_D == hosts.odds_D[0]).all() else odd for odd in (hosts.odds_D / hosts.odds_D[0]).tolist()]
+    odds = [
+        int(odd) if (failure_domains.odds_D == failure_domains.odds_D[0]).all() else odd
+        for odd in (failure_domains.odds_D / failure_domains.odds_D[0]).tolist()
+    ]
 
-    def kept(count_ED: IntArray) -> list[float]:
-        return losing_nothing(minimal(count_ED), odds, hosts.domains, BRANCHES)[1:]
+    def survived(count_ED: IntArray) -> list[float]:
+        return recoverable_odds(minimal_holders(count_ED), odds, failure_domains.domains, BRANCHES)[1:]
 
-    base = kept(baseline)
-    known = [(counted, each) for each in found if (counted := kept(each))]
-    if not known:
-        return min(found, key=lambda each: np.bincount([bits.bit_count() for bits in minimal(each)], minlength=99).tolist())
-    never_below = [pair for pair in known if base and all(a >= b * (1 - 1e-12) for a, b in zip(pair[0], base, strict=True))]
-    return max(never_below or known, key=lambda pair: [pair[0][failures - 1] for failures in aim.failures])[1]
+    base = survived(baseline)
+    counted = [(found, each) for each in candidates if (found := survived(each))]
+    if not counted:
+        return min(
+            candidates,
+            key=lambda each: np.bincount([bits.bit_count() for bits in minimal_holders(each)], minlength=99).tolist(),
+        )
+    never_below = [pair for pair in counted if base and all(a >= b * (1 - 1e-12) for a, b in zip(pair[0], base, strict=True))]
+    return max(never_below or counted, key=lambda pair: [pair[0][failures - 1] for failures in aim.failures])[1]

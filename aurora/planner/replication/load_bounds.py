@@ -1,7 +1,8 @@
-"""Lower bounds on the largest load of a GPU when experts have replicas, by counting slots.
+"""Lower bounds on the largest load of a GPU when experts have replicas: mean load, counting slots, and certificates.
 
-Loads are (E,) float64; GPUs and slots as in `GpuSlots`. A certificate for a threshold T proves that no placement has a largest
-load of T or less, so every certified T is a lower bound, whether or not those below it are certified too.
+Loads are (E,) float64; GPUs and slots as in `GpuSlots`; "load" of a GPU is its load times its cost. A certificate for a
+threshold T proves that no placement has a largest load of T or less, so every certified T is a lower bound, whether or not
+smaller ones are certified too.
 """
 
 import math
@@ -16,27 +17,25 @@ from aurora.types.arrays import FloatArray, IntArray
 Weight = Callable[[FloatArray, int], FloatArray]
 
 SLACK = 1e-9  # certificates must hold by this much, so that rounding proves nothing
-WORTH = 2e-3  # relative: certificates are sought where the gap is larger than this
+WORTH = 2e-3  # relative: certificates are tried where the gap is larger than this
 GRID = 24  # thresholds tried from above
 MOST_COUNTS = 15_000  # ways to choose the replicas' numbers, up to which equal division is certified one by one
 
 
-def mean_load(load_E: FloatArray, room: GpuSlots) -> float:
-    """All load over all GPUs, each taking in inverse proportion to its cost: no division of load has a smaller maximum."""
-    return float(load_E.sum() / (1 / room.cost_G).sum())
+def mean_load(load_E: FloatArray, slots: GpuSlots) -> float:
+    """The largest load if load could be split at will, each GPU taking in inverse proportion to its cost."""
+    return float(load_E.sum() / (1 / slots.cost_G).sum())
 
 
-def counted(load_E: FloatArray, room: GpuSlots) -> float:
-    """The smallest T for which the slots suffice if every expert gets the fastest GPUs, as few as can carry it within T.
+def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
+    """The smallest T for which the slots suffice if each expert gets the fastest GPUs, as few as can carry it within T.
 
-    On equal GPUs the smallest T with sum_e max(1, ceil(load_e / T)) <= P. Holds however load is divided.
+    On equal GPUs the smallest T with sum_e max(1, ceil(load_e / T)) <= P. Holds for every load split.
     """
-    speed_R = np.cumsum(np.sort(1 / room.cost_G)[::-1])  # of the R fastest GPUs
-    spare = int(room.useful_G(len(load_E)).sum()) - len(load_E)
+    speed_R = np.cumsum(np.sort(1 / slots.cost_G)[::-1])  # of the R fastest GPUs
+    spare = int(slots.useful_G(len(load_E)).sum()) - len(load_E)
     count_E = np.ones(len(load_E), dtype=np.int64)
-    for _ in range(
-        spare
-    ):  # slot after slot to the expert that needs the largest T; one on every GPU needs no more than the mean
+    for _ in range(spare):  # a slot to the expert that needs the largest T; one on every GPU needs no more than the mean
         expert = int(np.argmax(load_E / speed_R[count_E - 1]))
         if count_E[expert] == len(speed_R):
             break
@@ -44,38 +43,38 @@ def counted(load_E: FloatArray, room: GpuSlots) -> float:
     return float((load_E / speed_R[count_E - 1]).max())
 
 
-def counted_slots(load_E: FloatArray, room: GpuSlots, most: float) -> int:
-    """Slots that a largest load of `most` takes at least: the converse of `counted`."""
-    speed_R = np.cumsum(np.sort(1 / room.cost_G)[::-1])
+def slots_by_counting(load_E: FloatArray, slots: GpuSlots, most: float) -> int:
+    """The slots that a largest load of `most` takes at least: the converse of `by_counting`."""
+    speed_R = np.cumsum(np.sort(1 / slots.cost_G)[::-1])
     need_E = np.searchsorted(speed_R, load_E / most * (1 - SLACK)) + 1 if most > 0 else np.ones(len(load_E))
-    return int(np.minimum(need_E, room.gpus).sum())
+    return int(np.minimum(need_E, slots.gpus).sum())
 
 
-def fixed(load_E: FloatArray, room: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
-    """With these counts: the mean, and each expert on that many of the fastest GPUs, evenly its one on the slowest of them."""
-    speed_R = np.sort(1 / room.cost_G)[::-1]
-    carried_R = speed_R * np.arange(1, room.gpus + 1) if divided_evenly else np.cumsum(speed_R)
-    return max(mean_load(load_E, room), float((load_E / carried_R[count_E - 1]).max()))
+def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
+    """With given replica counts: the mean, and each expert alone on that many of the fastest GPUs."""
+    speed_R = np.sort(1 / slots.cost_G)[::-1]
+    carried_R = speed_R * np.arange(1, slots.gpus + 1) if divided_evenly else np.cumsum(speed_R)
+    return max(mean_load(load_E, slots), float((load_E / carried_R[count_E - 1]).max()))
 
 
-def free_split(load_E: FloatArray, room: GpuSlots, value: float) -> float:
-    """Below every placement, however load is divided: mean, counting, and on equal GPUs `_free_certified` up to `value`."""
-    base = max(mean_load(load_E, room), counted(load_E, room))
-    if not room.alike or base <= 0:
+def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
+    """For any load split: mean, counting, and on equal GPUs `_free_certified` between these and `value`, the load reached."""
+    base = max(mean_load(load_E, slots), by_counting(load_E, slots))
+    if not slots.alike or base <= 0:
         return base
-    slots = int(room.useful_G(len(load_E))[0])
-    return _raised(base, value, lambda most: _free_certified(load_E * room.cost_G[0] / most, room.gpus, slots))
+    per_gpu = int(slots.useful_G(len(load_E))[0])
+    return _raised(base, value, lambda most: _free_certified(load_E * slots.cost_G[0] / most, slots.gpus, per_gpu))
 
 
-def equal_split(load_E: FloatArray, room: GpuSlots, value: float) -> float:
-    """Below every placement that divides each expert's load evenly: `free_split`, and in small cases on equal GPUs
-    `_equal_certified` up to `value`."""
-    base = free_split(load_E, room, value)
-    slots_G = room.useful_G(len(load_E))
-    if not room.alike or base <= 0 or (count_VE := _every_count(len(load_E), int(slots_G.sum()))) is None:
+def equal_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
+    """For even splits: `free_split`, and in small cases on equal GPUs `_equal_certified` between that and `value`, the load
+    reached."""
+    base = free_split(load_E, slots, value)
+    slots_G = slots.useful_G(len(load_E))
+    if not slots.alike or base <= 0 or (count_VE := _every_count(len(load_E), int(slots_G.sum()))) is None:
         return base
-    slots = int(slots_G[0])
-    return _raised(base, value, lambda most: _equal_certified(load_E * room.cost_G[0] / most, room.gpus, slots, count_VE))
+    per_gpu = int(slots_G[0])
+    return _raised(base, value, lambda most: _equal_certified(load_E * slots.cost_G[0] / most, slots.gpus, per_gpu, count_VE))
 
 
 def _raised(base: float, value: float, certified: Callable[[float], bool]) -> float:
@@ -99,11 +98,12 @@ def _raised(base: float, value: float, certified: Callable[[float], bool]) -> fl
 def _free_certified(share_E: FloatArray, gpus: int, slots: int) -> bool:
     """Whether loads share_E, in units of the threshold, provably need a GPU above 1. GPUs equal, `slots` on each.
 
-    GPUs and experts that hold each other form connected groups. One of m experts on k GPUs leaves v >= 0 of its k (slots - 1)
-    + 1 places for experts unused, and all groups together waste sum (k - 1 + v) = gpus slots - E at most. With s the smallest
-    share and d = 1 - (slots - 1) s >= s, a group's load of at most k gives k d + v s >= sum (share - s) + s, so k - 1 + v is
-    at least ceil(sum y + s / d) - 1 for y = (share - s) / d. That is no less than the sum of floor(y), plus a half for every y
-    whose fraction exceeds 1 - s / d: one alone costs a slot more, and of b together at least b / 2 do.
+    GPUs and experts that hold each other form connected groups. A group of m experts on k GPUs has v >= 0 experts fewer
+    than the k (slots - 1) + 1 that it could have, and all groups together waste sum (k - 1 + v) = gpus slots - E at most.
+    With s the smallest share and d = 1 - (slots - 1) s >= s, a group's load of at most k gives k d + v s >= sum (share - s)
+    + s, so k - 1 + v is at least ceil(sum y + s / d) - 1 for y = (share - s) / d. That is no less than the sum of floor(y),
+    plus a half for every y whose fraction exceeds 1 - s / d: one alone costs a slot more, and of b together at least b / 2
+    do.
     """
     smallest = float(share_E.min())
     width = 1 - (slots - 1) * smallest
@@ -142,7 +142,7 @@ def _every_count(experts: int, slots: int) -> IntArray | None:
 
 
 def _too_large(x: FloatArray, slots: int) -> FloatArray:
-    """Above 1 no replica fits anywhere."""
+    """A replica above 1 fits nowhere."""
     return np.where(x > 1 + SLACK, np.inf, 0.0)
 
 

@@ -1,84 +1,119 @@
-"""How the experts' loads best divide over replicas whose places are fixed: exact, compiled."""
+"""How each expert's load best splits over replicas whose GPUs are fixed: exact, compiled."""
 
 import numpy as np
 from numba import njit
 
-from aurora.planner.replication.packing import CLOSE
+from aurora.planner.replication.slot_packing import CLOSE
+
+UNREACHED = -2
+START = -1
 
 
 @njit(cache=True)
-def even_out(held_GP, cost_G, part_GP):
-    """Move load between the replicas in part_GP, in place, until no division has a smaller largest time; gives that time.
+def minimise_max_time(held_GP, cost_G, part_GP):
+    """Move load between replicas until no split has a smaller largest time. Returns that time.
 
-    part_GP (G, P) float64: the load that each slot carries of its expert. A GPU above the target hands load on along the
-    shortest chain of shared experts to one below it. Where no chain leads, the GPUs that the chains reach hold load that can be
-    nowhere else, so that their mean is a lower bound: it becomes the target (Newton's steps on the cuts of a flow).
+    A GPU above the target hands load on along the shortest chain of shared experts to a GPU below it. Where no chain leads, the
+    GPUs that chains reach hold load that can be nowhere else, so their mean is a lower bound: it becomes the target (Newton's
+    steps on the cuts of a flow).
+
+    Args:
+        held_GP: (G, P) int64, the expert in each slot, EMPTY where there is none.
+        cost_G: (G,) float64, the cost of a unit of load on each GPU.
+        part_GP: (G, P) float64, the load that each slot carries of its expert; changed in place.
     """
-    gpus, slots = held_GP.shape
-    experts = held_GP.max() + 1
-    first_E = np.zeros(experts + 1, dtype=np.int64)  # where in owner_X each expert's slots begin
-    for slot in held_GP.flat:
-        if slot >= 0:
-            first_E[slot + 1] += 1
-    first_E = np.cumsum(first_E)
-    at_E = first_E.copy()
-    owner_X = np.zeros(first_E[experts], dtype=np.int64)
-    for gpu in range(gpus):
-        for slot in range(slots):
-            if held_GP[gpu, slot] >= 0:
-                owner_X[at_E[held_GP[gpu, slot]]] = gpu * slots + slot
-                at_E[held_GP[gpu, slot]] += 1
+    gpus = held_GP.shape[0]
+    first_E, owner_X = _slots_by_expert(held_GP)
     load_G = part_GP.sum(axis=1)
     target = load_G.sum() / (1.0 / cost_G).sum()
     tiny = max(target, (load_G * cost_G).max()) * CLOSE
     from_G = np.empty(gpus, dtype=np.int64)  # the slot, of the GPU before it in the chain, that load leaves
-    into_G = np.empty(gpus, dtype=np.int64)  # the slot of this GPU that it comes to
+    into_G = np.empty(gpus, dtype=np.int64)  # the slot of this GPU that the load comes to
     queue_G = np.empty(gpus, dtype=np.int64)
-    seen_E = np.empty(experts, dtype=np.bool_)
     while True:
         start = np.argmax(load_G * cost_G)
         over = load_G[start] - target / cost_G[start]
         if over * cost_G[start] <= tiny:
             return (load_G * cost_G).max()
-        from_G[:] = -2
-        seen_E[:] = False
-        from_G[start] = -1
-        queue_G[0] = start
-        head, tail = 0, 1
-        end = -1
-        while head < tail and end < 0:
-            gpu = queue_G[head]
-            head += 1
-            for slot in range(slots):
-                expert = held_GP[gpu, slot]
-                if expert < 0 or seen_E[expert] or part_GP[gpu, slot] <= tiny / cost_G[gpu]:
-                    continue
-                seen_E[expert] = True
-                for at in range(first_E[expert], first_E[expert + 1]):
-                    other = owner_X[at] // slots
-                    if from_G[other] == -2:
-                        from_G[other] = gpu * slots + slot
-                        into_G[other] = owner_X[at]
-                        queue_G[tail] = other
-                        tail += 1
-                        if load_G[other] * cost_G[other] < target - tiny:
-                            end = other
-                            break
-                if end >= 0:
-                    break
+        end, reached = _find_chain(
+            start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, owner_X, from_G, into_G, queue_G
+        )
         if end < 0:
-            reached = queue_G[:tail]
-            target = max(target * (1.0 + CLOSE), load_G[reached].sum() / (1.0 / cost_G[reached]).sum())
-            continue
-        moved = min(over, target / cost_G[end] - load_G[end])
-        gpu = end
-        while gpu != start:
-            moved = min(moved, part_GP[from_G[gpu] // slots, from_G[gpu] % slots])
-            gpu = from_G[gpu] // slots
-        load_G[start] -= moved
-        load_G[end] += moved
-        gpu = end
-        while gpu != start:
-            part_GP[from_G[gpu] // slots, from_G[gpu] % slots] -= moved
-            part_GP[into_G[gpu] // slots, into_G[gpu] % slots] += moved
-            gpu = from_G[gpu] // slots
+            reached_X = queue_G[:reached]
+            target = max(target * (1.0 + CLOSE), load_G[reached_X].sum() / (1.0 / cost_G[reached_X]).sum())
+        else:
+            moved = _shift_along_chain(end, min(over, target / cost_G[end] - load_G[end]), from_G, into_G, part_GP)
+            load_G[start] -= moved
+            load_G[end] += moved
+
+
+@njit(cache=True)
+def _slots_by_expert(held_GP):
+    """The slots of each expert, as gpu * P + slot: owner_X, in which those of expert e begin at first_E[e]."""
+    gpus, slots = held_GP.shape
+    experts = held_GP.max() + 1
+    first_E = np.zeros(experts + 1, dtype=np.int64)
+    for expert in held_GP.flat:
+        if expert >= 0:
+            first_E[expert + 1] += 1
+    first_E = np.cumsum(first_E)
+    next_E = first_E.copy()
+    owner_X = np.zeros(first_E[experts], dtype=np.int64)
+    for gpu in range(gpus):
+        for slot in range(slots):
+            expert = held_GP[gpu, slot]
+            if expert >= 0:
+                owner_X[next_E[expert]] = gpu * slots + slot
+                next_E[expert] += 1
+    return first_E, owner_X
+
+
+@njit(cache=True)
+def _find_chain(start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, owner_X, from_G, into_G, queue_G):
+    """Breadth-first search from GPU `start` over shared experts for a GPU below the target.
+
+    Fills from_G and into_G for the GPUs reached, and queue_G with these. Returns the GPU found (-1: none) and how many were
+    reached.
+    """
+    slots = held_GP.shape[1]
+    seen_E = np.zeros(first_E.shape[0] - 1, dtype=np.bool_)
+    from_G[:] = UNREACHED
+    from_G[start] = START
+    queue_G[0] = start
+    head, tail = 0, 1
+    while head < tail:
+        gpu = queue_G[head]
+        head += 1
+        for slot in range(slots):
+            expert = held_GP[gpu, slot]
+            if expert < 0 or seen_E[expert] or part_GP[gpu, slot] <= tiny / cost_G[gpu]:
+                continue
+            seen_E[expert] = True
+            for at in range(first_E[expert], first_E[expert + 1]):
+                other = owner_X[at] // slots
+                if from_G[other] != UNREACHED:
+                    continue
+                from_G[other] = gpu * slots + slot
+                into_G[other] = owner_X[at]
+                queue_G[tail] = other
+                tail += 1
+                if load_G[other] * cost_G[other] < target - tiny:
+                    return other, tail
+    return -1, tail
+
+
+@njit(cache=True)
+def _shift_along_chain(end, most, from_G, into_G, part_GP):
+    """Move load along the chain that leads to GPU `end`, at most `most` and what its slots carry. Returns how much."""
+    slots = part_GP.shape[1]
+    moved = most
+    gpu = end
+    while from_G[gpu] != START:
+        moved = min(moved, part_GP[from_G[gpu] // slots, from_G[gpu] % slots])
+        gpu = from_G[gpu] // slots
+    gpu = end
+    while from_G[gpu] != START:
+        part_GP[from_G[gpu] // slots, from_G[gpu] % slots] -= moved
+        part_GP[into_G[gpu] // slots, into_G[gpu] % slots] += moved
+        gpu = from_G[gpu] // slots
+    return moved

@@ -1,4 +1,4 @@
-"""How many replicas each expert has, by its load and never below a floor. Source: Lazarus Eq. 1 (arXiv:2407.04656)."""
+"""How many replicas each expert has: by its load, and never below a minimum. Source: Lazarus Eq. 1 (arXiv:2407.04656)."""
 
 from fractions import Fraction
 
@@ -11,51 +11,70 @@ from aurora.types.arrays import FloatArray, IntArray
 DEFAULT_MIN_REPLICAS = 2  # one failure is survived for certain
 
 
-def allocate(load_E: FloatArray | IntArray, hosts: FailureDomains, min_replicas: int) -> IntArray:
-    """(E,) int64 replicas that fill all slots exactly: experts by rising load, each its share of the slots left, rounded down,
-    and at least `min_replicas`.
+def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min_replicas: int) -> IntArray:
+    """Replica counts that fill all slots exactly, in proportion to load.
 
-    load_E (E,) of zero or more; all zero counts as all equal. Shares are exact. Raises as `check_floor`.
-    Source: Lazarus Eq. 1.
+    Experts come by rising load; each gets its share of the slots left, rounded down, and at least `min_replicas`.
+
+    Args:
+        load_E: (E,) loads of zero or more; all zero counts as all equal. Shares are computed exactly.
+        failure_domains: the nodes and their slots.
+        min_replicas: replicas of each expert at least.
+
+    Returns:
+        (E,) int64 counts whose sum is the number of slots.
+
+    Raises:
+        BadInput, InfeasiblePlan: as `check_min_replicas`.
+
+    Source:
+        Lazarus (arXiv:2407.04656) Eq. 1.
     """
     experts = len(load_E)
-    check_min_replicas(experts, hosts, min_replicas)
+    check_min_replicas(experts, failure_domains, min_replicas)
     loads = [Fraction(load) for load in np.asarray(load_E).tolist()] if load_E.any() else [Fraction(1)] * experts
     count_E = np.zeros(experts, dtype=np.int64)
-    rest, left = sum(loads, start=Fraction(0)), int(hosts.slots_N.sum())
+    rest, left = sum(loads, start=Fraction(0)), int(failure_domains.slots_N.sum())
     for expert in np.argsort(load_E, kind="stable").tolist():
-        count_E[expert] = max(
-            int(loads[expert] * left / rest), min_replicas
-        )  # every later load is as large, so rest is above zero
+        share = loads[expert] * left / rest  # every later load is as large, so rest is above zero
+        count_E[expert] = max(int(share), min_replicas)
         rest -= loads[expert]
         left -= int(count_E[expert])
     return count_E
 
 
 def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntArray:
-    """The same replicas, at most `most` of each: what is above goes, one by one, to the largest load a replica below."""
+    """(E,) int64: count_E with at most `most` replicas of each expert.
+
+    Replicas above that go, one by one, to the expert with the largest load per replica that has fewer than `most`.
+    """
     count_E = np.minimum(spare_E := count_E, most)
     for _ in range(min(int((spare_E - count_E).sum()), int((most - count_E).sum()))):
         count_E[np.where(count_E < most, load_E / count_E, -1.0).argmax()] += 1
     return count_E
 
 
-def default_min_replicas(experts: int, hosts: FailureDomains) -> int:
-    """The floor where none was asked for: what USUAL_FLOOR says, or what fits."""
-    return max(1, min(DEFAULT_MIN_REPLICAS, int(hosts.slots_N.sum()) // experts))
+def default_min_replicas(experts: int, failure_domains: FailureDomains) -> int:
+    """The minimum where none was asked for: DEFAULT_MIN_REPLICAS, or as many as fit."""
+    return max(1, min(DEFAULT_MIN_REPLICAS, int(failure_domains.slots_N.sum()) // experts))
 
 
-def check_min_replicas(experts: int, hosts: FailureDomains, min_replicas: int) -> None:
-    """InfeasiblePlan unless every expert can have `min_replicas` replicas, on as many nodes or on all. BadInput below one."""
+def check_min_replicas(experts: int, failure_domains: FailureDomains, min_replicas: int) -> None:
+    """Raise unless every expert can have `min_replicas` replicas, on as many distinct nodes or on all.
+
+    Raises:
+        BadInput: if `min_replicas` is below one.
+        InfeasiblePlan: if the slots do not suffice.
+    """
     if min_replicas < 1:
         raise BadInput(f"`min_replicas`: expected one or more, found {min_replicas}")
-    have = int(hosts.slots_N.sum())
+    have = int(failure_domains.slots_N.sum())
     if experts * min_replicas > have:
         raise InfeasiblePlan(
             f"`min_replicas` {min_replicas}: {experts} experts x {min_replicas} replicas need {experts * min_replicas} slots; "
-            f"{hosts.nodes} nodes have {have}"
+            f"{failure_domains.nodes} nodes have {have}"
         )
-    distinct, useful = min(min_replicas, hosts.nodes), int(np.minimum(hosts.slots_N, experts).sum())
+    distinct, useful = min(min_replicas, failure_domains.nodes), int(np.minimum(failure_domains.slots_N, experts).sum())
     if experts * distinct > useful:
         raise InfeasiblePlan(
             f"`min_replicas` {min_replicas}: {experts} experts on {distinct} distinct nodes each need {experts * distinct} "

@@ -1,52 +1,69 @@
-"""How likely every expert is still held after k failures: exact where a search ends soon, else by drawing, with an interval.
-
-Every expert has its holders, the failure domains that hold it, as bits of one integer. Lost is what has all holders failed.
-"""
+"""The probability that every expert is still held after k failures: exact where a search ends soon, else sampled, with an
+interval; and an upper bound on it for any placement of as many replicas."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from aurora.planner.replication.recoverability import Polynomial, any_of, covered, losing_nothing, minimal
+from aurora.planner.replication.recoverability import Polynomial, all_held, minimal_holders, recoverable_odds, subset_odds
 from aurora.types import FailureDomains, SurvivalProbability
 from aurora.types.arrays import FloatArray, IntArray
 
-BRANCHES = 20_000  # of a search, before it gives up
+BRANCHES = 20_000  # of an exact count, before it gives up
 DRAWS = 20_000
-WIDTH = 1.96  # standard deviations: 95 %
+Z_95 = 1.96  # standard deviations of a 95 % interval
 
 
-def held_by(slots_N: Sequence[Sequence[int]], hosts: FailureDomains, experts: int) -> IntArray:
-    """(E, D) int64: how many replicas of each expert each failure domain holds."""
-    count_ED = np.zeros((experts, hosts.domains), dtype=np.int64)
-    for held, domain in zip(slots_N, hosts.domain_N.tolist(), strict=True):
+def held_by(slots_N: Sequence[Sequence[int]], failure_domains: FailureDomains, experts: int) -> IntArray:
+    """Count the replicas of each expert in each failure domain.
+
+    Args:
+        slots_N: the experts in the slots of each node.
+        failure_domains: the domain of each node.
+        experts: how many there are.
+
+    Returns:
+        (E, D) int64.
+    """
+    count_ED = np.zeros((experts, failure_domains.domains), dtype=np.int64)
+    for held, domain in zip(slots_N, failure_domains.domain_N.tolist(), strict=True):
         np.add.at(count_ED, (list(held), domain), 1)
     return count_ED
 
 
-def survival(count_ED: IntArray, hosts: FailureDomains, rng: np.random.Generator) -> SurvivalProbability:
-    """See SurvivalProbability. count_ED (E, D) int64: the replicas of each expert in each failure domain, one at least of each.
+def survival(count_ED: IntArray, failure_domains: FailureDomains, rng: np.random.Generator) -> SurvivalProbability:
+    """The probability that every expert is still held after 1, 2, ... failed domains.
 
-    Given that k fail, a set of k is as likely as the product of its odds. Exact: inclusion by branching over domains, parts
-    that share no domain apart; where that takes too long, exact up to as many failures as it can and drawn beyond.
+    Given that k domains fail, a set of k is as likely as the product of its odds. Exact by branching over domains; where that
+    takes too long, exact up to as many failures as it can and sampled beyond.
+
+    Args:
+        count_ED: (E, D) int64, the replicas of each expert in each failure domain, at least one of each expert.
+        failure_domains: the domains and their odds to fail.
+        rng: for the samples.
     """
-    domains = hosts.domains
-    odds = [int(odd) if (hosts.odds_D == hosts.odds_D[0]).all() else odd for odd in (hosts.odds_D / hosts.odds_D[0]).tolist()]
+    domains = failure_domains.domains
+    odds = [
+        int(odd) if (failure_domains.odds_D == failure_domains.odds_D[0]).all() else odd
+        for odd in (failure_domains.odds_D / failure_domains.odds_D[0]).tolist()
+    ]
     found: Polynomial = []
     for most in dict.fromkeys((domains, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)):
-        counted = losing_nothing(minimal(count_ED), odds, most, BRANCHES) if most <= domains else []
+        counted = recoverable_odds(minimal_holders(count_ED), odds, most, BRANCHES) if most <= domains else []
         found = counted or found
         if (most == domains) == bool(counted):  # all is counted, or a part takes too long
             break
-    return SurvivalProbability(*_filled(found, count_ED, hosts, odds, rng), best(count_ED.sum(axis=1), hosts))
+    return SurvivalProbability(
+        *_with_samples(found, count_ED, failure_domains, odds, rng), upper_bound_K(count_ED.sum(axis=1), failure_domains)
+    )
 
 
-def _filled(
-    found: Polynomial, count_ED: IntArray, hosts: FailureDomains, odds: Sequence[float], rng: np.random.Generator
+def _with_samples(
+    found: Polynomial, count_ED: IntArray, failure_domains: FailureDomains, odds: Sequence[float], rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
-    """(D-1,) probabilities and half-widths: what was counted, and drawn beyond."""
-    domains = hosts.domains
-    whole = any_of((1 << domains) - 1, odds, domains)
+    """(D - 1,) probabilities and half-widths: the exact counts in `found`, and samples beyond."""
+    domains = failure_domains.domains
+    whole = subset_odds((1 << domains) - 1, odds, domains)
     exact = domains if len(found) > domains else len(found)
     p_K, half_K = np.zeros(domains - 1), np.zeros(domains - 1)
     held_DE = count_ED.T > 0
@@ -55,21 +72,21 @@ def _filled(
         if failures < exact:
             p_K[failures - 1] = found[failures] / whole[failures]
         elif most_held[domains - failures - 1] >= len(count_ED):
-            p = float(covered(held_DE, ~drawn(hosts.odds_D, failures, DRAWS, rng)).mean())
+            p = float(all_held(held_DE, ~sample_failures(failure_domains.odds_D, failures, DRAWS, rng)).mean())
             p_K[failures - 1], half_K[failures - 1] = wilson(p, DRAWS)
     return p_K, half_K
 
 
 def wilson(p: float, draws: int) -> tuple[float, float]:
-    """The centre and half the width of the interval that holds a probability seen as p in so many draws (95 %, Wilson)."""
-    shrink = 1 + WIDTH**2 / draws
-    half = WIDTH / shrink * float(np.sqrt(p * (1 - p) / draws + WIDTH**2 / (4 * draws**2)))
-    centre = (p + WIDTH**2 / (2 * draws)) / shrink
+    """The centre and half-width of Wilson's 95 % interval for a probability that was p in so many draws."""
+    shrink = 1 + Z_95**2 / draws
+    half = Z_95 / shrink * float(np.sqrt(p * (1 - p) / draws + Z_95**2 / (4 * draws**2)))
+    centre = (p + Z_95**2 / (2 * draws)) / shrink
     return centre, min(half, centre, 1 - centre)  # rounding apart it is within 0 and 1
 
 
-def drawn(odds_D: FloatArray, failures: int, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """(M, D) bool: `draws` sets of exactly so many failed domains, each as likely as the product of its odds."""
+def sample_failures(odds_D: FloatArray, failures: int, draws: int, rng: np.random.Generator) -> np.ndarray:
+    """(M, D) bool: `draws` sets of exactly `failures` failed domains, each as likely as the product of its odds."""
     domains = len(odds_D)
     odds_D = odds_D / np.exp(np.log(odds_D).mean())
     rest_DK = np.zeros((domains + 1, failures + 1))  # the odds of all sets of 0..k of the domains from here on
@@ -86,26 +103,31 @@ def drawn(odds_D: FloatArray, failures: int, draws: int, rng: np.random.Generato
     return failed_MD
 
 
-def best(count_E: IntArray, hosts: FailureDomains) -> FloatArray:
-    """(D-1,) above what no placement of count_E (E,) replicas in `hosts` survives k failures.
+def upper_bound_K(count_E: IntArray, failure_domains: FailureDomains) -> FloatArray:
+    """(D - 1,) float64: the survival probability after 1, 2, ... failures that no placement of the replicas exceeds.
 
-    Of k failed domains, the slots hold all replicas of few experts only; so the sets that lose some expert are at least the
-    sets that lose each, summed, over how many one set can lose. Holders lie at best in the domains least likely to fail.
+    The slots of k failed domains hold all replicas of few experts only. So the sets that lose some expert are at least the sets
+    that lose each expert, summed, over how many experts one set can lose. The safest holders are the domains least likely to
+    fail.
+
+    Args:
+        count_E: (E,) int64, the replicas of each expert.
+        failure_domains: the domains, their slots and their odds to fail.
     """
-    domains, count_E = hosts.domains, np.sort(count_E)
-    odds = np.sort(hosts.odds_D / hosts.odds_D.max()).tolist()
-    all_K = any_of((1 << domains) - 1, odds, domains)
-    slots = np.sort(hosts.slots_D)[::-1].cumsum()
+    domains, count_E = failure_domains.domains, np.sort(count_E)
+    odds = np.sort(failure_domains.odds_D / failure_domains.odds_D.max()).tolist()
+    all_K = subset_odds((1 << domains) - 1, odds, domains)
+    slots = np.sort(failure_domains.slots_D)[::-1].cumsum()
     sure: dict[int, Polynomial] = {}  # the odds that all of the so many safest domains fail
     for held in np.unique(np.minimum(count_E, domains)).tolist():
-        others = any_of((1 << domains) - (1 << held), odds, domains)
+        others = subset_odds((1 << domains) - (1 << held), odds, domains)
         sure[held] = [0.0] * held + [float(np.prod(odds[:held])) * value for value in others]
-    best_K = np.ones(domains - 1)
+    bound_K = np.ones(domains - 1)
     for failures in range(1, domains):
         lost_E = np.array([sure[min(int(count), domains)][failures] / all_K[failures] for count in count_E])
         together = int(np.searchsorted(count_E.cumsum(), slots[failures - 1], side="right"))
-        share_E = lost_E.cumsum() / np.minimum(np.arange(1, len(count_E) + 1), max(together, 1))
-        best_K[failures - 1] = 1 - min(1.0, float(share_E.max()))
+        lost_share_E = lost_E.cumsum() / np.minimum(np.arange(1, len(count_E) + 1), max(together, 1))
+        bound_K[failures - 1] = 1 - min(1.0, float(lost_share_E.max()))
         if slots[domains - failures - 1] < len(count_E):
-            best_K[failures - 1] = 0.0
-    return best_K
+            bound_K[failures - 1] = 0.0
+    return bound_K

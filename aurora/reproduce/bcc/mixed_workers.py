@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.replication.recoverability import meet_more
+from aurora.reproduce.bcc.recoverable_batches import add_drawn_batches
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 
 POINTS = 1000  # of a time's distribution
@@ -230,7 +230,7 @@ def unrecoverable_probability(batches: int, load_W: IntArray) -> float:
     met_B = np.zeros(batches + 1)
     met_B[0] = 1.0
     for load in load_W.tolist():
-        met_B = meet_more(met_B, load)
+        met_B = add_drawn_batches(met_B, load)
     return max(0.0, 1 - float(met_B[-1]))
 
 

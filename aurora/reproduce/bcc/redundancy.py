@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.replication.gradient_codes import GradientCode, code_by_speed
-from aurora.planner.replication.recoverability import waited_for
+from aurora.planner.gradient_codes import GradientCode, check_sizes, group_count, grouped_code
+from aurora.reproduce.bcc.recoverable_batches import messages_needed
 from aurora.types.arrays import FloatArray, IntArray, numbers
 
 
@@ -34,7 +34,19 @@ def _fewest(code: GradientCode, order: IntArray) -> int:
     """How many of `order`, from its beginning, the code can be decoded from; 0: not from all of them."""
     if code.needed is not None:
         return code.needed if len(order) >= code.needed else 0
-    return waited_for(code.holds_WB, order.tolist()) or 0
+    return messages_needed(code.holds_WB, order.tolist()) or 0
+
+
+def code_by_speed(seconds_W: FloatArray, batches: int, load: int) -> GradientCode:
+    """A balanced code whose groups are dealt by speed, back and forth: fast workers hold different groups, slow ones repeat."""
+    workers = len(seconds_W)
+    check_sizes("balanced", workers, batches, load)
+    groups = group_count(batches, load)
+    deal = np.arange(workers)
+    rounds, place = deal // groups, deal % groups
+    group_W = np.empty(workers, dtype=np.int64)
+    group_W[np.argsort(seconds_W, kind="stable")] = np.where(rounds % 2, groups - 1 - place, place)
+    return grouped_code("balanced", group_W, batches, groups)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.replication.gradient_codes import GradientCode, code_by_speed, make_code
+from aurora.planner.gradient_codes import GradientCode, make_code
 from aurora.reproduce.bcc.delays import DELAYS, Times, recorded_steps
 from aurora.reproduce.bcc.descent import Descent, batch_of, gradient, loss, start
 from aurora.reproduce.bcc.mixed_workers import (
@@ -26,7 +26,7 @@ from aurora.reproduce.bcc.mixed_workers import (
     theorem_2,
     unrecoverable_probability,
 )
-from aurora.reproduce.bcc.redundancy import choose_load, replay, scaled
+from aurora.reproduce.bcc.redundancy import choose_load, code_by_speed, replay, scaled
 from aurora.reproduce.bcc.waiting import formula, waiting
 from aurora.types import AggregationResult, BccOptions, WorkerReport
 from aurora.types.arrays import FloatArray

@@ -8,8 +8,8 @@ import numpy as np
 from scipy.special import digamma
 
 from aurora.errors import BadInput
-from aurora.planner.replication.gradient_codes import check_sizes, drawn_share_K, group_count
-from aurora.planner.replication.recoverability import covering_share_K, meet_more
+from aurora.planner.gradient_codes import check_sizes, drawn_share_K, group_count
+from aurora.reproduce.bcc.recoverable_batches import add_drawn_batches, recoverable_share_K
 from aurora.types.arrays import FloatArray
 
 
@@ -66,7 +66,7 @@ def _bcc(workers: int, batches: int, load: int) -> FloatArray:
 
 def _balanced(workers: int, batches: int, load: int) -> FloatArray:
     groups = group_count(batches, load)
-    return covering_share_K(np.arange(workers)[:, None] % groups == np.arange(groups))
+    return recoverable_share_K(np.arange(workers)[:, None] % groups == np.arange(groups))
 
 
 def _uncoded(workers: int, batches: int, load: int) -> FloatArray:
@@ -85,7 +85,7 @@ def _random(workers: int, batches: int, load: int) -> FloatArray:
     share_K, met_B = np.zeros(workers + 1), np.zeros(batches + 1)
     met_B[0] = 1.0
     for k in range(1, workers + 1):
-        met_B = meet_more(met_B, load)
+        met_B = add_drawn_batches(met_B, load)
         share_K[k] = met_B[-1]
     return share_K
 

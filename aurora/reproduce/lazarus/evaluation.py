@@ -9,9 +9,10 @@ import numpy as np
 
 from aurora.io import load_failures
 from aurora.planner.migration.recovery import recover
-from aurora.planner.migration.relabelling import fewest_moves, greedy_moves
+from aurora.planner.migration.relabelling import fewest_moves
 from aurora.planner.replication.failure_resilient import survive
-from aurora.planner.replication.recoverability import covered
+from aurora.planner.replication.recoverability import all_held
+from aurora.reproduce.lazarus.greedy_relabelling import greedy_moves
 from aurora.reproduce.lazarus.jobs import BATCH, DEEPSEEK_V3, JOBS, NODES, SLOTS
 from aurora.reproduce.ranges import Range
 from aurora.reproduce.recorded_data import is_recorded, recorded_file
@@ -139,7 +140,7 @@ def _model() -> list[LazarusFigure]:
                 failed = np.array(list(combinations(range(NODES), failures)))
                 alive_MW = np.ones((len(failed), NODES), dtype=bool)
                 np.put_along_axis(alive_MW, failed, False, axis=1)
-                p = covered(held_WLE.reshape(NODES, -1), alive_MW).mean()
+                p = all_held(held_WLE.reshape(NODES, -1), alive_MW).mean()
                 claim = claims.get((name, failures, way))
                 found.append(LazarusFigure("8", f"{name}, {failures} failed", way, claim, _one(p)))
     return found
@@ -255,19 +256,19 @@ def _moves() -> list[LazarusFigure]:
     relabelling, the paper's."""
     found = []
     cluster = Cluster("ten", tuple(Gpu(f"g{n}", "3090", n, PORT_BPS, PORT_BPS, 24 * 10**9) for n in range(NODES)))
-    hosts = FailureDomains.equal(NODES, SLOTS)
+    failure_domains = FailureDomains.equal(NODES, SLOTS)
     cases = (("GPT-S", 2, 11, 2.3), ("GPT-S", 3, 52, 3.0), ("GPT-L", 4, 160, 7.6), ("GPT-L", 5, 55, 7.8))
     for name, lost, replicas, seconds in cases:
         load_LE = JOBS[name].load_LE
         for way, method, relabel in (
             ("aurora", "aurora", fewest_moves), ("mro", "mro", fewest_moves), ("mro, greedy", "mro", greedy_moves)
         ):  # fmt: skip
-            held = survive(load_LE, hosts, method, min_replicas=2).slots_LN
+            held = survive(load_LE, failure_domains, method, min_replicas=2).slots_LN
             moved, took = [], []
             for seed in range(DRAWS):
                 alive_N = np.ones(NODES, dtype=bool)
                 alive_N[np.random.default_rng(seed).permutation(NODES)[:lost]] = False
-                made = recover(held, alive_N, load_LE, hosts, cluster, EXPERT_BYTES[name], 2, method, relabel=relabel)
+                made = recover(held, alive_N, load_LE, failure_domains, cluster, EXPERT_BYTES[name], 2, method, relabel=relabel)
                 moved.append(float(made.moved))
                 took.append(made.schedule.makespan_s)
             papers = way == "mro, greedy"

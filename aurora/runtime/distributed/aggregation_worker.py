@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.planner.replication.gradient_codes import GradientCode
+from aurora.planner.gradient_codes import GradientCode
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.runtime.distributed.store_messages import pack_message, unpack_message
 

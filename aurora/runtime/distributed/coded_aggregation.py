@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.replication.gradient_codes import GradientCode, load_of, make_code
+from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.distributed.aggregation_worker import (
     FOREVER,
     RESULTS_KEY,

@@ -159,7 +159,7 @@ def test_plans_that_cannot_follow_one_another():
         make_plan(machines, [source, source]),
     ]
     for old in others:
-        with pytest.raises(BadInput, match="--from: expected a plan for the same cluster and the same models"):
+        with pytest.raises(BadInput, match="`previous`: expected a plan for the same cluster and the same models"):
             move(new, old, [source])
-    with pytest.raises(BadInput, match="--max-move-bytes: expected zero or more, found -1"):
+    with pytest.raises(BadInput, match="`max_move_bytes`: expected zero or more, found -1"):
         move(new, new, [source], -1)

@@ -11,8 +11,9 @@ from aurora.errors import InfeasiblePlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.planner.migration.recovery import order_among, recover
-from aurora.planner.migration.relabelling import fewest_moves, greedy_moves
+from aurora.planner.migration.relabelling import fewest_moves
 from aurora.planner.replication.failure_resilient import survive
+from aurora.reproduce.lazarus.greedy_relabelling import greedy_moves
 from aurora.types import Cluster, FailureDomains, Gpu, Network
 
 
@@ -22,7 +23,7 @@ def machines(nodes):
 
 @st.composite
 def failures(draw):
-    """(old_LN, alive_N, load_LE, hosts, floor): some of the nodes were placed on, some are alive, one at least both."""
+    """(old_LN, alive_N, load_LE, failure_domains, min_replicas): some of the nodes were placed on, some are alive, one at least both."""
     nodes, experts, layers = draw(st.integers(2, 5)), draw(st.integers(1, 5)), draw(st.integers(1, 2))
     slots = draw(st.integers(experts, experts + 2))
     loads = st.lists(st.integers(0, 20), min_size=experts, max_size=experts)
@@ -40,11 +41,11 @@ def failures(draw):
 @settings(max_examples=40, deadline=None)
 @given(failures())
 def test_the_living_hold_every_expert_again(case):
-    old_LN, alive_N, load_LE, hosts, min_replicas = case
-    made = recover(old_LN, alive_N, load_LE, hosts, machines(hosts.nodes), 7, min_replicas)
+    old_LN, alive_N, load_LE, failure_domains, min_replicas = case
+    made = recover(old_LN, alive_N, load_LE, failure_domains, machines(failure_domains.nodes), 7, min_replicas)
     left = np.flatnonzero(alive_N)
     moved = 0
-    arrived_N = np.zeros(hosts.nodes, dtype=np.int64)
+    arrived_N = np.zeros(failure_domains.nodes, dtype=np.int64)
     for layer, held_J in enumerate(made.placement.slots_LG):
         assert len(held_J) == len(left)
         lost = set(range(load_LE.shape[1])) - {e for node in left for e in old_LN[layer][node]}
@@ -52,7 +53,7 @@ def test_the_living_hold_every_expert_again(case):
         for expert in range(load_LE.shape[1]):
             assert sum(expert in held for held in held_J) >= min(made.min_replicas, len(left))
         for node, held in zip(left, held_J, strict=True):
-            assert len(held) <= hosts.slots_N[node]
+            assert len(held) <= failure_domains.slots_N[node]
             new = set(held) - set(old_LN[layer][node]) - lost
             moved += len(new)
             arrived_N[node] += 7 * len(new)
@@ -61,7 +62,9 @@ def test_the_living_hold_every_expert_again(case):
     assert not made.bytes_NN[~alive_N].any()
     assert made.schedule.makespan_s >= made.schedule.fluid_bound_s * (1 - 1e-9)
     assert made.checkpoint_bytes_N.sum() >= 7 * sum(map(len, made.lost_L))
-    greedy = recover(old_LN, alive_N, load_LE, hosts, machines(hosts.nodes), 7, min_replicas, relabel=greedy_moves)
+    greedy = recover(
+        old_LN, alive_N, load_LE, failure_domains, machines(failure_domains.nodes), 7, min_replicas, relabel=greedy_moves
+    )
     assert made.moved <= greedy.moved
 
 
@@ -80,9 +83,9 @@ def test_greedy_gives_a_renaming_and_never_fewer_bytes(gpus, experts, seed):
 
 
 def test_racks_move_as_a_whole_and_the_floor_gives_way_to_room():
-    hosts = FailureDomains(np.full(4, 2), np.array([0, 0, 1, 1]), np.ones(2))
+    failure_domains = FailureDomains(np.full(4, 2), np.array([0, 0, 1, 1]), np.ones(2))
     old = [[(0, 1), (2, 3), (0, 1), (2, 3)]]
-    made = recover(old, np.array([True, True, True, False]), np.ones((1, 4)), hosts, machines(4), 5, 2)
+    made = recover(old, np.array([True, True, True, False]), np.ones((1, 4)), failure_domains, machines(4), 5, 2)
     assert made.min_replicas == 1
     assert made.lost_L == ((),)
     assert {e for held in made.placement.slots_LG[0][:2] for e in held} == {0, 1, 2, 3}

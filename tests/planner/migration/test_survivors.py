@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
-from aurora.planner.migration.survivors import moved_bytes, moves, program_among, restored
+from aurora.planner.migration.survivors import expert_transfers, program_among, restored, transfer_bytes
 from aurora.types import Compute, Exchange, Placement, PlanOptions, Program
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
@@ -56,14 +56,14 @@ def test_all_is_held_and_nobody_gives_up_what_was_planned(drawn):
             assert op.order.pairs_X2.tolist() == [list(pair) for pair in pairs]
         elif isinstance(op, Compute):
             assert op == before
-    found = moves(left, held_R, [100])
+    found = expert_transfers(left, held_R, [100])
     for layer in range(layers):
         for rank in range(len(alive)):
             came = {move.expert for move in found if (move.layer, move.to) == (layer, rank)}
             assert came | set(held_R[rank][0][layer]) == set(placement.slots_LG[layer][rank])
     assert all(move.source is None or move.expert in held_R[move.source][0][move.layer] for move in found)
     assert all(move.source is not None or all(move.expert not in held[0][move.layer] for held in held_R) for move in found)
-    bytes_RR = moved_bytes(found, [100], len(alive))
+    bytes_RR = transfer_bytes(found, [100], len(alive))
     assert bytes_RR.sum() == 100 * sum(move.source is not None for move in found)
     assert not bytes_RR.diagonal().any()
 
@@ -75,7 +75,7 @@ def test_who_comes_back_gets_back_what_was_planned(drawn):
     everything = (tuple(tuple(range(planned.experts)) for _ in range(layers)),)
     again = program_among(program, range(program.ranks), [np.ones((layers, planned.experts))], [everything] * program.ranks)
     assert again.placements_M[0].slots_LG == planned.slots_LG
-    assert not moves(again, [everything] * program.ranks, [1])
+    assert not expert_transfers(again, [everything] * program.ranks, [1])
 
 
 def test_the_heaviest_orphan_goes_where_least_load_is():

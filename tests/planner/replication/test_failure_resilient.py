@@ -1,4 +1,4 @@
-"""Placing for failures: against all placements of small cases, the floor always, racks, rates, unequal nodes."""
+"""Placing for failures: against all placements of small cases, min_replicas always kept, racks, rates, unequal nodes."""
 
 from fractions import Fraction
 
@@ -18,7 +18,7 @@ from tests.planner.replication.brute_force import cases
 
 
 @st.composite
-def some_hosts(draw, max_nodes=7):
+def some_failure_domains(draw, max_nodes=7):
     """Nodes with different slots, each by itself or in racks, failing alike or not."""
     nodes = draw(st.integers(1, max_nodes))
     slots_N = np.array(draw(st.lists(st.integers(1, 5), min_size=nodes, max_size=nodes)))
@@ -30,18 +30,18 @@ def some_hosts(draw, max_nodes=7):
     return FailureDomains(slots_N, domain_N, odds_D)
 
 
-@given(some_hosts(), st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 4))
-def test_replicas_follow_loads_and_keep_the_floor(hosts, loads, min_replicas):
+@given(some_failure_domains(), st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 4))
+def test_replicas_follow_loads_and_keep_min_replicas(failure_domains, loads, min_replicas):
     """Eq. 1 written out with fractions."""
-    load_E, slots = np.array(loads), int(hosts.slots_N.sum())
+    load_E, slots = np.array(loads), int(failure_domains.slots_N.sum())
     if (
-        len(loads) * min(min_replicas, hosts.nodes) > np.minimum(hosts.slots_N, len(loads)).sum()
+        len(loads) * min(min_replicas, failure_domains.nodes) > np.minimum(failure_domains.slots_N, len(loads)).sum()
         or len(loads) * min_replicas > slots
     ):
         with pytest.raises(InfeasiblePlan, match="slots"):
-            allocate(load_E, hosts, min_replicas)
+            allocate(load_E, failure_domains, min_replicas)
         return
-    count_E = allocate(load_E, hosts, min_replicas)
+    count_E = allocate(load_E, failure_domains, min_replicas)
     assert count_E.sum() == slots
     assert count_E.min() >= min_replicas
     left, order = slots, sorted(range(len(loads)), key=lambda expert: (loads[expert], expert))
@@ -53,13 +53,13 @@ def test_replicas_follow_loads_and_keep_the_floor(hosts, loads, min_replicas):
 
 
 def test_all_739_small_cases():
-    """aurora keeps as much as the best of all placements, whatever is left alive; mro does not in 27; the floor always."""
+    """aurora keeps as much as the best of all placements, whatever is left alive; mro does not in 27; min_replicas always kept."""
     seen = lost_by_mro = 0
     for nodes, slots, counts, best_K in cases():
-        hosts, min_replicas, count_E = FailureDomains.equal(nodes, slots), counts[0], np.array(counts)
+        failure_domains, min_replicas, count_E = FailureDomains.equal(nodes, slots), counts[0], np.array(counts)
         kept = {}
         for name in ("aurora", "mro"):
-            held_EN = SURVIVE[name](count_E, hosts, aim_of(min_replicas, hosts), np.random.default_rng(0))
+            held_EN = SURVIVE[name](count_E, failure_domains, aim_of(min_replicas, failure_domains), np.random.default_rng(0))
             assert held_EN.sum(axis=1).tolist() == list(counts)
             assert (held_EN.sum(axis=0) == slots).all()
             mask_E = ((held_EN > 0) << np.arange(nodes)).sum(axis=1)
@@ -84,51 +84,55 @@ def test_where_the_papers_theorem_fails():
 
 
 @settings(max_examples=60, deadline=None)
-@given(some_hosts(), st.data())
-def test_the_floor_is_kept_and_nothing_is_below_mro(hosts, data):
-    slots = int(hosts.slots_N.sum())
+@given(some_failure_domains(), st.data())
+def test_min_replicas_is_kept_and_nothing_is_below_mro(failure_domains, data):
+    slots = int(failure_domains.slots_N.sum())
     experts = data.draw(st.integers(1, min(slots, 6)))
     load_E = np.array(data.draw(st.lists(st.integers(0, 20), min_size=experts, max_size=experts)))
     min_replicas = data.draw(st.integers(1, 3))
-    alive = data.draw(st.one_of(st.none(), st.integers(1, hosts.domains - 1))) if hosts.domains > 1 else None
+    alive = (
+        data.draw(st.one_of(st.none(), st.integers(1, failure_domains.domains - 1))) if failure_domains.domains > 1 else None
+    )
     try:
-        made = survive(load_E, hosts, "aurora", min_replicas, alive=alive)
+        made = survive(load_E, failure_domains, "aurora", min_replicas, alive=alive)
     except InfeasiblePlan:
         return
-    check_resilient(made, hosts, guaranteed=True)
+    check_resilient(made, failure_domains, guaranteed=True)
     assert sorted(e for held in made.slots_LN[0] for e in held) == sorted(
-        np.repeat(range(experts), allocate(load_E, hosts, min_replicas))
+        np.repeat(range(experts), allocate(load_E, failure_domains, min_replicas))
     )
-    other = survive(load_E, hosts, "mro", min_replicas)
-    check_resilient(other, hosts, guaranteed=False)
-    held = held_by(other.slots_LN[0], hosts, experts)
+    other = survive(load_E, failure_domains, "mro", min_replicas)
+    check_resilient(other, failure_domains, guaranteed=False)
+    held = held_by(other.slots_LN[0], failure_domains, experts)
     on_nodes = np.array([[expert in slots_ for slots_ in other.slots_LN[0]] for expert in range(experts)]).sum(axis=1)
-    if (held > 0).sum(axis=1).min() >= min(min_replicas, hosts.domains) and on_nodes.min() >= min(min_replicas, hosts.nodes):
+    if (held > 0).sum(axis=1).min() >= min(min_replicas, failure_domains.domains) and on_nodes.min() >= min(
+        min_replicas, failure_domains.nodes
+    ):
         p, q = made.survival_L[0].p_K, other.survival_L[0].p_K
-        failures = list(range(min_replicas, hosts.domains)) if alive is None else [hosts.domains - alive]
+        failures = list(range(min_replicas, failure_domains.domains)) if alive is None else [failure_domains.domains - alive]
         assert [p[k - 1] for k in failures] >= [q[k - 1] - 1e-9 for k in failures]
 
 
 def test_for_every_number_left_alive_never_below_the_named_ones():
     load_E = 1.0 / (1 + np.arange(8.0))
-    hosts = FailureDomains.equal(6, 3)
+    failure_domains = FailureDomains.equal(6, 3)
     for alive in range(1, 6):
-        found = {name: survive(load_E, hosts, name, 1, alive=alive).survival_L[0].p_K[5 - alive] for name in SURVIVE}
+        found = {name: survive(load_E, failure_domains, name, 1, alive=alive).survival_L[0].p_K[5 - alive] for name in SURVIVE}
         assert found["aurora"] == max(found.values())
 
 
 def test_the_rarest_goes_where_failures_are_rare():
-    hosts = FailureDomains(np.array([1, 1, 1]), np.arange(3), np.array([1.0, 1.0, 0.01]))
-    found = survive(np.array([1.0, 5.0]), hosts, min_replicas=1)
+    failure_domains = FailureDomains(np.array([1, 1, 1]), np.arange(3), np.array([1.0, 1.0, 0.01]))
+    found = survive(np.array([1.0, 5.0]), failure_domains, min_replicas=1)
     assert found.slots_LN[0][2] == (0,)
 
 
 def test_many_nodes_are_placed_and_counted_exactly():
     load_E = (1.0 + np.arange(256)) ** -0.8
-    hosts = FailureDomains.equal(64, 32)
-    found, named = survive(load_E, hosts, min_replicas=2), survive(load_E, hosts, "mro", 2)
-    check_resilient(found, hosts, guaranteed=True)
-    assert not found.survival_L[0].half_K.any()
+    failure_domains = FailureDomains.equal(64, 32)
+    found, named = survive(load_E, failure_domains, min_replicas=2), survive(load_E, failure_domains, "mro", 2)
+    check_resilient(found, failure_domains, guaranteed=True)
+    assert not found.survival_L[0].half_width_K.any()
     assert (found.survival_L[0].p_K >= named.survival_L[0].p_K).all()
 
 
@@ -145,14 +149,14 @@ def test_what_the_named_ones_do():
 @pytest.mark.parametrize(
     ("kind", "args", "message"),
     [
-        (InfeasiblePlan, {"floor": 4}, r"3 experts x 4 replicas need 12 slots; 2 nodes have 4"),
+        (InfeasiblePlan, {"min_replicas": 4}, r"3 experts x 4 replicas need 12 slots; 2 nodes have 4"),
         (InfeasiblePlan, {"replicas": [2, 2, 1]}, "5 replicas need as many slots; 2 nodes have 4"),
-        (BadInput, {"floor": 0}, "--min-replicas: expected one or more, found 0"),
-        (BadInput, {"replicas": [1, 1]}, "--replicas: expected 3 counts of 1 or more"),
-        (BadInput, {"replicas": [1, 1, 1], "floor": 2}, "--replicas: expected 3 counts of 2 or more"),
-        (BadInput, {"alive": 2}, "--alive: expected 1 to 1 of 2"),
-        (BadInput, {"method": "best"}, "--method: expected one of aurora, mro, spread, compact"),
-        (BadInput, {"seed": -1}, "--seed"),
+        (BadInput, {"min_replicas": 0}, "`min_replicas`: expected one or more, found 0"),
+        (BadInput, {"replicas": [1, 1]}, "`replicas`: expected 3 counts of 1 or more"),
+        (BadInput, {"replicas": [1, 1, 1], "min_replicas": 2}, "`replicas`: expected 3 counts of 2 or more"),
+        (BadInput, {"alive": 2}, "`alive`: expected 1 to 1 of 2"),
+        (BadInput, {"method": "best"}, "`method`: expected one of aurora, mro, spread, compact"),
+        (BadInput, {"seed": -1}, "`seed`"),
     ],
 )
 def test_what_it_refuses(kind, args, message):
@@ -160,7 +164,7 @@ def test_what_it_refuses(kind, args, message):
         survive(np.ones(3), FailureDomains.equal(2, 2), **args)
 
 
-def test_a_floor_that_only_equal_slots_would_keep():
+def test_min_replicas_that_only_equal_slots_would_keep():
     """One node has four slots, but the second of two replicas finds only one on the other."""
     with pytest.raises(InfeasiblePlan, match="2 distinct nodes each need 4 slots; of 5 slots 3"):
         survive(np.ones(2), FailureDomains(np.array([4, 1]), np.arange(2), np.ones(2)), min_replicas=2)
@@ -172,7 +176,7 @@ def test_survival_of_no_failures_to_speak_of():
 
 def test_what_was_drawn_and_never_seen_to_survive_is_no_broken_plan():
     """Round robin of 256 experts over 64 nodes: half of the nodes gone, no draw keeps everything."""
-    hosts = FailureDomains.equal(64, 8)
-    made = survive((1.0 + np.arange(256)) ** -0.8, hosts, "spread", min_replicas=2)
-    assert (made.survival_L[0].p_K - made.survival_L[0].half_K == 0).any()
-    check_resilient(made, hosts, guaranteed=False)
+    failure_domains = FailureDomains.equal(64, 8)
+    made = survive((1.0 + np.arange(256)) ** -0.8, failure_domains, "spread", min_replicas=2)
+    assert (made.survival_L[0].p_K - made.survival_L[0].half_width_K == 0).any()
+    check_resilient(made, failure_domains, guaranteed=False)

@@ -1,56 +1,47 @@
-"""Coverage against brute force over every set and every order of workers."""
+"""Recoverability against brute force over every set of failures."""
 
 import itertools
-from math import comb
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.errors import BadInput
-from aurora.planner.replication import recoverability as covering
-from aurora.planner.replication.recoverability import covered, covering_sets, covering_share_K, waited_for
+from aurora.planner.replication.recoverability import all_held, minimal_holders, recoverable_odds, subset_odds
 
 
-def covers(holds_WB, some):
-    """By the definition, worker by worker."""
-    return set(range(holds_WB.shape[1])) <= {b for w in some for b in np.flatnonzero(holds_WB[w])}
+@given(st.tuples(st.integers(1, 7), st.integers(1, 6)).flatmap(lambda shape: arrays(np.bool_, shape)), st.data())
+def test_odds_of_recoverable_sets_are_exact(held_ED, data):
+    """By the definition: the sets of failures after which every expert has a holder left."""
+    held_ED[:, 0] |= ~held_ED.any(axis=1)
+    domains = held_ED.shape[1]
+    odds = data.draw(st.lists(st.integers(1, 9), min_size=domains, max_size=domains))
+    most = data.draw(st.integers(0, domains))
+    expected = [0] * (most + 1)
+    for failures in range(most + 1):
+        for failed in itertools.combinations(range(domains), failures):
+            if np.delete(held_ED, failed, axis=1).any(axis=1).all():
+                expected[failures] += int(np.prod([odds[domain] for domain in failed]))
+    found = recoverable_odds(minimal_holders(held_ED), odds, most, 1000)
+    assert found + [0] * (most + 1 - len(found)) == expected
 
 
-holdings = st.tuples(st.integers(1, 7), st.integers(1, 6)).flatmap(lambda shape: arrays(np.bool_, shape))
+def test_subset_odds_are_the_elementary_symmetric_polynomials():
+    assert subset_odds(0b1011, [2, 3, 5, 7], 4) == [1, 12, 2 * 3 + 2 * 7 + 3 * 7, 42]
+    assert subset_odds(0b1011, [2, 3, 5, 7], 1) == [1, 12]
 
 
-@given(holdings)
-def test_sets_that_cover_are_counted_exactly(holds_WB):
-    workers = len(holds_WB)
-    expected = [sum(covers(holds_WB, some) for some in itertools.combinations(range(workers), k)) for k in range(workers + 1)]
-    assert covering_sets(holds_WB) == expected
-    assert covering_share_K(holds_WB) == pytest.approx([n / comb(workers, k) for k, n in enumerate(expected)])
+def test_a_search_that_takes_too_many_branches_gives_nothing():
+    ring = (np.eye(9) + np.roll(np.eye(9), 1, axis=1)) > 0
+    assert recoverable_odds(minimal_holders(ring), [1] * 9, 9, 3) == []
 
 
-@given(holdings, st.randoms(use_true_random=False))
-def test_waiting_ends_with_the_first_worker_that_completes(holds_WB, random):
-    order = list(range(len(holds_WB)))
-    random.shuffle(order)
-    found = waited_for(holds_WB, order)
-    expected = next((k for k in range(1, len(order) + 1) if covers(holds_WB, order[:k])), None)
-    assert found == expected
+def test_minimal_holders_leave_out_supersets():
+    assert minimal_holders(np.array([[1, 1, 0], [1, 0, 0], [0, 2, 1], [0, 1, 1]])) == (0b001, 0b110)
 
 
-def test_neighbours_of_a_ring():
-    """Batch b sits with workers b and b + 1: a set covers unless two neighbours are missing."""
-    holds_WB = (np.eye(6) + np.roll(np.eye(6), 1, axis=1)) > 0
-    assert covering_sets(holds_WB)[3:] == [2, 9, 6, 1]
-    assert covered(holds_WB, np.array([[True, False] * 3, [True, True, False] * 2, [True] * 4 + [False] * 2])).tolist() == [
-        True,
-        True,
-        False,
-    ]
-
-
-def test_too_long_a_count_is_refused(monkeypatch):
-    monkeypatch.setattr(covering, "MOST_BRANCHES", 3)
-    with pytest.raises(BadInput, match="counted in 3 branches"):
-        covering_sets((np.eye(9) + np.roll(np.eye(9), 1, axis=1)) > 0)
+def test_all_held_takes_one_set_or_many():
+    held_WE = np.array([[True, False], [False, True], [True, True]])
+    alive = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 1]], dtype=bool)
+    assert all_held(held_WE, alive).tolist() == [True, False, True]
+    assert all_held(held_WE, alive[1]).tolist() is False

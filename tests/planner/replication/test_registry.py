@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.replicas import check_layout
 from aurora.planner.replication import load_bounds as share_bounds
-from aurora.planner.replication.eplb import packed, replicated
+from aurora.planner.replication.eplb import balanced_packing, greedy_counts
 from aurora.planner.replication.registry import REPLICAS, place, slots_needed
 from aurora.types import GpuSlots
 
@@ -26,7 +26,7 @@ def zipf(experts, exponent):
 def every_placement(experts, slots):
     """(V, G, E) bool: all ways to hold every expert, with at most slots[g] different ones on GPU g."""
     routing = [
-        [held for size in range(room + 1) for held in combinations(range(experts), size)] for room in slots
+        [held for size in range(slots + 1) for held in combinations(range(experts), size)] for slots in slots
     ]  # fmt: skip
     table = np.zeros((int(np.prod([len(c) for c in routing])), len(slots), experts), dtype=bool)
     for row, held_G in zip(table, product(*routing), strict=True):
@@ -56,11 +56,11 @@ def rooms_and_loads(draw, gpus=4, slots=4, layers=1, equal=None):
     alike = draw(st.booleans()) if equal is None else equal
     one = st.tuples(st.integers(1, slots), st.sampled_from((1.0, 0.5, 2.0, 3.0)))
     rows = [draw(one)] * number if alike else [draw(one) for _ in range(number)]
-    room = GpuSlots(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
-    experts = draw(st.integers(1, int(room.slots_G.sum())))
+    slots = GpuSlots(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
+    experts = draw(st.integers(1, int(slots.slots_G.sum())))
     load = st.one_of(st.integers(0, 9), st.floats(1e-6, 1000), st.just(0))
     layer = st.lists(load, min_size=experts, max_size=experts)
-    return room, np.array(draw(st.lists(layer, min_size=layers, max_size=layers)), dtype=float)
+    return slots, np.array(draw(st.lists(layer, min_size=layers, max_size=layers)), dtype=float)
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -73,17 +73,17 @@ def test_against_every_placement(alike):
         slots = np.full(gpus, rng.integers(1, 3)) if alike else rng.integers(1, 3, gpus)
         cost = np.ones(gpus) if alike else rng.choice([1.0, 2.0, 0.5], gpus)
         load = np.round(rng.pareto(1.0, int(rng.integers(1, min(4, slots.sum()) + 1))) * 100)
-        room = GpuSlots(slots, cost)
+        slots = GpuSlots(slots, cost)
         optimum = {
             "equal-split": best_even(load, cost, tuple(slots.tolist())),
             "free-split": best_free(load, cost, tuple(slots.tolist())),
         }
         for method in ratios if alike else ("equal-split", "free-split"):
-            made = place(load, room, method)
+            made = place(load, slots, method)
             best = optimum["equal-split" if method == "eplb" else method]
             assert made.bound_L[0] <= best * (1 + 1e-9)
-            assert share_bounds.free_split(load, room, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
-            assert share_bounds.equal_split(load, room, 2 * best) <= optimum["equal-split"] * (1 + 1e-9)
+            assert share_bounds.free_split(load, slots, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
+            assert share_bounds.equal_split(load, slots, 2 * best) <= optimum["equal-split"] * (1 + 1e-9)
             ratios[method].append(made.max_load_L[0] / best if best else 1.0)
     for method in ("equal-split", "free-split"):
         assert min(ratios[method]) >= 1 - 1e-9
@@ -93,36 +93,36 @@ def test_against_every_placement(alike):
 
 @given(rooms_and_loads(layers=2), st.sampled_from(["equal-split", "free-split"]))
 def test_every_layout_is_what_it_says(case, method):
-    room, load_LE = case
-    made = place(load_LE, room, method)
-    check_layout(made, load_LE, room)
-    again = place(load_LE, room, method)
+    slots, load_LE = case
+    made = place(load_LE, slots, method)
+    check_layout(made, load_LE, slots)
+    again = place(load_LE, slots, method)
     assert again.placement == made.placement
 
 
 @given(rooms_and_loads(gpus=3, slots=3, equal=True))
 def test_division_at_will_is_never_worse_and_uses_all_slots(case):
-    room, load_LE = case
-    even, free, eplb = (place(load_LE, room, method) for method in REPLICAS)
-    check_layout(eplb, load_LE, room)
+    slots, load_LE = case
+    even, free, eplb = (place(load_LE, slots, method) for method in REPLICAS)
+    check_layout(eplb, load_LE, slots)
     assert free.max_load_L[0] <= even.max_load_L[0] * (1 + 1e-9)
     if load_LE.any():
-        assert sum(map(len, free.placement.slots_LG[0])) == room.useful_G(load_LE.shape[1]).sum()
+        assert sum(map(len, free.placement.slots_LG[0])) == slots.useful_G(load_LE.shape[1]).sum()
     for shares in even.placement.split_EG(0):
         assert np.allclose(shares[shares > 0], 1 / (shares > 0).sum())
 
 
 @given(rooms_and_loads(gpus=6, equal=True))
 def test_load_laid_over_enough_slots_reaches_the_mean(case):
-    room, load_LE = case
-    if load_LE.shape[1] - 1 <= room.gpus * (room.useful_G(load_LE.shape[1])[0] - 1):
-        made = place(load_LE, room, "free-split")
+    slots, load_LE = case
+    if load_LE.shape[1] - 1 <= slots.gpus * (slots.useful_G(load_LE.shape[1])[0] - 1):
+        made = place(load_LE, slots, "free-split")
         assert made.max_load_L[0] == pytest.approx(made.mean_load_L[0])
 
 
 def test_two_hot_experts():
-    room = GpuSlots.equal(8, 2)
-    even, free, eplb = (place(SKEWED, room, method) for method in ("equal-split", "free-split", "eplb"))
+    slots = GpuSlots.equal(8, 2)
+    even, free, eplb = (place(SKEWED, slots, method) for method in ("equal-split", "free-split", "eplb"))
     assert even.max_load_L[0] == pytest.approx(590 / 3)  # 560 / 3 + 10
     assert 194 < even.bound_L[0] <= even.max_load_L[0]
     assert free.max_load_L[0] == pytest.approx(1450 / 8)
@@ -131,22 +131,22 @@ def test_two_hot_experts():
 
 def test_on_most_gpus_the_mean_is_reached_within_a_thousandth():
     rng = np.random.default_rng(0)
-    room = GpuSlots.equal(64, 5)
+    slots = GpuSlots.equal(64, 5)
     for exponent in (0.8, 1.2):
         load_LE = zipf(256, exponent) * rng.lognormal(0.0, 0.2, (3, 256))
-        even, free, eplb = (place(load_LE, room, method) for method in ("equal-split", "free-split", "eplb"))
+        even, free, eplb = (place(load_LE, slots, method) for method in ("equal-split", "free-split", "eplb"))
         assert (even.max_load_L <= 1.002 * even.mean_load_L).all()
         assert (even.max_load_L <= eplb.max_load_L).all()
         assert free.max_load_L == pytest.approx(free.mean_load_L)
 
 
 def test_two_slots_a_gpu_come_near_the_bound():
-    load, room = zipf(256, 0.8), GpuSlots.equal(144, 2)
-    assert share_bounds.mean_load(load, room) / share_bounds.counted(load, room) == pytest.approx(0.6774, abs=1e-4)
-    made = place(load, room, "free-split")
+    load, slots = zipf(256, 0.8), GpuSlots.equal(144, 2)
+    assert share_bounds.mean_load(load, slots) / share_bounds.counted(load, slots) == pytest.approx(0.6774, abs=1e-4)
+    made = place(load, slots, "free-split")
     assert made.gap_L[0] < 0.01
-    assert made.bound_L[0] > 1.09 * share_bounds.counted(load, room)  # the wasted parts of slots count
-    needed, reached = slots_needed(load, room, 0.95)
+    assert made.bound_L[0] > 1.09 * share_bounds.counted(load, slots)  # the wasted parts of slots count
+    needed, reached = slots_needed(load, slots, 0.95)
     assert 288 < needed <= reached == 432
     assert place(load, GpuSlots.equal(144, 3), "free-split").max_load_L[0] <= made.mean_load_L[0] / 0.82
 
@@ -162,10 +162,10 @@ def test_given_counts_are_kept():
 
 
 def test_a_fast_gpu_takes_more():
-    room = GpuSlots(np.array([2, 2, 2]), np.array([0.5, 1.0, 1.0]))
-    made = place([8.0, 4.0, 4.0], room, "free-split")
+    slots = GpuSlots(np.array([2, 2, 2]), np.array([0.5, 1.0, 1.0]))
+    made = place([8.0, 4.0, 4.0], slots, "free-split")
     assert made.max_load_L[0] == pytest.approx(4.0)
-    assert place([8.0, 4.0, 4.0], room).max_load_L[0] == pytest.approx(4.0)
+    assert place([8.0, 4.0, 4.0], slots).max_load_L[0] == pytest.approx(4.0)
 
 
 def test_no_load_is_divided_evenly():
@@ -176,8 +176,8 @@ def test_no_load_is_divided_evenly():
 
 
 def test_eplb_by_hand():
-    assert replicated(np.array([90.0, 40, 10]), 6).tolist() == [3, 2, 1]
-    assert packed(np.array([30.0, 30, 30, 20, 20, 10]), 3).tolist() == [0, 1, 2, 0, 1, 2]
+    assert greedy_counts(np.array([90.0, 40, 10]), 6).tolist() == [3, 2, 1]
+    assert balanced_packing(np.array([30.0, 30, 30, 20, 20, 10]), 3).tolist() == [0, 1, 2, 0, 1, 2]
     made = place([90, 40, 10], GpuSlots.equal(3, 2), "eplb")
     assert made.max_load_L[0] == 50
     twice = place([90, 1], GpuSlots.equal(2, 3), "eplb")  # five replicas of one expert on two GPUs
@@ -197,7 +197,7 @@ def test_eplb_keeps_groups_on_their_node():
 
 
 @pytest.mark.parametrize(
-    ("load", "room", "given", "error", "message"),
+    ("load", "slots", "given", "error", "message"),
     [
         ([1] * 5, GpuSlots.equal(2, 2), {}, InfeasiblePlan, "5 experts need 5 slots; 2 GPUs have 4"),
         ([1, 2], GpuSlots.equal(2, 2), {"replicas": [1]}, BadInput, "expected 2 counts"),
@@ -207,14 +207,14 @@ def test_eplb_keeps_groups_on_their_node():
         ([1, -2], GpuSlots.equal(2, 2), {}, BadInput, "zero or more, found -2"),
         ([1, np.nan], GpuSlots.equal(2, 2), {}, BadInput, "finite numbers, found nan"),
         ([], GpuSlots.equal(2, 2), {}, BadInput, "at least one layer and one expert"),
-        ([1, 2], GpuSlots.equal(2, 2), {"method": "best"}, BadInput, "--method: expected one of equal-split"),
+        ([1, 2], GpuSlots.equal(2, 2), {"method": "best"}, BadInput, "`method`: expected one of equal-split"),
         ([1, 2], GpuSlots.equal(2, 2, groups=3), {"method": "eplb"}, BadInput, "groups that divide 2 experts"),
         ([1, 2], GpuSlots(np.array([1, 2]), np.ones(2)), {"method": "eplb"}, BadInput, "GPUs alike"),
     ],
 )
-def test_what_cannot_be(load, room, given, error, message):
+def test_what_cannot_be(load, slots, given, error, message):
     with pytest.raises(error, match=message):
-        place(load, room, **given)
+        place(load, slots, **given)
 
 
 def test_rooms_that_cannot_be():

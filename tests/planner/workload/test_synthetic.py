@@ -46,7 +46,7 @@ def test_token_level_is_the_same_draw():
     assert counted.routing is None
     assert np.array_equal(counted.tokens_TLSE, kept.tokens_TLSE)
     assert kept.routing.experts_ULK.shape == (600, 3, 4)
-    with pytest.raises(BadInput, match="--tokens: expected at most"):
+    with pytest.raises(BadInput, match="`tokens`: expected at most"):
         synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(window_tokens=10**8, token_level=True))
 
 
@@ -64,7 +64,7 @@ def test_correlation_pairs_experts_and_keeps_their_popularity():
         share_E, partner_E = drawn(correlation)
         assert share_E == pytest.approx(np.full(16, 0.25), abs=0.05)
         assert least <= partner_E.min() <= partner_E.max() <= most
-    with pytest.raises(BadInput, match=r"--correlation: expected a number from 0 to 1, found 1\.5"):
+    with pytest.raises(BadInput, match=r"`correlation`: expected a number from 0 to 1, found 1\.5"):
         SyntheticOptions(correlation=1.5)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.replication.gradient_codes import code_by_speed, make_code
-from aurora.reproduce.bcc.redundancy import choose_load, replay
+from aurora.planner.gradient_codes import make_code
+from aurora.reproduce.bcc.redundancy import choose_load, code_by_speed, replay
 from aurora.types.arrays import locked
 
 

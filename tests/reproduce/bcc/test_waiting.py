@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.replication.gradient_codes import group_count
-from aurora.planner.replication.recoverability import waited_for
+from aurora.planner.gradient_codes import group_count
+from aurora.reproduce.bcc.recoverable_batches import messages_needed
 from aurora.reproduce.bcc.waiting import WAITING, formula, harmonic, waiting
 
 BY_HAND = [(3, 3, 1), (4, 4, 2), (5, 4, 2), (5, 5, 3), (4, 6, 3)]
@@ -31,7 +31,7 @@ def test_balanced_is_every_order_alike(workers, batches, load):
     groups = group_count(batches, load)
     holds_WJ = np.arange(workers)[:, None] % groups == np.arange(groups)
     orders = list(itertools.permutations(range(workers)))
-    waits = [waited_for(holds_WJ, order) for order in orders]
+    waits = [messages_needed(holds_WJ, order) for order in orders]
     expected_K = np.bincount(waits, minlength=workers + 1) / len(orders)
     assert waiting("balanced", workers, batches, load).pmf_K == pytest.approx(expected_K)
 
@@ -69,7 +69,7 @@ def test_against_draws(scheme):
         else:
             assert np.flatnonzero(found.pmf_K).tolist() == [{"uncoded": 20, "cyclic": 16}[scheme]]
             return
-        waits.append(waited_for(holds_WB, range(workers)) or 0)
+        waits.append(messages_needed(holds_WB, range(workers)) or 0)
     share_K = np.bincount(waits, minlength=workers + 1)[1:] / len(waits)
     assert np.abs(share_K - found.pmf_K[1:]).max() < 0.03
     assert np.mean([w for w in waits if w]) == pytest.approx(found.threshold, rel=0.02)

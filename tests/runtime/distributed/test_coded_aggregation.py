@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.replication.gradient_codes import GradientCode, make_code
+from aurora.planner.gradient_codes import GradientCode, make_code
 from aurora.runtime.distributed.coded_aggregation import CodedAggregator, coded_sum
 
 COUNTS = np.zeros((3, 4), dtype=np.int64)

@@ -1,7 +1,10 @@
-"""Equal-split placements, compiled: replica counts, longest processing time, swaps, and a walk over the counts.
+"""Equal-split replica placement, compiled: replica counts, then packing experts into GPU slots, then swaps.
 
-Tables are held_GP (G, P) int64: the expert in each slot of a GPU, EMPTY where it has none. A GPU's time is its load times its
-cost. No expert is twice on a GPU. Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
+`pack_with_best_counts` is the search: it packs with the counts of several rules, then walks over the counts. `pack` is its
+price function: longest processing time first, then a descent by swaps, for given counts.
+
+Tables are held_GP (G, P) int64: the expert in each slot of a GPU, EMPTY where the slot has none. A GPU's time is its load times
+its cost. No expert is twice on a GPU. Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
 import numpy as np
@@ -12,8 +15,11 @@ CLOSE = 1e-12  # relative: what is nearer than this is equal
 
 
 @njit(cache=True)
-def replica_counts(load_E, slots, most):
-    """(E,) int64: one slot each, then slot after slot to the largest load a replica, at most `most` an expert."""
+def counts_by_load(load_E, slots, most):
+    """(E,) int64 replica counts: one slot each, then slot after slot to the expert with the largest load per replica.
+
+    Fills `slots` slots, with at most `most` replicas of an expert.
+    """
     count_E = np.ones(load_E.shape[0], dtype=np.int64)
     for _ in range(slots - load_E.shape[0]):
         chosen = -1
@@ -37,11 +43,11 @@ def holds(held_P, expert):
 
 
 @njit(cache=True)
-def longest_first(load_E, count_E, slots_G, cost_G, held_GP, time_G):
-    """Fill held_GP and time_G: the largest replica first, onto the GPU that ends first with it and has room.
+def longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G):
+    """Fill held_GP and time_G: the largest replica first, onto the GPU that ends first with it and has an empty slot.
 
-    Where only GPUs that hold the expert have room, a full one that does not trades a slot for it. What finds no place even so
-    is taken off count_E; gives how many those were.
+    Where only GPUs that hold the expert have an empty slot, a full GPU that does not hold it trades a slot for it. A replica
+    that finds no slot even so is taken off count_E. Returns how many those were.
     """
     gpus = slots_G.shape[0]
     held_GP[:] = EMPTY
@@ -60,7 +66,7 @@ def longest_first(load_E, count_E, slots_G, cost_G, held_GP, time_G):
                     chosen = gpu
                     best = ends
             if chosen < 0:
-                chosen = _make_room(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert)
+                chosen = _free_slot(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert)
             if chosen < 0:
                 count_E[expert] -= left
                 lost += left
@@ -70,13 +76,13 @@ def longest_first(load_E, count_E, slots_G, cost_G, held_GP, time_G):
             time_G[chosen] += size * cost_G[chosen]
             left -= 1
     if lost > 0:
-        times(load_E, count_E, cost_G, held_GP, time_G)
+        gpu_times(load_E, count_E, cost_G, held_GP, time_G)
     return lost
 
 
 @njit(cache=True)
-def _make_room(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert):
-    """Move some expert of a full GPU that lacks `expert` to one with room; gives the GPU that has a slot now, or -1."""
+def _free_slot(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert):
+    """Move a replica from a full GPU without `expert` to one with an empty slot. Returns the GPU of the freed slot, or -1."""
     for open_gpu in range(slots_G.shape[0]):
         if used_G[open_gpu] == slots_G[open_gpu]:
             continue
@@ -99,8 +105,8 @@ def _make_room(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert
 
 
 @njit(cache=True)
-def times(load_E, count_E, cost_G, held_GP, time_G):
-    """Recompute time_G; gives the largest."""
+def gpu_times(load_E, count_E, cost_G, held_GP, time_G):
+    """Recompute time_G. Returns the largest."""
     for gpu in range(held_GP.shape[0]):
         load = 0.0
         for slot in range(held_GP.shape[1]):
@@ -112,10 +118,10 @@ def times(load_E, count_E, cost_G, held_GP, time_G):
 
 
 @njit(cache=True)
-def descend(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
-    """While it lowers the slowest GPU: swap one of its replicas for a smaller one, or for an empty slot, of another GPU.
+def swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
+    """Swap replicas of the slowest GPU for smaller ones, or for empty slots, of other GPUs while that lowers the maximum.
 
-    Of all such swaps the one that leaves the lower maximum of the two; stops at `enough`. Gives the largest time.
+    Each step takes the swap that leaves the lowest maximum of the two GPUs. Stops at `enough`. Returns the largest time.
     """
     gpus = held_GP.shape[0]
     while True:
@@ -144,7 +150,7 @@ def descend(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
                         found = True
                         at_slot, at_gpu, at_place = slot, gpu, place
         if not found:
-            return times(load_E, count_E, cost_G, held_GP, time_G)
+            return gpu_times(load_E, count_E, cost_G, held_GP, time_G)
         mine = held_GP[worst, at_slot]
         theirs = held_GP[at_gpu, at_place]
         less = load_E[mine] / count_E[mine] - (0.0 if theirs < 0 else load_E[theirs] / count_E[theirs])
@@ -155,11 +161,11 @@ def descend(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
 
 
 @njit(cache=True)
-def sized_counts(load_E, size, slots, most):
-    """(E,) int64: replicas no larger than `size`, what is left over to the largest load / count^2; all zero if too few slots.
+def counts_by_size(load_E, size, slots, most):
+    """(E,) int64 replica counts: replicas no larger than `size`, spare slots to the largest load / count^2.
 
-    Replicas a little below a GPU's share leave room for the small experts that must sit beside them; the spare slots then
-    better halve middling experts than cut the hottest once more.
+    All zero if there are too few slots. Replicas a little below a GPU's mean load leave slots for the small experts that must
+    sit beside them; spare slots then help more by halving middling experts than by cutting the hottest once more.
     """
     count_E = np.ones(load_E.shape[0], dtype=np.int64)
     for expert in range(load_E.shape[0]):
@@ -182,8 +188,8 @@ def sized_counts(load_E, size, slots, most):
 
 
 @njit(cache=True)
-def fill_spare(load_E, slots_G, held_GP):
-    """Put into each empty slot the expert with the largest load a replica that its GPU does not hold."""
+def fill_empty_slots(load_E, slots_G, held_GP):
+    """Put into each empty slot the expert with the largest load per replica that its GPU does not hold."""
     count_E = np.zeros(load_E.shape[0], dtype=np.int64)
     for expert in held_GP.flat:
         if expert >= 0:
@@ -203,8 +209,11 @@ def fill_spare(load_E, slots_G, held_GP):
 
 
 @njit(cache=True)
-def fill_unharmed(load_E, slots_G, cost_G, most, count_E, held_GP):
-    """Into each empty slot the hottest replica's expert that its GPU does not hold and can take within `most`; by count_E."""
+def fill_harmless_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
+    """Put into each empty slot the expert with the largest load per replica that keeps its GPU's time within `most`.
+
+    Updates count_E. A slot stays empty where no expert fits that its GPU does not hold already.
+    """
     for gpu in range(held_GP.shape[0]):
         for slot in range(slots_G[gpu]):
             if held_GP[gpu, slot] >= 0:
@@ -227,30 +236,47 @@ def fill_unharmed(load_E, slots_G, cost_G, most, count_E, held_GP):
 
 @njit(cache=True)
 def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
-    """Longest first, then descend, into held_GP; gives the largest time. What finds no place is taken off count_E."""
+    """Pack given counts into held_GP: longest processing time first, then swaps. Returns the largest time.
+
+    A replica that finds no slot is taken off count_E.
+    """
     time_G = np.zeros(slots_G.shape[0])
-    longest_first(load_E, count_E, slots_G, cost_G, held_GP, time_G)
-    return descend(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough)
+    longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G)
+    return swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough)
 
 
 @njit(cache=True)
-def pack_counting(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, count_E, held_GP):
-    """Pack with the counts for replicas of each of sizes_X times `share`, with those of `replica_counts`, and with those met
-    on a walk: at each row of draws_X3 one slot goes from an expert to another, to nobody, or from nobody.
+def pack_with_best_counts(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, count_E, held_GP):
+    """Search the replica counts whose packing has the smallest largest time.
 
-    The walk goes on from a step that is worse by less than a drawn, falling margin; the best of all is kept in count_E and
-    held_GP. Gives its largest time; stops at `enough`.
+    Args:
+        load_E, slots_G, cost_G: the loads, and the slots and cost of each GPU.
+        share: mean load of a GPU.
+        sizes_X: replica sizes to try first, over `share`.
+        draws_X3: (X, 3) draws in [0, 1), a row for each step of the walk over counts.
+        enough: a largest time at which the search stops.
+        count_E, held_GP: receive the best counts and their packing.
+
+    Returns:
+        The largest time of the best packing.
     """
-    experts = load_E.shape[0]
-    most = slots_G.shape[0]
-    slots = slots_G.sum()
+    best = _pack_by_rules(load_E, slots_G, cost_G, share, sizes_X, enough, count_E, held_GP)
+    if best > enough:
+        best = _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, held_GP)
+    return best
+
+
+@njit(cache=True)
+def _pack_by_rules(load_E, slots_G, cost_G, share, sizes_X, enough, count_E, held_GP):
+    """Pack with the counts for each replica size, and with those by load; keep the best. Returns its largest time."""
+    most, slots = slots_G.shape[0], slots_G.sum()
     try_GP = np.empty_like(held_GP)
     best = np.inf
     for attempt in range(sizes_X.shape[0] + 1):
         if attempt == sizes_X.shape[0]:
-            try_E = replica_counts(load_E, slots, most)
+            try_E = counts_by_load(load_E, slots, most)
         elif share > 0.0:
-            try_E = sized_counts(load_E, sizes_X[attempt] * share, slots, most)
+            try_E = counts_by_size(load_E, sizes_X[attempt] * share, slots, most)
         else:
             continue
         if try_E[0] == 0:
@@ -261,18 +287,26 @@ def pack_counting(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, cou
             count_E[:] = try_E
             held_GP[:] = try_GP
         if best <= enough:
-            return best
-    now = best
-    here_E = count_E.copy()
-    steps = draws_X3.shape[0]
+            break
+    return best
+
+
+@njit(cache=True)
+def _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, held_GP):
+    """Improve count_E and held_GP, whose largest time is `best`, by a random walk over counts. Returns the largest time.
+
+    Each step moves one slot from an expert to another, to nobody, or from nobody. The walk accepts a step that is worse by less
+    than a drawn margin, which falls to zero (threshold accepting).
+    """
+    experts, most, slots, steps = load_E.shape[0], slots_G.shape[0], slots_G.sum(), draws_X3.shape[0]
+    try_GP = np.empty_like(held_GP)
+    now, here_E = best, count_E.copy()
     for step in range(steps):
         if best <= enough:
             break
-        gains = int(draws_X3[step, 0] * (experts + 1))
+        gains = int(draws_X3[step, 0] * (experts + 1))  # `experts` stands for nobody
         gives = int(draws_X3[step, 1] * (experts + 1))
-        if gains == gives or (gains < experts and here_E[gains] >= most):
-            continue
-        if here_E[gives] < 2 if gives < experts else here_E.sum() >= slots:
+        if not _can_move_slot(here_E, gains, gives, slots, most):
             continue
         try_E = here_E.copy()
         if gains < experts:
@@ -288,3 +322,14 @@ def pack_counting(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, cou
             count_E[:] = try_E
             held_GP[:] = try_GP
     return best
+
+
+@njit(cache=True)
+def _can_move_slot(count_E, gains, gives, slots, most):
+    """Whether one slot can go to expert `gains` from expert `gives`; the number of experts stands for nobody."""
+    experts = count_E.shape[0]
+    if gains == gives or (gains < experts and count_E[gains] >= most):
+        return False
+    if gives < experts:
+        return count_E[gives] >= 2
+    return count_E.sum() < slots

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.replication.gradient_codes import SCHEMES, group_count, load_of, make_code, misses
+from aurora.planner.gradient_codes import SCHEMES, group_count, load_of, make_code, misses
 
 
 @st.composite
@@ -79,7 +79,7 @@ def test_redundancy_is_what_every_batch_has_at_least(workers, batches, redundanc
         (("cyclic", 4, 4, 0), BadInput, "a load of 1 to 4 batches a worker, found 0"),
         (("balanced", 3, 8, 2), InfeasiblePlan, "3 workers of 2 batches each cannot hold all 8 batches"),
         (("bcc", 3, 4, 1), InfeasiblePlan, "3 workers of 1 batches each cannot hold all 4 batches"),
-        (("best", 4, 4, 2), BadInput, "--scheme: expected one of balanced, bcc, uncoded, cyclic, found 'best'"),
+        (("best", 4, 4, 2), BadInput, "`scheme`: expected one of balanced, bcc, uncoded, cyclic, found 'best'"),
     ],
 )
 def test_sizes_that_fit_nothing(args, error, why):

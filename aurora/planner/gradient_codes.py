@@ -1,4 +1,8 @@
-"""Who computes which batches and what each worker sends, by name: BCC, balanced, uncoded and cyclic repetition."""
+"""Gradient codes by name (SCHEMES): which batches each worker computes, what it sends, and how the sum is decoded.
+
+`balanced`, `bcc` (batched coupon's collector), `uncoded` and `cyclic` (cyclic repetition, gradient coding). Adding a scheme
+takes one function (workers, batches, load, rng) -> GradientCode and one line in SCHEMES.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.replication.recoverability import BoolArray, covered
+from aurora.planner.replication.recoverability import BoolArray, all_held
 from aurora.types.arrays import FloatArray, IntArray, locked
 
 TOLERANCE = 1e-6  # of a decoded sum, relative to the largest batch
@@ -14,10 +18,13 @@ TOLERANCE = 1e-6  # of a decoded sum, relative to the largest batch
 
 @dataclass(frozen=True)
 class GradientCode:
-    """Worker w sends the sum over b of code_WB[w, b] (W, B) times the result of batch b.
+    """What each worker computes and sends: worker w sends the sum over batches b of code_WB[w, b] times the result of b.
 
-    needed: None where workers hold equal or disjoint groups and send their plain sum, so that first copies add up to the
-    whole, else how many messages it takes, whichever they are.
+    Attributes:
+        scheme: its name in SCHEMES.
+        code_WB: (W, B) float64 coefficients, zero where the worker does not compute the batch.
+        needed: how many messages it takes to decode, whichever they are. None where workers hold equal or disjoint groups of
+            batches and send plain sums, so that the first message of each group is enough.
     """
 
     scheme: str
@@ -26,14 +33,22 @@ class GradientCode:
 
     @property
     def holds_WB(self) -> BoolArray:
+        """(W, B) bool: which batches each worker computes."""
         return np.asarray(self.code_WB != 0)
 
     def weights(self, arrived: Sequence[int]) -> FloatArray | None:
-        """What to multiply the messages of `arrived` with, so that they add up to the sum over all batches: first copies 1,
-        further ones 0, or the decoding of a code; None where they do not suffice yet."""
+        """Decode: factors with which the messages of `arrived` add up to the sum over all batches.
+
+        Args:
+            arrived: workers whose messages are there, in their order.
+
+        Returns:
+            (K,) float64, a factor for each message (1 for first copies and 0 for further ones, where sums are plain); None if
+            the messages do not suffice yet.
+        """
         code_KB = self.code_WB[np.asarray(arrived, dtype=np.int64)]
         if self.needed is None:
-            if not covered(code_KB != 0, np.ones(len(code_KB), dtype=np.bool_)):
+            if not all_held(code_KB != 0, np.ones(len(code_KB), dtype=np.bool_)):
                 return None
             held_KB = np.logical_or.accumulate(code_KB != 0, axis=0)
             before_KB = np.vstack([np.zeros_like(held_KB[:1]), held_KB[:-1]])
@@ -44,33 +59,32 @@ class GradientCode:
         return weights_K if np.abs(code_KB.T @ weights_K - 1).max() <= TOLERANCE else None
 
 
-Holder = Callable[[int, int, int, np.random.Generator], GradientCode]  # workers, batches, load, rng
+Scheme = Callable[[int, int, int, np.random.Generator], GradientCode]  # workers, batches, load, rng
 
 
 def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
-    """The code of SCHEMES[scheme] for `load` batches a worker.
+    """Make the code of one of SCHEMES.
 
-    BadInput for an unknown scheme or sizes that fit nothing; InfeasiblePlan where the workers cannot hold every batch, or
-    were drawn so that they do not, with how probable that was.
+    Args:
+        scheme: its name.
+        workers: how many there are.
+        batches: how many results are summed.
+        load: batches that each worker computes at most.
+        rng: for schemes that draw.
+
+    Raises:
+        BadInput: if the scheme is unknown, or sizes are out of range.
+        InfeasiblePlan: if the workers cannot hold every batch, or were drawn so that they do not; says how probable that was.
+
+    Source:
+        BCC: Li, Mousavi Kalan, Avestimehr, Soltanolkotabi (arXiv:1710.09990).
     """
     check_sizes(scheme, workers, batches, load)
     return SCHEMES[scheme](workers, batches, load, rng)
 
 
-def code_by_speed(seconds_W: FloatArray, batches: int, load: int) -> GradientCode:
-    """Balanced groups dealt by speed, back and forth: the quickest workers hold different groups, the slowest repeat them."""
-    workers = len(seconds_W)
-    check_sizes("balanced", workers, batches, load)
-    groups = group_count(batches, load)
-    deal = np.arange(workers)
-    rounds, place = deal // groups, deal % groups
-    group_W = np.empty(workers, dtype=np.int64)
-    group_W[np.argsort(seconds_W, kind="stable")] = np.where(rounds % 2, groups - 1 - place, place)
-    return _grouped("balanced", group_W, batches, groups)
-
-
 def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
-    """What make_code asks of its arguments."""
+    """Raise as `make_code` does for a scheme or sizes that fit nothing."""
     if scheme not in SCHEMES:
         raise BadInput(f"`scheme`: expected one of {', '.join(SCHEMES)}, found {scheme!r}")
     if workers < 1 or batches < 1:
@@ -84,9 +98,10 @@ def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
 
 
 def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
-    """The load at which every batch has at least `redundancy` workers (BCC: as many to be expected).
+    """The load, in batches per worker, at which at least `redundancy` workers compute every batch (BCC: on average).
 
-    BadInput unless redundancy is from 1 to the workers; exactly 1 where nothing is repeated.
+    Raises:
+        BadInput: unless redundancy is from 1 to the number of workers, and exactly 1 for the uncoded scheme.
     """
     if workers < 1:
         raise BadInput(f"`workers`: expected more than zero, found {workers}")
@@ -105,15 +120,12 @@ def group_count(batches: int, load: int) -> int:
 
 
 def misses(workers: int, groups: int) -> float:
-    """The probability that independent draws leave one of `groups` without any of `workers`.
-
-    A walk over how many groups have been drawn, which adds nothing but probabilities.
-    """
+    """The probability that `workers` independent draws miss at least one of `groups` groups."""
     return 1.0 - float(drawn_share_K(workers, groups)[-1])
 
 
 def drawn_share_K(workers: int, groups: int) -> FloatArray:
-    """(W + 1,): the probability that k independent draws have met every group."""
+    """(W + 1,) float64: the probability that k = 0..workers independent draws have met every group (coupon collector)."""
     met_J = np.zeros(groups + 1)
     met_J[0] = 1.0
     share_K = np.zeros(workers + 1)
@@ -125,7 +137,8 @@ def drawn_share_K(workers: int, groups: int) -> FloatArray:
     return share_K
 
 
-def _grouped(scheme: str, group_W: IntArray, batches: int, groups: int) -> GradientCode:
+def grouped_code(scheme: str, group_W: IntArray, batches: int, groups: int) -> GradientCode:
+    """Batches in `groups` runs of near-equal size; worker w computes group group_W[w] and sends its plain sum."""
     code_JB = np.zeros((groups, batches))
     for group, members in enumerate(np.array_split(np.arange(batches), groups)):
         code_JB[group, members] = 1.0
@@ -134,7 +147,7 @@ def _grouped(scheme: str, group_W: IntArray, batches: int, groups: int) -> Gradi
 
 def _balanced(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
     groups = group_count(batches, load)
-    return _grouped("balanced", rng.permutation(np.arange(workers) % groups), batches, groups)
+    return grouped_code("balanced", rng.permutation(np.arange(workers) % groups), batches, groups)
 
 
 def _bcc(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
@@ -146,19 +159,22 @@ def _bcc(workers: int, batches: int, load: int, rng: np.random.Generator) -> Gra
             f"{', '.join(map(str, missing))} of {groups}, which has probability {misses(workers, groups):.2g}; balanced always "
             "covers, or take another seed"
         )
-    return _grouped("bcc", group_W, batches, groups)
+    return grouped_code("bcc", group_W, batches, groups)
 
 
 def _uncoded(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
     groups = min(workers, batches)
-    code = _grouped("uncoded", np.arange(groups), batches, groups)
+    code = grouped_code("uncoded", np.arange(groups), batches, groups)
     return GradientCode("uncoded", locked(np.vstack([code.code_WB, np.zeros((workers - groups, batches))])))
 
 
 def _cyclic(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
-    """Gradient coding: any workers - repeats + 1 messages give the sum. Source: Tandon, Lei, Dimakis, Karampatziakis,
-    arXiv:1612.03301, Alg. 1. Batches form a share for each worker, which holds `repeats` neighbouring shares;
-    where workers do not divide batches, shares that are one batch larger may bring it above `load`."""
+    """Cyclic repetition: any workers - repeats + 1 messages give the sum.
+
+    Batches form one share per worker, and each worker holds `repeats` neighbouring shares. Where workers do not divide batches,
+    shares that are one batch larger may bring a worker above `load`. Source: Tandon, Lei, Dimakis, Karampatziakis
+    (arXiv:1612.03301), Alg. 1.
+    """
     repeats = min(workers, load * workers // batches)
     shares = np.array_split(np.arange(batches), workers)
     code_WS = np.zeros((workers, workers))
@@ -177,4 +193,4 @@ def _cyclic(workers: int, batches: int, load: int, rng: np.random.Generator) -> 
     return GradientCode("cyclic", locked(code_WB), needed=workers - repeats + 1)
 
 
-SCHEMES: dict[str, Holder] = {"balanced": _balanced, "bcc": _bcc, "uncoded": _uncoded, "cyclic": _cyclic}
+SCHEMES: dict[str, Scheme] = {"balanced": _balanced, "bcc": _bcc, "uncoded": _uncoded, "cyclic": _cyclic}

@@ -1,0 +1,232 @@
+"""Free-split placements on equal GPUs, compiled: experts in groups that share whole GPUs, each group wrapped around its own.
+
+Two facts make this exact but for the grouping. Experts and GPUs that hold a part of each other form connected groups; a group
+of m experts on k GPUs of S slots has m <= k (S - 1) + 1 and a load of at most k times the largest. Conversely any such group
+can be cut so that each of its GPUs carries the same (`wrap_around`). Source: McNaughton's wrap-around rule (1959); with slots,
+Chung, Graham, Mao and Varghese, "Parallelism versus memory allocation in pipelined router forwarding engines" (2006).
+"""
+
+import numpy as np
+from numba import njit
+
+from aurora.planner.replication.slot_packing import CLOSE, EMPTY
+
+
+@njit(cache=True)
+def group_experts(load_E, gpus, slots, most, group_E, gpus_J):
+    """Greedy groups whose load per GPU is at most `most`. Returns their number, or -1 where they need more than `gpus` GPUs.
+
+    The largest expert left opens a group with as few GPUs as can also take the smallest companions. Its companions are then the
+    largest that still fit, one after the other, so that small experts are saved for the groups that need them. Fills group_E,
+    the group of each expert, and gpus_J, the GPUs of each group.
+    """
+    falling_E = np.argsort(-load_E, kind="mergesort")
+    companions_X = np.empty(load_E.shape[0], dtype=np.int64)  # the smallest experts that are left, rising
+    group_E[:] = -1
+    groups = 0
+    used = 0
+    left = load_E.shape[0]
+    for opener in falling_E:
+        if group_E[opener] >= 0:
+            continue
+        group_E[opener] = groups
+        left -= 1
+        width, companions, small = _opened_group(load_E, opener, falling_E, slots, most, left, group_E, companions_X)
+        spare = width * most * (1.0 + CLOSE) - load_E[opener]
+        _add_companions(load_E, falling_E, companions, small, spare, groups, group_E, companions_X)
+        left -= companions
+        gpus_J[groups] = width
+        groups += 1
+        used += width
+        if used > gpus:
+            return -1
+    return groups
+
+
+@njit(cache=True)
+def _opened_group(load_E, opener, falling_E, slots, most, left, group_E, companions_X):
+    """The fewest GPUs on which `opener` fits together with the smallest of the `left` ungrouped experts.
+
+    Returns the GPUs, how many companions fill their slots, and the load of the smallest ones, which companions_X lists.
+    """
+    width = max(1, int(np.ceil(load_E[opener] / most * (1.0 - CLOSE))))
+    while True:
+        companions = min(width * (slots - 1), left)
+        count = 0
+        small = 0.0
+        for at in range(load_E.shape[0] - 1, -1, -1):
+            if count == companions:
+                break
+            if group_E[falling_E[at]] < 0:
+                companions_X[count] = falling_E[at]
+                small += load_E[falling_E[at]]
+                count += 1
+        if load_E[opener] + small <= width * most * (1.0 + CLOSE):
+            return width, companions, small
+        width += 1
+
+
+@njit(cache=True)
+def _add_companions(load_E, falling_E, companions, small, spare, group, group_E, companions_X):
+    """Give `group` its companions: each the largest expert beside which the smallest ones still fit into the `spare` load."""
+    for taken in range(companions, 0, -1):
+        small -= load_E[companions_X[taken - 1]]
+        for expert in falling_E:
+            if group_E[expert] < 0 and load_E[expert] + small <= spare:
+                break
+        group_E[expert] = group
+        spare -= load_E[expert]
+        # The smallest that are left for the rest: unchanged, unless the chosen is one of them.
+        for at in range(taken - 1):
+            if companions_X[at] == expert:
+                small += load_E[companions_X[taken - 1]] - load_E[expert]
+                for later in range(at, taken - 1):
+                    companions_X[later] = companions_X[later + 1]
+                break
+
+
+@njit(cache=True)
+def wrap_around(load_E, members_X, caps_G, slots_G, gpus_X, held_GP, part_GP):
+    """Cut the experts members_X over the GPUs gpus_X, each filled to its caps_G. Returns whether every expert found a slot.
+
+    A GPU takes fewer experts whole than it has slots, and of one more as much as fills it. Never fails where caps and slots are
+    equal, the caps add up to the load, and the experts are at most GPUs x (slots - 1) + 1. No expert returns to a GPU: each GPU
+    is left when it is full.
+    """
+    expert_X = members_X[np.argsort(load_E[members_X], kind="mergesort")].copy()
+    left_X = load_E[expert_X].copy()
+    for gpu in gpus_X[:-1]:
+        cap = caps_G[gpu]
+        cut, total, chosen_X = _choose_experts(left_X, slots_G[gpu], cap)
+        slot = 0
+        for at in range(expert_X.shape[0]):
+            if chosen_X[at]:
+                held_GP[gpu, slot] = expert_X[at]
+                part_GP[gpu, slot] = left_X[at]
+                slot += 1
+        if cut >= 0 and not chosen_X[cut]:
+            part = min(left_X[cut], cap - total)
+            held_GP[gpu, slot] = expert_X[cut]
+            part_GP[gpu, slot] = part
+            left_X[cut] -= part
+            if left_X[cut] <= cap * CLOSE:
+                part_GP[gpu, slot] += left_X[cut]
+                chosen_X[cut] = True
+        kept = np.flatnonzero(~chosen_X)
+        rising = kept[np.argsort(left_X[kept], kind="mergesort")]
+        expert_X = expert_X[rising].copy()
+        left_X = left_X[rising].copy()
+    last, count = gpus_X[-1], expert_X.shape[0]
+    if count > slots_G[last]:
+        return False
+    held_GP[last, :count] = expert_X
+    part_GP[last, :count] = left_X
+    return True
+
+
+@njit(cache=True)
+def _choose_experts(left_X, slots, cap):
+    """Which of the rising loads left_X a GPU of `slots` slots takes whole, and of which one it takes a part, to reach `cap`.
+
+    Returns the index of the one that is cut (-1: none), the load of those taken whole, and the mask of these.
+    """
+    count = left_X.shape[0]
+    chosen_X = np.zeros(count, dtype=np.bool_)
+    whole = min(slots, count) - 1
+    total = 0.0
+    for at in range(whole):
+        total += left_X[at]
+        chosen_X[at] = True
+    while whole > 0 and total > cap * (1.0 + CLOSE):
+        whole -= 1
+        total -= left_X[whole]
+        chosen_X[whole] = False
+    cut = count - 1
+    if total + left_X[cut] >= cap:
+        return cut, total, chosen_X
+    total += left_X[cut]
+    chosen_X[cut] = True
+    for step in range(whole):  # raise the chosen one by one to the largest until they fill the GPU
+        low = whole - 1 - step
+        high = count - 2 - step
+        if high <= low:
+            break
+        chosen_X[low] = False
+        total -= left_X[low]
+        cut = low + 1
+        while cut < high and total + left_X[cut] < cap:
+            cut += 1
+        if total + left_X[cut] >= cap:
+            break
+        chosen_X[cut] = True
+        total += left_X[cut]
+        cut = -1
+    return cut, total, chosen_X
+
+
+@njit(cache=True)
+def wrap_groups(load_E, group_E, gpus_J, slots, held_GP, part_GP):
+    """Wrap each group around its own GPUs of `slots` slots, each GPU of a group to the same load. Fills held_GP and part_GP."""
+    gpus = held_GP.shape[0]
+    held_GP[:] = EMPTY
+    part_GP[:] = 0.0
+    slots_G = np.full(gpus, slots)
+    first = 0
+    for group in range(gpus_J.shape[0]):
+        members_X = np.flatnonzero(group_E == group)
+        caps_G = np.full(gpus, load_E[members_X].sum() / gpus_J[group])
+        if not wrap_around(load_E, members_X, caps_G, slots_G, np.arange(first, first + gpus_J[group]), held_GP, part_GP):
+            return False
+        first += gpus_J[group]
+    return True
+
+
+@njit(cache=True)
+def place_by_groups(load_E, gpus, slots, bound, held_GP, part_GP):
+    """Group the experts for the smallest largest load that `group_experts` finds from `bound` up, and wrap the groups around.
+
+    Returns the largest load, or infinity where an expert finds no slot.
+    """
+    experts = load_E.shape[0]
+    group_E = np.zeros(experts, dtype=np.int64)
+    gpus_J = np.zeros(experts, dtype=np.int64)
+    if experts - 1 <= gpus * (slots - 1):
+        groups = 1
+        gpus_J[0] = gpus
+    else:
+        groups = _best_groups(load_E, gpus, slots, bound, group_E, gpus_J)
+    load_J = np.zeros(groups)
+    for expert in range(experts):
+        load_J[group_E[expert]] += load_E[expert]
+    for _ in range(gpus - gpus_J[:groups].sum()):  # GPUs left over
+        gpus_J[np.argmax(load_J / gpus_J[:groups])] += 1
+    if not wrap_groups(load_E, group_E, gpus_J[:groups], slots, held_GP, part_GP):
+        return np.inf
+    return (load_J / gpus_J[:groups]).max()
+
+
+@njit(cache=True)
+def _best_groups(load_E, gpus, slots, bound, group_E, gpus_J):
+    """Fill group_E and gpus_J for the smallest largest load that `group_experts` finds, by bisection. Returns their number."""
+    try_E = np.zeros_like(group_E)
+    try_J = np.zeros_like(gpus_J)
+    low = bound
+    high = bound
+    groups = group_experts(load_E, gpus, slots, bound, group_E, gpus_J)
+    while groups < 0:
+        low = high
+        high *= 1.25
+        groups = group_experts(load_E, gpus, slots, high, group_E, gpus_J)
+    for _ in range(40):
+        if high - low <= low * 1e-9:
+            break
+        middle = (low + high) / 2
+        found = group_experts(load_E, gpus, slots, middle, try_E, try_J)
+        if found < 0:
+            low = middle
+        else:
+            high = middle
+            groups = found
+            group_E[:] = try_E
+            gpus_J[:] = try_J
+    return groups

@@ -1,0 +1,28 @@
+"""The paper's relabelling of nodes, greedy; ours is `aurora.planner.migration.relabelling.fewest_moves`."""
+
+import numpy as np
+
+from aurora.types.arrays import IntArray
+
+
+def greedy_moves(old_NE: IntArray, new_NE: IntArray, bytes_E: IntArray, alike_N: IntArray) -> IntArray:
+    """The relabelling that gives node after node the part of the new placement that brings it fewest bytes.
+
+    Args:
+        old_NE: (N, E) int64, 1 where a node holds an expert in the placement in force.
+        new_NE: (N, E) int64, the same of the new placement.
+        bytes_E: (E,) int64, the weights of each expert.
+        alike_N: (N,) int64, nodes with one number may stand in for each other.
+
+    Returns:
+        (N,) int64: the node that takes what the new placement gave to node n.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.3.
+    """
+    arriving_NN = (new_NE * bytes_E) @ (1 - old_NE).T
+    taker_N = np.full(len(old_NE), -1, dtype=np.int64)
+    for node in range(len(old_NE)):
+        open_N = np.flatnonzero((taker_N < 0) & (alike_N == alike_N[node]))
+        taker_N[open_N[arriving_NN[open_N, node].argmin()]] = node
+    return taker_N

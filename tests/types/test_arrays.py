@@ -1,0 +1,59 @@
+"""The legend of axis letters explains every letter that the code uses."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import aurora
+from aurora.types import arrays
+
+ROOT = Path(aurora.__file__).parents[1]
+SUFFIX = re.compile(r"(?:^|[a-z0-9])_([A-Z][A-Z0-9]{0,4}|1)$")  # load_LE, pairs_X2, load_E1; neither LEVEL nor MOST_STEPS
+LEGEND = dict(re.findall(r"^    ([A-Z])  (\S.*)$", arrays.__doc__, re.MULTILINE))
+
+
+def axes_of(source):
+    """The axis letters of every identifier in Python source, and where they stand: {letter: (identifier, line)}."""
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        name = next(
+            (value for field in ("id", "attr", "arg", "name") if isinstance(value := getattr(node, field, None), str)), ""
+        )
+        if not name.isupper() and (match := SUFFIX.search(name)):
+            for letter in re.sub(r"\d", "", match[1]):
+                found.setdefault(letter, (name, getattr(node, "lineno", 0)))
+    return found
+
+
+def python_files():
+    return [path for package in ("aurora", "integrations") for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_every_axis_letter_in_use_is_in_the_legend():
+    missing = [
+        f"{path.relative_to(ROOT)}:{line}: {name} has axis {letter}"
+        for path in python_files()
+        for letter, (name, line) in axes_of(path.read_text()).items()
+        if letter not in LEGEND
+    ]
+    assert not missing, "axis letters that aurora/types/arrays.py does not explain:\n" + "\n".join(missing)
+
+
+def test_the_legend_has_no_letter_that_nobody_uses():
+    used = {letter for path in python_files() for letter in axes_of(path.read_text())}
+    assert set(LEGEND) <= used
+
+
+@pytest.mark.parametrize(
+    ("source", "letters"),
+    [
+        ("load_LE = tokens_LSE.sum(axis=1)", {"L", "E", "S"}),
+        ("def f(pairs_X2, *, kick_R2): return self._least_XGJ", {"X", "R", "G", "J"}),
+        ("f(load_E1=1)", {"E"}),
+        ("MOST_STEPS = PCIE_LANE_Bps = out_Bps = MOST_S", set()),
+    ],
+)
+def test_what_counts_as_an_axis(source, letters):
+    assert set(axes_of(source)) == letters
