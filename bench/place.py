@@ -19,7 +19,7 @@ from aurora.io import load_cluster, shipped
 from aurora.planner.check.replicas import check_layout
 from aurora.planner.evaluate import layer_seconds
 from aurora.planner.make_plan import make_plan
-from aurora.planner.replication import load_bounds as share_bounds
+from aurora.planner.replication import load_bounds
 from aurora.planner.replication.registry import REPLICAS, place, slots_needed
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import GpuSlots, Plan, PlanOptions, Profile, SyntheticOptions
@@ -32,12 +32,12 @@ def zipf(experts: int, exponent: float) -> np.ndarray:
     return (1.0 + np.arange(experts)) ** -exponent * 1e4
 
 
-def rows(name: str, load_LE: np.ndarray, room: GpuSlots) -> list[str]:
+def rows(name: str, load_LE: np.ndarray, slots: GpuSlots) -> list[str]:
     lines = []
-    eplb = place(load_LE, room, "eplb")
+    eplb = place(load_LE, slots, "eplb")
     for method in REPLICAS:
-        made = [place(load_LE, room, method) for _ in range(REPEATS)]
-        check_layout(made[0], load_LE, room)
+        made = [place(load_LE, slots, method) for _ in range(REPEATS)]
+        check_layout(made[0], load_LE, slots)
         ratio_L = made[0].max_load_L / made[0].mean_load_L
         no_worse = int((made[0].max_load_L <= eplb.max_load_L * (1 + 1e-12)).sum())
         took_ms = statistics.median(one.seconds for one in made) * 1e3
@@ -156,10 +156,10 @@ def replica_section(today: str) -> list[str]:
     for exponent in (0.8, 1.2):
         load_LE = zipf(256, exponent) * rng.lognormal(0.0, 0.2, (58, 256))
         lines += rows(f"58 x 256 Zipf {exponent}, 64 GPUs x 5", load_LE, GpuSlots.equal(64, 5))
-    load_E, room = zipf(256, 0.8), GpuSlots.equal(144, 2)
-    lines += rows("256 Zipf 0.8, 144 GPUs x 2", load_E[None], room)
-    counted = share_bounds.mean_load(load_E, room) / share_bounds.counted(load_E, room)
-    fewest, enough = slots_needed(load_E, room, 0.95)
+    load_E, slots = zipf(256, 0.8), GpuSlots.equal(144, 2)
+    lines += rows("256 Zipf 0.8, 144 GPUs x 2", load_E[None], slots)
+    counted = load_bounds.mean_load(load_E, slots) / load_bounds.by_counting(load_E, slots)
+    fewest, enough = slots_needed(load_E, slots, 0.95)
     return [
         f"# Experts with replicas, {today}",
         "",

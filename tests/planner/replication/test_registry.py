@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.replicas import check_layout
-from aurora.planner.replication import load_bounds as share_bounds
+from aurora.planner.replication import load_bounds
 from aurora.planner.replication.eplb import balanced_packing, greedy_counts
 from aurora.planner.replication.registry import REPLICAS, place, slots_needed
 from aurora.types import GpuSlots
@@ -51,7 +51,7 @@ def best_free(load_E, cost_G, slots):
 
 
 @st.composite
-def rooms_and_loads(draw, gpus=4, slots=4, layers=1, equal=None):
+def slots_and_loads(draw, gpus=4, slots=4, layers=1, equal=None):
     number = draw(st.integers(1, gpus))
     alike = draw(st.booleans()) if equal is None else equal
     one = st.tuples(st.integers(1, slots), st.sampled_from((1.0, 0.5, 2.0, 3.0)))
@@ -73,17 +73,17 @@ def test_against_every_placement(alike):
         slots = np.full(gpus, rng.integers(1, 3)) if alike else rng.integers(1, 3, gpus)
         cost = np.ones(gpus) if alike else rng.choice([1.0, 2.0, 0.5], gpus)
         load = np.round(rng.pareto(1.0, int(rng.integers(1, min(4, slots.sum()) + 1))) * 100)
-        slots = GpuSlots(slots, cost)
+        gpu_slots = GpuSlots(slots, cost)
         optimum = {
             "equal-split": best_even(load, cost, tuple(slots.tolist())),
             "free-split": best_free(load, cost, tuple(slots.tolist())),
         }
         for method in ratios if alike else ("equal-split", "free-split"):
-            made = place(load, slots, method)
+            made = place(load, gpu_slots, method)
             best = optimum["equal-split" if method == "eplb" else method]
             assert made.bound_L[0] <= best * (1 + 1e-9)
-            assert share_bounds.free_split(load, slots, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
-            assert share_bounds.equal_split(load, slots, 2 * best) <= optimum["equal-split"] * (1 + 1e-9)
+            assert load_bounds.free_split(load, gpu_slots, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
+            assert load_bounds.equal_split(load, gpu_slots, 2 * best) <= optimum["equal-split"] * (1 + 1e-9)
             ratios[method].append(made.max_load_L[0] / best if best else 1.0)
     for method in ("equal-split", "free-split"):
         assert min(ratios[method]) >= 1 - 1e-9
@@ -91,7 +91,7 @@ def test_against_every_placement(alike):
         assert np.mean(ratios[method]) <= (1.0 + 1e-9 if alike else 1.05), method
 
 
-@given(rooms_and_loads(layers=2), st.sampled_from(["equal-split", "free-split"]))
+@given(slots_and_loads(layers=2), st.sampled_from(["equal-split", "free-split"]))
 def test_every_layout_is_what_it_says(case, method):
     slots, load_LE = case
     made = place(load_LE, slots, method)
@@ -100,7 +100,7 @@ def test_every_layout_is_what_it_says(case, method):
     assert again.placement == made.placement
 
 
-@given(rooms_and_loads(gpus=3, slots=3, equal=True))
+@given(slots_and_loads(gpus=3, slots=3, equal=True))
 def test_division_at_will_is_never_worse_and_uses_all_slots(case):
     slots, load_LE = case
     even, free, eplb = (place(load_LE, slots, method) for method in REPLICAS)
@@ -112,7 +112,7 @@ def test_division_at_will_is_never_worse_and_uses_all_slots(case):
         assert np.allclose(shares[shares > 0], 1 / (shares > 0).sum())
 
 
-@given(rooms_and_loads(gpus=6, equal=True))
+@given(slots_and_loads(gpus=6, equal=True))
 def test_load_laid_over_enough_slots_reaches_the_mean(case):
     slots, load_LE = case
     if load_LE.shape[1] - 1 <= slots.gpus * (slots.useful_G(load_LE.shape[1])[0] - 1):
@@ -142,10 +142,10 @@ def test_on_most_gpus_the_mean_is_reached_within_a_thousandth():
 
 def test_two_slots_a_gpu_come_near_the_bound():
     load, slots = zipf(256, 0.8), GpuSlots.equal(144, 2)
-    assert share_bounds.mean_load(load, slots) / share_bounds.counted(load, slots) == pytest.approx(0.6774, abs=1e-4)
+    assert load_bounds.mean_load(load, slots) / load_bounds.by_counting(load, slots) == pytest.approx(0.6774, abs=1e-4)
     made = place(load, slots, "free-split")
     assert made.gap_L[0] < 0.01
-    assert made.bound_L[0] > 1.09 * share_bounds.counted(load, slots)  # the wasted parts of slots count
+    assert made.bound_L[0] > 1.09 * load_bounds.by_counting(load, slots)  # the wasted parts of slots count
     needed, reached = slots_needed(load, slots, 0.95)
     assert 288 < needed <= reached == 432
     assert place(load, GpuSlots.equal(144, 3), "free-split").max_load_L[0] <= made.mean_load_L[0] / 0.82
@@ -217,7 +217,7 @@ def test_what_cannot_be(load, slots, given, error, message):
         place(load, slots, **given)
 
 
-def test_rooms_that_cannot_be():
+def test_slots_that_cannot_be():
     for wrong in (
         {"gpus": 0, "slots": 1},
         {"gpus": 2, "slots": 0},

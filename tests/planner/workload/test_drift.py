@@ -100,5 +100,5 @@ def test_profiles_of_other_models():
 
 @pytest.mark.parametrize(("field", "value"), [("threshold", -0.1), ("hot", 0), ("seed", -1)])
 def test_options(field, value):
-    with pytest.raises(BadInput, match=f"--{field}: expected"):
+    with pytest.raises(BadInput, match=f"`{field}`: expected"):
         DriftOptions(**{field: value})

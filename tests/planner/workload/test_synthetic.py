@@ -46,7 +46,7 @@ def test_token_level_is_the_same_draw():
     assert counted.routing is None
     assert np.array_equal(counted.tokens_TLSE, kept.tokens_TLSE)
     assert kept.routing.experts_ULK.shape == (600, 3, 4)
-    with pytest.raises(BadInput, match="`tokens`: expected at most"):
+    with pytest.raises(BadInput, match="`window_tokens`: expected at most"):
         synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(window_tokens=10**8, token_level=True))
 
 
