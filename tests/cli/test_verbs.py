@@ -16,8 +16,8 @@ from aurora.io import save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS
 from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFormat
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.placement.grouping import PLACE
 from aurora.planner.gradient_codes import SCHEMES
+from aurora.planner.placement.grouping import PLACE
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reproduce.aurora.traffic import TRAFFIC
 from aurora.reproduce.lazarus import evaluation as lazarus

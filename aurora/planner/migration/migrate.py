@@ -208,7 +208,9 @@ def _next_plan(
         bytes_GG += joint.moved(kept, final, layer)
     schedule = migration_schedule(bytes_GG, new.cluster, rng)
     models = tuple(
-        schedule_model(new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated)
+        schedule_model(
+            new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated
+        )
         for model, profile, placement in zip(new.models, joint.profiles, final, strict=True)
     )
     moved_s = float(layer_seconds(new, final, joint.profiles, domains).sum())
