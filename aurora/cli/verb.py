@@ -48,9 +48,10 @@ class Verb(TyperCommand):
 
 def as_options(message: str, params: Iterable[Any]) -> str:
     """`message` with every parameter that it names in backticks as the option or argument of `params` that sets it."""
-    spoken = {
-        param.name: param.opts[0] if param.opts[0].startswith("-") else param.name.upper() for param in params if param.name
-    }
+    spoken: dict[str, str] = {}
+    for param in params:
+        flag = param.opts[0] if param.opts[0].startswith("-") else param.name.upper()
+        spoken |= {param.name: flag, flag.lstrip("-").replace("-", "_"): flag}
     return re.sub(r"`([a-z_]+)`", lambda found: spoken.get(found[1]) or found[0], message)
 
 

@@ -141,7 +141,7 @@ def test_evaluations_that_are_refused(aurora, planned, folder, args, message):
 
 def test_an_evaluation_needs_a_plan(aurora, folder):
     (folder / "x.json").write_text("{}")
-    for name, message in (("x.json", "expected schema = 1"), ("none.json", "no such file")):
+    for name, message in (("x.json", "expected an aurora plan"), ("none.json", "no such file")):
         refused(aurora("evaluate", folder / name, "--profile", folder / "p0.npz"), message)
 
 

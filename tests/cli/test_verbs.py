@@ -39,6 +39,7 @@ from tests.reproduce.aurora.test_evaluation import small
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIG = {"num_local_experts": 4, "num_hidden_layers": 6, "num_experts_per_tok": 1, "hidden_size": 64, "intermediate_size": 64}
 DEMO = shipped("clusters/demo-4.toml")
+pytestmark = pytest.mark.timeout(600)  # processes start slowly on a busy machine
 
 
 def commands():
