@@ -31,8 +31,8 @@ def main() -> None:
     make_plan(cluster, [profile, profile], PlanOptions(seed=0))
     bytes_GG = np.arange(9).reshape(3, 3) * (1 - np.eye(3, dtype=np.int64))
     for order in ORDER.values():
-        made = order(bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G, np.random.default_rng(0))
-        timed(made, bytes_GG, cluster.out_Bps_G, cluster.in_Bps_G)
+        made = order(bytes_GG, cluster.network, rng=np.random.default_rng(0))
+        timed(made, bytes_GG, cluster.network)
     print(f"compiled kernels are ready ({time.perf_counter() - began:.0f} s)")
 
 

@@ -1,8 +1,8 @@
-"""aurora inside vLLM: planned placement, ordered all-to-all and recorded traffic. Nothing happens until it is asked for."""
+"""aurora as a vLLM plugin: planned expert placement, ordered all-to-all, traffic records. Inert until it is configured."""
 
 
 def register() -> None:
-    """vLLM's entry point `vllm.general_plugins`, called in every process before there is a configuration."""
-    from aurora_vllm.vllm_internals.hook import hook
+    """Entry point `vllm.general_plugins`: vLLM calls it in every process, before any configuration exists."""
+    from aurora_vllm.vllm_internals.worker_hook import install_worker_hook
 
-    hook()
+    install_worker_hook()

@@ -1,46 +1,72 @@
-"""All ranks serve by the plan or none does: what one lacks, all learn before the model is built."""
+"""Agreement of all ranks before the model is built: either every rank serves by the plan, or none does."""
 
 import datetime
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
-READY = "go"
-LATER_S = 10.0  # that the others wait beyond the first rank, which waits for them
+ACCEPTED = "go"
+REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict than rank 0 waits for their reports
+
+
+class Verdict(NamedTuple):
+    """What the ranks agreed on.
+
+    refusal: why they do not serve by the plan; None if they do.
+    report_here: whether this rank is the one that logs the refusal.
+    """
+
+    refusal: str | None
+    report_here: bool
 
 
 def agree(
-    store: Any, key: str, rank: int, ranks: int, word: str, trouble: str | None, timeout_s: float
-) -> tuple[str | None, bool]:
-    """(None, False) when all ranks gave the same `word`; else why not, and whether it is this rank's to say so.
+    store: Any, key: str, rank: int, ranks: int, fingerprint: str, refusal: str | None, timeout_s: float
+) -> Verdict:  # fmt: skip
+    """Reports this rank's state to the others and returns the verdict, which is the same on all ranks.
 
-    store: a torch.distributed Store that all ranks reach. trouble: what keeps this rank from serving by the plan. The first
-    rank judges; whoever writes a verdict first, also for want of the first rank, has written it for all.
+    Rank 0 decides. If it does not answer in time, the first rank that gives up decides for all.
+
+    Args:
+        store: a torch.distributed Store that all ranks reach.
+        key: prefix of the store's keys.
+        rank: this rank, of `ranks`.
+        fingerprint: of the plan and settings; must be equal on all ranks.
+        refusal: why this rank cannot serve by the plan; None if it can.
+        timeout_s: how long rank 0 waits for the others.
     """
 
-    def heard(found: str) -> tuple[str | None, bool]:
-        by, verdict = json.loads(found)
-        return (None, False) if verdict == READY else (verdict, by == rank)
+    def decoded(verdict: bytes) -> Verdict:
+        author, reason = json.loads(verdict.decode())
+        return Verdict(None, False) if reason == ACCEPTED else Verdict(reason, author == rank)
 
-    def judge(verdict: str) -> tuple[str | None, bool]:
-        found = store.compare_set(f"{key}/verdict", "", json.dumps([rank, verdict])).decode()
-        return heard(found)
+    def decide(reason: str) -> Verdict:
+        return decoded(store.compare_set(f"{key}/verdict", "", json.dumps([rank, reason])))
 
-    store.set(f"{key}/{rank}", json.dumps([word, trouble]))
+    def silent(who: str, waited_s: float) -> Verdict:
+        return decide(f"rank {who} said nothing within {waited_s:g} s; is the plugin there?")
+
+    store.set(f"{key}/{rank}", json.dumps([fingerprint, refusal]))
     if rank != 0:
+        waited_s = timeout_s + REPLY_MARGIN_S
         try:
-            store.wait([f"{key}/verdict"], datetime.timedelta(seconds=timeout_s + LATER_S))
+            store.wait([f"{key}/verdict"], datetime.timedelta(seconds=waited_s))
         except RuntimeError:
-            return judge(f"rank 0 said nothing within {timeout_s + LATER_S:g} s; is the plugin there?")
-        return heard(store.get(f"{key}/verdict").decode())
+            return silent("0", waited_s)
+        return decoded(store.get(f"{key}/verdict"))
     try:
         store.wait([f"{key}/{other}" for other in range(ranks)], datetime.timedelta(seconds=timeout_s))
     except RuntimeError:
         missing = [str(other) for other in range(ranks) if not store.check([f"{key}/{other}"])]
-        return judge(f"rank {', '.join(missing)} said nothing within {timeout_s:g} s; is the plugin there?")
-    said = [json.loads(store.get(f"{key}/{other}").decode()) for other in range(ranks)]
-    for other, (_, why) in enumerate(said):
-        if why is not None:
-            return judge(f"rank {other}: {why}")
-    if odd := [other for other, (theirs, _) in enumerate(said) if theirs != said[0][0]]:
-        return judge(f"rank {odd[0]}: its plan or settings are not rank 0's")
-    return judge(READY)
+        return silent(", ".join(missing), timeout_s)
+    return decide(_judge([json.loads(store.get(f"{key}/{other}").decode()) for other in range(ranks)]))
+
+
+def _judge(reports_R: list[tuple[str, str | None]]) -> str:
+    """ACCEPTED, or the reason why not, given every rank's (fingerprint, refusal)."""
+    for rank, (_, refusal) in enumerate(reports_R):
+        if refusal is not None:
+            return f"rank {rank}: {refusal}"
+    for rank, (fingerprint, _) in enumerate(reports_R):
+        if fingerprint != reports_R[0][0]:
+            return f"rank {rank}: its plan or settings are not rank 0's"
+    return ACCEPTED

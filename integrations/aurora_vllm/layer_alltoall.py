@@ -1,4 +1,4 @@
-"""The all-to-all of a MoE layer: only the tokens that a rank needs travel to it, in the planned order or one made per batch."""
+"""A MoE layer's all-to-all: a token travels once to each rank that needs it, in the planned order or one made per batch."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,30 +12,45 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerRank
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.token_kernels import MessageFormat
-from aurora.types import Cluster, Network, Order
+from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
 
-SMALL_BYTES = 8192  # a message's latency, 0.2 ms, at a port of 40 MB/s
-Told = Callable[[str, int, float, IntArray], None]  # phase, layer, seconds, bytes_GG
+SMALL_BYTES = 8192  # the latency of a message, 0.2 ms, at a port of 40 MB/s
+ReportPhase = Callable[[str, int, float, IntArray], None]  # phase, layer, seconds, bytes_GG
 
 
 @dataclass
 class DispatchedBatch:
-    """A layer's tokens under way. sizes: rows from each rank to each. back: the order of the way back. summed_s: seconds of the
-    sum at the end."""
+    """A layer's batch between dispatch and combine.
 
-    parcels: RowPerRank
-    sizes: list[list[int]]
-    back: Order
-    arrived: int
-    summed_s: float = 0.0
+    layout: which token's row goes to which rank.
+    rows_GG: rows from each rank to each.
+    combine_order: the order in which results return.
+    received: rows that came to this rank.
+    aggregate_s: seconds of the weighted sum at the end; set by `combine`.
+    """
+
+    layout: RowPerRank
+    rows_GG: list[list[int]]
+    combine_order: Order
+    received: int
+    aggregate_s: float = 0.0
 
 
-class LayerExchange:
-    """One layer's all-to-all on one rank. slots_G: the experts that every rank holds, in the order of its weights.
+class LayerAllToAll:
+    """Dispatch and combine of one MoE layer on one rank.
 
-    orders: of dispatch and combine; None makes an open shop's for every batch, the same on all ranks. Where no rank sends
-    another as much as SMALL_BYTES, waiting for a turn costs more than sharing ports: all goes at once. told: hears of phases.
+    If no rank sends another as much as SMALL_BYTES, all messages go at once: waiting for a turn would cost more than sharing
+    the ports.
+
+    Args:
+        layer: the MoE layer's index.
+        transport: to the other expert-parallel ranks.
+        slots_G: the experts that each rank holds, in the order of its weights.
+        planned_orders: of dispatch and combine; None makes an open-shop order for every batch, the same on all ranks.
+        network: between the ranks, for orders made per batch; None takes equal ports.
+        report: is told how long each phase took, and its bytes.
+        device: of the tokens.
     """
 
     def __init__(
@@ -43,72 +58,86 @@ class LayerExchange:
         layer: int,
         transport: Transport,
         slots_G: tuple[tuple[int, ...], ...],
-        orders: tuple[Order, Order] | None,
-        cluster: Cluster | None,
-        told: Told,
+        planned_orders: tuple[Order, Order] | None,
+        network: Network | None,
+        report: ReportPhase,
         device: torch.device,
     ) -> None:
-        self._layer, self._transport, self._told = layer, transport, told
-        self._seats = ExpertMap(slots_G, transport.rank).to(device)
-        held = slots_G[transport.rank]
-        elsewhere = next((expert for own in slots_G for expert in own if expert not in held), 0)
-        self._expert_S = torch.tensor([*held, elsewhere], device=device)  # the last is for choices of other ranks
-        self._network = Network.equal(transport.ranks) if cluster is None else cluster.network
+        self._layer, self._transport, self._report = layer, transport, report
+        self._expert_map = ExpertMap(slots_G, transport.rank).to(device)
+        local = slots_G[transport.rank]
+        remote = next((expert for experts in slots_G for expert in experts if expert not in local), 0)
+        self._expert_S = torch.tensor([*local, remote], device=device)  # the last stands for choices of other ranks
+        self._network = Network.equal(transport.ranks) if network is None else network
         self._shop = DenseShop(transport.ranks)
-        nothing_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
-        at_once = ORDER["all-at-once"](nothing_GG, self._network, rng=np.random.default_rng(0))
-        self._at_once, self._planned = (at_once, at_once.reversed), orders
+        no_bytes_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
+        at_once = ORDER["all-at-once"](no_bytes_GG, self._network, rng=np.random.default_rng(0))
+        self._at_once, self._planned_orders = (at_once, at_once.reversed), planned_orders
 
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DispatchedBatch]:
-        """The rows (P, H) that came to this rank, their weights and experts (P, K), and what `combine` wants.
+        """Sends this rank's tokens to the ranks of their experts. All ranks call it together.
 
-        A choice that another rank serves has weight zero and an expert that is not here. All ranks call it together.
+        Args:
+            hidden: (N, H), this rank's tokens.
+            weights, index: (N, K), the weights and experts that the router chose.
+
+        Returns: the P rows that came to this rank (P, H), their weights and experts (P, K), and what `combine` needs. A choice
+            that another rank serves has weight zero and an expert that is not here.
         """
         rank = self._transport.rank
-        began = time.perf_counter()
-        parcels = RowPerRank(self._seats, hidden, index.long(), weights, None)
-        counts_RR = self._transport.gather(parcels.counts)
-        sizes = parcels.sizes(counts_RR)
-        bytes_GG = counts_RR.numpy() * parcels.rows.shape[1]
-        orders = self._orders(bytes_GG)
-        rows = self._exchange(orders[0], parcels.rows, sizes[rank], [row[rank] for row in sizes])
-        packing = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
-        hidden_P, weights_PK, slots_PK = packing.parts(rows)
-        there_PK = slots_PK >= 0
+        began_s = time.perf_counter()
+        layout = RowPerRank(self._expert_map, hidden, index.long(), weights, None)
+        counts_RR = self._transport.gather(layout.counts)
+        rows_GG = layout.sizes(counts_RR)
+        bytes_GG = counts_RR.numpy() * layout.rows.shape[1]
+        dispatch_order, combine_order = self._orders(bytes_GG)
+        rows = self._exchange(dispatch_order, layout.rows, rows_GG[rank], [row[rank] for row in rows_GG])
+        message_format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
+        hidden_PH, weights_PK, slots_PK = message_format.parts(rows)
+        local_PK = slots_PK >= 0
         experts_PK = self._expert_S[slots_PK.long()].to(index.dtype)  # slot -1 is the last
-        self._told("dispatch", self._layer, time.perf_counter() - began, bytes_GG)
-        batch = DispatchedBatch(parcels, sizes, orders[1], len(rows))
-        return hidden_P.contiguous(), weights_PK.where(there_PK, 0).to(weights.dtype), experts_PK, batch
+        self._report("dispatch", self._layer, time.perf_counter() - began_s, bytes_GG)
+        batch = DispatchedBatch(layout, rows_GG, combine_order, len(rows))
+        return hidden_PH.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
     def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:
-        """(N, H): this rank's tokens, their experts' answers summed; answers (P, H): to the rows that came here."""
-        assert len(answers) == batch.arrived
+        """Returns the experts' results to the tokens' ranks and sums them. All ranks call it together.
+
+        Args:
+            answers: (P, H), results for the rows that `dispatch` received.
+            batch: from `dispatch`.
+
+        Returns: (N, H), this rank's tokens, summed over their experts.
+        """
+        assert len(answers) == batch.received
         rank = self._transport.rank
-        began = time.perf_counter()
-        back = self._exchange(batch.back, answers.contiguous(), [row[rank] for row in batch.sizes], batch.sizes[rank])
-        bytes_GG = np.array(batch.sizes, dtype=np.int64).T * answers.shape[1] * answers.element_size()
-        back_s = time.perf_counter()
-        self._told("combine", self._layer, back_s - began, bytes_GG)
-        done = batch.parcels.combine(back)
-        batch.summed_s = time.perf_counter() - back_s
-        return done
+        began_s = time.perf_counter()
+        received_of = [row[rank] for row in batch.rows_GG]
+        returned = self._exchange(batch.combine_order, answers.contiguous(), received_of, batch.rows_GG[rank])
+        bytes_GG = np.array(batch.rows_GG, dtype=np.int64).T * answers.shape[1] * answers.element_size()
+        returned_s = time.perf_counter()
+        self._report("combine", self._layer, returned_s - began_s, bytes_GG)
+        summed = batch.layout.combine(returned)
+        batch.aggregate_s = time.perf_counter() - returned_s
+        return summed
 
     def _orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
+        """The orders of dispatch and combine for a batch."""
         between_GG = bytes_GG.copy()
         np.fill_diagonal(between_GG, 0)
         if between_GG.max() < SMALL_BYTES:
             return self._at_once
-        if self._planned is not None:
-            return self._planned
-        made = openshop(between_GG, self._network, rng=np.random.default_rng(0), shop=self._shop)
-        return made, made.reversed
+        if self._planned_orders is not None:
+            return self._planned_orders
+        order = openshop(between_GG, self._network, rng=np.random.default_rng(0), shop=self._shop)
+        return order, order.reversed
 
-    def _exchange(self, order: Order, rows: torch.Tensor, out_sizes: Sequence[int], in_sizes: Sequence[int]) -> torch.Tensor:
-        """Send this rank's rows, cut by out_sizes, and give what arrives, in_sizes rows from each rank, by rank."""
-        arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
-        sends, recvs = rows.split_with_sizes(list(out_sizes)), arrived.split_with_sizes(list(in_sizes))
+    def _exchange(self, order: Order, rows: torch.Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> torch.Tensor:
+        """Sends `rows`, send_rows[r] of them to each rank r, and returns what came, recv_rows[r] from each rank r."""
+        received = rows.new_empty(sum(recv_rows), rows.shape[1])
+        sends, recvs = rows.split_with_sizes(list(send_rows)), received.split_with_sizes(list(recv_rows))
         recvs[self._transport.rank].copy_(sends[self._transport.rank])
         self._transport.exchange(order, sends, recvs, lambda *_event: None)
-        return arrived
+        return received

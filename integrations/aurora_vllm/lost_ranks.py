@@ -1,4 +1,4 @@
-"""Who is gone, when a collective fails: error messages of gloo name an address, not a rank."""
+"""Which ranks are lost when a collective fails: gloo's error messages name an address, not a rank."""
 
 import os
 import socket
@@ -9,60 +9,61 @@ from typing import Any
 
 from aurora.errors import RankFailed
 
-SETTLE_S = 2.0  # in which a dying process is seen to be gone
+EXIT_S = 2.0  # within which a dying process is seen to have exited
 
 
-class LivePeers:
-    """Host and process of every rank, told once over a store."""
+class RankProcesses:
+    """Host and process id of every rank, exchanged once over a torch.distributed Store."""
 
     def __init__(self, store: Any, key: str, rank: int, ranks: int) -> None:
+        """Publishes this rank's process under `key`."""
         self._store, self._key, self._rank, self._ranks = store, key, rank, ranks
         self._host = socket.gethostname()
         store.set(f"{key}/process/{rank}", f"{self._host} {os.getpid()}")
-        self._processes: dict[int, tuple[str, int]] = {}
+        self._process_R: dict[int, tuple[str, int]] = {}
 
-    def meet(self) -> bool:
-        """Read what the others told; False where some told nothing."""
+    def read_all(self) -> bool:
+        """Reads what the other ranks published. Returns False if a rank has published nothing."""
         if not self._store.check([f"{self._key}/process/{rank}" for rank in range(self._ranks)]):
             return False
         for rank in range(self._ranks):
-            host, process = self._store.get(f"{self._key}/process/{rank}").decode().rsplit(" ", 1)
-            self._processes[rank] = (host, int(process))
+            host, pid = self._store.get(f"{self._key}/process/{rank}").decode().rsplit(" ", 1)
+            self._process_R[rank] = (host, int(pid))
         return True
 
     @property
-    def together(self) -> bool:
-        """Whether all ranks are on this host."""
-        return all(host == self._host for host, _ in self._processes.values())
+    def on_one_host(self) -> bool:
+        """Whether all ranks run on this host."""
+        return all(host == self._host for host, _ in self._process_R.values())
 
-    def gone(self) -> list[int]:
-        """Ranks on this host whose process is no more."""
+    def lost(self) -> list[int]:
+        """Other ranks of this host whose process has exited."""
         return [
             rank
-            for rank, (host, process) in self._processes.items()
-            if host == self._host and rank != self._rank and not alive(process)
+            for rank, (host, pid) in self._process_R.items()
+            if host == self._host and rank != self._rank and not is_running(pid)
         ]
 
 
-def alive(process: int) -> bool:
-    """Whether a process of this host runs; one that has ended and is not waited for yet does not."""
+def is_running(pid: int) -> bool:
+    """Whether a process of this host runs. A zombie does not."""
     try:
-        with open(f"/proc/{process}/stat") as file:
+        with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
 
 
 @contextmanager
-def naming_the_dead(roster: LivePeers | None) -> Iterator[None]:
-    """A RuntimeError inside becomes a RankFailed that names the ranks that are gone, where some are."""
+def naming_lost_ranks(processes: RankProcesses | None) -> Iterator[None]:
+    """Turns a RuntimeError inside the block into a RankFailed that names the lost ranks, if there are any."""
     try:
         yield
     except (RuntimeError, RankFailed) as error:
-        until = time.monotonic() + SETTLE_S
-        while roster is not None and not (gone := roster.gone()) and time.monotonic() < until:
+        until = time.monotonic() + EXIT_S
+        while processes is not None and not (lost := processes.lost()) and time.monotonic() < until:
             time.sleep(0.05)
-        if roster is None or not gone:
+        if processes is None or not lost:
             raise
-        who = ", ".join(map(str, gone))
+        who = ", ".join(map(str, lost))
         raise RankFailed(f"expert-parallel rank {who} is gone: {str(error).strip().splitlines()[0]}") from error

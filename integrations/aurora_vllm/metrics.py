@@ -1,4 +1,4 @@
-"""What the all-to-all costs, for Prometheus: on vLLM's /metrics where it collects from all processes, else on our own port."""
+"""Prometheus metrics of the all-to-all: on vLLM's /metrics where it collects from all processes, else on a port of our own."""
 
 import os
 import time
@@ -13,13 +13,13 @@ from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
 from aurora_vllm.settings import Settings
 
-SHARED = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user: all processes' metrics meet
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
 PHASES = ("dispatch", "combine")
 RANK = ("ep_rank",)
 
 
 class Metrics:
-    """Counters and gauges of one rank. With a plan, bounds and drift are told against its cluster and profile."""
+    """Counters and gauges of one rank. Bounds and drift are against the plan's cluster and profile, so they need a plan."""
 
     def __init__(self, rank: int, plan: Plan | None, settings: Settings) -> None:
         self._plan, self._path = plan, settings.plan
@@ -34,13 +34,13 @@ class Metrics:
         self._of = {p: tuple(metric.labels(of, p) for metric in (bytes_, seconds, bound, gap)) for p in PHASES}
         self._totals = {phase: [0.0, 0.0] for phase in PHASES}
         self._rank, self._age, self._drift = rank, age.labels(of), drift.labels(of)
-        self._planned_LE = None if plan is None or self._path is None else _planned(plan, self._path)
-        self._told()
-        if SHARED not in os.environ and settings.metrics_port is not None:
+        self._planned_LE = None if plan is None or self._path is None else _planned_load(plan, self._path)
+        self._update_age()
+        if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
             start_http_server(settings.metrics_port + rank)
 
-    def exchanged(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
-        """One all-to-all; bytes_GG (G, G): from every rank to every rank, its own among them."""
+    def add_exchange(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
+        """Adds one all-to-all of `phase`; bytes_GG: from each rank to each, the diagonal is not sent."""
         between_GG = bytes_GG.copy()
         np.fill_diagonal(between_GG, 0)
         bytes_, spent, bound, gap = self._of[phase]
@@ -54,13 +54,13 @@ class Metrics:
             if totals[1] > 0:
                 gap.set(totals[0] / totals[1] - 1)
 
-    def drifted(self, load_LE: IntArray) -> None:
-        """load_LE (L, E): this rank's traffic since it records."""
-        self._told()
+    def update_drift(self, load_LE: IntArray) -> None:
+        """Updates the plan's age and drift; load_LE: this rank's traffic since its record began."""
+        self._update_age()
         if self._planned_LE is not None and load_LE.any():
             self._drift.set(drift(load_LE, self._planned_LE))
 
-    def _told(self) -> None:
+    def _update_age(self) -> None:
         if self._plan is not None and self._path is not None and self._path.exists():
             self._age.set(time.time() - self._path.stat().st_mtime)
 
@@ -69,13 +69,13 @@ DRIFT = "How far this rank's recorded loads are from the plan's profile: the par
 
 
 def drift(load_LE: IntArray | FloatArray, planned_LE: IntArray | FloatArray) -> float:
-    """Half the summed difference between two tables' shares of each layer's load, (L, E), the mean over layers, 0 to 1."""
+    """How far two load tables (L, E) are apart: total variation distance of each layer's shares, mean over layers, 0 to 1."""
     shares = [table / np.maximum(table.sum(axis=1, keepdims=True), 1) for table in (load_LE, planned_LE)]
     return float(np.abs(shares[0] - shares[1]).sum(axis=1).mean() / 2)
 
 
-def _planned(plan: Plan, path: os.PathLike[str]) -> IntArray | None:
-    """(L, E) int64: what the plan's profile holds; None where it is not beside the plan any more."""
+def _planned_load(plan: Plan, path: os.PathLike[str]) -> IntArray | None:
+    """(L, E) int64: loads of the plan's profile; None if its file is gone or is another one."""
     model = plan.models[0]
     if not model.profile_path:
         return None

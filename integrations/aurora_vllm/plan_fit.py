@@ -1,4 +1,4 @@
-"""Whether a plan was made for the model and the ranks that an engine is about to serve."""
+"""Whether a plan fits the checkpoint and the ranks that vLLM is about to serve."""
 
 import hashlib
 import json
@@ -19,14 +19,18 @@ _ROUTER = re.compile(r"\.(\d+)\.[^.]+\.(?:gate|router|gate\.wg|router\.layer)\.w
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What decides where tokens go: the decoder layers that have experts, and a hash of their routers' weights."""
+    """What identifies a model's routing.
+
+    layers: the decoder layers that have experts.
+    fingerprint: a hash of their routers' weights.
+    """
 
     layers: tuple[int, ...]
     fingerprint: str
 
 
 def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
-    """From the safetensors in `folder`; None where there are none, or no router with as many rows as experts."""
+    """Reads the routers from the safetensors in `folder`; None if no router there has as many rows as `experts`."""
     routers: dict[int, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -43,7 +47,7 @@ def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
 
 
 def experts_in(folder: Path) -> int | None:
-    """How many experts the config.json in `folder` speaks of."""
+    """The number of experts a layer by the config.json in `folder`; None if it does not say."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
@@ -54,7 +58,12 @@ def experts_in(folder: Path) -> int | None:
 
 
 def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> None:
-    """BadInput unless the plan is for this model on so many ranks; InfeasiblePlan where vLLM cannot do what it says."""
+    """Checks that vLLM can serve this model by the plan.
+
+    Raises:
+        BadInput: if the plan is for another model or another number of ranks.
+        InfeasiblePlan: if it needs what vLLM cannot do.
+    """
     check_engine(plan, "vllm")
     planned = plan.models[0]
     if len(plan.cluster) != ranks:

@@ -1,4 +1,4 @@
-"""What a user asks for: `--additional-config '{"aurora": {...}}'`, and AURORA_* variables for what it leaves out."""
+"""The plugin's settings: `--additional-config '{"aurora": {...}}'`, and AURORA_* variables for those that it leaves out."""
 
 import re
 from collections.abc import Mapping
@@ -15,12 +15,16 @@ NAME = re.compile(r"[\w-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Settings:
-    """plan: a plan's JSON, for its placement. order: of the all-to-all, "plan", "online" (made for every batch) or "stock",
-    which is vLLM's own allgather and reduce-scatter; by default the plan's where there is one. record: a folder for what is
-    recorded, every record_every_s seconds and on command. colocate: a name that servers on the same GPUs share
-    to take turns.
-    metrics_port: rank r serves its metrics at this port + r, where vLLM's own /metrics cannot show them. agree_s: how long
-    ranks wait for each other's word on the plan.
+    """What the user configured.
+
+    plan: file of the plan that placement and orders come from; None: vLLM's own placement.
+    order: of the all-to-all; "plan", "online" (an order made for every batch) or "stock" (vLLM's allgather and reduce-scatter).
+        By default "plan" if there is a plan, else "stock".
+    record: folder into which every rank writes its record; None: no record.
+    record_every_s: seconds between two writes.
+    colocate: name that servers on the same GPUs share to take turns; None: this server has its GPUs to itself.
+    metrics_port: rank r serves its metrics at this port + r, where vLLM's /metrics cannot show them.
+    agree_s: how long ranks wait for each other's report before the model is built.
     """
 
     plan: Path | None = None
@@ -48,9 +52,14 @@ class Settings:
 
 
 def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
-    """The settings, None where nothing is asked for. given: what additional_config holds under "aurora", None without it.
+    """Reads the settings; None if the plugin is not configured.
 
-    Raises BadInput for an unknown name or a value of another kind.
+    Args:
+        given: what additional_config holds under "aurora"; None without it.
+        environ: variables; what `given` holds wins over them.
+
+    Raises:
+        BadInput: if a name is unknown or a value has the wrong type.
     """
     names = [field.name for field in fields(Settings)]
     asked: dict[str, Any] = {name: environ[key] for name in names if (key := PREFIX + name.upper()) in environ}
@@ -68,7 +77,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
 
 
 def _value(name: str, value: Any) -> Any:
-    """`value` as the kind that the setting is of."""
+    """`value` converted to the setting's type."""
     kinds: dict[str, type] = {"plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int}
     kind = kinds.get(name, str)
     expected = {Path: "a path", float: "a number", int: "a whole number", str: "text"}[kind]

@@ -1,4 +1,7 @@
-"""Whose turn it is, where several servers share GPUs. A rank that waits for others of its server never holds its GPU."""
+"""Time slices of colocated servers: each GPU computes for one server at a time, and all-to-alls take turns on the ports.
+
+A rank that waits for other ranks of its own server never holds its GPU, so that servers cannot deadlock.
+"""
 
 import datetime
 from collections.abc import Callable, Iterator, Sequence
@@ -14,71 +17,87 @@ from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.types import Order
 
-TURN_S = 300.0  # that a rank waits for a server which lives
+ARBITER_TIMEOUT_S = 300.0  # how long a rank waits for a server that is alive and does not move
 
 
 class TimeSlices:
-    """This rank's turns at its GPU. through: between its all-to-alls a forward pass waits for no other rank."""
+    """This rank's use of its GPU, granted by a port arbiter.
 
-    def __init__(self, turnstile: PortArbiter, through: bool) -> None:
-        self.turnstile, self.through = turnstile, through
-        self._holds = False
+    arbiter: shared with the other servers' ranks on this GPU.
+    holds_between_layers: whether the GPU stays this server's between two all-to-alls of a forward pass. False under tensor
+        parallelism, whose ranks wait for each other there.
+    """
 
-    def compute(self) -> None:
-        """The GPU is this server's until `rest`."""
-        if not self._holds:
-            self.turnstile.start_compute()
-            self._holds = True
+    def __init__(self, arbiter: PortArbiter, holds_between_layers: bool) -> None:
+        self.arbiter, self.holds_between_layers = arbiter, holds_between_layers
+        self._holds_gpu = False
 
-    def rest(self) -> None:
-        if self._holds:
-            self._holds = False
-            self.turnstile.stop_compute()
+    def hold_gpu(self) -> None:
+        """Waits until the GPU is this server's; it stays so until `release_gpu`."""
+        if not self._holds_gpu:
+            self.arbiter.start_compute()
+            self._holds_gpu = True
+
+    def release_gpu(self) -> None:
+        """Lets other servers compute. Does nothing if the GPU is not held."""
+        if self._holds_gpu:
+            self._holds_gpu = False
+            self.arbiter.stop_compute()
 
     @contextmanager
-    def meeting(self) -> Iterator[None]:
-        """Inside, this rank may wait for others."""
-        held = self._holds
-        self.rest()
+    def released_gpu(self) -> Iterator[None]:
+        """Releases the GPU inside the block, where this rank may wait for others."""
+        held = self._holds_gpu
+        self.release_gpu()
         yield
         if held:
-            self.compute()
+            self.hold_gpu()
 
 
 class TimeSlicedTransport:
-    """A transport whose exchanges wait for their turn on the port."""
+    """A transport whose exchanges wait for the arbiter to grant the port."""
 
-    def __init__(self, transport: Transport, turnstile: PortArbiter) -> None:
-        self._transport, self._turnstile = transport, turnstile
+    def __init__(self, transport: Transport, arbiter: PortArbiter) -> None:
+        self._transport, self._arbiter = transport, arbiter
         self.rank, self.ranks = transport.rank, transport.ranks
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         return self._transport.gather(row)
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        with self._turnstile.exchange():
+        with self._arbiter.exchange():
             self._transport.exchange(order, sends, recvs, observe)
 
 
-def meet(
+def join_port_arbiter(
     store: Any, key: str, rank: int, folder: Path, timeout_s: float, finish: Callable[[], None] = lambda: None
 ) -> ProcessPortArbiter:
-    """This rank's turnstile among the servers of `folder`: rank 0 takes a slot and tells it over `store`, a torch.distributed
-    Store. finish: waits for what was handed to the GPU. BadInput where there is no slot for all of this server's ranks.
+    """Joins this rank to the servers that share `folder`. Rank 0 takes the server's slot and publishes it.
+
+    Args:
+        store: a torch.distributed Store that all ranks of this server reach.
+        key: prefix of the store's keys.
+        rank: this rank; its GPU is the one with the same number.
+        folder: where the servers' shared table lies.
+        timeout_s: how long other ranks wait for rank 0's slot.
+        finish: waits for what was launched on the GPU.
+
+    Raises:
+        BadInput: if all slots are taken, or rank 0 published none.
     """
     if rank == 0:
         slot = ""
         try:
-            first = ProcessPortArbiter(folder, 0, TURN_S, None, finish)
-            slot = str(first.slot)
+            arbiter = ProcessPortArbiter(folder, 0, ARBITER_TIMEOUT_S, None, finish)
+            slot = str(arbiter.slot)
         finally:
             store.set(f"{key}/slot", slot)
-        return first
+        return arbiter
     try:
         store.wait([f"{key}/slot"], datetime.timedelta(seconds=timeout_s))
     except RuntimeError:
         raise BadInput(f"colocate: rank 0 told no slot within {timeout_s:g} s") from None
-    told = store.get(f"{key}/slot").decode()
-    if not told:
+    slot = store.get(f"{key}/slot").decode()
+    if not slot:
         raise BadInput("colocate: rank 0 has no slot")
-    return ProcessPortArbiter(folder, rank, TURN_S, int(told), finish)
+    return ProcessPortArbiter(folder, rank, ARBITER_TIMEOUT_S, int(slot), finish)

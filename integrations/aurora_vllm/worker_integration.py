@@ -1,38 +1,66 @@
-"""What the plugin does in one worker process, in aurora's terms: its settings, the agreed plan, the layers, the recording."""
+"""The plugin's part in one vLLM worker: the plan served, forward passes, all-to-alls, time slices, records and metrics."""
 
-import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from aurora.errors import AuroraError, BadInput
-from aurora.io import load_plan
-from aurora.io.engine_records import save_record
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.types import Network, Plan
+from aurora.types import Network
 from aurora.types.arrays import IntArray
-from aurora_vllm.layer_alltoall import LayerExchange
+from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
 from aurora_vllm.metrics import Metrics
-from aurora_vllm.plan_fit import Checkpoint, check_fit
+from aurora_vllm.plan_fit import Checkpoint
+from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlicedTransport, TimeSlices
-from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation, TrafficRecorder
+from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation
+from aurora_vllm.worker_records import WorkerRecords
 
 LOG = logging.getLogger("vllm.aurora")
 Slots = tuple[tuple[int, ...], ...]
 
 
+@dataclass
+class LayerInFlight:
+    """The MoE layer that a thread is in, and its all-to-all once dispatched.
+
+    layer: its index. experts_from_s: when its experts began to compute. index, weights: (P, K), of the dispatched rows.
+    exchanged: whether it had aurora's all-to-all.
+    """
+
+    layer: int
+    experts_from_s: float
+    batch: DispatchedBatch | None = None
+    index: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    exchanged: bool = False
+
+
+class _Thread(threading.local):
+    """What one thread is doing: vLLM may run several forward passes in threads."""
+
+    in_flight: LayerInFlight | None = None
+    left_layer_s: float = 0.0
+
+
 class WorkerIntegration:
-    """One expert-parallel rank of `ranks`. checkpoint: of the model to come, None where it cannot be read beforehand; then a
-    plan does not fit. cut: (part, parts): the part of a batch's rows that this rank counts as its own, where several have all.
+    """One expert-parallel rank.
+
+    Args:
+        settings: the plugin's settings.
+        rank: this expert-parallel rank, of `ranks`.
+        checkpoint: of the model that will be loaded; None if it cannot be read beforehand.
+        experts: the model's experts a layer; None if unknown.
+        row_share: (part, parts): the part of a batch's rows that this rank counts as its own, where `parts` tensor-parallel
+            ranks have all rows.
     """
 
     def __init__(
@@ -42,221 +70,175 @@ class WorkerIntegration:
         ranks: int,
         checkpoint: Checkpoint | None,
         experts: int | None,
-        cut: tuple[int, int] = (0, 1),
+        row_share: tuple[int, int] = (0, 1),
     ) -> None:
         self.settings, self.rank, self.ranks = settings, rank, ranks
-        self.plan: Plan | None = None
-        self.order = settings.order
-        self.recording: TrafficRecorder | None = None
+        self.served = ServedPlan(settings, rank, ranks, checkpoint, experts)
+        self.records = WorkerRecords(settings, rank)
         self.metrics: Metrics | None = None
-        self.checkpoint, self._experts, self._cut = checkpoint, experts, cut
-        self.time_slice = TimeSlices(thread_port_arbiters(1)[0], False)
-        self._transport: Callable[[], Transport] | None = None
-        self._exchanges: dict[int, LayerExchange] = {}
+        self.time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
+        self._row_share = row_share
+        self._make_transport: Callable[[], Transport] | None = None
+        self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
+        self._first_layer, self._on_gpu = 0, False
         self._step = -1
-        self._real = 0  # tokens of this rank's batch that are no padding and no warm-up
-        self._recorded_s = time.monotonic()
-        self._facts: EngineFacts | None = None
-        self._first = 0
-        self._on_gpu = False
-        self._to = settings.record
-        self._here = threading.local()  # the layer, its all-to-all under way, and when this thread left the last layer
+        self._real_tokens = 0  # of this rank's batch: without padding and warm-up
+        self._thread = _Thread()
 
-    def trouble(self) -> str | None:
-        """What keeps this rank from its settings; the plan is read here."""
-        if self.settings.plan is None:
-            return None
-        try:
-            plan = load_plan(self.settings.plan)
-            if self.checkpoint is None or self._experts is None:
-                raise BadInput("the plan cannot be compared with the model: expected a folder with config.json and safetensors")
-            check_fit(plan, self.checkpoint, self._experts, self.ranks)
-        except AuroraError as error:
-            return str(error)
-        self.plan = plan
-        return None
+    def connect(self, make_transport: Callable[[], Transport]) -> None:
+        """Sets how the transport to the other ranks is made, on first use."""
+        self._make_transport = make_transport
 
-    @property
-    def word(self) -> str:
-        """What all ranks must share."""
-        models = [] if self.plan is None else [(m.profile_digest, m.placement.slots_LG) for m in self.plan.models]
-        orders = [] if self.plan is None else [[order.pairs_X2.tolist() for order in self.plan.models[0].dispatch_L]]
-        return hashlib.sha256(repr((self.settings.order, self.settings.colocate, models, orders)).encode()).hexdigest()
+    def begin_serving(self, facts: EngineFacts, first_layer: int) -> None:
+        """The model is loaded: compiles, and begins records and metrics.
 
-    def stand_aside(self) -> None:
-        """Placement and all-to-all stay the engine's."""
-        self.plan, self.order = None, "stock"
-
-    def layer(self, decoder_layer: int) -> int | None:
-        """The number among MoE layers of a decoder layer; None for what the checkpoint does not know, like draft layers."""
-        if self.checkpoint is None:
-            return decoder_layer
-        layers = self.checkpoint.layers
-        return layers.index(decoder_layer) if decoder_layer in layers else None
-
-    def held(self, layer: int | None) -> tuple[int, ...] | None:
-        """The experts that the plan gives this rank, ascending; None: as the engine has it."""
-        if self.plan is None or layer is None or self.plan.models[0].placement.split_LG is not None:
-            return None
-        return self.plan.models[0].placement.slots_LG[layer][self.rank]
-
-    def connect(self, transport: Callable[[], Transport]) -> None:
-        """Exchanges go over this, made on first use."""
-        self._transport = transport
-
-    def begin(self, facts: EngineFacts, first: int) -> None:
-        """The model is loaded; what is seen from now on counts. first: of this process's layers; with it a pass begins."""
-        self._facts, self._first, self._on_gpu = facts, first, torch.cuda.is_available()
-        if self.order == "online":  # compiled now, not in the first batch
-            ones_RR = np.ones((self.ranks, self.ranks), dtype=np.int64)
-            openshop(ones_RR, Network.equal(self.ranks), rng=np.random.default_rng(0))
-        if self.settings.record is not None:
-            self.recording = TrafficRecorder(facts)
-        if self.order != "stock" or self.recording is not None:
+        Args:
+            facts: of the model and this rank.
+            first_layer: this process's first MoE layer; a forward pass begins with it.
+        """
+        self._first_layer, self._on_gpu = first_layer, torch.cuda.is_available()
+        if self.served.order == "online":  # compiled now, not in the first batch
+            ones_GG = np.ones((self.ranks, self.ranks), dtype=np.int64)
+            openshop(ones_GG, Network.equal(self.ranks), rng=np.random.default_rng(0))
+        self.records.begin(facts)
+        if self.served.order != "stock" or self.records.recorder is not None:
             try:
-                self.metrics = Metrics(self.rank, self.plan, self.settings)
+                self.metrics = Metrics(self.rank, self.served.plan, self.settings)
             except (ValueError, OSError) as error:  # the names are taken in this process, or the port is
                 LOG.warning("aurora: no metrics: %s", error)
 
-    # while it serves
+    # Forward passes
 
     @contextmanager
-    def step(self, real_tokens: int) -> Iterator[None]:
-        """A forward pass over so many tokens of this rank; 0 for warm-up and for keeping the others company."""
-        before, self._real = self._real, real_tokens
+    def forward_pass(self, real_tokens: int) -> Iterator[None]:
+        """A forward pass over `real_tokens` of this rank: 0 in warm-up and in an idle rank's dummy batches."""
+        outer, self._real_tokens = self._real_tokens, real_tokens
         try:
             yield
         finally:
-            self._real = before
-            if self.recording is not None:
-                self.recording.passed()
-        if before == 0:
-            self._periodically()
+            self._real_tokens = outer
+            if self.records.recorder is not None:
+                self.records.recorder.end_pass()
+        if outer == 0 and self.records.write_if_due() and self.metrics is not None and self.records.recorder is not None:
+            self.metrics.update_drift(self.records.recorder.load_LE())
 
     @contextmanager
-    def at(self, layer: int, experts_NK: torch.Tensor, spread: bool) -> Iterator[None]:
-        """Inside, this thread is in a MoE layer with these choices. spread: rows are already divided over ranks."""
-        here, first = self._here, layer == self._first
+    def moe_layer(self, layer: int, experts_NK: torch.Tensor, sequence_parallel: bool) -> Iterator[None]:
+        """Inside the block this thread is in a MoE layer.
+
+        Args:
+            layer: its index.
+            experts_NK: chosen by the router for the rows on this rank.
+            sequence_parallel: whether rows are divided over tensor-parallel ranks.
+        """
+        thread, first = self._thread, layer == self._first_layer
         self._step += first
-        began = self._now()
-        seen = None
-        if self.recording is not None and self._real:
-            mine = self._own_rows(len(experts_NK), spread)
-            seen = LayerObservation(self._step, layer, experts_NK.clone(), mine, None if first else began - here.left_s)
-            self.recording.saw(seen)
-        here.layer, here.batch, here.computing_s, here.exchanged = layer, None, began, None
+        began_s = self._now_s()
+        observation = None
+        if (recorder := self.records.recorder) is not None and self._real_tokens:
+            own_rows = self._own_rows(len(experts_NK), sequence_parallel)
+            gate_s = None if first else began_s - thread.left_layer_s
+            observation = LayerObservation(self._step, layer, experts_NK.clone(), own_rows, gate_s)
+            recorder.observe(observation)
+        thread.in_flight = in_flight = LayerInFlight(layer, began_s)
         try:
             yield
         finally:
-            here.left_s = self._now()
-            if seen is not None and here.exchanged is None:
-                seen.expert_s = here.left_s - here.computing_s
-            here.layer = None
+            thread.left_layer_s = self._now_s()
+            if observation is not None and not in_flight.exchanged:
+                observation.expert_s = thread.left_layer_s - in_flight.experts_from_s
+            thread.in_flight = None
+
+    def _own_rows(self, rows: int, sequence_parallel: bool) -> slice:
+        """Which of a layer's rows on this rank are tokens of its own: neither padding nor counted by another rank."""
+        part, parts = self._row_share
+        if sequence_parallel:
+            return slice(0, min(rows, max(0, self._real_tokens - part * rows)))
+        real = min(rows, self._real_tokens)
+        share = -(-real // parts)
+        return slice(min(real, part * share), min(real, (part + 1) * share))
+
+    def hold_gpu(self) -> None:
+        """Takes the GPU for a forward pass, unless it is taken for the experts alone."""
+        if self._real_tokens and self.time_slices.holds_between_layers:
+            self.time_slices.hold_gpu()
+
+    # All-to-alls
 
     @property
-    def exchanges(self) -> bool:
+    def orders_alltoall(self) -> bool:
         """Whether the layer that this thread is in has aurora's all-to-all."""
-        return self.order != "stock" and getattr(self._here, "layer", None) is not None
+        return self.served.order != "stock" and self._thread.in_flight is not None
 
     @property
-    def under_way(self) -> bool:
-        return getattr(self._here, "batch", None) is not None
+    def dispatched(self) -> bool:
+        """Whether this thread is between aurora's dispatch and combine."""
+        return self._thread.in_flight is not None and self._thread.in_flight.batch is not None
 
     def dispatch(
-        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, slots: Callable[[int], Slots]
+        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, slots_of_layer: Callable[[int], Slots]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The rows that this rank's experts need, with weights and experts. slots: who holds what in a layer."""
-        here = self._here
-        self.time_slice.rest()
-        if here.layer not in self._exchanges:
-            self._exchanges[here.layer] = self._exchange(here.layer, slots(here.layer), hidden.device)
-        rows, weights, index, here.batch = self._exchanges[here.layer].dispatch(hidden, weights, index)
-        here.index, here.weights = index, weights
-        self.time_slice.compute()
-        here.computing_s = self._now()
+        """Sends tokens to their experts' ranks. Returns the rows that came here, with their weights and experts.
+
+        Args:
+            hidden, weights, index: as in `LayerAllToAll.dispatch`.
+            slots_of_layer: the experts that each rank holds in a layer, asked for once a layer.
+        """
+        in_flight = self._thread.in_flight
+        assert in_flight is not None
+        self.time_slices.release_gpu()
+        layer = in_flight.layer
+        if layer not in self._alltoall_of_layer:
+            self._alltoall_of_layer[layer] = self._layer_alltoall(layer, slots_of_layer(layer), hidden.device)
+        rows, weights, index, in_flight.batch = self._alltoall_of_layer[layer].dispatch(hidden, weights, index)
+        in_flight.index, in_flight.weights = index, weights
+        self.time_slices.hold_gpu()
+        in_flight.experts_from_s = self._now_s()
         return rows, weights, index
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """This rank's tokens, summed over their experts."""
-        here, batch = self._here, self._here.batch
-        if self.recording is not None and self._real:
-            chosen = here.index[here.weights != 0].cpu().numpy()
-            seconds = self._now() - here.computing_s
-            self.recording.timed(here.layer, "expert", seconds, len(chosen), len(np.unique(chosen)))
-        here.batch, here.exchanged = None, True
-        self.time_slice.rest()
-        done = self._exchanges[here.layer].combine(answers, batch)
-        self.compute()
-        if self.recording is not None and self._real:
-            self.recording.timed(here.layer, "aggregate", batch.summed_s, len(done))
-        return done
+        """Returns the experts' results to the tokens' ranks. Gives this rank's tokens, summed over their experts."""
+        in_flight = self._thread.in_flight
+        assert in_flight is not None
+        batch = in_flight.batch
+        assert batch is not None
+        if self._real_tokens:
+            self._record_experts(in_flight)
+        in_flight.batch, in_flight.exchanged = None, True
+        self.time_slices.release_gpu()
+        summed = self._alltoall_of_layer[in_flight.layer].combine(answers, batch)
+        self.hold_gpu()
+        if self._real_tokens and (recorder := self.records.recorder) is not None:
+            recorder.add_timing(in_flight.layer, "aggregate", batch.aggregate_s, len(summed))
+        return summed
 
-    def compute(self) -> None:
-        """Until `turns.rest`, or the next all-to-all, this rank computes."""
-        if self._real and self.time_slice.through:
-            self.time_slice.compute()
+    def _layer_alltoall(self, layer: int, slots_G: Slots, device: torch.device) -> LayerAllToAll:
+        assert self._make_transport is not None
+        transport = TimeSlicedTransport(self._make_transport(), self.time_slices.arbiter)
+        orders = self.served.planned_orders(layer)
+        network = None if self.served.cluster is None else self.served.cluster.network
+        return LayerAllToAll(layer, transport, slots_G, orders, network, self._report_phase, device)
 
-    # on command
+    # Records
 
-    def command(self, what: str, folder: str | None = None) -> str:
-        """start (afresh, into `folder`), stop, or write: the file of this rank. Gives the sentence to show."""
-        if what == "start":
-            self._to = Path(folder) if folder else self._to
-            if self._to is None or self._facts is None:
-                raise BadInput("start: expected a folder to record into")
-            self.recording = TrafficRecorder(self._facts)
-            return f"rank {self.rank}: recording"
-        if what not in ("stop", "write"):
-            raise BadInput(f"expected start, stop or write, found {what!r}")
-        if self.recording is None:
-            return f"rank {self.rank}: records nothing"
-        path = self._write()
-        if what == "stop":
-            self.recording = None
-        return f"rank {self.rank}: wrote {path}"
-
-    def _write(self) -> Path:
-        assert self.recording is not None
-        assert self._to is not None
-        self._recorded_s = time.monotonic()
-        return save_record(self.recording.record(), self._to)
-
-    def _periodically(self) -> None:
-        if time.monotonic() - self._recorded_s < self.settings.record_every_s:
+    def _record_experts(self, in_flight: LayerInFlight) -> None:
+        """How long this rank's experts took for the rows that were dispatched to them."""
+        recorder = self.records.recorder
+        if recorder is None or in_flight.index is None or in_flight.weights is None:
             return
-        self._recorded_s = time.monotonic()
-        if self.recording is not None:
-            try:
-                self._write()
-            except OSError as error:
-                LOG.warning("aurora: cannot write to %s: %s; recording stops", self._to, error.strerror)
-                self.recording = None
-        if self.metrics is not None and self.recording is not None:
-            self.metrics.drifted(self.recording.load_LE())
+        chosen = in_flight.index[in_flight.weights != 0].cpu().numpy()
+        seconds = self._now_s() - in_flight.experts_from_s
+        recorder.add_timing(in_flight.layer, "expert", seconds, len(chosen), len(np.unique(chosen)))
 
-    def _own_rows(self, rows: int, spread: bool) -> slice:
-        part, parts = self._cut
-        if spread:
-            return slice(0, min(rows, max(0, self._real - part * rows)))
-        real = min(rows, self._real)
-        each = -(-real // parts)
-        return slice(min(real, part * each), min(real, (part + 1) * each))
+    def _report_phase(self, phase: str, layer: int, seconds: float, bytes_GG: IntArray) -> None:
+        """An all-to-all is over."""
+        if self._real_tokens and self.records.recorder is not None:
+            self.records.recorder.add_timing(layer, phase, seconds)
+        if self._real_tokens and self.metrics is not None:
+            self.metrics.add_exchange(phase, seconds, bytes_GG)
 
-    def _exchange(self, layer: int, slots_G: Slots, device: torch.device) -> LayerExchange:
-        assert self._transport is not None
-        transport = TimeSlicedTransport(self._transport(), self.time_slice.turnstile)
-        planned = self.plan.models[0] if self.plan is not None and self.order == "plan" else None
-        orders = None if planned is None else (planned.dispatch_L[layer], planned.combine_L[layer])
-        cluster = None if self.plan is None else self.plan.cluster
-        return LayerExchange(layer, transport, slots_G, orders, cluster, self._told, device)
-
-    def _told(self, phase: str, layer: int, seconds: float, bytes_GG: IntArray) -> None:
-        if self._real and self.recording is not None:
-            self.recording.timed(layer, phase, seconds)
-        if self._real and self.metrics is not None:
-            self.metrics.exchanged(phase, seconds, bytes_GG)
-
-    def _now(self) -> float:
-        if self._on_gpu and self.recording is not None:
+    def _now_s(self) -> float:
+        """The time, after the GPU has finished if it is recorded how long it took."""
+        if self._on_gpu and self.records.recorder is not None:
             torch.cuda.current_stream().synchronize()
         return time.perf_counter()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
+from aurora.types import Network
 
 NETWORK = str(Path(__file__).parents[2] / "bench" / "network")
 sys.path.append(NETWORK)
@@ -43,8 +44,7 @@ def exchange(rank_info, hosts, store, name):
         "gloo", store=dist.FileStore(store, rank_info.ranks), rank=rank_info.rank, world_size=rank_info.ranks
     )
     transport = GlooTransport()
-    rates = np.full(rank_info.ranks, BITS_S / 8)
-    order = ORDER[name](BYTES_GG, rates, rates, np.random.default_rng(0))
+    order = ORDER[name](BYTES_GG, Network.equal(rank_info.ranks), rng=np.random.default_rng(0))
     sends = [message(rank_info.rank, other) for other in range(rank_info.ranks)]
     expected = [message(other, rank_info.rank) for other in range(rank_info.ranks)]
     recvs = [torch.empty_like(each) for each in expected]

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from aurora_vllm import layer_alltoall as exchange
-from aurora_vllm.layer_alltoall import LayerExchange
+from aurora_vllm import layer_alltoall as module
+from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.plan_fit import check_fit, experts_in, read_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
     slots_G = tuple(tuple(int(e) for e in np.flatnonzero(np.array(where) == rank)) for rank in range(3))
     ones = Network.equal(3)
     order = ORDER["birkhoff"](rng.integers(1, 9, (3, 3)) * (1 - np.eye(3, dtype=np.int64)), ones, rng=rng)
-    memory, told = Memory(3, 10.0), []
+    memory, reported = Memory(3, 10.0), []
     batches = [
         (
             torch.tensor(rng.integers(-4, 5, (n, WIDTH)), dtype=torch.float32),
@@ -48,8 +48,8 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
 
     def serve(rank):
         orders = (order, order.reversed) if planned else None
-        layer = LayerExchange(
-            4, MemoryTransport(memory, rank), slots_G, orders, None, lambda *said: told.append(said), torch.device("cpu")
+        layer = LayerAllToAll(
+            4, MemoryTransport(memory, rank), slots_G, orders, None, lambda *phase: reported.append(phase), torch.device("cpu")
         )
         rows, weights, index, batch = layer.dispatch(*batches[rank])
         here = torch.isin(index, torch.tensor(slots_G[rank], dtype=torch.int32))
@@ -59,12 +59,12 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
         return layer.combine(rows * (weights * (index + 1)).sum(dim=1, keepdim=True), batch)
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
-        patch.setattr(exchange, "SMALL_BYTES", small_bytes)
+        patch.setattr(module, "SMALL_BYTES", small_bytes)
         found = list(pool.map(serve, range(3)))
     for (hidden, weights, index), out in zip(batches, found, strict=True):
         torch.testing.assert_close(out, hidden * (weights * (index + 1)).sum(dim=1, keepdim=True), rtol=0, atol=0)
-    assert sorted(phase for phase, *_ in told) == ["combine"] * 3 + ["dispatch"] * 3
-    between = {phase: bytes_GG for phase, _, _, bytes_GG in told}
+    assert sorted(phase for phase, *_ in reported) == ["combine"] * 3 + ["dispatch"] * 3
+    between = {phase: bytes_GG for phase, _, _, bytes_GG in reported}
     assert (between["combine"].T > 0).tolist() == (between["dispatch"] > 0).tolist()
 
 

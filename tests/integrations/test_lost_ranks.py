@@ -1,4 +1,4 @@
-"""Naming who is gone."""
+"""Lost ranks are named."""
 
 import os
 import subprocess
@@ -6,27 +6,27 @@ import sys
 
 import pytest
 import torch.distributed as dist
-from aurora_vllm.lost_ranks import LivePeers, alive, naming_the_dead
+from aurora_vllm.lost_ranks import RankProcesses, is_running, naming_lost_ranks
 
 from aurora.errors import RankFailed
 
 
-def test_who_is_gone_is_named():
+def test_a_lost_rank_is_named():
     store = dist.HashStore()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    here = LivePeers(store, "k", 0, 2)
-    assert not here.meet()
+    here = RankProcesses(store, "k", 0, 2)
+    assert not here.read_all()
     store.set("k/process/1", f"{os.uname().nodename} {child.pid}")
-    assert here.meet()
-    assert alive(child.pid)
-    assert here.gone() == []
+    assert here.read_all()
+    assert is_running(child.pid)
+    assert here.lost() == []
     child.kill()
-    with pytest.raises(RankFailed, match="expert-parallel rank 1 is gone: Connection closed"), naming_the_dead(here):
+    with pytest.raises(RankFailed, match="expert-parallel rank 1 is gone: Connection closed"), naming_lost_ranks(here):
         raise RuntimeError("Connection closed\nat great length")
     child.communicate()
-    assert not alive(child.pid)
+    assert not is_running(child.pid)
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(RuntimeError, match="bad weights"), naming_the_dead(None):
+    with pytest.raises(RuntimeError, match="bad weights"), naming_lost_ranks(None):
         raise RuntimeError("bad weights")

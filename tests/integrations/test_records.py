@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.traffic_recorder import MOST_WINDOWS, NOTES, EngineFacts, LayerObservation, TrafficRecorder
+from aurora_vllm.traffic_recorder import MAX_WINDOWS, PENDING_LIMIT, EngineFacts, LayerObservation, TrafficRecorder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ def test_every_choice_is_counted_once_and_windows_are_the_same_on_all_ranks(pass
         return
     profile = merged(records)
     assert (profile.tokens_TLSE.sum(axis=0) == expected_LSE).all()
-    assert profile.windows <= MOST_WINDOWS
+    assert profile.windows <= MAX_WINDOWS
     width = max(record.width for record in records)
     by_window = [
         [e for step, _, _, experts in passes if step // width == w for e in experts]
@@ -61,39 +61,39 @@ def test_what_a_pass_saw_is_counted_and_timed_as_layer_by_layer():
     ]
     together, apart = recordings(1)[0], recordings(1)[0]
     for each in seen:
-        together.saw(each)
-        together.passed()
+        together.observe(each)
+        together.end_pass()
     assert not together._passes_L.any()  # noted only
     for each, own in zip(seen, ([0, 1, 2, 1], [3, 3, 0, 2], [0, 2], [1, 2]), strict=True):
         apart.count(each.step, [each.layer], load(own)[None])
-    apart.timed(0, "expert", 0.5, 4, 3)
-    apart.timed(1, "gate", 0.25, 2)
-    apart.timed(1, "expert", 1.0, 4, 3)
-    apart.timed(0, "gate", 0.75, 2)
-    apart.timed(0, "expert", 2.0, 4, 4)
+    apart.add_timing(0, "expert", 0.5, 4, 3)
+    apart.add_timing(1, "gate", 0.25, 2)
+    apart.add_timing(1, "expert", 1.0, 4, 3)
+    apart.add_timing(0, "gate", 0.75, 2)
+    apart.add_timing(0, "expert", 2.0, 4, 4)
     for name, value in vars(apart.record()).items():
         np.testing.assert_array_equal(getattr(together.record(), name), value, name)
 
 
 def test_what_is_noted_is_added_up_before_it_grows():
     rank = recordings(1)[0]
-    for step in range(NOTES):
-        rank.saw(LayerObservation(step, 0, torch.tensor([[0, 1]], dtype=torch.int32), slice(0, 1), None, 0.5))
-        rank.passed()
-        assert len(rank._seen) < NOTES
-    assert rank._passes_L[0] >= NOTES - NOTES // 2
+    for step in range(PENDING_LIMIT):
+        rank.observe(LayerObservation(step, 0, torch.tensor([[0, 1]], dtype=torch.int32), slice(0, 1), None, 0.5))
+        rank.end_pass()
+        assert len(rank._observations) < PENDING_LIMIT
+    assert rank._passes_L[0] >= PENDING_LIMIT - PENDING_LIMIT // 2
     record = rank.record()
-    assert record.tokens_TLE.sum(axis=0).tolist() == [[NOTES, NOTES, 0, 0], [0] * 4]
-    assert record.passes_L.tolist() == [NOTES, 0]
+    assert record.tokens_TLE.sum(axis=0).tolist() == [[PENDING_LIMIT, PENDING_LIMIT, 0, 0], [0] * 4]
+    assert record.passes_L.tolist() == [PENDING_LIMIT, 0]
 
 
 def test_timings_become_curves():
     rank = recordings(1)[0]
     rank.count(0, [0], load([0, 1])[None])
     for active, tokens in ((1, 8), (2, 8), (3, 64), (4, 200)):
-        rank.timed(0, "expert", 0.5 * active + 0.01 * tokens, tokens, active)
-    rank.timed(1, "gate", 0.3, 10)
-    rank.timed(1, "gate", 0.6, 20)
+        rank.add_timing(0, "expert", 0.5 * active + 0.01 * tokens, tokens, active)
+    rank.add_timing(1, "gate", 0.3, 10)
+    rank.add_timing(1, "gate", 0.6, 20)
     curves = merged([rank.record()]).curves["cpu"]
     assert curves["expert"](100) == pytest.approx(0.5 + 1.0)
     assert curves["gate"](30) == pytest.approx(0.9)

@@ -1,4 +1,4 @@
-"""Servers that share GPUs: on each of them one computes at a time, and who waits for other ranks holds none."""
+"""Colocated servers: one of them computes on a GPU at a time, and a rank that waits for others holds no GPU."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 pytest.importorskip("prometheus_client")
 from aurora_vllm.settings import Settings
-from aurora_vllm.time_slices import TimeSlices, meet
+from aurora_vllm.time_slices import TimeSlices, join_port_arbiter
 from aurora_vllm.worker_integration import WorkerIntegration
 
 from aurora.errors import BadInput
@@ -22,62 +22,62 @@ SLOTS_G = ((0, 1), (2, 3))
 class Watched(MemoryTransport):
     """Whoever comes here may wait for other ranks."""
 
-    time_slice = None
+    time_slices = None
 
     def gather(self, row):
-        assert not self.time_slice._holds
+        assert not self.time_slices._holds_gpu
         return super().gather(row)
 
     def exchange(self, *args):
-        assert not self.time_slice._holds
+        assert not self.time_slices._holds_gpu
         super().exchange(*args)
 
 
-@pytest.mark.parametrize("through", [False, True])
-def test_two_servers_of_two_ranks_take_turns(through, tmp_path):
+@pytest.mark.parametrize("holds_between_layers", [False, True])
+def test_two_servers_of_two_ranks_take_turns(holds_between_layers, tmp_path):
     """More passes than the table remembers exchanges; ranks of one begin in another order than those of the other."""
     computing_G = [threading.Lock() for _ in SLOTS_G]
 
     def serve(memory, store, rank):
-        turnstile = meet(store, "k", rank, tmp_path, 5.0)
-        start, stop = turnstile.start_compute, turnstile.stop_compute
-        turnstile.start_compute = lambda: (start(), computing_G[rank].acquire(blocking=False) or pytest.fail("two compute"))
-        turnstile.stop_compute = lambda: (computing_G[rank].release(), stop())
-        engaged = WorkerIntegration(Settings(order="online"), rank, 2, None, None)
-        engaged.time_slice = TimeSlices(turnstile, through)
+        arbiter = join_port_arbiter(store, "k", rank, tmp_path, 120.0)
+        start, stop = arbiter.start_compute, arbiter.stop_compute
+        arbiter.start_compute = lambda: (start(), computing_G[rank].acquire(blocking=False) or pytest.fail("two compute"))
+        arbiter.stop_compute = lambda: (computing_G[rank].release(), stop())
+        integration = WorkerIntegration(Settings(order="online"), rank, 2, None, None)
+        integration.time_slices = TimeSlices(arbiter, holds_between_layers)
         transport = Watched(memory, rank)
-        transport.time_slice = engaged.time_slice
-        engaged.connect(lambda: transport)
+        transport.time_slices = integration.time_slices
+        integration.connect(lambda: transport)
         transport.gather(torch.zeros(1))  # all have theirs
         hidden = torch.arange(12.0).reshape(3, 4) + rank
         weights, index = torch.full((3, 2), 0.5), torch.tensor([[0, 2], [1, 3], [2, 3]], dtype=torch.int32)
         for number in range(20):
-            with engaged.step(3 if (number + rank) % 3 else 0):  # now and then a rank only keeps the other company
-                engaged.compute()
+            with integration.forward_pass(3 if (number + rank) % 3 else 0):  # now and then a rank only keeps the other company
+                integration.hold_gpu()
                 for layer in range(2):
-                    with engaged.at(layer, index, False):
-                        rows, found, _ = engaged.dispatch(hidden, weights, index, lambda _layer: SLOTS_G)
-                        assert engaged.time_slice._holds
-                        answer = engaged.combine(rows * found.sum(dim=1, keepdim=True))
+                    with integration.moe_layer(layer, index, False):
+                        rows, found, _ = integration.dispatch(hidden, weights, index, lambda _layer: SLOTS_G)
+                        assert integration.time_slices._holds_gpu
+                        answer = integration.combine(rows * found.sum(dim=1, keepdim=True))
                     torch.testing.assert_close(answer, hidden, rtol=0, atol=0)
-                engaged.time_slice.rest()
-        turnstile.leave()
-        return turnstile.slot
+                integration.time_slices.release_gpu()
+        arbiter.leave()
+        return arbiter.slot
 
     with ThreadPoolExecutor(4) as pool:
-        servers = [(Memory(2, 20.0), dist.HashStore()) for _ in range(2)]
+        servers = [(Memory(2, 120.0), dist.HashStore()) for _ in range(2)]
         made = [pool.submit(serve, *servers[server], rank) for server, rank in ((0, 1), (1, 0), (0, 0), (1, 1))]
         slots = [each.result() for each in made]
     assert slots[0] == slots[2] != slots[1] == slots[3]
 
 
-def test_a_full_house_is_told_to_all_ranks(tmp_path, monkeypatch):
+def test_without_a_free_slot_all_ranks_refuse(tmp_path, monkeypatch):
     monkeypatch.setattr(colocated, "SLOTS", 1)
-    first, store = meet(dist.HashStore(), "k", 0, tmp_path, 1.0), dist.HashStore()
+    first, store = join_port_arbiter(dist.HashStore(), "k", 0, tmp_path, 1.0), dist.HashStore()
     with pytest.raises(BadInput, match="has 1 models already"):
-        meet(store, "k", 0, tmp_path, 1.0)
+        join_port_arbiter(store, "k", 0, tmp_path, 1.0)
     with pytest.raises(BadInput, match="rank 0 has no slot"):
-        meet(store, "k", 1, tmp_path, 1.0)
+        join_port_arbiter(store, "k", 1, tmp_path, 1.0)
     with pytest.raises(BadInput, match=r"rank 0 told no slot within 0.1 s"):
-        meet(dist.HashStore(), "k", 1, tmp_path, 0.1)
+        join_port_arbiter(dist.HashStore(), "k", 1, tmp_path, 0.1)
     first.leave()

@@ -4,9 +4,9 @@ import sys
 import types
 
 import pytest
-from aurora_vllm.vllm_internals import api_checks as seams
+from aurora_vllm.vllm_internals import api_checks
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, ApiCheck, check_api
-from aurora_vllm.vllm_internals.hook import hook, prepared
+from aurora_vllm.vllm_internals.worker_hook import install_worker_hook, prepare_worker
 
 from aurora.errors import BadInput
 
@@ -21,8 +21,10 @@ class Wrapper:
 
 @pytest.fixture
 def engine(monkeypatch):
-    """A vLLM with nothing but the class that every worker is wrapped in."""
-    monkeypatch.setattr(seams, "version", lambda _name: "0.32.0")
+    """A vLLM with nothing but the class that every worker is wrapped in; an installed one is out of sight."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(api_checks, "version", lambda _name: "0.32.0")
     wrapper = type("WorkerWrapperBase", (Wrapper,), {"init_device": lambda self: Wrapper.init_device(self)})
     worker_base = types.ModuleType("worker_base")
     worker_base.WorkerWrapperBase = wrapper
@@ -40,7 +42,7 @@ def config(**given):
     return types.SimpleNamespace(additional_config=given, parallel_config=parallel, model_config=None)
 
 
-def test_a_seam_says_what_it_misses():
+def test_a_check_says_what_is_missing():
     assert ApiCheck("order", "json:dumps", ("obj",)).missing() is None
     assert ApiCheck("order", "json:dumps", ("obj", "speed")).missing() == "order: json:dumps has no speed"
     assert ApiCheck("order", "json:dump_all").missing() == "order: there is no json:dump_all"
@@ -54,7 +56,7 @@ def test_a_seam_says_what_it_misses():
 def test_unknown_and_old_versions_are_refused(monkeypatch, engine):
     with pytest.raises(BadInput, match=r"vLLM 0.32.0 lacks what the plugin needs: placement: there is no vllm.model_executor"):
         check_api(API_CHECKS)
-    monkeypatch.setattr(seams, "version", lambda _name: "0.29.1")
+    monkeypatch.setattr(api_checks, "version", lambda _name: "0.29.1")
     with pytest.raises(BadInput, match=r"vLLM 0.29.1 is older than 0.30, the first that the plugin knows"):
         check_api(API_CHECKS)
 
@@ -62,29 +64,29 @@ def test_unknown_and_old_versions_are_refused(monkeypatch, engine):
 def test_the_hook_is_inert_and_put_in_once(engine, monkeypatch):
     for name in ("AURORA_PLAN", "AURORA_ORDER", "AURORA_RECORD"):
         monkeypatch.delenv(name, raising=False)
-    hook()
+    install_worker_hook()
     hooked = engine.init_device
-    hook()
+    install_worker_hook()
     assert engine.init_device is hooked
     worker = engine(config())
     worker.init_device()
     assert worker.ready == 1
 
 
-def test_no_seam_no_hook(engine, caplog):
+def test_without_its_method_no_hook(engine, caplog):
     del engine.init_device, Wrapper.init_device
     try:
-        hook()
+        install_worker_hook()
         assert "there is no vllm.v1.worker.worker_base:WorkerWrapperBase.init_device; vLLM is left as it is" in caplog.text
     finally:
         Wrapper.init_device = lambda self: setattr(self, "ready", self.ready + 1)
 
 
-def test_an_engine_without_the_seams_is_left_alone(engine, caplog):
+def test_an_engine_that_fails_a_check_is_left_alone(engine, caplog):
     """It hears why, once, and nothing is put in."""
-    assert prepared(config()) is None
+    assert prepare_worker(config()) is None
     assert not caplog.records
-    assert prepared(config(aurora={"order": "online"})) is None
+    assert prepare_worker(config(aurora={"order": "online"})) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "lacks what the plugin needs: placement: there is no" in caplog.text
     assert "; vLLM places experts and sends tokens as it would without the plugin" in caplog.text

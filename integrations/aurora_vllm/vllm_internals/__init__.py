@@ -1,6 +1,13 @@
-"""All that knows vLLM's internals: which seams must be there, and what is put into them. Tried with vLLM 0.32.
+"""All that knows vLLM's internals. Tried with vLLM 0.32.
 
-Only one inert hook is there before anything is asked for: around `WorkerWrapperBase.init_device`, which every worker calls
-when its configuration is known and before communicators and model are built. The rest is put in when the settings ask; what
-needs numba is imported then, because before that point vLLM's search for Triton kernels stumbles over llvmlite.
+    worker_hook     the one hook that is installed before anything is configured
+    api_checks      which of vLLM's functions and classes must exist, with which parameters
+    worker_startup  what a worker does between its initialization and serving: patches, agreement of ranks, connection
+    patches         what replaces vLLM's classes: experts, all-to-all manager, EPLB policy
+    model_runner    what wraps a worker's model runner: forward passes, loading, commands
+    cpu             what vLLM lacks for expert parallelism on CPUs
+
+The hook wraps `WorkerWrapperBase.init_device`, which every worker calls when its configuration is known and before
+communicators and model are built. Everything else is installed when the settings ask for it. What needs numba is imported
+then too, because vLLM's earlier search for Triton kernels fails once llvmlite is loaded.
 """

@@ -1,4 +1,4 @@
-"""What the plugin needs of vLLM's internals, and whether it is there."""
+"""API checks: which of vLLM's internal functions and classes the plugin needs, and whether this vLLM has them."""
 
 import functools
 import importlib
@@ -17,14 +17,19 @@ WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
 
 @dataclass(frozen=True)
 class ApiCheck:
-    """Something of vLLM's by "module:name", and the parameters, or the names in a property's code, that it must have."""
+    """A function, class or property of vLLM that must exist.
+
+    what: the purpose that needs it, for messages.
+    where: "module:name.name".
+    needs: parameters that it must take, or names that a property's code must use.
+    """
 
     what: str
     where: str
     needs: tuple[str, ...] = ()
 
     def missing(self) -> str | None:
-        """What is not there, in words."""
+        """What is missing, as part of a sentence; None if nothing is."""
         try:
             found = find(self.where)
         except (ImportError, AttributeError):
@@ -88,13 +93,13 @@ EPLB_API_CHECKS = (
 
 
 def find(where: str) -> Any:
-    """What "module:name.name" means. Raises ImportError or AttributeError."""
+    """The object at "module:name.name". Raises ImportError or AttributeError."""
     module, _, names = where.partition(":")
     return functools.reduce(getattr, filter(None, names.split(".")), importlib.import_module(module))
 
 
-def check_api(seams: tuple[ApiCheck, ...]) -> None:
-    """BadInput unless this vLLM is new enough and has all of `seams`."""
+def check_api(checks: tuple[ApiCheck, ...]) -> None:
+    """Raises BadInput unless this vLLM is new enough and passes all checks."""
     try:
         found = version("vllm")
     except PackageNotFoundError:
@@ -103,8 +108,8 @@ def check_api(seams: tuple[ApiCheck, ...]) -> None:
     if len(numbers) == 2 and numbers < OLDEST:
         raise BadInput(f"vLLM {found} is older than {'.'.join(map(str, OLDEST))}, the first that the plugin knows")
     missing: dict[str, str] = {}
-    for seam in seams:
-        if said := seam.missing():
-            missing.setdefault(seam.what, said)
+    for check in checks:
+        if lack := check.missing():
+            missing.setdefault(check.what, lack)
     if missing:
         raise BadInput(f"vLLM {found} lacks what the plugin needs: {'; '.join(missing.values())}")

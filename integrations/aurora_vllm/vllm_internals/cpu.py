@@ -1,4 +1,4 @@
-"""vLLM serves no expert parallelism on CPUs by itself: what it lacks there."""
+"""Expert parallelism on CPUs, which vLLM lacks: experts of other ranks, and gathers and scatters of unequal sizes."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from aurora_vllm.vllm_internals.api_checks import MOE, find
 
 
 def repair_cpu() -> None:
-    """Experts that are elsewhere are left out, and tokens can be gathered and scattered in unequal parts."""
+    """Makes CPU kernels skip experts of other ranks, and adds all_gatherv and reduce_scatterv. Idempotent."""
     experts = find(f"{MOE}.experts.cpu_moe:CPUUnquantizedExperts")
     communicator = find("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator")
     runner = find(f"{MOE}.runner.moe_runner:MoERunner")
@@ -28,27 +28,27 @@ def repair_cpu() -> None:
             original(*args, **named)
             return
         local_NK = given["expert_map"][given["topk_ids"].long()]
-        there_NK = local_NK >= 0
-        row_P = there_NK.nonzero()[:, 0]
-        output, done = given["output"], given["output"].new_empty(len(row_P), given["output"].shape[1])
-        if len(row_P):  # each choice as a token of its own, so that only what is here is computed
+        is_local_NK = local_NK >= 0
+        row_P = is_local_NK.nonzero()[:, 0]
+        output, answers = given["output"], given["output"].new_empty(len(row_P), given["output"].shape[1])
+        if len(row_P):  # each choice as a token of its own, so that only local experts compute
             call.arguments |= {
-                "output": done,
+                "output": answers,
                 "hidden_states": given["hidden_states"][row_P],
-                "topk_weights": given["topk_weights"][there_NK][:, None].contiguous(),
-                "topk_ids": local_NK[there_NK][:, None].to(given["topk_ids"].dtype).contiguous(),
+                "topk_weights": given["topk_weights"][is_local_NK][:, None].contiguous(),
+                "topk_ids": local_NK[is_local_NK][:, None].to(given["topk_ids"].dtype).contiguous(),
                 "expert_map": None,
             }
             original(*call.args, **call.kwargs)
-        output.zero_().index_add_(0, row_P, done)
+        output.zero_().index_add_(0, row_P, answers)
 
     def all_gatherv(self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
         if isinstance(input_, list | tuple):
             return [all_gatherv(self, each, dim, sizes) for each in input_]
         sizes = [len(input_)] * self.world_size if sizes is None else sizes
         gathered = input_.new_empty(sum(sizes), *input_.shape[1:])
-        told = input_.repeat(self.world_size, *[1] * (input_.dim() - 1))
-        dist.all_to_all_single(gathered, told, sizes, [len(input_)] * self.world_size, group=self.device_group)
+        copies = input_.repeat(self.world_size, *[1] * (input_.dim() - 1))
+        dist.all_to_all_single(gathered, copies, sizes, [len(input_)] * self.world_size, group=self.device_group)
         return gathered
 
     def reduce_scatterv(self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:

@@ -15,6 +15,7 @@ from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.supervisor import Supervisor
 
 GOAL = 30  # rounds
+HANG_S = 6.0  # of a rank that does hang; the others, which only wait for a core, must be heard within it
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def meets(rank_info, control, conduct="good"):
             continue
         try:
             store = (rank_info.host, rank_info.port)
-            epoch_groups = join_epoch(store, epoch.number, rank, len(epoch.members), 1, 20.0, control.stopped)
+            epoch_groups = join_epoch(store, epoch.number, rank, len(epoch.members), 1, 120.0, control.stopped)
         except RankFailed as error:
             lost = None if control.stopped.is_set() else str(error)
             continue
@@ -100,7 +101,7 @@ def meets(rank_info, control, conduct="good"):
     control.send_result(rank_info.rank)
 
 
-def run(coordinator, *args, ranks=4, timeout_s=20.0, hang_s=20.0, respawn=0):
+def run(coordinator, *args, ranks=4, timeout_s=120.0, hang_s=120.0, respawn=0):
     supervisor = Supervisor(
         meets, ranks, coordinator, args, timeout_s=timeout_s, hang_s=hang_s, respawn=respawn, watch=coordinator.watch
     )
@@ -146,20 +147,20 @@ def test_one_that_is_lost_while_the_next_epoch_begins():
 
 def test_one_that_stops_in_the_middle_of_a_message_is_ended():
     coordinator = Counting()
-    assert run(coordinator, "half", ranks=3, hang_s=1.0) == {0: 0, 2: 2}
-    assert coordinator.losses == {1: "said nothing for 1 s"}
+    assert run(coordinator, "half", ranks=3, hang_s=HANG_S) == {0: 0, 2: 2}
+    assert coordinator.losses == {1: f"said nothing for {HANG_S:g} s"}
 
 
 def test_one_that_hangs_is_ended():
     coordinator = Counting({5: [(1, signal.SIGSTOP)]})
-    assert run(coordinator, ranks=3, hang_s=1.0) == {0: 0, 2: 2}
-    assert coordinator.losses == {1: "said nothing for 1 s"}
+    assert run(coordinator, ranks=3, hang_s=HANG_S) == {0: 0, 2: 2}
+    assert coordinator.losses == {1: f"said nothing for {HANG_S:g} s"}
 
 
 def test_one_that_is_busy_for_ever_is_ended():
     coordinator = Counting()
-    assert run(coordinator, "dawdles", ranks=3, timeout_s=2.0) == {0: 0, 2: 2}
-    assert coordinator.losses == {1: "was busy with one thing for 2 s"}
+    assert run(coordinator, "dawdles", ranks=3, timeout_s=HANG_S) == {0: 0, 2: 2}
+    assert coordinator.losses == {1: f"was busy with one thing for {HANG_S:g} s"}
 
 
 def test_one_that_is_only_slow_stays():

@@ -1,6 +1,7 @@
-"""The one hook that is there before anything is asked for, and what it does when something is."""
+"""The one hook that is installed before anything is configured, and what it does when the plugin is configured."""
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,13 @@ from aurora.errors import BadInput
 from aurora_vllm.settings import Settings, read_settings
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, CPU_API_CHECKS, WORKER, check_api, find
 from aurora_vllm.vllm_internals.cpu import repair_cpu
-from aurora_vllm.vllm_internals.patches import AS_BEFORE, LOG, Patches
+from aurora_vllm.vllm_internals.worker_startup import WITHOUT_PLUGIN, WorkerStartup
+
+LOG = logging.getLogger("vllm.aurora")  # among vLLM's own lines
 
 
-def hook() -> None:
-    """Put the one inert hook in. Called again it does nothing; where there is no such seam it says so."""
+def install_worker_hook() -> None:
+    """Wraps the worker's initialization, once. Logs a warning if this vLLM has nothing to wrap."""
     try:
         check_api(API_CHECKS[:1])
     except BadInput as error:
@@ -26,41 +29,42 @@ def hook() -> None:
 
     @functools.wraps(original)
     def init_device(self: Any) -> None:
-        begin = prepared(self.vllm_config)
+        start = prepare_worker(self.vllm_config)
         original(self)
-        if begin is not None:
-            begin(self.worker)
+        if start is not None:
+            start(self.worker)
 
     init_device._aurora = True  # type: ignore[attr-defined]
     wrapper.init_device = init_device
 
 
-def prepared(config: Any) -> Callable[[Any], None] | None:
-    """Put everything in that the settings ask for; gives what is left to do when the worker's ranks have met.
+def prepare_worker(config: Any) -> Callable[[Any], None] | None:
+    """Installs the patches that the settings ask for.
 
-    Without settings, or where something is not as expected, vLLM stays as it is; the latter is said once.
+    Without settings, or where something is not as expected, vLLM stays as it is; the latter is logged once.
+
+    Returns: what is left to do with the worker when its ranks are connected; None if there is nothing.
     """
     given = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
-    settings, trouble = Settings(), None
+    settings, refusal = Settings(), None
     try:
-        asked = read_settings(given, os.environ)
-        if asked is None:
+        configured = read_settings(given, os.environ)
+        if configured is None:
             return None
-        settings = asked
+        settings = configured
     except BadInput as error:
-        trouble = str(error)
+        refusal = str(error)
     try:
         check_api(API_CHECKS)
         on_cpu = bool(find("vllm.platforms:current_platform").is_cpu())
         check_api(CPU_API_CHECKS if on_cpu else ())
     except BadInput as error:  # then ranks cannot be asked to agree either
-        LOG.warning("aurora: %s; %s", error, AS_BEFORE)
+        LOG.warning("aurora: %s; %s", error, WITHOUT_PLUGIN)
         return None
     if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
-        trouble = trouble or f"another plugin has taken RoutedExperts, by {other}"
+        refusal = refusal or f"another plugin has taken RoutedExperts, by {other}"
     elif on_cpu and (config.parallel_config.enable_expert_parallel or config.parallel_config.data_parallel_size > 1):
         repair_cpu()
-    hands = Patches(settings, config, trouble)
-    if trouble is None:
-        hands.take()
-    return hands.begin
+    startup = WorkerStartup(settings, config, refusal)
+    startup.install_patches()
+    return startup.start

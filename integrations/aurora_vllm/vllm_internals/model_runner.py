@@ -1,0 +1,114 @@
+"""What wraps a worker's model runner: forward passes are counted, loading is followed by serving, commands are obeyed."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aurora_vllm.lost_ranks import RankProcesses, naming_lost_ranks
+from aurora_vllm.vllm_internals.api_checks import DP_API_CHECK, find
+from aurora_vllm.vllm_internals.patches import PatchedWorker
+
+if TYPE_CHECKING:
+    from aurora_vllm.traffic_recorder import EngineFacts
+    from aurora_vllm.worker_integration import WorkerIntegration
+
+LOG = logging.getLogger("vllm.aurora")
+
+
+def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: RankProcesses | None) -> None:
+    """Wraps the methods of a worker and its model runner.
+
+    Args:
+        worker: vLLM's; it gets a method `aurora` for `collective_rpc`.
+        patched: holds the integration.
+        config: vLLM's.
+        processes: of all ranks, so that a lost one is named; None if unknown.
+    """
+    integration = patched.integration
+    assert integration is not None
+    runner = worker.model_runner
+    execute, dummy, load = runner.execute_model, runner._dummy_run, worker.load_model
+
+    @functools.wraps(execute)
+    def execute_model(scheduler_output: Any, *args: Any, **named: Any) -> Any:
+        real_tokens = 0 if named.get("dummy_run") else scheduler_output.total_num_scheduled_tokens
+        with integration.forward_pass(real_tokens), naming_lost_ranks(processes):
+            return execute(scheduler_output, *args, **named)
+
+    @functools.wraps(dummy)
+    def dummy_run(*args: Any, **named: Any) -> Any:
+        with integration.forward_pass(0), naming_lost_ranks(processes):
+            return dummy(*args, **named)
+
+    @functools.wraps(load)
+    def load_model(*args: Any, **named: Any) -> Any:
+        loaded = load(*args, **named)
+        _begin_serving(runner.model, patched, config)
+        return loaded
+
+    if DP_API_CHECK.missing() is None:
+        _patch_unfinished_check(processes)
+    runner.execute_model, runner._dummy_run, worker.load_model = execute_model, dummy_run, load_model
+    worker.aurora = MethodType(lambda _self, name, folder=None: integration.records.command(name, folder), worker)
+
+
+def _patch_unfinished_check(processes: RankProcesses | None) -> None:
+    """Data-parallel ranks ask each other between forward passes whether requests are left, and may lose each other there."""
+    parallel = find(DP_API_CHECK.where.rpartition(".")[0])
+    original = parallel.has_unfinished_dp
+
+    @functools.wraps(original)
+    def has_unfinished_dp(*args: Any, **named: Any) -> Any:
+        with naming_lost_ranks(processes):
+            return original(*args, **named)
+
+    parallel.has_unfinished_dp = staticmethod(has_unfinished_dp)
+
+
+def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
+    """The model is loaded: finds its MoE layers and tells the integration."""
+    integration = patched.integration
+    assert integration is not None
+    planned = find("vllm.model_executor.custom_op:op_registry_oot")["RoutedExperts"]
+    patched.layers = [each for each in model.modules() if isinstance(each, planned) and each.aurora_layer is not None]
+    if not patched.layers:
+        LOG.warning("aurora: the model's experts are of a kind that the plugin does not know; it does nothing")
+        integration.served.disable()
+        return
+    if integration.served.checkpoint is None:
+        for number, each in enumerate(patched.layers):
+            each.aurora_layer = number
+    first_layer = min(each.aurora_layer for each in patched.layers)
+    integration.begin_serving(_engine_facts(config, integration, patched.layers, model), first_layer)
+    model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
+    model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)
+
+
+def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any], model: Any) -> EngineFacts:
+    """Sizes of this rank's model, as a profile counts them."""
+    from aurora_vllm.traffic_recorder import EngineFacts
+
+    first, checkpoint = layers[0], integration.served.checkpoint
+    expert_parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    row_bytes = first.moe_config.hidden_dim * config.model_config.dtype.itemsize
+    return EngineFacts(
+        model=Path(config.model_config.model).name,
+        fingerprint="" if checkpoint is None else checkpoint.fingerprint,
+        engine=f"vllm {find('vllm:__version__')}",
+        kind=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        rank=integration.rank,
+        ranks=integration.ranks,
+        top_k=first.top_k,
+        layers=len(layers) if checkpoint is None else len(checkpoint.layers),
+        experts=first.global_num_experts,
+        dispatch_bytes=row_bytes,
+        combine_bytes=row_bytes,
+        expert_bytes=sum(p.numel() * p.element_size() for p in first.parameters()) // first.local_num_experts,
+        other_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in expert_parameters),
+    )

@@ -1,0 +1,163 @@
+"""A worker's way from its configuration to serving: patches, the agreement of all ranks, and the connection between them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from aurora.errors import BadInput
+from aurora_vllm.agreement import Verdict, agree
+from aurora_vllm.lost_ranks import RankProcesses
+from aurora_vllm.settings import Settings
+from aurora_vllm.vllm_internals.api_checks import EPLB_API_CHECKS, check_api, find
+from aurora_vllm.vllm_internals.model_runner import patch_model_runner
+from aurora_vllm.vllm_internals.patches import (
+    PatchedWorker,
+    disable_cuda_graphs,
+    patch_all2all_manager,
+    patch_eplb_policy,
+    patch_routed_experts,
+)
+
+if TYPE_CHECKING:
+    from aurora.runtime.distributed.transport import Transport
+    from aurora.types import Cluster
+    from aurora_vllm.worker_integration import WorkerIntegration
+
+LOG = logging.getLogger("vllm.aurora")
+WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
+
+
+class WorkerStartup:
+    """Brings the plugin into one worker process.
+
+    Args:
+        settings: the plugin's settings.
+        config: vLLM's configuration.
+        refusal: why the plugin cannot serve, as far as is known before ranks are connected; None if it can.
+    """
+
+    def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
+        self._settings, self._config, self._refusal = settings, config, refusal
+        self._patched = PatchedWorker()
+
+    def install_patches(self) -> None:
+        """Patches the classes that build experts and all-to-alls, unless the plugin is refused already."""
+        if self._refusal is not None:
+            return
+        patch_routed_experts(self._patched)
+        patch_all2all_manager(self._patched)
+        if self._settings.order != "stock" and self._config.parallel_config.enable_expert_parallel:
+            disable_cuda_graphs(self._config)
+
+    def start(self, worker: Any) -> None:
+        """Agrees with the other ranks on the plan, connects to them, and patches the worker's model runner."""
+        group = None
+        if self._config.parallel_config.enable_expert_parallel:
+            group = find("vllm.distributed.parallel_state:get_ep_group")()
+        integration = self._create_integration(group)
+        verdict, processes = self._agree(integration, group)
+        if verdict.refusal is not None:
+            if verdict.report_here:
+                LOG.warning("aurora: %s; %s", verdict.refusal, WITHOUT_PLUGIN)
+            integration.served.disable()
+        if self._refusal is not None:  # nothing was patched
+            return
+        if group is not None:
+            cluster = integration.served.cluster
+            integration.connect(lambda: _transport(group, cluster))
+        self._patched.integration, self._patched.group = integration, group
+        patch_model_runner(worker, self._patched, self._config, processes)
+
+    def _create_integration(self, group: Any) -> WorkerIntegration:
+        from aurora_vllm.plan_fit import experts_in, read_checkpoint
+        from aurora_vllm.worker_integration import WorkerIntegration
+
+        rank, ranks = (0, 1) if group is None else (group.rank_in_group, group.world_size)
+        folder = Path(self._config.model_config.model)
+        experts = experts_in(folder)
+        checkpoint = None if experts is None else read_checkpoint(folder, experts)
+        tensor_parallel = find("vllm.distributed.parallel_state:get_tp_group")()
+        row_share = (tensor_parallel.rank_in_group, tensor_parallel.world_size)
+        return WorkerIntegration(self._settings, rank, ranks, checkpoint, experts, row_share)
+
+    def _agree(self, integration: WorkerIntegration, group: Any) -> tuple[Verdict, RankProcesses | None]:
+        """All ranks' verdict, and their processes if every rank has published its own."""
+        refusal = (
+            self._refusal
+            or integration.served.load()
+            or self._replica_refusal(integration)
+            or self._colocation_refusal()
+        )  # fmt: skip
+        if group is None or integration.ranks == 1:
+            return Verdict(refusal, True), None
+        rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
+        store = dist.distributed_c10d._get_default_store()
+        key = f"aurora/{'-'.join(map(str, group.ranks))}"
+        processes: RankProcesses | None = RankProcesses(store, key, rank, ranks)
+        verdict = agree(store, key, rank, ranks, integration.served.fingerprint, refusal, timeout_s)
+        if processes is not None and not processes.read_all():
+            processes = None
+        if verdict.refusal is None and self._settings.colocate is not None:
+            verdict = self._join_colocated_servers(integration, store, key, processes)
+        return verdict, processes
+
+    def _replica_refusal(self, integration: WorkerIntegration) -> str | None:
+        """Hands the plan's replicas to vLLM's balancer. Returns why that is not possible, or None."""
+        plan = integration.served.plan
+        if plan is None or (placement := plan.models[0].placement).split_LG is None:
+            return None
+        parallel = self._config.parallel_config
+        redundant = sum(map(len, placement.slots_LG[0])) - placement.experts
+        if not parallel.enable_eplb or parallel.eplb_config.num_redundant_experts != redundant:
+            wanted = f"--enable-eplb --eplb-config.num_redundant_experts {redundant}"
+            return f"the plan has {redundant} replicas a layer, which vLLM holds with {wanted}"
+        try:
+            check_api(EPLB_API_CHECKS)
+        except BadInput as error:
+            return str(error)
+        patch_eplb_policy(placement.slots_LG)
+        return None
+
+    def _colocation_refusal(self) -> str | None:
+        """Why this server cannot take turns with another, or None."""
+        parallel = self._config.parallel_config
+        if self._settings.colocate is not None and not (parallel.enable_expert_parallel and parallel.data_parallel_size > 1):
+            return "colocate: expected expert and data parallelism, found no all-to-all to take turns with"
+        return None
+
+    def _join_colocated_servers(
+        self, integration: WorkerIntegration, store: Any, key: str, processes: RankProcesses | None
+    ) -> Verdict:
+        """Joins the servers of the same name, on all ranks or on none."""
+        from aurora.runtime.process_port_arbiter import colocation_folder
+        from aurora_vllm.time_slices import TimeSlices, join_port_arbiter
+
+        settings, rank, refusal, arbiter = self._settings, integration.rank, None, None
+        finish = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+        try:
+            if processes is None or not processes.on_one_host:
+                raise BadInput("colocate: expected all ranks on one machine")
+            arbiter = join_port_arbiter(store, key, rank, colocation_folder(str(settings.colocate)), settings.agree_s, finish)
+            integration.time_slices = TimeSlices(arbiter, self._config.parallel_config.world_size == 1)
+        except BadInput as error:
+            refusal = str(error)
+        fingerprint = integration.served.fingerprint
+        verdict = agree(store, f"{key}/turns", rank, integration.ranks, fingerprint, refusal, settings.agree_s)
+        if verdict.refusal is not None and arbiter is not None:
+            arbiter.leave()
+        return verdict
+
+
+def _transport(group: Any, cluster: Cluster | None) -> Transport:
+    """The transport between the ranks of vLLM's expert-parallel group: NCCL on GPUs, gloo on CPUs."""
+    from aurora.runtime.distributed.gloo import GlooTransport
+    from aurora.runtime.distributed.nccl import NcclTransport
+
+    if torch.cuda.is_available():
+        return NcclTransport(group.device_group, group.cpu_group, f"cuda:{torch.cuda.current_device()}")
+    return GlooTransport(group.cpu_group, cluster)
