@@ -18,7 +18,7 @@ from aurora.types import Cluster, Placement, PlanOptions, Profile, ProfileOption
 
 
 def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile, room: int | None) -> list[str]:
-    """The refined placement with a row for every choice, the same counted once, and affinity; `later` is other traffic."""
+    """Swap search with a row for every choice, the same deduplicated, and co-activation; `later` is other traffic."""
     began_s = time.perf_counter()
     rng = np.random.default_rng(0)
     start = place_exclusive(cluster, profile, (), PlanOptions("swap-search", "exact", slots_per_gpu=room), rng)
@@ -54,13 +54,17 @@ def one_window(profile: Profile, window: int) -> Profile:
 def section() -> list[str]:
     root = Path(__file__).parents[1]
     lines = [
-        "| model, cluster | bytes of refined counted once | of affinity | refined, every choice, ms | refined, once, ms "
-        "| affinity, ms | affinity saves | on other traffic | above the free bound | planned in, s |",
+        "| model, cluster | bytes of swap search | of co-activation | swap search, all rows, ms | deduplicated, ms "
+        "| co-activation, ms | co-activation saves | on other traffic | above the free bound | planned in, s |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for model, texts, other in (
         ("mixtral-topics", ["LICENSE", "README.md"], "CHANGELOG.md"),
-        ("qwen3moe-stdlib", ["aurora/plan/planner.py", "aurora/plan/network/switch.py"], "aurora/plan/orders/order.py"),
+        (
+            "qwen3moe-stdlib",
+            ["aurora/planner/make_plan.py", "aurora/planner/network/switch.py"],
+            "aurora/planner/alltoall/registry.py",
+        ),
     ):
         options = ProfileOptions(sources=4, limit=32, token_level=True)
         made, later = (
@@ -90,10 +94,10 @@ def section() -> list[str]:
     return [
         f"# Experts that tokens choose together, {datetime.datetime.now(datetime.UTC).date().isoformat()}",
         "",
-        f"`python bench/affinity.py` on {machine()}. Bytes there and back, beside a row for every choice of refined's",
+        f"`python bench/affinity.py` on {machine()}. Bytes there and back, beside a row for every choice of swap search's",
         "placement; milliseconds of Eq. 1, all layers. The shipped models are profiled as in the README, their compute times",
         "on this machine, their other traffic another text; synthetic ones have two windows, one to plan and one to judge,",
-        "at most 16 experts a GPU. What affinity saves is against refined's placement with tokens counted once. `aurora plan",
+        "at most 16 experts a GPU. What co-activation saves is against swap search, deduplicated. `aurora plan",
         "--co-activation` keeps a row for every choice where that is shorter.",
         "",
         *lines,
