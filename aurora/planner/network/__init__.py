@@ -1,1 +1,1 @@
-"""Ports, links and cuts: bounds on an all-to-all, and the switch that times it."""
+"""The network that an all-to-all runs on: lower bounds, routes and cuts, and the model that times an order."""

@@ -1,4 +1,4 @@
-"""A fabric's ports and links as one network of arcs, and the cuts through it."""
+"""A fabric's ports and links as a flow network, and candidate cuts through it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,18 +12,28 @@ from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.fabric import named
 
 SLACK = 1e-9  # relative, where a float sum must not count as progress
-EXACT = 2**40  # parts of a byte: flows in whole numbers, as push-relabel needs
-MOST_BLOCKS = 40  # beyond this, growing sets takes longer than it gains
+EXACT = 2**40  # units of a byte: push-relabel needs integer flows
+MOST_BLOCKS = 40  # beyond this, growing sets costs more time than it improves the bound
 BoolArray = NDArray[np.bool_]  # sets of vertices, (V,) or (C, V) for C candidates; sets of arcs, (A,) or (C, A)
 CutResult = tuple[float, int, BoolArray]  # seconds, the bytes that must cross, the arcs (A,) that they must cross
 
 
 @dataclass(frozen=True, eq=False)
 class FlowNetwork:
-    """Ports and links as arcs (A,). Vertices (V,): where traffic starts (G), where it ends (G), the GPUs' sending sides (G) and
-    receiving sides (G), so that none forwards, and the switches.
+    """Ports and links of a fabric as arcs (A,) between vertices (V,).
 
-    block_V: which vertices stay together when sets grow: a switch with the GPUs that have no other, or one GPU.
+    Vertices, in sequence: where each GPU's traffic starts (G), where it ends (G), the GPUs' sending sides (G), their receiving
+    sides (G), and the switches. A GPU has separate sides because it does not forward. A cut is a set of vertices; traffic that
+    starts inside and ends outside must use the arcs that lead out.
+
+    Attributes:
+        gpus: number of GPUs, G.
+        tail_A: (A,) int64, the vertex where each arc begins.
+        head_A: (A,) int64, the vertex where each arc ends.
+        Bps_A: (A,) float64, bytes per second of each arc.
+        names: the name of each arc's port or link.
+        block_V: (V,) int64, the block of each vertex; sets grow by whole blocks. A block is a switch with the GPUs that have
+            only this switch, or a GPU with several neighbours.
     """
 
     gpus: int
@@ -35,69 +45,100 @@ class FlowNetwork:
 
     @property
     def vertices(self) -> int:
+        """Number of vertices, V."""
         return len(self.block_V)
 
     def load(self, sets_CV: BoolArray, bytes_GG: IntArray) -> IntArray:
-        """(C,) bytes that start in the set and end outside, of bytes_GG (G, G)."""
+        """Return the bytes that start in a set and end outside of it.
+
+        Args:
+            sets_CV: (C, V) bool, sets of vertices.
+            bytes_GG: (G, G) int64, bytes from each GPU to each other.
+
+        Returns:
+            (C,) int64.
+        """
         n = self.gpus
         return np.asarray(((sets_CV[:, :n].astype(np.int64) @ bytes_GG) * ~sets_CV[:, n : 2 * n]).sum(axis=1))
 
     def leaving(self, sets_CV: BoolArray) -> BoolArray:
-        """(C, A) which arcs lead out of the set."""
+        """Return (C, A) bool, the arcs that lead out of each of the sets sets_CV (C, V)."""
         return np.asarray(sets_CV[:, self.tail_A] & ~sets_CV[:, self.head_A])
 
     def worse(self, best: CutResult, load_C: IntArray, arcs_CA: BoolArray) -> CutResult:
-        """The worst of the arcs that load_C (C,) bytes must cross; the one before unless another is clearly worse."""
-        seconds_C = self._over(load_C, arcs_CA)
+        """Return the worst of several cuts, or the best-known one unless another needs clearly more time.
+
+        Args:
+            best: the cut to beat.
+            load_C: (C,) int64, bytes that must cross each candidate.
+            arcs_CA: (C, A) bool, the arcs of each candidate.
+        """
+        seconds_C = self._seconds(load_C, arcs_CA)
         at = int(seconds_C.argmax())
         if seconds_C[at] <= best[0] * (1 + SLACK):
             return best
         return float(seconds_C[at]), int(load_C[at]), arcs_CA[at]
 
-    def _over(self, load_C: IntArray, arcs_CA: BoolArray) -> FloatArray:
+    def _seconds(self, load_C: IntArray, arcs_CA: BoolArray) -> FloatArray:
+        """(C,) seconds in which each set of arcs carries its load."""
         return np.divide(load_C, arcs_CA @ self.Bps_A, out=np.zeros(len(load_C)), where=load_C > 0)
 
     def cut_off(self, arcs_A: BoolArray, bytes_GG: IntArray) -> int:
-        """Bytes of all pairs that have no way without these arcs."""
+        """Return the bytes of all pairs that no path connects without these arcs.
+
+        Args:
+            arcs_A: (A,) bool, the arcs that are taken away.
+            bytes_GG: (G, G) int64, as in `load`.
+        """
         n = self.gpus
-        step_VV = np.zeros((self.vertices, self.vertices), dtype=np.float32)
-        step_VV[self.tail_A[~arcs_A], self.head_A[~arcs_A]] = 1
+        arc_VV = np.zeros((self.vertices, self.vertices), dtype=np.float32)
+        arc_VV[self.tail_A[~arcs_A], self.head_A[~arcs_A]] = 1
         reached_GV = np.eye(n, self.vertices, dtype=bool)
-        while (further_GV := reached_GV | (reached_GV.astype(np.float32) @ step_VV > 0)).sum() > reached_GV.sum():
+        while (further_GV := reached_GV | (reached_GV.astype(np.float32) @ arc_VV > 0)).sum() > reached_GV.sum():
             reached_GV = further_GV
         return int(bytes_GG[~reached_GV[:, n : 2 * n]].sum())
 
     def bundles(self, load_A: FloatArray) -> list[BoolArray]:
-        """The busiest links when they carry load_A (A,): into each switch, out of each, and of all; busiest bundles first."""
+        """Return candidate sets of links (A,) bool for arcs that carry load_A (A,) bytes, busiest set first.
+
+        The sets are: all links into each switch, all links out of each switch, the busiest links of each of these sets, and the
+        busiest of all links.
+        """
         links_A = np.arange(len(self.Bps_A)) >= 2 * self.gpus
         switches = range(4 * self.gpus, self.vertices)
         around = [links_A & (end_A == switch) for switch in switches for end_A in (self.tail_A, self.head_A)]
         around = [arcs for arcs in around if arcs.any()]
-        busy_A = load_A / self.Bps_A
-        busiest = [arcs & (busy_A >= busy_A[arcs].max() * (1 - SLACK)) for arcs in (*around, links_A) if arcs.any()]
+        seconds_A = load_A / self.Bps_A
+        busiest = [arcs & (seconds_A >= seconds_A[arcs].max() * (1 - SLACK)) for arcs in (*around, links_A) if arcs.any()]
         found = busiest + around
         return sorted(found, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
 
     def ports(self) -> BoolArray:
-        """Each GPU's sending side by itself, and everything but its receiving side."""
+        """Return (2 G, V) bool: where each GPU's traffic starts, alone, and everything but where its traffic ends."""
         ends = np.eye(self.vertices, dtype=bool)[: 2 * self.gpus]
         return np.concatenate([ends[: self.gpus], ~ends[self.gpus :]])
 
     def hanging(self, fabric: Fabric) -> BoolArray:
-        """Where taking one switch away parts the fabric: each part, and all but it. On a tree: every link, both ways."""
+        """Return (C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
+
+        On a tree these are all links, both ways.
+        """
         graph = nx.Graph([(link.src, link.dst) for link in fabric.links])
-        place = {name: 4 * self.gpus + at for at, name in enumerate(fabric.switches)}
+        index = {name: 4 * self.gpus + at for at, name in enumerate(fabric.switches)}
         parts = [np.zeros(self.vertices, dtype=bool)]
         for middle in sorted(v for v in nx.articulation_points(graph) if isinstance(v, str)):
             for part in nx.connected_components(graph.subgraph(set(graph) - {middle})):
                 inside = np.zeros(self.vertices, dtype=bool)
                 inside[[gpu + side * self.gpus for gpu in part if isinstance(gpu, int) for side in range(4)]] = True
-                inside[[place[name] for name in part if isinstance(name, str)]] = True
+                inside[[index[name] for name in part if isinstance(name, str)]] = True
                 parts.append(inside)
         return np.concatenate([np.array(parts), ~np.array(parts)])
 
     def grown(self, bytes_GG: IntArray) -> Iterator[BoolArray]:
-        """Every block, then from each the sets that grow by the block that leaves the worst cut; and all but those sets."""
+        """Yield (C, V) bool: every block, then sets grown greedily from each block, and the complements of all of them.
+
+        A set grows by the block that gives the worst cut of bytes_GG (G, G). Yields nothing above MOST_BLOCKS blocks.
+        """
         blocks = int(self.block_V.max()) + 1
         if blocks > MOST_BLOCKS:
             return
@@ -108,24 +149,29 @@ class FlowNetwork:
                 tried = one_BV[~(one_BV & inside).any(axis=1)] | inside
                 both = np.concatenate([tried, ~tried])
                 yield both
-                inside = tried[int(self._over(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
+                inside = tried[int(self._seconds(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
 
     def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
-        """The set that most stops bytes_GG, all of one source or all to one destination, from crossing within within_s."""
+        """Return (V,) bool, the source side of the minimum cut when bytes_GG must cross within a given time.
+
+        Args:
+            bytes_GG: (G, G) int64, all of one source or all to one destination.
+            within_s: seconds.
+        """
         graph = nx.DiGraph()
         for tail, head, rate in zip(self.tail_A.tolist(), self.head_A.tolist(), self.Bps_A.tolist(), strict=True):
             graph.add_edge(tail, head, capacity=int(rate * within_s * EXACT))
         for gpu in range(self.gpus):
-            graph.add_edge("all", gpu, capacity=int(bytes_GG[gpu].sum()) * EXACT)
-            graph.add_edge(self.gpus + gpu, "over", capacity=int(bytes_GG[:, gpu].sum()) * EXACT)
-        _, (inside, _) = nx.minimum_cut(graph, "all", "over")
-        return np.isin(np.arange(self.vertices), [v for v in inside if v != "all"])
+            graph.add_edge("source", gpu, capacity=int(bytes_GG[gpu].sum()) * EXACT)
+            graph.add_edge(self.gpus + gpu, "sink", capacity=int(bytes_GG[:, gpu].sum()) * EXACT)
+        _, (inside, _) = nx.minimum_cut(graph, "source", "sink")
+        return np.isin(np.arange(self.vertices), [v for v in inside if v != "source"])
 
 
 def flow_network(network: Network) -> FlowNetwork:
-    """The ports and links of a network that has a fabric.
+    """Return the flow network of a network that has a fabric.
 
-    Arcs in the sequence of `route`'s resources: sending ports, receiving ports, links.
+    Arcs are in the sequence of the resources of `routes.route`: sending ports, receiving ports, links.
     """
     fabric = network.fabric
     assert fabric is not None

@@ -1,4 +1,4 @@
-"""Lower bounds on an all-to-all over a fabric: by minimum cut, with the cut's name, and the fluid optimum as an LP."""
+"""Lower bounds on an all-to-all over a fabric: the worst cut, by name, and the fluid optimum as a linear program."""
 
 import numpy as np
 from scipy import sparse
@@ -11,15 +11,29 @@ from aurora.types.arrays import IntArray
 
 
 def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
-    """The worst cut that was found: bytes that have no way but over some ports and links, over their summed rate.
+    """Find the cut that limits an all-to-all most: bytes that must use some ports and links, divided by their summed rate.
 
-    bytes_GG (G, G) int64 with a zero diagonal; network: one with a fabric. Every cut is a lower bound, however traffic is
-    routed. The worst of all is NP-hard to find in general, and even that may lie below `fluid_optimum`; looked at are, in this
-    order: each port; what hangs together behind one switch; the links into or out of a switch, and the busiest links, on
-    shortest paths; on fabrics of up to MOST_BLOCKS switches (and GPUs with several) sets of those grown one by one, so pairs
-    and arcs; and for each GPU the exact minimum cut of all that it sends, and of all that it receives (one commodity, Ford &
-    Fulkerson 1956). The search ends as soon as traffic divided over shortest paths needs no longer than a cut, which proves
-    both optimal: at once on trees and on leaf/spine whose uplinks are equal, where the bound is the fluid optimum.
+    Every cut is a lower bound, however traffic is routed. To find the worst of all cuts is NP-hard in general, and even the
+    worst may lie below `fluid_optimum`. The search looks at, in this order:
+
+    1. each port;
+    2. the parts into which removing one switch splits the fabric;
+    3. the links into or out of a switch, and the busiest links on shortest paths;
+    4. on fabrics of up to MOST_BLOCKS switches (and GPUs with several neighbours), sets of these grown one by one, so that
+       pairs of switches and arcs of a ring are found;
+    5. for each GPU, the exact minimum cut of all that it sends, and of all that it receives (one commodity).
+
+    The search ends as soon as traffic divided over shortest paths needs no longer than a cut, which proves both optimal. This
+    happens at once on trees and on leaf/spine fabrics with equal uplinks, where the bound is the fluid optimum.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other.
+        network: a network with a fabric.
+
+    Returns:
+        The worst cut that was found.
+
+    Source (minimum cut): Ford & Fulkerson 1956.
     """
     assert network.fabric is not None
     graph, routes = flow_network(network), route(network)
@@ -30,15 +44,15 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
         best = graph.worse(best, graph.load(sets, bytes_GG), graph.leaving(sets))
     for arcs in graph.bundles(load_A):
         if load_A[arcs].sum() <= best[0] * graph.Bps_A[arcs].sum() * (1 + SLACK):
-            break  # nor can those after it, which are less busy
+            break  # the sets after this one are less busy, so none of them is a worse cut either
         best = graph.worse(best, np.array([graph.cut_off(arcs, bytes_GG)]), arcs[None])
     growing = graph.grown(bytes_GG)
     while best[0] < enough_s and (grown := next(growing, None)) is not None:
         best = graph.worse(best, graph.load(grown, bytes_GG), graph.leaving(grown))
     for gpu in range(graph.gpus):
-        for alone_GG in (_only(bytes_GG, (gpu, slice(None))), _only(bytes_GG, (slice(None), gpu))):
-            while best[0] < min(enough_s, routes.seconds(alone_GG) * (1 - SLACK)):  # else this GPU alone fits in
-                before_s, least = best[0], graph.minimum(alone_GG, best[0])[None]
+        for own_GG in (_only(bytes_GG, (gpu, slice(None))), _only(bytes_GG, (slice(None), gpu))):
+            while best[0] < min(enough_s, routes.seconds(own_GG) * (1 - SLACK)):  # else this GPU's traffic cannot be worse
+                before_s, least = best[0], graph.minimum(own_GG, best[0])[None]
                 best = graph.worse(best, graph.load(least, bytes_GG), graph.leaving(least))
                 if best[0] == before_s:
                     break
@@ -46,10 +60,19 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
 
 
 def fluid_optimum(bytes_GG: IntArray, network: Network) -> float:
-    """The shortest all-to-all when traffic may be routed and divided at will, in seconds: maximum concurrent flow.
+    """Compute the shortest time of an all-to-all when traffic may be routed and divided at will (maximum concurrent flow).
 
-    An LP over what each source sends through each port and link, G * (links + 2 G) variables, solved by HiGHS; exact to its
-    tolerance. Source: Shahrokhi & Matula 1990, with the commodities of one source in one.
+    A linear program over what each source sends through each port and link: G * (links + 2 G) variables, solved by HiGHS, exact
+    to its tolerance.
+
+    Args:
+        bytes_GG: (G, G) int64, as in `cut_bound`.
+        network: a network with a fabric.
+
+    Returns:
+        Seconds.
+
+    Source: Shahrokhi & Matula 1990, with the commodities of one source in one.
     """
     graph = flow_network(network)
     total = int(bytes_GG.sum())
@@ -79,6 +102,7 @@ def fluid_optimum(bytes_GG: IntArray, network: Network) -> float:
 
 
 def _only(bytes_GG: IntArray, kept: tuple[int | slice, int | slice]) -> IntArray:
-    alone_GG = np.zeros_like(bytes_GG)
-    alone_GG[kept] = bytes_GG[kept]
-    return alone_GG
+    """(G, G) the traffic at `kept`, zero elsewhere."""
+    own_GG = np.zeros_like(bytes_GG)
+    own_GG[kept] = bytes_GG[kept]
+    return own_GG

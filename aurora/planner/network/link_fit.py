@@ -1,4 +1,4 @@
-"""A link's start-up and rate from how long messages of known sizes took."""
+"""Fits a link's start-up and rate to measured message times."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,13 @@ from aurora.types.arrays import FloatArray, counts, numbers
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A message of b bytes takes startup_s + b / rate_Bps.
+    """A link on which a message of b bytes takes startup_s + b / rate_Bps seconds.
 
-    median_error: median |predicted / measured - 1| of the messages that it was fitted to.
+    Attributes:
+        startup_s: fixed seconds of a message.
+        rate_Bps: bytes per second.
+        median_error: median |predicted / measured - 1| over the messages that the link was fitted to.
+
     Source: the alpha-beta model of Hockney (Parallel Computing 20, 1994).
     """
 
@@ -22,24 +26,24 @@ class LinkFit:
     median_error: float
 
     def seconds(self, bytes_X: ArrayLike) -> FloatArray:
-        """(X,) seconds that messages of these bytes take."""
+        """Return (X,) float64, the seconds that messages of bytes_X (X,) bytes take."""
         return np.asarray(self.startup_s + np.asarray(bytes_X) / self.rate_Bps)
 
 
 def fit_link(bytes_X: ArrayLike, seconds_X: ArrayLike) -> LinkFit:
-    """Fit a link to messages by size.
+    """Fit a link's start-up and rate to the times of messages of several sizes.
 
-    The rate is the slope between the two largest: whatever every message pays, or a shaper lets pass at once, cancels out. The
-    start-up is what the smallest took beyond that, zero at least. Of one size, or where the largest took no longer than the one
-    before it, the rate is the largest's bytes over its seconds. For sizes well apart, such as powers of two: between
-    nearly equal ones the slope is noise.
+    The rate is the slope between the two largest messages: costs that every message pays, and a burst that a traffic shaper
+    lets pass at once, cancel out. The start-up is what the smallest message took beyond its bytes at that rate, at least zero.
+    With one size only, or if the largest message took no longer than the one before it, the rate is the largest message's bytes
+    over its seconds. Sizes should be well apart, such as powers of two: between nearly equal sizes the slope is noise.
 
     Args:
-        bytes_X: (X,) int64, rising, above zero.
-        seconds_X: (X,) float64, above zero.
+        bytes_X: (X,) int64, message sizes, rising, above zero.
+        seconds_X: (X,) float64, the time of each message, above zero.
 
     Raises:
-        BadInput: for other arrays.
+        BadInput: if lengths differ or are zero, sizes do not rise from above zero, or a time is not above zero.
     """
     sent_X, took_X = counts("fit_link: bytes_X", bytes_X, 1), numbers("fit_link: seconds_X", seconds_X)
     if sent_X.shape != took_X.shape or not len(sent_X):

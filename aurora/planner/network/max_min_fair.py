@@ -1,7 +1,8 @@
-"""Flows on shared ports and links, compiled: who may start, at which rate, and when each ends.
+"""Compiled core of the switch: which flows may start, their max-min fair rates, and when each flow ends.
 
-A flow is a row of an all-to-all's order. Rates are max-min fair; after a change only those of the flows that are connected to
-it by shared resources are found anew. Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
+A flow is a row of an all-to-all's order. A resource is a sending port, a receiving port or a link. After a change, only the
+rates of flows that share resources with it, directly or through other flows, are computed again. Without numba's JIT
+(NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
 from typing import NamedTuple
@@ -12,94 +13,163 @@ from numba import njit
 from aurora.types.arrays import FloatArray, IntArray
 
 SENDS, RECVS = 0, 1
-TOGETHER = 1 + 1e-12  # flows that end within this factor of each other end at the same time
-LEAST_GOODPUT = 0.1  # of a receiving port, however many flows meet there
-HEAP, STAMP, DIRTY, DONE, LOGGED = range(5)  # of SharedResources.counter
+SAME_TIME = 1 + 1e-12  # flows that end within this factor of each other end at the same time
+LEAST_GOODPUT = 0.1  # part of a receiving port's rate that incast leaves at least
+HEAP, STAMP, DIRTY, DONE, LOGGED = range(5)  # indices into SharedResources.counter
 
 
 class FlowRows(NamedTuple):
-    """What is known of each row of the all-to-alls under way, (X,) each; next and prev (X, K) chain the rows of a resource."""
+    """Columns (X,) of the rows of all all-to-alls under way; `next` and `prev` are (X, K).
+
+    Attributes:
+        src: sending rank.
+        dst: receiving rank.
+        slot: the number of the row's all-to-all.
+        bytes: bytes of the row.
+        sub_channels: sub-channels that the row takes of both of its ports; 1 without sub-channels.
+        limit_Bps: the rate that the row never exceeds; infinite if it has no limit.
+        startup_s: seconds of start-up before bytes flow.
+        admitted: how many of the row's two ends have admitted it, 0 to 2.
+        left_bytes: bytes still to carry, as of since_s.
+        since_s: since when the row has its present rate.
+        rate_Bps: the present rate; negative during start-up.
+        event_s: when the row's start-up or the row itself ends.
+        start_s: when the row started, before its start-up.
+        end_s: when the row ended.
+        heap_index: the row's index in the heap of events.
+        stamp: the last connected component in which the row was found; negative once its rate is fixed there.
+        next: the next row on the k-th resource of the row, -1 if none.
+        prev: the row before on the k-th resource of the row, -1 if none.
+    """
 
     src: IntArray
     dst: IntArray
     slot: IntArray
-    size: IntArray
+    bytes: IntArray
     sub_channels: IntArray
-    most_Bps: FloatArray
+    limit_Bps: FloatArray
     startup_s: FloatArray
-    admitted: IntArray  # by how many of its two ends
-    left: FloatArray
+    admitted: IntArray
+    left_bytes: FloatArray
     since_s: FloatArray
-    rate_Bps: FloatArray  # negative during start-up
-    event_s: FloatArray  # when it leaves its start-up or ends
+    rate_Bps: FloatArray
+    event_s: FloatArray
     start_s: FloatArray
     end_s: FloatArray
-    place: IntArray  # in the heap of events
+    heap_index: IntArray
     stamp: IntArray
     next: IntArray
     prev: IntArray
 
 
-class Queues(NamedTuple):
-    """Per all-to-all, direction and rank, (slots, 2, G) int64: what lies between `at` and `stop` of row (2, X) still waits for
-    one of the `room` lanes; undone: how many rows have not ended."""
+class PortQueues(NamedTuple):
+    """The rows that each port has yet to admit, in order: (slots, 2, G) int64 by all-to-all, direction (SENDS, RECVS) and rank.
+
+    Attributes:
+        row: (2, X), the rows by direction, all-to-all and rank, each port's rows in their order.
+        at: index in `row` of the first row that the port has not admitted.
+        stop: index in `row` after the port's last row.
+        free: how many more transfers the port may have under way, or how many of its sub-channels are free.
+        unfinished: how many of the port's rows have not ended.
+        joined: (slots, G), 1 if the rank takes part in the all-to-all.
+    """
 
     row: IntArray
     at: IntArray
     stop: IntArray
-    room: IntArray
-    undone: IntArray
+    free: IntArray
+    unfinished: IntArray
     joined: IntArray
 
 
 class SharedResources(NamedTuple):
-    """Resources, (R,) each, and scratch. head: the first row on each; flows: how many there are."""
+    """The resources of the network, (R,) each unless said otherwise, the clock and scratch memory.
 
-    room: FloatArray
+    Attributes:
+        capacity_Bps: bytes per second that the resource carries.
+        use: (G, G, K), the resources of each pair, as in Routes.
+        share: (G, G, K), the part of a pair's rate that each of them carries, as in Routes.
+        head: the first row on the resource, -1 if none.
+        flows: how many rows are on the resource.
+        spare_Bps: scratch: capacity that fixed flows leave.
+        load: scratch: sum of the shares of the flows whose rates are not fixed yet.
+        unfixed: scratch: how many flows have no fixed rate yet.
+        stamp: the last connected component in which the resource was found; -1 if its flows changed since.
+        found: scratch: the resources of a component.
+        dirty: the resources whose flows changed since the last rates.
+        heap: (X,), rows by event_s.
+        rows: (X,), scratch.
+        done: (slots * G, 2), all-to-all and rank of those that have just sent and received everything.
+        counter: (5,), lengths of heap, dirty, done and log, and the last stamp; see HEAP.
+        now_s: (1,), the present time.
+        incast: (1,), part of its rate that a receiving port loses for each flow beyond the first.
+    """
+
+    capacity_Bps: FloatArray
     use: IntArray
     share: FloatArray
     head: IntArray
     flows: IntArray
-    free: FloatArray
+    spare_Bps: FloatArray
     load: FloatArray
-    open: IntArray
+    unfixed: IntArray
     stamp: IntArray
     found: IntArray
     dirty: IntArray
-    heap: IntArray  # (X,) rows by event_s
-    rows: IntArray  # (X,) scratch
-    done: IntArray  # (slots * G, 2) slot and rank
-    counter: IntArray  # (5,) see HEAP
-    now_s: FloatArray  # (1,)
-    incast: FloatArray  # (1,) goodput lost for each flow beyond the first at a receiving port
+    heap: IntArray
+    rows: IntArray
+    done: IntArray
+    counter: IntArray
+    now_s: FloatArray
+    incast: FloatArray
 
 
-class Log(NamedTuple):
-    """The parts of rows that flowed at one rate, as they ended. carried: bytes of the row up to its end."""
+class RateLog(NamedTuple):
+    """The parts of rows that flowed at one rate, in the order in which they ended.
+
+    Attributes:
+        row: the row.
+        start_s: when the part started.
+        end_s: when the part ended.
+        rate_Bps: its rate.
+        carried_bytes: bytes of the row carried up to end_s, earlier parts included.
+    """
 
     row: IntArray
     start_s: FloatArray
     end_s: FloatArray
     rate_Bps: FloatArray
-    carried: FloatArray
+    carried_bytes: FloatArray
 
 
 @njit(cache=True)
-def join(rows: FlowRows, queues: Queues, net: SharedResources, slot: int, rank: int) -> None:
-    """`rank` takes part from now on."""
+def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, rank: int) -> None:
+    """Let `rank` take part in all-to-all `slot` from now on."""
     queues.joined[slot, rank] = 1
     _admit(rows, queues, net, slot, SENDS, rank)
     _admit(rows, queues, net, slot, RECVS, rank)
 
 
 @njit(cache=True, error_model="numpy")
-def run(rows: FlowRows, queues: Queues, net: SharedResources, log: Log, logging: bool, until_s: float) -> bool:
-    """On to until_s, or to where a rank is first done with an all-to-all; False where the log is too small to go on."""
+def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
+    """Advance to until_s, or to the first time at which a rank has sent and received all of its rows of an all-to-all.
+
+    Args:
+        rows: all rows under way.
+        queues: the rows that wait.
+        net: resources and clock.
+        log: receives the parts of rows that flowed at one rate.
+        logging: whether to write `log`.
+        until_s: seconds; infinite to run until a rank is done or nothing flows.
+
+    Returns:
+        False if the log is too small to go on: enlarge it and call again.
+    """
     count = net.counter
     while True:
         if logging and count[LOGGED] + 2 * count[HEAP] > log.row.shape[0]:
             return False
-        _share(rows, net, log, logging)
+        _update_rates(rows, net, log, logging)
         if count[DONE] > 0:
             return True
         if count[HEAP] == 0 or rows.event_s[net.heap[0]] > until_s:
@@ -108,28 +178,28 @@ def run(rows: FlowRows, queues: Queues, net: SharedResources, log: Log, logging:
             return True
         now_s = max(rows.event_s[net.heap[0]], net.now_s[0])
         net.now_s[0] = now_s
-        over = 0
-        while count[HEAP] > 0 and rows.event_s[net.heap[0]] <= now_s * TOGETHER:
+        ended = 0
+        while count[HEAP] > 0 and rows.event_s[net.heap[0]] <= now_s * SAME_TIME:
             row = net.heap[0]
             _take_out(rows, net, row)
             if rows.rate_Bps[row] < 0:
                 _enter(rows, net, row)
             else:
-                net.rows[over] = row
-                over += 1
-        for at in range(over):
+                net.rows[ended] = row
+                ended += 1
+        for at in range(ended):
             _leave(rows, net, log, logging, net.rows[at])
-        for at in range(over):
+        for at in range(ended):
             row = net.rows[at]
             slot = rows.slot[row]
-            queues.room[slot, SENDS, rows.src[row]] += rows.sub_channels[row]
-            queues.room[slot, RECVS, rows.dst[row]] += rows.sub_channels[row]
+            queues.free[slot, SENDS, rows.src[row]] += rows.sub_channels[row]
+            queues.free[slot, RECVS, rows.dst[row]] += rows.sub_channels[row]
             for side, rank in ((SENDS, rows.src[row]), (RECVS, rows.dst[row])):
-                queues.undone[slot, side, rank] -= 1
-                if queues.undone[slot, SENDS, rank] == 0 and queues.undone[slot, RECVS, rank] == 0:
+                queues.unfinished[slot, side, rank] -= 1
+                if queues.unfinished[slot, SENDS, rank] == 0 and queues.unfinished[slot, RECVS, rank] == 0:
                     net.done[count[DONE], 0], net.done[count[DONE], 1] = slot, rank
                     count[DONE] += 1
-        for at in range(over):
+        for at in range(ended):
             row = net.rows[at]
             _admit(rows, queues, net, rows.slot[row], SENDS, rows.src[row])
             _admit(rows, queues, net, rows.slot[row], RECVS, rows.dst[row])
@@ -137,11 +207,11 @@ def run(rows: FlowRows, queues: Queues, net: SharedResources, log: Log, logging:
 
 @njit(cache=True)
 def _admit(rows, queues, net, slot, side, rank):
-    """Admit rows for which there are sub-channels; those that both of their ends have admitted start."""
+    """Admit the next rows of a port while it has free sub-channels; a row starts once both of its ends have admitted it."""
     at, stop = queues.at[slot, side, rank], queues.stop[slot, side, rank]
-    while at < stop and rows.sub_channels[queues.row[side, at]] <= queues.room[slot, side, rank]:
+    while at < stop and rows.sub_channels[queues.row[side, at]] <= queues.free[slot, side, rank]:
         row = queues.row[side, at]
-        queues.room[slot, side, rank] -= rows.sub_channels[row]
+        queues.free[slot, side, rank] -= rows.sub_channels[row]
         rows.admitted[row] += 1
         if rows.admitted[row] == 2:
             rows.start_s[row] = net.now_s[0]
@@ -157,7 +227,7 @@ def _admit(rows, queues, net, slot, side, rank):
 
 @njit(cache=True, inline="always")
 def _enter(rows, net, row):
-    """The row takes part in the sharing from now on."""
+    """Add the row to its resources: from now on it shares them."""
     rows.rate_Bps[row] = 0.0
     rows.since_s[row] = net.now_s[0]
     rows.event_s[row] = np.inf
@@ -177,10 +247,11 @@ def _enter(rows, net, row):
 
 @njit(cache=True, inline="always")
 def _leave(rows, net, log, logging, row):
+    """End the row and remove it from its resources."""
     now_s = net.now_s[0]
     if logging:
-        _log(net, log, row, rows.since_s[row], now_s, rows.rate_Bps[row], float(rows.size[row]))
-    rows.left[row], rows.end_s[row] = 0.0, now_s
+        _log(net, log, row, rows.since_s[row], now_s, rows.rate_Bps[row], float(rows.bytes[row]))
+    rows.left_bytes[row], rows.end_s[row] = 0.0, now_s
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
         if net.share[src, dst, k] > 0:
@@ -198,7 +269,7 @@ def _leave(rows, net, log, logging, row):
 
 @njit(cache=True, inline="always")
 def _index(rows, net, row, resource):
-    """Which of the row's resources this is."""
+    """Return k such that `resource` is the row's k-th."""
     src, dst = rows.src[row], rows.dst[row]
     k = 0
     while net.use[src, dst, k] != resource:
@@ -208,6 +279,7 @@ def _index(rows, net, row, resource):
 
 @njit(cache=True, inline="always")
 def _mark(net, resource):
+    """Note that the flows of a resource changed."""
     if net.stamp[resource] >= 0:
         net.stamp[resource] = -1
         net.dirty[net.counter[DIRTY]] = resource
@@ -215,8 +287,8 @@ def _mark(net, resource):
 
 
 @njit(cache=True, inline="always")
-def _share(rows, net, log, logging):
-    """Fair rates for whatever is connected to a resource that changed."""
+def _update_rates(rows, net, log, logging):
+    """Compute the rates of all flows that are connected to a resource that changed."""
     count = net.counter
     for at in range(count[DIRTY]):
         resource = net.dirty[at]
@@ -230,7 +302,7 @@ def _share(rows, net, log, logging):
 
 @njit(cache=True, inline="always")
 def _component(rows, net, seed, stamp):
-    """Into net.found and net.rows: the resources and rows connected to `seed`; gives how many of each."""
+    """Write the resources and rows connected to `seed` to net.found and net.rows; return how many there are of each."""
     net.stamp[seed] = stamp
     net.found[0] = seed
     resources, flows, at = 1, 0, 0
@@ -256,17 +328,21 @@ def _component(rows, net, seed, stamp):
 
 @njit(cache=True, inline="always")
 def _fill(rows, net, log, logging, resources, flows):
-    """Progressive filling: the tightest resource fixes its flows, and so on. A fixed row's stamp is negative."""
+    """Progressive filling: fix the flows of the tightest resource, then of the next; a fixed row's stamp is negative."""
     senders = net.use.shape[0]
     for at in range(resources):
         resource = net.found[at]
-        net.free[resource], net.load[resource], net.open[resource] = net.room[resource], 0.0, net.flows[resource]
+        net.spare_Bps[resource], net.load[resource], net.unfixed[resource] = (
+            net.capacity_Bps[resource],
+            0.0,
+            net.flows[resource],
+        )
         if senders <= resource < 2 * senders:
-            net.free[resource] *= max(1 - net.incast[0] * (net.flows[resource] - 1), LEAST_GOODPUT)
-    held = False
+            net.spare_Bps[resource] *= max(1 - net.incast[0] * (net.flows[resource] - 1), LEAST_GOODPUT)
+    any_limited = False
     for at in range(flows):
         row = net.rows[at]
-        held |= rows.most_Bps[row] < np.inf
+        any_limited |= rows.limit_Bps[row] < np.inf
         for k in range(net.use.shape[2]):
             net.load[net.use[rows.src[row], rows.dst[row], k]] += net.share[rows.src[row], rows.dst[row], k]
     left, changed = flows, 0
@@ -275,19 +351,19 @@ def _fill(rows, net, log, logging, resources, flows):
         level, tightest = np.inf, -1
         for at in range(resources):
             resource = net.found[at]
-            if net.open[resource] > 0:
-                own = net.free[resource] / net.load[resource]
+            if net.unfixed[resource] > 0:
+                own = net.spare_Bps[resource] / net.load[resource]
                 if own < level or (own == level and resource < tightest):
                     level, tightest = own, resource
-        slow = 0
-        if held:
+        limited = 0
+        if any_limited:
             for at in range(flows):
                 row = net.rows[at]
-                if rows.stamp[row] > 0 and rows.most_Bps[row] <= level:
-                    changed += _fix(rows, net, log, logging, row, rows.most_Bps[row], changed < before)
-                    slow += 1
-        left -= slow
-        if slow == 0:
+                if rows.stamp[row] > 0 and rows.limit_Bps[row] <= level:
+                    changed += _fix(rows, net, log, logging, row, rows.limit_Bps[row], changed < before)
+                    limited += 1
+        left -= limited
+        if limited == 0:
             row = net.head[tightest]
             while row >= 0:
                 if rows.stamp[row] > 0:
@@ -301,73 +377,85 @@ def _fill(rows, net, log, logging, resources, flows):
 
 @njit(cache=True, inline="always")
 def _fix(rows, net, log, logging, row, rate_Bps, sift):
-    """The row's rate from now on; gives whether that is news. sift: keep the heap in order at once."""
+    """Set the row's rate from now on; return 1 if it changed. With `sift`, restore the order of the heap at once."""
     rows.stamp[row] = -rows.stamp[row]
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
         share = net.share[src, dst, k]
         if share > 0:
             resource = net.use[src, dst, k]
-            net.free[resource] = max(net.free[resource] - share * rate_Bps, 0.0)
+            net.spare_Bps[resource] = max(net.spare_Bps[resource] - share * rate_Bps, 0.0)
             net.load[resource] -= share
-            net.open[resource] -= 1
+            net.unfixed[resource] -= 1
     old_Bps = rows.rate_Bps[row]
     if rate_Bps == old_Bps:
         return 0
     now_s = net.now_s[0]
-    rows.left[row] -= old_Bps * (now_s - rows.since_s[row])
+    rows.left_bytes[row] -= old_Bps * (now_s - rows.since_s[row])
     if logging and old_Bps > 0:
-        _log(net, log, row, rows.since_s[row], now_s, old_Bps, rows.size[row] - rows.left[row])
+        _log(net, log, row, rows.since_s[row], now_s, old_Bps, rows.bytes[row] - rows.left_bytes[row])
     rows.since_s[row], rows.rate_Bps[row] = now_s, rate_Bps
-    rows.event_s[row] = now_s + max(rows.left[row], 0.0) / rate_Bps
+    rows.event_s[row] = now_s + max(rows.left_bytes[row], 0.0) / rate_Bps
     if sift:
-        _sift_up(rows, net, rows.place[row])
-        _sift_down(rows, net, rows.place[row])
+        _sift_up(rows, net, rows.heap_index[row])
+        _sift_down(rows, net, rows.heap_index[row])
     return 1
 
 
 @njit(cache=True, inline="always")
 def _log(net, log, row, start_s, end_s, rate_Bps, carried):
+    """Append one part of a row to the log."""
     at = net.counter[LOGGED]
-    log.row[at], log.start_s[at], log.end_s[at], log.rate_Bps[at], log.carried[at] = row, start_s, end_s, rate_Bps, carried
+    log.row[at], log.start_s[at], log.end_s[at], log.rate_Bps[at], log.carried_bytes[at] = (
+        row,
+        start_s,
+        end_s,
+        rate_Bps,
+        carried,
+    )
     net.counter[LOGGED] = at + 1
 
 
 @njit(cache=True, inline="always")
 def _before(rows, one, other):
+    """Whether the event of `one` comes first; ties go by row."""
     return rows.event_s[one] < rows.event_s[other] or (rows.event_s[one] == rows.event_s[other] and one < other)
 
 
 @njit(cache=True, inline="always")
 def _put_in(rows, net, row):
+    """Add the row to the heap."""
     at = net.counter[HEAP]
     net.counter[HEAP] = at + 1
-    net.heap[at], rows.place[row] = row, at
+    net.heap[at], rows.heap_index[row] = row, at
     _sift_up(rows, net, at)
 
 
 @njit(cache=True, inline="always")
 def _take_out(rows, net, row):
+    """Remove the row from the heap."""
     net.counter[HEAP] -= 1
-    last, at = net.heap[net.counter[HEAP]], rows.place[row]
+    last, at = net.heap[net.counter[HEAP]], rows.heap_index[row]
     if last != row:
-        net.heap[at], rows.place[last] = last, at
+        net.heap[at], rows.heap_index[last] = last, at
         _sift_up(rows, net, at)
-        _sift_down(rows, net, rows.place[last])
+        _sift_down(rows, net, rows.heap_index[last])
 
 
 @njit(cache=True)
 def _sift_up(rows, net, at):
+    """Move the row at heap index `at` towards the top until the heap is in order."""
     row = net.heap[at]
     while at > 0 and _before(rows, row, net.heap[(at - 1) // 2]):
         above = net.heap[(at - 1) // 2]
-        net.heap[at], rows.place[above] = above, at
+        net.heap[at], rows.heap_index[above] = above, at
         at = (at - 1) // 2
-    net.heap[at], rows.place[row] = row, at
+    net.heap[at], rows.heap_index[row] = row, at
 
 
 @njit(cache=True)
 def _sift_down(rows, net, at):
+    """Move the row at heap index `at` away from the top until the heap is in order."""
     row, end = net.heap[at], net.counter[HEAP]
     while 2 * at + 1 < end:
         below = 2 * at + 1
@@ -376,6 +464,6 @@ def _sift_down(rows, net, at):
         if not _before(rows, net.heap[below], row):
             break
         moved = net.heap[below]
-        net.heap[at], rows.place[moved] = moved, at
+        net.heap[at], rows.heap_index[moved] = moved, at
         at = below
-    net.heap[at], rows.place[row] = row, at
+    net.heap[at], rows.heap_index[row] = row, at

@@ -1,4 +1,4 @@
-"""What each pair's traffic takes from ports and links."""
+"""Routes: how much of each port and link the traffic of each pair of GPUs uses."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,42 +11,45 @@ from aurora.types.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """A flow from s to d at rate r takes r * share_GGK[s, d, k] of resource use_GGK[s, d, k], for each k.
+    """The resources that each pair of GPUs uses: a flow from s to d at rate r takes r * share_GGK[s, d, k] of use_GGK[s, d, k].
 
-    room_R (R,) bytes per second of each resource: the sending ports, the receiving ports, then the links. Where a pair uses
-    fewer than K resources, the last, which has no limit, fills up with shares of zero.
+    Attributes:
+        capacity_Bps_R: (R,) float64, bytes per second of each resource: sending ports, receiving ports, links, and on a fabric
+            a last one without limit.
+        use_GGK: (G, G, K) int64, the resources of each pair. Where a pair uses fewer than K, the last resource fills up.
+        share_GGK: (G, G, K) float64, the part of the pair's rate that each resource carries; zero where it only fills up.
     """
 
-    room_R: FloatArray
+    capacity_Bps_R: FloatArray
     use_GGK: IntArray
     share_GGK: FloatArray
 
     def load_R(self, bytes_GG: IntArray) -> FloatArray:
-        """(R,) bytes that each resource carries of bytes_GG (G, G)."""
+        """Return (R,) float64, the bytes that each resource carries when bytes_GG (G, G) are sent."""
         parts_GGK = self.share_GGK * bytes_GG[:, :, None]
-        load_R = np.bincount(self.use_GGK.ravel(), parts_GGK.ravel(), minlength=len(self.room_R))
+        load_R = np.bincount(self.use_GGK.ravel(), parts_GGK.ravel(), minlength=len(self.capacity_Bps_R))
         return load_R.astype(np.float64)
 
     def seconds(self, bytes_GG: IntArray) -> float:
-        """Until the slowest resource has carried its part of bytes_GG (G, G): the fluid optimum on these routes."""
-        return float((self.load_R(bytes_GG) / self.room_R).max(initial=0.0))
+        """Return the seconds until the slowest resource has carried its part of bytes_GG (G, G): the routes' fluid optimum."""
+        return float((self.load_R(bytes_GG) / self.capacity_Bps_R).max(initial=0.0))
 
 
 def route(network: Network) -> Routes:
-    """The big switch, where a flow takes two ports and nothing else, or a fabric's shortest paths between those ports.
+    """Return the routes of a network: two ports a flow on a big switch, and on a fabric the shortest paths between them too.
 
-    Shortest is fewest links. A flow is divided equally over all shortest paths of its pair (equal-cost multipath in its ideal
-    form, packet by packet; hashing whole flows onto one path can only be worse balanced).
+    Shortest paths are those with the fewest links. A flow is divided equally over all shortest paths of its pair: equal-cost
+    multipath in its ideal form, packet by packet. Hashing whole flows onto one path can only balance worse.
     """
     n, fabric = network.gpus, network.fabric
     sends_GG, recvs_GG = np.broadcast_arrays(np.arange(n)[:, None], n + np.arange(n)[None, :])
     use_GGK = np.stack([sends_GG, recvs_GG], axis=2)
-    room_R = np.concatenate([network.out_Bps_G, network.in_Bps_G])
+    capacity_Bps_R = np.concatenate([network.out_Bps_G, network.in_Bps_G])
     if fabric is None:
-        return Routes(room_R, use_GGK, np.ones(use_GGK.shape))
+        return Routes(capacity_Bps_R, use_GGK, np.ones(use_GGK.shape))
     link_GGK, share_GGK = _shortest(fabric)
     return Routes(
-        np.concatenate([room_R, [link.Bps for link in fabric.links], [np.inf]]),
+        np.concatenate([capacity_Bps_R, [link.Bps for link in fabric.links], [np.inf]]),
         np.concatenate([use_GGK, 2 * n + link_GGK], axis=2),
         np.concatenate([np.ones(use_GGK.shape), share_GGK], axis=2),
     )
@@ -54,13 +57,13 @@ def route(network: Network) -> Routes:
 
 @lru_cache(maxsize=8)
 def _shortest(fabric: Fabric) -> tuple[IntArray, FloatArray]:
-    """(G, G, K) the links on each pair's shortest paths, and which part of the paths takes each."""
+    """(G, G, K) links on each pair's shortest paths, and the part of the paths that takes each."""
     n = fabric.gpus
-    place = {vertex: at for at, vertex in enumerate((*range(n), *fabric.switches))}
-    ends = [(place[link.src], place[link.dst]) for link in fabric.links]
-    hops_VV, ways_VV = _ways(len(place), n, ends)
-    from_GV, to_VG = ways_VV[:n].copy(), ways_VV[:, :n].copy()
-    from_GV[:, :n], to_VG[:n] = np.eye(n), np.eye(n)  # a path leaves a GPU only at its start and meets one only at its end
+    index = {vertex: at for at, vertex in enumerate((*range(n), *fabric.switches))}
+    ends = [(index[link.src], index[link.dst]) for link in fabric.links]
+    hops_VV, paths_VV = _paths(len(index), n, ends)
+    from_GV, to_VG = paths_VV[:n].copy(), paths_VV[:, :n].copy()
+    from_GV[:, :n], to_VG[:n] = np.eye(n), np.eye(n)  # a path has GPUs only at its start and its end
     pairs, links, shares = [], [], []
     for link, (u, v) in enumerate(ends):
         on_GG = hops_VV[:n, u, None] + 1 + hops_VV[v, None, :n] == hops_VV[:n, :n]
@@ -68,7 +71,7 @@ def _shortest(fabric: Fabric) -> tuple[IntArray, FloatArray]:
         src, dst = np.nonzero(part_GG)
         pairs.append(src * n + dst)
         links.append(np.full(len(src), link))
-        shares.append(part_GG[src, dst] / ways_VV[src, dst])
+        shares.append(part_GG[src, dst] / paths_VV[src, dst])
     pair_X, link_X, share_X = (np.concatenate(parts) if parts else np.empty(0) for parts in (pairs, links, shares))
     by_pair = np.argsort(pair_X, kind="stable")
     pair_X = pair_X[by_pair].astype(np.int64)
@@ -80,17 +83,17 @@ def _shortest(fabric: Fabric) -> tuple[IntArray, FloatArray]:
     return link_PK.reshape(n, n, -1), share_PK.reshape(n, n, -1)
 
 
-def _ways(vertices: int, gpus: int, ends: list[tuple[int, int]]) -> tuple[FloatArray, FloatArray]:
-    """(V, V) links on the shortest paths between vertices, infinite where there are none, and the number of such paths."""
+def _paths(vertices: int, gpus: int, ends: list[tuple[int, int]]) -> tuple[FloatArray, FloatArray]:
+    """(V, V) number of links on the shortest paths between vertices, infinite if there is none, and number of such paths."""
     next_VV = np.zeros((vertices, vertices))
     for u, v in ends:
         next_VV[u, v] = 1.0
     forward_VV = next_VV.copy()
     forward_VV[:gpus] = 0.0
     hops_VV = np.where(np.eye(vertices) > 0, 0.0, np.inf)
-    ways_VV = np.eye(vertices)
+    paths_VV = np.eye(vertices)
     front_VV, hops = next_VV, 1
     while (fresh := (front_VV > 0) & np.isinf(hops_VV)).any():
-        hops_VV[fresh], ways_VV[fresh] = hops, front_VV[fresh]
+        hops_VV[fresh], paths_VV[fresh] = hops, front_VV[fresh]
         front_VV, hops = np.where(fresh, front_VV, 0.0) @ forward_VV, hops + 1
-    return hops_VV, ways_VV
+    return hops_VV, paths_VV

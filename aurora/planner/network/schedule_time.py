@@ -1,4 +1,4 @@
-"""How long an order takes: its schedule on given bytes and a network."""
+"""Times an order: its schedule for given bytes on a network."""
 
 import numpy as np
 from numba import njit
@@ -11,9 +11,14 @@ from aurora.types.arrays import IntArray
 
 
 def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
-    """The schedule that `order` gives for these bytes, (G, G) int64 with a zero diagonal, when all ranks begin together.
+    """Compute the schedule of an order when all ranks begin at once.
 
-    On a fabric its links are shared as well as the ports, and the schedule names the cut that limits it.
+    On a fabric, transfers share links as well as ports, and the schedule names the cut that limits it.
+
+    Args:
+        order: the order.
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+        network: ports, start-ups, fabric and incast.
     """
     if order.one_to_one and not order.paced and network.fabric is None:
         made = one_to_one_pieces(order, bytes_GG, network)
@@ -36,7 +41,15 @@ def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
 
 
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """With one partner at a time nothing is shared: a transfer starts when both of its ports are through with the last."""
+    """Time an order with one partner at a time: a transfer starts when both of its ports have ended the one before.
+
+    Ports are not shared then, so that every transfer flows at one rate.
+
+    Args:
+        order: an order with `one_to_one` that is not paced.
+        bytes_GG: (G, G) int64, as in `timed`.
+        network: a network without a fabric.
+    """
     src_X, dst_X = order.pairs_X2.T
     cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
     size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
@@ -49,6 +62,7 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
 
 @njit(cache=True)
 def _one_after_the_other(src_X, dst_X, size_X, rate_Bps_X, startup_s_X, ranks):
+    """(X,) start and end of each transfer, in seconds."""
     free_out, free_in = np.zeros(ranks), np.zeros(ranks)
     start_s_X, end_s_X = np.empty(len(src_X)), np.empty(len(src_X))
     for row in range(len(src_X)):
@@ -60,7 +74,16 @@ def _one_after_the_other(src_X, dst_X, size_X, rate_Bps_X, startup_s_X, ranks):
 
 
 def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Event by event on the switch: whatever is open shares ports and links, and a piece ends where its rate changes."""
+    """Time an order event by event on the Switch: concurrent transfers share ports and links.
+
+    Args:
+        order: any order.
+        bytes_GG: (G, G) int64, as in `timed`.
+        network: as in `timed`.
+
+    Returns:
+        The parts of transfers that flowed at one rate; a part ends where the rate changes.
+    """
     switch = Switch(network, logging=True)
     number = switch.open(order, bytes_GG)
     for rank in range(len(bytes_GG)):

@@ -1,4 +1,4 @@
-"""The switch: ports and links with their own rates, flows that share them max-min fairly, orders that gate who may start."""
+"""Event-driven model of the network: orders decide which transfers start, and these share ports and links max-min fairly."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from aurora.planner.network.max_min_fair import (
     RECVS,
     SENDS,
     FlowRows,
-    Log,
-    Queues,
+    PortQueues,
+    RateLog,
     SharedResources,
     join,
     run,
@@ -21,12 +21,20 @@ from aurora.planner.network.routes import Routes, route
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
-FIRST_LOG = 4096  # rows that a log has room for before it grows
+FIRST_LOG = 4096  # rows that a log holds before it grows
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """What an all-to-all carried, (X,) each; start_s_X is before a transfer's start-up."""
+    """The transfers of one all-to-all, in its order.
+
+    Attributes:
+        src_X: (X,) int64, sending ranks.
+        dst_X: (X,) int64, receiving ranks.
+        bytes_X: (X,) int64, bytes carried.
+        start_s_X: (X,) float64, when each started, before its start-up.
+        end_s_X: (X,) float64, when each ended.
+    """
 
     src_X: IntArray
     dst_X: IntArray
@@ -37,7 +45,16 @@ class Transfers:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The parts of transfers that flowed at one rate, (X,) each, as they ended."""
+    """The parts of transfers that flowed at one rate, in the order in which they ended.
+
+    Attributes:
+        src_X: (X,) int64, sending ranks.
+        dst_X: (X,) int64, receiving ranks.
+        bytes_X: (X,) int64, bytes of the part.
+        start_s_X: (X,) float64, when the part started.
+        end_s_X: (X,) float64, when the part ended.
+        rate_Bps_X: (X,) float64, its rate.
+    """
 
     src_X: IntArray
     dst_X: IntArray
@@ -47,53 +64,65 @@ class Pieces:
     rate_Bps_X: FloatArray
 
 
-def gated(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
-    """The rows of `order` that carry something: (X,) which, how many bytes, and the rate that each is held to.
+def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
+    """Select the rows of an order that carry bytes, with their rate limits.
 
-    Held to its lanes' share of the slower port, to its bytes over the fluid optimum where the order is paced (coflow MADD), or
-    to nothing (infinity).
+    Args:
+        order: the order.
+        bytes_GG: (G, G) int64, bytes from each rank to each other.
+        routes: what each pair takes of ports and links.
+
+    Returns:
+        (row_X, size_X, limit_Bps_X), (X,) each: indices of the rows, their bytes, and the rates they never exceed. The limit is
+        the sub-channels' share of the slower port where the order has sub-channels, the row's bytes over the fluid optimum
+        where it is paced (coflow MADD), and infinite otherwise.
     """
     n = len(bytes_GG)
     src_X, dst_X = order.pairs_X2.T
     cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
     size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
-    most_Bps_X = np.full(len(size_X), np.inf)
+    limit_Bps_X = np.full(len(size_X), np.inf)
     if order.sub_channels is not None:
-        out_Bps, in_Bps = routes.room_R[:n], routes.room_R[n : 2 * n]
-        lane_Bps_X = np.minimum((out_Bps / order.sub_channels.out_G)[src_X], (in_Bps / order.sub_channels.in_G)[dst_X])
-        most_Bps_X = order.sub_channels.row_X * lane_Bps_X
+        out_Bps, in_Bps = routes.capacity_Bps_R[:n], routes.capacity_Bps_R[n : 2 * n]
+        per_channel_Bps_X = np.minimum((out_Bps / order.sub_channels.out_G)[src_X], (in_Bps / order.sub_channels.in_G)[dst_X])
+        limit_Bps_X = order.sub_channels.row_X * per_channel_Bps_X
     elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
-        most_Bps_X = size_X / optimum_s
+        limit_Bps_X = size_X / optimum_s
     row_X = np.flatnonzero(size_X)
-    return row_X, size_X[row_X], most_Bps_X[row_X]
+    return row_X, size_X[row_X], limit_Bps_X[row_X]
 
 
 class Switch:
-    """All-to-alls under way. A transfer starts when both ends have joined and it is among the first open ones of each; it pays
-    the start-up of its slower end, during which it holds no bandwidth, then flows.
+    """All-to-alls under way on one network.
 
-    logging: keep what flowed at which rate, for `pieces`. An event costs what is connected to the ports that it touches, so
-    with one partner at a time O(log X).
+    A transfer starts when both of its ranks have joined the all-to-all and it is among the next transfers that each of them may
+    have under way. It first takes the start-up of its slower end, without bandwidth, then flows at its max-min fair rate. An
+    event costs time in the number of flows that are connected to the ports it touches: O(log X) where every rank has one
+    partner at a time.
+
+    Args:
+        network: ports, start-ups, fabric and incast.
+        logging: keep the parts of transfers that flowed at one rate, for `pieces`.
     """
 
     def __init__(self, network: Network, logging: bool = False) -> None:
         routes = route(network)
-        n, resources = network.gpus, len(routes.room_R)
+        n, resources = network.gpus, len(routes.capacity_Bps_R)
         self._network, self._routes, self._ranks = network, routes, n
         self._logging = logging
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
         self._rows = _rows(0, routes.use_GGK.shape[2])
-        at, stop, room, undone = _whole(4, 0, 2, n)
-        self._queues = Queues(_whole(2, 0), at, stop, room, undone, _whole(0, n))
+        at, stop, free, unfinished = _whole(4, 0, 2, n)
+        self._queues = PortQueues(_whole(2, 0), at, stop, free, unfinished, _whole(0, n))
         self._net = SharedResources(
-            room=routes.room_R,
+            capacity_Bps=routes.capacity_Bps_R,
             use=routes.use_GGK,
             share=routes.share_GGK,
             head=np.full(resources, -1, dtype=np.int64),
             flows=_whole(resources),
-            free=np.zeros(resources),
+            spare_Bps=np.zeros(resources),
             load=np.zeros(resources),
-            open=_whole(resources),
+            unfixed=_whole(resources),
             stamp=_whole(resources),
             found=_whole(resources),
             dirty=_whole(resources),
@@ -108,6 +137,7 @@ class Switch:
 
     @property
     def now_s(self) -> float:
+        """The present time in seconds."""
         return float(self._net.now_s[0])
 
     @property
@@ -116,57 +146,75 @@ class Switch:
         return bool(self._net.counter[HEAP])
 
     def open(self, order: Order, bytes_GG: IntArray) -> int:
-        """A new all-to-all of bytes_GG (G, G) int64, in which no rank takes part yet; gives its number."""
-        row_X, size_X, most_Bps_X = gated(order, bytes_GG, self._routes)
-        slot, first = self._room_for(len(row_X))
+        """Add an all-to-all in which no rank takes part yet.
+
+        Args:
+            order: its order.
+            bytes_GG: (G, G) int64, bytes from each rank to each other.
+
+        Returns:
+            The number of the all-to-all.
+        """
+        row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, self._routes)
+        slot, first = self._allocate(len(row_X))
         own = slice(first, first + len(row_X))
         src_X, dst_X = order.pairs_X2[row_X].T
         rows, queues, sub_channels = self._rows, self._queues, order.sub_channels
-        rows.src[own], rows.dst[own], rows.size[own], rows.left[own], rows.slot[own] = src_X, dst_X, size_X, size_X, slot
-        rows.most_Bps[own], rows.startup_s[own] = most_Bps_X, self._network.pair_startup_s_GG[src_X, dst_X]
+        rows.src[own], rows.dst[own], rows.bytes[own], rows.left_bytes[own], rows.slot[own] = src_X, dst_X, size_X, size_X, slot
+        rows.limit_Bps[own], rows.startup_s[own] = limit_Bps_X, self._network.pair_startup_s_GG[src_X, dst_X]
         rows.sub_channels[own] = 1 if sub_channels is None else sub_channels.row_X[row_X]
         rows.admitted[own] = rows.stamp[own] = 0
-        queues.room[slot, SENDS] = order.sends_open if sub_channels is None else sub_channels.out_G
-        queues.room[slot, RECVS] = order.recvs_open if sub_channels is None else sub_channels.in_G
+        queues.free[slot, SENDS] = order.sends_open if sub_channels is None else sub_channels.out_G
+        queues.free[slot, RECVS] = order.recvs_open if sub_channels is None else sub_channels.in_G
         queues.joined[slot] = 0
         for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
             queues.row[side, own] = first + np.argsort(rank_X, kind="stable")
-            queues.undone[slot, side] = np.bincount(rank_X, minlength=self._ranks)
-            queues.stop[slot, side] = first + queues.undone[slot, side].cumsum()
-            queues.at[slot, side] = queues.stop[slot, side] - queues.undone[slot, side]
+            queues.unfinished[slot, side] = np.bincount(rank_X, minlength=self._ranks)
+            queues.stop[slot, side] = first + queues.unfinished[slot, side].cumsum()
+            queues.at[slot, side] = queues.stop[slot, side] - queues.unfinished[slot, side]
         return slot
 
     def join(self, number: int, rank: int) -> bool:
-        """`rank` takes part from now on; whether it is done already, with nothing to send or receive."""
+        """Let `rank` take part in all-to-all `number` from now on.
+
+        Returns:
+            True if the rank is done at once, with nothing to send or receive.
+        """
         join(self._rows, self._queues, self._net, number, rank)
-        return not self._queues.undone[number, :, rank].any()
+        return not self._queues.unfinished[number, :, rank].any()
 
     def run(self, until_s: float = float("inf")) -> list[tuple[int, int]]:
-        """On to until_s, or to where a rank has just sent and received all of its own: which, (number, rank) each."""
+        """Advance to until_s, or to the first time at which a rank has sent and received everything in an all-to-all.
+
+        Returns:
+            (number, rank) of each all-to-all and rank that is done at that time; empty if until_s came first.
+        """
         while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
-            self._log = Log(*(np.concatenate([column, np.zeros_like(column)]) for column in self._log))
+            self._log = RateLog(*(np.concatenate([column, np.zeros_like(column)]) for column in self._log))
         count = self._net.counter
         done = [(int(number), int(rank)) for number, rank in self._net.done[: count[DONE]]]
         count[DONE] = 0
         return done
 
     def close(self, number: int) -> Transfers:
-        """What the all-to-all carried, in its order, once all ranks are done with it; its number may be given again."""
-        assert not self._queues.undone[number].any(), "an all-to-all is closed before its end"
+        """Remove an all-to-all with which all ranks are done, and return its transfers; its number may be given again."""
+        assert not self._queues.unfinished[number].any(), "an all-to-all is closed before its end"
         span = self._spans[number]
         assert span is not None
         self._spans[number] = None
         own, rows = slice(*span), self._rows
-        src_X, dst_X, bytes_X = (column[own].copy() for column in (rows.src, rows.dst, rows.size))
+        src_X, dst_X, bytes_X = (column[own].copy() for column in (rows.src, rows.dst, rows.bytes))
         return Transfers(src_X, dst_X, bytes_X, rows.start_s[own].copy(), rows.end_s[own].copy())
 
     def pieces(self) -> Pieces:
-        """What has flowed since the beginning, where `logging` and before anything is closed. Bytes are whole and sum to each
-        transfer's."""
+        """Return the parts of transfers that have flowed at one rate since the beginning.
+
+        Needs `logging`, and that no all-to-all has been closed. Bytes are integers and sum to each transfer's bytes.
+        """
         count, log = int(self._net.counter[LOGGED]), self._log
         row_X = log.row[:count]
         by_row = np.argsort(row_X, kind="stable")
-        upto_X = np.rint(log.carried[:count]).astype(np.int64)[by_row]
+        upto_X = np.rint(log.carried_bytes[:count]).astype(np.int64)[by_row]
         again_X = np.diff(row_X[by_row], prepend=-1) == 0
         bytes_X = np.empty_like(upto_X)
         bytes_X[by_row] = upto_X - np.where(again_X, np.roll(upto_X, 1), 0)
@@ -174,14 +222,14 @@ class Switch:
         return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, log.start_s[:count], log.end_s[:count], log.rate_Bps[:count])
 
     def rates(self) -> dict[tuple[int, int], float]:
-        """Bytes per second of each pair's transfer under way, as of the last `run`."""
+        """Return the bytes per second of each transfer under way, by (source, destination), as of the last `run`."""
         rows = self._rows
         flowing = self._net.heap[: self._net.counter[HEAP]]
         pairs = zip(rows.src[flowing].tolist(), rows.dst[flowing].tolist(), strict=True)
         return dict(zip(pairs, rows.rate_Bps[flowing].tolist(), strict=True))
 
-    def _room_for(self, length: int) -> tuple[int, int]:
-        """A slot, and the first of `length` rows that no all-to-all uses."""
+    def _allocate(self, length: int) -> tuple[int, int]:
+        """Allocate a slot, and `length` rows that no all-to-all uses; return the slot and the first row."""
         first = 0
         for start, stop in sorted(span for span in self._spans if span is not None):
             if start - first >= length:
@@ -195,12 +243,13 @@ class Switch:
             slot = len(self._spans)
             self._spans.append(None)
             own = (np.concatenate([column, np.zeros_like(column, shape=(1, *column.shape[1:]))]) for column in self._queues[1:])
-            self._queues = Queues(self._queues.row, *own)
+            self._queues = PortQueues(self._queues.row, *own)
             self._net = self._net._replace(done=_whole(len(self._spans) * self._ranks, 2))
         self._spans[slot] = (first, first + length)
         return slot, first
 
     def _grow(self, more: int) -> None:
+        """Add `more` rows."""
         fresh = _rows(more, self._routes.use_GGK.shape[2])
         self._rows = FlowRows(*(np.concatenate(columns) for columns in zip(self._rows, fresh, strict=True)))
         self._queues = self._queues._replace(row=np.concatenate([self._queues.row, _whole(2, more)], axis=1))
@@ -209,32 +258,35 @@ class Switch:
 
 
 def _whole(*shape: int) -> IntArray:
+    """Zeros, int64."""
     return np.zeros(shape, dtype=np.int64)
 
 
 def _rows(length: int, width: int) -> FlowRows:
+    """`length` empty rows that use up to `width` resources each."""
     whole, number = iter(_whole(8, length)), iter(np.zeros((8, length)))
     return FlowRows(
         src=next(whole),
         dst=next(whole),
         slot=next(whole),
-        size=next(whole),
+        bytes=next(whole),
         sub_channels=next(whole),
-        most_Bps=next(number),
+        limit_Bps=next(number),
         startup_s=next(number),
         admitted=next(whole),
-        left=next(number),
+        left_bytes=next(number),
         since_s=next(number),
         rate_Bps=next(number),
         event_s=next(number),
         start_s=next(number),
         end_s=next(number),
-        place=next(whole),
+        heap_index=next(whole),
         stamp=next(whole),
         next=_whole(length, width),
         prev=_whole(length, width),
     )
 
 
-def _log(length: int) -> Log:
-    return Log(_whole(length), *(np.zeros(length) for _ in range(4)))
+def _log(length: int) -> RateLog:
+    """An empty log of `length` rows."""
+    return RateLog(_whole(length), *(np.zeros(length) for _ in range(4)))

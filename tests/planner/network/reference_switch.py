@@ -14,12 +14,12 @@ from aurora.types.arrays import FloatArray, IntArray
 def fair_rates(src_X: IntArray, dst_X: IntArray, routes: Routes, most_Bps_X: FloatArray | None = None) -> FloatArray:
     """(X,) max-min fair rates of concurrent flows by progressive filling: the tightest resource fixes its flows, and so on.
 
-    most_Bps_X (X,): what a flow is held to at most.
+    most_Bps_X (X,): the rate that a flow never exceeds.
     """
     use_KX = np.ascontiguousarray(routes.use_GGK[src_X, dst_X].T)
     share_KX = np.ascontiguousarray(routes.share_GGK[src_X, dst_X].T)
     most_X = np.full(len(src_X), np.inf) if most_Bps_X is None else most_Bps_X
-    room, resources = routes.room_R, len(routes.room_R)
+    room, resources = routes.capacity_Bps_R, len(routes.capacity_Bps_R)
     rates = np.zeros(len(src_X))
     open_X = np.arange(len(src_X))
     while len(open_X):
@@ -51,7 +51,7 @@ class Gate:
         size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
         most_Bps_X = np.full(len(size_X), np.inf)
         if order.sub_channels is not None:
-            out_Bps, in_Bps = routes.room_R[:n], routes.room_R[n : 2 * n]
+            out_Bps, in_Bps = routes.capacity_Bps_R[:n], routes.capacity_Bps_R[n : 2 * n]
             lane_Bps_X = np.minimum((out_Bps / order.sub_channels.out_G)[src_X], (in_Bps / order.sub_channels.in_G)[dst_X])
             most_Bps_X = order.sub_channels.row_X * lane_Bps_X
         elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:

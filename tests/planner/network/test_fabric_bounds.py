@@ -207,10 +207,14 @@ def test_rates_fill_links_and_favour_nobody(case):
     routes = route(network)
     rates = fair_rates(src, dst, network)
     use, share = routes.use_GGK[src, dst], routes.share_GGK[src, dst]
-    used = np.bincount(use.ravel(), (share * rates[:, None]).ravel(), minlength=len(routes.room_R))
-    assert (used <= routes.room_R * (1 + 1e-9)).all()
+    used = np.bincount(use.ravel(), (share * rates[:, None]).ravel(), minlength=len(routes.capacity_Bps_R))
+    assert (used <= routes.capacity_Bps_R * (1 + 1e-9)).all()
     for flow in range(len(src)):
-        full = [r for r, part in zip(use[flow], share[flow], strict=True) if part and used[r] >= routes.room_R[r] * (1 - 1e-9)]
+        full = [
+            r
+            for r, part in zip(use[flow], share[flow], strict=True)
+            if part and used[r] >= routes.capacity_Bps_R[r] * (1 - 1e-9)
+        ]
         assert any(rates[flow] >= rates[((use == r) & (share > 0)).any(axis=1)].max() * (1 - 1e-9) for r in full)
 
 
