@@ -1,4 +1,4 @@
-"""When does ordering pay, when does colocating: one MoE layer of invented traffic, planned and simulated over a grid."""
+"""Sweep: when ordered transfers and colocation pay, for one MoE layer of synthetic traffic over a grid of settings."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,19 @@ from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
 
 MOST_POINTS = 10_000
-PAYS = 1.05  # a speed-up that is worth the trouble
+PAYS = 1.05  # the smallest speed-up that counts as a gain
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One point. bandwidth: bytes per second of the fastest port, the others in proportion; None as the cluster has it.
-    skew: the Zipf exponent of the experts' popularity. tokens: of each rank. speed: every GPU's is multiplied by it."""
+    """One point of the grid.
+
+    Attributes:
+        bandwidth: bytes per second of the fastest port, the others in proportion; None: as in the cluster.
+        skew: Zipf exponent of the experts' popularity; 0 is uniform.
+        tokens: tokens of each rank.
+        speed: factor on every GPU's speed.
+    """
 
     bandwidth: float | None = None
     skew: float = 1.0
@@ -30,7 +36,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Axis:
-    """values: what `key` of Setting takes, in turn."""
+    """One axis of the grid.
+
+    Attributes:
+        key: a field of Setting.
+        values: the values that it takes, rising.
+    """
 
     key: str
     values: tuple[float, ...]
@@ -38,36 +49,50 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """Simulated seconds. order_s: one model alone, by the name of its order; together_s: two models of the same shape that
-    share the GPUs; in_turn_s: the two one after the other, each alone."""
+    """Simulated times of one setting.
+
+    Attributes:
+        setting: the point of the grid.
+        order_s: seconds of one model alone, by the name of its order.
+        colocated_s: seconds of two models of the same shape that share the GPUs.
+        sequential_s: seconds of these two models one after the other, each with the GPUs for itself.
+    """
 
     setting: Setting
     order_s: Mapping[str, float]
-    together_s: float
-    in_turn_s: float
+    colocated_s: float
+    sequential_s: float
 
     @property
     def speedups(self) -> dict[str, float]:
-        """By what: of the planned order over all transfers at once and over a random one, and of colocating."""
+        """Speed-ups by name: of the planned order over each other order, and of colocated over sequential models."""
         planned_s = self.order_s["openshop"]
         over = {f"order over {name}": seconds / planned_s for name, seconds in self.order_s.items() if name != "openshop"}
-        return {**over, "together over in turn": self.in_turn_s / self.together_s}
+        return {**over, "colocated over sequential": self.sequential_s / self.colocated_s}
 
     @property
     def pays(self) -> str:
-        """What gains more than PAYS: order (over everything it is compared with), colocating, both or neither."""
-        *orders, together = self.speedups.values()
+        """Returns which speed-ups are above PAYS: "order" (over every other order), "colocating", "both" or "neither"."""
+        *orders, colocated = self.speedups.values()
         return {(True, True): "both", (True, False): "order", (False, True): "colocating", (False, False): "neither"}[
-            min(orders) > PAYS, together > PAYS
+            min(orders) > PAYS, colocated > PAYS
         ]
 
     def as_json(self) -> dict[str, Any]:
-        own = {"order_s": dict(self.order_s), "together_s": self.together_s, "in_turn_s": self.in_turn_s}
+        """Returns the setting, times and speed-ups as one flat JSON object."""
+        own = {"order_s": dict(self.order_s), "colocated_s": self.colocated_s, "sequential_s": self.sequential_s}
         return {**asdict(self.setting), **own, "speedups": self.speedups, "pays": self.pays}
 
 
 def read_axis(text: str) -> Axis:
-    """KEY=a:b:n, n values evenly from a to b, or KEY=a:b:logn, in even ratios. Raises BadInput."""
+    """Reads an axis from text.
+
+    Args:
+        text: "KEY=FIRST:LAST:COUNT" for evenly spaced values, or "KEY=FIRST:LAST:logCOUNT" for even ratios.
+
+    Raises:
+        BadInput: if the key is unknown, the text is of another form, or the range is empty.
+    """
     key, _, grid = text.partition("=")
     keys = [field.name for field in fields(Setting)]
     if key not in keys:
@@ -92,10 +117,21 @@ def sweep(
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Point]:
-    """Every combination of the axes' values, the last axis fastest; one layer of what `config` (config.json) describes.
+    """Plans and simulates one MoE layer for every combination of the axes' values, the last axis fastest.
 
-    Raises BadInput for no axis or more than two, one that comes twice, or too many points; InfeasiblePlan where two models do
-    not fit.
+    Args:
+        cluster: the GPUs and network, whose rates and speeds the settings replace.
+        config: a transformers config.json, which gives the layer's shape.
+        axes: one or two.
+        seed: of the synthetic traffic.
+        progress: called with what is being done, how many points are done, and how many there are in all.
+
+    Returns:
+        A Point for each combination.
+
+    Raises:
+        BadInput: if there are no axes or more than two, two with the same key, or more than MOST_POINTS points.
+        InfeasiblePlan: if two models do not fit into the GPUs' memory.
     """
     keys = [axis.key for axis in axes]
     if not 1 <= len(axes) <= 2 or len(set(keys)) != len(keys):
@@ -112,6 +148,7 @@ def sweep(
 
 
 def _point(cluster: Cluster, config: Mapping[str, Any], setting: Setting, seed: int) -> Point:
+    """Simulates one setting."""
     machines = _machines(cluster, setting)
     one_layer = {**config, "num_hidden_layers": 1, "first_k_dense_replace": 0}
     a, b = (
@@ -123,11 +160,12 @@ def _point(cluster: Cluster, config: Mapping[str, Any], setting: Setting, seed: 
         for number in range(2)
     )
     order_s = {name: _seconds(machines, [a], name, seed) for name in ("openshop", "all-at-once", "random")}
-    together_s = _seconds(machines, [a, b], "openshop", seed)
-    return Point(setting, order_s, together_s, order_s["openshop"] + _seconds(machines, [b], "openshop", seed))
+    colocated_s = _seconds(machines, [a, b], "openshop", seed)
+    return Point(setting, order_s, colocated_s, order_s["openshop"] + _seconds(machines, [b], "openshop", seed))
 
 
 def _seconds(cluster: Cluster, profiles: Sequence[Profile], order: str, seed: int) -> float:
+    """Simulated seconds of the models under a plan with this order."""
     return simulate_plan(make_plan(cluster, profiles, PlanOptions(order=order, seed=seed)), profiles).seconds
 
 

@@ -1,7 +1,7 @@
-"""Training while nodes come and go: one trace of membership under several systems, and where each one's time goes.
+"""Simulates training while nodes fail and join: the same membership trace under several systems, and where the time goes.
 
-Times are by formulas: a step takes what is dense and what the busiest node's experts take. Source of the systems and of what
-they do when a node fails or joins: Lazarus §6 (arXiv:2407.04656).
+Step times come from formulas: a step takes the time of the dense layers and the time of the busiest GPU's experts. Source of
+the systems and of what they do when a node fails or joins: Lazarus (arXiv:2407.04656) §6.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,23 @@ PHASES = ("compute", "checkpoint", "lost", "reconfigure", "restart", "idle")
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """load_LE (L, E): each expert's share of the tokens. slots: experts a node holds; group: nodes that hold every expert once
-    in ordinary expert parallelism. batch: samples a node computes in a step. dense_s, experts_s: seconds of a step outside
-    experts, and in them where all GPUs are equally loaded. state_bytes: of a checkpoint. gpus: of a node; slots are equal on
-    them."""
+    """A model in training, and what its steps and pauses cost.
+
+    Attributes:
+        load_LE: (L, E) float64, each expert's share of a layer's tokens.
+        slots: expert slots of a node, equally many on each of its GPUs.
+        group: nodes that hold every expert once in ordinary expert parallelism.
+        batch: samples that a node computes in a step.
+        dense_s: seconds of a step outside the experts.
+        experts_s: seconds of a step in the experts if all GPUs have the same load.
+        state_bytes: size of a checkpoint.
+        gpus: GPUs of a node.
+        min_replicas: the replicas of each expert at least, as far as slots allow.
+        storage_Bps: bytes per second at which checkpoints are written and read.
+        start_s: seconds to start all processes, without reading the checkpoint.
+        reconfigure_s: seconds to go on with other nodes without a restart.
+        wait_s: seconds from the first node that joins to the reconfiguration that uses it.
+    """
 
     load_LE: FloatArray
     slots: int
@@ -43,17 +56,25 @@ class TrainingJob:
 
     @property
     def checkpoint_s(self) -> float:
+        """Seconds to write or read a checkpoint."""
         return self.state_bytes / self.storage_Bps
 
     @property
     def restart_s(self) -> float:
+        """Seconds to restart from a checkpoint."""
         return self.start_s + self.checkpoint_s
 
 
 @dataclass(frozen=True)
 class System:
-    """method: how replicas are placed, or "" for ordinary expert parallelism. tolerant: goes on without a restart where every
-    expert is left. interval: steps from checkpoint to checkpoint. speed: of a step, against DeepSpeed's kernels."""
+    """How a training system places experts and reacts to failures.
+
+    Attributes:
+        method: how replicas are placed, one of SURVIVE; "" for ordinary expert parallelism.
+        tolerant: whether training goes on without a restart if the nodes left hold every expert.
+        interval: steps from one checkpoint to the next.
+        speed: steps per second relative to DeepSpeed's kernels.
+    """
 
     method: str
     tolerant: bool
@@ -73,8 +94,14 @@ SYSTEMS: dict[str, System] = {
 
 @dataclass
 class Replay:
-    """What a system did: samples trained, seconds by phase, restarts, and (time_s, nodes used, samples a second) at each
-    change."""
+    """What a system achieved on a membership trace.
+
+    Attributes:
+        samples: samples trained and not lost.
+        seconds: seconds spent in each of PHASES.
+        restarts: how often training restarted after a failure.
+        rates: (time_s, nodes in use, samples per second) at each change of the nodes in use.
+    """
 
     samples: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -85,11 +112,11 @@ class Replay:
     _unsaved: float = 0.0
 
     def pause(self, phase: str, seconds: float) -> None:
-        """Before it goes on, so long in `phase`."""
+        """Add a pause of `seconds` before the next step, counted as `phase`."""
         self._pauses.append((phase, seconds))
 
     def lose(self, restart_s: float) -> None:
-        """Back to the last checkpoint, which takes so long."""
+        """Return to the last checkpoint, which takes `restart_s` seconds and replaces all pending pauses."""
         self.seconds["compute"] -= self._unsaved_s
         self.seconds["lost"] += self._unsaved_s
         self.samples -= self._unsaved
@@ -98,12 +125,19 @@ class Replay:
         self.restarts += 1
 
     def save(self, seconds: float) -> None:
-        """A checkpoint of what there is."""
+        """Write a checkpoint, which takes `seconds`."""
         self._unsaved_s = self._unsaved = 0.0
         self.pause("checkpoint", seconds)
 
     def advance(self, span_s: float, rate: float, interval_s: float, checkpoint_s: float) -> None:
-        """Compute at `rate` samples a second after what pauses it, with a checkpoint after every interval_s of computing."""
+        """Let `span_s` seconds pass: first the pending pauses, then training.
+
+        Args:
+            span_s: seconds to spend.
+            rate: samples per second; 0 if no node can be used, which counts as idle.
+            interval_s: seconds of training between checkpoints.
+            checkpoint_s: seconds that a checkpoint takes.
+        """
         while span_s > 0:
             if self._pauses:
                 phase, left_s = self._pauses.pop(0)
@@ -127,104 +161,162 @@ class Replay:
 
 
 def replay(job: TrainingJob, system: System, trace: Sequence[MembershipEvent], end_s: float) -> Replay:
-    """`system` through the trace until end_s. Nodes that join are used at the next restart, or once wait_s is over."""
-    done = Replay()
-    there: list[str] = []
-    used: list[str] = []
-    held: list[list[set[int]]] = []
-    joins_s, rate = np.inf, 0.0
-    at = {change.time_s: change for change in trace}
-    times = sorted({0.0, *at, *(change.time_s + job.wait_s for change in trace if change.added)})
+    """Simulate a training job under one system while nodes fail and join.
+
+    Nodes that join are used at the next restart, or `job.wait_s` seconds after the first of them joined.
+
+    Args:
+        job: the model and its costs.
+        system: how experts are placed and how failures are handled.
+        trace: the membership changes, by rising time.
+        end_s: when the simulation ends, in seconds of the trace.
+    """
+    run = _Run(job, system)
+    change_at = {change.time_s: change for change in trace}
+    times = sorted({0.0, *change_at, *(change.time_s + job.wait_s for change in trace if change.added)})
     for now_s, until_s in pairwise([*(time_s for time_s in times if time_s < end_s), end_s]):
-        change = at.get(now_s, MembershipEvent(now_s, (), ()))
-        there = [node for node in there if node not in change.removed] + list(change.added)
-        left = [node for node in used if node in there]
-        if change.added and joins_s == np.inf:
-            joins_s = now_s + (job.wait_s if used else 0.0)
-        nodes = used
-        if len(left) < len(used):
-            if system.tolerant and _covers(held, [used.index(node) for node in left], job):
-                nodes = _usable(left, job, system)
-                done.pause("reconfigure", job.reconfigure_s)
-            else:
-                nodes, joins_s = _usable(there, job, system), np.inf
-                done.lose(job.restart_s if nodes else 0.0)
-        elif now_s >= joins_s:
-            joins_s = np.inf
-            if len(more := _usable(there, job, system)) > len(used):
-                nodes = more
-                if used and system.tolerant:
-                    done.pause("reconfigure", job.reconfigure_s)
-                elif done.rates:
-                    if used:
-                        done.save(job.checkpoint_s)
-                    done.pause("restart", job.restart_s)
-        if nodes != used:
-            used = nodes
-            held, rate = _held(job, system, len(used)), _rate(job, system, len(used))
-            done.rates.append((now_s, len(used), rate))
-        interval_s = system.interval * len(used) * job.batch / rate if rate else np.inf
-        done.advance(until_s - now_s, rate, interval_s, job.checkpoint_s)
-    return done
+        run.change_members(now_s, change_at.get(now_s, MembershipEvent(now_s, (), ())))
+        run.advance(until_s - now_s)
+    return run.done
+
+
+class _Run:
+    """One job under one system: the nodes that are present, those in use, and the experts that these hold."""
+
+    def __init__(self, job: TrainingJob, system: System) -> None:
+        self.job, self.system = job, system
+        self.done = Replay()
+        self._present: list[str] = []
+        self._used: list[str] = []
+        self._held: list[list[set[int]]] = []
+        self._rate = 0.0
+        self._joins_s = np.inf  # when nodes that have joined are used
+
+    def change_members(self, now_s: float, change: MembershipEvent) -> None:
+        """Apply a membership change, and use other nodes where the system does."""
+        self._present = [node for node in self._present if node not in change.removed] + list(change.added)
+        if change.added and self._joins_s == np.inf:
+            self._joins_s = now_s + (self.job.wait_s if self._used else 0.0)
+        nodes = self._next_nodes(now_s)
+        if nodes != self._used:
+            self._used = nodes
+            self._held = _held_experts(self.job, self.system, len(nodes))
+            self._rate = _samples_per_second(self.job, self.system, len(nodes))
+            self.done.rates.append((now_s, len(nodes), self._rate))
+
+    def advance(self, span_s: float) -> None:
+        """Train for `span_s` seconds, pauses and checkpoints included."""
+        step_samples = len(self._used) * self.job.batch
+        interval_s = self.system.interval * step_samples / self._rate if self._rate else np.inf
+        self.done.advance(span_s, self._rate, interval_s, self.job.checkpoint_s)
+
+    def _next_nodes(self, now_s: float) -> list[str]:
+        """The nodes to use from now on; pauses for changing to them are added."""
+        left = [node for node in self._used if node in self._present]
+        if len(left) < len(self._used):
+            return self._nodes_after_failure(left)
+        if now_s >= self._joins_s:
+            return self._nodes_after_joins()
+        return self._used
+
+    def _nodes_after_failure(self, left: list[str]) -> list[str]:
+        """Reconfigure to the nodes left if the system can and they hold every expert; else restart with all present nodes."""
+        if self.system.tolerant and _hold_all_experts(self._held, [self._used.index(node) for node in left], self.job):
+            self.done.pause("reconfigure", self.job.reconfigure_s)
+            return _usable(left, self.job, self.system)
+        self._joins_s = np.inf
+        nodes = _usable(self._present, self.job, self.system)
+        self.done.lose(self.job.restart_s if nodes else 0.0)
+        return nodes
+
+    def _nodes_after_joins(self) -> list[str]:
+        """Use all present nodes if more of them can be used than now."""
+        self._joins_s = np.inf
+        nodes = _usable(self._present, self.job, self.system)
+        if len(nodes) <= len(self._used):
+            return self._used
+        if self._used and self.system.tolerant:
+            self.done.pause("reconfigure", self.job.reconfigure_s)
+        elif self.done.rates:
+            if self._used:
+                self.done.save(self.job.checkpoint_s)
+            self.done.pause("restart", self.job.restart_s)
+        return nodes
 
 
 def _usable(nodes: list[str], job: TrainingJob, system: System) -> list[str]:
+    """The nodes that the system can use: all that hold every expert between them, or whole expert-parallel groups."""
     if system.method:
         return nodes if len(nodes) * job.slots >= job.load_LE.shape[1] else []
     return nodes[: len(nodes) // job.group * job.group]
 
 
-def _held(job: TrainingJob, system: System, nodes: int) -> list[list[set[int]]]:
-    """By layer what each node in use holds."""
+def _held_experts(job: TrainingJob, system: System, nodes: int) -> list[list[set[int]]]:
+    """By layer, the experts on each node in use."""
     if not nodes:
         return []
     if not system.method:
         chunks = [set(chunk.tolist()) for chunk in np.array_split(np.arange(job.load_LE.shape[1]), job.group)]
         return [[chunks[node % job.group] for node in range(nodes)]]
-    placed = _placed(system.method, job.slots, job.min_replicas, nodes, tuple(map(tuple, job.load_LE.tolist())))
-    return [[set(np.flatnonzero(held_E).tolist()) for held_E in held_EN.T] for held_EN in placed]
+    return [[set(np.flatnonzero(held_E).tolist()) for held_E in held_EN.T] for held_EN in _replicas(job, system, nodes)]
+
+
+def _replicas(job: TrainingJob, system: System, nodes: int) -> tuple[IntArray, ...]:
+    """By layer, (E, N) int64: the replicas of each expert on each node."""
+    return _placed(system.method, job.slots, job.min_replicas, nodes, tuple(map(tuple, job.load_LE.tolist())))
 
 
 @lru_cache(maxsize=256)
 def _placed(
     method: str, slots: int, min_replicas: int, nodes: int, loads: tuple[tuple[float, ...], ...]
 ) -> tuple[IntArray, ...]:
-    """By layer how many replicas of each expert each of `nodes` nodes holds, (E, N); the floor as far as there is room."""
-    hosts, kept = FailureDomains.equal(nodes, slots), max(1, min(min_replicas, nodes * slots // len(loads[0])))
-    make, aim = SURVIVE[method], aim_of(kept, hosts)
-    return tuple(make(allocate(np.array(row), hosts, kept), hosts, aim, np.random.default_rng(0)) for row in loads)
+    """As `_replicas`, with `min_replicas` lowered as far as slots require."""
+    failure_domains = FailureDomains.equal(nodes, slots)
+    kept_min_replicas = max(1, min(min_replicas, nodes * slots // len(loads[0])))
+    make, aim = SURVIVE[method], aim_of(kept_min_replicas, failure_domains)
+    return tuple(
+        make(allocate(np.array(row), failure_domains, kept_min_replicas), failure_domains, aim, np.random.default_rng(0))
+        for row in loads
+    )
 
 
-def _covers(held: list[list[set[int]]], left: list[int], job: TrainingJob) -> bool:
-    """Whether these nodes, by their places, hold every expert of every layer."""
+def _hold_all_experts(held: list[list[set[int]]], left: list[int], job: TrainingJob) -> bool:
+    """Whether the nodes `left`, by their index in use, hold every expert of every layer."""
     return all(len(set().union(*(layer[node] for node in left))) == job.load_LE.shape[1] for layer in held)
 
 
-def _rate(job: TrainingJob, system: System, nodes: int) -> float:
-    """Samples a second on so many nodes."""
+def _samples_per_second(job: TrainingJob, system: System, nodes: int) -> float:
+    """The training rate on `nodes` nodes."""
     if not nodes:
         return 0.0
     return nodes * job.batch * system.speed / (job.dense_s + job.experts_s * busiest(job, system, nodes))
 
 
 def busiest(job: TrainingJob, system: System, nodes: int) -> float:
-    """The tokens of the busiest GPU over the mean, the layers' mean."""
+    """Returns the load of the busiest GPU over the mean load of a GPU, averaged over layers; 1 is balanced.
+
+    Args:
+        job, system: as in `replay`.
+        nodes: how many nodes are in use.
+    """
     share_LE = job.load_LE / job.load_LE.sum(axis=1, keepdims=True)
     if not system.method:
         chunks = np.array_split(np.arange(job.load_LE.shape[1]), job.group * job.gpus)
         return float(np.mean([max(share_E[chunk].sum() for chunk in chunks) for share_E in share_LE]) * len(chunks))
-    placed = _placed(system.method, job.slots, job.min_replicas, nodes, tuple(map(tuple, job.load_LE.tolist())))
-    tops = [_top(held_EN, share_E, job) * nodes * job.gpus for held_EN, share_E in zip(placed, share_LE, strict=True)]
-    return float(np.mean(tops))
+    placed = _replicas(job, system, nodes)
+    ratio_L = [
+        _busiest_share(held_EN, share_E, job) * nodes * job.gpus for held_EN, share_E in zip(placed, share_LE, strict=True)
+    ]
+    return float(np.mean(ratio_L))
 
 
-def _top(held_EN: IntArray, share_E: FloatArray, job: TrainingJob) -> float:
-    """The share of the busiest GPU: a node deals its replicas by load, forth and back over its GPUs."""
-    part_E, top = share_E / held_EN.sum(axis=1), 0.0
+def _busiest_share(held_EN: IntArray, share_E: FloatArray, job: TrainingJob) -> float:
+    """The busiest GPU's share of a layer's tokens. A node deals its replicas by load, back and forth over its GPUs."""
+    part_E, busiest_share = share_E / held_EN.sum(axis=1), 0.0
     for held_E in held_EN.T:
-        load_S = np.zeros(job.slots)
-        load_S[: held_E.sum()] = np.sort(np.repeat(part_E, held_E))[::-1]
-        load_RG = load_S.reshape(-1, job.gpus)
-        load_RG[1::2] = load_RG[1::2, ::-1].copy()
-        top = max(top, float(load_RG.sum(axis=0).max()))
-    return top
+        load_P = np.zeros(job.slots)
+        load_P[: held_E.sum()] = np.sort(np.repeat(part_E, held_E))[::-1]
+        load_XG = load_P.reshape(-1, job.gpus)  # a row for each slot of a GPU
+        load_XG[1::2] = load_XG[1::2, ::-1].copy()
+        busiest_share = max(busiest_share, float(load_XG.sum(axis=0).max()))
+    return busiest_share

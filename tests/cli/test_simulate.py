@@ -53,7 +53,7 @@ def test_sweep_writes_table_and_maps(aurora, shape, tmp_path):
     points = json.loads(written[0]["sweep.json"])["points"]
     assert [(p["bandwidth"], p["skew"]) for p in points] == [(1e6, 0), (1e6, 1), (1e9, 0), (1e9, 1)]
     lines = written[0]["sweep.md"].decode().splitlines()
-    assert lines[2] == "| bandwidth | skew | order over all-at-once | order over random | together over in turn | pays |"
+    assert lines[2] == "| bandwidth | skew | order over all-at-once | order over random | colocated over sequential | pays |"
     assert "![sweep.svg](sweep.svg)" in lines
 
 
@@ -99,7 +99,7 @@ def test_nodes_come_and_go(aurora, tmp_path):
         ("a,b\n", [], "expected the columns time_ms,event,node, found a,b"),
         ("", [], "expected the columns time_ms,event,node, found nothing"),
         ("time_ms,event,node\nx,add,a\n", [], "line 2: expected milliseconds"),
-        ("time_ms,event,node\n0,remove,a\n", [], "'remove' of 'a', which is not there"),
+        ("time_ms,event,node\n0,remove,a\n", [], "'remove' of 'a', which is absent"),
         ("time_ms,event,node\n0,add,a\n", ["--minutes", 0], "expected one node and some minutes"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_full_cluster_takes_no_more():
 
 @pytest.mark.parametrize("rows", [[(0.0, "remove", "a")], [(0.0, "add", "a"), (1.0, "add", "a")], [(0.0, "drop", "a")]])
 def test_traces_that_cannot_be_are_refused(rows):
-    with pytest.raises(BadInput, match="expected add or remove as can be"):
+    with pytest.raises(BadInput, match="expected `add` of an absent node or `remove` of a present one"):
         changes(rows)
 
 
