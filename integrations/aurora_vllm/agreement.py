@@ -29,7 +29,8 @@ def agree(
     Args:
         store: a torch.distributed Store that all ranks reach.
         key: prefix of the store's keys.
-        rank: this rank, of `ranks`.
+        rank: this rank.
+        ranks: number of ranks.
         fingerprint: of the plan and settings; must be equal on all ranks.
         refusal: why this rank cannot serve by the plan; None if it can.
         timeout_s: how long rank 0 waits for the others.
@@ -42,8 +43,8 @@ def agree(
     def decide(reason: str) -> Verdict:
         return decoded(store.compare_set(f"{key}/verdict", "", json.dumps([rank, reason])))
 
-    def silent(who: str, waited_s: float) -> Verdict:
-        return decide(f"rank {who} said nothing within {waited_s:g} s; is the plugin there?")
+    def silent(silent_ranks: str, waited_s: float) -> Verdict:
+        return decide(f"rank {silent_ranks} said nothing within {waited_s:g} s; is the plugin there?")
 
     store.set(f"{key}/{rank}", json.dumps([fingerprint, refusal]))
     if rank != 0:

@@ -40,8 +40,9 @@ class DispatchedBatch:
 class LayerAllToAll:
     """Dispatch and combine of one MoE layer on one rank.
 
-    If no rank sends another as much as SMALL_BYTES, all messages go at once: waiting for a turn would cost more than sharing
-    the ports.
+    If no rank sends another as much as SMALL_BYTES, all messages go at once: to wait for the port would take longer than to
+    send
+    at the same time as others.
 
     Args:
         layer: the MoE layer's index.
@@ -49,7 +50,7 @@ class LayerAllToAll:
         slots_G: the experts that each rank holds, in the order of its weights.
         planned_orders: of dispatch and combine; None makes an open-shop order for every batch, the same on all ranks.
         network: between the ranks, for orders made per batch; None takes equal ports.
-        report: is told how long each phase took, and its bytes.
+        report: called with the phase, layer, seconds and bytes_GG (G, G) of each all-to-all.
         device: of the tokens.
     """
 
@@ -77,14 +78,15 @@ class LayerAllToAll:
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DispatchedBatch]:
-        """Sends this rank's tokens to the ranks of their experts. All ranks call it together.
+        """Sends this rank's tokens to the ranks of their experts. A collective call: all ranks make it.
 
         Args:
             hidden: (N, H), this rank's tokens.
             weights, index: (N, K), the weights and experts that the router chose.
 
-        Returns: the P rows that came to this rank (P, H), their weights and experts (P, K), and what `combine` needs. A choice
-            that another rank serves has weight zero and an expert that is not here.
+        Returns:
+            The P rows that came to this rank (P, H), their weights and experts (P, K), and what `combine` needs. A choice that
+            another rank serves has weight zero and an expert that is not on this rank.
         """
         rank = self._transport.rank
         began_s = time.perf_counter()
@@ -103,13 +105,14 @@ class LayerAllToAll:
         return hidden_PH.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
     def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:
-        """Returns the experts' results to the tokens' ranks and sums them. All ranks call it together.
+        """Returns the experts' results to the tokens' ranks and sums them. A collective call: all ranks make it.
 
         Args:
             answers: (P, H), results for the rows that `dispatch` received.
             batch: from `dispatch`.
 
-        Returns: (N, H), this rank's tokens, summed over their experts.
+        Returns:
+            (N, H), this rank's tokens, summed over their experts.
         """
         assert len(answers) == batch.received
         rank = self._transport.rank

@@ -13,10 +13,17 @@ EXIT_S = 2.0  # within which a dying process is seen to have exited
 
 
 class RankProcesses:
-    """Host and process id of every rank, exchanged once over a torch.distributed Store."""
+    """Host and process id of every rank, exchanged once over a torch.distributed Store.
+
+    Args:
+        store: that all ranks reach.
+        key: prefix of the store's keys.
+        rank: this rank, whose process is published.
+        ranks: number of ranks.
+    """
 
     def __init__(self, store: Any, key: str, rank: int, ranks: int) -> None:
-        """Publishes this rank's process under `key`."""
+        """Publishes this rank's process."""
         self._store, self._key, self._rank, self._ranks = store, key, rank, ranks
         self._host = socket.gethostname()
         store.set(f"{key}/process/{rank}", f"{self._host} {os.getpid()}")
@@ -37,7 +44,7 @@ class RankProcesses:
         return all(host == self._host for host, _ in self._process_R.values())
 
     def lost(self) -> list[int]:
-        """Other ranks of this host whose process has exited."""
+        """Returns the other ranks of this host whose process has exited."""
         return [
             rank
             for rank, (host, pid) in self._process_R.items()
@@ -46,7 +53,7 @@ class RankProcesses:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this host runs. A zombie does not."""
+    """Returns whether a process of this host runs. A zombie does not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
@@ -56,7 +63,14 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def naming_lost_ranks(processes: RankProcesses | None) -> Iterator[None]:
-    """Turns a RuntimeError inside the block into a RankFailed that names the lost ranks, if there are any."""
+    """Context manager that turns a RuntimeError into a RankFailed that names the lost ranks, if there are any.
+
+    Args:
+        processes: of all ranks; None: unknown, and no error is changed.
+
+    Raises:
+        RankFailed: if a rank is lost.
+    """
     try:
         yield
     except (RuntimeError, RankFailed) as error:
@@ -65,5 +79,5 @@ def naming_lost_ranks(processes: RankProcesses | None) -> Iterator[None]:
             time.sleep(0.05)
         if processes is None or not lost:
             raise
-        who = ", ".join(map(str, lost))
-        raise RankFailed(f"expert-parallel rank {who} is gone: {str(error).strip().splitlines()[0]}") from error
+        gone = ", ".join(map(str, lost))
+        raise RankFailed(f"expert-parallel rank {gone} is gone: {str(error).strip().splitlines()[0]}") from error

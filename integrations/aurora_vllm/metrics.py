@@ -19,7 +19,13 @@ RANK = ("ep_rank",)
 
 
 class Metrics:
-    """Counters and gauges of one rank. Bounds and drift are against the plan's cluster and profile, so they need a plan."""
+    """Counters and gauges of one rank. Bounds and drift are against the plan's cluster and profile, so they need a plan.
+
+    Args:
+        rank: this expert-parallel rank, the label `ep_rank`.
+        plan: that is served; None: vLLM's own placement, without bounds and drift.
+        settings: name the plan's file and the metrics' port.
+    """
 
     def __init__(self, rank: int, plan: Plan | None, settings: Settings) -> None:
         self._plan, self._path = plan, settings.plan
@@ -40,7 +46,13 @@ class Metrics:
             start_http_server(settings.metrics_port + rank)
 
     def add_exchange(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
-        """Adds one all-to-all of `phase`; bytes_GG: from each rank to each, the diagonal is not sent."""
+        """Adds one all-to-all.
+
+        Args:
+            phase: "dispatch" or "combine".
+            seconds: that it took on this rank, waiting for others included.
+            bytes_GG: (G, G) bytes from each rank to each; the diagonal is not sent.
+        """
         between_GG = bytes_GG.copy()
         np.fill_diagonal(between_GG, 0)
         bytes_, spent, bound, gap = self._of[phase]
@@ -55,7 +67,11 @@ class Metrics:
                 gap.set(totals[0] / totals[1] - 1)
 
     def update_drift(self, load_LE: IntArray) -> None:
-        """Updates the plan's age and drift; load_LE: this rank's traffic since its record began."""
+        """Updates the gauges of the plan's age and drift.
+
+        Args:
+            load_LE: (L, E) tokens of this rank by MoE layer and expert since its record began.
+        """
         self._update_age()
         if self._planned_LE is not None and load_LE.any():
             self._drift.set(drift(load_LE, self._planned_LE))
@@ -69,7 +85,12 @@ DRIFT = "How far this rank's recorded loads are from the plan's profile: the par
 
 
 def drift(load_LE: IntArray | FloatArray, planned_LE: IntArray | FloatArray) -> float:
-    """How far two load tables (L, E) are apart: total variation distance of each layer's shares, mean over layers, 0 to 1."""
+    """Returns how far two load tables are apart, from 0 to 1: total variation of each layer's shares, mean over layers.
+
+    Args:
+        load_LE: (L, E) recorded tokens.
+        planned_LE: (L, E) tokens of the plan's profile.
+    """
     shares = [table / np.maximum(table.sum(axis=1, keepdims=True), 1) for table in (load_LE, planned_LE)]
     return float(np.abs(shares[0] - shares[1]).sum(axis=1).mean() / 2)
 

@@ -30,7 +30,15 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
-    """Reads the routers from the safetensors in `folder`; None if no router there has as many rows as `experts`."""
+    """Reads the routers' weights from the safetensors of a model.
+
+    Args:
+        folder: the model's.
+        experts: number of experts per layer, which is the number of rows of a router's weight.
+
+    Returns:
+        The checkpoint's layers and fingerprint; None if no router has that many rows.
+    """
     routers: dict[int, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -47,7 +55,7 @@ def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
 
 
 def experts_in(folder: Path) -> int | None:
-    """The number of experts a layer by the config.json in `folder`; None if it does not say."""
+    """Returns the number of experts per layer by the config.json in `folder`; None if it does not say."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
@@ -59,6 +67,12 @@ def experts_in(folder: Path) -> int | None:
 
 def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> None:
     """Checks that vLLM can serve this model by the plan.
+
+    Args:
+        plan: to serve by.
+        checkpoint: of the model.
+        experts: the model's number of experts per layer.
+        ranks: number of expert-parallel ranks that vLLM runs.
 
     Raises:
         BadInput: if the plan is for another model or another number of ranks.

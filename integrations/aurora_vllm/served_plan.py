@@ -14,9 +14,10 @@ class ServedPlan:
 
     Args:
         settings: name the plan's file and the order.
-        rank: this expert-parallel rank, of `ranks`.
+        rank: this expert-parallel rank.
+        ranks: number of expert-parallel ranks.
         checkpoint: of the model that will be loaded; None if it cannot be read beforehand, which no plan fits.
-        experts: the model's experts a layer; None if unknown.
+        experts: the model's number of experts per layer; None if unknown.
     """
 
     def __init__(self, settings: Settings, rank: int, ranks: int, checkpoint: Checkpoint | None, experts: int | None) -> None:
@@ -53,23 +54,24 @@ class ServedPlan:
 
     @property
     def cluster(self) -> Cluster | None:
+        """The plan's cluster; None without a plan."""
         return None if self.plan is None else self.plan.cluster
 
     def moe_layer(self, decoder_layer: int) -> int | None:
-        """The index among MoE layers of a decoder layer; None if the checkpoint does not have it, like draft layers."""
+        """Returns the index among MoE layers of a decoder layer; None if the checkpoint does not have it, like draft layers."""
         if self.checkpoint is None:
             return decoder_layer
         layers = self.checkpoint.layers
         return layers.index(decoder_layer) if decoder_layer in layers else None
 
     def local_experts(self, layer: int | None) -> tuple[int, ...] | None:
-        """The experts of this rank in a MoE layer, ascending; None if vLLM places them, which it does with replicas."""
+        """Returns the experts of this rank in a MoE layer, ascending; None if vLLM places them, which it does with replicas."""
         if self.plan is None or layer is None or self.plan.models[0].placement.split_LG is not None:
             return None
         return self.plan.models[0].placement.slots_LG[layer][self._rank]
 
     def planned_orders(self, layer: int) -> tuple[Order, Order] | None:
-        """The plan's orders of a layer's dispatch and combine; None if they are made for every batch."""
+        """Returns the plan's orders of a MoE layer's dispatch and combine; None if they are made for every batch."""
         if self.plan is None or self.order != "plan":
             return None
         model = self.plan.models[0]

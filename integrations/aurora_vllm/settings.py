@@ -17,14 +17,18 @@ NAME = re.compile(r"[\w-]+", re.ASCII)
 class Settings:
     """What the user configured.
 
-    plan: file of the plan that placement and orders come from; None: vLLM's own placement.
-    order: of the all-to-all; "plan", "online" (an order made for every batch) or "stock" (vLLM's allgather and reduce-scatter).
-        By default "plan" if there is a plan, else "stock".
-    record: folder into which every rank writes its record; None: no record.
-    record_every_s: seconds between two writes.
-    colocate: name that servers on the same GPUs share to take turns; None: this server has its GPUs to itself.
-    metrics_port: rank r serves its metrics at this port + r, where vLLM's /metrics cannot show them.
-    agree_s: how long ranks wait for each other's report before the model is built.
+    Args:
+        plan: file of the plan that placement and orders come from; None: vLLM's own placement.
+        order: of the all-to-all; "plan", "online" (an order made for every batch) or "stock" (vLLM's allgather and
+            reduce-scatter). By default "plan" if there is a plan, else "stock".
+        record: folder into which every rank writes its record; None: no record.
+        record_every_s: seconds between two writes.
+        colocate: name that servers share that use the same GPUs in time slices; None: this server has its GPUs to itself.
+        metrics_port: rank r serves its metrics at this port + r, where vLLM's /metrics cannot show them.
+        agree_s: how long ranks wait for each other's report before the model is built.
+
+    Raises:
+        BadInput: if a value is out of range, or two do not fit each other.
     """
 
     plan: Path | None = None
@@ -46,7 +50,7 @@ class Settings:
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
             raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
         if self.colocate is not None and self.order == "stock":
-            raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which takes no turns")
+            raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which has no time slices")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):
             raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
 
@@ -56,7 +60,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
 
     Args:
         given: what additional_config holds under "aurora"; None without it.
-        environ: variables; what `given` holds wins over them.
+        environ: environment variables; a value in `given` has precedence.
 
     Raises:
         BadInput: if a name is unknown or a value has the wrong type.

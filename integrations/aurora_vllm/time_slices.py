@@ -1,4 +1,4 @@
-"""Time slices of colocated servers: each GPU computes for one server at a time, and all-to-alls take turns on the ports.
+"""Time slices of colocated servers: one server at a time computes on each GPU, and one at a time sends on its port.
 
 A rank that waits for other ranks of its own server never holds its GPU, so that servers cannot deadlock.
 """
@@ -23,9 +23,10 @@ ARBITER_TIMEOUT_S = 300.0  # how long a rank waits for a server that is alive an
 class TimeSlices:
     """This rank's use of its GPU, granted by a port arbiter.
 
-    arbiter: shared with the other servers' ranks on this GPU.
-    holds_between_layers: whether the GPU stays this server's between two all-to-alls of a forward pass. False under tensor
-        parallelism, whose ranks wait for each other there.
+    Args:
+        arbiter: shared with the other servers' ranks on this GPU.
+        holds_between_layers: whether the GPU stays this server's between two all-to-alls of a forward pass. False under tensor
+            parallelism, whose ranks wait for each other there.
     """
 
     def __init__(self, arbiter: PortArbiter, holds_between_layers: bool) -> None:
@@ -33,7 +34,7 @@ class TimeSlices:
         self._holds_gpu = False
 
     def hold_gpu(self) -> None:
-        """Waits until the GPU is this server's; it stays so until `release_gpu`."""
+        """Waits until this server has the GPU, and keeps it until `release_gpu`."""
         if not self._holds_gpu:
             self.arbiter.start_compute()
             self._holds_gpu = True
@@ -46,7 +47,7 @@ class TimeSlices:
 
     @contextmanager
     def released_gpu(self) -> Iterator[None]:
-        """Releases the GPU inside the block, where this rank may wait for others."""
+        """Context manager that releases the GPU inside the block, where this rank may wait for others."""
         held = self._holds_gpu
         self.release_gpu()
         yield
@@ -55,16 +56,23 @@ class TimeSlices:
 
 
 class TimeSlicedTransport:
-    """A transport whose exchanges wait for the arbiter to grant the port."""
+    """A transport whose exchanges wait for the arbiter to grant the port.
+
+    Args:
+        transport: that performs the exchanges.
+        arbiter: of this rank's port.
+    """
 
     def __init__(self, transport: Transport, arbiter: PortArbiter) -> None:
         self._transport, self._arbiter = transport, arbiter
         self.rank, self.ranks = transport.rank, transport.ranks
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Collects a small tensor of each rank, without the port; see `Transport.gather`."""
         return self._transport.gather(row)
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
+        """Performs one all-to-all once the port is granted; see `Transport.exchange`."""
         with self._arbiter.exchange():
             self._transport.exchange(order, sends, recvs, observe)
 
@@ -80,7 +88,10 @@ def join_port_arbiter(
         rank: this rank; its GPU is the one with the same number.
         folder: where the servers' shared table lies.
         timeout_s: how long other ranks wait for rank 0's slot.
-        finish: waits for what was launched on the GPU.
+        finish: waits for the work that was launched on the GPU.
+
+    Returns:
+        This rank's access to its GPU and port.
 
     Raises:
         BadInput: if all slots are taken, or rank 0 published none.
@@ -96,7 +107,7 @@ def join_port_arbiter(
     try:
         store.wait([f"{key}/slot"], datetime.timedelta(seconds=timeout_s))
     except RuntimeError:
-        raise BadInput(f"colocate: rank 0 told no slot within {timeout_s:g} s") from None
+        raise BadInput(f"colocate: rank 0 published no slot within {timeout_s:g} s") from None
     slot = store.get(f"{key}/slot").decode()
     if not slot:
         raise BadInput("colocate: rank 0 has no slot")

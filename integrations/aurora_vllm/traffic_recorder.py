@@ -20,8 +20,18 @@ PENDING_LIMIT = 256  # observations and timings that are accumulated together
 class EngineFacts:
     """What a record says about the model and the rank, beside its traffic.
 
-    kind: of GPU, or "cpu". layers, experts: MoE layers of the whole model, experts in each. dispatch_bytes, combine_bytes: of a
-    token's row. expert_bytes: of one expert in one layer. other_bytes: of all other weights.
+    Args:
+        model: its name.
+        fingerprint: of the model's routers; empty if unknown.
+        engine: name and version.
+        kind: of GPU, or "cpu".
+        rank, ranks: this expert-parallel rank, and how many there are.
+        top_k: experts that a token chooses.
+        layers: MoE layers of the whole model.
+        experts: per layer.
+        dispatch_bytes, combine_bytes: of a token's row.
+        expert_bytes: of one expert in one layer.
+        other_bytes: of all other weights.
     """
 
     model: str
@@ -43,12 +53,13 @@ class EngineFacts:
 class LayerObservation:
     """A MoE layer's part of one forward pass.
 
-    step: the forward pass's number, the same on all ranks.
-    layer: the MoE layer's index.
-    experts_NK: chosen for all rows on this rank.
-    own_rows: the rows that this rank counts as its own.
-    gate_s: seconds since the last MoE layer; None in the first.
-    expert_s: seconds of the experts; None where they are timed apart from the exchange.
+    Args:
+        step: the forward pass's number, the same on all ranks.
+        layer: the MoE layer's index.
+        experts_NK: (N, K) experts chosen for all rows on this rank.
+        own_rows: the rows that this rank counts as its own.
+        gate_s: seconds since the last MoE layer; None in the first.
+        expert_s: seconds of the experts; None where they are timed apart from the exchange.
     """
 
     step: int
@@ -62,7 +73,10 @@ class LayerObservation:
 class TrafficRecorder:
     """Counts tokens by forward pass, in at most MAX_WINDOWS windows: then their width doubles, so that memory is bounded.
 
-    Observations and timings are only appended at first; `accumulate` adds up many of them together, which is cheaper.
+    Observations and timings are only appended at first; `accumulate` adds up many of them at once, which is cheaper.
+
+    Args:
+        facts: of the model and this rank.
     """
 
     def __init__(self, facts: EngineFacts) -> None:
@@ -77,15 +91,23 @@ class TrafficRecorder:
         self._most_P = np.zeros(len(PHASES), dtype=np.int64)
 
     def observe(self, observation: LayerObservation) -> None:
-        """Notes a layer's part of a forward pass."""
+        """Records a layer's part of a forward pass."""
         self._observations.append(observation)
 
     def add_timing(self, layer: int, phase: str, seconds: float, tokens: int = 0, active: int = 1) -> None:
-        """Notes how long a phase of a layer took, for how many tokens and with how many active experts."""
+        """Records how long a phase of a layer took.
+
+        Args:
+            layer: the MoE layer's index.
+            phase: a name in TIMED.
+            seconds: that it took.
+            tokens: rows that it handled; 0: the time does not enter the compute curves.
+            active: number of experts with tokens.
+        """
         self._timings.append((layer, TIMED.index(phase), seconds, tokens, active))
 
     def end_pass(self) -> None:
-        """A forward pass is over: accumulates if enough is pending."""
+        """Ends a forward pass: accumulates if enough is pending."""
         if len(self._timings) + 2 * len(self._observations) >= PENDING_LIMIT:
             self.accumulate()
 
@@ -128,7 +150,13 @@ class TrafficRecorder:
         return np.bincount(shifted, minlength=len(experts_S) * experts).reshape(-1, experts)
 
     def count(self, step: int, layers: Sequence[int], load_SE: IntArray) -> None:
-        """Adds load_SE[s], how often each expert was chosen, to layer layers[s] of forward pass number `step`."""
+        """Adds the chosen experts of some layers of one forward pass.
+
+        Args:
+            step: the forward pass's number.
+            layers: S indices of MoE layers.
+            load_SE: (S, E) how often each expert was chosen in each of them.
+        """
         window = step // self._width
         while window not in self._windows and len(self._windows) >= MAX_WINDOWS:
             self._double_width()
@@ -138,7 +166,7 @@ class TrafficRecorder:
         np.add.at(self._windows[window], layers, load_SE)
 
     def record(self) -> EngineRecord:
-        """The record of all traffic and timings up to now."""
+        """Returns the record of all traffic and timings up to now."""
         self.accumulate()
         facts, windows = self.facts, sorted(self._windows)
         shape = (len(windows), facts.layers, facts.experts)
@@ -152,7 +180,7 @@ class TrafficRecorder:
         )  # fmt: skip
 
     def load_LE(self) -> IntArray:
-        """(L, E) int64: how often each expert was chosen in each layer, up to now."""
+        """Returns (L, E) int64: how often each expert was chosen in each MoE layer, up to now."""
         self.accumulate()
         nothing = np.zeros((self.facts.layers, self.facts.experts), dtype=np.int64)
         return sum(self._windows.values(), start=nothing)

@@ -30,10 +30,14 @@ Slots = tuple[tuple[int, ...], ...]
 
 @dataclass
 class LayerInFlight:
-    """The MoE layer that a thread is in, and its all-to-all once dispatched.
+    """The MoE layer that a thread computes, and its all-to-all once dispatched.
 
-    layer: its index. experts_from_s: when its experts began to compute. index, weights: (P, K), of the dispatched rows.
-    exchanged: whether it had aurora's all-to-all.
+    Args:
+        layer: its index.
+        experts_from_s: when its experts began to compute, by time.perf_counter.
+        batch: the dispatched batch; None before dispatch and after combine.
+        index, weights: (P, K), experts and weights of the dispatched rows.
+        exchanged: whether it had aurora's all-to-all.
     """
 
     layer: int
@@ -45,20 +49,21 @@ class LayerInFlight:
 
 
 class _Thread(threading.local):
-    """What one thread is doing: vLLM may run several forward passes in threads."""
+    """State of one thread: vLLM may run several forward passes in threads."""
 
     in_flight: LayerInFlight | None = None
     left_layer_s: float = 0.0
 
 
 class WorkerIntegration:
-    """One expert-parallel rank.
+    """The plugin's part in one expert-parallel rank.
 
     Args:
         settings: the plugin's settings.
-        rank: this expert-parallel rank, of `ranks`.
+        rank: this expert-parallel rank.
+        ranks: number of expert-parallel ranks.
         checkpoint: of the model that will be loaded; None if it cannot be read beforehand.
-        experts: the model's experts a layer; None if unknown.
+        experts: the model's number of experts per layer; None if unknown.
         row_share: (part, parts): the part of a batch's rows that this rank counts as its own, where `parts` tensor-parallel
             ranks have all rows.
     """
@@ -90,7 +95,7 @@ class WorkerIntegration:
         self._make_transport = make_transport
 
     def begin_serving(self, facts: EngineFacts, first_layer: int) -> None:
-        """The model is loaded: compiles, and begins records and metrics.
+        """Begins records and metrics, and compiles what serving needs, once the model is loaded.
 
         Args:
             facts: of the model and this rank.
@@ -111,7 +116,11 @@ class WorkerIntegration:
 
     @contextmanager
     def forward_pass(self, real_tokens: int) -> Iterator[None]:
-        """A forward pass over `real_tokens` of this rank: 0 in warm-up and in an idle rank's dummy batches."""
+        """Context manager of one forward pass.
+
+        Args:
+            real_tokens: number of this rank's tokens; 0 in warm-up and in an idle rank's dummy batches.
+        """
         outer, self._real_tokens = self._real_tokens, real_tokens
         try:
             yield
@@ -124,11 +133,11 @@ class WorkerIntegration:
 
     @contextmanager
     def moe_layer(self, layer: int, experts_NK: torch.Tensor, sequence_parallel: bool) -> Iterator[None]:
-        """Inside the block this thread is in a MoE layer.
+        """Context manager in which this thread computes a MoE layer.
 
         Args:
             layer: its index.
-            experts_NK: chosen by the router for the rows on this rank.
+            experts_NK: (N, K) experts chosen by the router for the rows on this rank.
             sequence_parallel: whether rows are divided over tensor-parallel ranks.
         """
         thread, first = self._thread, layer == self._first_layer
@@ -159,7 +168,7 @@ class WorkerIntegration:
         return slice(min(real, part * share), min(real, (part + 1) * share))
 
     def hold_gpu(self) -> None:
-        """Takes the GPU for a forward pass, unless it is taken for the experts alone."""
+        """Takes the GPU for a forward pass, unless it is taken for the experts only."""
         if self._real_tokens and self.time_slices.holds_between_layers:
             self.time_slices.hold_gpu()
 
@@ -167,7 +176,7 @@ class WorkerIntegration:
 
     @property
     def orders_alltoall(self) -> bool:
-        """Whether the layer that this thread is in has aurora's all-to-all."""
+        """Whether the layer that this thread computes has aurora's all-to-all."""
         return self.served.order != "stock" and self._thread.in_flight is not None
 
     @property
@@ -178,11 +187,14 @@ class WorkerIntegration:
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, slots_of_layer: Callable[[int], Slots]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Sends tokens to their experts' ranks. Returns the rows that came here, with their weights and experts.
+        """Sends tokens to their experts' ranks.
 
         Args:
             hidden, weights, index: as in `LayerAllToAll.dispatch`.
-            slots_of_layer: the experts that each rank holds in a layer, asked for once a layer.
+            slots_of_layer: returns the experts that each rank holds in a layer; called once per layer.
+
+        Returns:
+            The P rows that came to this rank (P, H), their weights and experts (P, K).
         """
         in_flight = self._thread.in_flight
         assert in_flight is not None
@@ -197,7 +209,14 @@ class WorkerIntegration:
         return rows, weights, index
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """Returns the experts' results to the tokens' ranks. Gives this rank's tokens, summed over their experts."""
+        """Sends the experts' results back to the tokens' ranks and sums them.
+
+        Args:
+            answers: (P, H), results for the rows that `dispatch` returned.
+
+        Returns:
+            (N, H), this rank's tokens, summed over their experts.
+        """
         in_flight = self._thread.in_flight
         assert in_flight is not None
         batch = in_flight.batch
@@ -222,7 +241,7 @@ class WorkerIntegration:
     # Records
 
     def _record_experts(self, in_flight: LayerInFlight) -> None:
-        """How long this rank's experts took for the rows that were dispatched to them."""
+        """Records how long this rank's experts took for the rows that were dispatched to them."""
         recorder = self.records.recorder
         if recorder is None or in_flight.index is None or in_flight.weights is None:
             return
@@ -231,14 +250,14 @@ class WorkerIntegration:
         recorder.add_timing(in_flight.layer, "expert", seconds, len(chosen), len(np.unique(chosen)))
 
     def _report_phase(self, phase: str, layer: int, seconds: float, bytes_GG: IntArray) -> None:
-        """An all-to-all is over."""
+        """Records an all-to-all that has ended."""
         if self._real_tokens and self.records.recorder is not None:
             self.records.recorder.add_timing(layer, phase, seconds)
         if self._real_tokens and self.metrics is not None:
             self.metrics.add_exchange(phase, seconds, bytes_GG)
 
     def _now_s(self) -> float:
-        """The time, after the GPU has finished if it is recorded how long it took."""
+        """The time; after the GPU has finished, if records need to know how long its work took."""
         if self._on_gpu and self.records.recorder is not None:
             torch.cuda.current_stream().synchronize()
         return time.perf_counter()

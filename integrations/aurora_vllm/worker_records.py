@@ -15,7 +15,12 @@ LOG = logging.getLogger("vllm.aurora")
 class WorkerRecords:
     """Starts, stops and writes one rank's record.
 
-    recorder: counts traffic; None while nothing is recorded.
+    Args:
+        settings: name the record's folder and how often it is written.
+        rank: this expert-parallel rank.
+
+    Attributes:
+        recorder: counts traffic; None while nothing is recorded.
     """
 
     def __init__(self, settings: Settings, rank: int) -> None:
@@ -25,13 +30,17 @@ class WorkerRecords:
         self._written_s = time.monotonic()
 
     def begin(self, facts: EngineFacts) -> None:
-        """The model is loaded: records from now on if the settings name a folder."""
+        """Begins to record, once the model is loaded, if the settings name a folder."""
         self._facts = facts
         if self._folder is not None:
             self.recorder = TrafficRecorder(facts)
 
     def command(self, name: str, folder: str | None = None) -> str:
-        """Obeys `start` (afresh, into `folder`), `write` or `stop`. Returns the sentence to show.
+        """Performs a recording command. Returns the sentence to show.
+
+        Args:
+            name: "start" (a new record), "write", or "stop" (writes, then stops).
+            folder: to record into, for "start"; None: the folder of before.
 
         Raises:
             BadInput: if the command is unknown, or there is no folder to record into.

@@ -78,6 +78,6 @@ def test_without_a_free_slot_all_ranks_refuse(tmp_path, monkeypatch):
         join_port_arbiter(store, "k", 0, tmp_path, 1.0)
     with pytest.raises(BadInput, match="rank 0 has no slot"):
         join_port_arbiter(store, "k", 1, tmp_path, 1.0)
-    with pytest.raises(BadInput, match=r"rank 0 told no slot within 0.1 s"):
+    with pytest.raises(BadInput, match=r"rank 0 published no slot within 0.1 s"):
         join_port_arbiter(dist.HashStore(), "k", 1, tmp_path, 0.1)
     first.leave()

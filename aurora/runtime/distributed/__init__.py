@@ -1,8 +1,9 @@
 """Ranks as processes: starting and watching them, their process groups, and transports that carry tensors between them.
 
 - `launcher`: starts local ranks and collects what they return; `process_groups`: their torch.distributed groups
-- `supervisor`: watches ranks that may be lost, and forms epochs of those that are left; `membership`: who is in an epoch;
-  `rank_processes`: their processes; `control_channel`: the messages between them; `epoch_groups`: an epoch's process groups
+- `supervisor`: watches ranks that may be lost, and forms epochs of those that are left; `membership`: which ranks are in an
+  epoch; `rank_processes`: their processes; `control_channel`: the messages between them; `epoch_groups`: an epoch's process
+  groups
 - `transport`: the interface; `ordered`: an order held by messages; `gloo`, `nccl`, `memory`, `shaped`: back ends
 - `coded_aggregation`: a sum from redundant workers; `aggregation_worker`: their side; `store_messages`: what they send
 """

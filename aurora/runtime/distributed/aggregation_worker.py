@@ -26,18 +26,24 @@ FOREVER = datetime.timedelta(days=30)
 
 
 def round_key(number: int) -> str:
-    """Where the store says that a round has begun (b"go"), or that there is none any more (b"end")."""
+    """Returns the store's key that says that round `number` has begun (b"go"), or that there is none any more (b"end")."""
     return f"aggregation/round/{number}"
 
 
 def argument_key(number: int) -> str:
-    """Where the store holds the message of a round's code and argument."""
+    """Returns the store's key that holds the message of round `number`'s code and argument."""
     return f"aggregation/argument/{number}"
 
 
 @dataclass(frozen=True)
 class AggregationJob:
-    """What workers are started with. codes: of who holds which batches; each round names one of them."""
+    """What workers are started with.
+
+    Args:
+        work: (batch, the round's argument) -> the batch's result.
+        codes: which workers hold which batches; each round names one code by its index.
+        delay_s: (worker, round) -> seconds that the worker waits first, to rehearse stragglers; None: no delay.
+    """
 
     work: Work
     codes: tuple[GradientCode, ...]
@@ -45,7 +51,13 @@ class AggregationJob:
 
 
 def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
-    """Main function of a worker's process: `serve_rounds`, whose unexpected error it sends to the master."""
+    """Main function of a worker's process: runs `serve_rounds`, and sends an unexpected error to the master.
+
+    Args:
+        connection: pipe to the master.
+        rank_info: the worker's number, how many workers there are, and the store where they meet the master.
+        job: what to compute.
+    """
     try:
         serve_rounds(rank_info, job)
     except BaseException as error:
@@ -53,7 +65,11 @@ def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob)
 
 
 def serve_rounds(rank_info: RankInfo, job: AggregationJob) -> NoReturn:
-    """Serves the newest round, again and again. The process ends when the master says so or is gone."""
+    """Serves the newest round, again and again. The process ends when the master says so or is gone.
+
+    Args:
+        rank_info, job: as in `run_worker`.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(rank_info.host, rank_info.port, is_master=False, timeout=FOREVER)

@@ -1,6 +1,6 @@
-"""Coded aggregation: a sum over batches from redundant workers, none of whom is waited for if others hold its batches.
+"""Coded aggregation: a sum over batches from redundant workers; a slow worker is not waited for if others hold its batches.
 
-The master sits here; `aggregation_worker` is the other side. Source: BCC (arXiv:1710.09990).
+This module is the master's side; `aggregation_worker` is the workers'. Source: BCC (arXiv:1710.09990).
 """
 
 import multiprocessing.connection
@@ -61,20 +61,26 @@ def coded_sum(
 
     Args:
         work: picklable; maps a batch's number to an array of `like`'s shape and type.
-        batches: how many.
-        workers: processes to start.
+        batches: number of batches.
+        workers: number of processes to start.
         redundancy: how many workers hold each batch at least.
-        scheme: by name, who holds which batches.
+        scheme: name of the gradient code, which decides which workers hold which batches.
         like: an array of the sum's shape and type.
-        rng: draws who holds what.
+        rng: random generator of the code.
         timeout_s: how long nothing may arrive.
-        delay_s: (worker, round) -> seconds; rehearses stragglers.
+        delay_s: (worker, round) -> seconds that the worker waits first, to rehearse stragglers.
         watch: called with a report of each worker whenever one changes.
         rank_info: under torchrun, where every rank calls this: rank 0 aggregates, and the others are workers, whose processes
             end with the aggregation.
 
-    Raises: BadInput: if sizes or scheme do not fit. InfeasiblePlan: if the workers cannot hold all batches. RankFailed: if the
-        workers that are left do not determine the sum, or nothing arrives for timeout_s.
+    Returns:
+        The sum, which workers it came from, and each worker's report.
+
+    Raises:
+        BadInput: if sizes or scheme do not fit.
+        InfeasiblePlan: if the workers cannot hold all batches.
+        RankFailed: if the workers that are left do not determine the sum, or nothing arrives for timeout_s.
+
     Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
     """
     code = make_code(scheme, workers, batches, load_of(scheme, workers, batches, redundancy), rng)
@@ -96,7 +102,13 @@ class _WithoutArgument:
 class CodedAggregator:
     """Worker processes that aggregate round after round. A context manager: no worker is left when the block ends.
 
-    Arguments as for `coded_sum`, but for codes: who holds which batches, all of as many workers; each round uses one of them.
+    Args:
+        work: picklable; (batch, the round's argument) -> an array of `like`'s shape and type.
+        codes: gradient codes of equally many workers; each round uses one of them.
+        like, timeout_s, delay_s, watch, rank_info: as in `coded_sum`.
+
+    Raises:
+        BadInput: if rank_info is of another number of ranks than the codes' workers.
     """
 
     def __init__(
@@ -161,9 +173,17 @@ class CodedAggregator:
         self._hosted.close()
 
     def aggregate(self, argument: Array | None = None, code: int = 0) -> AggregationResult:
-        """One round: the sum of work(batch, argument) over all batches, with who holds what by codes[code].
+        """Performs one round: sums work(batch, argument) over all batches.
 
-        Raises: RankFailed: as `coded_sum` does.
+        Args:
+            argument: sent to all workers; None: nothing is sent.
+            code: index of the code of this round.
+
+        Returns:
+            As `coded_sum`.
+
+        Raises:
+            RankFailed: as in `coded_sum`.
         """
         self._number += 1
         key = argument_key(self._number)
@@ -239,13 +259,13 @@ class _Round:
         self._watch(self._reports)
 
     def skip_idle(self) -> None:
-        """Workers without batches send nothing."""
+        """Marks the workers without batches as not needed: they send nothing."""
         for report in self._reports:
             if not report.batches:
                 self.set_state(report.worker, "not needed")
 
     def take(self, head: dict[str, Any], message: Array | None) -> None:
-        """A message from a worker: counted as late, refused, or used unless all of its batches have come."""
+        """Handles a message from a worker: counted as late, refused, or used unless all of its batches have come."""
         worker = head["worker"]
         if head["round"] != self._number or self._reports[worker].state != "working":
             self._late += 1
@@ -265,7 +285,7 @@ class _Round:
         self.weights = self._code.weights(self._arrived)
 
     def lose(self, worker: int, reason: str) -> None:
-        """A worker's process has ended."""
+        """Records that a worker's process has ended."""
         if self._reports[worker].state == "working":
             self.set_state(worker, reason)
 
@@ -278,7 +298,7 @@ class _Round:
         missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
         what = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
         reasons = "; ".join(f"worker {report.worker} {report.state}" for report in lost)
-        raise RankFailed(f"aggregation: {what} held by nobody who is left: {reasons}")
+        raise RankFailed(f"aggregation: {what} held by no worker that is left: {reasons}")
 
     def result(self) -> AggregationResult:
         """The sum and what became of each worker, once `weights` are known."""
@@ -303,9 +323,15 @@ class _Round:
 
 
 def decode(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
-    """The weighted sum of arrays of `like`'s shape, in `like`'s type.
+    """Returns the weighted sum of arrays, in `like`'s type. Integers that a code made real are rounded back.
 
-    Integers that a code made real are rounded back. Raises RankFailed if one is further than ROUNDING from a whole number.
+    Args:
+        weighted: the workers' sums, each of `like`'s shape, with their weights.
+        code: the code that they were made with.
+        like: an array of the sum's shape and type.
+
+    Raises:
+        RankFailed: if a decoded integer is further than ROUNDING from a whole number.
     """
     if code.needed is None:
         total = np.zeros_like(like)

@@ -23,8 +23,10 @@ HEARTBEAT_S = 0.1
 class EpochStart:
     """Supervisor to rank: an epoch begins.
 
-    number: the epoch's, from 1. members: the ranks that take part, ascending; a member's rank in the epoch's process groups is
-    its index here. assignment: what the coordinator assigned to this rank.
+    Args:
+        number: the epoch's number, from 1.
+        members: the ranks that take part, ascending; a member's rank in the epoch's process groups is its index here.
+        assignment: what the coordinator assigned to this rank.
     """
 
     number: int
@@ -44,17 +46,22 @@ class Finish:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Rank to supervisor, every HEARTBEAT_S. busy_s: seconds since it began the computation that it is in; zero while it waits
-    for other ranks."""
+    """Rank to supervisor, every HEARTBEAT_S: this rank lives.
+
+    Args:
+        busy_s: seconds since it began the computation that it is in; zero while it waits for other ranks.
+    """
 
     busy_s: float
 
 
 @dataclass(frozen=True)
 class MemberState:
-    """Rank to supervisor: it is in no epoch and waits for the next.
+    """Rank to supervisor: the rank is in no epoch and waits for the next.
 
-    value: what the rank holds, for the coordinator. lost: why the rank left its last epoch by itself; None: it was stopped.
+    Args:
+        value: what the rank holds, for the coordinator.
+        lost: why the rank left its last epoch by itself; None: it was stopped.
     """
 
     value: Any
@@ -63,7 +70,7 @@ class MemberState:
 
 @dataclass(frozen=True)
 class Progress:
-    """Rank to supervisor, during an epoch: something for the coordinator."""
+    """Rank to supervisor, during an epoch: a value for the coordinator, such as new tokens."""
 
     value: Any
 
@@ -87,6 +94,9 @@ class ControlChannel:
 
     Two threads serve it: one receives the supervisor's messages, one sends heartbeats. The process exits when the supervisor is
     gone.
+
+    Args:
+        connection: the rank's end of the pipe to its supervisor.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -106,7 +116,12 @@ class ControlChannel:
         return self._stopped
 
     def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | Finish:
-        """Sends this rank's MemberState(state, lost) and waits for the supervisor's answer."""
+        """Waits for the supervisor's next message: an epoch, or the end of all work.
+
+        Args:
+            state: what this rank holds, for the coordinator.
+            lost: why this rank left its last epoch by itself; None: it was stopped.
+        """
         self._send(MemberState(state, lost))
         with self._changed:
             self._changed.wait_for(lambda: self._next is not None)
@@ -115,18 +130,23 @@ class ControlChannel:
         return answer
 
     def on_stop(self, abort: Callable[[], None]) -> None:
-        """Calls `abort` when the current epoch is over: at once if it is."""
+        """Sets what is called when the current epoch is over; if it is over already, `abort` is called at once."""
         self._abort = abort
         if self._stopped.is_set():
             abort()
 
     def set_busy_since(self, busy_since: Callable[[], float | None]) -> None:
-        """`busy_since` returns when the computation in progress began (time.monotonic), None while this rank waits for others.
-        Heartbeats report it, and the supervisor ends a rank that computes for longer than its time-out."""
+        """Sets the function by which heartbeats tell how long this rank has been computing.
+
+        The supervisor ends a rank that computes for longer than its time-out.
+
+        Args:
+            busy_since: returns when the computation in progress began (time.monotonic), None while this rank waits for others.
+        """
         self._busy_since = busy_since
 
     def send_progress(self, value: Any) -> None:
-        """Tells the coordinator something during an epoch."""
+        """Sends a value to the coordinator during an epoch."""
         self._send(Progress(value))
 
     def send_result(self, value: Any) -> None:
@@ -142,7 +162,7 @@ class ControlChannel:
             try:
                 message = self._connection.recv()
             except (EOFError, OSError):
-                os._exit(1)  # nobody is left to work for
+                os._exit(1)  # the supervisor is gone
             if isinstance(message, Stop):
                 self._stopped.set()
                 self._abort()
@@ -164,7 +184,14 @@ class ControlChannel:
 
 
 def run_member(connection: Connection, rank_info: RankInfo, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """Main function of a supervised rank: runs `target(rank_info, control, *args)` and sends the error that ends it, if any."""
+    """Main function of a supervised rank: runs `target` and sends the error that ends it, if any.
+
+    Args:
+        connection: pipe to the supervisor.
+        rank_info: this rank.
+        target: called as target(rank_info, control, *args), where `control` is this rank's ControlChannel.
+        args: further arguments of `target`.
+    """
     if not os.environ.get("AURORA_DEBUG"):
         _silence_gloo()
     control = ControlChannel(connection)
@@ -177,7 +204,7 @@ def run_member(connection: Connection, rank_info: RankInfo, target: Callable[...
 
 
 def _silence_gloo() -> None:
-    """gloo reports every lost connection on descriptor 2, and losing them is expected here; Python keeps its own stderr."""
+    """Discards what gloo writes on descriptor 2 (every lost connection, which is expected here). Python keeps its stderr."""
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     with open(os.devnull, "w") as silent:
         os.dup2(silent.fileno(), 2)

@@ -1,4 +1,4 @@
-"""The process groups of one epoch's members: made without a global one, and broken off at once when the epoch is over."""
+"""Epoch's process groups: made without a global group, and broken off at once when the epoch is over."""
 
 import datetime
 import os
@@ -18,12 +18,16 @@ STUCK_S = 0.3  # after `abort` until gloo counts as stuck
 
 
 class EpochGroups:
-    """Process groups of one epoch's members: one gloo group a model.
+    """Process groups of one epoch's members: one gloo group per model.
 
-    gloo cannot stop waiting for a peer that lives but has stopped waiting itself. So `abort` shuts the connections: whoever
-    waits on them, here or at the other end, gets an error at once. One case is left: gloo forgets a message that it begins to
-    send, because the receiver's notice has just come, on a connection that is shut by then. Whoever waits for that message
-    waits until the group's time-out; see `unless_stopped`.
+    gloo cannot stop waiting for a peer that lives but has stopped waiting itself. So `abort` shuts the connections: each thread
+    that waits on one of them, here or at the other end, gets an error at once. One case is left: gloo forgets a message that it
+    begins to send, because the receiver's notice has just come, on a connection that is shut by then. The thread that waits for
+    that message waits until the group's time-out; see `unless_stopped`.
+
+    Args:
+        groups: the process groups, by model.
+        connections: the sockets that they use.
     """
 
     def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
@@ -54,7 +58,8 @@ def join_epoch(
         timeout_s: how long to wait for the others, and later for a peer.
         stopped: gives the rendezvous up when it is set.
 
-    Raises: RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
+    Raises:
+        RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
     """
     found: list[EpochGroups] = []
     failed: list[Exception] = []
@@ -62,7 +67,7 @@ def join_epoch(
     def connect() -> None:
         try:
             timeout = datetime.timedelta(seconds=timeout_s)
-            # A client of its own: one that waits for members who never come keeps everybody else from using it.
+            # A client of its own: one that waits for members that never come keeps all others from using it.
             client = TCPStore(*store, is_master=False, timeout=timeout)
             before = _sockets()
             made = [
@@ -83,14 +88,20 @@ def join_epoch(
         connecting.join(POLL_S)
     if found:
         return found[0]
-    reason = str(failed[0]).strip().splitlines()[0] if failed else "the epoch was over before all had come"
-    raise RankFailed(f"rank {rank}: cannot meet the others of epoch {epoch}: {reason}")
+    reason = str(failed[0]).strip().splitlines()[0] if failed else "the epoch was over before all had joined"
+    raise RankFailed(f"rank {rank}: cannot join the other ranks of epoch {epoch}: {reason}")
 
 
 def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
-    """Runs `call`, which waits for peers, in a thread.
+    """Runs a call that waits for peers, in a thread, and gives it up when the epoch is over.
 
-    Raises: what `call` raises. RankFailed: if it has not ended STUCK_S after `stopped` was set; its thread is left behind.
+    Args:
+        stopped: set when the epoch is over.
+        call: waits for peers.
+
+    Raises:
+        RankFailed: if `call` has not ended STUCK_S after `stopped` was set; its thread is left behind.
+        Exception: what `call` raises.
     """
     failed: list[BaseException] = []
 
@@ -112,8 +123,7 @@ def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
 
 
 def _sockets() -> dict[int, int]:
-    """This process's sockets by inode, each with a descriptor: those of the last epoch close when they like, and their
-    descriptors' numbers are given again."""
+    """This process's socket descriptors by inode: descriptors' numbers are given again when sockets of the last epoch close."""
     found = {}
     for name in os.listdir("/dev/fd"):
         try:
@@ -126,7 +136,7 @@ def _sockets() -> dict[int, int]:
 
 
 def _connected(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Those that have a peer, each under a descriptor of its own."""
+    """The sockets among `descriptors` that have a peer, each under a descriptor of its own."""
     connections = []
     for descriptor in descriptors:
         try:

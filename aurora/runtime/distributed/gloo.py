@@ -16,10 +16,14 @@ PROBE = 2**31 - 1  # a tag that no message has
 
 
 class GlooTransport(OrderedTransport):
-    """An ordered transport over a gloo process group; None: the default group.
+    """An ordered transport over a gloo process group.
 
     A message waits at its sender until the receiver's request has come, over the same connection. Its size is its tag: messages
     whose sizes both ends do not agree on never match, and end by the time-out.
+
+    Args:
+        group: a gloo process group; None: the default group.
+        cluster: as in `OrderedTransport`.
     """
 
     def __init__(self, group: Any = None, cluster: Cluster | None = None) -> None:
@@ -28,9 +32,10 @@ class GlooTransport(OrderedTransport):
         _yield_to_posters()
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Collects a small tensor of each rank; see `Transport.gather`."""
         if self.ranks == 2:
             return super().gather(row)
-        # One collective in which everybody sends everybody the same: what waits there are gloo's threads.
+        # One collective in which every rank sends the same to all: only gloo's threads wait there.
         sent = row.expand(self.ranks, *row.shape).contiguous()
         rows = torch.empty_like(sent)
         try:
@@ -45,7 +50,7 @@ class GlooTransport(OrderedTransport):
         for peer in range(self.ranks):
             if peer != self.rank:
                 try:
-                    self._group.recv([torch.empty(1)], peer, PROBE)  # which waits for nobody
+                    self._group.recv([torch.empty(1)], peer, PROBE)  # does not wait
                 except RuntimeError:
                     broken.append(peer)
         return broken[0] if len(broken) == 1 else None

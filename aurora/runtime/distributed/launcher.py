@@ -38,10 +38,14 @@ GRACE_S = 1.0  # after a first failure, how long to wait for a better explanatio
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A rank among `ranks`, and the store where they meet.
+    """A rank of a run, and the store where the ranks meet.
 
-    rank, ranks: of the whole run. host, port: where the store listens. timeout_s: how long to wait for a peer. local_rank,
-    local_ranks: on this machine. launched: True where `launch` started the rank and hosts the store; False where torchrun did.
+    Args:
+        rank, ranks: this rank's number, and how many ranks the whole run has.
+        host, port: where the store listens.
+        timeout_s: how long to wait for a peer.
+        local_rank, local_ranks: this rank's number among the ranks of its machine, and how many those are.
+        launched: True where `launch` started the rank and hosts the store; False where torchrun did.
     """
 
     rank: int
@@ -57,18 +61,22 @@ class RankInfo:
 def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0, port: int = 0) -> list[Any]:
     """Runs `target(rank_info, *args)` in `ranks` processes on this machine. All of them are gone on return.
 
-    The store where the ranks meet lives in this process, so it outlives every rank; it listens on loopback alone.
+    The store where the ranks meet lives in this process, so it outlives every rank; it listens on loopback only.
 
     Args:
         target: a picklable function; what it returns must be picklable too.
-        ranks: how many processes.
+        ranks: number of processes.
         args: further arguments of `target`.
         timeout_s: how long a rank waits for a peer.
         port: of the store; 0: any free one.
 
-    Returns: what each rank returned, by rank.
-    Raises: RankFailed: if a rank dies or meets an unexpected error. AuroraError: what a rank raised. BadInput: if the port
-        cannot be used.
+    Returns:
+        What each rank returned, by rank.
+
+    Raises:
+        RankFailed: if a rank dies or meets an unexpected error.
+        AuroraError: what a rank raised.
+        BadInput: if the port cannot be used.
     """
     children: list[tuple[Any, Connection]] = []
     with hosted_store(port) as (host, store_port):
@@ -87,9 +95,13 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
 
 @contextmanager
 def hosted_store(port: int) -> Iterator[tuple[str, int]]:
-    """Yields host and port of a TCPStore in this process, on loopback.
+    """Context manager that hosts a TCPStore in this process, on loopback, and yields its host and port.
 
-    port: 0: any free one. Raises BadInput if it cannot be used.
+    Args:
+        port: where it listens; 0: any free port.
+
+    Raises:
+        BadInput: if the port cannot be used.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -109,7 +121,13 @@ def hosted_store(port: int) -> Iterator[tuple[str, int]]:
 def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
     """Starts a process that runs `main(connection, rank_info, *args)` and dies with this one.
 
-    Returns: the process, and this end of the pipe whose other end is `connection`.
+    Args:
+        rank_info: what the process is told about its rank.
+        main: a picklable function.
+        args: further arguments of `main`, picklable.
+
+    Returns:
+        The process, and this end of the pipe whose other end is `connection`.
     """
     context = start_fork_server()
     ours, theirs = context.Pipe()
@@ -121,7 +139,17 @@ def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) ->
 
 
 def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
-    """Like `launch`, but ranks are threads of this process, and there is no store."""
+    """Runs `target(rank_info, *args)` in `ranks` threads of this process. There is no store.
+
+    Args:
+        target, ranks, args, timeout_s: as in `launch`.
+
+    Returns:
+        What each rank returned, by rank.
+
+    Raises:
+        Exception: the first error that a rank raised.
+    """
     answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
     def run(rank_info: RankInfo) -> None:
@@ -155,7 +183,7 @@ def start_fork_server() -> ForkServerContext:
 
 @contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Children run `target` by its name; the caller's main module, which may have no guard or no file, stays out of it."""
+    """Keeps the caller's main module, which may have no guard or no file, out of children: they find `target` by its name."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -165,7 +193,7 @@ def _without_main_module() -> Iterator[None]:
 
 
 def _receive_results(children: list[tuple[Any, Connection]]) -> list[Any]:
-    """What the children return, by rank; after a first failure, which is raised, the others have GRACE_S to explain it."""
+    """Collects what the children return, by rank. Raises the first failure; the others have GRACE_S to explain it."""
     results: dict[int, Any] = {}
     failures: dict[int, AuroraError] = {}
     deaths: dict[int, int] = {}
@@ -198,7 +226,7 @@ def _receive_results(children: list[tuple[Any, Connection]]) -> list[Any]:
 
 
 def _raise_failure(failures: dict[int, AuroraError], deaths: dict[int, int], ranks: int) -> None:
-    """Raises what explains the end of a run best, if anything failed."""
+    """Raises the error that explains the end of a run best, if anything failed."""
     if deaths:
         rank, code = min(deaths.items())
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
@@ -228,7 +256,7 @@ def _send_result(connection: Connection, rank_info: RankInfo, target: Callable[.
 
 
 def describe_error(error: BaseException) -> str:
-    """An unexpected error in one sentence: its type, place and first line. With AURORA_DEBUG set its traceback is printed."""
+    """Describes an unexpected error in one sentence: its type, place and first line. AURORA_DEBUG prints its traceback too."""
     if os.environ.get("AURORA_DEBUG"):
         traceback.print_exception(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -237,7 +265,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _set_up_torch(rank_info: RankInfo) -> None:
-    """An equal part of the machine's cores, and loopback for gloo unless the environment says otherwise."""
+    """Gives torch an equal part of the machine's cores, and gloo the loopback interface unless another is set."""
     import torch
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank_info.ranks))

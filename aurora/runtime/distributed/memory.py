@@ -10,7 +10,12 @@ from aurora.types import Cluster
 
 
 class Memory:
-    """Matches the sends and receives of one group of ranks. timeout_s: how long either waits for the other."""
+    """Matches the sends and receives of one group of ranks.
+
+    Args:
+        ranks: number of ranks.
+        timeout_s: how long a send waits for its receive, and a receive for its send.
+    """
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
         self.ranks, self.timeout_s = ranks, timeout_s
@@ -18,7 +23,13 @@ class Memory:
         self._waiting: dict[tuple[int, int, bool], deque[_Half]] = defaultdict(deque)
 
     def post(self, src: int, dst: int, sent: bool, message: Message) -> "_Half":
-        """Posts one end of the next message from src to dst; data move when the other end is posted too."""
+        """Posts one end of the next message from src to dst; data move when the other end is posted too.
+
+        Args:
+            src, dst: ranks.
+            sent: whether this is the sender's end.
+            message: what travels, or where it goes.
+        """
         half = _Half(message, self.timeout_s)
         with self._lock:
             others = self._waiting[src, dst, not sent]
@@ -57,7 +68,13 @@ class _Half:
 
 
 class MemoryTransport(OrderedTransport):
-    """One rank's ordered transport over a Memory."""
+    """One rank's ordered transport over a Memory.
+
+    Args:
+        memory: shared by all ranks of the group.
+        rank: this rank.
+        cluster: as in `OrderedTransport`.
+    """
 
     def __init__(self, memory: Memory, rank: int, cluster: Cluster | None = None) -> None:
         super().__init__(rank, memory.ranks, cluster)

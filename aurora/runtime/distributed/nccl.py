@@ -1,4 +1,4 @@
-"""NCCL transport: one GPU a rank."""
+"""NCCL transport: one GPU per rank."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from aurora.types import Order
 class NcclTransport:
     """A transport that posts each exchange as one grouped call of NCCL sends and receives, on the current stream.
 
-    Within the group NCCL runs transfers side by side: the order decides which are posted first, not who waits for whom.
+    Within the group NCCL runs transfers side by side: the order decides which are posted first, not which wait for others.
 
     Args:
         group: an NCCL process group.
@@ -33,11 +33,13 @@ class NcclTransport:
         self._control = GlooTransport(control) if control is not None else None
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Collects a small tensor of each rank, over gloo; see `Transport.gather`."""
         assert self._control is not None
         return self._control.gather(row.cpu())
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        # A pair's parts go in one message here: within a group nobody waits between them.
+        """Performs one all-to-all in `order`; see `Transport.exchange`."""
+        # A pair's parts go in one message here: within a group no rank waits between them.
         pairs = list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))
         whole = replace(order, pairs_X2=np.array(pairs, dtype=np.int64).reshape(-1, 2), share_X2=None, sub_channels=None)
         ends = [(peer, True, tensor) for _, peer, tensor in row_slices(whole, self.rank, sends, sending=True)]

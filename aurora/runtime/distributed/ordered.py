@@ -35,7 +35,7 @@ SETTLE_S = 0.1  # to wait for the other direction's failure, which may explain t
 
 
 class Work(Protocol):
-    """A posted message. `wait` returns when it has left or arrived, and raises RuntimeError if it cannot."""
+    """A posted message."""
 
     def wait(self) -> object: ...
 
@@ -43,8 +43,12 @@ class Work(Protocol):
 class Message(NamedTuple):
     """A row of an order, or a piece of one.
 
-    peer: the rank at the other end. tensor: what travels, contiguous. row: of the order. offset: where in the row it begins,
-    bytes. row_bytes: of the whole row.
+    Args:
+        peer: the rank at the other end.
+        tensor: what travels, contiguous.
+        row: of the order.
+        offset: where in the row it begins, bytes.
+        row_bytes: size of the whole row.
     """
 
     peer: int
@@ -55,17 +59,17 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of the message in bytes."""
         return int(self.tensor.nbytes)
 
     @property
     def flat(self) -> torch.Tensor:
-        """(size,) uint8."""
+        """The tensor as (size,) uint8."""
         return self.tensor.view(-1).view(torch.uint8)
 
     @property
     def last(self) -> bool:
-        """Whether it ends its row."""
+        """Whether the message ends its row."""
         return self.offset + self.size == self.row_bytes
 
 
@@ -86,8 +90,9 @@ class _Window:
 class OrderedTransport(ABC):
     """A Transport over `_send` and `_receive` of single messages.
 
-    Both ends post a transfer only when it is among their first open ones, and data move once both have. What comes first in the
-    order and is not done is always posted at both ends, so there is no deadlock.
+    Both ends post a transfer only when it is among their first open ones, and data move once both have. The first transfer of
+    the
+    order that is not done is always posted at both ends, so there is no deadlock.
 
     With one partner at a time, rows go in pieces. A receiver requests pieces in planned order and across rows: at least one,
     else what arrives while a request travels. A sender is thereby held to a few pieces under way: what it hands to the network
@@ -119,6 +124,7 @@ class OrderedTransport(ABC):
         """Posts the receipt of a message from its peer into its tensor. Raises RuntimeError if the peer is lost."""
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Collects a small tensor of each rank; see `Transport.gather`."""
         # Every pair directly: a third of all_gather's time at 4 ranks, whose ring takes a wake-up a step.
         row = row.contiguous()
         rows = torch.stack([row] * self.ranks)
@@ -129,6 +135,7 @@ class OrderedTransport(ABC):
         return rows
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
+        """Performs one all-to-all in `order`; see `Transport.exchange`."""
         if order.paced or order.sub_channels is not None:
             self._exchange_paced(order, sends, recvs, observe)
             return
@@ -242,7 +249,7 @@ class OrderedTransport(ABC):
                     self._in_Bps = max(0.9 * self._in_Bps, message.row_bytes / max(free_s - row_s, 1e-6))
 
     def _steps_ahead(self, message: Message) -> int:
-        """Sorts messages of one time so that no peer is everybody's first."""
+        """Sorts messages of one time so that no peer comes first on all ranks."""
         return (message.peer - self.rank) % self.ranks
 
     # Paced orders.

@@ -17,7 +17,14 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
-    """This process's RankInfo from torchrun's variables; None where they are not set. Raises BadInput if they make no sense."""
+    """Returns this process's RankInfo from torchrun's variables; None where they are not set.
+
+    Args:
+        timeout_s: how long to wait for a peer.
+
+    Raises:
+        BadInput: if the variables make no sense.
+    """
     if not all(name in os.environ for name in TORCHRUN):
         return None
     try:
@@ -33,9 +40,10 @@ def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
 
 @contextmanager
 def default_process_group(rank_info: RankInfo) -> Iterator[None]:
-    """torch.distributed's default group (gloo, for control) exists inside the block.
+    """Context manager that makes torch.distributed's default group (gloo, for control) and destroys it.
 
-    Raises: RankFailed: if the other ranks do not join within rank_info.timeout_s.
+    Raises:
+        RankFailed: if the other ranks do not join within rank_info.timeout_s.
     """
     timeout = datetime.timedelta(seconds=rank_info.timeout_s)
     try:
@@ -48,7 +56,7 @@ def default_process_group(rank_info: RankInfo) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise RankFailed(
-            f"rank {rank_info.rank}: cannot meet the others at {rank_info.host}:{rank_info.port}: {reason}"
+            f"rank {rank_info.rank}: cannot join the other ranks at {rank_info.host}:{rank_info.port}: {reason}"
         ) from None
     try:
         yield
@@ -57,12 +65,17 @@ def default_process_group(rank_info: RankInfo) -> Iterator[None]:
 
 
 def device_of(rank_info: RankInfo) -> str:
-    """Name of this rank's CUDA device where every local rank has one, else "cpu"."""
+    """Returns the name of this rank's CUDA device where every local rank has one, else "cpu"."""
     if torch.cuda.is_available() and torch.cuda.device_count() >= rank_info.local_ranks:
         return f"cuda:{rank_info.local_rank}"
     return "cpu"
 
 
 def new_process_group(backend: str, timeout_s: float) -> Any:
-    """A further group of all ranks. Every rank must make its groups in the same order."""
+    """Makes a further group of all ranks. Every rank must make its groups in the same order.
+
+    Args:
+        backend: "gloo" or "nccl".
+        timeout_s: how long a call on the group waits for a peer.
+    """
     return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))

@@ -19,7 +19,14 @@ Main = Callable[..., None]  # (connection, rank_info, *args)
 
 @dataclass(eq=False)
 class RankProcess:
-    """One rank's process and the supervisor's end of its control channel. last_heard_s: by time.monotonic."""
+    """One rank's process and the supervisor's end of its control channel.
+
+    Args:
+        rank: its number.
+        process: of multiprocessing.
+        connection: the supervisor's end of the pipe.
+        last_heard_s: when its last message came, by time.monotonic.
+    """
 
     rank: int
     process: Any
@@ -28,15 +35,16 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return int(self.process.pid)
 
     def send(self, message: object) -> None:
-        """Sends a message. A process that is dying takes none: the end of its connection is what comes from it next."""
+        """Sends a message. A message to a dying process is dropped; the end of its connection is reported next."""
         with suppress(OSError):
             self.connection.send(message)
 
     def exit_reason(self) -> str:
-        """How the process ended, waiting at most EXIT_S for it."""
+        """Returns how the process ended, waiting at most EXIT_S for it."""
         self.process.join(EXIT_S)
         code = self.process.exitcode
         if code is None:
@@ -45,9 +53,16 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Starts `main(connection, rank_info, *args)` for ranks of one machine and gathers what they send.
+    """Starts `main(connection, rank_info, *args)` for ranks of one machine and collects what they send.
 
-    Starting and joining processes happens in a thread beside, so that ranks that serve wait for none that come or go.
+    Processes are started and joined in a background thread, so that serving ranks do not wait for ranks that come or go.
+
+    Args:
+        main: a picklable function.
+        args: further arguments of `main`, picklable.
+        ranks: number of ranks of the run.
+        store: host and port of the store where they meet.
+        timeout_s: how long a rank waits for a peer.
     """
 
     def __init__(self, main: Main, args: tuple[Any, ...], ranks: int, store: tuple[str, int], timeout_s: float) -> None:
@@ -60,7 +75,7 @@ class RankProcesses:
 
     @property
     def starting(self) -> int:
-        """How many processes have been asked for and not been adopted yet."""
+        """Number of processes that have been asked for and not been adopted yet."""
         return len(self._starting)
 
     def start(self, rank: int) -> None:
@@ -71,9 +86,10 @@ class RankProcesses:
         self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
 
     def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
-        """Each rank whose process has started since the last call, or the error that kept it from starting.
+        """Yields each rank that has started since the last call, with its process or the error that kept it from starting.
 
-        wait: for all that are still starting.
+        Args:
+            wait: whether to wait for all that are still starting.
         """
         for rank, started in list(self._starting.items()):
             if not wait and not started.done():
@@ -91,7 +107,10 @@ class RankProcesses:
             yield rank, found
 
     def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """(rank, message) of all that has come, or of what comes first within timeout_s; a message None ends a rank's."""
+        """Yields (rank, message) of all messages that have come; if none has, of the first within timeout_s seconds.
+
+        The message None says that the rank's connection has ended.
+        """
         with suppress(Empty):
             for _ in range(max(1, self._inbox.qsize())):
                 sender, message = self._inbox.get(timeout=timeout_s)

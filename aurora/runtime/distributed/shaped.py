@@ -17,7 +17,11 @@ UNDER_WAY = 2  # chunks posted ahead, so that a transfer does not stop between c
 
 
 class Bucket:
-    """Token bucket of one direction of a port. `take` returns when the bytes would have passed at the port's rate."""
+    """Token bucket of one direction of a port.
+
+    Args:
+        rate_Bps: the port's rate.
+    """
 
     def __init__(self, rate_Bps: float) -> None:
         self._rate = rate_Bps
@@ -25,7 +29,12 @@ class Bucket:
         self._lock = threading.Lock()
 
     def take(self, size: int, begun_before: bool = False) -> None:
-        """begun_before: the bytes have been arriving until now, so their own time counts backwards from now."""
+        """Waits until the bytes would have passed at the port's rate.
+
+        Args:
+            size: bytes.
+            begun_before: the bytes have been arriving until now, so their own time counts backwards from now.
+        """
         seconds = size / self._rate
         with self._lock:
             now = time.perf_counter()
@@ -37,7 +46,12 @@ class Bucket:
 
 
 class Port:
-    """Both directions of one rank's port, shared by all models on the rank."""
+    """Both directions of one rank's port, shared by all models on the rank.
+
+    Args:
+        cluster: whose rates the port has.
+        rank: whose port it is.
+    """
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster = cluster
@@ -46,7 +60,12 @@ class Port:
 
 
 class ShapedTransport(GlooTransport):
-    """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks."""
+    """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks.
+
+    Args:
+        group: a gloo process group.
+        port: this rank's, shared with its other models' transports.
+    """
 
     cuts_rows = False  # a request takes no time here
 

@@ -11,9 +11,15 @@ PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
 
 
 def pack_message(store: Any, key: str, head: dict[str, Any], array: NDArray[Any] | None) -> bytes:
-    """A message of `head` (JSON) and `array` (npy), to be sent through the store as one value.
+    """Makes a message that travels through the store as one value.
 
     An array above PIECE_BYTES is left in the store in pieces, under `key`; the message then names them.
+
+    Args:
+        store: a torch.distributed Store.
+        key: prefix of the pieces' keys.
+        head: sent as JSON.
+        array: sent as npy; None: no array.
     """
     body = io.BytesIO()
     if array is not None:
@@ -27,9 +33,15 @@ def pack_message(store: Any, key: str, head: dict[str, Any], array: NDArray[Any]
 
 
 def unpack_message(store: Any, message: bytes, delete: bool) -> tuple[dict[str, Any], NDArray[Any] | None]:
-    """Head and array of what `pack_message` made. Nothing is unpickled.
+    """Returns head and array of a message that `pack_message` made. Nothing is unpickled.
 
-    delete: removes the array's pieces from the store. Raises ValueError if it is no such message.
+    Args:
+        store: that the message came through.
+        message: its bytes.
+        delete: whether to remove the array's pieces from the store.
+
+    Raises:
+        ValueError: if the bytes are no such message.
     """
     line, _, body = message.partition(b"\n")
     head = json.loads(line)

@@ -1,6 +1,6 @@
 """Supervisor of local ranks: watches their processes, and forms an epoch after each change of membership.
 
-The supervisor alone decides on membership, so ranks have nothing to agree on. A change (a rank died, hangs, lost a peer, or has
+Only the supervisor decides on membership, so ranks have nothing to agree on. A change (a rank died, hangs, lost a peer, or has
 joined) ends the epoch: every member is stopped, sends its MemberState, and gets its assignment for the next epoch. A rank that
 dies in between is left out; one that stays silent is killed.
 """
@@ -35,16 +35,31 @@ class Coordinator(Protocol):
 
     @property
     def wants_new_epoch(self) -> bool:
-        """Whether it has a better assignment for the same members, which takes an epoch of its own."""
+        """Whether the coordinator has a better assignment for the same members, which takes an epoch of its own."""
 
     def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Each member's assignment by rank, given the state that each of them sent."""
+        """Returns each member's assignment, by rank.
+
+        Args:
+            epoch: number of the epoch that begins.
+            states: the value of the MemberState that each member sent, by rank.
+        """
 
     def on_progress(self, rank: int, value: Any) -> bool:
-        """Takes what a member sent during an epoch. Returns whether the work as a whole has advanced by it."""
+        """Takes what a member sent during an epoch. Returns whether the work as a whole has advanced by it.
+
+        Args:
+            rank: the member.
+            value: what it sent.
+        """
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """Hears of each lost rank."""
+        """Called for each lost rank.
+
+        Args:
+            rank: that was lost.
+            reason: why, as part of a sentence.
+        """
 
 
 class Supervisor:
@@ -86,9 +101,12 @@ class Supervisor:
     def run(self) -> dict[int, Any]:
         """Runs epochs until the coordinator is finished. No process is left on return, nor when it raises.
 
-        Returns: the result of each rank that is left, by rank.
-        Raises: RankFailed: if no rank is left, or epochs of the same members end without progress. AuroraError: what a rank or
-            the coordinator raises.
+        Returns:
+            The result of each rank that is left, by rank.
+
+        Raises:
+            RankFailed: if no rank is left, or epochs of the same members end without progress.
+            AuroraError: what a rank or the coordinator raises.
         """
         with hosted_store(self._port) as store:
             self._processes = RankProcesses(run_member, (self._target, self._args), self._ranks, store, self._timeout_s)
@@ -123,14 +141,14 @@ class Supervisor:
                 self._start_epoch()
 
     def _epoch_is_due(self) -> bool:
-        """After a loss at once; for a new rank or a better assignment when the members have progressed."""
+        """Whether an epoch is due: after a loss at once; for a new rank or better assignment once the members have progressed."""
         membership = self._membership
         return membership.changed or (
             membership.progressed and (membership.joined or self._coordinator.wants_new_epoch)
         )  # fmt: skip
 
     def _handle(self, rank: int, message: Any) -> None:
-        """One message from a rank. Raises what the rank raised."""
+        """Handles one message from a rank. Raises what the rank raised."""
         member = self._members[rank]
         member.process.last_heard_s = max(member.process.last_heard_s, time.monotonic())
         match message:

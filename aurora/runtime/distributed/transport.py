@@ -14,16 +14,19 @@ Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, 
 
 
 def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> list[tuple[int, int, torch.Tensor]]:
-    """The rows of an order that `rank` sends or receives, in sequence: (row, peer, what travels).
+    """Returns the rows of an order that `rank` sends or receives, in sequence: (row, peer, what travels).
 
     Args:
         order: each of its rows is a pair of ranks, and the share of the pair's tensor that travels.
         rank: this one.
         tensors: for each peer, what is sent to it or received from it.
-        sending: the rows that `rank` sends; else those that it receives.
+        sending: True for the rows that `rank` sends, False for the rows that it receives.
 
-    Returns: slices of the peers' tensors along their first axis, none of them empty.
-    Raises: BadInput: if the order leaves out a part of a tensor.
+    Returns:
+        Slices of the peers' tensors along their first axis, none of them empty.
+
+    Raises:
+        BadInput: if the order leaves out a part of a tensor.
     """
     ends = order.ends[0 if sending else 1].get(rank, [])
     left = [tensor.shape[0] for tensor in tensors]
@@ -58,15 +61,19 @@ class Transport(Protocol):
         Args:
             row: this rank's, of the same shape and type on all ranks.
 
-        Returns: (ranks, *row.shape) on the CPU, once all ranks have given theirs.
-        Raises: RankFailed: if a peer is lost.
+        Returns:
+            (ranks, *row.shape) on the CPU, once all ranks have given theirs.
+
+        Raises:
+            RankFailed: if a peer is lost.
         """
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         """Performs one all-to-all in `order`. Returns when this rank's transfers are done.
 
-        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel, and
-        a rank's tensors to and from itself are left alone.
+        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel, and a
+        rank's
+        tensors to and from itself are not touched.
 
         Args:
             order: which pairs travel when; a transport holds it as well as its network lets it.
@@ -74,13 +81,19 @@ class Transport(Protocol):
             recvs: for each rank, where to put what comes from it, contiguous.
             observe: called for each transfer of this rank, in any thread; a transfer starts when this end is ready for it.
 
-        Raises: RankFailed: if a peer is lost. BadInput: if the order leaves something out, or cannot be held by this transport.
+        Raises:
+            RankFailed: if a peer is lost.
+            BadInput: if the order leaves something out, or cannot be held by this transport.
         """
 
 
 @contextmanager
 def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
-    """Inside the block a back end's RuntimeError becomes `peer_lost`."""
+    """Context manager that turns a back end's RuntimeError into the RankFailed of `peer_lost`.
+
+    Args:
+        rank, peer: as in `peer_lost`.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -88,7 +101,13 @@ def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
 
 
 def peer_lost(rank: int, peer: int | None, error: RuntimeError) -> RankFailed:
-    """A back end's error as a RankFailed of `rank`, naming the peer that it lost; None: one of the others, unknown which."""
+    """Returns a back end's error as a RankFailed that names the lost peer.
+
+    Args:
+        rank: this rank.
+        peer: the lost one; None: one of the others, unknown which.
+        error: the back end's.
+    """
     reason = str(error).strip().splitlines()[0]
     whom = "the others" if peer is None else f"rank {peer}"
     return RankFailed(f"rank {rank} lost {whom}: {reason}")

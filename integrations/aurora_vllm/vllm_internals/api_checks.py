@@ -19,9 +19,10 @@ WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
 class ApiCheck:
     """A function, class or property of vLLM that must exist.
 
-    what: the purpose that needs it, for messages.
-    where: "module:name.name".
-    needs: parameters that it must take, or names that a property's code must use.
+    Args:
+        what: the purpose that needs it, for messages.
+        where: "module:name.name".
+        needs: parameters that it must take, or names that a property's code must use.
     """
 
     what: str
@@ -29,7 +30,7 @@ class ApiCheck:
     needs: tuple[str, ...] = ()
 
     def missing(self) -> str | None:
-        """What is missing, as part of a sentence; None if nothing is."""
+        """Returns what is missing, as part of a sentence; None if nothing is."""
         try:
             found = find(self.where)
         except (ImportError, AttributeError):
@@ -93,13 +94,22 @@ EPLB_API_CHECKS = (
 
 
 def find(where: str) -> Any:
-    """The object at "module:name.name". Raises ImportError or AttributeError."""
+    """Returns the object at "module:name.name".
+
+    Raises:
+        ImportError: if the module does not exist.
+        AttributeError: if the module has no such name.
+    """
     module, _, names = where.partition(":")
     return functools.reduce(getattr, filter(None, names.split(".")), importlib.import_module(module))
 
 
 def check_api(checks: tuple[ApiCheck, ...]) -> None:
-    """Raises BadInput unless this vLLM is new enough and passes all checks."""
+    """Checks that this vLLM is new enough and passes all checks.
+
+    Raises:
+        BadInput: if it is not.
+    """
     try:
         found = version("vllm")
     except PackageNotFoundError:

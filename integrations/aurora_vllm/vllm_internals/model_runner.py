@@ -1,4 +1,4 @@
-"""What wraps a worker's model runner: forward passes are counted, loading is followed by serving, commands are obeyed."""
+"""Wraps a worker's model runner: forward passes are counted, serving begins after loading, commands are obeyed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
 
 
 def _patch_unfinished_check(processes: RankProcesses | None) -> None:
-    """Data-parallel ranks ask each other between forward passes whether requests are left, and may lose each other there."""
+    """Names lost ranks in vLLM's check for unfinished requests, where data-parallel ranks may lose each other between passes."""
     parallel = find(DP_API_CHECK.where.rpartition(".")[0])
     original = parallel.has_unfinished_dp
 
@@ -72,7 +72,7 @@ def _patch_unfinished_check(processes: RankProcesses | None) -> None:
 
 
 def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
-    """The model is loaded: finds its MoE layers and tells the integration."""
+    """Finds the loaded model's MoE layers and begins the integration's records."""
     integration = patched.integration
     assert integration is not None
     planned = find("vllm.model_executor.custom_op:op_registry_oot")["RoutedExperts"]

@@ -1,4 +1,4 @@
-"""What patches vLLM: classes that replace its experts, its all-to-all manager and its EPLB policy.
+"""Patches of vLLM: classes that replace its experts, its all-to-all manager and its EPLB policy.
 
 They do what vLLM's own do until there is a WorkerIntegration.
 """
@@ -21,9 +21,10 @@ ALL2ALL = "vllm.distributed.device_communicators.all2all"
 class PatchedWorker:
     """What the patches of one worker process share.
 
-    integration: None until all ranks are connected.
-    group: vLLM's expert-parallel group; None without expert parallelism.
-    layers: the model's MoE layers, once it is loaded.
+    Attributes:
+        integration: None until all ranks are connected.
+        group: vLLM's expert-parallel group; None without expert parallelism.
+        layers: the model's MoE layers, once it is loaded.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class PatchedWorker:
         self.layers: list[Any] = []
 
     def slots(self, layer: int) -> Slots:
-        """Gathers which experts each rank holds in a MoE layer, in the order of its weights. All ranks call it together."""
+        """Returns the experts that each rank holds in a MoE layer, in the order of its weights. All ranks must call it."""
         from aurora.runtime.distributed.gloo import GlooTransport
 
         experts = next(each for each in self.layers if each.aurora_layer == layer)
@@ -72,7 +73,13 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
 
 
 def set_local_experts(manager: Any, moe_config: Any, experts: tuple[int, ...]) -> None:
-    """Overwrites this rank's expert map before a layer creates and loads its weights. A rank without experts has one slot."""
+    """Overwrites this rank's expert map before a layer creates and loads its weights.
+
+    Args:
+        manager: vLLM's expert map manager of the layer.
+        moe_config: vLLM's configuration of the layer.
+        experts: of this rank; a rank without experts has one slot.
+    """
     expert_map = torch.full_like(manager._expert_map, -1)
     expert_map[list(experts)] = torch.arange(len(experts), dtype=expert_map.dtype)
     manager._expert_map = expert_map
@@ -125,12 +132,20 @@ def disable_cuda_graphs(config: Any) -> None:
 
 
 def patch_eplb_policy(slots_LG: tuple[Slots, ...]) -> None:
-    """Makes vLLM's balancer answer with the plan's replicas."""
+    """Makes vLLM's load balancer (EPLB) return the plan's replicas.
+
+    Args:
+        slots_LG: the experts that each rank holds in each layer.
+    """
     find("vllm.distributed.eplb.policy:EPLB_POLICIES")["default"] = planned_eplb_policy(slots_LG)
 
 
 def planned_eplb_policy(slots_LG: tuple[Slots, ...]) -> Any:
-    """An EPLB policy whose answer is always the plan: physical expert p of a layer is the p-th slot, rank after rank."""
+    """Returns an EPLB policy that always answers with the plan: physical expert p of a layer is the p-th slot, by rank.
+
+    Args:
+        slots_LG: as in `patch_eplb_policy`.
+    """
     default = find("vllm.distributed.eplb.policy.default:DefaultEplbPolicy")
     physical_LP = torch.tensor([[expert for held in layer for expert in held] for layer in slots_LG])
 

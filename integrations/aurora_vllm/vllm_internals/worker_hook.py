@@ -1,4 +1,4 @@
-"""The one hook that is installed before anything is configured, and what it does when the plugin is configured."""
+"""The hook that is installed in vLLM's workers before any configuration exists, and what it does once there is one."""
 
 import functools
 import logging
@@ -16,7 +16,7 @@ LOG = logging.getLogger("vllm.aurora")  # among vLLM's own lines
 
 
 def install_worker_hook() -> None:
-    """Wraps the worker's initialization, once. Logs a warning if this vLLM has nothing to wrap."""
+    """Wraps the worker's initialization, once. Logs a warning if this vLLM does not have it."""
     try:
         check_api(API_CHECKS[:1])
     except BadInput as error:
@@ -43,7 +43,11 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
 
     Without settings, or where something is not as expected, vLLM stays as it is; the latter is logged once.
 
-    Returns: what is left to do with the worker when its ranks are connected; None if there is nothing.
+    Args:
+        config: vLLM's.
+
+    Returns:
+        What is left to do with the worker when its ranks are connected; None if there is nothing.
     """
     given = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
     settings, refusal = Settings(), None

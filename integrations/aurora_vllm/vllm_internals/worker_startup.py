@@ -1,4 +1,4 @@
-"""A worker's way from its configuration to serving: patches, the agreement of all ranks, and the connection between them."""
+"""Start-up of a vLLM worker with the plugin: patches, the agreement of all ranks, and the connection between them."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ class WorkerStartup:
         return None
 
     def _colocation_refusal(self) -> str | None:
-        """Why this server cannot take turns with another, or None."""
+        """Why this server cannot share its GPUs in time slices with another, or None."""
         parallel = self._config.parallel_config
         if self._settings.colocate is not None and not (parallel.enable_expert_parallel and parallel.data_parallel_size > 1):
-            return "colocate: expected expert and data parallelism, found no all-to-all to take turns with"
+            return "colocate: expected expert and data parallelism, found no all-to-all to take time slices for"
         return None
 
     def _join_colocated_servers(
@@ -147,7 +147,7 @@ class WorkerStartup:
         except BadInput as error:
             refusal = str(error)
         fingerprint = integration.served.fingerprint
-        verdict = agree(store, f"{key}/turns", rank, integration.ranks, fingerprint, refusal, settings.agree_s)
+        verdict = agree(store, f"{key}/time-slices", rank, integration.ranks, fingerprint, refusal, settings.agree_s)
         if verdict.refusal is not None and arbiter is not None:
             arbiter.leave()
         return verdict

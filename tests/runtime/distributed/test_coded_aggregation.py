@@ -156,11 +156,15 @@ def test_nan_is_refused(tmp_path):
 
 def test_a_batch_that_nobody_can_give_is_named():
     work = functools.partial(misbehave, "die", (0, 1, 2, 3))
-    with pytest.raises(RankFailed, match=r"batches [0-3, ]* are held by nobody who is left: .*worker \d killed by signal 9"):
+    with pytest.raises(
+        RankFailed, match=r"batches [0-3, ]* are held by no worker that is left: .*worker \d killed by signal 9"
+    ):
         coded_sum(work, 4, 4, 2, "balanced", like=COUNTS, rng=rng())
-    with pytest.raises(RankFailed, match=r"batches 2 are held by nobody who is left: worker 2 failed: BadInput: this batch"):
+    with pytest.raises(
+        RankFailed, match=r"batches 2 are held by no worker that is left: worker 2 failed: BadInput: this batch"
+    ):
         coded_sum(functools.partial(misbehave, "fail", (2,)), 4, 4, 1, "uncoded", like=COUNTS, rng=rng())
-    with pytest.raises(RankFailed, match=r"batches 1 are held by nobody who is left: worker 0 .*; worker 1 "):
+    with pytest.raises(RankFailed, match=r"batches 1 are held by no worker that is left: worker 0 .*; worker 1 "):
         coded_sum(functools.partial(misbehave, "exit", (0, 1)), 4, 4, 2, "cyclic", like=COUNTS, rng=rng())
 
 
