@@ -141,7 +141,7 @@ class Supervisor:
                 self._start_epoch()
 
     def _epoch_is_due(self) -> bool:
-        """Whether an epoch is due: after a loss at once; for a new rank or better assignment once the members have progressed."""
+        """Whether an epoch is due: after a loss at once; for a new rank or better assignment once members have progressed."""
         membership = self._membership
         return membership.changed or (
             membership.progressed and (membership.joined or self._coordinator.wants_new_epoch)

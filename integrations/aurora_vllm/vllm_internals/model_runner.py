@@ -59,7 +59,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
 
 
 def _patch_unfinished_check(processes: RankProcesses | None) -> None:
-    """Names lost ranks in vLLM's check for unfinished requests, where data-parallel ranks may lose each other between passes."""
+    """Names lost ranks in vLLM's check for unfinished requests: data-parallel ranks may lose each other there too."""
     parallel = find(DP_API_CHECK.where.rpartition(".")[0])
     original = parallel.has_unfinished_dp
 
