@@ -10,9 +10,9 @@ from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 
 SIMULATED = "simulated"
-ALONE = ("swap-search", "balanced", "contiguous")  # placements of one model that are tried
+EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements of one model that are tried
 TRANSFERS = 1_000_000  # that are simulated to choose turns: some seconds
-TOGETHER = ("local-search", "matching", "decoupled")  # and colocations of two
+COLOCATIONS = ("local-search", "matching", "decoupled")  # and colocations of two
 
 
 def simulated_plan(
@@ -48,11 +48,11 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     return min(either, key=lambda each: simulate_plan(each, first).seconds)
 
 
-def _candidates(options: PlanOptions, together: bool) -> Iterator[PlanOptions]:
-    if not together:
-        for place in ALONE if options.place == "auto" else (options.place,):
+def _candidates(options: PlanOptions, colocated: bool) -> Iterator[PlanOptions]:
+    if not colocated:
+        for place in EXCLUSIVE_PLACES if options.place == "auto" else (options.place,):
             yield replace(options, place=place, objective=PlanOptions.objective)
         return
     for objective in OBJECTIVE:
-        for colocate in TOGETHER if options.colocate == "auto" else (options.colocate,):
+        for colocate in COLOCATIONS if options.colocate == "auto" else (options.colocate,):
             yield replace(options, colocate=colocate, objective=objective)

@@ -1,1 +1,1 @@
-"""The mathematics of planning: pure functions on arrays, each with its bound, and the wiring from profiles to a Plan."""
+"""Planning: pure functions on arrays, each with a lower bound on its result, and the steps from profiles to a Plan."""

@@ -85,9 +85,9 @@ def make_plan(
 
 def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
     """(L, D-1) how likely every expert of each layer is still held after 1, 2, ... of the cluster's D nodes failed."""
-    hosts = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
+    domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
     rng = np.random.default_rng(seed)
-    return np.array([survival(held_by(held_G, hosts, placement.experts), hosts, rng).p_K for held_G in placement.slots_LG])
+    return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
 
 
 def check_sources(cluster: Cluster, profile: Profile) -> None:

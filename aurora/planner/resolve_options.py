@@ -89,12 +89,12 @@ def _check_scenario(options: PlanOptions, colocated: bool) -> None:
         if options.time_slice != "auto":
             raise BadInput("`time_slice`: expected two models that share the GPUs, found one alone")
         return
-    alone = {
+    exclusive_only = {
         "slots_per_gpu": options.slots_per_gpu is not None,
         "aim": options.aim != "sum",
         "min_replicas": options.min_replicas is not None,
     }
-    for name, given in alone.items():
+    for name, given in exclusive_only.items():
         if given:
             raise BadInput(f"`{name}`: expected one model alone, found two that share the GPUs")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.advisor.simulated_choice import ALONE, TOGETHER, simulated_plan, with_time_slice
+from aurora.advisor.simulated_choice import COLOCATIONS, EXCLUSIVE_PLACES, simulated_plan, with_time_slice
 from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
@@ -22,9 +22,9 @@ def test_no_candidate_is_simulated_shorter(case):
     assert chosen.notes == ("chosen by simulation",)
     took = simulate_plan(chosen, sources).seconds
     if len(sources) == 1:
-        others = [PlanOptions(place=place) for place in ALONE]
+        others = [PlanOptions(place=place) for place in EXCLUSIVE_PLACES]
     else:
-        others = [PlanOptions(colocate=name, objective=objective) for name in TOGETHER for objective in ("causal", "paper")]
+        others = [PlanOptions(colocate=name, objective=objective) for name in COLOCATIONS for objective in ("causal", "paper")]
     assert took == min(simulate_plan(make_plan(machines, sources, options), sources).seconds for options in others)
 
 

@@ -1,1 +1,1 @@
-"""Where experts sit, of one model or of two that share the GPUs, with what it costs and what no placement beats."""
+"""Placement of experts on GPUs, for one model or for two colocated models: cost models, searches and lower bounds."""

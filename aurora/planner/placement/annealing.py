@@ -1,4 +1,4 @@
-"""Local search over two models' groups on the same GPUs: swap a's groups, b's, or both, of two GPUs."""
+"""Simulated annealing for two colocated models: swaps the groups of model a, of model b, or of both between two GPUs."""
 
 import numpy as np
 from numba import njit
@@ -12,23 +12,41 @@ STEPS = 80  # for every pair of GPUs, 0.15 us each
 HOT, COLD = 0.03, 0.0003  # first and last temperature, as shares of the start's time
 
 
-def anneal(sharing: ColocationProblem, a_G: IntArray, b_G: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """The best of what simulated annealing meets from (a_G, b_G), so never worse; b alone moves where a may not.
+def anneal(problem: ColocationProblem, a_G: IntArray, b_G: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Returns the best pair of assignments that simulated annealing visits from (a_G, b_G); never worse than the start.
 
-    A step swaps, between two GPUs, a's groups, b's or both, in time independent of the number of GPUs but for new maxima.
+    A step swaps the groups of a, of b or of both between two GPUs. It takes time independent of the number of GPUs, unless it
+    lowers a maximum, which is then searched for again. If `problem.movable` is false, only b's groups move.
+
+    Args:
+        problem: both models' costs and the objective.
+        a_G: (G,) int64, the group of model a on each GPU at the start.
+        b_G: (G,) int64, the same for model b.
+        rng: for the random swaps.
+
+    Returns:
+        (a_G, b_G), (G,) int64 each; the arguments are not changed.
     """
     a_G, b_G = a_G.copy(), b_G.copy()
-    value_s = sharing.value_s(a_G, b_G)
+    value_s = problem.value_s(a_G, b_G)
     if len(a_G) > 1 and value_s > 0:
-        problem = sharing.seconds_MXGJ, sharing.count_PX, sharing.base_P
+        arrays = problem.seconds_MXGJ, problem.count_PX, problem.base_P
         steps = STEPS * len(a_G) ** 2
-        _anneal(*problem, a_G, b_G, sharing.movable, steps, HOT * value_s, COLD * value_s, rng)
+        _anneal(*arrays, a_G, b_G, problem.movable, steps, HOT * value_s, COLD * value_s, rng)
     return a_G, b_G
 
 
 @njit(cache=True)
 def gpu_terms(cost, g, a, b, out):
-    """Writes into out (8,) the seconds of each of MOVED on GPU g when it holds groups a and b. cost (2, 5, G, J)."""
+    """Computes the seconds of each of MOVED on one GPU.
+
+    Args:
+        cost: (2, 5, G, J) seconds, as ColocationProblem.seconds_MXGJ.
+        g: the GPU.
+        a: the group of model a on it.
+        b: the group of model b on it.
+        out: (8,) seconds, written to.
+    """
     sa, ra = cost[0, SEND, g, a], cost[0, RECV, g, a]
     sb, rb = cost[1, SEND, g, b], cost[1, RECV, g, b]
     out[D_A] = max(sa, ra)
@@ -45,7 +63,13 @@ def gpu_terms(cost, g, a, b, out):
 
 @njit(cache=True)
 def longest_path(count_PX, base_P, most):
-    """Seconds of the longest path when MOVED take most (8,) seconds and the rest of each path base_P (P,)."""
+    """Returns the seconds of the longest path.
+
+    Args:
+        count_PX: (P, 8), how often each path holds each of MOVED.
+        base_P: (P,) seconds of each path's FIXED terms.
+        most: (8,) seconds of each of MOVED.
+    """
     value = 0.0
     for p in range(len(base_P)):
         total = base_P[p]
@@ -57,9 +81,9 @@ def longest_path(count_PX, base_P, most):
 
 @njit(cache=True)
 def _anneal(cost, count_PX, base_P, a_G, b_G, movable, steps, hot, cold, rng):
-    """Simulated annealing from (a_G, b_G), which it leaves at the best pair seen; gives that pair's seconds.
+    """Runs simulated annealing from (a_G, b_G), writes the best pair seen into both and returns that pair's seconds.
 
-    movable: whether a's groups move too. hot, cold: first and last temperature in seconds, falling geometrically.
+    movable: whether a's groups move too. hot, cold: first and last temperature in seconds; it falls geometrically.
     """
     n = len(a_G)
     held = np.empty((n, 8))

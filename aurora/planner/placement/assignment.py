@@ -1,4 +1,8 @@
-"""ASSIGN: which GPU holds which group of one model's experts. Each takes (costs, rng) and gives group_G (G,) int64."""
+"""ASSIGN: strategies that assign one model's groups of experts to GPUs.
+
+Each strategy takes (costs, rng), the GroupCosts of a layer and a random generator, and returns group_G: (G,) int64, the group
+that each GPU holds.
+"""
 
 from collections.abc import Callable
 
@@ -13,30 +17,65 @@ AssignmentStrategy = Callable[[GroupCosts, np.random.Generator], IntArray]
 
 
 def exact(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """The optimum of Eq. 1, max(G + N) + max(F + C) + max(A), where experts move and the requests' ranks stay."""
+    """Minimises Eq. 1, max(gate + dispatch) + max(experts + combine) + max(aggregate), exactly.
+
+    Experts move; requests stay on their ranks.
+
+    Args:
+        costs: the layer's costs by GPU and group.
+        rng: not used.
+
+    Returns:
+        (G,) int64, the group on each GPU.
+
+    Source:
+        Aurora (arXiv:2410.17043) Eq. 1.
+    """
     return bottleneck_sum_matching(costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ)
 
 
 def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """The busiest group on the strongest GPU, and so on down. Source: Aurora Thm 5.1, which holds only where rows and
-    columns are proportional."""
+    """Assigns the busiest group to the strongest GPU, the next busiest to the next strongest, and so on.
+
+    Args: as in `exact`.
+
+    Returns:
+        As `exact`. It is optimal only where rows and columns of the traffic are proportional.
+
+    Source:
+        Aurora (arXiv:2410.17043) Thm 5.1.
+    """
     group_G = np.empty(len(costs.load_J), dtype=np.int64)
     group_G[costs.strongest_first] = np.argsort(-costs.load_J, kind="stable")
     return group_G
 
 
 def matching(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Minimises the largest dispatch + experts + combine of any GPU, exactly."""
+    """Minimises the largest dispatch + experts + combine seconds of any GPU, exactly.
+
+    Args and returns: as in `exact`.
+    """
     return bottleneck_matching(costs.exclusive_s_GJ)
 
 
 def contiguous(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Group g on GPU g."""
+    """Assigns group g to GPU g. Args and returns: as in `exact`."""
     return np.arange(len(costs.load_J))
 
 
 def shuffled(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """RGA, random GPU assignment (Aurora §8.1)."""
+    """Assigns groups to GPUs at random.
+
+    Args:
+        costs: as in `exact`.
+        rng: draws the permutation.
+
+    Returns:
+        As `exact`.
+
+    Source:
+        RGA, random GPU assignment: Aurora (arXiv:2410.17043) §8.1.
+    """
     return rng.permutation(len(costs.load_J))
 
 

@@ -1,4 +1,4 @@
-"""Bottleneck matching: the perfect matching whose heaviest edge is lightest."""
+"""Bottleneck matching: the perfect matching whose largest weight is smallest."""
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -8,10 +8,18 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def bottleneck_matching(weight_GJ: FloatArray) -> IntArray:
-    """(G,) int64: the column matched to each row, so that the largest weight used is the smallest possible.
+    """Returns the perfect matching whose largest weight is the smallest possible.
 
-    Hopcroft-Karp under bisection over the distinct weights. Optimal; ties resolve the same way every time.
-    weight_GJ (n, n), finite. Source: Aurora §6.2, case II.
+    Bisects over the distinct weights and matches with Hopcroft-Karp. Optimal; ties are broken the same way every time.
+
+    Args:
+        weight_GJ: (n, n) float64, finite.
+
+    Returns:
+        (n,) int64, the column matched to each row.
+
+    Source:
+        Aurora (arXiv:2410.17043) §6.2, case II.
     """
     levels = np.unique(weight_GJ)
     low, high = 0, len(levels) - 1
@@ -28,5 +36,6 @@ def bottleneck_matching(weight_GJ: FloatArray) -> IntArray:
 
 
 def _within(weight_GJ: FloatArray, level: float) -> IntArray | None:
+    """Returns a perfect matching of weights up to `level`, or None if there is none."""
     match = maximum_bipartite_matching(csr_matrix(weight_GJ <= level), perm_type="column")
     return None if (match < 0).any() else np.asarray(match, dtype=np.int64)

@@ -9,26 +9,28 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray, third_GJ: FloatArray | None = None) -> IntArray:
-    """The perfect matching for which the sum of the largest entries used of each matrix is smallest. Optimal.
+    """Returns the perfect matching that minimises the sum, over the matrices, of the largest entry used. Optimal.
 
-    A threshold on the first matrix rises while the one on the second falls; every edge that the latter takes away costs one
-    augmenting path of O(G^2). A third matrix adds an outer loop over those of its distinct entries that can still pay. Ties
-    resolve the same way every time.
+    A threshold on the first matrix rises while the threshold on the second falls. Each edge that the second threshold removes
+    costs one augmenting path of O(n^2). A third matrix adds an outer loop over its distinct entries, which ends at the first
+    entry that cannot improve the sum. Ties are broken the same way every time.
 
     Args:
-        first_GJ, second_GJ, third_GJ: (n, n) float64, finite.
+        first_GJ: (n, n) float64, finite.
+        second_GJ: as first_GJ.
+        third_GJ: as first_GJ, or None for two matrices.
 
     Returns:
-        (G,) int64, the column of each row.
+        (n,) int64, the column matched to each row.
     """
     n = len(first_GJ)
     if third_GJ is None:
         _, match_G = _least_sum(first_GJ, second_GJ, np.inf)
         return np.asarray(match_G)
     best, best_G = np.inf, np.arange(n)
-    min_replicas = sum(float(np.maximum(m.min(axis=0).max(), m.min(axis=1).max())) for m in (first_GJ, second_GJ))
+    lower_bound = sum(float(np.maximum(m.min(axis=0).max(), m.min(axis=1).max())) for m in (first_GJ, second_GJ))
     for level in np.unique(third_GJ):
-        if level + min_replicas >= best:
+        if level + lower_bound >= best:
             break
         within = np.where(third_GJ <= level, first_GJ, np.inf)
         value, match_G = _least_sum(within, second_GJ, best - level)
@@ -38,13 +40,25 @@ def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray, third_G
 
 
 def bottleneck_value(weight_GJ: FloatArray) -> float:
-    """The largest entry used by the perfect matching whose largest is smallest; infinite where entries leave none."""
+    """Returns the largest entry of the perfect matching whose largest entry is smallest.
+
+    Args:
+        weight_GJ: (n, n) float64; infinite entries cannot be used.
+
+    Returns:
+        The entry; infinite if there is no perfect matching of finite entries.
+    """
     value, _ = _least_sum(weight_GJ, np.zeros_like(weight_GJ), np.inf)
     return float(value)
 
 
 class Matching(NamedTuple):
-    """A partial matching: the column of each row and the row of each column, -1 where free."""
+    """A partial matching; -1 where a row or column is free.
+
+    Attributes:
+        column_G: (n,) int64, the column of each row.
+        row_J: (n,) int64, the row of each column.
+    """
 
     column_G: IntArray
     row_J: IntArray
@@ -52,10 +66,10 @@ class Matching(NamedTuple):
 
 @njit(cache=True)
 def _least_sum(first_GJ: FloatArray, second_GJ: FloatArray, best: float) -> tuple[float, IntArray]:
-    """(sum, match) of the best matching whose sum of bottlenecks is below `best`; (inf, rubbish) where there is none.
+    """(sum, match) of the best matching whose sum of bottlenecks is below `best`; (inf, undefined) if there is none.
 
-    The first threshold only rises, and the second, best - first, only falls: edges above it leave the matching, and the rows
-    that they leave free are matched again along the path whose largest first entry is smallest.
+    The first threshold only rises, so the second one, best - first, only falls. Edges above the second leave the matching. The
+    rows that become free are matched again along the path whose largest entry of first_GJ is smallest.
     """
     n = len(first_GJ)
     matching = Matching(np.full(n, -1), np.full(n, -1))
@@ -74,7 +88,7 @@ def _least_sum(first_GJ: FloatArray, second_GJ: FloatArray, best: float) -> tupl
 
 @njit(cache=True)
 def _drop_edges(second_GJ: FloatArray, matching: Matching, best: float, threshold: float) -> int:
-    """Takes out the edges with which the sum would reach `best`; returns a free row, -1 if there is none."""
+    """Removes the edges with which the sum would reach `best`; returns a free row, -1 if there is none."""
     column_G, row_J = matching
     free_row = -1
     for i in range(len(column_G)):
@@ -88,6 +102,7 @@ def _drop_edges(second_GJ: FloatArray, matching: Matching, best: float, threshol
 
 @njit(cache=True)
 def _bottleneck_sum(first_GJ: FloatArray, second_GJ: FloatArray, matching: Matching) -> float:
+    """Returns the sum of the largest entries that the matching uses of each matrix."""
     first, second = 0.0, 0.0
     for i in range(len(first_GJ)):
         first = max(first, first_GJ[i, matching.column_G[i]])
@@ -99,7 +114,7 @@ def _bottleneck_sum(first_GJ: FloatArray, second_GJ: FloatArray, matching: Match
 def _bottleneck_path(
     first_GJ: FloatArray, second_GJ: FloatArray, matching: Matching, start: int, threshold: float, best: float
 ) -> tuple[float, int, IntArray]:
-    """The augmenting path from row `start` whose largest first entry is smallest, by edges whose sum stays below `best`.
+    """The augmenting path from row `start` whose largest entry of first_GJ is smallest, by edges whose sum is below `best`.
 
     Returns the first threshold that it takes, its last column (-1 if there is no path) and the row before each column.
     Dijkstra's algorithm with maxima in place of sums.

@@ -1,4 +1,4 @@
-"""Branch and bound over the GPUs of two models that share them: the optimum, or the best found and a bound."""
+"""Branch and bound for two colocated models: the optimum, or the best assignment found and a lower bound."""
 
 import numpy as np
 from numba import njit
@@ -12,59 +12,69 @@ NODES = 1_000_000  # between two looks at the clock: about a quarter of a second
 BISECTIONS = 6
 
 
-def branch_and_bound(sharing: ColocationProblem, a_G: IntArray, b_G: IntArray) -> tuple[IntArray, IntArray, float]:
-    """(a's groups, b's groups, bound in seconds): the optimum where sharing.running lets the search end, from (a_G, b_G) on.
+def branch_and_bound(problem: ColocationProblem, a_G: IntArray, b_G: IntArray) -> tuple[IntArray, IntArray, float]:
+    """Finds the best assignment of two models' groups to GPUs, with a lower bound.
 
-    Linear programmes close most edges or prove the start optimal. What is left is searched depth first, the GPU with the
-    fewest pairs of groups first; a branch ends where its edges' spare seconds over the programme's bound, or its longest path,
-    reach the best value. Where time is up first, bisection raises the bound: below a smaller aim more edges close.
+    Linear programmes rule out most edges (a group on a GPU) or prove the start optimal. A depth-first search covers the rest,
+    starting at the GPU with the fewest pairs of groups. A branch ends where the programme's bound plus its edges' spare seconds
+    reaches the best value, or its longest path does. If `problem.running` ends the search first, bisection raises the bound: a
+    smaller target value rules out more edges.
+
+    Args:
+        problem: both models' costs and the objective; `problem.running` says whether the search may go on.
+        a_G: (G,) int64, the group of model a on each GPU at the start.
+        b_G: (G,) int64, the same for model b.
+
+    Returns:
+        (a_G, b_G, bound): (G,) int64 each, never worse than the start; and the lower bound in seconds. The assignment is
+        optimal unless `problem.running` ended the search.
     """
-    value_s = sharing.value_s(a_G, b_G)
-    proof = prove_bound(sharing, value_s)
+    value_s = problem.value_s(a_G, b_G)
+    proof = prove_bound(problem, value_s)
     if proof.closed:
         return a_G, b_G, proof.bound_s
     a_G, b_G = a_G.copy(), b_G.copy()
-    best_s, whole = _searched(sharing, proof, value_s * (1 - SLACK), a_G, b_G)
-    return a_G, b_G, best_s if whole else _raised(sharing, proof.bound_s, best_s)
+    best_s, whole = _searched(problem, proof, value_s * (1 - SLACK), a_G, b_G)
+    return a_G, b_G, best_s if whole else _raised(problem, proof.bound_s, best_s)
 
 
 def _searched(
-    sharing: ColocationProblem, proof: OptimalityProof, best_s: float, a_G: IntArray, b_G: IntArray
+    problem: ColocationProblem, proof: OptimalityProof, best_s: float, a_G: IntArray, b_G: IntArray
 ) -> tuple[float, bool]:
-    """(seconds of the best assignment below best_s, else best_s; whether there is none better); writes it into a_G, b_G."""
+    """Returns (seconds of the best assignment below best_s, else best_s; whether none is better); writes it into a_G, b_G."""
     n = len(a_G)
-    problem = sharing.seconds_MXGJ, sharing.count_PX, sharing.base_P
-    pairs = [_pairs(problem, proof, gpu, best_s) for gpu in range(n)]
+    arrays = problem.seconds_MXGJ, problem.count_PX, problem.base_P
+    pairs = [_pairs(arrays, proof, gpu, best_s) for gpu in range(n)]
     size_G = np.array([len(a_P) for a_P, _, _ in pairs])
     start_G = np.concatenate([[0], np.cumsum(size_G)])
     where_G = np.argsort(size_G, kind="stable")
     choices = *(np.concatenate(column) for column in zip(*pairs, strict=True)), start_G, where_G
     cursor, depth = np.full(n, start_G[where_G[0]]), np.zeros(1, dtype=np.int64)
     most, spent_s = np.zeros((n + 1, 8)), np.zeros(n + 1)
-    most[0], spent_s[0] = proof.lp.floor_X, proof.lp.seconds
+    most[0], spent_s[0] = proof.lp.least_X, proof.lp.seconds
     used = np.zeros((2, n), dtype=np.bool_)
     while depth[0] >= 0:
-        best_s = _dive(*problem, *choices, cursor, most, spent_s, used, depth, best_s, a_G, b_G, NODES)
-        if depth[0] >= 0 and not sharing.running():
+        best_s = _dive(*arrays, *choices, cursor, most, spent_s, used, depth, best_s, a_G, b_G, NODES)
+        if depth[0] >= 0 and not problem.running():
             return best_s, False
     return best_s, True
 
 
-def _pairs(problem, proof: OptimalityProof, gpu: int, best_s: float):
-    """(a's groups, b's groups, seconds that both have to spare) of what GPU gpu may hold below best_s, least to spare first."""
+def _pairs(arrays, proof: OptimalityProof, gpu: int, best_s: float):
+    """Returns (a's groups, b's groups, spare seconds) of the pairs that GPU gpu may hold below best_s, least spare first."""
     a_P, b_P = (np.ravel(x) for x in np.meshgrid(*(np.flatnonzero(x) for x in proof.open_MGJ[:, gpu]), indexing="ij"))
     spare_P = proof.lp.spare_MGJ[0, gpu, a_P] + proof.lp.spare_MGJ[1, gpu, b_P]
-    seconds_P = _longest_paths(*problem, proof.lp.floor_X, gpu, a_P, b_P)
+    seconds_P = _longest_paths(*arrays, proof.lp.least_X, gpu, a_P, b_P)
     kept = np.flatnonzero((proof.lp.seconds + spare_P < best_s) & (seconds_P < best_s))
     kept = kept[np.argsort(spare_P[kept], kind="stable")]
     return a_P[kept], b_P[kept], spare_P[kept]
 
 
-def _raised(sharing: ColocationProblem, low_s: float, high_s: float) -> float:
-    """A bound between low_s, which is one, and high_s."""
+def _raised(problem: ColocationProblem, low_s: float, high_s: float) -> float:
+    """Raises the lower bound low_s towards high_s by bisection."""
     for _ in range(BISECTIONS):
         aim_s = (low_s + high_s) / 2
-        if (proof := prove_bound(sharing, aim_s)).closed:
+        if (proof := prove_bound(problem, aim_s)).closed:
             low_s = max(low_s, proof.bound_s)
         else:
             high_s = aim_s
@@ -72,12 +82,14 @@ def _raised(sharing: ColocationProblem, low_s: float, high_s: float) -> float:
 
 
 @njit(cache=True)
-def _longest_paths(cost, count_PX, base_P, floor_X, g, a_P, b_P):
+def _longest_paths(cost, count_PX, base_P, least_X, g, a_P, b_P):
+    """(P,) lower bounds in seconds of the longest path when GPU g holds each pair of groups (a_P, b_P)."""
+    """(P,) lower bounds in seconds of the longest path when GPU g holds each pair of groups (a_P, b_P)."""
     values = np.empty(8)
     seconds_P = np.empty(len(a_P))
     for p in range(len(a_P)):
         gpu_terms(cost, g, a_P[p], b_P[p], values)
-        seconds_P[p] = longest_path(count_PX, base_P, np.maximum(values, floor_X))
+        seconds_P[p] = longest_path(count_PX, base_P, np.maximum(values, least_X))
     return seconds_P
 
 
@@ -85,11 +97,10 @@ def _longest_paths(cost, count_PX, base_P, floor_X, g, a_P, b_P):
 def _dive(
     cost, count_PX, base_P, a_P, b_P, spare_P, start_G, where_G, cursor, most, spent, used, state, best, a_G, b_G, nodes
 ):  # fmt: skip
-    """Looks at up to `nodes` pairs and can be called again: all that it knows lies in the arrays, the depth in state[0], -1 at
-    the end.
+    """Searches up to `nodes` pairs and returns the best value below `best`, else `best`. Another call continues the search.
 
-    Gives the best value below `best`, else `best`. cursor (G,): the next pair at each depth; most (G + 1, 8), spent
-    (G + 1,): MOVED and the bound by the choices above each depth.
+    The arrays hold its whole state. state[0]: the depth, -1 at the end. cursor (G,): the next pair at each depth. most
+    (G + 1, 8), spent (G + 1,): seconds of MOVED, and the bound, that follow from the choices above each depth.
     """
     n = len(where_G)
     depth = state[0]

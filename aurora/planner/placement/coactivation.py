@@ -1,4 +1,4 @@
-"""Experts that tokens choose together: traffic in which a token counts once a GPU, groups to start from, and a bound."""
+"""Co-activation: how often tokens choose both of two experts, groups of such experts, and a bound for deduplicated traffic."""
 
 from itertools import product
 
@@ -9,36 +9,63 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def distinct_tokens(experts_UK: IntArray, source_U: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Tokens alike as one: their experts in rising order (V, K), their source (V,), and how many they are (V,), all int64."""
+    """Merges tokens that have the same experts and source.
+
+    Args:
+        experts_UK: (U, K) int64, the experts of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+
+    Returns:
+        (experts_VK, source_V, count_V), int64: (V, K) the experts of each distinct token in rising order, (V,) its source and
+        (V,) how many tokens are like it.
+    """
     ranked_UX = np.column_stack([source_U, np.sort(experts_UK.astype(np.int64), axis=1)])
     rows_VX, count_V = np.unique(ranked_UX, axis=0, return_counts=True)
     return rows_VX[:, 1:], rows_VX[:, 0], count_V
 
 
 def coactivation_counts(experts_VK: IntArray, source_V: IntArray, count_V: IntArray, experts: int, gpus: int) -> IntArray:
-    """(S, E, E) int64: tokens of each source that choose both experts; on the diagonal those that choose the one."""
-    together_SX = np.zeros((gpus, experts * experts), dtype=np.int64)
+    """Counts the tokens that choose both experts of each pair.
+
+    Args:
+        experts_VK: (V, K) int64, experts of each distinct token, as `distinct_tokens` returns them.
+        source_V: (V,) int64, their source ranks.
+        count_V: (V,) int64, how many tokens are alike.
+        experts: number of experts E.
+        gpus: number of source ranks S, one a GPU.
+
+    Returns:
+        (S, E, E) int64, tokens of each source that choose both experts; the diagonal counts the tokens of each expert.
+    """
+    counts_SX = np.zeros((gpus, experts * experts), dtype=np.int64)
     for source in range(gpus):
         own_V = source_V == source
         for a_V, b_V in product(experts_VK[own_V].T, repeat=2):
             pairs = np.bincount(a_V * experts + b_V, weights=count_V[own_V], minlength=experts * experts)
-            together_SX[source] += pairs.astype(np.int64)
-    return together_SX.reshape(gpus, experts, experts)
+            counts_SX[source] += pairs.astype(np.int64)
+    return counts_SX.reshape(gpus, experts, experts)
 
 
-def coactivation_groups(together_EE: IntArray, room_G: IntArray) -> IntArray:
-    """(E,) int64: groups of experts that tokens choose together, GPU g's of at most room_G[g], which are enough in all.
+def coactivation_groups(counts_EE: IntArray, slots_G: IntArray) -> IntArray:
+    """Groups experts that the same tokens choose, one group a GPU.
 
-    Each group starts with the busiest expert that is left and takes the expert most often chosen with those it has, per token
-    that chooses that expert, until its room is full or its load above its fair share of what is left.
+    Each group starts with the busiest expert that is left. It then takes the expert most often chosen with its own experts, per
+    token of that expert, until its slots are full or its load would pass its equal share of the load that is left.
+
+    Args:
+        counts_EE: (E, E) int64, tokens that choose both experts, as `coactivation_counts` summed over sources.
+        slots_G: (G,) int64, how many experts each GPU can hold; at least E in all.
+
+    Returns:
+        (E,) int64, the GPU of each expert.
     """
-    experts, load_E = len(together_EE), np.diag(together_EE)
+    experts, load_E = len(counts_EE), np.diag(counts_EE)
     gpu_E = np.full(experts, -1, dtype=np.int64)
-    for gpu, room in enumerate(room_G.tolist()):
-        later = int(room_G[gpu + 1 :].sum())
+    for gpu, slots in enumerate(slots_G.tolist()):
+        later = int(slots_G[gpu + 1 :].sum())
         near_E, held, load = np.zeros(experts, dtype=np.int64), 0, 0
-        fair = load_E[gpu_E < 0].sum() / (len(room_G) - gpu)
-        while held < room and (left := np.flatnonzero(gpu_E < 0)).size:
+        fair = load_E[gpu_E < 0].sum() / (len(slots_G) - gpu)
+        while held < slots and (left := np.flatnonzero(gpu_E < 0)).size:
             must = left.size > later
             if held:
                 left = left[np.argsort(-(near_E[left] / np.maximum(load_E[left], 1)), kind="stable")]
@@ -48,33 +75,47 @@ def coactivation_groups(together_EE: IntArray, room_G: IntArray) -> IntArray:
                 left = left[np.argsort(-load_E[left], kind="stable")]
             chosen = int(left[0])
             gpu_E[chosen] = gpu
-            near_E += together_EE[chosen]
+            near_E += counts_EE[chosen]
             held, load = held + 1, load + int(load_E[chosen])
     return gpu_E
 
 
 def deduplicated_bound(
-    together_SEE: IntArray,
+    counts_SEE: IntArray,
     top_k: int,
-    room_G: IntArray,
+    slots_G: IntArray,
     expert_s_GE: FloatArray,
     gate_s_G: FloatArray,
     aggregate_s_G: FloatArray,
     port_s_XG: FloatArray,
 ) -> float:
-    """Seconds below Eq. 1 of every placement of single experts when a token counts once a GPU.
+    """Returns a lower bound on Eq. 1 for deduplicated tokens that no unreplicated placement beats.
 
-    together_SEE as of `chosen_together`; room_G (G,) int64: experts that fit; port_s_XG (4, G): seconds a token on each port,
-    sending and receiving in the dispatch, then in the combine. A GPU receives at least the tokens of each expert that it holds,
-    and of all of them `_shared_GE`; a source sends at least `_sent_G`.
+    A GPU receives at least the tokens of each expert that it holds, and of all its experts together at least `_shared_GE`. A
+    source sends at least `_sent_G`.
+
+    Args:
+        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
+        top_k: experts a token.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        expert_s_GE: (G, E) seconds of each expert on each GPU.
+        gate_s_G: (G,) seconds of the gate.
+        aggregate_s_G: (G,) seconds of the aggregation.
+        port_s_XG: (4, G) seconds a token: sent and received in the dispatch, sent and received in the combine.
+
+    Returns:
+        Seconds.
+
+    Source:
+        Eq. 1: Aurora (arXiv:2410.17043).
     """
     send_s_G, recv_s_G, csend_s_G, crecv_s_G = port_s_XG
-    own_GE = np.diagonal(together_SEE, axis1=1, axis2=2)
-    arriving_GE = own_GE.sum(axis=0) - own_GE  # an expert on GPU g spares the tokens that start there
-    shared_GE, sent_G = _shared_GE(together_SEE, arriving_GE, room_G), _sent_G(together_SEE, own_GE, top_k, room_G)
+    own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
+    arriving_GE = own_GE.sum(axis=0) - own_GE  # tokens that start on GPU g are not sent to experts there
+    shared_GE, sent_G = _shared_GE(counts_SEE, arriving_GE, slots_G), _sent_G(counts_SEE, own_GE, top_k, slots_G)
 
     def either(work_GE: FloatArray, row_s_G: FloatArray) -> float:
-        """The dearest expert on its cheapest GPU, or all of them spread out."""
+        """The larger of two bounds: the longest expert on its fastest GPU, and all experts divided over all GPUs."""
         whole_GE, part_GE = (work_GE + rows_GE * row_s_G[:, None] for rows_GE in (arriving_GE, shared_GE))
         return max(float(whole_GE.min(axis=0).max(initial=0.0)), spread_split(part_GE))
 
@@ -84,36 +125,37 @@ def deduplicated_bound(
     return first_s + second_s + float(aggregate_s_G.max())
 
 
-def _shared_GE(together_SEE: IntArray, arriving_GE: IntArray, room_G: IntArray) -> FloatArray:
-    """(G, E): below expert e's part of the tokens that arrive at GPU g, each divided evenly over its experts there.
+def _shared_GE(counts_SEE: IntArray, arriving_GE: IntArray, slots_G: IntArray) -> FloatArray:
+    """(G, E): a lower bound on expert e's part of the tokens that GPU g receives, each divided evenly over its experts there.
 
     With n tokens of e, which have c_u experts on g, that part is sum 1 / c_u >= n^2 / sum c_u (Cauchy-Schwarz), and sum c_u is
-    at most n plus what the room_G[g] - 1 experts most often chosen with e have in common with it.
+    at most n plus what the slots_G[g] - 1 experts most often chosen with e have in common with it.
     """
-    elsewhere_GEE = together_SEE.sum(axis=0) - together_SEE
-    met_GE = np.stack(
-        [_busiest(_others(each_EE), room - 1) for each_EE, room in zip(elsewhere_GEE, room_G.tolist(), strict=True)]
+    elsewhere_GEE = counts_SEE.sum(axis=0) - counts_SEE
+    shared_with_others_GE = np.stack(
+        [_busiest(_others(each_EE), slots - 1) for each_EE, slots in zip(elsewhere_GEE, slots_G.tolist(), strict=True)]
     )
-    return np.where(arriving_GE > 0, arriving_GE**2 / np.maximum(arriving_GE + met_GE, 1), 0.0)
+    return np.where(arriving_GE > 0, arriving_GE**2 / np.maximum(arriving_GE + shared_with_others_GE, 1), 0.0)
 
 
-def _sent_G(together_SEE: IntArray, own_GE: IntArray, top_k: int, room_G: IntArray) -> IntArray:
-    """(G,) int64: at least so many tokens of each source travel, as it keeps none whose experts are not all there.
+def _sent_G(counts_SEE: IntArray, own_GE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
+    """(G,) int64: a lower bound on the tokens that each source sends; a token stays only if all its experts are there.
 
-    A token that stays is chosen by top_k of the experts there, and by as many pairs of them as top_k experts make.
+    A token that stays counts for top_k of the experts there, and for top_k * (top_k - 1) ordered pairs of them.
     """
     left = []
-    for own_E, own_EE, room in zip(own_GE, together_SEE, room_G.tolist(), strict=True):
-        stay = int(_busiest(own_E, room)) // top_k
+    for own_E, own_EE, slots in zip(own_GE, counts_SEE, slots_G.tolist(), strict=True):
+        stay = int(_busiest(own_E, slots)) // top_k
         if top_k > 1:
-            pairs_E = _busiest(_others(own_EE), room - 1)
-            stay = min(stay, int(_busiest(pairs_E, room)) // (top_k * (top_k - 1)))
-        left.append(int(own_E.sum()) // top_k - (stay if room >= top_k else 0))
+            pairs_E = _busiest(_others(own_EE), slots - 1)
+            stay = min(stay, int(_busiest(pairs_E, slots)) // (top_k * (top_k - 1)))
+        left.append(int(own_E.sum()) // top_k - (stay if slots >= top_k else 0))
     return np.array(left, dtype=np.int64)
 
 
-def _others(together_EE: IntArray) -> IntArray:
-    return together_EE - np.diag(np.diag(together_EE))
+def _others(counts_EE: IntArray) -> IntArray:
+    """The counts with a diagonal of zeros."""
+    return counts_EE - np.diag(np.diag(counts_EE))
 
 
 def _busiest(value_XE: IntArray, many: int) -> IntArray:

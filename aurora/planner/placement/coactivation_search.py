@@ -1,4 +1,4 @@
-"""Co-activation local search: moves and swaps single experts where a token travels once to a GPU for all its experts there."""
+"""Co-activation local search: moves and swaps single experts to shorten a layer whose tokens are deduplicated."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,15 @@ NONE = -1
 
 
 class Tokens(NamedTuple):
-    """Distinct tokens: their experts, source, number; the tokens of expert e are of_expert_X[start_E[e] : start_E[e + 1]]."""
+    """Distinct tokens of a layer.
+
+    Attributes:
+        experts_VK: (V, K) int64, the experts of each distinct token.
+        source_V: (V,) int64, its source rank.
+        count_V: (V,) int64, how many tokens are like it.
+        of_expert_X: (V * K,) int64, distinct tokens by expert: those of expert e are of_expert_X[start_E[e] : start_E[e + 1]].
+        start_E: (E + 1,) int64, where each expert's tokens begin.
+    """
 
     experts_VK: IntArray
     source_V: IntArray
@@ -24,7 +32,14 @@ class Tokens(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Seconds of experts, of the gate and of a token on each port; and how many experts each GPU can hold."""
+    """Costs that no move changes.
+
+    Attributes:
+        expert_s_GE: (G, E) seconds of each expert on each GPU.
+        gate_s_G: (G,) seconds of the gate.
+        port_s_XG: (4, G) seconds a token: sent and received in the dispatch, sent and received in the combine.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+    """
 
     expert_s_GE: FloatArray
     gate_s_G: FloatArray
@@ -33,12 +48,17 @@ class Costs(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What follows from where experts sit, kept up to date so that a move or swap is priced in O(G).
+    """Counts that follow from the placement, kept up to date so that a move or swap is priced in O(G).
 
-    gpu_E (E,), held_G (G,), work_s_G (G,): the placement, experts held, their seconds. total_ES (E, S): tokens of each expert.
-    hits_VG (V, G) uint8: experts of a token on a GPU. rows_SG (S, G): tokens from source to GPU. met_ESG (E, S, G): tokens of
-    an expert that have another of their experts on a GPU. alone_EES (E, E, S): tokens of two experts of which the first is the
-    only one on its GPU.
+    Attributes:
+        gpu_E: (E,) int64, the GPU of each expert.
+        held_G: (G,) int64, how many experts each GPU holds.
+        work_s_G: (G,) seconds of the experts on each GPU.
+        total_ES: (E, S) int64, tokens of each expert by source.
+        hits_VG: (V, G) uint8, how many of a distinct token's experts sit on each GPU.
+        rows_SG: (S, G) int64, deduplicated tokens from each source to each GPU.
+        joint_ESG: (E, S, G) int64, tokens of an expert that have another of their experts on the GPU.
+        sole_EES: (E, E, S) int64, tokens that choose both experts and have no other expert on the first one's GPU.
     """
 
     gpu_E: IntArray
@@ -47,8 +67,8 @@ class Tables(NamedTuple):
     total_ES: IntArray
     hits_VG: NDArray[np.uint8]
     rows_SG: IntArray
-    met_ESG: IntArray
-    alone_EES: IntArray
+    joint_ESG: IntArray
+    sole_EES: IntArray
 
 
 def coactivation_search(
@@ -63,21 +83,25 @@ def coactivation_search(
     rng: np.random.Generator,
     kicks: int = KICKS,
 ) -> IntArray:
-    """A placement no worse than gpu_E in Eq. 1 with deduplicated tokens, found by moves and swaps of single experts.
+    """Searches by moves and swaps of single experts for a placement that Eq. 1 with deduplicated tokens finds shorter.
 
-    Steepest descent in time, then in the ports' total; then `kicks` restarts from the best, shaken. Deterministic for `rng`.
+    Steepest descent: first in seconds, then in the sum of all ports' seconds. Then `kicks` restarts, each from the best
+    placement after a few random moves and swaps. Deterministic for a given `rng`.
 
     Args:
-        experts_VK, source_V, count_V: (V, K), (V,), (V,) int64, distinct tokens: their experts, source and number.
+        experts_VK: (V, K) int64, the experts of each distinct token.
+        source_V: (V,) int64, its source rank.
+        count_V: (V,) int64, how many tokens are like it.
         gpu_E: (E,) int64, the GPU of each expert to start from.
         slots_G: (G,) int64, how many experts each GPU can hold.
         expert_s_GE: (G, E) seconds of each expert on each GPU.
         gate_s_G: (G,) seconds of the gate.
-        port_s_XG: (4, G) seconds a token on each port, sent and received in the dispatch, then in the combine.
-        kicks: restarts.
+        port_s_XG: (4, G) seconds a token: sent and received in the dispatch, sent and received in the combine.
+        rng: for the restarts.
+        kicks: number of restarts.
 
     Returns:
-        (E,) int64, the GPU of each expert.
+        (E,) int64, the GPU of each expert; never worse than gpu_E.
     """
     experts, gpus = len(gpu_E), len(slots_G)
     shakes_XX2 = np.stack([rng.integers(0, experts, (kicks, SHAKES)), rng.integers(0, experts + gpus, (kicks, SHAKES))], axis=2)
@@ -91,7 +115,7 @@ def coactivation_search(
 
 @njit(cache=True)
 def _search(tokens: Tokens, costs: Costs, gpu_E: IntArray, shakes: IntArray) -> None:
-    """A descent and its restarts, in place."""
+    """Runs the descent and its restarts; writes the best placement into gpu_E."""
     tables = _tables(tokens, costs, gpu_E)
     best_s, best_ports = _descend(tokens, costs, tables)
     best_E = gpu_E.copy()
@@ -108,13 +132,14 @@ def _search(tokens: Tokens, costs: Costs, gpu_E: IntArray, shakes: IntArray) -> 
 
 @njit(cache=True)
 def _tables(tokens: Tokens, costs: Costs, gpu_E: IntArray) -> Tables:
+    """The tables of a placement, counted from its tokens."""
     experts, gpus = len(gpu_E), len(costs.slots_G)
     experts_VK, source_V, count_V, _, _ = tokens
     hits = np.zeros((len(experts_VK), gpus), dtype=np.uint8)
     rows = np.zeros((gpus, gpus), dtype=np.int64)
     total = np.zeros((experts, gpus), dtype=np.int64)
-    met = np.zeros((experts, gpus, gpus), dtype=np.int64)
-    alone = np.zeros((experts, experts, gpus), dtype=np.int64)
+    joint = np.zeros((experts, gpus, gpus), dtype=np.int64)
+    sole = np.zeros((experts, experts, gpus), dtype=np.int64)
     held = np.zeros(gpus, dtype=np.int64)
     work = np.zeros(gpus)
     for e in range(experts):
@@ -130,17 +155,17 @@ def _tables(tokens: Tokens, costs: Costs, gpu_E: IntArray) -> Tables:
                 rows[s, g] += many
                 for e in experts_VK[v]:
                     if hits[v, g] > (gpu_E[e] == g):
-                        met[e, s, g] += many
+                        joint[e, s, g] += many
         for e in experts_VK[v]:
             if hits[v, gpu_E[e]] == 1:
                 for f in experts_VK[v]:
-                    alone[e, f, s] += many
-    return Tables(gpu_E, held, work, total, hits, rows, met, alone)
+                    sole[e, f, s] += many
+    return Tables(gpu_E, held, work, total, hits, rows, joint, sole)
 
 
 @njit(cache=True)
 def _shake(tokens: Tokens, costs: Costs, tables: Tables, pairs: IntArray) -> None:
-    """Swaps the experts of each pair; a second number past the experts is a GPU, to which the first moves if it has a slot."""
+    """Swaps the experts of each pair; a second number E + g is GPU g, to which the first expert moves if it has a free slot."""
     gpu_E, experts = tables.gpu_E, len(tables.gpu_E)
     for a, b in pairs:
         if b < experts:
@@ -153,15 +178,15 @@ def _shake(tokens: Tokens, costs: Costs, tables: Tables, pairs: IntArray) -> Non
 
 @njit(cache=True)
 def _less(s, ports, than_s, than_ports):
-    """Shorter; or as short, with less on all ports together."""
+    """Whether (s, ports) is shorter than (than_s, than_ports), or as short with fewer seconds summed over all ports."""
     return s < than_s * (1 - 1e-9) or (s <= than_s * (1 + 1e-12) and ports < than_ports * (1 - 1e-9))
 
 
 @njit(cache=True)
 def _descend(tokens: Tokens, costs: Costs, tables: Tables) -> tuple[float, float]:
-    """Takes the best move or swap until none helps, in place: of experts on the GPUs that set the time, or else of all.
+    """Takes the best move or swap until none helps, in place. First only experts on the slowest GPUs move, then all experts.
 
-    Returns the seconds of Eq. 1 without aggregation, and the seconds of all ports together.
+    Returns the seconds of Eq. 1 without aggregation, and the seconds summed over all ports.
     """
     everywhere = False
     while True:
@@ -180,10 +205,13 @@ def _descend(tokens: Tokens, costs: Costs, tables: Tables) -> tuple[float, float
 
 @njit(cache=True)
 def _best_step(costs: Costs, tables: Tables, everywhere: bool) -> tuple[float, float, int, int, int]:
-    """(seconds now, port seconds now, expert, the expert it changes places with or NONE, its new GPU) of the best move or swap
-    that helps; the last three are NONE if none does. everywhere: look at all experts, not only at the critical GPUs'."""
+    """Finds the best move or swap that helps.
+
+    Returns (seconds now, port seconds now, expert, the expert it swaps with or NONE, its new GPU); the last three are NONE if
+    no step helps. everywhere: try all experts, not only those of the slowest GPUs.
+    """
     expert_s_GE, gate_s_G, port_s_XG, slots_G = costs
-    gpu_E, held_G, work_s_G, total_ES, _, rows_SG, met_ESG, alone_EES = tables
+    gpu_E, held_G, work_s_G, total_ES, _, rows_SG, joint_ESG, sole_EES = tables
     experts, gpus = len(gpu_E), len(slots_G)
     send_G, recv_G = _traffic(rows_SG)
     sent_G, received_G, busy_s_G = send_G.copy(), recv_G.copy(), work_s_G.copy()
@@ -199,7 +227,7 @@ def _best_step(costs: Costs, tables: Tables, everywhere: bool) -> tuple[float, f
                 continue
             sent_G[:] = send_G
             received_G[:] = recv_G
-            _change_traffic(sent_G, received_G, a, g, b, h, total_ES, met_ESG, alone_EES)
+            _change_traffic(sent_G, received_G, a, g, b, h, total_ES, joint_ESG, sole_EES)
             busy_s_G[g] -= expert_s_GE[g, a]
             busy_s_G[h] += expert_s_GE[h, a]
             if b != NONE:
@@ -225,14 +253,14 @@ def _traffic(rows_SG: IntArray) -> tuple[IntArray, IntArray]:
 
 
 @njit(cache=True, inline="always")
-def _change_traffic(sent_G, received_G, a, g, b, h, total_ES, met_ESG, alone_EES):
-    """Adds to both what changes if expert a goes from GPU g to h and expert b, unless NONE, from h to g."""
+def _change_traffic(sent_G, received_G, a, g, b, h, total_ES, joint_ESG, sole_EES):
+    """Adds the change of traffic when expert a moves from GPU g to h and expert b, unless NONE, from h to g."""
     for s in range(len(sent_G)):
-        here = met_ESG[a, s, g] - total_ES[a, s]
-        there = total_ES[a, s] - met_ESG[a, s, h]
+        here = joint_ESG[a, s, g] - total_ES[a, s]
+        there = total_ES[a, s] - joint_ESG[a, s, h]
         if b != NONE:
-            here += total_ES[b, s] - met_ESG[b, s, g] + alone_EES[a, b, s]
-            there += met_ESG[b, s, h] - total_ES[b, s] + alone_EES[b, a, s]
+            here += total_ES[b, s] - joint_ESG[b, s, g] + sole_EES[a, b, s]
+            there += joint_ESG[b, s, h] - total_ES[b, s] + sole_EES[b, a, s]
         if s != g:
             sent_G[s] += here
             received_G[g] += here
@@ -243,7 +271,7 @@ def _change_traffic(sent_G, received_G, a, g, b, h, total_ES, met_ESG, alone_EES
 
 @njit(cache=True)
 def _price(send_G, recv_G, work_s_G, gate_s_G, port_s_XG):
-    """Seconds of Eq. 1 without aggregation, seconds of all ports together, and the GPUs that set its two maxima."""
+    """Seconds of Eq. 1 without aggregation, seconds summed over all ports, and the GPUs that attain the two maxima of Eq. 1."""
     ports = 0.0
     first, second, at_first, at_second = -1.0, -1.0, 0, 0
     for g in range(len(send_G)):
@@ -259,9 +287,9 @@ def _price(send_G, recv_G, work_s_G, gate_s_G, port_s_XG):
 
 @njit(cache=True)
 def _shift(tokens: Tokens, costs: Costs, tables: Tables, a: int, h: int) -> None:
-    """Moves expert a to GPU h, in all tables."""
+    """Moves expert a to GPU h and updates all tables."""
     experts_VK, source_V, count_V, of_expert_X, start_E = tokens
-    gpu_E, held_G, work_s_G, _, hits_VG, rows_SG, met_ESG, alone_EES = tables
+    gpu_E, held_G, work_s_G, _, hits_VG, rows_SG, joint_ESG, sole_EES = tables
     g = gpu_E[a]
     if g == h:
         return
@@ -272,19 +300,19 @@ def _shift(tokens: Tokens, costs: Costs, tables: Tables, a: int, h: int) -> None
             rows_SG[s, g] -= many
         if came == 0:
             rows_SG[s, h] += many
-        turned = (came == 0) * many - (left == 0) * many  # a, alone or not
+        turned = (came == 0) * many - (left == 0) * many  # whether a is the only one of the token's experts on its GPU
         for e in experts_VK[v]:
             if e == a:
                 continue
-            alone_EES[a, e, s] += turned
+            sole_EES[a, e, s] += turned
             if left == (gpu_E[e] == g):
-                met_ESG[e, s, g] -= many
+                joint_ESG[e, s, g] -= many
             if came == (gpu_E[e] == h):
-                met_ESG[e, s, h] += many
+                joint_ESG[e, s, h] += many
             becomes = many if gpu_E[e] == g and left == 1 else -many if gpu_E[e] == h and came == 1 else 0
             if becomes:
                 for f in experts_VK[v]:
-                    alone_EES[e, f, s] += becomes
+                    sole_EES[e, f, s] += becomes
         hits_VG[v, g] = left
         hits_VG[v, h] = came + 1
     gpu_E[a] = h

@@ -1,4 +1,4 @@
-"""Where the experts of two models sit that share every GPU, layer by layer."""
+"""Placement of two colocated models, layer by layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,13 @@ from aurora.types.arrays import IntArray
 
 @dataclass(frozen=True)
 class GroupedLayer:
-    """One layer of one model, its experts in groups of equal size. group_E (E,): each expert's group."""
+    """One layer of one model with its experts in groups of equal size, one group a GPU.
+
+    Attributes:
+        costs: the layer's costs, expert by expert.
+        group_E: (E,) int64, the group of each expert.
+        group_costs: the layer's costs, group by group.
+    """
 
     costs: LayerCosts
     group_E: IntArray
@@ -30,14 +36,26 @@ class GroupedLayer:
 
     @classmethod
     def of(cls, cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> "GroupedLayer":
-        """Groups of experts by the strategy `place` of PLACE."""
+        """Groups the experts of one layer.
+
+        Args:
+            cluster: the GPUs.
+            profile: the model's traffic.
+            layer: which MoE layer.
+            place: name of a strategy of PLACE.
+            rng: for strategies that draw.
+        """
         costs = layer_costs(cluster, profile, layer)
         own_G = even_slots(profile.experts, np.full(len(cluster), profile.experts))
         group_E = PLACE[place](costs.load_WE[0], own_G, rng)
         return cls(costs, group_E, costs.grouped(group_E))
 
     def placed(self, held_G: IntArray) -> Placement:
-        """The layer's Placement when GPU g holds group held_G[g]."""
+        """Returns the layer's Placement.
+
+        Args:
+            held_G: (G,) int64, the group on each GPU.
+        """
         return unreplicated(np.argsort(held_G)[self.group_E], len(held_G))
 
 
@@ -50,12 +68,18 @@ def place_colocated(
 ) -> PlacedModels:
     """Places two models that share every GPU.
 
-    Layer l of the longer model meets layer l modulo the shorter's length; a layer of the shorter model stays where it is placed
-    first. `options.time_limit_s` is shared out evenly among the layers that are left.
+    Layer l of the model with more layers is paired with layer l modulo the other model's length. A layer of the shorter model
+    keeps the place of its first pairing. Each layer gets an equal part of what is left of `options.time_limit_s`.
 
     Args:
+        cluster: the GPUs.
+        profiles: one profile for each of the two models.
         options: resolved, so `place`, `assign` and `colocate` name strategies.
-        clock: gives seconds.
+        rng: for strategies that draw.
+        clock: returns seconds; for searches with a time limit.
+
+    Returns:
+        Both models' placements, with their time and its bounds.
     """
     first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
     layers_ML = [[GroupedLayer.of(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
@@ -76,7 +100,7 @@ def place_colocated(
             held_MLG[first].append(found.a_G)
         held_MLG[second].append(found.b_G)
         value_s = problem.value_s(found.a_G, found.b_G)
-        known_s = found.bound_s if movable else 0.0  # where a is held, other places for a were not looked at
+        known_s = found.bound_s if movable else 0.0  # where a was fixed, the search did not try other places for it
         free_s = free_bound(options.objective, *((a.costs, b.costs) if first == 0 else (b.costs, a.costs)))
         objective_s += value_s
         free_bound_s += free_s
@@ -89,13 +113,26 @@ def place_colocated(
 
 
 def _before(clock: Callable[[], float], until_s: float) -> bool:
+    """Whether the clock reads less than until_s."""
     return clock() < until_s
 
 
 def free_bound(name: str, a: LayerCosts, b: LayerCosts) -> float:
-    """Seconds below Table 2's objective `name` for every placement of both models' experts; each has a single scenario.
+    """Returns a lower bound on the time of a layer for every placement of both models' experts.
 
-    Every term is replaced by its own least value, so the bound is attained only if one placement minimises them all.
+    Each term of the objective is replaced by its own least value, so the bound is attained only if one placement minimises all
+    terms.
+
+    Args:
+        name: a name of OBJECTIVE.
+        a: costs of the model that Table 2 starts with, for a single scenario.
+        b: costs of the other model, for a single scenario.
+
+    Returns:
+        Seconds.
+
+    Source:
+        Aurora (arXiv:2410.17043) Table 2.
     """
     fixed = [float(own_WG.max()) for own_WG in (a.gate_s_WG, b.gate_s_WG, a.aggregate_s_WG, b.aggregate_s_WG)]
     arriving = [costs.load_WE[0] - costs.own_WGE[0] for costs in (a, b)]

@@ -1,7 +1,7 @@
-"""COLOCATE: where the second model's groups sit, given the first's, or both models' at once.
+"""COLOCATE: strategies that assign the groups of two colocated models, a and b, to GPUs.
 
-Each takes (sharing, rng): both models' GroupCosts, the group of a on each GPU and whether a may still move, and the objective;
-and gives a ColocatedPlacement.
+Each strategy takes (problem, rng), a ColocationProblem and a random generator, and returns a ColocatedPlacement. Those in JOINT
+place both models; the others keep model a where it is and place model b.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,13 @@ from aurora.types.arrays import IntArray
 
 @dataclass(frozen=True)
 class ColocatedPlacement:
-    """a_G, b_G (G,) int64: each model's group on every GPU. bound_s: below what none gets where a may sit as it could; zero
-    where the method proves nothing itself."""
+    """Which groups of two models each GPU holds.
+
+    Attributes:
+        a_G: (G,) int64, the group of model a on each GPU.
+        b_G: (G,) int64, the group of model b on each GPU.
+        bound_s: seconds; no assignment that the problem allows takes less. Zero if the strategy proves no bound.
+    """
 
     a_G: IntArray
     b_G: IntArray
@@ -30,32 +35,56 @@ class ColocatedPlacement:
 ColocationStrategy = Callable[[ColocationProblem, np.random.Generator], ColocatedPlacement]
 
 
-def matching(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Bottleneck matching on the port time of both models' dispatches, max(send_a + send_b, recv_a + recv_b).
+def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+    """Places model b by bottleneck matching on the port time of both dispatches, max(send_a + send_b, recv_a + recv_b).
 
-    Optimal for |N_a + N_b| given a's place. Source: Aurora §6.2, case II.
+    Minimises the longest dispatch of both models, |N_a + N_b|, exactly, given the place of model a.
+
+    Args:
+        problem: both models' costs, and the place of model a.
+        rng: not used.
+
+    Returns:
+        The groups of both models.
+
+    Source:
+        Aurora (arXiv:2410.17043) §6.2, case II.
     """
-    gpus = np.arange(len(sharing.held_G))
-    held_XG = sharing.a.seconds_XGJ[:2, gpus, sharing.held_G]
+    gpus = np.arange(len(problem.held_G))
+    held_XG = problem.a.seconds_XGJ[:2, gpus, problem.held_G]
     return ColocatedPlacement(
-        sharing.held_G, bottleneck_matching((held_XG[:, :, None] + sharing.b.seconds_XGJ[:2]).max(axis=0))
+        problem.held_G, bottleneck_matching((held_XG[:, :, None] + problem.b.seconds_XGJ[:2]).max(axis=0))
     )
 
 
-def sorted_pairs(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """a's groups by rising load meet b's by falling load. Optimal where sends equal receives (Aurora Thm 6.2, case I)."""
-    group_G = np.empty(len(sharing.held_G), dtype=np.int64)
-    group_G[np.argsort(sharing.a.load_J[sharing.held_G], kind="stable")] = np.argsort(-sharing.b.load_J, kind="stable")
-    return ColocatedPlacement(sharing.held_G, group_G)
+def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+    """Pairs a's groups by rising load with b's groups by falling load.
 
+    Optimal where each GPU sends as much as it receives.
 
-def decoupled(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Two matchings, one after the other: a's groups with b's, blind to GPUs; then pairs with GPUs by the pair's time.
+    Args and returns: as in `matching`.
 
-    Where a may not move, only b's groups are matched with GPUs, by the same time. Source: Aurora §7.2 (a heuristic).
+    Source:
+        Aurora (arXiv:2410.17043) Thm 6.2, case I.
     """
-    a, b, held_G = sharing.a, sharing.b, sharing.held_G
-    if not sharing.movable:
+    group_G = np.empty(len(problem.held_G), dtype=np.int64)
+    group_G[np.argsort(problem.a.load_J[problem.held_G], kind="stable")] = np.argsort(-problem.b.load_J, kind="stable")
+    return ColocatedPlacement(problem.held_G, group_G)
+
+
+def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+    """Matches a's groups with b's groups first, then the pairs with GPUs.
+
+    The first matching ignores which GPU a pair sits on; the second minimises the longest time of a pair on its GPU. If a may
+    not move, only b's groups are matched with GPUs, by the same time. A heuristic.
+
+    Args and returns: as in `matching`.
+
+    Source:
+        Aurora (arXiv:2410.17043) §7.2.
+    """
+    a, b, held_G = problem.a, problem.b, problem.held_G
+    if not problem.movable:
         gpus = np.arange(len(held_G))
         return ColocatedPlacement(held_G, bottleneck_matching(a.exclusive_s_GJ[gpus, held_G][:, None] + b.exclusive_s_GJ))
     # A group's own bytes, averaged over the GPUs that it could sit on.
@@ -67,31 +96,60 @@ def decoupled(sharing: ColocationProblem, rng: np.random.Generator) -> Colocated
     return ColocatedPlacement(group_G, partner_J[group_G])
 
 
-def local_search(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Annealed three-way swaps of a's groups, b's, or both between two GPUs, from `decoupled`, from `matching` and from each
-    model's own optimum; the best by the objective. Never worse than those three."""
-    alone = ColocatedPlacement(
-        ASSIGN["exact"](sharing.a, rng) if sharing.movable else sharing.held_G, ASSIGN["exact"](sharing.b, rng)
+def local_search(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+    """Runs simulated annealing from three starts and returns the best result by the objective.
+
+    The starts are `decoupled`, `matching` and each model's own optimum; the result is never worse than any of them. A step
+    swaps the groups of a, of b or of both between two GPUs.
+
+    Args:
+        problem: both models' costs, the place of model a and the objective.
+        rng: for the random swaps.
+
+    Returns:
+        The groups of both models.
+    """
+    own_optima = ColocatedPlacement(
+        ASSIGN["exact"](problem.a, rng) if problem.movable else problem.held_G, ASSIGN["exact"](problem.b, rng)
     )
-    starts = decoupled(sharing, rng), matching(sharing, rng), alone
-    found = [ColocatedPlacement(*anneal(sharing, start.a_G, start.b_G, rng)) for start in starts]
-    return min(found, key=lambda one: sharing.value_s(one.a_G, one.b_G))
+    starts = decoupled(problem, rng), matching(problem, rng), own_optima
+    found = [ColocatedPlacement(*anneal(problem, start.a_G, start.b_G, rng)) for start in starts]
+    return min(found, key=lambda one: problem.value_s(one.a_G, one.b_G))
 
 
-def exact(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """The optimum by the objective, by branch and bound from `local_search`; where its time ends first, the best found."""
-    start = local_search(sharing, rng)
-    return ColocatedPlacement(*branch_and_bound(sharing, start.a_G, start.b_G))
+def exact(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+    """Finds the optimum of the objective by branch and bound, starting from `local_search`.
+
+    Args:
+        problem: as in `local_search`; `problem.running` may end the search.
+        rng: as in `local_search`.
+
+    Returns:
+        The optimum, or the best assignment found if the search was ended; with a bound.
+    """
+    start = local_search(problem, rng)
+    return ColocatedPlacement(*branch_and_bound(problem, start.a_G, start.b_G))
 
 
-def contiguous(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """b's group g on GPU g."""
-    return ColocatedPlacement(sharing.held_G, np.arange(len(sharing.held_G)))
+def contiguous(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+    """Puts b's group g on GPU g. Args and returns: as in `matching`."""
+    return ColocatedPlacement(problem.held_G, np.arange(len(problem.held_G)))
 
 
-def shuffled(sharing: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """REC, random expert colocation (Aurora §8.1)."""
-    return ColocatedPlacement(sharing.held_G, rng.permutation(len(sharing.held_G)))
+def shuffled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+    """Puts b's groups on GPUs at random.
+
+    Args:
+        problem: as in `matching`.
+        rng: draws the permutation.
+
+    Returns:
+        As `matching`.
+
+    Source:
+        REC, random expert colocation: Aurora (arXiv:2410.17043) §8.1.
+    """
+    return ColocatedPlacement(problem.held_G, rng.permutation(len(problem.held_G)))
 
 
 COLOCATE: dict[str, ColocationStrategy] = {
@@ -103,4 +161,4 @@ COLOCATE: dict[str, ColocationStrategy] = {
     "contiguous": contiguous,
     "random": shuffled,
 }
-JOINT = ("decoupled", "local-search", "exact")  # they place both models: ASSIGN has no say
+JOINT = ("decoupled", "local-search", "exact")  # strategies that place both models, so that ASSIGN is not used

@@ -1,4 +1,4 @@
-"""One layer of two models on the same GPUs: what COLOCATE looks at."""
+"""The colocation problem: one layer of two models that share the GPUs, as COLOCATE strategies see it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +12,22 @@ from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 
 def always() -> bool:
-    """Searches run until they end by themselves."""
+    """Returns True: a search without a time limit may always go on."""
     return True
 
 
 @dataclass(frozen=True)
 class ColocationProblem:
-    """Models a and b; held_G (G,) int64 the group of a on each GPU, and whether a may still move from there.
+    """One layer of models a and b, which share every GPU.
 
-    objective: a name of OBJECTIVE, by which searches go. leads: whether a is the model that Table 2 starts with, else b is.
-    running: whether a search that could go on may do so.
+    Attributes:
+        a: costs of model a's groups.
+        b: costs of model b's groups.
+        held_G: (G,) int64, the group of model a on each GPU.
+        movable: whether model a's groups may still move.
+        objective: a name of OBJECTIVE, which searches minimise.
+        leads: whether a is the model that Table 2 of Aurora (arXiv:2410.17043) starts with; otherwise b is.
+        running: returns whether a search may go on.
     """
 
     a: GroupCosts
@@ -33,18 +39,23 @@ class ColocationProblem:
     running: Callable[[], bool] = always
 
     def value_s(self, a_G: IntArray, b_G: IntArray) -> float:
-        """Seconds of the layer when GPU g holds a's group a_G[g] and b's group b_G[g]."""
+        """Returns the seconds of the layer.
+
+        Args:
+            a_G: (G,) int64, the group of model a on each GPU.
+            b_G: (G,) int64, the group of model b on each GPU.
+        """
         a, b = self.a.phase_times(a_G), self.b.phase_times(b_G)
         return OBJECTIVE[self.objective](a, b) if self.leads else OBJECTIVE[self.objective](b, a)
 
     @cached_property
     def seconds_MXGJ(self) -> FloatArray:
-        """(2, 5, G, J) seconds of each model's group j on GPU g, see GroupCosts.seconds_XGJ."""
+        """(2, 5, G, J) seconds of each model's group j on GPU g, in the rows of GroupCosts.seconds_XGJ."""
         return np.stack([self.a.seconds_XGJ, self.b.seconds_XGJ])
 
     @cached_property
     def count_PX(self) -> FloatArray:
-        """(P, 8): how often each of the objective's paths holds each of MOVED."""
+        """(P, 8) float64, how often each of the objective's paths holds each of MOVED."""
         return path_counts(self.objective, self.leads)[:, len(FIXED) :].astype(np.float64)
 
     @cached_property
@@ -56,7 +67,7 @@ class ColocationProblem:
 
     @cached_property
     def open_MGJ(self) -> BoolArray:
-        """(2, G, J): whether model m's group j may sit on GPU g."""
+        """(2, G, J) bool, whether model m's group j may sit on GPU g."""
         n = len(self.held_G)
         open_MGJ = np.ones((2, n, n), dtype=np.bool_)
         if not self.movable:

@@ -91,12 +91,12 @@ def place_deduplicated(
     A co-activation local search moves and swaps single experts, from `start` and from groups of experts that are often chosen
     together.
     """
-    found_G = slots_G(cluster, profile, options)
+    capacity_G = slots_G(cluster, profile, options)
     placements: list[Placement] = []
     objective_s = bound_s = free_bound_s = 0.0
     for layer in range(profile.layers):
         problem = DeduplicatedProblem.of(cluster, profile, layer)
-        gpu_E, least_s = _layer(problem, start.placements_M[0].gpu_E(layer), found_G, rng)
+        gpu_E, least_s = _layer(problem, start.placements_M[0].gpu_E(layer), capacity_G, rng)
         value_s = problem.value_s(gpu_E)
         free_s = min(least_s, value_s)
         same_groups_s = objective.exclusive(problem.group_costs(gpu_E).phase_times(problem.best_assignment(gpu_E)))

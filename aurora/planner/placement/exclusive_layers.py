@@ -78,13 +78,13 @@ def place_exclusive(
     Raises:
         InfeasiblePlan: if the experts do not fit.
     """
-    room_G = slots_G(cluster, profile, options)
-    nodes = failure_domains(cluster, room_G)
+    capacity_G = slots_G(cluster, profile, options)
+    nodes = failure_domains(cluster, capacity_G)
     placements: list[Placement] = []
     objective_s = bound_s = free_bound_s = 0.0
     for layer in range(profile.layers):
         costs, worst = aimed_costs(cluster, profile, domains, layer, options.aim)
-        problem = ExclusiveProblem(costs, worst, layer_costs(cluster, profile, layer), room_G, nodes)
+        problem = ExclusiveProblem(costs, worst, layer_costs(cluster, profile, layer), capacity_G, nodes)
         if options.place in PLACE and not problem.any_group_fits:
             raise InfeasiblePlan(
                 f"`place` {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "

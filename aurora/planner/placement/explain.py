@@ -62,12 +62,12 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
         bound_term = names[int(least_X.argmax())]
     else:
         names, part_XG = TERMS, shared_XG(costs[0].phase_times(gpus), costs[1].phase_times(gpus))
-        sharing = ColocationProblem(costs[0], costs[1], gpus, objective=plan.objective)
+        problem = ColocationProblem(costs[0], costs[1], gpus, objective=plan.objective)
         value_s = OBJECTIVE[plan.objective](costs[0].phase_times(gpus), costs[1].phase_times(gpus))
-        bound_s = prove_bound(sharing, value_s).bound_s
+        bound_s = prove_bound(problem, value_s).bound_s
         count_PX = path_counts(plan.objective)
         times_X = count_PX[int((count_PX @ part_XG.max(axis=1)).argmax())]
-        least_X = np.concatenate([part_XG[: len(FIXED)].max(axis=1), lp_bound(sharing, sharing.open_MGJ).term_X])
+        least_X = np.concatenate([part_XG[: len(FIXED)].max(axis=1), lp_bound(problem, problem.open_MGJ).term_X])
         longest_X = count_PX[int((count_PX @ least_X).argmax())] * least_X
         bound_term = names[int(longest_X.argmax())]
     seconds_X, gpu_X = part_XG.max(axis=1), part_XG.argmax(axis=1)

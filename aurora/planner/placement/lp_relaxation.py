@@ -33,7 +33,7 @@ class LpBound:
     seconds: float
     spare_MGJ: FloatArray
     term_X: FloatArray
-    floor_X: FloatArray
+    least_X: FloatArray
 
 
 @dataclass(frozen=True)
@@ -46,47 +46,47 @@ class OptimalityProof:
     lp: LpBound
 
 
-def prove_bound(sharing: ColocationProblem, value_s: float) -> OptimalityProof:
+def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
     """The best bound that a few linear programmes prove, knowing that better than value_s is asked for.
 
     Edges that no assignment below value_s can use are closed, and what is left is relaxed again, until nothing is left (then
     value_s is the optimum, or below it) or little changes.
     """
     aim_s = value_s * (1 - SLACK)
-    open_MGJ = sharing.open_MGJ
-    first = found = lp_bound(sharing, open_MGJ)
+    open_MGJ = problem.open_MGJ
+    first = found = lp_bound(problem, open_MGJ)
     while found.seconds < aim_s:
         kept_MGJ = open_MGJ & (found.seconds + found.spare_MGJ < aim_s)
         for model in (0, 1):
-            term_XGJ = np.maximum(found.floor_X[:, None, None], _least_XGJ(sharing.seconds_MXGJ, kept_MGJ, model))
+            term_XGJ = np.maximum(found.least_X[:, None, None], _least_XGJ(problem.seconds_MXGJ, kept_MGJ, model))
             term_XGJ = np.minimum(term_XGJ, HUGE)  # infinite where no partner is left, and a path may hold it zero times
-            path_PGJ = np.tensordot(sharing.count_PX, term_XGJ, axes=1) + sharing.base_P[:, None, None]
+            path_PGJ = np.tensordot(problem.count_PX, term_XGJ, axes=1) + problem.base_P[:, None, None]
             kept_MGJ[model] &= path_PGJ.max(axis=0) < aim_s
         if kept_MGJ.sum() > WORTHWHILE * open_MGJ.sum():
             return OptimalityProof(found.seconds, False, kept_MGJ, found)
         open_MGJ = kept_MGJ
-        found = lp_bound(sharing, open_MGJ)
+        found = lp_bound(problem, open_MGJ)
     return OptimalityProof(max(aim_s, first.seconds), True, np.zeros_like(open_MGJ), first)
 
 
-def lp_bound(sharing: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
+def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
     """The bound of the linear programme, computed anew from its dual solution so that no solver tolerance enters it.
 
     seconds are infinite where no assignment uses open edges only.
     """
-    floor_X = floors(sharing.seconds_MXGJ, open_MGJ)
+    least_X = term_lower_bounds(problem.seconds_MXGJ, open_MGJ)
     nothing_MGJ = np.zeros(open_MGJ.shape)
-    if not np.isfinite(floor_X).all():
-        return LpBound(np.inf, nothing_MGJ, floor_X, floor_X)
-    scale = float(max(sharing.seconds_MXGJ.max(), sharing.base_P.max())) or 1.0
-    base_P, min_replicas, parts = sharing.base_P / scale, floor_X / scale, _parts(sharing.seconds_MXGJ / scale)
-    solved = _solved(sharing.count_PX, base_P, min_replicas, parts, open_MGJ)
+    if not np.isfinite(least_X).all():
+        return LpBound(np.inf, nothing_MGJ, least_X, least_X)
+    scale = float(max(problem.seconds_MXGJ.max(), problem.base_P.max())) or 1.0
+    base_P, scaled_least_X, parts = problem.base_P / scale, least_X / scale, _parts(problem.seconds_MXGJ / scale)
+    solved = _solved(problem.count_PX, base_P, scaled_least_X, parts, open_MGJ)
     if solved is None:
-        return LpBound(float((sharing.count_PX @ floor_X + sharing.base_P).max()), nothing_MGJ, floor_X, floor_X)
+        return LpBound(float((problem.count_PX @ least_X + problem.base_P).max()), nothing_MGJ, least_X, least_X)
     term_X, dual_P, dual_KG, price_MJ = solved
     # Any weights of paths that sum to one, and of parts that sum to no more than their term's, give a bound: the solver's best.
     weight_P = dual_P / dual_P.sum()
-    weight_X = weight_P @ sharing.count_PX
+    weight_X = weight_P @ problem.count_PX
     used_X, cost_MGJ = np.zeros(8), nothing_MGJ.copy()
     for (term, _), dual_G in zip(parts, dual_KG, strict=True):
         used_X[term] += dual_G.sum()
@@ -96,12 +96,12 @@ def lp_bound(sharing: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
     spare_MGJ = np.where(open_MGJ, cost_MGJ - price_MJ[:, None, :], np.inf)
     price_MG = spare_MGJ.min(axis=2)
     rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
-    bound = float(weight_P @ base_P + rest_X @ min_replicas + price_MG.sum() + price_MJ.sum())
-    return LpBound(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, term_X * scale, floor_X)
+    bound = float(weight_P @ base_P + rest_X @ scaled_least_X + price_MG.sum() + price_MJ.sum())
+    return LpBound(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, term_X * scale, least_X)
 
 
 def _solved(
-    count_PX: FloatArray, base_P: FloatArray, floor_X: FloatArray, parts: list[tuple[int, FloatArray]], open_MGJ: BoolArray
+    count_PX: FloatArray, base_P: FloatArray, least_X: FloatArray, parts: list[tuple[int, FloatArray]], open_MGJ: BoolArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray] | None:
     """(MOVED, dual prices of the paths, of each part on each GPU, of each model's groups) of the relaxed optimum, if solved.
 
@@ -126,7 +126,7 @@ def _solved(
     within = coo_array((np.concatenate(values), cells), shape=(top + paths, count + 9)).tocsr()
     sums = np.concatenate([model * n + gpu, 2 * n + model * n + group]), np.tile(np.arange(count), 2)
     whole = coo_array((np.ones(2 * count), sums), shape=(4 * n, count + 9)).tocsr()
-    least = np.concatenate([np.zeros(count), floor_X, [-np.inf]])
+    least = np.concatenate([np.zeros(count), least_X, [-np.inf]])
     solved = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
         np.eye(1, count + 9, count + 8)[0],
         within,
@@ -143,13 +143,13 @@ def _solved(
     return solved.x[count : count + 8], dual[top:], dual[:top].reshape(len(parts), n), price_MJ
 
 
-def floors(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
+def term_lower_bounds(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
     """(8,) seconds below each of MOVED by itself: bottleneck matchings by open edges; infinite where there are none."""
-    floor_X = np.zeros(8)
+    least_X = np.zeros(8)
     for model in (0, 1):
         for term, least_GJ in enumerate(_least_XGJ(seconds_MXGJ, open_MGJ, model)):
-            floor_X[term] = max(floor_X[term], bottleneck_value(np.where(open_MGJ[model], least_GJ, np.inf)))
-    return floor_X
+            least_X[term] = max(least_X[term], bottleneck_value(np.where(open_MGJ[model], least_GJ, np.inf)))
+    return least_X
 
 
 def _least_XGJ(seconds_MXGJ: FloatArray, open_MGJ: BoolArray, model: int) -> FloatArray:

@@ -1,1 +1,1 @@
-"""What is known of traffic and compute before planning: load statistics, drift, synthetic traffic, model configs, curves."""
+"""Inputs of planning: load statistics, drift, synthetic traffic, model configs and compute-time curves."""

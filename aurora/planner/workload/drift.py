@@ -97,11 +97,11 @@ def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
 
 def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
     """How much fuller, over all layers, the fullest groups are on `other_LE` when balanced for `load_LE` than for itself."""
-    room_J = even_slots(load_LE.shape[1], np.full(groups, load_LE.shape[1]))
+    slots_J = even_slots(load_LE.shape[1], np.full(groups, load_LE.shape[1]))
     rng = np.random.default_rng(0)  # of PLACE's protocol; balanced draws nothing
 
     def fullest(made_for_LE: IntArray) -> int:
-        groups_L = (balanced(load_E, room_J, rng) for load_E in made_for_LE)
+        groups_L = (balanced(load_E, slots_J, rng) for load_E in made_for_LE)
         return sum(
             int(np.bincount(group_E, weights=load_E, minlength=groups).max())
             for group_E, load_E in zip(groups_L, other_LE, strict=True)

@@ -11,7 +11,7 @@ from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import IntArray
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
-AT_TOKENS, FLOOR_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6
+AT_TOKENS, OVERHEAD_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float,
     compute_s, move_s, fixed_s = flops / peak_flops, token_bytes / memory_Bps, fixed_bytes / memory_Bps
     crossing = fixed_s / (compute_s - move_s) if compute_s > move_s else 0.0
     at = np.unique([*AT_TOKENS, *([crossing] if AT_TOKENS[0] < crossing < AT_TOKENS[-1] else [])])
-    return Curve(at, FLOOR_S + np.maximum(at * compute_s, fixed_s + at * move_s))
+    return Curve(at, OVERHEAD_S + np.maximum(at * compute_s, fixed_s + at * move_s))
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:

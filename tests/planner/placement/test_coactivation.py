@@ -84,45 +84,45 @@ def test_tokens_alike_are_one_and_pairs_are_counted(case):
         (int(s), *row) for s, row, many in zip(source_V, experts_VK.tolist(), count_V, strict=True) for _ in range(many)
     )
     assert rows == again
-    together = coactivation_counts(experts_VK, source_V, count_V, profile.experts, n)
+    counts_SEE = coactivation_counts(experts_VK, source_V, count_V, profile.experts, n)
     for s, a, b in product(range(n), range(profile.experts), range(profile.experts)):
-        assert together[s, a, b] == sum({a, b} <= set(row) for row in experts_UK[source_U == s].tolist())
+        assert counts_SEE[s, a, b] == sum({a, b} <= set(row) for row in experts_UK[source_U == s].tolist())
 
 
 @given(CASES, st.data())
-def test_clusters_keep_the_room(case, data):
+def test_groups_fit_the_slots(case, data):
     machines, profile = case
     n = len(machines)
-    room_G = np.array(data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)))
-    room_G[0] += max(0, profile.experts - room_G.sum())
-    together = coactivation_counts(*distinct_tokens(*profile.routing.layer(0)), profile.experts, n)
-    gpu_E = coactivation_groups(together.sum(axis=0), room_G)
+    slots_G = np.array(data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)))
+    slots_G[0] += max(0, profile.experts - slots_G.sum())
+    counts_SEE = coactivation_counts(*distinct_tokens(*profile.routing.layer(0)), profile.experts, n)
+    gpu_E = coactivation_groups(counts_SEE.sum(axis=0), slots_G)
     assert (gpu_E >= 0).all()
-    assert (np.bincount(gpu_E, minlength=n) <= room_G).all()
+    assert (np.bincount(gpu_E, minlength=n) <= slots_G).all()
 
 
 def test_clusters_find_pairs():
-    together = np.array([[9, 0, 8, 0], [0, 9, 0, 7], [8, 0, 9, 0], [0, 7, 0, 9]])
-    assert coactivation_groups(together, np.array([2, 2])).tolist() == [0, 1, 0, 1]
+    counts_SEE = np.array([[9, 0, 8, 0], [0, 9, 0, 7], [8, 0, 9, 0], [0, 7, 0, 9]])
+    assert coactivation_groups(counts_SEE, np.array([2, 2])).tolist() == [0, 1, 0, 1]
 
 
-def search(machines, profile, gpu_E, room_G, seed=0):
+def search(machines, profile, gpu_E, slots_G, seed=0):
     costs = group_costs(machines, profile, 0, gpu_E, deduplicated=True)
     tokens = distinct_tokens(*profile.routing.layer(0))
-    return coactivation_search(*tokens, gpu_E, room_G, layer_costs(machines, profile, 0).expert_s_WGE[0], costs.gate_s_G, costs.port_s_XG,
+    return coactivation_search(*tokens, gpu_E, slots_G, layer_costs(machines, profile, 0).expert_s_WGE[0], costs.gate_s_G, costs.port_s_XG,
                     np.random.default_rng(seed), kicks=8)  # fmt: skip
 
 
 @given(CASES, st.data())
-def test_the_search_is_never_worse_and_keeps_the_room(case, data):
+def test_the_search_is_never_worse_and_fits_the_slots(case, data):
     machines, profile = case
     n = len(machines)
     gpu_E = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=profile.experts, max_size=profile.experts)))
-    room_G = np.bincount(gpu_E, minlength=n) + np.array(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
-    found = search(machines, profile, gpu_E, room_G)
-    assert (np.bincount(found, minlength=n) <= room_G).all()
+    slots_G = np.bincount(gpu_E, minlength=n) + np.array(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
+    found = search(machines, profile, gpu_E, slots_G)
+    assert (np.bincount(found, minlength=n) <= slots_G).all()
     assert by_hand(machines, profile, 0, found) <= by_hand(machines, profile, 0, gpu_E) * (1 + 1e-9)
-    assert found.tolist() == search(machines, profile, gpu_E, room_G).tolist()
+    assert found.tolist() == search(machines, profile, gpu_E, slots_G).tolist()
 
 
 @given(CASES)
@@ -156,16 +156,16 @@ def near_and_start(machines, profile, slots=None):
 )
 def test_no_placement_is_below_the_bound(case, slots):
     machines, profile = case
-    room = min(max(slots, -(-profile.experts // len(machines))), profile.experts)
-    near, _ = near_and_start(machines, profile, room)
+    slots = min(max(slots, -(-profile.experts // len(machines))), profile.experts)
+    near, _ = near_and_start(machines, profile, slots)
     best = min(
         by_hand(machines, profile, 0, gpu_E)
         for gpu_E in product(range(len(machines)), repeat=profile.experts)
-        if np.bincount(gpu_E).max() <= room
+        if np.bincount(gpu_E).max() <= slots
     )
     assert near.free_bound_s <= best * (1 + 1e-9)
     assert best <= near.objective_s * (1 + 1e-9)
-    assert max(map(len, near.placements_M[0].slots_LG[0])) <= room
+    assert max(map(len, near.placements_M[0].slots_LG[0])) <= slots
 
 
 def invented(seed=0, sources=2, tokens=200, correlation=0.8, **changes):

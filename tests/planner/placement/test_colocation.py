@@ -23,7 +23,7 @@ from tests.strategies import clusters, profiles
 
 
 @st.composite
-def sharings(draw):
+def problems(draw):
     n = draw(st.integers(1, 3))
     machines = draw(clusters(n))
     sources = [draw(profiles(n, max_layers=1)) for _ in range(2)]
@@ -32,7 +32,7 @@ def sharings(draw):
     return ColocationProblem(*costs, held_G, draw(st.booleans()), draw(st.sampled_from(sorted(OBJECTIVE))), draw(st.booleans()))
 
 
-def random_sharing(seed, n, objective="causal"):
+def random_problem(seed, n, objective="causal"):
     """Ports and speeds 100/80/50/40, lognormal token counts, compute and traffic of one size."""
     rng = np.random.default_rng(seed)
     speed_G = np.array([1.0, 0.8, 0.5, 0.4])[np.arange(n) * 4 // n]
@@ -46,71 +46,71 @@ def random_sharing(seed, n, objective="causal"):
     return ColocationProblem(*costs, np.arange(n), objective=objective)
 
 
-def optimum(sharing):
-    every = [np.array(p) for p in permutations(range(len(sharing.held_G)))]
-    return min(sharing.value_s(a, b) for a in (every if sharing.movable else [sharing.held_G]) for b in every)
+def optimum(problem):
+    every = [np.array(p) for p in permutations(range(len(problem.held_G)))]
+    return min(problem.value_s(a, b) for a in (every if problem.movable else [problem.held_G]) for b in every)
 
 
-@given(sharings())
-def test_the_compiled_price_is_the_objective(sharing):
+@given(problems())
+def test_the_compiled_price_is_the_objective(problem):
     assert MOVED == ("dispatch_a", "dispatch_b", "dispatch_ab", "expert_a", "expert_b", "combine_a", "combine_b", "combine_ab")
-    gpus = range(len(sharing.held_G))
+    gpus = range(len(problem.held_G))
     held_GX = np.zeros((len(gpus), len(MOVED)))
     for g in gpus:
-        gpu_terms(sharing.seconds_MXGJ, g, sharing.held_G[g], g, held_GX[g])
-    found = longest_path(sharing.count_PX, sharing.base_P, held_GX.max(axis=0))
-    assert found == pytest.approx(sharing.value_s(sharing.held_G, np.arange(len(gpus))))
+        gpu_terms(problem.seconds_MXGJ, g, problem.held_G[g], g, held_GX[g])
+    found = longest_path(problem.count_PX, problem.base_P, held_GX.max(axis=0))
+    assert found == pytest.approx(problem.value_s(problem.held_G, np.arange(len(gpus))))
 
 
-@given(sharings(), st.sampled_from([1.0, 1.02, 2.0]))
-def test_no_pair_of_permutations_is_below_the_bound_or_the_exact_one(sharing, worse):
-    best = optimum(sharing)
-    found = COLOCATE["exact"](sharing, np.random.default_rng(0))
-    assert sharing.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
+@given(problems(), st.sampled_from([1.0, 1.02, 2.0]))
+def test_no_pair_of_permutations_is_below_the_bound_or_the_exact_one(problem, worse):
+    best = optimum(problem)
+    found = COLOCATE["exact"](problem, np.random.default_rng(0))
+    assert problem.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
     assert best * (1 - 2 * SLACK) <= found.bound_s <= best * (1 + 1e-12)
-    assert prove_bound(sharing, worse * best).bound_s <= best * (1 + 1e-12)
-    assert not prove_bound(sharing, best * 1.01).closed or best == 0
+    assert prove_bound(problem, worse * best).bound_s <= best * (1 + 1e-12)
+    assert not prove_bound(problem, best * 1.01).closed or best == 0
 
 
-@given(sharings(), st.sampled_from(sorted(COLOCATE)))
-def test_every_method_places_each_group_once_and_moves_a_only_where_it_may(sharing, name):
-    found = COLOCATE[name](sharing, np.random.default_rng(1))
-    everyone = list(range(len(sharing.held_G)))
+@given(problems(), st.sampled_from(sorted(COLOCATE)))
+def test_every_method_places_each_group_once_and_moves_a_only_where_it_may(problem, name):
+    found = COLOCATE[name](problem, np.random.default_rng(1))
+    everyone = list(range(len(problem.held_G)))
     assert sorted(found.a_G.tolist()) == sorted(found.b_G.tolist()) == everyone
-    if not sharing.movable:
-        assert found.a_G.tolist() == sharing.held_G.tolist()
-    assert sharing.value_s(found.a_G, found.b_G) >= optimum(sharing) * (1 - 1e-12)
-    again = COLOCATE[name](sharing, np.random.default_rng(1))
+    if not problem.movable:
+        assert found.a_G.tolist() == problem.held_G.tolist()
+    assert problem.value_s(found.a_G, found.b_G) >= optimum(problem) * (1 - 1e-12)
+    again = COLOCATE[name](problem, np.random.default_rng(1))
     assert (again.a_G.tolist(), again.b_G.tolist()) == (found.a_G.tolist(), found.b_G.tolist())
 
 
-@given(sharings())
-def test_local_search_is_never_worse_than_where_it_starts(sharing):
+@given(problems())
+def test_local_search_is_never_worse_than_where_it_starts(problem):
     values = {}
     for name in ("decoupled", "matching", "local-search"):
-        found = COLOCATE[name](sharing, np.random.default_rng(0))
-        values[name] = sharing.value_s(found.a_G, found.b_G)
+        found = COLOCATE[name](problem, np.random.default_rng(0))
+        values[name] = problem.value_s(found.a_G, found.b_G)
     assert values["local-search"] <= min(values["decoupled"], values["matching"])
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVE))
 def test_mixed_gpus_against_all_pairs(objective):
     for gpus, seed in ((4, 0), (4, 1), (4, 2), (5, 3)):
-        sharing = random_sharing(seed, gpus, objective)
-        best = optimum(sharing)
-        found = COLOCATE["exact"](sharing, np.random.default_rng(0))
-        assert sharing.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
+        problem = random_problem(seed, gpus, objective)
+        best = optimum(problem)
+        found = COLOCATE["exact"](problem, np.random.default_rng(0))
+        assert problem.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
 
 
 def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
     gaps, theirs = [], []
     for seed in range(8):
-        sharing = random_sharing(seed, 8)
-        best = COLOCATE["exact"](sharing, np.random.default_rng(0))
-        assert sharing.value_s(best.a_G, best.b_G) == pytest.approx(best.bound_s, rel=2 * SLACK)
+        problem = random_problem(seed, 8)
+        best = COLOCATE["exact"](problem, np.random.default_rng(0))
+        assert problem.value_s(best.a_G, best.b_G) == pytest.approx(best.bound_s, rel=2 * SLACK)
         for name, values in (("local-search", gaps), ("decoupled", theirs)):
-            found = COLOCATE[name](sharing, np.random.default_rng(0))
-            values.append(sharing.value_s(found.a_G, found.b_G) / best.bound_s)
+            found = COLOCATE[name](problem, np.random.default_rng(0))
+            values.append(problem.value_s(found.a_G, found.b_G) / best.bound_s)
     assert np.mean(gaps) <= 1.005
     assert max(gaps) <= 1.03
     assert np.mean(theirs) > np.mean(gaps)
@@ -119,40 +119,40 @@ def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
 def test_branch_and_bound_finds_the_optimum_from_a_bad_start():
     """No programme proves a bad start, so the tree is searched."""
     for seed in range(4):
-        sharing = random_sharing(seed, 4)
-        a_G, b_G, bound_s = branch_and_bound(sharing, np.arange(4), np.arange(4))
-        assert sharing.value_s(a_G, b_G) == pytest.approx(optimum(sharing), rel=2 * SLACK)
-        assert bound_s <= optimum(sharing)
+        problem = random_problem(seed, 4)
+        a_G, b_G, bound_s = branch_and_bound(problem, np.arange(4), np.arange(4))
+        assert problem.value_s(a_G, b_G) == pytest.approx(optimum(problem), rel=2 * SLACK)
+        assert bound_s <= optimum(problem)
 
 
 def test_a_search_without_time_still_gives_a_bound_below_the_optimum(monkeypatch):
     monkeypatch.setattr("aurora.planner.placement.branch_and_bound.NODES", 1)
     for seed in range(3):
-        sharing = random_sharing(seed, 4)
-        rushed = replace(sharing, running=lambda: False)
+        problem = random_problem(seed, 4)
+        rushed = replace(problem, running=lambda: False)
         a_G, b_G, bound_s = branch_and_bound(rushed, np.arange(4), np.arange(4))
-        assert lp_bound(sharing, sharing.open_MGJ).seconds <= bound_s <= optimum(sharing)
-        assert sharing.value_s(a_G, b_G) >= optimum(sharing) * (1 - 1e-12)
+        assert lp_bound(problem, problem.open_MGJ).seconds <= bound_s <= optimum(problem)
+        assert problem.value_s(a_G, b_G) >= optimum(problem) * (1 - 1e-12)
 
 
-@given(sharings())
-def test_spare_seconds_are_below_what_every_assignment_takes(sharing):
-    found = lp_bound(sharing, sharing.open_MGJ)
-    gpus = np.arange(len(sharing.held_G))
-    for a_G in permutations(gpus) if sharing.movable else [sharing.held_G]:
+@given(problems())
+def test_spare_seconds_are_below_what_every_assignment_takes(problem):
+    found = lp_bound(problem, problem.open_MGJ)
+    gpus = np.arange(len(problem.held_G))
+    for a_G in permutations(gpus) if problem.movable else [problem.held_G]:
         for b_G in permutations(gpus):
             spare = found.spare_MGJ[0, gpus, list(a_G)].sum() + found.spare_MGJ[1, gpus, list(b_G)].sum()
-            assert found.seconds + spare <= sharing.value_s(np.array(a_G), np.array(b_G)) * (1 + 1e-9) + 1e-12
+            assert found.seconds + spare <= problem.value_s(np.array(a_G), np.array(b_G)) * (1 + 1e-9) + 1e-12
 
 
-@given(sharings())
-def test_which_model_leads_is_a_matter_of_names(sharing):
-    swapped = replace(sharing, a=sharing.b, b=sharing.a, leads=not sharing.leads)
-    gpus = np.arange(len(sharing.held_G))
-    assert swapped.value_s(gpus, sharing.held_G) == sharing.value_s(sharing.held_G, gpus)
-    moved = [np.sort((s.count_PX @ np.zeros(8)) + s.base_P) for s in (replace(sharing, movable=True), swapped)]
+@given(problems())
+def test_which_model_leads_is_a_matter_of_names(problem):
+    swapped = replace(problem, a=problem.b, b=problem.a, leads=not problem.leads)
+    gpus = np.arange(len(problem.held_G))
+    assert swapped.value_s(gpus, problem.held_G) == problem.value_s(problem.held_G, gpus)
+    moved = [np.sort((s.count_PX @ np.zeros(8)) + s.base_P) for s in (replace(problem, movable=True), swapped)]
     assert moved[0] == pytest.approx(moved[1])
-    best = [COLOCATE["exact"](replace(s, movable=True), np.random.default_rng(0)).bound_s for s in (sharing, swapped)]
+    best = [COLOCATE["exact"](replace(s, movable=True), np.random.default_rng(0)).bound_s for s in (problem, swapped)]
     assert best[0] == pytest.approx(best[1], rel=4 * SLACK)
 
 

@@ -1,4 +1,4 @@
-"""One model's experts placed by every method: what the plan says it takes, the room it may fill, and what it must serve."""
+"""One model's experts placed by every method: what the plan says it takes, the slots it may fill, and what it must serve."""
 
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ def test_refined_is_never_worse_than_the_best_assignment_of_balanced_groups(case
 
 
 @given(ONE, st.sampled_from(sorted(REPLICAS)), st.integers(0, 2))
-def test_replicas_are_never_worse_than_none_in_the_same_room(case, place, spare):
+def test_replicas_are_never_worse_than_none_in_the_same_slots(case, place, spare):
     machines, source = case
     slots = -(-source.experts // len(machines)) + spare
     alone, copies = (make_plan(machines, [source], PlanOptions(p, slots_per_gpu=slots)) for p in ("swap-search", place))

@@ -9,12 +9,12 @@ from aurora.planner.placement.grouping import PLACE
 
 
 @pytest.mark.parametrize("name", PLACE)
-@given(room=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any), data=st.data())
-def test_every_group_is_filled(name, room, data):
-    experts = sum(room)
+@given(slots=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any), data=st.data())
+def test_every_group_is_filled(name, slots, data):
+    experts = sum(slots)
     load = data.draw(st.lists(st.integers(0, 50), min_size=experts, max_size=experts))
-    group_E = PLACE[name](np.array(load, dtype=np.int64), np.array(room), np.random.default_rng(0))
-    assert np.bincount(group_E, minlength=len(room)).tolist() == room
+    group_E = PLACE[name](np.array(load, dtype=np.int64), np.array(slots), np.random.default_rng(0))
+    assert np.bincount(group_E, minlength=len(slots)).tolist() == slots
 
 
 def test_lina_packs_the_most_popular_with_the_least():

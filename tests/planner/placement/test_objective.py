@@ -25,7 +25,7 @@ def test_the_printed_table_never_exceeds_the_causal_timeline(pair):
 
 
 @given(PAIRS)
-def test_sharing_takes_no_longer_than_one_after_the_other_with_barriers(pair):
+def test_colocation_takes_no_longer_than_one_after_the_other_with_barriers(pair):
     a, b = pair
     summed = sum(x.max() for t in pair for x in (t.gate_G, t.dispatch_G, t.expert_G, t.combine_G, t.aggregate_G))
     assert causal(a, b) <= summed + 1e-9

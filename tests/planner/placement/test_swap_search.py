@@ -17,7 +17,7 @@ from tests.strategies import clusters, profiles
 
 @st.composite
 def layers(draw, max_gpus=3):
-    """(cluster, profile, gpu_E, room_G) of one layer."""
+    """(cluster, profile, gpu_E, slots_G) of one layer."""
     n = draw(st.integers(1, max_gpus))
     cluster, profile = draw(clusters(n)), draw(profiles(n, max_experts=5, max_layers=1))
     gpu_E = np.array(draw(st.lists(st.integers(0, n - 1), min_size=profile.experts, max_size=profile.experts)), dtype=np.int64)
@@ -39,16 +39,16 @@ def test_the_price_of_one_scenario_is_equation_1(case):
 
 
 @given(layers(), st.integers(0, 3))
-def test_refining_is_never_worse_and_keeps_the_room(case, seed):
-    cluster, profile, gpu_E, room_G = case
+def test_swap_search_is_never_worse_and_fits_the_slots(case, seed):
+    cluster, profile, gpu_E, slots_G = case
     costs = by_window(cluster, profile)
     for worst in {1, profile.windows}:
-        found = swap_search(costs, gpu_E, room_G, worst, np.random.default_rng(seed))
-        assert (np.bincount(found, minlength=len(cluster)) <= room_G).all()
+        found = swap_search(costs, gpu_E, slots_G, worst, np.random.default_rng(seed))
+        assert (np.bincount(found, minlength=len(cluster)) <= slots_G).all()
         assert tail_mean(costs.seconds(np.eye(len(cluster))[found]), worst) <= tail_mean(
             costs.seconds(np.eye(len(cluster))[gpu_E]), worst
         ) * (1 + 1e-9)
-        again = swap_search(costs, gpu_E, room_G, worst, np.random.default_rng(seed))
+        again = swap_search(costs, gpu_E, slots_G, worst, np.random.default_rng(seed))
         assert found.tolist() == again.tolist()
 
 
@@ -68,14 +68,14 @@ def test_refining_against_every_placement():
     for _ in range(30):
         cluster, profile = drawn(rng)
         costs = by_window(cluster, profile)
-        room_G = np.array([3, 2, 2])
+        slots_G = np.array([3, 2, 2])
         start = np.array([0, 0, 1, 1, 2])
         best = min(
             tail_mean(costs.seconds(np.eye(3)[list(gpus)]), 2)
             for gpus in product(range(3), repeat=5)
-            if (np.bincount(gpus, minlength=3) <= room_G).all()
+            if (np.bincount(gpus, minlength=3) <= slots_G).all()
         )
-        ratios.append(tail_mean(costs.seconds(np.eye(3)[swap_search(costs, start, room_G, 2, rng)]), 2) / best)
+        ratios.append(tail_mean(costs.seconds(np.eye(3)[swap_search(costs, start, slots_G, 2, rng)]), 2) / best)
     assert min(ratios) >= 1 - 1e-9
     assert max(ratios) <= 1.05
     assert np.mean(ratios) <= 1.005
