@@ -1,4 +1,4 @@
-"""Ordered all-to-all between the ranks of a torch process group; differentiable, and in the background if asked to."""
+"""Ordered all-to-all between the ranks of a torch process group; differentiable, and in the background with `async_op`."""
 
 import math
 from collections.abc import Sequence
@@ -29,9 +29,26 @@ def all_to_all(
     async_op: bool = False,
     order: Order | str | None = None,
 ) -> Any:
-    """torch.distributed.all_to_all_single with an order; see `aurora.all_to_all`.
+    """Performs torch.distributed.all_to_all_single in an order; see `aurora.all_to_all`.
 
-    An order by name is made from the row counts, which all ranks exchange first; with async_op that happens before it returns.
+    An order by name is made from the row counts, which all ranks exchange first; with async_op that happens before the call
+    returns.
+
+    Args:
+        output: receives the rows, contiguous; its first axis is rows.
+        input: the rows to send, contiguous.
+        output_split_sizes: rows from each rank; None: equal parts.
+        input_split_sizes: rows to each rank; None: equal parts.
+        group: a gloo or NCCL process group; None: the default group.
+        async_op: whether to return a handle at once.
+        order: an Order, or the name of one; None: torch's own all-to-all.
+
+    Returns:
+        A handle with `wait` and `is_completed`, with async_op; else None.
+
+    Raises:
+        BadInput: if sizes, shapes or dtypes do not fit, or the order is unknown or not valid.
+        RankFailed: if a peer is lost.
     """
     if dist.get_rank(group) < 0:
         return None  # as torch does for ranks that are not in the group
@@ -114,7 +131,7 @@ class _GroupState:
             raise RankFailed(f"rank {self.transport.rank} lost the others: {reason}") from None
 
     def make_order(self, name: str, out_sizes: list[int], in_sizes: list[int]) -> Order:
-        """Makes the order `name` from all ranks' sizes. Raises BadInput if senders and receivers disagree on a size."""
+        """Makes the order `name` from all ranks' sizes. Raises BadInput if a sender and its receiver disagree on a size."""
         mine = torch.tensor([in_sizes, out_sizes], device=self._device).expand(self.ranks, 2, self.ranks).contiguous()
         gathered = torch.empty_like(mine)
         self.unordered(gathered, mine, None, None, False)  # a gather: every rank sends all others the same

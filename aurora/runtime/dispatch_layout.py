@@ -26,13 +26,13 @@ class ExpertMap(nn.Module):
         slots_G: the experts that every rank holds.
         rank: this rank.
         split_EG: (E, G) which part of a sender's tokens each rank takes of an expert with replicas; None: each expert has one.
-        local_first: shares are of all ranks' tokens together, and a rank's own replicas take its tokens first; else each rank
-            splits its own tokens. See `aurora.runtime.replica_selection`.
+        local_first: True: shares are of the sum over all ranks' tokens, and a rank's own replicas take its tokens first. False:
+            each rank splits its own tokens. See `aurora.runtime.replica_selection`.
 
     Attributes:
         num_physical: number of physical experts.
         first_R: (R + 1,) rank g has the physical experts first_R[g] to first_R[g + 1].
-        local: those of this rank.
+        local: slice of this rank's physical experts.
         arrival_slots: the local slot of every (sender, local physical expert), by sender.
         max_replicas: of any expert.
     """
@@ -78,11 +78,11 @@ class ExpertMap(nn.Module):
 
     @property
     def needs_all_counts(self) -> bool:
-        """Whether `physical_experts` needs what all ranks count."""
+        """Whether `physical_experts` needs the counts of all ranks."""
         return self.local_first is not None
 
     def count(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """(E,) int64: choices of every expert.
+        """Returns (E,) int64: how many choices every expert has.
 
         Args:
             index: (N, K) expert of every choice.
@@ -93,7 +93,7 @@ class ExpertMap(nn.Module):
     def physical_experts(
         self, index: torch.Tensor, mask: torch.Tensor | None, tokens_SE: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(N, K) physical expert of every choice; `num_physical` where the token needs no experts.
+        """Returns (N, K) the physical expert of every choice; `num_physical` where the token needs no experts.
 
         Args:
             index: (N, K) expert of every choice.
@@ -147,24 +147,34 @@ class RowPerExpert:
         gather_rows(hidden, token_X, self.rows)
 
     def sizes(self, counts_RP: torch.Tensor) -> list[list[int]]:
-        """(R, R) rows from each rank to each, from all ranks' counts."""
+        """Returns (R, R) rows from each rank to each.
+
+        Args:
+            counts_RP: (R, P) all ranks' `counts`.
+        """
         sizes: list[list[int]] = sum_by_rank(counts_RP.numpy(), self._map.first_R).tolist()
         return sizes
 
     def compute(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
-        """(X, H) the local experts' answers to the arrived rows (X, H), which lie by sender and then by slot."""
+        """Returns (X, H) the local experts' answers to the arrived rows.
+
+        Args:
+            rows: (X, H) arrived rows, by sender and then by slot.
+            counts_RP: (R, P) all ranks' `counts`.
+            experts: the local experts module.
+        """
         slots_X = np.repeat(self._map.arrival_slots, counts_RP.numpy()[:, self._map.local].ravel())
         return _apply(experts, rows, torch.from_numpy(slots_X).to(rows.device))
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """(N, H) the answers to this rank's rows, weighted and summed by token."""
+        """Returns (N, H): the answers (X, H) to this rank's rows, weighted and summed by token."""
         return weighted_sum(answers, self._row_NK, self._weights)
 
 
 class RowPerRank:
     """One row per (token, rank), however many of the token's experts the rank holds; the rank answers with their weighted sum.
 
-    Sends fewer bytes than `RowPerExpert`: how many depends on which experts a token chooses together. Sums are taken in another
+    Sends fewer bytes than `RowPerExpert`: how many depends on which experts a token chooses at once. Sums are taken in another
     order. A row carries the token's weights and slots too (`MessageFormat`).
 
     Args:
@@ -206,12 +216,22 @@ class RowPerRank:
         slots_XK.copy_(torch.where(there_XK, slot_NK.index_select(0, token_X), -1))
 
     def sizes(self, counts_RR: torch.Tensor) -> list[list[int]]:
-        """(R, R) rows from each rank to each, from all ranks' counts."""
+        """Returns (R, R) rows from each rank to each.
+
+        Args:
+            counts_RR: (R, R) all ranks' `counts`.
+        """
         sizes: list[list[int]] = counts_RR.tolist()
         return sizes
 
     def compute(self, rows: torch.Tensor, counts_RR: torch.Tensor, experts: Any) -> torch.Tensor:
-        """(X, H) the local experts' answers to X arrived rows: for each the weighted sum over its local experts."""
+        """Returns (X, H) the answers to the arrived rows: for each the weighted sum over its local experts.
+
+        Args:
+            rows: (X, row_bytes) uint8, arrived rows.
+            counts_RR: (R, R) all ranks' `counts`; not used.
+            experts: the local experts module.
+        """
         hidden_X, weights_XK, slots_XK = self._format.parts(rows)
         here_XK = slots_XK >= 0
         slots_Q = slots_XK[here_XK].long()
@@ -222,7 +242,7 @@ class RowPerRank:
         return weighted_sum(_apply(experts, hidden_Q, slots_Q), answer_XK, weights_XK)
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """(N, H) the answers to this rank's rows, summed by token."""
+        """Returns (N, H): the answers (X, H) to this rank's rows, summed by token."""
         return weighted_sum(answers, self._row_NK)
 
 

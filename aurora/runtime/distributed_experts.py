@@ -76,19 +76,19 @@ class DistributedExperts(nn.Module):
             self.held = tuple(wanted)
 
     def weights(self, expert: int) -> dict[str, torch.Tensor]:
-        """A held expert's weights by parameter name."""
+        """Returns a held expert's weights by parameter name."""
         slot = self.held.index(expert)
         return {name: parameter.detach()[slot] for name, parameter in expert_parameters(self.local)}
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        """Computes the layer; all ranks call it together.
+        """Computes the layer. A collective call: all ranks make it.
 
         Args:
             hidden_states: (N, H) this rank's tokens.
             top_k_index, top_k_weights: (N, K) experts and weights of every choice.
 
         Returns:
-            (N, H).
+            (N, H) the tokens' outputs, summed over their experts.
         """
         context, layer, rank = self._context, self._layer, self._rank
         deduplicated = self._deduplicate and top_k_index.shape[1] > 1
@@ -127,7 +127,7 @@ class DistributedExperts(nn.Module):
         return out
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """What `local` computes, with preemption points: a chunk takes about PREEMPTION_INTERVAL_S, judged by the last one."""
+        """Computes `local` with preemption points: a chunk takes about PREEMPTION_INTERVAL_S, judged by the last one."""
         done: list[torch.Tensor] = []
         first = 0
         while first < len(rows):
@@ -148,6 +148,11 @@ class DistributedExperts(nn.Module):
         return arrived
 
     def idle(self, top_k: int, like: torch.Tensor) -> None:
-        """Takes part in the layer without tokens. like: (1, H), gives dtype, device and width of a hidden state."""
+        """Takes part in the layer without tokens.
+
+        Args:
+            top_k: experts that a token chooses.
+            like: (1, H), gives dtype, device and width of a hidden state.
+        """
         index = torch.empty(0, top_k, dtype=torch.long, device=like.device)
         self(like[:0], index, like.new_empty(0, top_k))

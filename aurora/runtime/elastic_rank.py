@@ -52,7 +52,7 @@ class EpochWork:
     Args:
         program: of the epoch's members.
         cluster: of the epoch's members.
-        moves: the experts that some member lacks, and who sends them.
+        moves: the experts that some member lacks, and the ranks that send them.
         order: in which their weights travel.
         requests_M: requests to serve after those that the rank is decoding, by model: their numbers, and the tokens of each
             answer so far.
@@ -67,14 +67,23 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """Progress: this rank has sent and received the weights that travel in this epoch, in so many seconds."""
+    """Progress: this rank has sent and received the weights that travel in this epoch.
+
+    Args:
+        seconds: that this took.
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Progress: new tokens of one model's answers."""
+    """Progress: new tokens of one model's answers.
+
+    Args:
+        model: its index.
+        tokens: in the sequence in which they were produced.
+    """
 
     model: int
     tokens: Sequence[Token]

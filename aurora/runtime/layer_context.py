@@ -15,7 +15,7 @@ from aurora.types import Exchange
 
 
 class LayerContext:
-    """What the layers of one model on one rank share.
+    """Access of one model's layers to compute and communication on one rank.
 
     Args:
         model: the model's index in the program.
@@ -49,12 +49,16 @@ class LayerContext:
         self._compute_start: object = None
 
     def any_active(self, active: bool) -> bool:
-        """Whether any rank is active; all ranks of the model call it together."""
+        """Returns whether any rank of the model is active. A collective call: all ranks of the model make it."""
         with self._waiting("between steps"):
             return bool(self.transport.gather(torch.tensor([active], dtype=torch.long)).any())
 
     def next_step(self, mask: torch.Tensor | None) -> None:
-        """Begins a forward pass. mask: (N,) bool, which of its tokens need experts; None: all."""
+        """Begins a forward pass.
+
+        Args:
+            mask: (N,) bool, which of its tokens need experts; None: all.
+        """
         self.recorder.step += 1
         self.mask = mask
 
@@ -64,24 +68,41 @@ class LayerContext:
         return self.preemptive and not self._arbiter.exclusive
 
     def start_compute(self, phase: str = "gate") -> None:
-        """Waits for the GPU."""
+        """Waits for the GPU.
+
+        Args:
+            phase: that begins; where time slices are by layer, all phases but "expert" have high priority.
+        """
         self._arbiter.start_compute(self.preemptive and phase != "expert")
         self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
 
     def stop_compute(self, phase: str, layer: int) -> None:
-        """Records the phase that ends now and releases the GPU."""
+        """Records the phase that ends now and releases the GPU.
+
+        Args:
+            phase: its name.
+            layer: its MoE layer's index.
+        """
         self._end_phase(phase, layer)
         self._arbiter.stop_compute()
 
     @contextmanager
     def computing(self, phase: str, layer: int) -> Iterator[None]:
-        """Context manager that has the GPU for a phase."""
+        """Context manager that has the GPU for a phase.
+
+        Args:
+            phase, layer: as in `stop_compute`.
+        """
         self.start_compute(phase)
         yield
         self.stop_compute(phase, layer)
 
     def yield_to_priority(self, phase: str, layer: int) -> None:
-        """Preemption point within a phase: lets waiting high-priority work run first."""
+        """Preemption point within a phase: lets waiting high-priority work run first.
+
+        Args:
+            phase, layer: as in `stop_compute`.
+        """
         if self._arbiter.yield_to_priority(lambda: self._end_phase(phase, layer)):
             self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
 
@@ -90,7 +111,12 @@ class LayerContext:
         self.busy_since = None
 
     def gather_counts(self, counts: torch.Tensor, layer: int) -> torch.Tensor:
-        """(R, *counts.shape) int64 on the CPU: every rank's counts of the rows that it sends."""
+        """Returns every rank's counts of the rows that it sends: (R, *counts.shape) int64 on the CPU.
+
+        Args:
+            counts: this rank's, as its dispatch layout gives them.
+            layer: for the trace.
+        """
         start = self.recorder.mark()
         with self._waiting(f"layer {layer}, counts"):
             gathered = self.transport.gather(counts)
@@ -122,13 +148,13 @@ class LayerContext:
             self.transport.exchange(order, sends, recvs, observe)
 
     def leave(self) -> None:
-        """Gives up the port for good and completes the trace: this model has finished on this rank."""
+        """Ends this model's use of the port and completes the trace, when it has finished on this rank."""
         self._arbiter.leave()
         self.recorder.flush()
 
     @contextmanager
     def _waiting(self, where: str) -> Iterator[None]:
-        """Marks this rank as waiting for peers; errors of the transport are told with the model and `where`."""
+        """Marks this rank as waiting for peers; names the model and `where` in the transport's errors."""
         self.waiting_since = time.monotonic()
         try:
             yield

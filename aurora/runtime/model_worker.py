@@ -1,4 +1,4 @@
-"""Model worker: serves one model's requests on one rank, batch by batch, together with the model's other ranks."""
+"""Model worker: serves one model's requests on one rank, batch by batch, in step with the model's other ranks."""
 
 import threading
 import time
@@ -42,7 +42,7 @@ class ModelWorker:
 
     Args:
         model: its experts modules are replaced by `layers`.
-        options: batch size, new tokens, deduplication, ...
+        options: batch size, new tokens, deduplication and more.
         on_tokens: called with each step's tokens.
 
     Attributes:
@@ -64,7 +64,12 @@ class ModelWorker:
             setattr(layer.block, layer.name, distributed)
 
     def perform(self, program: Program, context: LayerContext) -> None:
-        """Takes part in `program` from now on. Each layer must hold the experts that the program gives this rank, or all."""
+        """Takes part in a program from now on.
+
+        Args:
+            program: each layer must hold the experts that it gives this rank, or all experts.
+            context: shared by the model's layers.
+        """
         self.context = context
         index, context.preemptive = context.model, program.time_slice == "layer"
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
@@ -109,7 +114,10 @@ class ModelWorker:
         self.context.leave()
 
     def rewind(self) -> None:
-        """After a step that failed: repeats it next where the batch allows it, else drops the batch and its requests."""
+        """Prepares for the next `serve` after a step that failed.
+
+        The step is repeated where the batch allows it; else the batch and its requests are dropped. `waiting` is cleared.
+        """
         if self._batch is not None and not self._batch.rewind():
             self._batch, self._current = None, []
         self.waiting.clear()
@@ -165,11 +173,11 @@ def serve_interleaved(
         workers: one per model.
         arbiters: one per model.
         device: "cpu" or a CUDA device.
-        abort: called too when a worker fails; frees those that wait for peers, so that all have ended on return.
+        abort: called too when a worker fails; ends the waiting for peers, so that all threads have ended on return.
         stopped: set when `abort` was called elsewhere.
 
     Raises:
-        The first failure of a worker.
+        Exception: the first failure of a worker.
     """
     failures: list[BaseException] = []
 

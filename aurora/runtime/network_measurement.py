@@ -16,7 +16,7 @@ LONG_S = 0.1  # larger sizes are not tried once one takes this long: less tells 
 
 
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
-    """Measures the network; all ranks call it together.
+    """Measures the network. A collective call: all ranks make it.
 
     Every rank sends as much to each other one, one partner at a time, so that start-ups add up; ports keep their ratios.
 

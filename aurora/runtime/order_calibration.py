@@ -46,9 +46,12 @@ class OrderCalibration:
     orders: Mapping[str, Order]
 
     def method(self, rank_bytes: float) -> str:
-        """The fastest method where a rank sends rank_bytes on average, interpolated in logarithms between the sizes tried.
+        """Returns the fastest method by the sizes tried, interpolated in logarithms between them.
 
         It is the plan's own unless another is faster by more than noise, of which at most MAX_NOISE counts.
+
+        Args:
+            rank_bytes: bytes that a rank sends on average.
         """
         step = int(STEPS * math.log2(max(rank_bytes, 1.0)))
         return self._method_by_step[min(step, len(self._method_by_step) - 1)]
@@ -69,7 +72,12 @@ class OrderCalibration:
         return methods
 
     def order(self, planned: Order, rank_bytes: float) -> Order:
-        """The order to use instead of the planned one; all ranks must ask with the same size."""
+        """Returns the order to use instead of the planned one; all ranks must ask with the same size.
+
+        Args:
+            planned: the plan's order, which is returned if it is the fastest.
+            rank_bytes: bytes that a rank sends on average.
+        """
         return self.orders.get(self.method(rank_bytes), planned)
 
     def __str__(self) -> str:
@@ -81,13 +89,13 @@ class OrderCalibration:
 
 
 def planned_method(plan: Plan) -> str:
-    """The method of the plan's orders that `calibrate` tries beside UNORDERED, if it has one."""
+    """Returns the method of the plan's orders that `calibrate` tries beside UNORDERED; UNORDERED's first if there is none."""
     methods = {order.method for model in plan.models for order in model.dispatch_L}
     return min(methods - set(UNORDERED), default=UNORDERED[0])
 
 
 def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCalibration:
-    """Times UNORDERED and the planned method on drawn traffic; all ranks call it together.
+    """Times UNORDERED and the planned method on drawn traffic. A collective call: all ranks make it.
 
     Methods alternate. The first round is not counted; it tells how many fit into REPETITIONS_S. An exchange takes as long as
     on its slowest rank.

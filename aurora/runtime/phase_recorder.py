@@ -40,18 +40,33 @@ class PhaseRecorder:
 
     @property
     def model_name(self) -> str:
+        """Name of the model."""
         return self._recorder.names_M[self._model]
 
     def mark(self) -> object:
-        """The present moment, for `phase`."""
+        """Returns a mark of the present moment, for `phase`."""
         return self._timer.mark()
 
     def phase(self, phase: str, layer: int, start: object) -> None:
-        """Records a phase of the current step that began at the mark `start` and ends now."""
+        """Records a phase of the current step that ends now.
+
+        Args:
+            phase: its name.
+            layer: its MoE layer's index.
+            start: the mark at which it began.
+        """
         self._phases.append((self.step, layer, phase, start, self._timer.mark()))
 
     def transfer(self, phase: str, layer: int, peer: int, sent: bool, size: int, start_s: float, end_s: float) -> None:
-        """Records this rank's end of a transfer of `size` bytes. start_s, end_s: by time.perf_counter."""
+        """Records this rank's end of a transfer.
+
+        Args:
+            phase, layer: as in `phase`.
+            peer: the rank at the other end.
+            sent: whether this rank sent it.
+            size: bytes.
+            start_s, end_s: by time.perf_counter.
+        """
         self._recorder.transfer(
             self._rank, self._model, self.step, layer, phase, peer, sent, size, start_s - self._began_s, end_s - self._began_s
         )
@@ -67,7 +82,11 @@ class PhaseRecorder:
             self._routed.append((self.step, experts_NK, mask))
 
     def routing(self, layers: int) -> Routing:
-        """What `route` recorded, of `layers` layers per step."""
+        """Returns what `route` recorded: (U, L, K) the experts of every token, and (U,) the step of each.
+
+        Args:
+            layers: MoE layers of the model, all recorded in every step.
+        """
         step_U, passes = [], []
         for first in range(0, len(self._routed), layers):
             routed = self._routed[first : first + layers]
@@ -77,7 +96,7 @@ class PhaseRecorder:
         return np.concatenate(passes), np.array(step_U, dtype=np.int64)
 
     def flush(self) -> None:
-        """Hands the recorded phases to the TraceRecorder, once their work is done."""
+        """Adds the recorded phases to the TraceRecorder, once their work is done."""
         for step, layer, phase, *marks in self._phases:
             start_s, end_s = map(self._timer.seconds, marks)
             self._recorder.add(self._rank, self._model, step, layer, phase, start_s, end_s)

@@ -25,17 +25,17 @@ class PortArbiter(Protocol):
         """Whether no other model shares this rank."""
 
     def start_compute(self, high_priority: bool = False) -> None:
-        """Waits for the GPU, which is this model's until `stop_compute`.
+        """Waits for the GPU, and keeps it for this model until `stop_compute`.
 
         Args:
-            high_priority: runs before waiting work that is not, and on a GPU beside it.
+            high_priority: whether the work runs before waiting work of low priority, and on a GPU beside it.
         """
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
         """Preemption point: lets waiting high-priority work run first.
 
         Args:
-            on_yield: called before it does.
+            on_yield: called before it runs.
 
         Returns:
             True if any ran.
@@ -62,16 +62,16 @@ class SubmittedWork(Protocol):
     """Work that was submitted to a GPU stream (a CUDA event)."""
 
     def wait(self) -> None:
-        """Makes what the caller submits from now on run after it."""
+        """Makes work that the caller submits from now on run after this work."""
 
 
 def thread_port_arbiters(models: int, submitted: Callable[[], SubmittedWork | None] = lambda: None) -> list[PortArbiter]:
-    """Port arbiters of the models that share one rank as threads of this process.
+    """Returns port arbiters of the models that share one rank as threads of this process.
 
     Time slices of the port alternate between the models (see `has_next_slice`); a model that has left is skipped.
 
     Args:
-        models: how many.
+        models: number of models.
         submitted: returns what the caller has submitted to the GPU, so that the next model's work is ordered after it and no
             host thread waits for the GPU.
 

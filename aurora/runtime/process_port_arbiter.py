@@ -1,8 +1,8 @@
 """Port arbiter for models that run in separate processes and share the GPUs of one machine.
 
-State: a small table in a file of a folder that all processes name alike; whoever reads or changes it holds an exclusive flock
-on it. Every model has a slot of the table, and on every GPU a member file that its process keeps locked. The kernel releases
-both kinds of lock when a process dies, so nobody waits for a dead process and a stale folder does no harm.
+State: a small table in a file of a folder that all processes name alike; a process that reads or changes it holds an exclusive
+flock on it. Every model has a slot of the table, and on every GPU a member file that its process keeps locked. The kernel
+releases both kinds of lock when a process dies, so no process waits for a dead one and a stale folder does no harm.
 
 GPU: one queue per GPU, first come first served, high-priority work first.
 
@@ -12,7 +12,7 @@ same ticket. Every port serves exchanges by ticket. The unfinished exchange with
 on any port, and its ranks finish all exchanges before it once they get their GPUs: so there is always progress. An exchange is
 never overtaken once its ticket is drawn, a port is free for the next one as soon as its own rank is done, and no model waits
 for one that has nothing to send. An exchange that holds the port passes its ticket to the model's next exchange in the same
-step. Alternatives: a lock of rank 0 alone, with the grant sent to the others, would cost a message per exchange; strict
+step. Alternatives: a lock of rank 0 only, with the grant sent to the others, would cost a message per exchange; strict
 alternation, as in `aurora.runtime.port_arbiter`, would wait for a model that is idle.
 """
 
@@ -40,7 +40,7 @@ WAKEUPS = ".wakeups"  # suffix of the socket that a waiting process listens on
 
 
 def colocation_folder(name: str) -> Path:
-    """The folder shared by the processes of this user and machine that colocate under `name`."""
+    """Returns the folder shared by the processes of this user and machine that colocate under `name`."""
     return Path(tempfile.gettempdir()) / f"aurora-{os.getuid()}" / f"{name}.{TABLE_VERSION}"
 
 
@@ -74,8 +74,8 @@ class ProcessPortArbiter:
     Args:
         folder: shared with the other models; see `colocation_folder`.
         gpu: number of the GPU on this machine.
-        timeout_s: how long to wait for the GPU or the port before RankFailed says who has it.
-        slot: the model's slot. Rank 0 takes a free one (None), and its other ranks are told that one.
+        timeout_s: how long to wait for the GPU or the port; after that RankFailed names the process that has it.
+        slot: the model's slot. Rank 0 takes a free one (None), and the model's other ranks pass that one.
         finish: waits for the work submitted to the GPU, before the GPU is released.
 
     Raises:
@@ -116,14 +116,17 @@ class ProcessPortArbiter:
 
     @property
     def exclusive(self) -> bool:
+        """Whether no other model shares this GPU."""
         return bool(self._table.here_MG[:, self._gpu].sum() == 1)
 
     def start_compute(self, high_priority: bool = False) -> None:
+        """Waits for the GPU; see `PortArbiter.start_compute`."""
         with self._locked():
             self._table.wants_MG[self.slot, self._gpu] = self._draw() - (PRIORITY if high_priority else 0)
         self._acquire_gpu()
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
+        """Preemption point; see `PortArbiter.yield_to_priority`."""
         if not (self._table.wants_MG[:, self._gpu] < 0).any():
             return False
         self._finish()
@@ -135,6 +138,7 @@ class ProcessPortArbiter:
         return True
 
     def stop_compute(self) -> None:
+        """Releases the GPU once the work submitted to it has finished."""
         self._finish()
         with self._locked():
             self._table.wants_MG[self.slot, self._gpu] = self._table.has_MG[self.slot, self._gpu] = 0
@@ -154,6 +158,7 @@ class ProcessPortArbiter:
 
     @contextmanager
     def exchange(self, hold_port: bool = False) -> Iterator[None]:
+        """Context manager that grants this model the port; see `PortArbiter.exchange`."""
         table, done_M = self._table, self._table.done_MG[:, self._gpu]
         number = int(done_M[self.slot])
         with self._locked():
@@ -182,6 +187,7 @@ class ProcessPortArbiter:
             self._wake_others()
 
     def leave(self) -> None:
+        """Ends this model's exchanges on this GPU and gives up its slot."""
         self._release()
         for end in (self._wakeups, self._waker):
             end.close()
@@ -189,6 +195,7 @@ class ProcessPortArbiter:
             os.unlink(self._path(self.slot, WAKEUPS))
 
     def abort(self, error: BaseException) -> None:
+        """Releases what this model holds after it failed with `error`."""
         self._failure = self._failure or error
         self._release()
 
@@ -228,7 +235,7 @@ class ProcessPortArbiter:
         """Makes the processes that wait on this GPU check again."""
         for slot in np.flatnonzero(self._table.here_MG[:, self._gpu]).tolist():
             if slot != self.slot:
-                with suppress(OSError):  # nobody there, or woken already
+                with suppress(OSError):  # no process listens there, or it is woken already
                     self._waker.sendto(b"!", self._path(slot, WAKEUPS))
 
     @contextmanager

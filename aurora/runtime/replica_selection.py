@@ -37,12 +37,14 @@ def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: to
 
 
 def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """(E, M) `until_EM` of one rank's own tokens; all ranks' together are as `aurora.planner.placement.cost_model` counts them.
+    """Returns (E, M) `until_EM` of one rank's own tokens, by the proportional rule.
+
+    The sums over all ranks are as `aurora.planner.placement.cost_model` counts them.
 
     Args:
         counts_E: (E,) int64, this rank's tokens of every expert.
         share_until_EM: (E, M) float64, running sum of the shares of an expert's replicas.
-        rank, ranks: rounding differs by rank.
+        rank, ranks: this rank and how many there are; rounding differs by rank.
     """
     return torch.floor(share_until_EM * counts_E[:, None] + (rank + 0.5) / ranks)
 
@@ -83,7 +85,9 @@ class LocalFirst(nn.Module):
     phase_E: torch.Tensor
 
     def forward(self, tokens_SE: torch.Tensor) -> torch.Tensor:
-        """(E, M) int64 `until_EM` of this rank's tokens; an expert with fewer than M replicas has empty ones at the end.
+        """Returns (E, M) int64 `until_EM` of this rank's tokens.
+
+        An expert with fewer than M replicas has empty ones at the end.
 
         Args:
             tokens_SE: (S, E) int64, every rank's tokens of every expert.
@@ -106,7 +110,18 @@ def local_first(
     whole_E: torch.Tensor,
     phase_E: torch.Tensor,
 ) -> torch.Tensor:
-    """See `LocalFirst.forward`. Source: Lazarus Alg. 1 (arXiv:2407.04656)."""
+    """Returns (E, M) int64 `until_EM` of one rank's tokens by the local-first rule, in torch; see `LocalFirst.forward`.
+
+    Args:
+        tokens_SE: (S, E) int64, every rank's tokens of every expert.
+        rank: whose tokens are dealt.
+        rank_EM: (E, M) the rank that holds each replica.
+        from_EM, upto_EM: (E, M) each replica's interval within 0..whole_E.
+        whole_E: (E,) the units that an expert's load is divided into.
+        phase_E: (E,) added before cutting at a unit, so that single tokens of different experts do not all go to one rank.
+
+    Source: Lazarus Alg. 1 (arXiv:2407.04656).
+    """
     load_E1, whole_E1, phase_E1 = tokens_SE.sum(dim=0)[:, None], whole_E[:, None], phase_E[:, None]
     capacity_EM = (load_E1 * upto_EM + phase_E1) // whole_E1 - (load_E1 * from_EM + phase_E1) // whole_E1
     local_EM = torch.minimum(capacity_EM, tokens_SE.T.gather(1, rank_EM))

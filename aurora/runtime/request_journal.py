@@ -23,7 +23,7 @@ class RequestJournal:
 
     Args:
         plan: of the run.
-        prompts_M: each model's prompts.
+        prompts_M: each model's prompts, as token ids.
         load_MLE: tokens of each expert, (L, E) per model, for placing the experts that no rank holds any more.
 
     Attributes:
@@ -45,13 +45,21 @@ class RequestJournal:
 
     @property
     def finished(self) -> bool:
+        """Whether every request has its answer."""
         return not any(self._open_M)
 
     @property
     def wants_new_epoch(self) -> bool:
+        """Whether the search for lost replicas has found a better placement for the current members."""
         return self._restored is not None and self._restored[0] == self._members
 
     def on_progress(self, rank: int, progress: NewTokens | FetchedWeights) -> bool:
+        """Records new tokens, or how long the transfer of weights took. Returns whether there were new tokens.
+
+        Args:
+            rank: the member that sent it.
+            progress: what it sent.
+        """
         if isinstance(progress, FetchedWeights):
             self.changes[-1].took_s = max(self.changes[-1].took_s, progress.seconds)
             return False
@@ -66,9 +74,24 @@ class RequestJournal:
         return True
 
     def on_lost(self, rank: int, reason: str) -> None:
+        """Records why a rank was lost.
+
+        Args:
+            rank: that was lost.
+            reason: why, as part of a sentence.
+        """
         self._lost[rank] = reason
 
     def assign(self, epoch: int, states: Mapping[int, HeldExperts]) -> dict[int, EpochWork]:
+        """Assigns experts and unfinished requests to the members of an epoch.
+
+        Args:
+            epoch: its number, from 1.
+            states: what each member holds, by rank.
+
+        Returns:
+            Each member's work, by rank.
+        """
         members = tuple(states)
         held = list(states.values())
         held_R = [state.held_ML for state in held]
@@ -124,7 +147,7 @@ class RequestJournal:
 
     @staticmethod
     def _order(bytes_RR: IntArray, cluster: Cluster) -> tuple[Order, float]:
-        """The order in which weights travel, and its predicted seconds."""
+        """Returns the order in which weights travel, and its predicted seconds."""
         order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
         return order, timed(order, bytes_RR, cluster.network).makespan_s
 

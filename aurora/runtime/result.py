@@ -47,6 +47,7 @@ class Answers:
     seconds: float = 0.0
 
     def add(self, tokens: Sequence[Token]) -> None:
+        """Appends new tokens, and their logits if kept, to the answers of their requests."""
         for token in tokens:
             self.tokens.setdefault(token.request, []).append(token.token)
             if token.logits is not None:
@@ -96,7 +97,11 @@ class RunConditions:
     cluster: Cluster
 
     def traffic(self, profiles: Sequence[Profile]) -> list[Profile]:
-        """The models' profiles with the run's own traffic in place of theirs, one window per step."""
+        """Returns the models' profiles with the run's own traffic in place of theirs, one window per step.
+
+        Args:
+            profiles: one per model, in the run's order.
+        """
         return [
             replace(
                 profile,
@@ -134,6 +139,7 @@ class RunResult:
     failure: str | None = None
 
     def tokens_per_second(self, model: int) -> float:
+        """Returns the produced tokens of a model, by its index, over its serving time; 0 if it did not serve."""
         answers = self.answers_M[model]
         return sum(map(len, answers.tokens.values())) / answers.seconds if answers.seconds else 0.0
 
@@ -162,7 +168,7 @@ class RankResult:
 
 
 def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
-    """Merges the results of all ranks.
+    """Merges the results of all ranks into the run's.
 
     Args:
         results: one per rank, by rank.
@@ -191,7 +197,7 @@ def elastic_result(
     plan: Plan,
     failure: str | None,
 ) -> RunResult:
-    """Result of a run that survives lost ranks.
+    """Returns the result of a run that survives lost ranks.
 
     Args:
         answers_M, changes: from the run's journal.

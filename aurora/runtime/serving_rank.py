@@ -35,7 +35,16 @@ LOADING = threading.Lock()  # transformers loads one model at a time in a proces
 
 
 def check_model(plan: Plan, index: int, model: MoeModel) -> None:
-    """Raises BadInput unless the plan's model `index` was planned for `model`."""
+    """Checks that a plan was made for a model.
+
+    Args:
+        plan: to serve by.
+        index: of the plan's model.
+        model: as it was loaded.
+
+    Raises:
+        BadInput: if it was planned for another model.
+    """
     planned = plan.models[index]
     expected = (len(planned.dispatch_L), planned.placement.experts)
     found = (len(model.layers), model.experts)
@@ -47,7 +56,16 @@ def check_model(plan: Plan, index: int, model: MoeModel) -> None:
 
 
 def check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int) -> None:
-    """Raises BadInput for a token outside the model's vocabulary, or a prompt too long for `new_tokens` more."""
+    """Checks that a model can answer prompts.
+
+    Args:
+        model: as it was loaded.
+        prompts: token ids.
+        new_tokens: at most, of an answer.
+
+    Raises:
+        BadInput: if a token is outside the model's vocabulary, or a prompt is too long for `new_tokens` more.
+    """
     config = model.model.config
     for index, prompt in enumerate(prompts):
         if max(prompt) >= config.vocab_size:
@@ -158,13 +176,13 @@ def _transports(plan: Plan, models: int, rank_info: RankInfo, device: str, optio
 
 
 def _submitted() -> torch.cuda.Event:
-    """An event after all that this thread has submitted to its stream."""
+    """Returns an event that follows all that this thread has submitted to its stream."""
     event: torch.cuda.Event = torch.cuda.current_stream().record_event()
     return event
 
 
 def _arbiters(transports: Sequence[Transport], options: RunOptions, on_gpu: bool) -> list[PortArbiter]:
-    """One port arbiter per model. Models that do not interleave share nothing."""
+    """Returns one port arbiter per model. Models that do not interleave share nothing."""
     if options.interleave == "on":
         return thread_port_arbiters(len(transports), _submitted) if on_gpu else thread_port_arbiters(len(transports))
     if options.colocate is None:

@@ -10,28 +10,38 @@ class Timer(Protocol):
     """Notes moments of a run and tells when they were."""
 
     def mark(self) -> object:
-        """Notes the present moment."""
+        """Returns a mark of the present moment."""
 
     def seconds(self, mark: object) -> float:
-        """When the mark was reached, in seconds since the run began; waits for the GPU work before it."""
+        """Returns when the mark was reached, in seconds since the run began; waits for the GPU work before it."""
 
 
 class HostTimer:
-    """Host time. began_s: when the run began, by time.perf_counter."""
+    """Timer by the host's clock.
+
+    Args:
+        began_s: when the run began, by time.perf_counter.
+    """
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
 
     def mark(self) -> object:
+        """Returns the present moment."""
         return time.perf_counter() - self._began_s
 
     def seconds(self, mark: object) -> float:
+        """Returns when the mark was, in seconds since the run began."""
         assert isinstance(mark, float)
         return mark
 
 
 class StreamTimer:
-    """Events on the current stream of the thread that marks. began_s: when the run began, by time.perf_counter."""
+    """Timer by events on the current stream of the thread that marks.
+
+    Args:
+        began_s: when the run began, by time.perf_counter.
+    """
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
@@ -39,6 +49,7 @@ class StreamTimer:
         self._first_s = 0.0
 
     def mark(self) -> object:
+        """Submits an event to the current stream and returns it."""
         if self._first is None:  # only now is the model worker's own stream current
             self._first = self._event()
             self._first.synchronize()
@@ -46,6 +57,7 @@ class StreamTimer:
         return self._event()
 
     def seconds(self, mark: object) -> float:
+        """Returns when the stream reached the mark, in seconds since the run began; waits for the work before it."""
         assert isinstance(mark, torch.cuda.Event)
         assert self._first is not None
         mark.synchronize()

@@ -36,7 +36,13 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
-    """Copies the rows (N, H) at index_X (X,) int64 into `out` (X, H), which may be a view into wider rows."""
+    """Copies the rows at an index.
+
+    Args:
+        rows: (N, H).
+        index_X: (X,) int64, the row to copy to each row of `out`.
+        out: (X, H), may be a view into wider rows.
+    """
     if uses_triton(rows):
         from aurora.runtime import triton_kernels
 
@@ -81,7 +87,7 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which rows of `dtype` are weighted and summed."""
+    """Returns the dtype in which rows of `dtype` are weighted and summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -91,7 +97,7 @@ def _has_triton() -> bool:
 
 
 def uses_triton(rows: torch.Tensor) -> bool:
-    """Whether Triton's kernels work on this tensor."""
+    """Returns whether Triton's kernels work on this tensor."""
     return rows.is_cuda and _has_triton() and rows.dtype != torch.float64
 
 
@@ -113,22 +119,30 @@ class MessageFormat:
 
     @property
     def weights_at(self) -> int:
+        """Byte of a row at which the weights begin."""
         return _aligned(self.width * self.dtype.itemsize)
 
     @property
     def slots_at(self) -> int:
+        """Byte of a row at which the slots begin."""
         return self.weights_at + _aligned(self.top_k * exact_dtype(self.dtype).itemsize)
 
     @property
     def row_bytes(self) -> int:
+        """Size of a row in bytes."""
         return self.slots_at + _aligned(self.top_k * 4)
 
     def new(self, rows: int, device: torch.device) -> torch.Tensor:
-        """(rows, row_bytes) uint8: an uninitialised message."""
+        """Returns an uninitialised message: (rows, row_bytes) uint8.
+
+        Args:
+            rows: number of rows.
+            device: where it lies.
+        """
         return torch.empty(rows, self.row_bytes, dtype=torch.uint8, device=device)
 
     def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of a message's hidden states (rows, width), weights and slots (rows, top_k)."""
+        """Returns views of a message (rows, row_bytes): hidden states (rows, width), weights and slots (rows, top_k)."""
         exact = exact_dtype(self.dtype)
         return (
             message[:, : self.width * self.dtype.itemsize].view(self.dtype),

@@ -9,7 +9,12 @@ from numba import njit
 
 @njit("Tuple((i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
 def permutation_by_expert(physical_NK, num_physical):
-    """See `aurora.runtime.token_kernels.permutation_by_expert`."""
+    """Sorts the choices of tokens by physical expert; see `aurora.runtime.token_kernels.permutation_by_expert`.
+
+    Args:
+        physical_NK: (N, K) int64, the physical expert of every choice; `num_physical` for none.
+        num_physical: number of physical experts P.
+    """
     tokens, top_k = physical_NK.shape
     counts_P = np.zeros(num_physical, np.int64)
     for n in range(tokens):
@@ -31,13 +36,13 @@ def permutation_by_expert(physical_NK, num_physical):
 
 @njit("Tuple((i8[::1], i8[::1], i8[::1]))(i8[:, :])", cache=True)
 def embedding_bags(row_NK):
-    """Arguments of torch.embedding_bag that sum each token's rows.
+    """Returns arguments of torch.embedding_bag that sum each token's rows.
 
     Args:
         row_NK: (N, K) int64, the row of every choice, -1 for none.
 
     Returns:
-        (Q,) the rows that are there; (Q,) which of the N * K choices each is; (N,) where each token's begin.
+        (Q,) the rows that exist; (Q,) which of the N * K choices each is; (N,) where each token's begin.
     """
     tokens, top_k = row_NK.shape
     row_Q, choice_Q = np.empty(tokens * top_k, np.int64), np.empty(tokens * top_k, np.int64)
@@ -55,7 +60,12 @@ def embedding_bags(row_NK):
 
 @njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)
 def sum_by_rank(counts_RP, first_R):
-    """(R, R) int64: sums of counts_RP (R, P) over each rank g's physical experts, first_R[g] to first_R[g + 1]."""
+    """Returns (R, R) int64: how many rows each rank sends to each.
+
+    Args:
+        counts_RP: (R, P) int64, rows from each rank to each physical expert.
+        first_R: (R + 1,) int64, rank g has the physical experts first_R[g] to first_R[g + 1].
+    """
     sizes_RR = np.zeros((len(counts_RP), len(first_R) - 1), np.int64)
     for source in range(len(counts_RP)):
         for rank in range(len(first_R) - 1):

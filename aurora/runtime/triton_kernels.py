@@ -18,14 +18,14 @@ def _gather(rows, index, out, width, row_stride, out_stride, BLOCK: tl.constexpr
 
 @triton.jit
 def _weighted_sum(
-    rows, place, weights, out, width, row_stride, weight_stride, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+    rows, row_of, weights, out, width, row_stride, weight_stride, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
 ):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     total = tl.full((BLOCK,), 0.0, dtype=tl.float32)
     for k in tl.static_range(K):
-        source = tl.load(place + token * K + k)
+        source = tl.load(row_of + token * K + k)
         row = tl.load(rows + source * row_stride + column, mask=column < tl.where(source >= 0, width, 0), other=0.0).to(
             tl.float32
         )
@@ -51,14 +51,14 @@ def _local_first(
     load, whole, phase = tl.reduce(count, 0, _plus), tl.load(wholes + expert), tl.load(phases + expert)
     holder = tl.load(ranks + at, mask=there, other=0)
     end = (load * tl.load(ends + at, mask=there, other=0) + phase) // whole
-    room = end - (load * tl.load(begins + at, mask=there, other=0) + phase) // whole
-    local = tl.minimum(room, tl.load(tokens + holder * experts + expert, mask=there, other=0))
-    room -= local
-    until = tl.associative_scan(room, 0, _plus)
+    capacity = end - (load * tl.load(begins + at, mask=there, other=0) + phase) // whole
+    local = tl.minimum(capacity, tl.load(tokens + holder * experts + expert, mask=there, other=0))
+    capacity -= local
+    until = tl.associative_scan(capacity, 0, _plus)
     own = tl.where(holder == rank, local, 0)
     before = tl.reduce(tl.where(source < rank, count, 0), 0, _plus) - tl.reduce(tl.where(holder < rank, local, 0), 0, _plus)
     upto = before + tl.reduce(tl.where(source == rank, count, 0), 0, _plus) - tl.reduce(own, 0, _plus)
-    shared = tl.minimum(until, upto) - tl.maximum(until - room, before)
+    shared = tl.minimum(until, upto) - tl.maximum(until - capacity, before)
     tl.store(out + at, tl.associative_scan(own + tl.maximum(shared, 0), 0, _plus), mask=there)
 
 
@@ -71,7 +71,11 @@ def local_first(
     whole_E: torch.Tensor,
     phase_E: torch.Tensor,
 ) -> torch.Tensor:
-    """See `aurora.runtime.replica_selection.local_first`."""
+    """Deals one rank's tokens by the local-first rule; see `aurora.runtime.replica_selection.local_first`.
+
+    Args:
+        tokens_SE, rank, rank_EM, from_EM, upto_EM, whole_E, phase_E: as there, on a CUDA device.
+    """
     sources, experts = tokens_SE.shape
     most = rank_EM.shape[1]
     out_EM = torch.empty_like(rank_EM)
@@ -83,14 +87,22 @@ def local_first(
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
-    """See `aurora.runtime.token_kernels.gather_rows`."""
+    """Copies the rows at an index; see `aurora.runtime.token_kernels.gather_rows`.
+
+    Args:
+        rows, index_X, out: as there, on a CUDA device.
+    """
     if out.numel():
         grid = (len(index_X), triton.cdiv(rows.shape[1], BLOCK))
         _gather[grid](rows, index_X.contiguous(), out, rows.shape[1], rows.stride(0), out.stride(0), BLOCK=BLOCK)
 
 
 def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None) -> torch.Tensor:
-    """See `aurora.runtime.token_kernels.weighted_sum`; sums in float32."""
+    """Sums the rows of every token, in float32; see `aurora.runtime.token_kernels.weighted_sum`.
+
+    Args:
+        rows, row_NK, weights_NK: as there, on a CUDA device.
+    """
     tokens, top_k = row_NK.shape
     out = rows.new_empty(tokens, rows.shape[1])
     if out.numel():
