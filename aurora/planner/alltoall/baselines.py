@@ -1,4 +1,7 @@
-"""Orders that need no search: everything at once, paced or not, and what the papers compare with."""
+"""Orders that need no search: all transfers at once, paced or not, and the orders that papers compare with.
+
+Arguments and return value of each are those of registry.OrderStrategy.
+"""
 
 from bisect import insort
 from dataclasses import replace
@@ -12,40 +15,54 @@ from aurora.types.arrays import IntArray
 
 
 def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Every transfer posted together; ports are shared."""
+    """All-at-once: every transfer starts at once, and ports are shared."""
     n = len(bytes_GG)
     return order_of("all-at-once", all_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
 
 
 def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Everything posted together, each pair held to bytes / T, T the fluid bound: all end at T on any ports (coflow MADD)."""
+    """Paced: every transfer starts at once, each held to its bytes / T, where T is the fluid bound (coflow MADD).
+
+    All transfers end at T, on any ports.
+    """
     return replace(all_at_once(bytes_GG, network, rng=rng), method="paced", paced=True)
 
 
 def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """SJF: every sender sends its smallest transfer first, one at a time; receivers take what comes (Aurora §8.1)."""
+    """SJF: every sender sends its smallest transfer first, one at a time; a receiver takes all that are sent to it.
+
+    Source: Aurora §8.1.
+    """
     return _by_sender("sjf", sorted(all_pairs(len(bytes_GG)), key=lambda p: (bytes_GG[p], p)), len(bytes_GG))
 
 
 def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """RCS: every sender sends in random order, one at a time; receivers take what comes (Aurora §8.1)."""
+    """RCS: every sender sends in random order, one at a time; a receiver takes all that are sent to it.
+
+    Source: Aurora §8.1.
+    """
     pairs = all_pairs(len(bytes_GG))
     return _by_sender("random", [pairs[i] for i in rng.permutation(len(pairs))], len(bytes_GG))
 
 
 def spread_out(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Step s sends to (i + s) mod G, one at a time; receivers take what comes."""
+    """Spread-out: in step s rank i sends to (i + s) mod G, one at a time; a receiver takes all that are sent to it."""
     n = len(bytes_GG)
     return _by_sender("spread-out", [(i, (i + step) % n) for step in range(1, n) for i in range(n)], n)
 
 
 def _by_sender(method: str, pairs: list[tuple[int, int]], ranks: int) -> Order:
+    """An order in which senders have one transfer under way and receivers any number."""
     return order_of(method, pairs, recvs_open=max(1, ranks - 1))
 
 
 def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Aurora's Algorithm 1, read literally: the busiest GPU's transfers in random order, then GPU by GPU, busiest first, each
-    transfer at the earliest time at which both of its ends are still free. One partner at a time. Source: Aurora §4.2.
+    """Aurora's Algorithm 1, read literally, with one partner at a time.
+
+    First come the busiest GPU's transfers in random order, then those of the other GPUs, busiest GPU first. Each transfer takes
+    the earliest time at which both of its ends are still free.
+
+    Source: Aurora §4.2.
     """
     n = len(bytes_GG)
     seconds_GG = pair_seconds(bytes_GG, network.without_startup)

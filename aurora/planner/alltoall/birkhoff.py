@@ -1,4 +1,4 @@
-"""Birkhoff-von Neumann slots: peel matchings off a padded matrix of whole numbers, fattest first."""
+"""Birkhoff decomposition: splits an integer matrix into slots in which each rank has one partner, largest slot first."""
 
 from collections.abc import Iterator
 
@@ -13,10 +13,18 @@ from aurora.types.arrays import IntArray
 
 
 def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
-    """Birkhoff-von Neumann slots, one partner at a time, transfers split between slots; meets the one-to-one bound.
+    """Birkhoff decomposition into slots with one partner at a time; transfers are split between slots.
 
-    Exact: on equal ports in bytes, on mixed ones in ticks of a 2^40th of the bound. At most `most` slots are peeled (SLOTS n by
-    default); what is left after them goes last, in dense open-shop order. Every slot costs a start-up. Source: Aurora Thm 4.2.
+    It meets the one-to-one bound exactly: on equal ports in bytes, on mixed ports in units of a 2^40th of the bound. Every slot
+    costs a start-up.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+        network: port rates.
+        rng: not used.
+        most: slots to make at most; None: SLOTS * G. What is left after them goes last, in dense open-shop order.
+
+    Source: Aurora Thm 4.2.
     """
     work_GG = bytes_GG
     if not network.equal_ports:
@@ -30,11 +38,19 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
 
 
 def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray, IntArray]]:
-    """(length, partner_G, units_G): in each slot sender i does units_G[i] <= length units of its work for partner_G[i].
+    """Yield the slots of a Birkhoff decomposition.
 
-    work_GG (n, n) int64, whole units. The slots' lengths sum to the largest row or column sum, exactly, and every unit is
-    served once (Birkhoff 1946; Aurora Thm 4.2). Each slot is the perfect matching whose smallest entry is largest, which
-    takes about 4-5 n slots instead of up to n^2 - 2n + 2. After `most` slots it stops; what is left is the caller's.
+    The slots' lengths sum to the largest row or column sum, exactly, and every unit of work is served once. Each slot is the
+    perfect matching whose smallest entry is largest, which takes about 4-5 n slots instead of up to n^2 - 2n + 2.
+
+    Args:
+        work_GG: (n, n) int64, units of work from each sender to each receiver.
+        most: slots to make at most; the caller serves what is left.
+
+    Yields:
+        (length, partner_G, units_G): in this slot sender i serves units_G[i] <= length units of its work for partner_G[i].
+
+    Source: Birkhoff 1946; Aurora Thm 4.2.
     """
     left_GG = work_GG.copy()
     padding_GG = _padding(work_GG)
@@ -45,21 +61,29 @@ def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray, IntArra
         total_GG = left_GG + padding_GG
         partner_G = _fattest_matching(total_GG)
         length = int(total_GG[senders, partner_G].min())
-        units_G = np.minimum(left_GG[senders, partner_G], length)  # the real work first, then what only pads
+        units_G = np.minimum(left_GG[senders, partner_G], length)  # the work first, then the padding
         left_GG[senders, partner_G] -= units_G
         padding_GG[senders, partner_G] -= length - units_G
         yield length, partner_G, units_G
 
 
 def _padding(work_GG: IntArray) -> IntArray:
-    """What to add so that all rows and columns have the largest sum."""
+    """(n, n) what to add so that all rows and columns have the largest sum."""
     rows, columns = work_GG.sum(axis=1), work_GG.sum(axis=0)
     most = max(rows.max(initial=0), columns.max(initial=0))
     return north_west(most - rows, most - columns)
 
 
 def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
-    """(n, n) int64 whose rows and columns sum to these, (n,) each with one total: the north-west corner rule."""
+    """Return a matrix with given row and column sums by the north-west corner rule.
+
+    Args:
+        lacks_row: (n,) int64, row sums.
+        lacks_column: (n,) int64, column sums, of the same total.
+
+    Returns:
+        (n, n) int64.
+    """
     lacks_row, lacks_column = lacks_row.copy(), lacks_column.copy()
     padding_GG = np.zeros((len(lacks_row), len(lacks_column)), dtype=np.int64)
     i = j = 0
@@ -76,7 +100,7 @@ def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
 
 
 def _fattest_matching(total_GG: IntArray) -> IntArray:
-    """(n,) the perfect matching whose smallest entry is largest; there is one, as all rows and columns have one sum."""
+    """(n,) the perfect matching whose smallest entry is largest; one exists because all rows and columns have the same sum."""
     levels = np.unique(total_GG[total_GG > 0])
     low, high = 0, len(levels) - 1
     best = None

@@ -1,19 +1,27 @@
-"""The shortest schedule with one message a pair, of a few ranks, by branch and bound; compiled."""
+"""Exact shortest schedule with one message a pair, for a few ranks, by branch and bound; compiled."""
 
 import numpy as np
 from numba import njit
 
 from aurora.types.arrays import FloatArray, IntArray
 
-MOST_RANKS = 4  # well under a millisecond; each rank more takes tens of times as long
+MOST_RANKS = 4  # takes well under a millisecond; each further rank takes tens of times as long
 
 
 def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, float] | None:
-    """((X, 2) pairs by start, makespan in seconds) of the non-preemptive open shop's optimum; None unless below known_s.
+    """Find the shortest schedule with one message a pair and one partner at a time (non-preemptive open shop).
 
-    seconds_GG (n, n) float64: how long each transfer takes alone; zero means none. Tries every active schedule (one in which
-    nothing can start earlier without delaying something else), among which an optimum is, but for those that a port's
-    remaining load rules out. Source: Giffler & Thompson 1960.
+    It tries every active schedule, in which nothing can start earlier without delaying something else, except those that a
+    port's remaining load rules out. One of the active schedules is an optimum.
+
+    Args:
+        seconds_GG: (n, n) float64, how long each transfer takes alone; zero if there is none.
+        known_s: the makespan to beat, in seconds.
+
+    Returns:
+        (pairs_X2, makespan_s): (X, 2) int64 pairs by start, and seconds. None if no schedule is shorter than known_s.
+
+    Source: Giffler & Thompson 1960.
     """
     n = len(seconds_GG)
     waits_GG = seconds_GG > 0
@@ -27,20 +35,20 @@ def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, fl
 
 @njit(cache=True)
 def _branch(took_GG, waits_GG, free_s, left_s, pairs_X2, start_s_X, depth, best_X2, best_s_X, best_s):
-    """The best makespan once all that continues the `depth` transfers in pairs_X2 has been tried; fills best_X2, best_s_X.
+    """Extend the first `depth` transfers in pairs_X2 in every way; return the best makespan, and fill best_X2 and best_s_X.
 
-    free_s, left_s (2 n,): when each port is through with them, and what it still has to carry; senders first.
+    free_s (2 n,) is when each port is free, and left_s (2 n,) the seconds that it still has to carry; senders first.
     """
     n = took_GG.shape[0]
-    floor_s = 0.0
+    lower_s = 0.0
     for port in range(2 * n):
-        floor_s = max(floor_s, free_s[port] + left_s[port])
-    if floor_s >= best_s * (1 - 1e-12):
+        lower_s = max(lower_s, free_s[port] + left_s[port])
+    if lower_s >= best_s * (1 - 1e-12):
         return best_s
     if depth == len(pairs_X2):
         best_X2[:] = pairs_X2
         best_s_X[:] = start_s_X
-        return floor_s
+        return lower_s
     first_s = np.inf
     src = dst = -1
     for i in range(n):
@@ -51,7 +59,7 @@ def _branch(took_GG, waits_GG, free_s, left_s, pairs_X2, start_s_X, depth, best_
     for i in range(n):
         for j in range(n):
             start_s = max(free_s[i], free_s[n + j])
-            if waits_GG[i, j] and (i == src or j == dst) and start_s < first_s:  # what keeps the earliest end from being it
+            if waits_GG[i, j] and (i == src or j == dst) and start_s < first_s:  # conflicts with the transfer that ends first
                 took = took_GG[i, j]
                 before = free_s[i], free_s[n + j], left_s[i], left_s[n + j]
                 pairs_X2[depth] = i, j

@@ -1,8 +1,7 @@
-"""One message a pair, one partner at a time, compiled: found in microseconds, into buffers that are allocated once.
+"""Dense open-shop schedules: one message a pair, one partner at a time, found in microseconds. Compiled; buffers are reused.
 
-Dense open shops, and rings for traffic that is nearly equal, where dense schedules are up to 15 % above the bound.
-
-Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python, for debugging.
+For traffic that is nearly equal, where dense schedules are up to 15 % above the bound, ring schedules are tried too. Without
+numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python, for debugging.
 """
 
 import numpy as np
@@ -17,20 +16,28 @@ MOST_CUTS = 4
 NO_CUT_C2: IntArray = np.zeros((0, 2), dtype=np.int64)
 NO_PART_S_C2: FloatArray = np.zeros((0, 2))
 DE_BRUIJN = 0x077CB531  # times a power of two below 2^32: bits 27 to 31 differ for each
-PLACE = np.zeros(32, dtype=np.int64)
-PLACE[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32)
-SMALL = 12  # ranks; below this one priority alone can be far from the bound, and trying more is cheap
+BIT_INDEX = np.zeros(32, dtype=np.int64)
+BIT_INDEX[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32)
+SMALL = 12  # ranks; below this, a single priority can be far from the bound, and trying more is cheap
 SMALL_TRIES = 64
 AMPLITUDES = (0.1, 0.3, 1.0)  # of drawn priorities, as shares of the bound, in turn
 
 
 def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, shop: "DenseShop | None" = None) -> Order:
-    """Dense open shop, no splits, no barriers: when a sender and a receiver are both free and have traffic, it starts.
+    """Dense open shop: whenever a sender and a receiver are both free and have traffic for each other, it starts.
 
-    Of the ports that become free the one with the largest remaining load chooses first, and takes the free partner with the
-    largest. Below SMALL ranks SMALL_TRIES further priorities are drawn and the shortest schedule is kept. One message a pair,
-    one partner at a time. Makespan below twice the one-to-one bound, as of any dense schedule. shop: buffers to work in, for
-    who orders every batch. Source: Gonzalez & Sahni 1976.
+    One message a pair, one partner at a time, no splits, no barriers. Of the ports that become free, the one with the largest
+    remaining load chooses first, and takes the free partner with the largest remaining load. Below SMALL ranks, SMALL_TRIES
+    further priorities are drawn and the shortest schedule is kept. Like any dense schedule it is shorter than twice the
+    one-to-one bound.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+        network: port rates and start-ups.
+        rng: for the drawn priorities.
+        shop: buffers of G ranks to work in, for callers that order every batch; None: new ones.
+
+    Source: Gonzalez & Sahni 1976.
     """
     n = len(bytes_GG)
     shop = DenseShop(n) if shop is None else shop
@@ -41,10 +48,17 @@ def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
 
 
 class DenseShop:
-    """Dense open-shop schedules of `ranks` senders and receivers. One thread at a time.
+    """Buffers for dense open-shop schedules of `ranks` senders and receivers. One thread at a time.
 
-    A schedule is dense when no sender and receiver that still have something for each other are ever both free. After `run`,
-    `ring` or `search` the rows [:count] of src_X, dst_X (int64), start_s_X and end_s_X (float64) are the transfers by start.
+    A schedule is dense when no sender and receiver that still have something for each other are ever both free.
+
+    Attributes:
+        ranks: number of senders, and of receivers.
+        count: number of transfers of the last schedule made by `run`, `ring` or `search`; only rows [:count] below are valid.
+        src_X: int64, sending ranks, by start.
+        dst_X: int64, receiving ranks.
+        start_s_X: float64, starts in seconds.
+        end_s_X: float64, ends in seconds.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -57,61 +71,82 @@ class DenseShop:
         self.start_s_X: FloatArray = np.zeros(rows)
         self.end_s_X: FloatArray = np.zeros(rows)
         self._plain, self._drawn, self._best = np.zeros((3, 2 * ranks))
-        self._seats = np.arange(ranks)
+        self._identity = np.arange(ranks)
         self._scratch = (
             np.zeros(2 * ranks),  # remaining load of each port, senders first
             np.zeros(2 * ranks, dtype=np.int64),  # transfers left on each port
-            np.zeros((2 * ranks, words), dtype=np.int64),  # whom a port waits for
+            np.zeros((2 * ranks, words), dtype=np.int64),  # the partners that a port has yet to serve, as bits
             np.zeros((2, words), dtype=np.int64),  # free senders, free receivers
             np.zeros(2 * ranks + 2),  # heap of ends, infinite beyond the last
-            np.zeros(2 * ranks + 2, dtype=np.int64),  # and of the rows that end
+            np.zeros(2 * ranks + 2, dtype=np.int64),  # the pairs that end then
             np.zeros(2 * ranks, dtype=np.int64),  # ports that have just become free
             np.zeros(MOST_CUTS, dtype=np.int64),  # parts of each cut that have begun
         )
 
     @property
     def buffer_bytes(self) -> int:
-        """What it holds in memory."""
+        """Bytes of all buffers."""
         outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
         return sum(array.nbytes for array in (*outputs, *self._scratch, self._plain, self._drawn, self._best))
 
     def run(
         self,
         seconds_GG: FloatArray,
-        favour: FloatArray | None = None,
+        bias_s: FloatArray | None = None,
         cut_C2: IntArray = NO_CUT_C2,
         part_s_C2: FloatArray = NO_PART_S_C2,
     ) -> float:
-        """The makespan in seconds of the schedule that serves the port with the largest remaining load first.
+        """Make the schedule that serves the port with the largest remaining load first.
 
-        seconds_GG (ranks, ranks) float64: how long each transfer takes alone; zero means none. favour (2 ranks,) seconds:
-        added to the load of each port, senders first. cut_C2 (C, 2) int64: up to MOST_CUTS pairs that go in two parts, not at
-        once, of part_s_C2 (C, 2) seconds.
+        Args:
+            seconds_GG: (ranks, ranks) float64, how long each transfer takes alone; zero if there is none.
+            bias_s: (2 * ranks,) float64, seconds added to the load of each port, senders first; None: zeros.
+            cut_C2: (C, 2) int64, up to MOST_CUTS pairs whose transfers go in two parts, one after the other.
+            part_s_C2: (C, 2) float64, seconds of the two parts.
+
+        Returns:
+            The makespan in seconds.
         """
-        favour = self._plain if favour is None else favour
+        bias_s = self._plain if bias_s is None else bias_s
         outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
-        self.count, makespan_s = _dense(seconds_GG, favour, cut_C2, part_s_C2, *outputs, *self._scratch)
+        self.count, makespan_s = _dense(seconds_GG, bias_s, cut_C2, part_s_C2, *outputs, *self._scratch)
         return float(makespan_s)
 
-    def ring(self, seconds_GG: FloatArray, seat_G: IntArray) -> float:
-        """The makespan when ranks sit in a ring as seat_G (ranks,) says, and send to the next, then the next but one, ...
+    def ring(self, seconds_GG: FloatArray, ring_G: IntArray) -> float:
+        """Make a ring schedule: each rank sends to the next rank of the ring, then to the next but one, and so on.
 
-        No barriers between the steps: a transfer starts when both of its ports are through with their last.
+        There are no barriers between the steps: a transfer starts when both of its ports have ended the one before.
+
+        Args:
+            seconds_GG: as in `run`.
+            ring_G: (ranks,) int64, the ranks in the sequence of the ring.
+
+        Returns:
+            The makespan in seconds.
         """
         outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
-        self.count, makespan_s = _ring(seconds_GG, seat_G, *outputs, self._scratch[0])
+        self.count, makespan_s = _ring(seconds_GG, ring_G, *outputs, self._scratch[0])
         by_start = np.argsort(self.start_s_X[: self.count], kind="stable")
         for column in outputs:
             column[: self.count] = column[by_start]
         return float(makespan_s)
 
     def search(self, seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator) -> float:
-        """The shortest of `run`, `ring` and as many of both with drawn priorities and seats; stops at bound_s.
+        """Make the shortest schedule found among dense ones and rings; stops as soon as one meets bound_s.
 
-        Deterministic for rng.
+        Deterministic for the state of rng.
+
+        Args:
+            seconds_GG: as in `run`.
+            tries: how many drawn priorities, and as many drawn rings, to try after the plain ones.
+            bound_s: a lower bound on the makespan, in seconds.
+            rng: draws priorities and rings.
+
+        Returns:
+            The makespan in seconds.
         """
         makespan_s = found_s = self.run(seconds_GG)
-        best, ring = self._plain, self._seats
+        best, ring = self._plain, self._identity
         ring_s = _ring_seconds(seconds_GG, ring, self._scratch[0])
         for number in range(tries):
             if min(makespan_s, ring_s) <= bound_s:
@@ -122,37 +157,38 @@ class DenseShop:
             if drawn_s < makespan_s:
                 self._best, self._drawn = self._drawn, self._best
                 makespan_s, best = drawn_s, self._best
-            seats = rng.permutation(self.ranks)
-            drawn_s = _ring_seconds(seconds_GG, seats, self._scratch[0])
+            drawn_ring = rng.permutation(self.ranks)
+            drawn_s = _ring_seconds(seconds_GG, drawn_ring, self._scratch[0])
             if drawn_s < ring_s:
-                ring_s, ring = drawn_s, seats
+                ring_s, ring = drawn_s, drawn_ring
         if ring_s < makespan_s:
             return self.ring(seconds_GG, ring)
         return found_s if found_s == makespan_s else self.run(seconds_GG, best)
 
 
-FAST = {"nnan", "nsz"}  # infinities stay
+FAST = {"nnan", "nsz"}  # infinities keep their meaning
 
 
 @njit(cache=True, fastmath=FAST)
 def _dense(
-    seconds_GG, favour, cut_C2, part_s_C2, src_X, dst_X, start_X, end_X,
+    seconds_GG, bias_s, cut_C2, part_s_C2, src_X, dst_X, start_X, end_X,
     load_s, todo, waits, free, heap_s, heap_p, fresh, begun_C,
 ):  # fmt: skip
-    """Whenever ports become free, the busiest of them first takes its busiest free partner. Gives (transfers, makespan).
+    """Whenever ports become free, the busiest of them first takes its busiest free partner; return (transfers, makespan).
 
-    Only pairs with a port that has just become free need a look: of two that have both been free for a while nothing waits.
-    Ports are numbered senders first; favour is added to a port's load. What follows it are DenseShop's buffers. Sets of
-    partners are bits, 32 to a word, so that a look for a partner touches only those who are free and wait. The steps take
-    arrays one by one: taking one out of a tuple counts a reference, which in all made a schedule a third slower.
+    Only pairs with a port that has just become free are looked at: two ports that have both been free for a while have nothing
+    for each other. Ports are numbered senders first; bias_s is added to a port's load. The arguments after it are DenseShop's
+    buffers. Sets of partners are bits, 32 to a word, so that the search for a partner touches only ports that are free and have
+    traffic for this one. The steps take arrays one by one: taking an array out of a tuple counts a reference, which in all made
+    a schedule a third slower.
     """
     n = seconds_GG.shape[0]
-    _load(seconds_GG, favour, load_s, todo, waits)
+    _load(seconds_GG, bias_s, load_s, todo, waits)
     _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo)
     arrivals = _free_all(todo, free, fresh)
     heap_s[:] = np.inf
-    through = False  # whether the heap's first has ended and makes room
-    flying = done = 0
+    ended = False  # whether the heap's first transfer has ended and may be replaced
+    in_flight = done = 0
     now = 0.0
     while True:
         _busiest_first(load_s, fresh, arrivals)
@@ -171,36 +207,36 @@ def _dense(
             end = now + took
             src_X[done], dst_X[done], start_X[done], end_X[done] = src, dst, now, end
             done += 1
-            if through:
+            if ended:
                 _sink(heap_s, heap_p, end, src << 32 | dst)
-                through = False
+                ended = False
             else:
-                _rise(heap_s, heap_p, flying, end, src << 32 | dst)
-                flying += 1
-        if through:
-            flying -= 1
-            _drop(heap_s, heap_p, flying)
-        if flying == 0:
+                _rise(heap_s, heap_p, in_flight, end, src << 32 | dst)
+                in_flight += 1
+        if ended:
+            in_flight -= 1
+            _drop(heap_s, heap_p, in_flight)
+        if in_flight == 0:
             return done, now
         now = heap_s[0]
         arrivals = 0
-        through = False
-        while not through:
+        ended = False
+        while not ended:
             src, dst = heap_p[0] >> 32, heap_p[0] & 0xFFFFFFFF
             _wait_again(cut_C2, begun_C, waits, src, dst, n)
             arrivals = _free_ends(todo, free, fresh, arrivals, src, dst, n)
-            through = min(heap_s[1], heap_s[2]) > now
-            if not through:
-                flying -= 1
-                _drop(heap_s, heap_p, flying)
+            ended = min(heap_s[1], heap_s[2]) > now
+            if not ended:
+                in_flight -= 1
+                _drop(heap_s, heap_p, in_flight)
 
 
 @njit(cache=True, inline="always", fastmath=FAST)
-def _load(seconds_GG, favour, load_s, todo, waits):
-    """Every transfer waits at both of its ports."""
+def _load(seconds_GG, bias_s, load_s, todo, waits):
+    """Set up the load, the number of transfers and the partners of each port."""
     n = seconds_GG.shape[0]
     for port in range(2 * n):
-        load_s[port] = favour[port]
+        load_s[port] = bias_s[port]
         todo[port] = 0
         for word in range(waits.shape[1]):
             waits[port, word] = 0
@@ -218,7 +254,7 @@ def _load(seconds_GG, favour, load_s, todo, waits):
 
 @njit(cache=True, inline="always", fastmath=FAST)
 def _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo):
-    """A pair that is cut has one transfer more, and takes as long as both of its parts."""
+    """Add the second transfer of each pair that is cut, and the time that its two parts take longer than the whole."""
     n = seconds_GG.shape[0]
     for cut in range(len(cut_C2)):
         i, j = cut_C2[cut]
@@ -232,7 +268,7 @@ def _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo):
 
 @njit(cache=True, inline="always")
 def _free_all(todo, free, fresh):
-    """Into `free` and `fresh`: all ports that have something to do; gives how many."""
+    """Write all ports that have transfers to `free` and `fresh`; return how many there are."""
     n = todo.shape[0] // 2
     for word in range(free.shape[1]):
         free[0, word] = 0
@@ -250,7 +286,7 @@ def _free_all(todo, free, fresh):
 
 @njit(cache=True, inline="always", fastmath=FAST)
 def _busiest_first(load_s, fresh, arrivals):
-    """Insertion sort for the few of an event, a real sort for the many at the start."""
+    """Sort the fresh ports by load: insertion sort for the few of an event, a library sort for the many at the start."""
     if arrivals > 32:
         fresh[:arrivals] = fresh[:arrivals][np.argsort(-load_s[fresh[:arrivals]], kind="mergesort")]
     else:
@@ -265,7 +301,7 @@ def _busiest_first(load_s, fresh, arrivals):
 
 @njit(cache=True, inline="always", fastmath=FAST)
 def _busiest_partner(load_s, waits, free, port, n):
-    """The free partner for which the port waits that has the largest load; -1 where there is none or the port is busy."""
+    """The free partner of a port with the largest load; -1 if there is none or the port is busy."""
     side = 1 if port >= n else 0
     i = port - side * n
     partner = -1
@@ -276,7 +312,7 @@ def _busiest_partner(load_s, waits, free, port, n):
             found = waits[port, word] & free[1 - side, word]
             while found != 0:
                 lowest = found & -found
-                other = (word << 5) + PLACE[(lowest * DE_BRUIJN >> 27) & 31]
+                other = (word << 5) + BIT_INDEX[(lowest * DE_BRUIJN >> 27) & 31]
                 load = load_s[others + other]
                 partner = other if load > most else partner
                 most = max(load, most)
@@ -286,7 +322,7 @@ def _busiest_partner(load_s, waits, free, port, n):
 
 @njit(cache=True, inline="always")
 def _flip(waits, free, src, dst, n):
-    """Both were free and waited for each other, and do so no more."""
+    """Mark both ports as busy, and each as no longer a partner of the other."""
     free[0, src >> 5] ^= 1 << (src & 31)
     free[1, dst >> 5] ^= 1 << (dst & 31)
     waits[src, dst >> 5] ^= 1 << (dst & 31)
@@ -295,7 +331,7 @@ def _flip(waits, free, src, dst, n):
 
 @njit(cache=True, inline="always")
 def _part(seconds_GG, cut_C2, part_s_C2, begun_C, src, dst):
-    """How long the pair's transfer takes, or its next part, which begins."""
+    """The duration of the pair's transfer, or of its next part, which begins now."""
     took = seconds_GG[src, dst]
     for cut in range(len(cut_C2)):
         if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst:
@@ -306,7 +342,7 @@ def _part(seconds_GG, cut_C2, part_s_C2, begun_C, src, dst):
 
 @njit(cache=True, inline="always")
 def _wait_again(cut_C2, begun_C, waits, src, dst, n):
-    """Where the first of two parts has ended, both ports wait for the second."""
+    """If the first of two parts has ended, make both ports partners again for the second."""
     for cut in range(len(cut_C2)):
         if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst and begun_C[cut] == 1:
             waits[src, dst >> 5] |= 1 << (dst & 31)
@@ -315,7 +351,7 @@ def _wait_again(cut_C2, begun_C, waits, src, dst, n):
 
 @njit(cache=True, inline="always")
 def _free_ends(todo, free, fresh, arrivals, src, dst, n):
-    """Both ports are free again, where they have more to do; gives how many ports are fresh now."""
+    """Free both ports that have more to do; return how many ports are fresh now."""
     if todo[src] > 0:
         free[0, src >> 5] |= 1 << (src & 31)
         fresh[arrivals] = src
@@ -327,11 +363,11 @@ def _free_ends(todo, free, fresh, arrivals, src, dst, n):
     return arrivals
 
 
-# Not max_min_fair's heap: that one finds rows by number to move them when their rate changes, for a table of places that this
-# one, which only ever takes its first away, would have to keep up to date.
+# max_min_fair has another heap: it keeps the index of each row, so that a row can move when its rate changes. This heap
+# only ever removes its first entry and need not keep such a table.
 @njit(cache=True)
 def _sink(heap_s, heap_p, end, row):
-    """Puts (end, row) in the place of the heap's first."""
+    """Replace the heap's first entry by (end, row)."""
     at = 0
     child = 1
     while child < heap_s.shape[0]:
@@ -348,7 +384,7 @@ def _sink(heap_s, heap_p, end, row):
 
 @njit(cache=True)
 def _rise(heap_s, heap_p, at, end, row):
-    """Adds (end, row) to a heap of `at`."""
+    """Add (end, row) to a heap of `at` entries."""
     while at > 0 and heap_s[(at - 1) >> 1] > end:
         heap_s[at] = heap_s[(at - 1) >> 1]
         heap_p[at] = heap_p[(at - 1) >> 1]
@@ -359,7 +395,7 @@ def _rise(heap_s, heap_p, at, end, row):
 
 @njit(cache=True)
 def _drop(heap_s, heap_p, last):
-    """Takes away the heap's first; `last` is the place of its last."""
+    """Remove the heap's first entry; `last` is the index of its last."""
     end = heap_s[last]
     heap_s[last] = np.inf
     if last > 0:
@@ -367,15 +403,15 @@ def _drop(heap_s, heap_p, last):
 
 
 @njit(cache=True)
-def _ring(seconds_GG, seat_G, src_X, dst_X, start_X, end_X, free_s):
-    """Step by step around the ring, each transfer as early as its ports allow. Gives (transfers, makespan)."""
+def _ring(seconds_GG, ring_G, src_X, dst_X, start_X, end_X, free_s):
+    """Time the ring step by step, each transfer as early as its ports allow; return (transfers, makespan)."""
     n = seconds_GG.shape[0]
     free_s[:] = 0.0
     done = 0
     makespan_s = 0.0
     for step in range(1, n):
         for at in range(n):
-            src, dst = seat_G[at], seat_G[(at + step) % n]
+            src, dst = ring_G[at], ring_G[(at + step) % n]
             if seconds_GG[src, dst] > 0.0:
                 src_X[done] = src
                 dst_X[done] = dst
@@ -388,14 +424,14 @@ def _ring(seconds_GG, seat_G, src_X, dst_X, start_X, end_X, free_s):
 
 
 @njit(cache=True)
-def _ring_seconds(seconds_GG, seat_G, free_s):
+def _ring_seconds(seconds_GG, ring_G, free_s):
     """The makespan of `_ring` alone, for the search."""
     n = seconds_GG.shape[0]
     free_s[:] = 0.0
     makespan_s = 0.0
     for step in range(1, n):
         for at in range(n):
-            src, dst = seat_G[at], seat_G[(at + step) % n]
+            src, dst = ring_G[at], ring_G[(at + step) % n]
             took = seconds_GG[src, dst]
             if took > 0.0:
                 end_s = max(free_s[src], free_s[n + dst]) + took

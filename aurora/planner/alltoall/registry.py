@@ -1,6 +1,6 @@
 """ORDER: how one all-to-all is ordered, by name. A new order is one function like OrderStrategy and one line here.
 
-How long an order takes is `schedule_time.timed`'s to say, so makers and baselines are timed by the same switch.
+`schedule_time.timed` computes how long an order takes, so that all orders and baselines are timed by one model of the network.
 """
 
 from typing import Protocol
@@ -17,11 +17,11 @@ from aurora.types.arrays import IntArray
 
 
 class OrderStrategy(Protocol):
-    """What every entry of ORDER is.
+    """Signature of every entry of ORDER.
 
     Args:
-        bytes_GG: (G, G) int64 with a zero diagonal, from each rank to each.
-        network: what they travel on.
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+        network: the network that carries them.
         rng: for drawn priorities; the same state gives the same order.
 
     Returns:

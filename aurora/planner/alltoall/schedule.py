@@ -1,4 +1,4 @@
-"""Orders with their schedules: one all-to-all by name, and the two of a placed layer."""
+"""Orders with their checked schedules: of one all-to-all, and of a placed layer's dispatch and combine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +15,18 @@ from aurora.types import Cluster, Network, Order, Schedule
 from aurora.types.arrays import IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
-TWO_TIER = "two-tier"  # forwards bytes, so it is a schedule of hops and no Order
-BEST_RANKS = 64  # up to which a search pays: 2 % shorter at 16 ranks, half a per cent at 64, for a tenth of a second at most
+TWO_TIER = "two-tier"  # forwards bytes, so that it gives a schedule of hops instead of an Order
+BEST_RANKS = 64  # most ranks to search for: 2 % shorter at 16 ranks, half a per cent at 64, for a tenth of a second at most
 
 
 def auto_orders(ranks: int) -> tuple[str, str]:
-    """What "auto" takes the shorter one of: on mixed ports one partner at a time can cost twice the fluid bound."""
+    """Return the names of the two orders of which "auto" takes the shorter.
+
+    On mixed ports, one partner at a time can cost twice the fluid bound; all-at-once covers that case.
+
+    Args:
+        ranks: number of ranks; above BEST_RANKS the search is left out.
+    """
     return ("openshop-best" if ranks <= BEST_RANKS else "openshop"), "all-at-once"
 
 
@@ -31,11 +37,20 @@ def order(
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:
-    """The checked schedule of one all-to-all, by a method of ORDER, "two-tier" or "auto".
+    """Compute the checked schedule of one all-to-all.
 
-    bytes_GG (G, G) integers: i to j; the diagonal does not travel. Without a cluster every port has DEFAULT_BPS. startup_s:
-    what a message costs, instead of the cluster's. Raises BadInput for a matrix that is not square, whole or non-negative, or
-    does not fit the cluster. Source: Aurora Thm 4.2.
+    Args:
+        bytes_GG: (G, G) integers, bytes from each rank to each other; the diagonal does not travel.
+        cluster: whose network carries them; None: a big switch with ports of DEFAULT_BPS.
+        method: a name in ORDER, "two-tier" or "auto".
+        seed: for drawn priorities.
+        startup_s: seconds that a message costs, instead of the cluster's; None: the cluster's.
+
+    Raises:
+        BadInput: if the matrix is not square, integer and non-negative or does not fit the cluster, if `method` is unknown, if
+            `seed` or `startup_s` is below zero, or if two-tier does not apply to the network.
+
+    Source: Aurora Thm 4.2.
     """
     matrix = square_bytes("traffic", bytes_GG)
     n = len(matrix)
@@ -58,7 +73,7 @@ def order(
 
 
 def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: np.random.Generator) -> Schedule:
-    """The checked two-tier schedule; where the fabric is none of servers, every GPU is a server by itself."""
+    """The checked two-tier schedule; if the fabric has no servers, every GPU counts as a server."""
     nic_Bps = network.fabric.nic_Bps if network.fabric else None
     if not network.equal_ports:
         ports_Bps = np.unique(np.concatenate([network.out_Bps_G, network.in_Bps_G]))
@@ -72,7 +87,14 @@ def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: n
 
 
 def scheduled(bytes_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator) -> tuple[Order, Schedule]:
-    """An order and its schedule, which the checker has seen; "auto" is the shortest of `auto_orders`."""
+    """Make an order and its checked schedule.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+        network: the network that carries them.
+        method: a name in ORDER; "auto" takes the shortest of `auto_orders`.
+        rng: for drawn priorities.
+    """
     best: tuple[Order, Schedule] | None = None
     for name in auto_orders(len(bytes_GG)) if method == "auto" else (method,):
         made = ORDER[name](bytes_GG, network, rng=rng)
@@ -87,19 +109,36 @@ def scheduled(bytes_GG: IntArray, network: Network, method: str, *, rng: np.rand
 def both_ways(
     there_GG: IntArray, back_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator
 ) -> tuple[Order, Order, Schedule]:
-    """The orders of a layer's dispatch and combine, bytes (G, G) int64 each, and the dispatch's schedule; all checked.
+    """Make the orders of a layer's dispatch and combine, and the dispatch's schedule; all are checked.
 
-    Where one partner at a time is held by both ends, the combine is the dispatch backwards; else each is ordered by itself.
+    If each rank has one partner at a time, the combine is the dispatch backwards. Otherwise a receiver takes all that is sent
+    to it, and each direction is ordered by its own senders.
+
+    Args:
+        there_GG: (G, G) int64 with a zero diagonal, bytes of the dispatch.
+        back_GG: (G, G) int64, bytes of the combine.
+        network: as in `scheduled`.
+        method: as in `scheduled`.
+        rng: as in `scheduled`.
+
+    Returns:
+        (dispatch, combine, dispatch's schedule).
     """
     made, schedule = scheduled(there_GG, network, method, rng=rng)
-    if not made.one_to_one:  # receivers take what comes: each direction is ordered by its own senders
+    if not made.one_to_one:
         return made, scheduled(back_GG, network, method, rng=rng)[0], schedule
     check_schedule(timed(made.reversed, back_GG, network), back_GG, network)
     return made, made.reversed, schedule
 
 
 def batch_order(network: Network, method: str, seed: int) -> Callable[[IntArray], Order]:
-    """What makes the order of an all-to-all anew from its bytes (G, G) int64, by `method`; the same for the same bytes."""
+    """Return a function that makes the order of an all-to-all from its bytes (G, G) int64; the same bytes give the same order.
+
+    Args:
+        network: as in `scheduled`.
+        method: as in `scheduled`.
+        seed: for drawn priorities, used anew for each batch.
+    """
 
     def ordered(bytes_GG: IntArray) -> Order:
         return scheduled(bytes_GG, network, method, rng=np.random.default_rng(seed))[0]

@@ -1,4 +1,4 @@
-"""The shortest open-shop schedule that a search finds, with a few transfers cut in two where that pays."""
+"""openshop-best: the shortest open-shop schedule that a search finds, with a few transfers cut in two if that shortens it."""
 
 import math
 from collections.abc import Sequence
@@ -14,22 +14,30 @@ from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
-WORTH = 0.002  # of the bound: what a further message must gain
-CUT_RUNS = 2000  # schedules, at most, that the search for cuts looks at
+WORTH = 0.002  # time that a further message must save, as a share of the bound
+CUT_RUNS = 2000  # schedules that the search for cuts makes at most
 AMPLITUDE = 0.1  # of drawn priorities, as a share of the bound
 NEAR = 0.06  # a schedule that is longer than the shortest whole one by this share is not cut
 MOST_TRIES = 2500
-BEST_OPERATIONS = 2e6  # what openshop-best may spend, in steps of the inner loop
+BEST_OPERATIONS = 2e6  # steps of the inner loop that openshop-best takes, about
 
 Cut = tuple[int, int, int]  # source, destination, bytes of the first part
 
 
 def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """The shortest of many dense open-shop schedules with drawn priorities, some tens of milliseconds' worth; splits a little.
+    """The shortest of many dense open-shop schedules with drawn priorities, with a few transfers split.
 
-    Up to branch_and_bound.MOST_RANKS ranks it starts from the shortest schedule with one message a pair. Where what it starts
-    from is above the bound, up to open_shop.MOST_CUTS pairs go in two parts, as long as each further message gains WORTH of the
-    bound, start-ups counted: never longer than without, and seldom more than one or two. `openshop` always sends one a pair.
+    It takes tens of milliseconds.
+
+    Up to branch_and_bound.MOST_RANKS ranks the search starts from the shortest schedule with one message a pair. If the start
+    is above the bound, up to open_shop.MOST_CUTS pairs go in two parts, as long as each further message saves WORTH of the
+    bound, start-ups counted. The result is never longer than without cuts, and seldom has more than one or two. `openshop`
+    always sends one message a pair.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+        network: port rates and start-ups.
+        rng: for the drawn priorities.
     """
     n, tries = len(bytes_GG), search_tries(len(bytes_GG))
     shop = CutShop(bytes_GG, network)
@@ -42,13 +50,19 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
 
 
 def search_tries(ranks: int) -> int:
-    """How many dense schedules openshop-best looks at."""
+    """Return how many dense schedules openshop-best makes for this number of ranks."""
     return int(np.clip(BEST_OPERATIONS / max(1, ranks) ** 2.4, SMALL_TRIES, MOST_TRIES))
 
 
 @dataclass(frozen=True)
 class SplitSchedule:
-    """Transfers by start: pairs_X2 (X, 2) int64; share_X2 (X, 2) float64, which part of its pair a row carries."""
+    """Transfers by start, some of them parts of a pair's transfer.
+
+    Attributes:
+        pairs_X2: (X, 2) int64, (source, destination).
+        share_X2: (X, 2) float64, the part of the pair's bytes that a row carries, from and to.
+        makespan_s: seconds.
+    """
 
     pairs_X2: IntArray
     share_X2: FloatArray
@@ -56,9 +70,17 @@ class SplitSchedule:
 
 
 class CutShop:
-    """A dense shop for one all-to-all, bytes_GG (n, n) int64 with a zero diagonal, in which pairs can be cut in two.
+    """Dense open shop of one all-to-all in which transfers can be cut in two. One thread at a time.
 
-    One thread at a time.
+    Args:
+        bytes_GG: (n, n) int64 with a zero diagonal, bytes from each rank to each other.
+        network: port rates and start-ups.
+
+    Attributes:
+        ranks: number of ranks, n.
+        seconds_GG: (n, n) float64, how long each transfer takes alone.
+        bound_s: the one-to-one bound.
+        dense: the buffers; they hold the last schedule.
     """
 
     def __init__(self, bytes_GG: IntArray, network: Network) -> None:
@@ -74,22 +96,31 @@ class CutShop:
         self._src_X, self._dst_X = np.zeros((2, 2 * self.ranks**2), dtype=np.int64)
         self._into_s_X = np.zeros(2 * self.ranks**2)
 
-    def run(self, favour: FloatArray, cuts: Sequence[Cut]) -> float:
-        """The makespan in seconds with these pairs cut, and favour (2 n,) as in DenseShop.run."""
+    def run(self, bias_s: FloatArray, cuts: Sequence[Cut]) -> float:
+        """Make the dense schedule with these cuts.
+
+        Args:
+            bias_s: (2 n,) float64, as in DenseShop.run.
+            cuts: (source, destination, bytes of the first part) of each transfer that is cut.
+
+        Returns:
+            The makespan in seconds.
+        """
         for at, (src, dst, first) in enumerate(cuts):
             startup_s, rate_Bps = self._startups[src][dst], self._rates[src][dst]
             self._pair_C2[at] = src, dst
             self._part_s_C2[at] = startup_s + first / rate_Bps, startup_s + (self._bytes[src][dst] - first) / rate_Bps
-        return self.dense.run(self.seconds_GG, favour, self._pair_C2[: len(cuts)], self._part_s_C2[: len(cuts)])
+        return self.dense.run(self.seconds_GG, bias_s, self._pair_C2[: len(cuts)], self._part_s_C2[: len(cuts)])
 
-    def sparing(self, cuts: Sequence[Cut]) -> list[Cut]:
-        """One more cut each, after `run` with these: those that spare a wait of one of the two ports that end last.
+    def useful_cuts(self, cuts: Sequence[Cut]) -> list[Cut]:
+        """Return cuts that would each remove a wait of one of the two ports that end last; call after `run` with `cuts`.
 
-        While that port waits, the partners that it still has are busy with others; a cut as it begins to wait hands one over.
+        While that port waits, the partners that it still has are busy with others. A cut at the instant at which the wait
+        begins makes one of these partners free.
         """
         shop, n = self.dense, self.ranks
         rows = (shop.src_X[: shop.count], shop.dst_X[: shop.count], shop.start_s_X[: shop.count], shop.end_s_X[: shop.count])
-        found = _in_the_way(n, *rows, 1e-9 * self.bound_s, self._src_X, self._dst_X, self._into_s_X)
+        found = _blocking_transfers(n, *rows, 1e-9 * self.bound_s, self._src_X, self._dst_X, self._into_s_X)
         taken = {cut[:2] for cut in cuts}
         more: list[Cut] = []
         for src, dst, into_s in zip(
@@ -101,7 +132,7 @@ class CutShop:
         return more
 
     def rows(self, cuts: Sequence[Cut], makespan_s: float) -> SplitSchedule:
-        """What `run` with these cuts has scheduled."""
+        """Return the schedule that `run` has made with these cuts and this makespan."""
         pairs_X2 = np.stack([self.dense.src_X[: self.dense.count], self.dense.dst_X[: self.dense.count]], axis=1)
         share_X2 = np.tile([0.0, 1.0], (len(pairs_X2), 1))
         for src, dst, first in cuts:
@@ -111,7 +142,13 @@ class CutShop:
 
 
 def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSchedule:
-    """One message a pair: the shortest of `tries` dense schedules; up to MOST_RANKS ranks the shortest that there is."""
+    """Find a short schedule with one message a pair.
+
+    Args:
+        shop: the all-to-all.
+        tries: dense schedules to try; up to MOST_RANKS ranks the result is the shortest of all schedules.
+        rng: for the drawn priorities.
+    """
     makespan_s = shop.dense.search(shop.seconds_GG, tries, shop.bound_s * (1 + 1e-12), rng)
     few = shop.ranks <= MOST_RANKS
     if few and (best := shortest_whole(shop.seconds_GG, makespan_s)) is not None:
@@ -121,51 +158,60 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSche
 
 
 def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.Generator) -> SplitSchedule:
-    """`whole`, or a schedule with up to MOST_CUTS pairs in two parts each; every further message gains WORTH of the bound.
+    """Shorten a schedule by sending up to MOST_CUTS pairs in two parts each; every further message saves WORTH of the bound.
 
-    For each of many drawn priorities it cuts, one after the other, the transfer whose cut shortens the schedule most: one
-    that keeps a partner from the port that ends last, at the instant at which that port begins to wait. Start-ups count for
-    each part. Looks at `tries` schedules at most. Deterministic for rng.
+    For each of many drawn priorities it cuts, one after the other, the transfer whose cut shortens the schedule most: a
+    transfer that keeps a partner from the port that ends last, cut at the instant at which that port begins to wait. Start-ups
+    count for each part. Deterministic for the state of rng.
+
+    Args:
+        shop: the all-to-all.
+        whole: the schedule to shorten; returned if no cut saves enough.
+        tries: schedules to make at most.
+        rng: for the drawn priorities.
     """
     price_s, near_s = WORTH * shop.bound_s, whole.makespan_s * (1 + NEAR)
-    best_s, best_cuts, best_favour = whole.makespan_s, [], np.zeros(0)
+    best_s, best_cuts, best_bias_s = whole.makespan_s, [], np.zeros(0)
     runs = 0
     while runs < tries and best_s > (shop.bound_s + price_s) * (1 + 1e-12):
-        favour = (rng.random(2 * shop.ranks) - 0.5) * AMPLITUDE * shop.bound_s
+        bias_s = (rng.random(2 * shop.ranks) - 0.5) * AMPLITUDE * shop.bound_s
         cuts: list[Cut] = []
         while runs < tries and len(cuts) < MOST_CUTS:
-            makespan_s = shop.run(favour, cuts)
+            makespan_s = shop.run(bias_s, cuts)
             runs += 1
             if makespan_s > near_s:
                 break
             found = None
-            for cut in shop.sparing(cuts)[: tries - runs]:
+            for cut in shop.useful_cuts(cuts)[: tries - runs]:
                 runs += 1
-                if (drawn_s := shop.run(favour, [*cuts, cut])) < makespan_s:
+                if (drawn_s := shop.run(bias_s, [*cuts, cut])) < makespan_s:
                     makespan_s, found = drawn_s, cut
             if found is None:
                 break
             cuts.append(found)
             if makespan_s + len(cuts) * price_s < best_s:
-                best_s, best_cuts, best_favour = makespan_s + len(cuts) * price_s, list(cuts), favour
+                best_s, best_cuts, best_bias_s = makespan_s + len(cuts) * price_s, list(cuts), bias_s
     if not best_cuts:
         return whole
-    return shop.rows(best_cuts, shop.run(best_favour, best_cuts))
+    return shop.rows(best_cuts, shop.run(best_bias_s, best_cuts))
 
 
 def warm_up() -> None:
-    """Compile what searches, now (seconds, once on a machine) instead of in the first search."""
+    """Compile the search's functions now (seconds, once on a machine) instead of in the first search."""
     shop = CutShop(np.array([[0, 2, 1, 1], [0, 0, 2, 2], [0, 2, 0, 0], [2, 0, 1, 0]]), Network.equal(4))
     rng = np.random.default_rng(0)
     best_split(shop, best_whole(shop, 1, rng), 2, rng)
 
 
 @njit(cache=True)
-def _in_the_way(
+def _blocking_transfers(
     n: int, src_X: IntArray, dst_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, least_s: float,
     to_src_X: IntArray, to_dst_X: IntArray, into_s_X: FloatArray,
 ) -> int:  # fmt: skip
-    """Fills (source, destination, seconds into it) of what keeps the last ports to end waiting for least_s; gives how many."""
+    """Find the transfers that make the last ports to end wait for least_s or longer; return how many there are.
+
+    Fills the source, the destination and the seconds into the transfer at which the wait begins.
+    """
     found = 0
     last = np.argmax(end_s_X)
     latest_s = np.zeros(n)

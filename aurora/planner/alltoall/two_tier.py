@@ -1,4 +1,7 @@
-"""Servers of GPUs: level each server's NICs inside it, then order servers (FAST, arXiv:2505.09764)."""
+"""Two-tier schedules: balance each server's bytes over its NICs inside the server, then send between servers.
+
+Source: FAST (arXiv:2505.09764).
+"""
 
 from collections.abc import Iterator
 
@@ -11,17 +14,29 @@ from aurora.planner.network.lower_bounds import two_tier_bound
 from aurora.types import Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
-FEW = 12  # servers; up to here some drawn priorities and rings are worth their microseconds
+FEW = 12  # servers; up to this number, drawn priorities and rings are worth their microseconds
 TRIES = 3
 
 
 class TwoTier:
-    """All-to-alls of `servers` servers with `width` GPUs and as many NICs each, found into buffers that are allocated once.
+    """Buffers for all-to-alls of `servers` servers with `width` GPUs and as many NICs each. One thread at a time.
 
-    NIC k of a server sends to NIC k of another, and all NICs of a server send it the same, to a byte. After `run` the rows
-    [:count] of src_X, via_X, dst_X, bytes_X (int64) are the moves inside servers before sending: of what GPU src has for dst,
-    those bytes leave by via's NIC; whatever is not moved leaves by its own. carried_SS (servers, servers) int64 is the most
-    that a NIC carries from server to server; `shop` has the servers' transfers with their starts. One thread at a time.
+    NIC k of a server sends to NIC k of another server, and all NICs of a server send the same bytes to it, to within one byte.
+    Before sending, bytes move inside servers so that the NICs are balanced.
+
+    Args:
+        servers: number of servers.
+        width: GPUs, and NICs, of a server.
+
+    Attributes:
+        count: number of moves of the last `run`; only rows [:count] of the columns below are valid. Whatever is not moved
+            leaves by its own GPU's NIC.
+        src_X: int64, the GPU that has the bytes.
+        via_X: int64, the GPU by whose NIC they leave.
+        dst_X: int64, the GPU that they are for.
+        bytes_X: int64, bytes moved.
+        carried_SS: (servers, servers) int64, the most bytes that one NIC carries from server to server.
+        shop: holds the servers' transfers with their starts.
     """
 
     def __init__(self, servers: int, width: int) -> None:
@@ -33,15 +48,22 @@ class TwoTier:
         self.carried_SS: IntArray = np.zeros((servers, servers), dtype=np.int64)
         self.shop = DenseShop(servers)
         self._seconds_SS = np.zeros((servers, servers))
-        self._held, self._room = np.zeros((2, width), dtype=np.int64)
+        self._held, self._free = np.zeros((2, width), dtype=np.int64)
 
     def run(self, bytes_GG: IntArray, nic_Bps: float, rng: np.random.Generator, startup_s: float = 0.0) -> float:
-        """Seconds that the NICs need. bytes_GG (servers x width, servers x width) int64, a server's GPUs side by side.
+        """Balance the NICs, order the servers' transfers, and return the seconds that the NICs need.
 
-        Levelled servers' transfers are nearly equal, so that a ring is often the shortest. Deterministic for rng.
+        Balanced transfers of servers are nearly equal, so that a ring is often the shortest. Deterministic for the state of
+        rng.
+
+        Args:
+            bytes_GG: (servers * width, servers * width) int64, bytes from each GPU to each other; a server's GPUs are adjacent.
+            nic_Bps: bytes per second of a NIC.
+            rng: for drawn priorities.
+            startup_s: seconds of start-up of each message between servers.
         """
         outputs = (self.src_X, self.via_X, self.dst_X, self.bytes_X, self.carried_SS)
-        self.count = _level(bytes_GG, self.width, *outputs, self._held, self._room)
+        self.count = _level(bytes_GG, self.width, *outputs, self._held, self._free)
         np.divide(self.carried_SS, nic_Bps, out=self._seconds_SS)
         if startup_s > 0:
             self._seconds_SS[self.carried_SS > 0] += startup_s
@@ -50,10 +72,11 @@ class TwoTier:
 
 
 @njit(cache=True)
-def _level(bytes_GG, width, src_X, via_X, dst_X, bytes_X, carried_SS, held, room):
-    """For each two servers: what GPUs have beyond a NIC's share goes to NICs that have less. Gives the number of moves.
+def _level(bytes_GG, width, src_X, via_X, dst_X, bytes_X, carried_SS, held, free):
+    """For each pair of servers, move what GPUs have beyond a NIC's share to NICs that have less; return the number of moves.
 
-    A GPU keeps what its own NIC's peer wants first, and moves to the NIC whose peer wants it if that has room.
+    A GPU keeps bytes for its own NIC's peer first, and moves bytes to the NIC whose peer wants them if that NIC has capacity
+    left.
     """
     servers = carried_SS.shape[0]
     count = 0
@@ -71,10 +94,10 @@ def _level(bytes_GG, width, src_X, via_X, dst_X, bytes_X, carried_SS, held, room
             share, odd = total // width, total % width
             carried_SS[a, b] = share + (odd > 0)
             for i in range(width):
-                room[i] = share + (i < odd) - held[i]
+                free[i] = share + (i < odd) - held[i]
             lacking = 0
             for i in range(width):
-                spare = -room[i]
+                spare = -free[i]
                 keep = held[i] - spare
                 for step in range(width):
                     if spare <= 0:
@@ -89,17 +112,17 @@ def _level(bytes_GG, width, src_X, via_X, dst_X, bytes_X, carried_SS, held, room
                     spare -= piece
                     while piece > 0:
                         via = j
-                        if room[via] <= 0:
-                            while room[lacking] <= 0:
+                        if free[via] <= 0:
+                            while free[lacking] <= 0:
                                 lacking += 1
                             via = lacking
-                        moved = min(piece, room[via])
+                        moved = min(piece, free[via])
                         src_X[count] = a * width + i
                         via_X[count] = a * width + via
                         dst_X[count] = b * width + j
                         bytes_X[count] = moved
                         count += 1
-                        room[via] -= moved
+                        free[via] -= moved
                         piece -= moved
     return count
 
@@ -113,13 +136,26 @@ def two_tier_schedule(
     *,
     rng: np.random.Generator,
 ) -> Schedule:
-    """The hops of an all-to-all over servers: level inside, send NIC to NIC, hand over inside; stages overlap.
+    """Compute the hops of an all-to-all over servers: balance inside, send from NIC to NIC, deliver inside; the stages overlap.
 
-    bytes_GG (G, G) int64 with a zero diagonal, node_G (G,) the server of each GPU, nic_Bps_G (G,) its NIC's rate, inside_Bps
-    what a GPU sends and receives at once inside its server, startup_s_G (G,) seconds that a message between NICs costs at
-    most. A server does one thing inside at a time: levels in the order of its transfers, then serves its own traffic, then
-    hands over what has arrived. The bound is `two_tier_bound`, which no forwarding beats. Raises BadInput for servers of
-    unlike sizes or NICs of unlike rates. Source: FAST (arXiv:2505.09764).
+    A server does one thing inside at a time: it balances in the order of its transfers, then serves its own traffic, then
+    delivers what has arrived.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other.
+        node_G: (G,) int64, the server of each GPU.
+        nic_Bps_G: (G,) float64, bytes per second of each GPU's NIC.
+        inside_Bps: bytes per second that a GPU sends, and receives, inside its server.
+        startup_s_G: (G,) float64, seconds of start-up of a message between NICs; the largest is used.
+        rng: for drawn priorities.
+
+    Returns:
+        A schedule with hops. Its bound is `two_tier_bound`, which no forwarding beats.
+
+    Raises:
+        BadInput: if servers differ in size or NICs in rate.
+
+    Source: FAST (arXiv:2505.09764).
     """
     nodes, members = np.unique(node_G, return_counts=True)
     if len(set(members.tolist())) > 1 or len(np.unique(nic_Bps_G)) > 1:
@@ -146,6 +182,7 @@ Hop = tuple[float, int, int, int, int, int, float, float]  # start, source, dest
 def _hops(
     tiers: TwoTier, bytes_GG: IntArray, nic_Bps: float, inside_Bps: float, rng: np.random.Generator, startup_s: float
 ) -> Iterator[Hop]:
+    """All hops: stage by stage for each pair of servers, then each server's own traffic, then deliveries."""
     tiers.run(bytes_GG, nic_Bps, rng, startup_s)
     m, servers = tiers.width, len(tiers.carried_SS)
     leaving = _leaving(tiers, bytes_GG)
@@ -155,7 +192,7 @@ def _hops(
     jobs = list(zip(tiers.shop.src_X[: tiers.shop.count].tolist(), tiers.shop.dst_X[: tiers.shop.count].tolist(), strict=True))
     for a, b in jobs:
         level = [(src, dst, src, via, size) for src, dst, via, size in leaving[a, b] if via != src]
-        inside_free[a], hops = _together(level, inside_free[a], inside_Bps)
+        inside_free[a], hops = _paced_hops(level, inside_free[a], inside_Bps)
         yield from hops
         begin = max(inside_free[a] if level else 0.0, out_free[a], in_free[b])
         nic_s = [begin + startup_s] * m
@@ -169,16 +206,16 @@ def _hops(
     for a in range(servers):
         own = slice(a * m, (a + 1) * m)
         pairs = (np.argwhere(bytes_GG[own, own]) + a * m).tolist()
-        inside_free[a], hops = _together([(i, j, i, j, int(bytes_GG[i, j])) for i, j in pairs], inside_free[a], inside_Bps)
+        inside_free[a], hops = _paced_hops([(i, j, i, j, int(bytes_GG[i, j])) for i, j in pairs], inside_free[a], inside_Bps)
         yield from hops
     for arrived, a, b in sorted(arrivals):
         over = [(src, dst, b * m + via % m, dst, size) for src, dst, via, size in leaving[a, b] if via % m != dst % m]
-        inside_free[b], hops = _together(over, max(inside_free[b], arrived), inside_Bps)
+        inside_free[b], hops = _paced_hops(over, max(inside_free[b], arrived), inside_Bps)
         yield from hops
 
 
 def _leaving(tiers: TwoTier, bytes_GG: IntArray) -> dict[tuple[int, int], list[tuple[int, int, int, int]]]:
-    """By two servers: (source, destination, the GPU whose NIC they leave by, bytes), every byte once."""
+    """By pair of servers: (source, destination, the GPU by whose NIC they leave, bytes), every byte once."""
     m, servers = tiers.width, len(tiers.carried_SS)
     kept_GG = bytes_GG.copy()
     leaving: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {
@@ -193,8 +230,8 @@ def _leaving(tiers: TwoTier, bytes_GG: IntArray) -> dict[tuple[int, int], list[t
     return leaving
 
 
-def _together(moves: list[tuple[int, int, int, int, int]], begin: float, inside_Bps: float) -> tuple[float, list[Hop]]:
-    """Moves inside a server, paced so that all end when its fullest inside port does: that time, and the hops."""
+def _paced_hops(moves: list[tuple[int, int, int, int, int]], begin: float, inside_Bps: float) -> tuple[float, list[Hop]]:
+    """Hops of moves inside a server, paced to end when its busiest inside port does; returns their end and the hops."""
     sent: dict[int, int] = {}
     got: dict[int, int] = {}
     for _, _, at, to, size in moves:

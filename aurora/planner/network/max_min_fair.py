@@ -332,11 +332,8 @@ def _fill(rows, net, log, logging, resources, flows):
     senders = net.use.shape[0]
     for at in range(resources):
         resource = net.found[at]
-        net.spare_Bps[resource], net.load[resource], net.unfixed[resource] = (
-            net.capacity_Bps[resource],
-            0.0,
-            net.flows[resource],
-        )
+        net.spare_Bps[resource], net.load[resource] = net.capacity_Bps[resource], 0.0
+        net.unfixed[resource] = net.flows[resource]
         if senders <= resource < 2 * senders:
             net.spare_Bps[resource] *= max(1 - net.incast[0] * (net.flows[resource] - 1), LEAST_GOODPUT)
     any_limited = False
@@ -406,13 +403,8 @@ def _fix(rows, net, log, logging, row, rate_Bps, sift):
 def _log(net, log, row, start_s, end_s, rate_Bps, carried):
     """Append one part of a row to the log."""
     at = net.counter[LOGGED]
-    log.row[at], log.start_s[at], log.end_s[at], log.rate_Bps[at], log.carried_bytes[at] = (
-        row,
-        start_s,
-        end_s,
-        rate_Bps,
-        carried,
-    )
+    log.row[at], log.start_s[at], log.end_s[at], log.rate_Bps[at] = row, start_s, end_s, rate_Bps
+    log.carried_bytes[at] = carried
     net.counter[LOGGED] = at + 1
 
 

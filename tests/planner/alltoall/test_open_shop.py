@@ -26,8 +26,8 @@ def test_no_pair_waits_while_both_ends_are_free(case, tries):
     bytes_GG, network = case
     seconds_GG = pair_seconds(bytes_GG, network)
     shop = DenseShop(len(bytes_GG))
-    favour = np.random.default_rng(tries).random(2 * len(bytes_GG)) * 10 * (tries > 0)
-    makespan = shop.run(seconds_GG, favour)
+    bias_s = np.random.default_rng(tries).random(2 * len(bytes_GG)) * 10 * (tries > 0)
+    makespan = shop.run(seconds_GG, bias_s)
     src, dst, start, end = schedule(shop)
     assert sorted(zip(src, dst, strict=True)) == [tuple(pair) for pair in np.argwhere(bytes_GG > 0)]
     assert np.allclose(end - start, seconds_GG[src, dst])

@@ -128,8 +128,8 @@ def test_birkhoff_meets_the_one_to_one_bound(case):
 
 
 @given(case=traffics_on_ports())
-def test_lanes_meet_the_fluid_bound(case):
-    """To the rounding of rates to lanes and of every piece to a byte; the checker sees no port above its rate."""
+def test_sub_channels_meet_the_fluid_bound(case):
+    """To the rounding of rates to sub-channels and of every part to a byte; the checker sees no port above its rate."""
     bytes_GG, network = case
     order = ORDER["sub-channels"](bytes_GG, network, rng=np.random.default_rng(0))
     check_order(order, len(bytes_GG))
@@ -155,7 +155,7 @@ def test_a_fast_port_serves_two_slow_ones_at_once():
         )
     )
 )
-def test_lane_slots_serve_every_unit_within_the_lanes(case):
+def test_slots_serve_every_unit_within_the_sub_channels(case):
     work, (out, into) = case
     served = np.zeros_like(work)
     length = 0

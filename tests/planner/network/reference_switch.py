@@ -19,19 +19,19 @@ def fair_rates(src_X: IntArray, dst_X: IntArray, routes: Routes, most_Bps_X: Flo
     use_KX = np.ascontiguousarray(routes.use_GGK[src_X, dst_X].T)
     share_KX = np.ascontiguousarray(routes.share_GGK[src_X, dst_X].T)
     most_X = np.full(len(src_X), np.inf) if most_Bps_X is None else most_Bps_X
-    room, resources = routes.capacity_Bps_R, len(routes.capacity_Bps_R)
+    left_Bps_R, resources = routes.capacity_Bps_R, len(routes.capacity_Bps_R)
     rates = np.zeros(len(src_X))
     open_X = np.arange(len(src_X))
     while len(open_X):
         flows = np.bincount(use_KX.ravel(), share_KX.ravel(), minlength=resources)
-        level = np.divide(room, flows, out=np.full(resources, np.inf), where=flows > 0)
+        level = np.divide(left_Bps_R, flows, out=np.full(resources, np.inf), where=flows > 0)
         tightest = int(level.argmin())
         held = most_X <= level[tightest]
         fixed = held if held.any() else (use_KX == tightest).any(axis=0)
         rate_X = np.minimum(most_X[fixed], level[tightest])
         rates[open_X[fixed]] = rate_X
         taken = np.bincount(use_KX[:, fixed].ravel(), (share_KX[:, fixed] * rate_X).ravel(), minlength=resources)
-        room = np.maximum(room - taken, 0.0)
+        left_Bps_R = np.maximum(left_Bps_R - taken, 0.0)
         rest = np.flatnonzero(~fixed)
         use_KX, share_KX, most_X, open_X = use_KX[:, rest], share_KX[:, rest], most_X[rest], open_X[rest]
     return rates
@@ -40,7 +40,7 @@ def fair_rates(src_X: IntArray, dst_X: IntArray, routes: Routes, most_Bps_X: Flo
 class Gate:
     """Which rows of an order may start in one all-to-all: both ends have joined, and it is among the first open ones of each.
 
-    size_X: the bytes of each row, for the all-to-all's bytes_GG (G, G). most_Bps_X: what each row is held to: its lanes' share
+    size_X: the bytes of each row, for the all-to-all's bytes_GG (G, G). most_Bps_X: the limit of each row's rate: its sub-channels' share
     of the slower port, its bytes over the fluid optimum where the order is paced (coflow MADD), infinity otherwise.
     """
 
@@ -52,14 +52,14 @@ class Gate:
         most_Bps_X = np.full(len(size_X), np.inf)
         if order.sub_channels is not None:
             out_Bps, in_Bps = routes.capacity_Bps_R[:n], routes.capacity_Bps_R[n : 2 * n]
-            lane_Bps_X = np.minimum((out_Bps / order.sub_channels.out_G)[src_X], (in_Bps / order.sub_channels.in_G)[dst_X])
-            most_Bps_X = order.sub_channels.row_X * lane_Bps_X
+            channel_Bps_X = np.minimum((out_Bps / order.sub_channels.out_G)[src_X], (in_Bps / order.sub_channels.in_G)[dst_X])
+            most_Bps_X = order.sub_channels.row_X * channel_Bps_X
         elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
             most_Bps_X = size_X / optimum_s
         self.pairs = order.pairs_X2.tolist()
         self.size_X: list[int] = size_X.tolist()
         self.most_Bps_X: list[float] = most_Bps_X.tolist()
-        self._order, self._lanes = order, order.sub_channels
+        self._order, self._sub_channels = order, order.sub_channels
         self._sends: list[list[int]] = [[] for _ in range(n)]
         self._recvs: list[list[int]] = [[] for _ in range(n)]
         for row, (src, dst) in enumerate(self.pairs):
@@ -98,21 +98,21 @@ class Gate:
         return fresh
 
     def _open_sends(self, rank: int) -> list[int]:
-        if self._lanes is None:
+        if self._sub_channels is None:
             return self._sends[rank][: self._order.sends_open]
-        return _fitting(self._sends[rank], self._lanes.row_X, int(self._lanes.out_G[rank]))
+        return _fitting(self._sends[rank], self._sub_channels.row_X, int(self._sub_channels.out_G[rank]))
 
     def _open_recvs(self, rank: int) -> list[int]:
-        if self._lanes is None:
+        if self._sub_channels is None:
             return self._recvs[rank][: self._order.recvs_open]
-        return _fitting(self._recvs[rank], self._lanes.row_X, int(self._lanes.in_G[rank]))
+        return _fitting(self._recvs[rank], self._sub_channels.row_X, int(self._sub_channels.in_G[rank]))
 
 
-def _fitting(rows: list[int], lanes_X: IntArray, room: int) -> list[int]:
-    """The first rows that have lanes in a port of `room` lanes together."""
+def _fitting(rows: list[int], sub_channels_X: IntArray, free: int) -> list[int]:
+    """The first rows that fit into a port's `free` sub-channels."""
     for count, row in enumerate(rows):
-        room -= int(lanes_X[row])
-        if room < 0:
+        free -= int(sub_channels_X[row])
+        if free < 0:
             return rows[:count]
     return rows[:]
 

@@ -21,7 +21,7 @@ def ends(order, bytes_GG, network):
 
 
 @given(traffics_on_ports())
-def test_lanes_by_clock_take_as_long_as_on_the_switch(case):
+def test_paced_sub_channels_take_as_long_as_on_the_switch(case):
     bytes_GG, network = case
     order = ORDER["sub-channels"](bytes_GG, network, rng=np.random.default_rng(0))
     expected = timed(order, bytes_GG, network).makespan_s
