@@ -1,4 +1,4 @@
-"""What to do next, in sentences that figures lead to."""
+"""Advice: what to do next, in sentences that follow from a report's figures."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ SLACK = 0.03  # a gap to a bound
 
 
 def advice(found: ReportNumbers) -> list[str]:
-    """Sentences, what matters most first; one says so where nothing stands out."""
+    """Returns sentences of advice, the most important first; one that says so where nothing stands out."""
     sentences = [*_drift(found), *_prediction(found), *_ports(found), *_experts(found), *_gaps(found), *_network(found)]
     return sentences or ["Nothing stands out: the plan is within a few percent of its bounds on what this report was given."]
 

@@ -1,4 +1,4 @@
-"""What a page draws, as values: charts of packed numbers, each with the tables behind it."""
+"""Charts of a report's page as values: packed numbers, each with the tables behind it."""
 
 import base64
 import zlib
@@ -13,7 +13,14 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Sheet:
-    """A text table."""
+    """A text table.
+
+    Args:
+        title: above it.
+        heads: of its columns.
+        rows: of cells, one per column.
+        note: below it.
+    """
 
     title: str
     heads: tuple[str, ...]
@@ -40,7 +47,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class Selector:
-    """What a reader selects of a chart: one of the named options, or a number where there are none."""
+    """What a reader selects of a chart.
+
+    Args:
+        name: what is selected.
+        options: to select from; empty: a number.
+    """
 
     name: str
     options: tuple[str, ...] = ()
@@ -69,7 +81,7 @@ class Chart:
     sheets: tuple[Sheet, ...] = field(default=())
 
     def packed(self) -> dict[str, Any]:
-        """As JSON for the page."""
+        """Returns the chart as JSON for the page."""
         choices = [[choice.name, list(choice.options)] for choice in self.choices]
         return {"kind": self.kind, "choices": choices, "about": dict(self.about), "frames": _nested(self.frames)}
 
@@ -94,14 +106,22 @@ class Section:
 
 
 def sheet(table: Table) -> Sheet:
-    """A table for a terminal as one for a page."""
+    """Returns a terminal's table as one for a page."""
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     heads = tuple(str(column.header) for column in table.columns)
     return Sheet(str(table.title or ""), heads, tuple(zip(*columns, strict=True)), str(table.caption or ""))
 
 
 def ticks(start_s_X: NDArray[np.float64], end_s_X: NDArray[np.float64], bits: int) -> tuple[dict[str, NDArray[Any]], float]:
-    """Starts and lengths as whole ticks, and a tick's seconds: the last end is 2**bits - 1 ticks, touching rows still touch."""
+    """Rounds intervals to whole ticks, so that intervals that touch still touch.
+
+    Args:
+        start_s_X, end_s_X: (X,) float64, when each begins and ends.
+        bits: the last end is 2**bits - 1 ticks.
+
+    Returns:
+        Columns "start" and "length" in ticks, (X,) int64, and the seconds of a tick.
+    """
     tick_s = float(end_s_X.max(initial=0.0)) / (2**bits - 1) or 1.0
     start_X, end_X = (np.rint(column / tick_s).astype(np.int64) for column in (start_s_X, end_s_X))
     return {"start": start_X, "length": end_X - start_X}, tick_s

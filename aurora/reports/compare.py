@@ -1,4 +1,4 @@
-"""A predicted Trace laid over a measured one: what the prediction gets wrong, phase by phase."""
+"""Comparison of a predicted Trace with a measured one: what the prediction gets wrong, phase by phase."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class PhaseError:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less one."""
+        """Predicted over measured, minus one; None where nothing is predicted."""
         return None if self.predicted_s is None else gap(self.predicted_s, self.measured_s)
 
 
@@ -51,7 +51,7 @@ class CaseErrors:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A prediction laid over a measurement.
+    """A prediction compared with a measurement.
 
     Attributes:
         predicted_s, measured_s: from start to end.
@@ -69,12 +69,12 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one, of the whole run."""
+        """Predicted over measured, minus one, of the whole run."""
         return gap(self.predicted_s, self.measured_s)
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
-    """Lay `predicted` over `measured`, case by case.
+    """Compares a predicted with a measured trace, case by case.
 
     An exchange takes from when its first transfer could begin, both of its ends being ready, until the last one's end; any
     other phase takes as long as on its slowest rank.
@@ -86,7 +86,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         Seconds and errors by phase, and over all cases.
 
     Raises:
-        BadInput: if the traces do not go together, or one holds a transfer without its other end.
+        BadInput: if the traces are of different runs, or one holds a transfer without its other end.
     """
     for trace, kind in ((predicted, "predicted"), (measured, "measured")):
         if trace.kind != kind:
@@ -123,7 +123,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
 
 
 def _cases(trace: Trace) -> dict[Case, float]:
-    """How long every case took."""
+    """Returns how long every case took, in seconds."""
     case_X4 = np.stack([trace.model_X, trace.step_X, trace.layer_X, trace.phase_X], axis=1)
     case_C4, case_X = np.unique(case_X4, axis=0, return_inverse=True)
     case_X = case_X.reshape(-1)
@@ -142,7 +142,7 @@ def _cases(trace: Trace) -> dict[Case, float]:
 
 
 def _ends(trace: Trace) -> tuple[IntArray, IntArray]:
-    """Rows of every transfer's sender and of its receiver."""
+    """Returns the rows of every transfer's sender and of its receiver."""
     moved_X = np.flatnonzero(trace.peer_X >= 0)
     sent_X = trace.sent_X[moved_X]
     src_X, dst_X = (np.where(sent_X == out, trace.rank_X[moved_X], trace.peer_X[moved_X]) for out in (True, False))

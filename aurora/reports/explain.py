@@ -11,7 +11,12 @@ from aurora.types.arrays import gap
 
 
 def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Table]:
-    """Two tables a layer: its terms, and the GPUs that are slowest in one of them with their phases and experts."""
+    """Returns two tables per layer: its terms, and the GPUs that are slowest in one of them with their phases and experts.
+
+    Args:
+        plan: that was explained.
+        explained: layers of the plan.
+    """
     return [table for one in explained for table in (_terms(plan, one), _gpus(plan, one))]
 
 

@@ -24,8 +24,15 @@ TONES = (
 
 
 def draw(inputs: ReportInputs, folder: Path) -> list[Path]:
-    """Traffic, loads and schedule of each model's slowest layer, loads of all layers, a timeline of each trace; gives the
-    files written."""
+    """Draws traffic, loads and schedule of each model's slowest layer, loads of all layers, and a timeline of each trace.
+
+    Args:
+        inputs: of the report.
+        folder: where the pictures are written.
+
+    Returns:
+        The files written.
+    """
     found = ReportNumbers(inputs)
     written: list[Path] = []
     for number, (flows, planned_LW) in enumerate(zip(found.traffic_M, found.planned_MLW, strict=True)):

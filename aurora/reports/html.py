@@ -1,4 +1,4 @@
-"""One page that holds everything: no network, the same bytes from the same inputs."""
+"""HTML report: one page that holds everything, needs no network, and has the same bytes for the same inputs."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ PARTS = Path(__file__).parent / "page"
 
 
 def page(inputs: ReportInputs) -> str:
-    """The report as HTML."""
+    """Returns the report as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = ReportNumbers(inputs)
@@ -42,5 +42,5 @@ def page(inputs: ReportInputs) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON that cannot end the script element which holds it."""
+    """Returns JSON that cannot end the script element which holds it."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

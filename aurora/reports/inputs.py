@@ -1,4 +1,4 @@
-"""What a report is made from: a plan, traces of it, and the traffic that it serves."""
+"""Inputs of a report: a plan, traces of it, and the traffic that it serves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from aurora.types.profile import same_model
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """A plan and what is known of it.
+    """A plan, its traces and its traffic.
 
     Attributes:
         plan: the plan.
         traces: by name, in the order given; all are compared with the first.
         profiles: the traffic, one profile for each model of the plan, or none.
         later: newer traffic of the same models, or none.
-        without: how to come by profiles, for readers of a report that has none.
+        without: how to get profiles, for readers of a report that has none.
 
     Raises:
         BadInput: if a trace or a profile is of another plan.
@@ -53,7 +53,12 @@ class ReportInputs:
 
 
 def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> dict[str, Trace]:
-    """Each trace by its file's name; by its path where two files have one name, numbered where a path is given again."""
+    """Returns traces by name: the file's name; its path if two files have one name, numbered if a path is given again.
+
+    Args:
+        paths: of the files.
+        traces: read from them.
+    """
     short = [path.rsplit("/", 1)[-1] for path in paths]
     names = short if len(set(short)) == len(short) else list(paths)
     named: dict[str, Trace] = {}

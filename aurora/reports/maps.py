@@ -12,7 +12,14 @@ from aurora.reports.pictures import draw_maps
 def map_markdown(
     grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping[str, float]], pays: Sequence[str], pictures: Sequence[str]
 ) -> str:
-    """One row a point of `grid`, its last key fastest: the speed-ups by name and what pays, then the pictures."""
+    """Returns a Markdown page of speed-ups over a grid of settings: a table, then the pictures.
+
+    Args:
+        grid: values by setting; points of the grid are counted with the last setting fastest.
+        speedups: by name, for each point.
+        pays: what pays at each point, in words.
+        pictures: file names.
+    """
     heads = [*grid, *speedups[0], "pays"]
     lines = ["# What pays", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for values, found, what in zip(itertools.product(*grid.values()), speedups, pays, strict=True):
@@ -23,7 +30,15 @@ def map_markdown(
 
 
 def draw_map(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping[str, float]], folder: Path) -> list[Path]:
-    """sweep.svg and sweep.png: a heat map a speed-up over one or two keys of `grid`."""
+    """Draws sweep.svg and sweep.png: a heat map of each speed-up over one or two settings.
+
+    Args:
+        grid, speedups: as in `map_markdown`.
+        folder: to write to.
+
+    Returns:
+        The files written.
+    """
     (row_key, row_values), (column_key, column_values) = [("", [0.0])] * (2 - len(grid)) + list(grid.items())
     shape = len(row_values), len(column_values)
     maps = {name: np.array([found[name] for found in speedups]).reshape(shape) for name in speedups[0]}

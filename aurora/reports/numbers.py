@@ -1,4 +1,4 @@
-"""All that a report's figures are drawn from, each computed when it is first needed."""
+"""Numbers that a report's figures are drawn from, each computed when it is first needed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,24 +18,28 @@ from aurora.types.arrays import IntArray
 
 @dataclass(frozen=True)
 class ReportNumbers:
-    """Of one ReportInputs: what its plan promises, what its traces took and what its profiles hold."""
+    """Numbers of a report: what its plan promises, what its traces took and what its profiles hold.
+
+    Attributes:
+        of: the report's inputs.
+    """
 
     of: ReportInputs
 
     @cached_property
     def traffic_M(self) -> tuple[Traffic, ...]:
-        """One a model, or none without profiles."""
+        """Each model's traffic; empty without profiles."""
         pairs = zip(self.of.plan.models, self.of.profiles, strict=False)
         return tuple(traffic(self.of.plan.cluster, model, profile) for model, profile in pairs)
 
     @cached_property
     def objective_s(self) -> tuple[float, float]:
-        """Before the plan and after it; wants profiles."""
+        """Seconds of all layers without the plan and with it; needs profiles."""
         return objective_s(self.of.plan, self.of.profiles)
 
     @cached_property
     def planned_MLW(self) -> tuple[tuple[tuple[TransferSpans, TransferSpans], ...], ...]:
-        """Each model's and layer's dispatch and combine of the whole profile in the plan's orders, or none without profiles."""
+        """Each model's and layer's (dispatch, combine) of the whole profile in the plan's orders; empty without profiles."""
         cluster = self.of.plan.cluster
         found = []
         for model, flows, profile in zip(self.of.plan.models, self.traffic_M, self.of.profiles, strict=False):
@@ -47,7 +51,7 @@ class ReportNumbers:
 
     @cached_property
     def drift_M(self) -> tuple[Drift, ...]:
-        """One a model, or none without later profiles. The loss is the plan's where it was made from the profile alone."""
+        """Each model's drift; empty without later profiles. It has a loss where the plan was made from the profile only."""
         plan = self.of.plan
         pairs = zip(self.of.profiles, self.of.later, strict=False)
         made_from = [model.profile_digest for model in plan.models]
@@ -55,41 +59,41 @@ class ReportNumbers:
 
     @cached_property
     def summaries(self) -> tuple[Summary, ...]:
-        """One a trace."""
+        """Each trace's summary."""
         return tuple(summarise(trace, self.of.plan.cluster) for _, trace in self.of.traces)
 
     @cached_property
     def bars(self) -> tuple[Bars, ...]:
-        """One a trace."""
+        """Each trace's bars."""
         return tuple(bars(trace) for _, trace in self.of.traces)
 
     @cached_property
     def phases(self) -> tuple[Mapping[str, float], ...]:
-        """Mean seconds of a rank in each phase, one a trace."""
+        """Mean seconds of a rank in each phase, for each trace."""
         return tuple(phase_seconds(found, len(self.of.plan.cluster)) for found in self.bars)
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """The first predicted trace laid over the first measured one; None where there are not both."""
+        """The first predicted trace against the first measured one; None where there are not both."""
         if self.predicted is None or self.measured is None:
             return None
         return compare(self.of.traces[self.predicted][1], self.of.traces[self.measured][1])
 
     @property
     def predicted(self) -> int | None:
-        """The first predicted trace."""
+        """Index of the first predicted trace; None without one."""
         return self._first("predicted")
 
     @property
     def measured(self) -> int | None:
-        """The first measured trace."""
+        """Index of the first measured trace; None without one."""
         return self._first("measured")
 
     def _first(self, kind: str) -> int | None:
         return next((i for i, (_, trace) in enumerate(self.of.traces) if trace.kind == kind), None)
 
     def copies_LE(self, model: int) -> IntArray:
-        """(L, E) int64: how many GPUs hold each expert."""
+        """Returns (L, E) int64: how many GPUs hold each expert of a model, given by its index."""
         placement = self.of.plan.models[model].placement
         held = [[expert for gpu in layer for expert in gpu] for layer in placement.slots_LG]
         return np.array([np.bincount(layer, minlength=placement.experts) for layer in held])

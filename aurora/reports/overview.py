@@ -1,4 +1,4 @@
-"""What a report begins and ends with: speed-ups and the gap to the bound, and where its inputs come from."""
+"""Overview of a report: speed-ups and the gap to the bound at its beginning, the provenance of its inputs at its end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Tile:
     Attributes:
         title: the question.
         value: the number with its unit, or a dash.
-        note: against what it was taken, or how to come by it.
+        note: what it is compared with, or how to get it.
     """
 
     title: str
@@ -32,7 +32,7 @@ class Tile:
 
 
 def tiles(found: ReportNumbers) -> list[Tile]:
-    """Predicted and measured speed-up, prediction against measurement, gap to the bound."""
+    """Returns predicted and measured speed-up, the prediction's error, and the gap to the bound."""
     return [_predicted_speedup(found), *_traced_speedup(found), _prediction_error(found), _gap(found)]
 
 
@@ -88,7 +88,12 @@ def _gap(found: ReportNumbers) -> Tile:
 
 
 def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
-    """Seconds of a rank in each phase, a bar a trace."""
+    """Returns a chart of a rank's seconds in each phase, one bar per trace.
+
+    Args:
+        found: the report's numbers.
+        tables: behind the chart.
+    """
     columns = {
         f"s{i}": np.array([phases[phase] for phase in TRACE_PHASES], dtype=np.float32) for i, phases in enumerate(found.phases)
     }
@@ -107,7 +112,7 @@ def _sum(phases: Mapping[str, float], which: tuple[int, ...]) -> float:
 
 
 def provenance(found: ReportNumbers) -> list[Sheet]:
-    """Hashes, seeds, methods, versions and dates of everything that the report was made from."""
+    """Returns tables of hashes, seeds, methods, versions and dates of everything that the report was made from."""
     plan = found.of.plan
     rows = [
         ("scenario", plan.scenario),

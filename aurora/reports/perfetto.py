@@ -21,11 +21,11 @@ MOST_LEVELS = 1000  # of one track, side by side at most
 
 
 def perfetto(inputs: ReportInputs, packed: bool = False) -> bytes:
-    """Make one file of all traces, each from its own start.
+    """Makes one file of all traces, each from its own start.
 
     Args:
         inputs: the traces, and the names of the plan's models.
-        packed: compress it with gzip.
+        packed: whether to compress it with gzip.
 
     Returns:
         The file's content, the same at every call.

@@ -10,7 +10,11 @@ from aurora.types.arrays import FloatArray
 
 
 def canvas(width: float, height: float) -> Any:
-    """A matplotlib figure of that many inches that needs no screen."""
+    """Returns a matplotlib figure that needs no screen.
+
+    Args:
+        width, height: inches.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -20,7 +24,13 @@ def canvas(width: float, height: float) -> Any:
 
 
 def save_picture(drawn: Any, folder: Path, name: str) -> list[Path]:
-    """NAME.svg and NAME.png in `folder`; gives both."""
+    """Writes NAME.svg and NAME.png. Returns both paths.
+
+    Args:
+        drawn: a matplotlib figure.
+        folder: to write to.
+        name: of the files.
+    """
     import matplotlib
 
     written = []
@@ -42,7 +52,17 @@ def draw_maps(
     folder: Path,
     name: str,
 ) -> list[Path]:
-    """Heat maps side by side, one a title of values_RC; rows and columns by their labels, axes by theirs."""
+    """Draws heat maps side by side and writes them as SVG and PNG.
+
+    Args:
+        values_RC: by title, (R, C) values.
+        rows, columns: their labels.
+        axes: labels of the vertical and the horizontal axis.
+        folder, name: as in `save_picture`.
+
+    Returns:
+        The files written.
+    """
     drawn = canvas(max(3.2, 0.7 * len(columns) + 1.6) * len(values_RC), max(2.4, 0.5 * len(rows) + 1.6))
     for number, (title, value_RC) in enumerate(values_RC.items()):
         plot = drawn.add_subplot(1, len(values_RC), number + 1)

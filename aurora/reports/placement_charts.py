@@ -1,4 +1,4 @@
-"""Where experts sit, as charts and tables."""
+"""Placement of experts, as charts and tables."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from aurora.types.arrays import IntArray
 
 
 def placement_section(found: ReportNumbers) -> Section:
-    """Experts by GPU; with replicas their copies, and what losses they survive."""
+    """Returns the section on experts by GPU; with replicas also their number, and which losses of GPUs they survive."""
     plan = found.of.plan
     rows = []
     for name, model in zip(found.of.models, plan.models, strict=True):

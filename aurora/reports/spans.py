@@ -1,4 +1,4 @@
-"""What occupies ports and ranks, and when: intervals that a Gantt chart or a timeline shows."""
+"""Spans: intervals in which ports and ranks are busy, for Gantt charts and timelines."""
 
 from dataclasses import dataclass
 
@@ -32,15 +32,17 @@ class TransferSpans:
 
     @property
     def seconds(self) -> float:
+        """When the last transfer ends."""
         return float(self.end_s_X.max(initial=0.0))
 
 
 @dataclass(frozen=True)
 class Bars:
-    """What ranks do: one bar for each rank, model, step, layer and phase, from its first event to its last, by start.
+    """Phases of ranks: one bar for each rank, model, step, layer and phase, from its first event to its last, by start.
 
     Attributes:
-        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, what the bar is of; phases by their index in TRACE_PHASES.
+        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, which rank, model, step, layer and phase; phases by their index
+            in TRACE_PHASES.
         bytes_X: (X,) int64, what the rank sends in it.
         start_s_X, end_s_X: (X,) float64, from the start of the first.
     """
@@ -55,19 +57,25 @@ class Bars:
     end_s_X: FloatArray
 
     def first_steps(self, most: int) -> "Bars":
-        """The first steps, whole, within `most` bars; one step at least."""
+        """Returns the first steps, whole, within `most` bars; one step at least."""
         upto = np.bincount(self.step_X).cumsum()
         kept = self.step_X < max(1, int((upto <= most).sum()))
         return Bars(*(column[kept] for column in vars(self).values()))
 
 
 def planned(order: Order, bytes_GG: IntArray, cluster: Cluster) -> TransferSpans:
-    """Price `order` on these bytes (G, G), all ranks beginning at once."""
+    """Prices an order: all ranks begin at once.
+
+    Args:
+        order: of the all-to-all.
+        bytes_GG: (G, G) int64, from each rank to each.
+        cluster: whose network carries them.
+    """
     return whole(timed(order, bytes_GG, cluster.network))
 
 
 def whole(schedule: Schedule) -> TransferSpans:
-    """A schedule's transfers; pieces of one become one where the next begins as the last ends."""
+    """Returns a schedule's transfers; pieces of one transfer are merged where the next begins as the last ends."""
     by_pair = np.lexsort((schedule.start_s_X, schedule.dst_X, schedule.src_X))
     src_X, dst_X, bytes_X = (column[by_pair] for column in (schedule.src_X, schedule.dst_X, schedule.bytes_X))
     start_s_X, end_s_X = schedule.start_s_X[by_pair], schedule.end_s_X[by_pair]
@@ -82,7 +90,14 @@ def whole(schedule: Schedule) -> TransferSpans:
 
 
 def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster: Cluster) -> TransferSpans:
-    """One all-to-all of a trace as its senders saw it, from its first transfer's start; the bound is that of the ports."""
+    """Returns one all-to-all of a trace as its senders saw it, from its first transfer's start.
+
+    Args:
+        trace: predicted or measured.
+        model, step, layer: indices.
+        phase: "dispatch" or "combine".
+        cluster: whose ports give the bound.
+    """
     rows = trace.sent_X & (trace.model_X == model) & (trace.step_X == step) & (trace.layer_X == layer)
     rows &= trace.phase_X == TRACE_PHASES.index(phase)
     src_X, dst_X, bytes_X = trace.rank_X[rows], trace.peer_X[rows], trace.bytes_X[rows]
@@ -95,7 +110,7 @@ def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster:
 
 
 def bars(trace: Trace) -> Bars:
-    """A trace as bars, from its first start."""
+    """Returns a trace as bars, from its first start."""
     keys = trace.rank_X, trace.model_X, trace.step_X, trace.layer_X, trace.phase_X
     shape = tuple(int(column.max()) + 1 for column in keys)
     found, bar_X = np.unique(np.ravel_multi_index(keys, shape), return_inverse=True)
@@ -111,13 +126,18 @@ def bars(trace: Trace) -> Bars:
 
 
 def phase_seconds(found: Bars, ranks: int) -> dict[str, float]:
-    """Seconds that a rank spends in each phase, the mean over ranks; two models' phases may overlap."""
+    """Returns the seconds that a rank spends in each phase, the mean over ranks; two models' phases may overlap.
+
+    Args:
+        found: bars of a trace.
+        ranks: number of ranks.
+    """
     total = np.bincount(found.phase_X, weights=found.end_s_X - found.start_s_X, minlength=len(TRACE_PHASES)) / ranks
     return dict(zip(TRACE_PHASES, total.tolist(), strict=True))
 
 
 def interval_colouring(track_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> IntArray:
-    """Stack what overlaps on a track: greedy colouring of an interval graph, which uses as few levels as there can be.
+    """Stacks the intervals that overlap on a track: greedy colouring of an interval graph, with as few levels as possible.
 
     Args:
         track_X: (X,) the track of each interval.

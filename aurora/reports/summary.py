@@ -1,4 +1,4 @@
-"""What a Trace says, in numbers."""
+"""Summary of a Trace: seconds, utilisation and gaps."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class LayerSummary:
 
     @property
     def gap(self) -> float:
-        """Both exchanges over their bound, less one."""
+        """Both exchanges over their bound, minus one."""
         return gap(self.dispatch_s + self.combine_s, self.bound_s)
 
 
@@ -54,21 +54,21 @@ class Summary:
 
     @property
     def utilisation(self) -> float:
-        """The mean over ranks."""
+        """Mean over ranks."""
         return float(self.utilisation_G.mean())
 
     @property
     def exchange_gap(self) -> float:
-        """All exchanges of the run over their fluid bounds, less one."""
+        """All exchanges of the run over their fluid bounds, minus one."""
         return gap(sum(x.dispatch_s + x.combine_s for x in self.layers), sum(x.bound_s for x in self.layers))
 
 
 def summarise(trace: Trace, cluster: Cluster) -> Summary:
-    """Summarise a trace.
+    """Summarises a trace.
 
     Args:
         trace: a predicted or measured one.
-        cluster: its ports' rates give the bounds; a fabric is not looked at.
+        cluster: its ports' rates give the bounds; a fabric is ignored.
 
     Returns:
         The run's and each layer's seconds, and each rank's utilisation.

@@ -1,4 +1,7 @@
-"""Summaries and plans as tables for a terminal or a text file."""
+"""Tables for a terminal or a text file: profiles, plans, traces, clusters, schedules and failures.
+
+Tables with a row per layer take `most`: with a number they show only that many layers, the worst, and say so in the caption.
+"""
 
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -24,7 +27,7 @@ Row = tuple[float, Sequence[str]]  # how bad a layer is, and its cells
 
 
 def seconds(value: float) -> str:
-    """Three significant digits with a unit."""
+    """Formats seconds: three significant digits with a unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= size:
             return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
@@ -32,12 +35,18 @@ def seconds(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """One decimal, none where it would not be read."""
+    """Formats a part of one in percent: one decimal, none from 100 % on."""
     return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
 
 
 def add_worst(table: Table, rows: Sequence[Row], most: int | None) -> Table:
-    """Add `rows` to the table, or only the `most` worst of them in their order, and say so in its caption."""
+    """Adds rows to a table, or only the worst of them.
+
+    Args:
+        table: to add to; its caption says what is left out.
+        rows: how bad each layer is, and its cells.
+        most: how many to add, the worst in their sequence; None: all.
+    """
     kept = list(range(len(rows)))
     if most is not None and most < len(rows):
         kept = sorted(sorted(kept, key=lambda row: -rows[row][0])[:most])
@@ -49,7 +58,13 @@ def add_worst(table: Table, rows: Sequence[Row], most: int | None) -> Table:
 
 
 def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: int | None = None) -> Table:
-    """Each layer's load and skew, or the `most` most skewed; with `loads`, how far the hottest expert's share is known."""
+    """Returns a table of each layer's load and skew.
+
+    Args:
+        profile: the traffic.
+        loads: confidence intervals of the loads; adds how well the hottest expert's share is known. None: no such column.
+        most: number of layers to show, the most skewed; None: all.
+    """
     table = Table(title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
     table.add_column("MoE layer", justify="right")
     table.add_column("tokens to experts", justify="right")
@@ -72,7 +87,12 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: 
 
 
 def plan_table(plan: Plan, most: int | None = None) -> Table:
-    """Each model's layers, or the `most` with the largest gap: predicted dispatch, its bounds and gap."""
+    """Returns a table of each model's layers: predicted dispatch, its bounds and gap.
+
+    Args:
+        plan: to show.
+        most: number of layers to show, those with the largest gap; None: all.
+    """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
     groups = f", no assignment of these groups below {seconds(plan.bound_s)}" if plan.bound_s > plan.free_bound_s else ""
     caption = (
@@ -80,7 +100,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
         f"no placement at all below {seconds(plan.free_bound_s)}"
     )
     if plan.cluster.fabric is not None:
-        caption += "; these by the ports alone, dispatch on the fabric"
+        caption += "; these by the ports only, dispatch on the fabric"
     table = Table(title=f"{plan.scenario}: {strategies}", caption=caption)
     table.add_column("model")
     cut = ("cut bound",) if plan.cluster.fabric is not None else ()
@@ -104,7 +124,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
 
 
 def move_table(move: "Migration") -> Table:
-    """What travels from the plan in force to the new one, how long that takes, and what it saves."""
+    """Returns a table of the weights that travel from the plan in force to the new one: bytes, time, and what it saves."""
     layers = ", ".join(map(str, move.layers)) or "none"
     table = Table(title=f"moving from the plan in force: layers {layers}")
     for column in ("bytes", "takes", "bound", "objective before", "as planned", "after"):
@@ -115,7 +135,13 @@ def move_table(move: "Migration") -> Table:
 
 
 def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = None) -> Table:
-    """What a plan takes on other traffic beside a plan made for it: every layer, or the `most` that lose most in dispatch."""
+    """Returns a table of what a plan takes on other traffic, beside a plan made for that traffic.
+
+    Args:
+        plan: the plan.
+        evaluation: of the plan on the other traffic.
+        most: number of layers to show, those that lose most in dispatch; None: all.
+    """
     own = evaluation.own
     table = Table(
         title=f"{plan.objective} objective {seconds(float(evaluation.served_s_L.sum()))}; a plan of its own takes "
@@ -134,7 +160,12 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
 
 
 def drift_table(drift: "Drift", most: int | None = None) -> Table:
-    """How far two profiles' traffic is apart beside what chance makes of it: every layer, or the `most` furthest apart."""
+    """Returns a table of how far two profiles' traffic is apart, beside what chance makes of it.
+
+    Args:
+        drift: from the one profile to the other.
+        most: number of layers to show, those furthest apart; None: all.
+    """
     table = Table(title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}")
     for column in ("MoE layer", "total variation", "by chance up to", f"overlap of the {drift.hot} hottest"):
         table.add_column(column, justify="right")
@@ -144,7 +175,13 @@ def drift_table(drift: "Drift", most: int | None = None) -> Table:
 
 
 def summary_table(summary: Summary, bounded: bool = True, most: int | None = None) -> Table:
-    """Time per layer with its exchanges, or the `most` slowest; `bounded`: and their gap, where ports had those rates."""
+    """Returns a table of the time of each layer and of its exchanges.
+
+    Args:
+        summary: of a trace.
+        bounded: whether to show fluid bounds and gaps, where the run's ports had the cluster's rates.
+        most: number of layers to show, the slowest; None: all.
+    """
     caption = f"utilisation {percent(summary.utilisation)}"
     if bounded:
         caption += f", exchanges {percent(summary.exchange_gap)} above the fluid bound"
@@ -161,7 +198,7 @@ def summary_table(summary: Summary, bounded: bool = True, most: int | None = Non
 
 
 def cluster_table(cluster: Cluster) -> Table:
-    """A rank's machine and port, one row each."""
+    """Returns a table of each rank's GPU and port."""
     table = Table(
         title=f"{cluster.name}: {len(cluster)} GPUs" + (f", incast {percent(cluster.incast)}" if cluster.incast else "")
     )
@@ -176,8 +213,13 @@ def cluster_table(cluster: Cluster) -> Table:
 
 
 def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
-    """Each pair's rate and start-up: senders down, receivers across."""
-    table = Table(title="messages from row to column, alone: GB/s, start-up")
+    """Returns a table of each pair's rate and start-up time: senders down, receivers across.
+
+    Args:
+        rate_Bps_GG: (G, G) float64, from each rank to each.
+        startup_s_GG: (G, G) float64, of a message from each rank to each.
+    """
+    table = Table(title="messages from row to column, one at a time: GB/s, start-up")
     table.add_column("rank", justify="right")
     for rank in range(len(rate_Bps_GG)):
         table.add_column(str(rank), justify="right")
@@ -188,7 +230,12 @@ def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
 
 
 def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
-    """Seconds of each phase at a few token counts, one row a kind and count."""
+    """Returns a table of each phase's compute time at a few token counts.
+
+    Args:
+        model: its name, for the title.
+        kinds: by kind of GPU, a curve for each of PHASES.
+    """
     table = Table(title=f"{model}: compute times")
     table.add_column("kind")
     for column in ("tokens", *PHASES):
@@ -201,11 +248,11 @@ def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
 
 
 def comparison_table(found: Comparison) -> Table:
-    """Predicted beside measured seconds of every phase and of the whole run; the cases' errors in the caption."""
+    """Returns a table of predicted and measured seconds by phase and for the whole run; the cases' errors in the caption."""
     kinds = (("network", found.network), ("compute", found.compute))
     caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
     if found.unmatched:
-        caption += f"; {found.unmatched} cases are in one trace alone"
+        caption += f"; {found.unmatched} cases are in only one trace"
     table = Table(title="the prediction over the measurement", caption=caption)
     table.add_column("model")
     table.add_column("phase")
@@ -219,7 +266,7 @@ def comparison_table(found: Comparison) -> Table:
 
 
 def network_line(cluster: Cluster) -> str:
-    """Start-up and rates that a prediction was made with."""
+    """Returns a line on the start-up time and rates that a prediction was made with."""
     rates = sorted({f"{gpu.out_Bps / 1e6:.3g}" for gpu in cluster.gpus}, key=float)
     startup = seconds(cluster.gpus[0].startup_s)
     return f"predicted on the network as measured before serving: {startup} a message, {'/'.join(rates)} MB/s"
@@ -230,7 +277,7 @@ def _case_line(errors: CaseErrors) -> str:
 
 
 def order_table(schedules: Sequence[Schedule]) -> Table:
-    """One row an order: its makespan, the bounds and the gap to the fluid one, or to the cut's where that is larger."""
+    """Returns a table of schedules: makespan, bounds, and the gap to the fluid bound or, if that is larger, the cut bound."""
     table = Table()
     table.add_column("method", no_wrap=True)
     cut = ("cut bound",) if any(one.cut for one in schedules) else ()
@@ -251,13 +298,13 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
 
 
 def cut_line(cut: Cut) -> str:
-    """What limits an all-to-all on its fabric, in one line."""
+    """Returns a line on the links that limit an all-to-all on its fabric."""
     links = ", ".join(cut.links[:LINKS]) + (f" and {len(cut.links) - LINKS} more" if len(cut.links) > LINKS else "")
     return f"bound by {links}: {cut.load_bytes} bytes must cross, {seconds(cut.bound_s)} at least"
 
 
 def worst_cut(plan: Plan) -> str | None:
-    """What limits the plan's slowest all-to-all on its fabric, in one line; None on ports alone."""
+    """Returns a line on what limits the plan's slowest all-to-all on its fabric; None without a fabric."""
     cuts = [(cut, model.model, layer) for model in plan.models for layer, cut in enumerate(model.cut_L)]
     if not cuts:
         return None
@@ -266,7 +313,7 @@ def worst_cut(plan: Plan) -> str | None:
 
 
 def layout_table(layout: ReplicaPlacement) -> Table:
-    """A layer's largest load, one row each, with what it is measured against."""
+    """Returns a table of each layer's largest load on a GPU, beside its mean, bound and gap."""
     table = Table(title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
     for column in ("layer", "max load", "mean load", "max/mean", "bound", "gap", "replicas"):
         table.add_column(column, justify="right")
@@ -284,7 +331,7 @@ def layout_table(layout: ReplicaPlacement) -> Table:
 
 
 def survival_table(made: ResilientPlacement) -> Table:
-    """Layer by layer how likely every expert is still held after failures, and above what no placement gets."""
+    """Returns a table of each layer's survival probability after failures, beside what no placement exceeds."""
     table = Table(title=f"{made.method}: at least {made.min_replicas} replicas each, placed in {seconds(made.seconds)}")
     for title in ("layer", "failures", "survives", "at most"):
         table.add_column(title, justify="right")
@@ -295,7 +342,12 @@ def survival_table(made: ResilientPlacement) -> Table:
 
 
 def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, float]]]) -> Table:
-    """Samples trained, restarts and seconds by phase of each system through one trace; the samples against the first's."""
+    """Returns a table of systems that trained through one trace of failures: samples, restarts, and parts of the time by phase.
+
+    Args:
+        title: of the table.
+        runs: by system: samples trained, number of restarts, and seconds by phase. Samples are compared with the first's.
+    """
     table = Table("", *runs, title=title)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -310,7 +362,15 @@ def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, f
 
 
 def gantt(schedule: Schedule, ranks: int, width: int) -> str:
-    """One line a sender: whom it sends to (the last digit of the rank) over time; `+` where it sends to several at once."""
+    """Returns a text Gantt chart: one line per sender.
+
+    A character is the last digit of the receiver's rank; `+` where the sender sends to several at once.
+
+    Args:
+        schedule: to show.
+        ranks: number of ranks; 40 lines at most.
+        width: of a line, characters.
+    """
     columns = max(10, width - 8)
     sender_X = schedule.src_X if schedule.hop_X2 is None else schedule.hop_X2[:, 0]
     lines = []
@@ -328,7 +388,12 @@ def gantt(schedule: Schedule, ranks: int, width: int) -> str:
 
 
 def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
-    """The same tables as plain text."""
+    """Returns tables as plain text.
+
+    Args:
+        parts: tables and lines.
+        width: of a line, characters.
+    """
     buffer = StringIO()
     console = Console(file=buffer, width=width, color_system=None, markup=False)
     for part in parts:

@@ -1,4 +1,4 @@
-"""What happens when, as charts: all-to-alls port by port, and ranks over a whole run."""
+"""Times as charts: all-to-alls port by port, and ranks over a whole run."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,8 +19,8 @@ WAYS = ("dispatch", "combine")
 
 
 def schedule_section(found: ReportNumbers) -> Section:
-    """Transfers by port: of the whole profile as planned, and of every trace's first step."""
-    text = "Who sends to whom, and when, in one all-to-all. Colours and numbers in the bars tell the other end of a transfer."
+    """Returns the section on transfers by port: of the whole profile as planned, and of every trace's first step."""
+    text = "The transfers of one all-to-all by time. Colours and numbers in the bars tell the other end of a transfer."
     gpus = found.of.gpus
     shown: dict[str, list[list[list[Frame]]]] = {}
     rows, left = [], MOST_TRANSFERS
@@ -78,7 +78,7 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
 
 
 def timeline_section(found: ReportNumbers) -> Section:
-    """Computing and network of every rank, a view a trace."""
+    """Returns the section on what every rank computes and exchanges, one view per trace."""
     title = "Interleaving" if len(found.of.plan.models) == 2 else "Timeline"
     text = "What every rank computes and exchanges; each bar is one phase of one layer, from its first event to its last."
     if not found.of.traces:
@@ -103,7 +103,7 @@ def timeline_section(found: ReportNumbers) -> Section:
 
 
 def _legend(found: ReportNumbers) -> list[list[object]]:
-    """A heading a model, without a colour, and its phases with theirs."""
+    """Legend entries: each model's name without a colour, followed by its phases with theirs."""
     entries: list[list[object]] = []
     for number, model in enumerate(found.of.models):
         entries += [[model, None], *([phase, number * len(TRACE_PHASES) + i] for i, phase in enumerate(TRACE_PHASES))]
@@ -128,7 +128,7 @@ def _tracks(view: int, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatA
 
 
 def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
-    """Seconds of a rank by phase and trace and, where there are both, the prediction over the measurement."""
+    """Returns the tables of a rank's seconds by phase and trace, and of prediction against measurement if there are both."""
     heads = ("phase", *(name for name, _ in found.of.traces))
     rows = [(phase, *(seconds(phases[phase]) for phases in found.phases)) for phase in TRACE_PHASES]
     rows.append(("start to end", *(seconds(summary.seconds) for summary in found.summaries)))

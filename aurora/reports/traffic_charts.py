@@ -1,4 +1,4 @@
-"""Where tokens go and what that loads, as charts: before the plan and after it, and how it drifts."""
+"""Traffic and the loads that it makes, as charts: before the plan and after it, and its drift."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ SIDES = ("before", "after")
 
 
 def traffic_section(found: ReportNumbers) -> Section:
-    """Heat maps of every layer's dispatch."""
+    """Returns the section with heat maps of every layer's dispatch."""
     text = (
         "Tokens from each GPU (rows) to each GPU (columns) in the dispatch of one layer, over the whole profile: with experts "
         "in the order of their numbers, and as planned. What stays on a GPU is left out. Bars beside the maps are what each "
@@ -47,7 +47,7 @@ def traffic_section(found: ReportNumbers) -> Section:
 
 
 def loads_section(found: ReportNumbers) -> Section:
-    """Ports and experts of each GPU, and the busiest ports of all layers."""
+    """Returns the section on ports and experts of each GPU, and the busiest ports of all layers."""
     text = (
         "What ports and experts need, over the whole profile. No order of the dispatch ends before its busiest port, and no "
         "placement makes the slowest GPU's experts faster than the dashed bound."
@@ -111,7 +111,7 @@ def _busiest(load_G: FloatArray) -> str:
 
 
 def drift_section(found: ReportNumbers) -> Section | None:
-    """How far later traffic has moved; None where none is given."""
+    """Returns the section on how far later traffic has moved; None without later traffic."""
     if not found.drift_M:
         return None
     text = (

@@ -17,11 +17,11 @@ from aurora.types.arrays import FloatArray, IntArray, gap
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one model's whole profile loads ports and GPUs with. First axis: experts in index order, then as planned.
+    """Traffic of one model's whole profile and the loads that it makes. First axis: experts in index order, then as planned.
 
     Attributes:
         tokens_BLGG: (2, L, G, G) int64 of the dispatch, zero diagonals.
-        row_bytes: what each of them carries.
+        row_bytes: bytes of one token's row.
         port_s_BLG: (2, L, G) float64, seconds that each GPU's port needs for its share of the dispatch.
         expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts, a replica for its part of the load.
         expert_bound_s_L: (L,) float64, no placement's slowest GPU needs less for its experts.
@@ -35,7 +35,7 @@ class Traffic:
 
 
 def contiguous(profile: Profile) -> Placement:
-    """Experts in the order of their numbers, as engines place them without a plan."""
+    """Returns the placement of experts in the order of their numbers, as engines place them without a plan."""
     own_G = even_slots(profile.experts, np.full(profile.sources, profile.experts))
     group_E = PLACE["contiguous"](np.zeros(profile.experts, dtype=np.int64), own_G, np.random.default_rng(0))
     layer = tuple(tuple(np.flatnonzero(group_E == gpu).tolist()) for gpu in range(profile.sources))
@@ -43,7 +43,13 @@ def contiguous(profile: Profile) -> Placement:
 
 
 def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
-    """The traffic of `profile` under the model's plan and without it."""
+    """Computes the traffic of a profile under the model's plan and without it.
+
+    Args:
+        cluster: of the plan.
+        model: the model's plan.
+        profile: of the same model.
+    """
     placements = contiguous(profile), model.placement
     row_bytes = profile.row_bytes(model.deduplicated)
     tokens_BLGG = np.array(
@@ -64,12 +70,17 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
 
 
 def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
-    """Seconds of all layers in the plan's own objective: with experts in the order of their numbers, and as planned."""
+    """Returns the seconds of all layers by the plan's objective: with experts in the order of their numbers, and as planned.
+
+    Args:
+        plan: the plan.
+        profiles: one for each of its models.
+    """
     ways = [contiguous(profile) for profile in profiles], [model.placement for model in plan.models]
     before_s, after_s = (float(layer_seconds(plan, way, profiles).sum()) for way in ways)
     return before_s, after_s
 
 
 def skew(value_G: FloatArray) -> float:
-    """How far the largest of (G,) lies above their mean."""
+    """Returns how far the largest of (G,) values lies above their mean, as a part of it."""
     return gap(float(value_G.max()), float(value_G.mean()))

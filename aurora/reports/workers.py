@@ -1,4 +1,4 @@
-"""Who of some workers has answered, as a table."""
+"""Workers of a coded aggregation and what became of them, as a table."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from aurora.types import WorkerReport
 
 
 def workers_table(shares: Sequence[WorkerReport]) -> Table:
-    """A row a worker, the slices that it holds and what became of it; the title says how many were waited for."""
+    """Returns a table of workers: each one's batches and what became of it; the title says how many were waited for."""
     waited = [share for share in shares if share.state in ("used", "not needed") and share.seconds is not None]
     last = max((share.seconds or 0.0 for share in waited), default=0.0)
     table = Table(title=f"waited for {len(waited)} of {len(shares)} workers, {seconds(last)}")

@@ -18,7 +18,7 @@ class ReportForm:
     Attributes:
         write: writes the report on its inputs to exactly this file or folder.
         about: what it is, for help texts.
-        output: what the file or folder is called unless said otherwise.
+        output: default name of the file or folder.
         folder: whether it is a folder.
         needs: the modules that it imports and that come with the extra "report".
     """
@@ -38,11 +38,14 @@ def report(
     form: str,
     missing_profiles: str = "",
 ) -> None:
-    """Write a report: what `aurora.report` and the command do.
+    """Writes a report; used by `aurora.report` and the command.
 
     Args:
-        plan, traces, profiles, output, form: as `aurora.report` documents them.
+        plan, traces, profiles, output, form: as in `aurora.report`.
         missing_profiles: why there are no profiles, for readers of the report.
+
+    Raises:
+        BadInput: if the number of profiles does not fit the plan, or as in `write`.
     """
     many = len(plan.models)
     if len(profiles) not in (0, many, 2 * many):
@@ -54,7 +57,7 @@ def report(
 
 
 def write(inputs: ReportInputs, form: str, output: Path) -> None:
-    """Write a report.
+    """Writes a report.
 
     Args:
         inputs: the plan, its traces and its traffic.
