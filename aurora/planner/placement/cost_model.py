@@ -1,6 +1,6 @@
-"""What one MoE layer costs wherever its experts sit: the arrays that placement strategies see.
+"""Cost model of one MoE layer: tokens and seconds of each expert, or group of experts, on each GPU.
 
-A profile enters placement here and nowhere else: `scenario_costs` turns it into LayerCosts, expert by expert, and
+Placement reads profiles only through this module: `scenario_costs` turns them into LayerCosts, expert by expert, and
 `LayerCosts.grouped` sums these into GroupCosts for strategies that place whole groups of experts.
 """
 
@@ -25,12 +25,15 @@ class GroupCosts:
 
     Args:
         load_J: (J,) int64 tokens of each group.
-        send_GJ, recv_GJ: (G, J) int64 tokens that GPU g sends and receives in the dispatch if it holds group j. The combine is
-            the transpose.
-        dispatch_bytes, combine_bytes: bytes a token, there and back.
+        send_GJ: (G, J) int64 tokens that GPU g sends in the dispatch, and receives in the combine, if it holds group j.
+        recv_GJ: (G, J) int64 tokens that GPU g receives in the dispatch, and sends in the combine, if it holds group j.
+        dispatch_bytes: bytes a token in the dispatch.
+        combine_bytes: bytes a token in the combine.
         expert_s_GJ: (G, J) seconds of group j's experts on GPU g.
-        gate_s_G, aggregate_s_G: (G,) seconds of the gate and of the aggregation.
-        out_Bps, in_Bps: (G,) bytes per second of each port.
+        gate_s_G: (G,) seconds of the gate.
+        aggregate_s_G: (G,) seconds of the aggregation.
+        out_Bps: (G,) bytes per second of each sending port.
+        in_Bps: (G,) bytes per second of each receiving port.
     """
 
     load_J: IntArray
@@ -45,14 +48,20 @@ class GroupCosts:
     in_Bps: FloatArray
 
     def phase_times(self, group_G: IntArray) -> PhaseTimes:
-        """The phases' times when GPU g holds group group_G[g]."""
+        """Returns the seconds of each phase on each GPU.
+
+        Args:
+            group_G: (G,) int64, the group on each GPU.
+        """
         send_G, recv_G, csend_G, crecv_G, expert_G = self.seconds_XGJ[:, np.arange(len(group_G)), group_G]
         return PhaseTimes(self.gate_s_G, send_G, recv_G, csend_G, crecv_G, expert_G, self.aggregate_s_G)
 
     @cached_property
     def seconds_XGJ(self) -> FloatArray:
-        """(5, G, J) seconds that depend on where group j sits: the dispatch's send and receive, the combine's send and receive,
-        and the experts."""
+        """(5, G, J) seconds of the phases that depend on which GPU holds group j.
+
+        The rows: sent and received in the dispatch, sent and received in the combine, experts.
+        """
         out, into = self.out_Bps[:, None], self.in_Bps[:, None]
         there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
         back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
@@ -60,7 +69,7 @@ class GroupCosts:
 
     @property
     def port_s_XG(self) -> FloatArray:
-        """(4, G) seconds a token: the dispatch's send and receive, the combine's send and receive."""
+        """(4, G) seconds a token: sent and received in the dispatch, sent and received in the combine."""
         return np.stack(
             [size / rate for size in (self.dispatch_bytes, self.combine_bytes) for rate in (self.out_Bps, self.in_Bps)]
         )
@@ -82,20 +91,23 @@ class GroupCosts:
 
     @property
     def strongest_first(self) -> IntArray:
-        """(G,) int64: GPUs by the time that they would take for all experts, ties by their slower port."""
+        """(G,) int64, GPUs from strongest to weakest: by their time for all experts, ties by their slower port."""
         return np.lexsort((-np.minimum(self.out_Bps, self.in_Bps), self.expert_s_GJ.sum(axis=1)))
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Costs of one model's layer in each of W scenarios (windows or domains), expert by expert. Source rank g sits on GPU g.
+    """Costs of one model's layer, expert by expert, in each of W scenarios (windows or domains). Source rank g sits on GPU g.
 
     Args:
         own_WGE: (W, G, E) tokens that rank g sends to expert e; float64 where experts are split into replicas.
         expert_s_WGE: (W, G, E) seconds of expert e on GPU g.
-        gate_s_WG, aggregate_s_WG: (W, G) seconds of the gate and of the aggregation.
-        dispatch_bytes, combine_bytes: bytes a token, there and back.
-        out_Bps, in_Bps: (G,) bytes per second of each port.
+        gate_s_WG: (W, G) seconds of the gate.
+        aggregate_s_WG: (W, G) seconds of the aggregation.
+        dispatch_bytes: bytes a token in the dispatch.
+        combine_bytes: bytes a token in the combine.
+        out_Bps: (G,) bytes per second of each sending port.
+        in_Bps: (G,) bytes per second of each receiving port.
     """
 
     own_WGE: IntArray | FloatArray
@@ -124,24 +136,24 @@ class LayerCosts:
 
     @property
     def csend_s_G(self) -> FloatArray:
-        """(G,) seconds a token that GPU g sends back in the combine."""
+        """(G,) seconds a token that GPU g sends in the combine."""
         return self.combine_bytes / self.out_Bps
 
     @property
     def crecv_s_G(self) -> FloatArray:
-        """(G,) seconds a token that GPU g gets back in the combine."""
+        """(G,) seconds a token that GPU g receives in the combine."""
         return self.combine_bytes / self.in_Bps
 
     @property
     def token_s_G(self) -> FloatArray:
-        """(G,) what computing and moving a token costs on each GPU, 1 on average; 1 everywhere if it is free on some GPU."""
+        """(G,) relative cost of computing and moving a token on each GPU, 1 on average; 1 everywhere if one GPU's is zero."""
         tokens = max(1, int(self.load_WE.sum()))
         token_s_G = self.expert_s_WGE.sum(axis=(0, 2)) / tokens + self.recv_s_G + self.csend_s_G
         return np.asarray(token_s_G / token_s_G.mean()) if token_s_G.all() else np.ones(len(token_s_G))
 
     @property
     def summed(self) -> "LayerCosts":
-        """All scenarios as one."""
+        """The costs of a single scenario, the sum of all."""
         return replace(
             self,
             own_WGE=self.own_WGE.sum(axis=0, keepdims=True),
@@ -151,13 +163,18 @@ class LayerCosts:
         )
 
     def of_replicas(self, expert_P: IntArray, share_P: FloatArray) -> "LayerCosts":
-        """The costs of P replicas in place of experts: replica p takes share_P[p] of expert expert_P[p]'s tokens and time."""
+        """Returns the costs of P replicas in place of experts.
+
+        Args:
+            expert_P: (P,) int64, the expert of each replica.
+            share_P: (P,) float64, the share of its expert's tokens and seconds that each replica takes.
+        """
         return replace(
             self, own_WGE=self.own_WGE[:, :, expert_P] * share_P, expert_s_WGE=self.expert_s_WGE[:, :, expert_P] * share_P
         )
 
     def grouped(self, group_E: IntArray, tokens_SJ: IntArray | None = None) -> GroupCosts:
-        """The costs of groups of experts, for a single scenario.
+        """Returns the costs of groups of experts, for a single scenario.
 
         Args:
             group_E: (E,) int64, the group of each expert, one group for each GPU.
@@ -180,13 +197,25 @@ class LayerCosts:
         )
 
     def seconds(self, split_EG: FloatArray) -> FloatArray:
-        """(W,) seconds of Eq. 1 in each scenario, with experts divided over GPUs by split_EG (E, G). Source: Aurora Eq. 1."""
+        """Returns the seconds of Eq. 1 in each scenario.
+
+        Args:
+            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
+
+        Returns:
+            (W,) float64.
+
+        Source:
+            Aurora (arXiv:2410.17043) Eq. 1.
+        """
         return np.array([exclusive(self.phase_times(scenario, split_EG)) for scenario in range(len(self.own_WGE))])
 
     def phase_times(self, scenario: int, split_EG: FloatArray) -> PhaseTimes:
-        """The phases' times when split_EG (E, G) says which share of each expert's tokens each GPU takes.
+        """Returns the seconds of each phase on each GPU; a share of an expert's tokens takes that share of its seconds.
 
-        A share of an expert's tokens takes that share of its time.
+        Args:
+            scenario: which of the W scenarios.
+            split_EG: as in `seconds`.
         """
         own_GE, at_GE = self.own_WGE[scenario], split_EG.T
         local_G = (own_GE * at_GE).sum(axis=1)
@@ -202,12 +231,20 @@ class LayerCosts:
         )
 
     def bounds(self, replicated: bool) -> FloatArray:
-        """(W,) seconds below every placement of each scenario; with `replicated`, experts may be divided over GPUs."""
+        """Returns a lower bound on Eq. 1 in each scenario that no placement beats.
+
+        Args:
+            replicated: whether the bound covers placements with replicas, which divide experts over GPUs.
+
+        Returns:
+            (W,) float64 seconds.
+        """
         below = spread_split if replicated else spread
         return np.array([self._bound(scenario, below) for scenario in range(len(self.own_WGE))])
 
     def _bound(self, w: int, below: Callable[[FloatArray], float]) -> float:
-        arriving_GE = self.load_WE[w] - self.own_WGE[w]  # an expert on GPU g spares the tokens that start there
+        """The bound of scenario w; `below` bounds the largest sum of any GPU from (G, E) seconds of each expert."""
+        arriving_GE = self.load_WE[w] - self.own_WGE[w]  # tokens that start on GPU g are not sent to experts there
         dispatch_GE, combine_GE = arriving_GE * self.recv_s_G[:, None], arriving_GE * self.csend_s_G[:, None]
         gate_G = self.gate_s_WG[w]
         first = max(float(gate_G.max()), float(gate_G.min()) + below(dispatch_GE))
@@ -215,9 +252,11 @@ class LayerCosts:
 
 
 def scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, int, slice]]) -> LayerCosts:
-    """LayerCosts on `cluster` with a scenario for each of `parts`: (profile, layer, windows), the windows summed.
+    """Returns the LayerCosts of several scenarios.
 
-    All profiles are of one model.
+    Args:
+        cluster: the GPUs.
+        parts: (profile, layer, windows) of each scenario; the tokens of its windows are summed. All profiles are of one model.
     """
     first = parts[0][0]
     own, expert = [], []
@@ -242,16 +281,25 @@ def scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, int, slice]]
 
 
 def layer_costs(cluster: Cluster, profile: Profile, layer: int) -> LayerCosts:
-    """LayerCosts of one layer with the whole profile as a single scenario."""
+    """Returns the LayerCosts of one layer with the whole profile as a single scenario.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic.
+        layer: which MoE layer.
+    """
     return scenario_costs(cluster, [(profile, layer, slice(None))])
 
 
 def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray, deduplicated: bool = False) -> GroupCosts:
-    """GroupCosts of one layer over the whole profile.
+    """Returns the GroupCosts of one layer over the whole profile.
 
     Args:
+        cluster: the GPUs.
+        profile: the model's traffic.
+        layer: which MoE layer.
         group_E: (E,) int64, the group of each expert, one group for each GPU.
-        deduplicated: count a token once for a group that holds several of its experts.
+        deduplicated: whether a token is counted once for a group that holds several of its experts.
 
     Raises:
         BadInput: with `deduplicated`, if the profile holds no token-level routing.
@@ -264,7 +312,16 @@ def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArra
 
 
 def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArray:
-    """(S, J) int64: tokens from each source to each group."""
+    """Sums tokens over the experts of each group.
+
+    Args:
+        tokens_SE: (S, E) int64, tokens from each source to each expert.
+        group_E: (E,) int64, the group of each expert.
+        groups: number of groups J.
+
+    Returns:
+        (S, J) int64.
+    """
     tokens_SJ = np.zeros((len(tokens_SE), groups), dtype=np.int64)
     np.add.at(tokens_SJ.T, group_E, tokens_SE.T)
     return tokens_SJ

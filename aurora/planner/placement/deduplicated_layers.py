@@ -1,4 +1,4 @@
-"""Where the experts of one model sit when a token travels once to a GPU that holds several of its experts."""
+"""Placement of one model whose tokens are deduplicated: a token is sent once to a GPU that holds several of its experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ from aurora.types.arrays import IntArray
 
 @dataclass(frozen=True)
 class DeduplicatedProblem:
-    """One layer with token-level routing, a token counted once for a GPU that holds several of its experts.
+    """One layer with token-level routing and deduplicated tokens.
 
     Args:
-        costs: the layer over the whole profile; dispatch_bytes are those of a deduplicated token.
-        experts_UK: (U, K), the experts of each token.
-        source_U: (U,), the rank that each token starts on.
+        costs: the layer over the whole profile; dispatch_bytes are the bytes of a deduplicated token.
+        experts_UK: (U, K) int64, the experts of each token.
+        source_U: (U,) int64, the rank that each token starts on.
         top_k: experts a token.
     """
 
@@ -42,29 +42,62 @@ class DeduplicatedProblem:
 
     @classmethod
     def of(cls, cluster: Cluster, profile: Profile, layer: int) -> "DeduplicatedProblem":
-        """Raises BadInput if the profile holds no token-level routing."""
+        """Builds the problem of one layer of a profile.
+
+        Args:
+            cluster: the GPUs.
+            profile: the model's traffic.
+            layer: which MoE layer.
+
+        Raises:
+            BadInput: if the profile holds no token-level routing.
+        """
         costs = replace(layer_costs(cluster, profile, layer), dispatch_bytes=profile.row_bytes(True))
         return cls(costs, *profile.required_routing.layer(layer), profile.top_k)
 
     def group_costs(self, gpu_E: IntArray) -> GroupCosts:
-        """The costs of the groups of experts that gpu_E (E,) makes, on whichever GPU each group sits."""
+        """Returns the costs of the groups of experts that share a GPU, for each group on each GPU.
+
+        Args:
+            gpu_E: (E,) int64, the GPU of each expert.
+        """
         gpus = len(self.costs.out_Bps)
         return self.costs.grouped(gpu_E, deduplicated_tokens(self.experts_UK, self.source_U, gpu_E, gpus))
 
     def value_s(self, gpu_E: IntArray) -> float:
-        """Seconds of Eq. 1 with expert e on GPU gpu_E[e]. Source: Aurora Eq. 1."""
+        """Returns the seconds of Eq. 1.
+
+        Args:
+            gpu_E: (E,) int64, the GPU of each expert.
+
+        Source:
+            Aurora (arXiv:2410.17043) Eq. 1.
+        """
         return objective.exclusive(self.group_costs(gpu_E).phase_times(np.arange(len(self.costs.out_Bps))))
 
     def best_assignment(self, gpu_E: IntArray) -> IntArray:
-        """(G,) int64: the best group for each GPU, of the groups of experts that gpu_E (E,) makes."""
+        """Returns the best assignment of the same groups of experts to GPUs.
+
+        Args:
+            gpu_E: (E,) int64, the GPU of each expert, which makes the groups.
+
+        Returns:
+            (G,) int64, the group on each GPU.
+        """
         return ASSIGN["exact"](self.group_costs(gpu_E), np.random.default_rng(0))
 
 
 def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
-    """Checks that `coactivation` is asked for one model that has the GPUs to itself, and the sum of one profile's windows.
+    """Checks that `options.coactivation` goes with the other options, the number of models and their profiles.
+
+    Args:
+        options: with `coactivation` set.
+        profiles: one profile a model.
+        domains: further profiles of the model.
 
     Raises:
-        BadInput: if not, or if the profile holds no token-level routing.
+        BadInput: if there are two models, further profiles, or another strategy, aim or `min_replicas`; or if the profile holds
+            no token-level routing.
     """
     if len(profiles) > 1:
         raise BadInput("`coactivation`: expected one model alone, found two that share the GPUs")
@@ -86,10 +119,23 @@ def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domain
 def place_deduplicated(
     cluster: Cluster, profile: Profile, start: PlacedModels, options: PlanOptions, rng: np.random.Generator
 ) -> PlacedModels:
-    """Places one model for deduplicated tokens: never longer than the placement of `start`, counted so.
+    """Places one model for deduplicated tokens by co-activation local search.
 
-    A co-activation local search moves and swaps single experts, from `start` and from groups of experts that are often chosen
-    together.
+    The search moves and swaps single experts. It starts from `start` and from groups of experts that the same tokens choose.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic, with token-level routing.
+        start: an unreplicated placement of the model.
+        options: `options.slots_per_gpu` limits the experts of a GPU.
+        rng: for restarts of the search.
+
+    Returns:
+        The placement, its time and bounds; with deduplicated tokens it is never longer than `start`.
+
+    Raises:
+        BadInput: if the profile holds no token-level routing.
+        InfeasiblePlan: if the experts do not fit.
     """
     capacity_G = slots_G(cluster, profile, options)
     placements: list[Placement] = []
@@ -108,9 +154,19 @@ def place_deduplicated(
 
 
 def deduplicated_seconds(cluster: Cluster, profile: Profile, layer: int, gpu_E: IntArray) -> float:
-    """Seconds of Eq. 1 for one layer with expert e on GPU gpu_E[e], tokens deduplicated. Source: Aurora Eq. 1.
+    """Returns the seconds of Eq. 1 for one layer with deduplicated tokens.
 
-    Raises BadInput if the profile holds no token-level routing.
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic.
+        layer: which MoE layer.
+        gpu_E: (E,) int64, the GPU of each expert.
+
+    Raises:
+        BadInput: if the profile holds no token-level routing.
+
+    Source:
+        Aurora (arXiv:2410.17043) Eq. 1.
     """
     return DeduplicatedProblem.of(cluster, profile, layer).value_s(gpu_E)
 
@@ -118,7 +174,7 @@ def deduplicated_seconds(cluster: Cluster, profile: Profile, layer: int, gpu_E: 
 def _layer(
     problem: DeduplicatedProblem, start_E: IntArray, slots_G: IntArray, rng: np.random.Generator
 ) -> tuple[IntArray, float]:
-    """(E,) int64 the best placement found, never longer than start_E; and a bound in seconds. Stops where the bound is met."""
+    """(E,) int64, the best placement found, never longer than start_E; and a bound in seconds. Ends when the bound is met."""
     tokens = distinct_tokens(problem.experts_UK, problem.source_U)
     counts_SEE = coactivation_counts(*tokens, len(start_E), len(slots_G))
     costs = problem.group_costs(start_E)
@@ -139,7 +195,7 @@ def _layer(
 
 
 def _reassigned(problem: DeduplicatedProblem, gpu_E: IntArray, slots_G: IntArray) -> IntArray:
-    """The same groups of experts on the GPUs that suit them best, if every GPU has slots for the largest of them."""
+    """The best assignment of the same groups of experts to GPUs; unchanged unless every GPU has slots for the largest group."""
     if np.bincount(gpu_E, minlength=len(slots_G)).max() > slots_G.min():
         return gpu_E
     return np.argsort(problem.best_assignment(gpu_E))[gpu_E]

@@ -1,4 +1,4 @@
-"""Where the experts of one model sit that has the GPUs to itself, layer by layer."""
+"""Placement of one model that has the GPUs to itself, layer by layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from aurora.planner.replication.replica_counts import allocate, capped
 from aurora.types import Cluster, FailureDomains, GpuSlots, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
-SWAP_SEARCH = "swap-search"  # the one strategy of `place` that is not in PLACE: it places experts one by one
+SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
 
 
 @dataclass(frozen=True)
 class ExclusiveProblem:
-    """One layer of a model that has the GPUs to itself: all that its placement is decided by.
+    """One layer of a model that has the GPUs to itself, as placement strategies see it.
 
     Args:
-        costs: the layer in every scenario that it is judged in.
+        costs: the layer in every scenario that the placement must serve.
         worst: how many of the scenarios count, the longest first.
-        own_costs: the layer over the whole profile, without further domains.
+        own_costs: the layer over the whole profile, without the profiles of further domains.
         slots_G: (G,) int64, how many experts each GPU can hold.
         domains: which GPUs fail together.
     """
@@ -52,15 +52,26 @@ class ExclusiveProblem:
         return bool((self.slots_G >= -(-len(self.load_E) // len(self.slots_G))).all())
 
     def value_s(self, split_EG: FloatArray) -> float:
-        """Seconds of Eq. 1 in the scenarios that count, with experts divided over GPUs by split_EG (E, G)."""
+        """Returns the mean seconds of Eq. 1 over the scenarios that count.
+
+        Args:
+            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
+
+        Source:
+            Aurora (arXiv:2410.17043) Eq. 1.
+        """
         return tail_mean(self.costs.seconds(split_EG), self.worst)
 
     def bound_s(self, replicated: bool) -> float:
-        """Seconds below every placement; with `replicated`, below those with replicas too."""
+        """Returns seconds that no placement beats; with `replicated`, no placement with replicas beats them either."""
         return tail_mean(self.costs.bounds(replicated), self.worst)
 
     def same_groups_s(self, gpu_E: IntArray) -> float:
-        """Seconds of the best assignment to GPUs of the groups of experts that gpu_E (E,) makes."""
+        """Returns the seconds of the best assignment of the same groups of experts to GPUs.
+
+        Args:
+            gpu_E: (E,) int64, the GPU of each expert, which makes the groups.
+        """
         costs = self.own_costs.grouped(gpu_E)
         return objective.exclusive(costs.phase_times(ASSIGN["exact"](costs, np.random.default_rng(0))))
 
@@ -71,9 +82,14 @@ def place_exclusive(
     """Places one model that has the GPUs to itself.
 
     Args:
+        cluster: the GPUs.
+        profile: the model's traffic.
         domains: further profiles of the same model that the placement must serve; `options.aim` says how they count.
         options: resolved, so `options.place` names a strategy.
         rng: for random strategies and restarts of searches.
+
+    Returns:
+        The placement of all layers, its time and bounds.
 
     Raises:
         InfeasiblePlan: if the experts do not fit.
@@ -102,7 +118,13 @@ def place_exclusive(
 
 
 def place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
-    """The placement of one layer by the strategy `options.place`."""
+    """Places one layer by the strategy `options.place`.
+
+    Args:
+        problem: the layer.
+        options: resolved, so `options.place` names a strategy.
+        rng: for random strategies and restarts of searches.
+    """
     if options.place in SURVIVE:
         return _failure_resilient(problem, options, rng)
     if options.place in REPLICAS:
@@ -111,7 +133,7 @@ def place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
 
 
 def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.random.Generator) -> Placement:
-    """Every expert on one GPU: in groups of equal size, each assigned to a GPU; then perhaps the swap search."""
+    """Each expert on one GPU: groups of equal size assigned to GPUs; then the swap search if `place` names it."""
     own_G = even_slots(len(problem.load_E), problem.slots_G)
     gpu_E = PLACE["balanced" if place == SWAP_SEARCH else place](problem.load_E, own_G, rng)
     if problem.any_group_fits:
@@ -123,18 +145,18 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
 
 
 def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
-    """The shortest of three: no replicas, replicas as the strategy packs them, and these after the swap search."""
+    """The shortest of three placements: no replicas, replicas as the strategy packs them, and these after the swap search."""
     single = _unreplicated(problem, SWAP_SEARCH, options.assign, rng)
-    cost_G = np.ones(len(problem.slots_G)) if options.place == "eplb" else problem.costs.token_s_G  # EPLB takes GPUs as equal
+    cost_G = np.ones(len(problem.slots_G)) if options.place == "eplb" else problem.costs.token_s_G  # EPLB treats GPUs as equal
     packed = place(problem.load_E, GpuSlots(problem.slots_G, cost_G), options.place, seed=options.seed).placement
     searched = _swapped_replicas(problem, packed, REPLICAS[options.place].divided_evenly, rng)
     return min(single, packed, searched, key=lambda each: problem.value_s(each.split_EG(0)))
 
 
 def _swapped_replicas(problem: ExclusiveProblem, placement: Placement, evenly: bool, rng: np.random.Generator) -> Placement:
-    """One layer's replicas, each with its share, after a swap search that treats them as experts; two that meet become one.
+    """One layer's replicas after a swap search that moves each replica with its share, as if it were an expert.
 
-    evenly: replicas of one expert that are left share its load evenly again.
+    Replicas of one expert that end up on the same GPU are merged. evenly: the replicas of an expert then share its load evenly.
     """
     slots = [(expert, gpu) for gpu, held in enumerate(placement.slots_LG[0]) for expert in held]
     expert_P, gpu_P = (np.array(column) for column in zip(*slots, strict=True))
@@ -150,7 +172,7 @@ def _swapped_replicas(problem: ExclusiveProblem, placement: Placement, evenly: b
 
 
 def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
-    """Replicas placed for failures of nodes, no expert twice on a GPU, its load divided as is best."""
+    """Replicas that survive failures of nodes, no two of an expert on one GPU, with the best token split."""
     assert options.min_replicas is not None, "resolving the options sees to it"
     domains, load_E = problem.domains, problem.load_E
     count_E = capped(allocate(load_E, domains, options.min_replicas), load_E, len(problem.slots_G))

@@ -1,4 +1,4 @@
-"""Why a plan takes what it takes: each layer's terms, who attains them, and what holds the bound up."""
+"""Explains a plan's time: the terms of each layer, the GPUs that attain them, and the largest term of the bound."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,18 @@ PARTS = ("gate + dispatch", "expert + combine", "aggregate")  # of Eq. 1
 
 @dataclass(frozen=True)
 class LayerExplanation:
-    """One layer. seconds_X (X,) of each of `terms`, gpu_X (X,) int64 the GPU that takes that long, times_X (X,) int64 how often
-    the longest path holds it: value_s is the sum of seconds_X times times_X.
+    """The time of one layer and what it consists of.
 
-    bound_s: below every assignment of the same groups; bound_term: what the best relaxed assignment spends most time on.
-    phases_MYG (M, 5, G): seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
+    Attributes:
+        layer: which MoE layer.
+        terms: names of the X terms that make up a layer's time.
+        seconds_X: (X,) seconds of each term.
+        gpu_X: (X,) int64, the GPU that takes longest in each term.
+        times_X: (X,) int64, how often the longest path holds each term.
+        value_s: seconds of the layer, the sum of seconds_X times times_X.
+        bound_s: seconds; no assignment of the same groups of experts takes less.
+        bound_term: the term that the best relaxed assignment spends most time on.
+        phases_MYG: (M, 5, G) seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
     """
 
     layer: int
@@ -38,7 +45,18 @@ class LayerExplanation:
 
 
 def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
-    """Every layer of the plan (of the longer of two models); profiles: those that it was made from."""
+    """Explains the time of every layer of a plan; of two models, the one with more layers sets their number.
+
+    Args:
+        plan: the plan.
+        profiles: the profiles that it was made from, one a model.
+
+    Returns:
+        One explanation a layer.
+
+    Raises:
+        BadInput: if the plan holds replicas.
+    """
     if any(model.placement.split_LG is not None for model in plan.models):
         raise BadInput("`explain`: expected a plan that holds every expert once, found replicas")
     layers = max(len(model.dispatch_L) for model in plan.models)
@@ -46,6 +64,7 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
 
 
 def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExplanation:
+    """The explanation of one layer."""
     own = [layer % profile.layers for profile in profiles]
     costs = [
         group_costs(plan.cluster, profile, at, model.placement.gpu_E(at), model.deduplicated)
@@ -75,5 +94,6 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
 
 
 def _phases_YG(costs: GroupCosts) -> FloatArray:
+    """(5, G) seconds of gate, dispatch, experts, combine and aggregation, group g on GPU g."""
     terms = costs.phase_times(np.arange(len(costs.out_Bps)))
     return np.stack([terms.gate_G, terms.dispatch_G, terms.expert_G, terms.combine_G, terms.aggregate_G])

@@ -1,7 +1,6 @@
-"""PLACE: which experts of one layer share a GPU, as J groups, one for each GPU.
+"""PLACE: strategies that divide the experts of one layer into J groups, one for each GPU.
 
-Each takes (load_E, slots_J, rng): tokens (E,) int64 of every expert, and how many experts each group may hold (G,) int64,
-which together hold all of them; and gives group_E (E,) int64.
+Each strategy takes (load_E, slots_J, rng) and returns group_E, as `balanced` describes them.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,16 @@ GroupingStrategy = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
 
 
 def balanced(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Heaviest expert first, into the lightest group that has room (longest processing time first)."""
+    """Puts each expert, heaviest first, into the lightest group with a free slot (longest processing time first).
+
+    Args:
+        load_E: (E,) int64, tokens of each expert.
+        slots_J: (J,) int64, how many experts each group may hold; at least E in all.
+        rng: not used.
+
+    Returns:
+        (E,) int64, the group of each expert.
+    """
     group_E = np.empty(len(load_E), dtype=np.int64)
     load_J, left_J = np.zeros(len(slots_J), dtype=np.int64), slots_J.copy()
     for expert in np.lexsort((np.arange(len(load_E)), -load_E)).tolist():
@@ -27,9 +35,12 @@ def balanced(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> I
 
 
 def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """The most popular expert with the least popular: experts by falling load, dealt to groups forth and back again.
+    """Pairs the most popular expert with the least popular: experts by falling load go to the groups forth and back again.
 
-    Source: Lina's packing as in Aurora §8.1, where every group holds two.
+    Args and returns: as in `balanced`.
+
+    Source:
+        Lina's packing as in Aurora (arXiv:2410.17043) §8.1, where every group holds two experts.
     """
     dealt = [np.flatnonzero(slots_J > deal)[:: -1 if deal % 2 else 1] for deal in range(int(slots_J.max()))]
     group_E = np.empty(len(load_E), dtype=np.int64)
@@ -38,12 +49,21 @@ def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntAr
 
 
 def contiguous(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Experts in index order, as engines place them without a plan."""
+    """Fills groups in order of expert index, as engines do without a plan. Args and returns: as in `balanced`."""
     return np.repeat(np.arange(len(slots_J)), slots_J)[: len(load_E)]
 
 
 def shuffled(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Experts in random order."""
+    """Fills groups in random order.
+
+    Args:
+        load_E: as in `balanced`.
+        slots_J: as in `balanced`.
+        rng: draws the order.
+
+    Returns:
+        As `balanced`.
+    """
     return rng.permutation(contiguous(load_E, slots_J, rng))
 
 

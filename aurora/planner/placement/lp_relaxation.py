@@ -1,4 +1,8 @@
-"""Lower bounds on a layer that two models share: placement relaxed to fractions, a linear programme, and proofs by it."""
+"""LP relaxation of the colocation problem: lower bounds on a layer of two models, and proofs of optimality.
+
+An edge puts a group of one model on a GPU. The linear programme lets a GPU hold fractions of groups. An edge is open while an
+assignment that uses it may still beat the value asked about; otherwise it is closed.
+"""
 
 from dataclasses import dataclass
 
@@ -11,10 +15,10 @@ from aurora.planner.placement.bottleneck_sum_matching import bottleneck_value
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.types.arrays import BoolArray, FloatArray
 
-SLACK = 1e-9  # relative: a proof shows that nothing is better by more than this
-WORTHWHILE = 0.97  # of the edges left: another round of closing edges is worth a linear programme
+SLACK = 1e-9  # relative: a proof shows that no assignment is better by more than this
+WORTHWHILE = 0.97  # another linear programme is solved if the last round left at most this part of the edges open
 HUGE = 1e300
-# What a term of MOVED is the larger of: rows of seconds_MXGJ, of one model or summed over both.
+# For each term of MOVED: the models whose seconds it sums, and the rows of seconds_MXGJ of which it takes the larger.
 PARTS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     D_A: ((0,), (SEND, RECV)), D_B: ((1,), (SEND, RECV)), D_AB: ((0, 1), (SEND, RECV)),
     F_A: ((0,), (EXPERT,)), F_B: ((1,), (EXPERT,)),
@@ -24,10 +28,13 @@ PARTS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class LpBound:
-    """Below every assignment by open edges, (model, GPU, group).
+    """A lower bound on every assignment that uses open edges only.
 
-    seconds: the bound. spare_MGJ (2, G, J) seconds: an assignment takes at least `seconds` and what its edges have to spare.
-    term_X (8,) seconds: MOVED in the relaxed optimum; floor_X (8,): below each of MOVED by itself.
+    Attributes:
+        seconds: the bound; infinite if there is no such assignment.
+        spare_MGJ: (2, G, J) seconds; an assignment takes at least `seconds` plus the sum over its edges.
+        term_X: (8,) seconds of each of MOVED in the relaxed optimum.
+        least_X: (8,) seconds, a lower bound on each of MOVED by itself.
     """
 
     seconds: float
@@ -38,7 +45,14 @@ class LpBound:
 
 @dataclass(frozen=True)
 class OptimalityProof:
-    """No assignment is below bound_s; one that beats the value asked about uses edges of open_MGJ only, none where `closed`."""
+    """What linear programmes prove about assignments that beat a given value.
+
+    Attributes:
+        bound_s: seconds; no assignment takes less.
+        closed: whether no assignment beats the value by more than SLACK.
+        open_MGJ: (2, G, J) bool, the only edges that an assignment which beats the value can use; none if `closed`.
+        lp: the bound of the last linear programme, or of the first if `closed`.
+    """
 
     bound_s: float
     closed: bool
@@ -47,10 +61,14 @@ class OptimalityProof:
 
 
 def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
-    """The best bound that a few linear programmes prove, knowing that better than value_s is asked for.
+    """Proves a lower bound on a colocation problem by a few linear programmes.
 
-    Edges that no assignment below value_s can use are closed, and what is left is relaxed again, until nothing is left (then
-    value_s is the optimum, or below it) or little changes.
+    Edges that no assignment below value_s can use are closed, and the rest is relaxed again. The rounds end when no edge is
+    open (value_s is then the optimum or below it) or when a round closes few edges.
+
+    Args:
+        problem: both models' costs and the objective.
+        value_s: seconds of the assignment to beat.
     """
     aim_s = value_s * (1 - SLACK)
     open_MGJ = problem.open_MGJ
@@ -59,7 +77,7 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
         kept_MGJ = open_MGJ & (found.seconds + found.spare_MGJ < aim_s)
         for model in (0, 1):
             term_XGJ = np.maximum(found.least_X[:, None, None], _least_XGJ(problem.seconds_MXGJ, kept_MGJ, model))
-            term_XGJ = np.minimum(term_XGJ, HUGE)  # infinite where no partner is left, and a path may hold it zero times
+            term_XGJ = np.minimum(term_XGJ, HUGE)  # infinite without a partner, but a path may hold it zero times
             path_PGJ = np.tensordot(problem.count_PX, term_XGJ, axes=1) + problem.base_P[:, None, None]
             kept_MGJ[model] &= path_PGJ.max(axis=0) < aim_s
         if kept_MGJ.sum() > WORTHWHILE * open_MGJ.sum():
@@ -70,9 +88,11 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
 
 
 def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
-    """The bound of the linear programme, computed anew from its dual solution so that no solver tolerance enters it.
+    """Returns the bound of the linear programme, computed from its dual solution so that no solver tolerance enters it.
 
-    seconds are infinite where no assignment uses open edges only.
+    Args:
+        problem: both models' costs and the objective.
+        open_MGJ: (2, G, J) bool, the edges that assignments may use.
     """
     least_X = term_lower_bounds(problem.seconds_MXGJ, open_MGJ)
     nothing_MGJ = np.zeros(open_MGJ.shape)
@@ -84,7 +104,7 @@ def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
     if solved is None:
         return LpBound(float((problem.count_PX @ least_X + problem.base_P).max()), nothing_MGJ, least_X, least_X)
     term_X, dual_P, dual_KG, price_MJ = solved
-    # Any weights of paths that sum to one, and of parts that sum to no more than their term's, give a bound: the solver's best.
+    # Any weights give a bound if those of paths sum to one and those of parts to at most their term's. Take the solver's.
     weight_P = dual_P / dual_P.sum()
     weight_X = weight_P @ problem.count_PX
     used_X, cost_MGJ = np.zeros(8), nothing_MGJ.copy()
@@ -105,8 +125,8 @@ def _solved(
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray] | None:
     """(MOVED, dual prices of the paths, of each part on each GPU, of each model's groups) of the relaxed optimum, if solved.
 
-    Columns: a share of each open edge, MOVED, the longest path. Rows: each part on each GPU within its term, then the paths
-    within the longest; every GPU's and every group's shares sum to one.
+    Columns: a share of each open edge, MOVED, the longest path. Rows: each part on each GPU is at most its term, each path is
+    at most the longest, and the shares of every GPU and of every group sum to one.
     """
     edges = model, gpu, group = np.nonzero(open_MGJ)
     n, count, paths, top = open_MGJ.shape[1], len(model), len(base_P), len(parts) * open_MGJ.shape[1]
@@ -144,7 +164,15 @@ def _solved(
 
 
 def term_lower_bounds(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
-    """(8,) seconds below each of MOVED by itself: bottleneck matchings by open edges; infinite where there are none."""
+    """Returns a lower bound on each of MOVED by itself, by bottleneck matchings.
+
+    Args:
+        seconds_MXGJ: (2, 5, G, J) seconds, as ColocationProblem.seconds_MXGJ.
+        open_MGJ: (2, G, J) bool, the edges that assignments may use.
+
+    Returns:
+        (8,) seconds; infinite if open edges allow no assignment.
+    """
     least_X = np.zeros(8)
     for model in (0, 1):
         for term, least_GJ in enumerate(_least_XGJ(seconds_MXGJ, open_MGJ, model)):
@@ -167,9 +195,9 @@ def _least_XGJ(seconds_MXGJ: FloatArray, open_MGJ: BoolArray, model: int) -> Flo
 
 
 def _parts(seconds_MXGJ: FloatArray) -> list[tuple[int, FloatArray]]:
-    """(term of MOVED, (2, G, J) seconds): on every GPU the sum over its edges of what they take is within the term.
+    """(term of MOVED, (2, G, J) seconds of each edge) of each part; the sum over the edges of any GPU is at most the term.
 
-    A term of one model is the larger of its rows on whichever edge a GPU uses; of both models each row sums by itself.
+    A term of one model has one part, the larger of its rows on each edge. A term of both models has one part for each row.
     """
     made = []
     for term, (models, rows) in PARTS.items():

@@ -1,7 +1,8 @@
-"""The time of one MoE layer from its phases' times: Aurora's Eq. 1 and Table 2, and the causal reading of the latter.
+"""The time of one MoE layer from the times of its phases: Aurora's Eq. 1 and Table 2, and a causal variant of Table 2.
 
-Every term is a maximum over GPUs of per-port or per-GPU seconds, and a time is the longest of a few sums of terms, its paths.
-The simulator, not these formulas, prices a Program.
+A term is a maximum over GPUs of per-port or per-GPU seconds. A path is a sum of terms. The time of a layer is its longest path.
+Model a is the one that Table 2 starts with, b the other; "ab" is an all-to-all of both. These formulas serve planning; the
+simulator prices a Program.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import numpy as np
 
 from aurora.types.arrays import FloatArray, IntArray
 
-FIXED = ("gate_a", "gate_b", "aggregate_a", "aggregate_b")  # of the requests' ranks: no placement of experts moves them
+FIXED = ("gate_a", "gate_b", "aggregate_a", "aggregate_b")  # the placement of experts does not change these
 MOVED = (
     "dispatch_a", "dispatch_b", "dispatch_ab", "expert_a", "expert_b", "combine_a", "combine_b", "combine_ab",
 )  # fmt: skip
@@ -47,7 +48,17 @@ PATHS: dict[str, tuple[Path, ...]] = {
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """One model's phases on each GPU, (G,) seconds each. send/recv: the dispatch's port times; csend/crecv: the combine's."""
+    """Seconds of one model's phases on each GPU.
+
+    Attributes:
+        gate_G: (G,) seconds of the gate.
+        send_G: (G,) seconds that each GPU sends in the dispatch.
+        recv_G: (G,) seconds that each GPU receives in the dispatch.
+        csend_G: (G,) seconds that each GPU sends in the combine.
+        crecv_G: (G,) seconds that each GPU receives in the combine.
+        expert_G: (G,) seconds of the experts.
+        aggregate_G: (G,) seconds of the aggregation.
+    """
 
     gate_G: FloatArray
     send_G: FloatArray
@@ -59,33 +70,60 @@ class PhaseTimes:
 
     @property
     def dispatch_G(self) -> FloatArray:
+        """(G,) seconds of each GPU's busier port in the dispatch."""
         return np.maximum(self.send_G, self.recv_G)
 
     @property
     def combine_G(self) -> FloatArray:
+        """(G,) seconds of each GPU's busier port in the combine."""
         return np.maximum(self.csend_G, self.crecv_G)
 
 
 def exclusive(a: PhaseTimes) -> float:
-    """max(G + N) + max(F + C) + max(A). Source: Aurora Eq. 1."""
+    """Returns the seconds of a layer of one model, max(gate + dispatch) + max(experts + combine) + max(aggregate).
+
+    Args:
+        a: the model's phases.
+
+    Source:
+        Aurora (arXiv:2410.17043) Eq. 1.
+    """
     return float(exclusive_G(a).max(axis=1, initial=0.0).sum())
 
 
 def exclusive_G(a: PhaseTimes) -> FloatArray:
-    """(3, G) seconds of Eq. 1's parts on each GPU: gate and dispatch, experts and combine, aggregation."""
+    """Returns the parts of Eq. 1 on each GPU.
+
+    Args:
+        a: the model's phases.
+
+    Returns:
+        (3, G) seconds: gate + dispatch, experts + combine, aggregation.
+    """
     return np.stack([a.gate_G + a.dispatch_G, a.expert_G + a.combine_G, a.aggregate_G])
 
 
 def paper(a: PhaseTimes, b: PhaseTimes) -> float:
-    """Two colocated models, Aurora's Table 2 as printed: a lower bound, not a timeline."""
+    """Returns the seconds of a layer of two colocated models by Table 2 as printed: a lower bound, not a timeline.
+
+    Args:
+        a: phases of the model that Table 2 starts with.
+        b: phases of the other model.
+
+    Source:
+        Aurora (arXiv:2410.17043) Table 2.
+    """
     return longest("paper", shared_XG(a, b).max(axis=1, initial=0.0))
 
 
 def causal(a: PhaseTimes, b: PhaseTimes) -> float:
-    """Two colocated models; no transfer ends before what it waits for. `paper` <= `causal` where combines mirror dispatches.
+    """Returns the seconds of a layer of two colocated models when no transfer ends before the phase that it waits for.
 
-    As printed, Table 2 lets C_a end before F_a and N_b ignore G_b. Here N_b ends max(|N_a + N_b|, G_b + |N_b|); with
-    s = max(end N_b, end F_a), C_a ends s + |C_a| and C_b ends max(s + |C_a + C_b|, end F_b + |C_b|); the rest is Table 2.
+    As printed, Table 2 lets C_a end before F_a, and N_b ignore G_b (G gate, N dispatch, F experts, C combine). Here N_b ends at
+    max(|N_a + N_b|, G_b + |N_b|). With s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b ends at
+    max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is Table 2. `paper` <= `causal` where combines mirror dispatches.
+
+    Args and source: as in `paper`.
     """
     return longest("causal", shared_XG(a, b).max(axis=1, initial=0.0))
 
@@ -94,7 +132,15 @@ OBJECTIVE: dict[str, Callable[[PhaseTimes, PhaseTimes], float]] = {"causal": cau
 
 
 def shared_XG(a: PhaseTimes, b: PhaseTimes) -> FloatArray:
-    """(X, G) seconds of each of TERMS on each GPU; of an all-to-all of both models those of the port that takes longer."""
+    """Returns the seconds of each of TERMS on each GPU; an all-to-all of both models counts its busier port.
+
+    Args:
+        a: phases of the model that Table 2 starts with.
+        b: phases of the other model.
+
+    Returns:
+        (X, G) seconds.
+    """
     dispatch_ab = np.maximum(a.send_G + b.send_G, a.recv_G + b.recv_G)
     combine_ab = np.maximum(a.csend_G + b.csend_G, a.crecv_G + b.crecv_G)
     return np.stack(
@@ -106,11 +152,24 @@ def shared_XG(a: PhaseTimes, b: PhaseTimes) -> FloatArray:
 
 
 def path_counts(objective: str, leads: bool = True) -> IntArray:
-    """(P, X) int64: how often each path of `objective` holds each of TERMS; unless a leads, a's terms are Table 2's b."""
+    """Returns how often each path holds each of TERMS.
+
+    Args:
+        objective: a name of OBJECTIVE.
+        leads: whether model a is the one that Table 2 starts with; otherwise the terms of a and b change places.
+
+    Returns:
+        (P, X) int64.
+    """
     terms = TERMS if leads else [OTHER.get(term, term) for term in TERMS]
     return np.array([[path.count(term) for term in terms] for path in PATHS[objective]], dtype=np.int64)
 
 
 def longest(objective: str, term_X: FloatArray) -> float:
-    """Seconds of the longest path when TERMS take term_X (X,) seconds; it never falls when one of them rises."""
+    """Returns the seconds of the longest path, which never fall when a term rises.
+
+    Args:
+        objective: a name of OBJECTIVE.
+        term_X: (X,) seconds of each of TERMS.
+    """
     return float((path_counts(objective) @ term_X).max())

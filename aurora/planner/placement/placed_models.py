@@ -1,4 +1,4 @@
-"""What placing returns: a Placement of each model, the time it takes, and bounds on that time."""
+"""The result of placing one or two models: a Placement of each, the time that they take, and bounds on that time."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ class PlacedModels:
     Args:
         placements_M: one Placement a model.
         objective_s: seconds of all layers in the planning model.
-        bound_s: no assignment of the same groups of experts to GPUs takes less.
-        free_bound_s: no placement at all takes less.
+        bound_s: seconds; no assignment of the same groups of experts to GPUs takes less.
+        free_bound_s: seconds; no placement at all takes less.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
     """
 
@@ -28,5 +28,10 @@ class PlacedModels:
 
 
 def unreplicated(gpu_E: IntArray, gpus: int) -> Placement:
-    """The Placement of one layer with expert e on GPU gpu_E[e]."""
+    """Returns the Placement of one layer that holds each expert once.
+
+    Args:
+        gpu_E: (E,) int64, the GPU of each expert.
+        gpus: number of GPUs.
+    """
     return Placement((tuple(tuple(np.flatnonzero(gpu_E == gpu).tolist()) for gpu in range(gpus)),))

@@ -1,4 +1,4 @@
-"""AIMS: over which scenarios a placement of one model is judged, and how they count."""
+"""AIMS: how many of its scenarios count for the placement of one model, the longest first."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,9 +10,19 @@ from aurora.types.arrays import FloatArray
 
 
 def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> tuple[LayerCosts, int]:
-    """A layer's costs in each scenario, and how many scenarios count, the longest first.
+    """Returns the costs of a layer in each scenario, and how many scenarios count.
 
-    A scenario is a profile, or without further `domains` a window of the profile. The aim "sum" adds them all up to one.
+    A scenario is a profile or, without further `domains`, a window of the profile. The aim "sum" adds all scenarios to one.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic.
+        domains: further profiles of the same model.
+        layer: which MoE layer.
+        aim: "sum" or a name of AIMS.
+
+    Returns:
+        (costs, worst): costs in W scenarios, of which the `worst` longest count.
     """
     if domains:
         found = scenario_costs(cluster, [(each, layer, slice(None)) for each in (profile, *domains)])
@@ -24,7 +34,14 @@ def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], 
 
 
 def tail_mean(seconds_W: FloatArray, worst: int) -> float:
-    """The mean of the `worst` largest: all give the mean, some the conditional value at risk, one gives the worst case."""
+    """Returns the mean of the `worst` largest seconds.
+
+    All scenarios give the mean, some give the conditional value at risk, one gives the worst case.
+
+    Args:
+        seconds_W: (W,) seconds of each scenario.
+        worst: how many count.
+    """
     return float(np.sort(seconds_W)[-worst:].mean())
 
 

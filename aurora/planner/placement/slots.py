@@ -1,4 +1,4 @@
-"""How many experts of a layer each GPU holds: what memory and options allow, equal shares, and which GPUs fail together."""
+"""Slots per GPU that memory and options allow, equal shares of experts, and failure domains."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,14 @@ from aurora.types.arrays import IntArray
 
 
 def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
-    """(G,) int64: how many experts of profiles[0] fit on each GPU in every layer, beside the other weights of all models.
+    """Returns how many experts of profiles[0] fit on each GPU in every layer, beside the weights outside experts of all models.
+
+    Args:
+        cluster: the GPUs and their memory.
+        profiles: one profile a model.
+
+    Returns:
+        (G,) int64, at most the number of experts.
 
     Raises:
         InfeasiblePlan: if the weights outside experts alone exceed a GPU's memory.
@@ -27,10 +34,18 @@ def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
 
 
 def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArray:
-    """(G,) int64: the expert slots of each GPU in every layer, `options.slots_per_gpu` or as many as memory holds.
+    """Returns the expert slots of each GPU in every layer: `options.slots_per_gpu`, or as many as memory holds.
+
+    Args:
+        cluster: the GPUs and their memory.
+        profile: the model.
+        options: `slots_per_gpu` is read.
+
+    Returns:
+        (G,) int64, at most the number of experts.
 
     Raises:
-        InfeasiblePlan: if memory holds fewer than asked for, or all slots together are fewer than the experts.
+        InfeasiblePlan: if memory holds fewer slots than asked for, or the cluster has fewer slots than experts.
     """
     memory_G = memory_slots_G(cluster, [profile])
     if options.slots_per_gpu is None:
@@ -52,7 +67,14 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
 
 
 def even_slots(experts: int, slots_G: IntArray) -> IntArray:
-    """(G,) int64: how many of `experts` each GPU holds, as equal as slots_G (G,) allows.
+    """Divides experts over GPUs as equally as their slots allow.
+
+    Args:
+        experts: number of experts.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+
+    Returns:
+        (G,) int64, how many experts each GPU holds.
 
     Raises:
         BadInput: if the experts outnumber the slots.
@@ -68,9 +90,13 @@ def even_slots(experts: int, slots_G: IntArray) -> IntArray:
 
 
 def failure_domains(cluster: Cluster, slots_G: IntArray) -> FailureDomains:
-    """The nodes of the cluster as failure domains of their GPUs, with slots_G (G,) slots each.
+    """Returns the nodes of the cluster as failure domains.
 
-    A node fails at the sum of its GPUs' rates; if a GPU has no rate, all nodes fail equally often.
+    A node fails at the sum of its GPUs' failure rates; if a GPU has no rate, all nodes fail equally often.
+
+    Args:
+        cluster: the GPUs, their nodes and failure rates.
+        slots_G: (G,) int64, how many experts each GPU can hold.
     """
     node_G = np.unique([gpu.node for gpu in cluster.gpus], return_inverse=True)[1]
     rate_G = [gpu.failure_rate for gpu in cluster.gpus if gpu.failure_rate is not None]

@@ -1,4 +1,4 @@
-"""Swap local search: moves and swaps single experts between GPUs, for one scenario or the longest of many."""
+"""Swap local search: moves and swaps single experts between GPUs, for one scenario or for the longest of several."""
 
 from typing import NamedTuple
 
@@ -10,20 +10,27 @@ from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 KICKS = 64  # restarts from the best placement, each after a few random moves and swaps
 SHAKES = 3
-TOP = 3  # slowest GPUs that are remembered: a move or swap changes two, so the slowest of the others is among three
-LOCAL, LOAD, WORK = range(3)  # amounts of an expert on a GPU
+TOP = 3  # slowest GPUs that are kept: a move or swap changes two GPUs, so the slowest other GPU is among three
+LOCAL, LOAD, WORK = range(3)  # amounts of an expert on a GPU, see Layer
 NONE = -1  # no expert, where a move brings none back
 
 
 class Layer(NamedTuple):
-    """What no move changes. Amounts X of an expert on a GPU: tokens of the GPU's own rank, tokens of all ranks, seconds.
+    """Costs of one layer in W scenarios, which no move changes.
 
-    port_s_GX (G, 4): seconds a token, sent and received in the dispatch, sent and received in the combine. worst: how many
-    scenarios count.
+    Attributes:
+        amount_WGEX: (W, G, E, 3) LOCAL, LOAD and WORK of an expert on a GPU: tokens of the GPU's own rank, tokens of all ranks,
+            seconds.
+        own_WG: (W, G) tokens of each rank.
+        gate_s_WG: (W, G) seconds of the gate.
+        aggregate_s_W: (W,) seconds of the aggregation on the slowest GPU.
+        port_s_GX: (G, 4) seconds a token: sent and received in the dispatch, sent and received in the combine.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        worst: how many scenarios count, the longest first.
     """
 
     amount_WGEX: FloatArray
-    own_WG: FloatArray  # tokens of each rank
+    own_WG: FloatArray
     gate_s_WG: FloatArray
     aggregate_s_W: FloatArray
     port_s_GX: FloatArray
@@ -32,7 +39,13 @@ class Layer(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What follows from where experts sit: how many each GPU holds, and their amounts X summed."""
+    """Sums that follow from the placement.
+
+    Attributes:
+        gpu_E: (E,) int64, the GPU of each expert.
+        held_G: (G,) int64, how many experts each GPU holds.
+        amount_WGX: (W, G, 3) LOCAL, LOAD and WORK summed over the experts of each GPU.
+    """
 
     gpu_E: IntArray
     held_G: IntArray
@@ -40,9 +53,13 @@ class Totals(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """Times of the placement in force, Y: gate + dispatch, experts + combine; its slowest GPUs, slowest first.
+    """Times of the current placement. Phase 0 is gate + dispatch, phase 1 is experts + combine.
 
-    seconds_W, ranked_W: scratch for the seconds of a placement or candidate in each scenario, as they come and largest first.
+    Attributes:
+        gpu_s_WGY: (W, G, 2) seconds of each phase on each GPU.
+        top_WYR: (W, 2, TOP) int64, the slowest GPUs of each phase, slowest first.
+        seconds_W: (W,) scratch for the seconds of a placement or candidate in each scenario.
+        ranked_W: (W,) scratch for the same, largest first.
     """
 
     gpu_s_WGY: FloatArray
@@ -54,20 +71,21 @@ class Prices(NamedTuple):
 def swap_search(
     costs: LayerCosts, gpu_E: IntArray, slots_G: IntArray, worst: int, rng: np.random.Generator, kicks: int = KICKS
 ) -> IntArray:
-    """A placement no worse than gpu_E in `tail_mean` of Eq. 1, found by moves and swaps of single experts.
+    """Searches by moves and swaps of single experts for a placement with a shorter `tail_mean` of Eq. 1.
 
-    Steepest descent among the experts of the GPUs that set the time, then `kicks` restarts from the best, shaken. Deterministic
-    for `rng`.
+    Steepest descent among the experts of the slowest GPUs. Then `kicks` restarts, each from the best placement after a few
+    random moves and swaps. Deterministic for a given `rng`.
 
     Args:
         costs: one layer in W scenarios.
         gpu_E: (E,) int64, the GPU of each expert to start from.
         slots_G: (G,) int64, how many experts each GPU can hold.
         worst: how many scenarios count, the longest first.
-        kicks: restarts.
+        rng: for the restarts.
+        kicks: number of restarts.
 
     Returns:
-        (E,) int64, the GPU of each expert.
+        (E,) int64, the GPU of each expert; never worse than gpu_E.
     """
     experts, best_E = len(gpu_E), gpu_E.copy()
     layer = _layer(costs, slots_G, worst)
@@ -86,6 +104,7 @@ def swap_search(
 
 
 def _layer(costs: LayerCosts, slots_G: IntArray, worst: int) -> Layer:
+    """The layer's costs as arrays for compiled code."""
     load_WGE = np.broadcast_to(costs.load_WE[:, None], costs.own_WGE.shape)
     return Layer(
         np.stack([costs.own_WGE, load_WGE, costs.expert_s_WGE], axis=3).astype(np.float64),
@@ -100,7 +119,7 @@ def _layer(costs: LayerCosts, slots_G: IntArray, worst: int) -> Layer:
 
 @njit(cache=True)
 def _descend(layer: Layer, gpu_E: IntArray) -> float:
-    """Takes the best move or swap of an expert on a GPU that sets the time until none helps, in place; returns `tail_mean`."""
+    """Takes the best move or swap of an expert of a slowest GPU until none helps, in place; returns `tail_mean`."""
     totals, prices = _totals(layer, gpu_E), _no_prices(layer)
     while True:
         now_s = _price_all(layer, totals, prices)
@@ -115,6 +134,7 @@ def _descend(layer: Layer, gpu_E: IntArray) -> float:
 
 @njit(cache=True)
 def _totals(layer: Layer, gpu_E: IntArray) -> Totals:
+    """The sums of a placement, from its experts."""
     scenarios, gpus, experts, amounts = layer.amount_WGEX.shape
     held_G, amount_WGX = np.zeros(gpus, dtype=np.int64), np.zeros((scenarios, gpus, amounts))
     for e in range(experts):
@@ -128,6 +148,7 @@ def _totals(layer: Layer, gpu_E: IntArray) -> Totals:
 
 @njit(cache=True)
 def _no_prices(layer: Layer) -> Prices:
+    """Prices filled with zeros."""
     scenarios, gpus = layer.gate_s_WG.shape
     top_WYR = np.zeros((scenarios, 2, TOP), dtype=np.int64)
     return Prices(np.zeros((scenarios, gpus, 2)), top_WYR, np.zeros(scenarios), np.zeros(scenarios))
@@ -135,7 +156,7 @@ def _no_prices(layer: Layer) -> Prices:
 
 @njit(cache=True)
 def _price_all(layer: Layer, totals: Totals, prices: Prices) -> float:
-    """Prices the placement in force; returns its `tail_mean`."""
+    """Prices the current placement; returns its `tail_mean`."""
     scenarios, gpus = layer.gate_s_WG.shape
     for w in range(scenarios):
         for g in range(gpus):
@@ -152,7 +173,7 @@ def _price_all(layer: Layer, totals: Totals, prices: Prices) -> float:
 
 @njit(cache=True)
 def _critical_gpus(layer: Layer, prices: Prices) -> BoolArray:
-    """(G,) bool: the GPUs that set the time of a scenario that counts."""
+    """(G,) bool: the GPUs that are slowest in a phase of a scenario that counts."""
     critical_G = np.zeros(len(layer.slots_G), dtype=np.bool_)
     for w in range(len(prices.seconds_W)):
         if prices.seconds_W[w] >= prices.ranked_W[layer.worst - 1]:
@@ -163,7 +184,7 @@ def _critical_gpus(layer: Layer, prices: Prices) -> BoolArray:
 
 @njit(cache=True)
 def _best_step(layer: Layer, totals: Totals, prices: Prices, critical_G: BoolArray, now_s: float) -> tuple[int, int, int]:
-    """The best move or swap that helps: (expert, the expert it changes places with or NONE, its new GPU); or NONE thrice."""
+    """The best move or swap that helps: (expert, the expert it swaps with or NONE, its new GPU); NONE thrice if none helps."""
     gpu_E, held_G, amount_WGX = totals
     amount_WGEX, own_WG, gate_s_WG, aggregate_s_W, port_s_GX, slots_G, worst = layer
     gpu_s_WGY, top_WYR, seconds_W, ranked_W = prices
@@ -214,8 +235,10 @@ def _price_step(w, a, g, b, h, amount_WGEX, amount_WGX, own_WG, gate_s_WG, port_
 
 @njit(cache=True, inline="always")
 def _gpu_seconds(local, load, work_s, own, gate_s, port_s_GX, g):
-    """Seconds of gate + dispatch and of experts + combine on GPU g, whose rank has `own` tokens and whose experts have `load`,
-    `local` of them its rank's, and take work_s."""
+    """Seconds of gate + dispatch and of experts + combine on GPU g.
+
+    own: tokens of its rank. load: tokens of its experts, of which `local` come from its rank. work_s: seconds of its experts.
+    """
     send, recv = own - local, load - local
     first_s = gate_s + max(send * port_s_GX[g, 0], recv * port_s_GX[g, 1])
     return first_s, work_s + max(recv * port_s_GX[g, 2], send * port_s_GX[g, 3])
@@ -235,7 +258,7 @@ def _shift(layer: Layer, totals: Totals, e: int, g: int, h: int) -> None:
 
 @njit(cache=True)
 def _slowest(seconds_G: FloatArray, top_R: IntArray) -> float:
-    """The largest of seconds_G; writes the indices of the TOP largest, of which the first repeats where GPUs are fewer."""
+    """The largest of seconds_G; writes the GPUs of the TOP largest into top_R, filled up with GPU 0 if there are fewer."""
     top_R[:] = 0
     for rank in range(min(TOP, len(seconds_G))):
         best = -1
