@@ -1,1 +1,1 @@
-"""Papers' evaluations in their own set-up, ours beside: one folder a paper, and what they share."""
+"""Evaluations of papers in their own set-up, ours beside: one folder per paper, and what they share."""

@@ -1,4 +1,4 @@
-"""Bar charts as papers draw them. What is drawn has been computed elsewhere."""
+"""Bar charts as papers draw them. This module computes no numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from aurora.types.arrays import FloatArray
 def bar_chart(
     title: str, axis: str, cases: Sequence[str], shown: Mapping[str, FloatArray], papers: Mapping[str, FloatArray] | None = None
 ) -> Any:
-    """Draw a group of bars for each case, with whiskers from the smallest to the largest.
+    """Draws a group of bars for each case, with whiskers from the smallest to the largest value.
 
     Args:
         title: of the picture.
         axis: what its numbers are.
         cases: labels of the groups.
-        shown: by label (3, C), means, smallest and largest.
+        shown: by label (3, C): means, smallest and largest values.
         papers: by label (C,) what a paper gives, marked on the bars, NaN where it gives nothing; None: no marks.
 
     Returns:

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """Lowest, mean and highest over cases or draws; None where that is not said."""
+    """A range over cases or draws; None where a number is not given.
+
+    Args:
+        lowest, mean, highest: of the values.
+    """
 
     lowest: float | None = None
     mean: float | None = None

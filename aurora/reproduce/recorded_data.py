@@ -6,12 +6,20 @@ from aurora.errors import BadInput
 
 
 def recorded_file(folder: Path | None, name: str) -> Path:
-    """Return the path of one recording, which need not exist. Raises BadInput where no folder was named."""
+    """Returns the path of one recording, which need not exist.
+
+    Args:
+        folder: of recorded data; None: none was named.
+        name: of the recording, relative to the folder.
+
+    Raises:
+        BadInput: if no folder was named.
+    """
     if folder is None:
         raise BadInput(f"`recorded`: expected the folder of recorded data, which holds {name}, or AURORA_DATA, found neither")
     return folder / name
 
 
 def is_recorded(folder: Path | None, *names: str) -> bool:
-    """Whether a folder was named and holds all of these recordings."""
+    """Returns whether a folder was named and holds all of these recordings."""
     return folder is not None and all((folder / name).exists() for name in names)

@@ -1,4 +1,4 @@
-"""The paper's planning model, in which a rank's requests move to another GPU together with its group of experts."""
+"""Planning model of the paper, in which a rank's requests move to another GPU with its group of experts."""
 
 import numpy as np
 
@@ -8,10 +8,18 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def coupled_s(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray) -> FloatArray:
-    """(3, G, J) seconds of Eq. 1's parts if rank j's requests moved to GPU g together with group j.
+    """Returns (3, G, J) seconds of Eq. 1's parts if rank j's requests moved to GPU g with group j.
 
     The parts are gate and dispatch, experts and combine, and aggregation. In serving, requests stay where they are: there
-    `group_costs` holds. Source: Aurora §5.
+    `group_costs` holds.
+
+    Args:
+        cluster: of G GPUs.
+        profile: the traffic.
+        layer: index of the MoE layer.
+        group_E: (E,) int64, the group of each expert.
+
+    Source: Aurora §5 (arXiv:2410.17043).
     """
     tokens_TSE = profile.tokens_TLSE[:, layer]
     n = len(cluster)

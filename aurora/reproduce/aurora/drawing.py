@@ -12,9 +12,17 @@ from aurora.reproduce.drawing import bar_chart
 
 
 def draw(runs: Sequence[Run], names: Sequence[str], folder: Path) -> list[Path]:
-    """Each named figure of FIGURES for each traffic, as the paper prices it; gives the files written.
+    """Draws figures for each traffic, with the paper's pricing.
 
-    Bars are means over seeds, whiskers the smallest and the largest.
+    Bars are means over seeds, whiskers the smallest and the largest value.
+
+    Args:
+        runs: of the studies.
+        names: of figures in FIGURES.
+        folder: to write to.
+
+    Returns:
+        The files written.
     """
     written: list[Path] = []
     for name in names:

@@ -17,7 +17,7 @@ NOT_SIMULATED = ("same-images",)  # a variation on the generated traffic; simula
 
 
 def reproduce(options: ReproduceOptions, folder: Path | None, progress: Callable[[str, int, int], None]) -> list[Run]:
-    """Run the studies behind the chosen figures; the same at every call.
+    """Runs the studies behind the chosen figures; the same at every call.
 
     Args:
         options: which figures and traffic, and how many draws of the traffic.

@@ -1,4 +1,4 @@
-"""The evaluation's figures as numbers: runs over seeds, and what each figure shows of them."""
+"""Figures of the evaluation as numbers: runs over seeds, and what each figure shows of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,16 +29,21 @@ class Run:
     utilisation_WSC: FloatArray
 
     def seconds(self, way: str) -> FloatArray:
-        """(S, C) seconds of `way`."""
+        """Returns (S, C) seconds of one method of `ways`."""
         return np.asarray(self.seconds_WSC[self.ways.index(way)])
 
     def utilisation(self, way: str) -> FloatArray:
-        """(S, C), parts of one."""
+        """Returns (S, C) utilisation of one method of `ways`, as a part of one."""
         return np.asarray(self.utilisation_WSC[self.ways.index(way)])
 
 
 def run_of(study: str, traffic: str, pricing: str, seeds: Sequence[Outcomes]) -> Run:
-    """The Run of one Outcomes a seed."""
+    """Makes a Run of the outcomes of several seeds.
+
+    Args:
+        study, traffic, pricing: names, as in `Run`.
+        seeds: one Outcomes per seed, with the same methods and cases.
+    """
     ways = tuple(seeds[0])
     cases = tuple(seeds[0][ways[0]])
     found = [[[outcomes[way][case] for case in cases] for outcomes in seeds] for way in ways]
@@ -56,9 +61,9 @@ class Figure:
 
     Attributes:
         title: what it is about.
-        study: whose runs it shows.
+        study: name of the study whose runs it shows.
         axis: what its numbers are.
-        shown: by label (S, C), the bars of each case, or the points of each level.
+        shown: (run) -> by label (S, C), the bars of each case, or the points of each level.
     """
 
     title: str
@@ -81,7 +86,12 @@ def _over_optimum(run: Run) -> Shown:
 
 
 def acceleration(run: Run, level: int) -> FloatArray:
-    """(S, C) the random baseline's seconds over Aurora's, with level % of foreign traffic."""
+    """Returns (S, C): the random baseline's seconds over Aurora's.
+
+    Args:
+        run: of a study with foreign traffic.
+        level: per cent of foreign traffic, one of LEVELS.
+    """
     random = next(way for way in run.ways if way.startswith("RGA"))
     return run.seconds(f"{random.split(',')[0]}, {level} %") / run.seconds(f"Aurora, {level} %")
 

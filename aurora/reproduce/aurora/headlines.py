@@ -1,4 +1,4 @@
-"""What the paper claims in its evaluation, and how its figures' numbers become the same quantity here."""
+"""Headlines: what the paper claims in its evaluation, and how its figures' numbers become the same quantity here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ ENDS = ("lowest", "mean", "highest")
 
 @dataclass(frozen=True)
 class Headline:
-    """A claim of the paper, or the same quantity for another method or reading, to be seen beside a claim.
+    """A claim of the paper, or the same quantity for another method or reading, to be shown beside a claim.
 
     Attributes:
         name: the quantity.
-        figure: whose study gives it.
+        figure: name of the figure whose study gives it.
         paper: as the paper states it.
-        values: (S, C) float64 of a run of that study.
-        why: what to know where a claim is not met; empty for what is no claim.
+        values: (run of that study) -> (S, C) float64.
+        why: what to know where a claim is not met; empty if it is no claim.
         at_most: whether a claim is met from below.
     """
 
@@ -40,7 +40,7 @@ class Measured:
     """A headline under one traffic and pricing.
 
     Attributes:
-        headline, traffic, pricing, seeds: of what.
+        headline, traffic, pricing, seeds: which headline, traffic and pricing, and over how many seeds.
         found: means over seeds.
         half: half-widths of their confidence intervals (Student's t over seeds), None for a single seed.
     """
@@ -54,8 +54,10 @@ class Measured:
 
     @property
     def met(self) -> str:
-        """Whether every figure that the paper gives is reached: "yes", "no", or "nearly" where only the confidence interval
-        reaches it; "-" where the paper gives none."""
+        """Whether every figure that the paper gives is reached: "yes", "no", "nearly" or "-".
+
+        "nearly" says that only the confidence interval reaches it, "-" that the paper gives none.
+        """
         sign = -1 if self.headline.at_most else 1
         short = []  # by how much, and by how many half-widths it may be
         for end in ENDS:
@@ -70,7 +72,12 @@ class Measured:
 
 
 def measure(headline: Headline, run: Run) -> Measured:
-    """`headline` from a run of its figure's study."""
+    """Computes a headline.
+
+    Args:
+        headline: to compute.
+        run: of its figure's study.
+    """
     values_SC = headline.values(run)
     seeds = len(values_SC)
     ends_3S = np.stack([values_SC.min(axis=1), values_SC.mean(axis=1), values_SC.max(axis=1)])
@@ -82,7 +89,7 @@ def measure(headline: Headline, run: Run) -> Measured:
 
 
 def measured(runs: list[Run]) -> list[Measured]:
-    """Every headline of every run, in the order of HEADLINES."""
+    """Returns every headline of every run, in the order of HEADLINES."""
     return [measure(line, run) for line in HEADLINES for run in runs if run.study == FIGURES[line.figure].study]
 
 
@@ -95,7 +102,7 @@ def _busier(than: str) -> Callable[[Run], FloatArray]:
 
 
 def _lost(run: Run) -> FloatArray:
-    """The part of the acceleration that is gone with 75 % of foreign traffic."""
+    """The part of the acceleration that 75 % of foreign traffic takes away."""
     return 1 - acceleration(run, 75) / acceleration(run, 0)
 
 
@@ -131,7 +138,7 @@ BUSY = """\
 Computation is the same for both, so this is the inference time's ratio again, with the same causes as in Fig. 11c."""
 DOUBLE = """\
 As printed the paper's range lies inside ours, whose spread is wider: a case compares two models' shared layer with
-one model's own, and a model that is through quickly alone gains least from company that is not. The causal reading
+one model's own, and a model that is fast when exclusive gains least beside a slow one. The causal reading
 and the simulator let combines wait for their experts, which costs a part of the gain."""
 OPTIMAL = """\
 The two matchings know nothing of Table 2: the first pairs experts before it is known which GPU's ports they get. Local
@@ -139,7 +146,7 @@ search from there is the row beside."""
 STALE = """\
 Layers' popular experts are drawn independently here, so a plan of the first layer knows nothing of three quarters of
 this traffic; and mixed traffic is more even, which leaves less to accelerate for any plan. The rows "over planned
-again" hold the first cause alone. Recorded traffic is so even that there is little to lose."""
+again" hold the first cause only. Recorded traffic is so even that there is little to lose."""
 
 HEADLINES: tuple[Headline, ...] = (
     Headline("order: SJF / Aurora", "11a", Range(None, None, 1.38), _speed("SJF"), ORDER),

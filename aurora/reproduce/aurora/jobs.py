@@ -1,4 +1,4 @@
-"""What is put on a cluster, and what it takes: by the paper's formulas, by the causal one, or event by event."""
+"""Layer jobs and their prices: by the paper's formulas, by the causal reading of them, or by the event simulator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ class LayerJob:
     """One layer of one model with as many experts as the cluster has GPUs, for ASSIGN and COLOCATE to place.
 
     Attributes:
-        cluster: its GPUs.
+        cluster: of G GPUs.
         profile: of this layer.
-        coupled: whether the shard that sits with an expert moves with it, row and column alike, as in the paper; else the
-            requests' shards stay on their GPUs and only the column moves. Equal tokens a source are assumed where it does.
-        costs: what placements are searched by.
+        coupled: True: the shard of tokens that sits with an expert moves with it, row and column alike, as in the paper; equal
+            tokens per source are assumed. False: the requests' shards stay on their GPUs and only the column moves.
+        costs: by which placements are searched.
     """
 
     cluster: Cluster
@@ -34,13 +34,24 @@ class LayerJob:
     costs: GroupCosts
 
     def placed(self, held_G: IntArray) -> Profile:
-        """The profile with expert held_G[g], and its shard where coupled, renamed to g."""
+        """Returns the profile with expert held_G[g], and its shard where coupled, renamed to g.
+
+        Args:
+            held_G: (G,) int64, the expert on each GPU.
+        """
         rows = held_G if self.coupled else np.arange(len(held_G))
         return replace(self.profile, tokens_TLSE=self.profile.tokens_TLSE[:, :, rows][:, :, :, held_G])
 
 
 def job(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJob:
-    """The LayerJob of one layer, experts and shards numbered like the GPUs."""
+    """Makes the LayerJob of one layer, with experts and shards numbered like the GPUs.
+
+    Args:
+        cluster: of as many GPUs as the profile has experts.
+        profile: the traffic.
+        layer: index of the MoE layer.
+        coupled: as in `LayerJob`.
+    """
     n = len(cluster)
     one = replace(profile, tokens_TLSE=profile.tokens_TLSE[:, [layer]])
     costs = group_costs(cluster, one, 0, np.arange(n))
@@ -54,10 +65,10 @@ def job(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJ
 
 @dataclass(frozen=True)
 class LayerOutcome:
-    """What a layer takes.
+    """Time of a layer.
 
     Attributes:
-        seconds: until it is through on all GPUs.
+        seconds: until it has ended on all GPUs.
         utilisation: compute time over that, the mean over GPUs.
     """
 
@@ -72,7 +83,11 @@ OrderedPrice = Callable[[LayerJob, IntArray, str], LayerOutcome]  # one job, and
 
 
 def by_formula(colocated: Callable[[PhaseTimes, PhaseTimes], float]) -> Price:
-    """Eq. 1 for one job, and `colocated` for two; every all-to-all takes its ports' time, which is the best order's."""
+    """Returns a price by formulas; every all-to-all takes its ports' time, which is the best order's.
+
+    Args:
+        colocated: seconds of two models by their phase times; one job is priced by Eq. 1.
+    """
 
     def price(jobs: Sequence[LayerJob], held: Sequence[IntArray]) -> LayerOutcome:
         terms = [j.costs.phase_times(held_G) for j, held_G in zip(jobs, held, strict=True)]
@@ -82,7 +97,13 @@ def by_formula(colocated: Callable[[PhaseTimes, PhaseTimes], float]) -> Price:
 
 
 def timed_order(one: LayerJob, held_G: IntArray, order: str) -> LayerOutcome:
-    """Eq. 1, N and C of a GPU being when its own transfers end under `order` on the switch."""
+    """Prices a job by Eq. 1; on each GPU N and C are when its own transfers end under the order on the switch.
+
+    Args:
+        one: the job.
+        held_G: (G,) int64, the expert on each GPU.
+        order: a name in ORDER.
+    """
     profile, network = one.placed(held_G), one.cluster.network
     model = _planned([one], [held_G], order).models[0]
     tokens_GG = profile.tokens_TLSE[0, 0] * (1 - np.eye(profile.experts, dtype=np.int64))
@@ -93,7 +114,13 @@ def timed_order(one: LayerJob, held_G: IntArray, order: str) -> LayerOutcome:
 
 
 def simulated(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str = "auto") -> LayerOutcome:
-    """The event simulator, transfers by the planner's `order`."""
+    """Prices jobs by the event simulator.
+
+    Args:
+        jobs: one, or two that share all GPUs.
+        held: for each, (G,) int64, the expert on each GPU.
+        order: a name in ORDER, or "auto" for the planner's choice.
+    """
     plan = _planned(jobs, held, order)
     trace = simulate_plan(plan, [j.placed(held_G) for j, held_G in zip(jobs, held, strict=True)])
     summary = summarise(trace, plan.cluster)
@@ -101,6 +128,7 @@ def simulated(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str = "
 
 
 def simulated_order(one: LayerJob, held_G: IntArray, order: str) -> LayerOutcome:
+    """Prices one job under an order by the event simulator; arguments as in `timed_order`."""
     return simulated([one], [held_G], order)
 
 
@@ -123,7 +151,7 @@ def _outcome(terms: Sequence[PhaseTimes], seconds: float) -> LayerOutcome:
 
 @dataclass(frozen=True)
 class Pricing:
-    """How outcomes are found.
+    """A way to find outcomes.
 
     Attributes:
         name: for tables.
@@ -151,8 +179,14 @@ PRICINGS: dict[str, Pricing] = {
 
 
 def lina_half(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJob:
-    """Lina's packing on half of the GPUs, every second one and thus half of each kind: most popular expert with the least
-    popular, the second with the second least, and so on; both shards of a pair sit with it."""
+    """Makes the job of Lina's packing on half of the GPUs: every second one, and thus half of each kind.
+
+    The most popular expert is paired with the least popular, the second with the second least, and so on; both shards of a pair
+    sit with it.
+
+    Args:
+        cluster, profile, layer, coupled: as in `job`.
+    """
     half = replace(cluster, gpus=cluster.gpus[::2])
     tokens_SE = profile.tokens_TLSE[:, layer].sum(axis=0)
     pair_E = _lina_pairs(tokens_SE)
@@ -162,8 +196,14 @@ def lina_half(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> 
 
 
 def lina_all(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJob:
-    """Lina's packing on all GPUs, of which a model then has twice as many as it has pairs: every pair of experts is held by
-    two GPUs, the tokens that each source sends it halved between them (the odd one to the first)."""
+    """Makes the job of Lina's packing on all GPUs, of which a model then has twice as many as it has pairs.
+
+    Every pair of experts is held by two GPUs, the tokens that each source sends it halved between them (the odd one to the
+    first).
+
+    Args:
+        cluster, profile, layer, coupled: as in `job`.
+    """
     tokens_SE = profile.tokens_TLSE[:, layer].sum(axis=0)
     pair_E = _lina_pairs(tokens_SE)
     shared_SE = np.empty_like(tokens_SE)

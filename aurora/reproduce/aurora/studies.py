@@ -1,7 +1,15 @@
-"""The evaluation's scenarios and baselines: each study prices every way of doing a case, for one draw of the traffic.
+"""Studies: the evaluation's scenarios and baselines; each prices every method for a case, for one draw of the traffic.
 
-Source: Aurora §8 (arXiv:2410.17043). GPUs, experts and source shards are 8 each; "Aurora" is the paper's own method for the
+A study is a function of
+
+- workload: one draw of the traffic
+- pricing: how outcomes are found
+- rng: random generator of the random baselines
+
+and returns Outcomes: by method and case. GPUs, experts and source shards are 8 each; "Aurora" is the paper's own method for the
 scenario, "ours" the best that is known here without proof: exact for one model, local search for two.
+
+Source: Aurora §8 (arXiv:2410.17043).
 """
 
 from collections import defaultdict
@@ -26,22 +34,38 @@ LEVELS = (0, 25, 50, 75)  # per cent of foreign traffic
 
 
 def equal_cluster() -> Cluster:
+    """Returns the paper's cluster of 8 equal GPUs."""
     return load_cluster(shipped("clusters/paper-equal-8.toml"))
 
 
 def mixed_cluster() -> Cluster:
+    """Returns the paper's cluster of 8 GPUs of different kinds."""
     return load_cluster(shipped("clusters/paper-mixed-8.toml"))
 
 
 def colocate(name: str, jobs: Sequence[LayerJob], pricing: Pricing, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """COLOCATE's `name` for two jobs of which both may move; searches go by the pricing's objective."""
+    """Colocates two jobs of which both may move.
+
+    Args:
+        name: of a strategy in COLOCATE.
+        jobs: the two.
+        pricing: searches go by its objective.
+        rng: random generator of the strategy.
+
+    Returns:
+        For each job, (G,) int64, the expert on each GPU.
+    """
     a, b = (j.costs for j in jobs)
     found = COLOCATE[name](ColocationProblem(a, b, np.arange(len(a.load_J)), objective=pricing.objective), rng)
     return found.a_G, found.b_G
 
 
 def exclusive_equal(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 11a: orders. GPUs are alike; a drawn placement lets the random order differ from case to case."""
+    """Fig. 11a: orders. GPUs are alike; a drawn placement lets the random order differ from case to case.
+
+    Args:
+        workload, pricing, rng: as in the module's docstring.
+    """
     cluster, found = equal_cluster(), _empty()
     for profiles, layer in workload.pairs():
         for profile in profiles:
@@ -52,7 +76,11 @@ def exclusive_equal(workload: Workload, pricing: Pricing, rng: np.random.Generat
 
 
 def exclusive_mixed(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 11b: assignment by load (Thm 5.1) against random assignment."""
+    """Fig. 11b: assignment by load (Thm 5.1) against random assignment.
+
+    Args:
+        workload, pricing, rng: as in the module's docstring.
+    """
     cluster, found = mixed_cluster(), _empty()
     for profiles, layer in workload.pairs():
         for profile in profiles:
@@ -64,7 +92,11 @@ def exclusive_mixed(workload: Workload, pricing: Pricing, rng: np.random.Generat
 
 
 def colocated_equal(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 11c and 12a: bottleneck matching of two models' experts (§6.2) against REC, Lina, and each model exclusive."""
+    """Fig. 11c and 12a: bottleneck matching of two models' experts (§6.2) against REC, Lina, and each model exclusive.
+
+    Args:
+        workload, pricing, rng: as in the module's docstring.
+    """
     cluster, found = equal_cluster(), _empty()
     for profiles, layer in workload.pairs():
         jobs = [job(cluster, profile, layer, pricing.coupled) for profile in profiles]
@@ -82,7 +114,11 @@ def colocated_equal(workload: Workload, pricing: Pricing, rng: np.random.Generat
 
 
 def colocated_mixed(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 11d and 12b: two matchings one after the other (§7.2) against REC, RGA + REC, Lina, and each model exclusive."""
+    """Fig. 11d and 12b: two matchings one after the other (§7.2) against REC, RGA + REC, Lina, and each model exclusive.
+
+    Args:
+        workload, pricing, rng: as in the module's docstring.
+    """
     cluster, found = mixed_cluster(), _empty()
     for profiles, layer in workload.pairs():
         jobs = [job(cluster, profile, layer, pricing.coupled) for profile in profiles]
@@ -104,7 +140,11 @@ def colocated_mixed(workload: Workload, pricing: Pricing, rng: np.random.Generat
 
 
 def optimum(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 13: the paper's two matchings, and ours, beside the optimum, by branch and bound."""
+    """Fig. 13: the paper's two matchings, and ours, beside the optimum, by branch and bound.
+
+    Args:
+        workload, pricing, rng: as in the module's docstring.
+    """
     cluster, found = mixed_cluster(), _empty()
     for profiles, layer in workload.pairs():
         jobs, case = [job(cluster, profile, layer, pricing.coupled) for profile in profiles], f"{_data(profiles)} {layer + 1}"
@@ -114,7 +154,11 @@ def optimum(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> O
 
 
 def foreign_exclusive(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 14a: planned on the first layer's traffic, serving traffic that others mix into."""
+    """Fig. 14a: planned on the first layer's traffic, serving traffic that is mixed with other layers'.
+
+    Args:
+        workload, pricing, rng: as in the module's docstring.
+    """
     cluster, found = mixed_cluster(), _empty()
     for profiles in workload.profiles_DM:
         for profile in profiles:
@@ -129,7 +173,11 @@ def foreign_exclusive(workload: Workload, pricing: Pricing, rng: np.random.Gener
 
 
 def foreign_colocated(workload: Workload, pricing: Pricing, rng: np.random.Generator) -> Outcomes:
-    """Fig. 14b: the same with two models."""
+    """Fig. 14b: as `foreign_exclusive`, with two models.
+
+    Args:
+        workload, pricing, rng: as in the module's docstring.
+    """
     cluster, found = mixed_cluster(), _empty()
     for profiles in workload.profiles_DM:
         planned = colocate("decoupled", [job(cluster, profile, 0, pricing.coupled) for profile in profiles], pricing, rng)
@@ -143,8 +191,13 @@ def foreign_colocated(workload: Workload, pricing: Pricing, rng: np.random.Gener
 
 
 def with_foreign(profile: Profile, level: int) -> Profile:
-    """One layer, eight passes of traffic: level % of it in equal parts from the next level / 25 layers, or from as many as
-    there are, the rest from the first. Exact for 0, 25, 50 and 75 %."""
+    """Mixes other layers' traffic into the first's: one layer of eight passes. Exact for 0, 25, 50 and 75 %.
+
+    Args:
+        profile: the traffic.
+        level: per cent of the traffic that comes, in equal parts, from the next level / 25 layers, or from as many as there
+            are; the rest comes from the first layer.
+    """
     quarters = level // 25
     layers = min(quarters, profile.layers - 1)
     weight_L = np.zeros(profile.layers, dtype=np.int64)
@@ -214,7 +267,12 @@ StudyMaker = Callable[[Workload, Pricing, np.random.Generator], Outcomes]
 
 @dataclass(frozen=True)
 class Study:
-    """A scenario of the evaluation and the names in PRICINGS by which it is priced; the first is the paper's own."""
+    """A scenario of the evaluation.
+
+    Args:
+        make: the study, as in the module's docstring.
+        pricings: names in PRICINGS by which it is priced; the first is the paper's own.
+    """
 
     make: StudyMaker
     pricings: tuple[str, ...]

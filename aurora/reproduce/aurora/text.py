@@ -13,13 +13,13 @@ SETUP = """\
 8 GPUs on one big switch: equal (100 Gbps), or 100/80/50/40 Gbps, two of each, compute speed in proportion to bandwidth. Two
 models of 8 experts on two data sets, top-1, tokens of 1536 bytes each way, compute times from a ViT-B layer's arithmetic at
 100 TFLOPS. The paper's traffic, compute times and token sizes are not public; ours were fixed before any result was seen.
-Row and column of a traffic matrix move together, as in the paper (the shard that sits with an expert moves with it); in the
+Row and column of a traffic matrix move as one, as in the paper (the shard that sits with an expert moves with it); in the
 rows "only experts move" the requests' shards stay, as in serving.
 
 - **generated**: both models hold 8192 tokens a source. Popularity by Zipf, exponents from 0.4 to 1.2, shuffled for every model,
   data set and layer; every source's own mix by a Dirichlet (concentration 40) around it.
 - **same-images**: the same with equal images, so that B/16 holds four times as many tokens as B/32 (196 and 49 patches); by
-  formulas alone.
+  formulas only.
 - **recorded**: routing recorded from OLMoE-1B-7B (64 experts folded to 8, eight neighbours each) and Mixtral-8x7B, layers 0, 7
   and 15, sources dealt over the domains of a data set (prose: book, c4, wikipedia; technical: arxiv, github); token sizes and
   compute times as above.
@@ -34,7 +34,13 @@ ways are means of 16 draws, in the simulator of one."""
 
 
 def as_markdown(found: Sequence[Measured], runs: Sequence[Run], pictures: Sequence[str]) -> str:
-    """The page: set-up, the table of headlines, why some are not met, what stands beside them, the figures."""
+    """Returns the page: set-up, the table of headlines, why some are not met, other readings beside them, the figures.
+
+    Args:
+        found: the headlines.
+        runs: of the studies.
+        pictures: file names of the drawn figures.
+    """
     seeds = found[0].seeds
     traffics = [name for name in TRAFFIC if any(one.traffic == name for one in found)]
     half = f", ± half of the {CONFIDENCE:.0%} confidence interval (Student's t over seeds)" if seeds > 1 else ""

@@ -1,7 +1,7 @@
-"""The traffic of Aurora's evaluation, which is not public: two models of 8 experts on two data sets, drawn or recorded.
+"""Traffic of Aurora's evaluation, which is not public: two models of 8 experts on two data sets, drawn or recorded.
 
-Sizes and skews were fixed before any result was seen. How many tokens each model holds the paper does not say: `generated` and
-`same-images` are two answers.
+Sizes and skews were fixed before any result was seen. The paper does not say how many tokens each model holds: `generated` and
+`same-images` are two answers. A maker of traffic takes a random generator, and the folder of recorded data (None for none).
 """
 
 from collections.abc import Callable, Iterator
@@ -38,16 +38,21 @@ PATCHES = {"B/16": 196, "B/32": 49}  # of one image of 224 x 224
 
 @dataclass(frozen=True)
 class Workload:
-    """profiles_DM[d][m]: model m on data set d, one window, as many source ranks as experts, equal tokens a source."""
+    """One draw of the traffic: one window, as many source ranks as experts, equal tokens per source.
+
+    Args:
+        profiles_DM: profiles_DM[d][m] is the profile of model m on data set d.
+    """
 
     profiles_DM: tuple[tuple[Profile, ...], ...]
 
     @property
     def layers(self) -> int:
+        """Number of MoE layers."""
         return self.profiles_DM[0][0].layers
 
     def pairs(self) -> Iterator[tuple[tuple[Profile, ...], int]]:
-        """Both models on one data set, and a layer: one bar of the colocated figures."""
+        """Yields both models' profiles on one data set, and a layer: one bar of the colocated figures."""
         for profiles in self.profiles_DM:
             for layer in range(self.layers):
                 yield profiles, layer
@@ -57,13 +62,25 @@ TrafficMaker = Callable[[np.random.Generator, Path | None], Workload]
 
 
 def generated(rng: np.random.Generator, folder: Path | None) -> Workload:
-    """Equal tokens for both models: popularity by Zipf with an exponent from SKEW, experts shuffled, for every model, data
-    set and layer apart; each source's own mix by a Dirichlet around it, its tokens by a multinomial."""
+    """Draws traffic with equal tokens for both models.
+
+    Popularity is Zipf with an exponent from SKEW, experts shuffled, separately for every model, data set and layer. Each
+    source's
+    own mix is drawn from a Dirichlet around it, its tokens from a multinomial.
+
+    Args:
+        rng: random generator.
+        folder: not used.
+    """
     return _drawn(dict.fromkeys(MODELS, TOKENS), rng)
 
 
 def same_images(rng: np.random.Generator, folder: Path | None) -> Workload:
-    """As `generated`, with equal images instead of equal tokens: B/16 cuts four times as many patches as B/32."""
+    """Draws traffic with equal images instead of equal tokens: B/16 cuts four times as many patches as B/32.
+
+    Args:
+        rng, folder: as in `generated`.
+    """
     return _drawn({model: TOKENS * PATCHES[model] // PATCHES["B/16"] for model in MODELS}, rng)
 
 
@@ -90,11 +107,15 @@ COUNTS = "olmoe_mixtral_domains/counts_dev.csv"
 
 
 def recorded(rng: np.random.Generator, folder: Path | None) -> Workload:
-    """Recorded routing in the same set-up.
+    """Draws traffic from recorded routing in the same set-up.
 
     OLMoE (64 experts folded to 8, eight neighbours each) and Mixtral (8), top-k choices, of the layers that were recorded: 0, 7
     and 15. Source s draws TOKENS choices from the s-th domain of its data set, in turn. Token sizes and compute times stay
     those of the paper's models.
+
+    Args:
+        rng: random generator.
+        folder: of recorded data; None: none was named.
 
     Raises:
         BadInput: if the recording is absent.
@@ -139,7 +160,12 @@ TRAFFIC: dict[str, TrafficMaker] = {"generated": generated, "same-images": same_
 
 
 def profile(name: str, tokens_LSE: IntArray) -> Profile:
-    """One window of the paper's models: top-1, TOKEN_BYTES each way, compute times in proportion to tokens."""
+    """Makes a profile of the paper's models: top-1, TOKEN_BYTES each way, compute times in proportion to tokens.
+
+    Args:
+        name: of model and data set.
+        tokens_LSE: (L, S, E) int64, of one window.
+    """
     at = np.array([1.0, 1e6])
     curves = {phase: Curve(at, at * flops / FLOPS) for phase, flops in TOKEN_FLOPS.items()}
     return Profile(

@@ -1,4 +1,4 @@
-"""How long workers take: fitted to the paper's tables, shifted exponentials, or as recorded."""
+"""Delays of workers: fitted to the paper's tables, shifted exponentials, or as recorded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ JOBS = ("straggler_pai/job_1_norm.csv", "straggler_pai/job_3_norm.csv")
 
 @dataclass(frozen=True)
 class Times:
-    """How long iterations take each worker.
+    """Times of workers over iterations.
 
     Attributes:
         compute_IW: (I, W) float64, seconds of a worker for its batches.
         message_IW: (I, W) float64, when its message reaches the master.
-        receive_s: what the master then takes for each message, one at a time.
+        receive_s: seconds that the master then takes for each message, one at a time.
     """
 
     compute_IW: FloatArray
@@ -55,7 +55,7 @@ def _recorded(iterations: int, workers: int, load: int, rng: np.random.Generator
 
 
 def _shuffled(iterations: int, workers: int, load: int, rng: np.random.Generator, folder: Path | None) -> Times:
-    """The recorded delays, dealt anew to workers and iterations: the same, but nobody stays slow."""
+    """The recorded delays, dealt anew to workers and iterations: the same delays, but no worker stays slow."""
     times = _recorded(iterations, workers, load, rng, folder)
     delay_IW = times.message_IW - times.compute_IW
     return Times(times.compute_IW, times.compute_IW + rng.permuted(delay_IW.ravel()).reshape(delay_IW.shape), RECEIVE_S)
@@ -70,7 +70,18 @@ DELAYS: dict[str, Delays] = {
 
 
 def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, folder: Path | None) -> FloatArray:
-    """(I, W) recorded times of a training step, each job's mean made 1. Raises BadInput where they cannot be read."""
+    """Draws (I, W) recorded times of a training step, each job's mean made 1.
+
+    Each worker continues one recorded series from a random step on.
+
+    Args:
+        iterations, workers: I and W.
+        rng: chooses series and steps.
+        folder: of recorded data; None: none was named.
+
+    Raises:
+        BadInput: if the recordings cannot be read.
+    """
     series = []
     for job in JOBS:
         by_worker = load_step_times(recorded_file(folder, job))
@@ -85,5 +96,5 @@ def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, fold
 
 
 def recorded_exists(folder: Path | None) -> bool:
-    """Whether recorded_steps finds its files."""
+    """Returns whether `recorded_steps` finds its files in a folder."""
     return is_recorded(folder, *JOBS)

@@ -1,4 +1,4 @@
-"""The figures as pictures, SVG and PNG. What is drawn has been computed elsewhere."""
+"""Pictures of the figures, SVG and PNG. This module computes no numbers."""
 
 from pathlib import Path
 
@@ -10,7 +10,15 @@ from aurora.reproduce.bcc.studies import SCHEMES
 
 
 def draw(found: BccResults, folder: Path) -> list[Path]:
-    """Fig. 2, 4 and 5; gives the files written."""
+    """Draws Fig. 2, 4 and 5.
+
+    Args:
+        found: the results.
+        folder: to write to.
+
+    Returns:
+        The files written.
+    """
     return _fig_2(found, folder) + _fig_4(found, folder) + _fig_5(found, folder)
 
 

@@ -27,10 +27,10 @@ FIGURE_5 = 500  # examples
 
 @dataclass(frozen=True)
 class BccResults:
-    """All that is shown.
+    """All results of the evaluation.
 
     Attributes:
-        options: what it was run with.
+        options: of the evaluation.
         thresholds: Fig. 2.
         simulated, performed: Tables I and II by number of workers, then by delays; performed is empty without processes.
         mixed: Fig. 5.
@@ -48,7 +48,7 @@ class BccResults:
 def reproduce(
     options: BccOptions, folder: Path | None, progress: Callable[[str, int, int], None], pool: MakePool
 ) -> BccResults:
-    """Run every study, the same at every call but for what processes measure.
+    """Runs every study, the same at every call except for what processes measure.
 
     Args:
         options: how many workers, iterations and draws.
@@ -88,6 +88,11 @@ def reproduce(
 
 
 def reduction(timings: list[Timing], scheme: str, over: str) -> float:
-    """By which part of `over`'s time `scheme`'s is less."""
+    """Returns how much shorter one scheme's time is than another's, as a part of the other's.
+
+    Args:
+        timings: of all schemes.
+        scheme, over: names of the two schemes.
+    """
     seconds = {timing.scheme: timing.seconds for timing in timings}
     return float(1 - seconds[scheme] / seconds[over])

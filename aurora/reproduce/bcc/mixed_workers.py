@@ -1,6 +1,6 @@
-"""Workers of different speeds: how many batches each should take. Source: BCC §IV.
+"""Workers of different speeds: how many batches each should take. Source: BCC §IV (arXiv:1710.09990).
 
-Worker i answers for r_i batches after a_i r_i + Exp(mean r_i / mu_i) seconds, and its results count when it does.
+Worker i answers for r_i batches after a_i r_i + Exp(mean r_i / mu_i) seconds, and its results count from then on.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,15 @@ TAIL = 1e-12  # probability that is left out at its ends
 
 @dataclass(frozen=True)
 class MixedWorkers:
-    """shift_W: seconds a batch, a_i >= 0. rate_W: mu_i > 0, one over the mean further seconds a batch."""
+    """Speeds of workers.
+
+    Args:
+        shift_W: (W,) seconds per batch, a_i >= 0.
+        rate_W: (W,) mu_i > 0, one over the mean of further seconds per batch.
+
+    Raises:
+        BadInput: if lengths differ or values are out of range.
+    """
 
     shift_W: FloatArray
     rate_W: FloatArray
@@ -36,21 +44,35 @@ class MixedWorkers:
         return len(self.shift_W)
 
     def draw(self, load_W: IntArray, draws: int, rng: np.random.Generator) -> FloatArray:
-        """(draws, W) seconds; infinite for workers without work."""
+        """Draws (draws, W) seconds until each worker answers; infinite for workers without work.
+
+        Args:
+            load_W: (W,) batches of each worker.
+            draws: how many.
+            rng: random generator.
+        """
         seconds = self.shift_W * load_W + rng.exponential(size=(draws, len(self))) * load_W / self.rate_W
         return np.where(load_W > 0, seconds, np.inf)
 
     def finished(self, load_W: IntArray | FloatArray, at_s: FloatArray) -> FloatArray:
-        """(X, W) for at_s (X,) and load_W (W,) or (X, W): the probability that a worker has answered by then."""
+        """Returns (X, W): the probability that each worker has answered by each time.
+
+        Args:
+            load_W: (W,) or (X, W) batches of each worker.
+            at_s: (X,) seconds.
+        """
         spare = np.maximum(at_s[:, None] - self.shift_W * load_W, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(load_W > 0, -np.expm1(-spare * self.rate_W / load_W), 0.0)
 
 
 def seconds_a_batch(workers: MixedWorkers) -> FloatArray:
-    """(W,): what a worker should be given of any time t is t over this many batches, which makes the results that are
-    expected of it by t the most. The positive root of exp(mu x) = exp(a mu) (mu x + 1). Source: Reisizadeh, Prakash,
-    Pedarsani, Avestimehr, arXiv:1701.05973 (the paper's [16])."""
+    """Returns (W,) x such that t / x batches are each worker's best load for any time t.
+
+    Best is the load from which most results are expected by t. x is the positive root of exp(mu x) = exp(a mu) (mu x + 1).
+
+    Source: Reisizadeh, Prakash, Pedarsani, Avestimehr, arXiv:1701.05973 (the paper's [16]).
+    """
     shift = workers.shift_W * workers.rate_W
     root = shift + np.sqrt(2 * shift)  # not below the root, from where Newton's steps fall to it
     for _ in range(60):
@@ -62,20 +84,39 @@ def seconds_a_batch(workers: MixedWorkers) -> FloatArray:
 
 
 def loads_by(workers: MixedWorkers, most: int, at_s: FloatArray) -> FloatArray:
-    """(X, W) loads, not rounded and at most `most`, from which the most results are expected by each of at_s (X,)."""
+    """Returns (X, W) loads, not rounded, from which the most results are expected by each time.
+
+    Args:
+        workers: their speeds.
+        most: batches of a worker at most.
+        at_s: (X,) seconds.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         load_XW = np.minimum(at_s[:, None] / seconds_a_batch(workers), float(most))
     return np.where(at_s[:, None] > 0, load_XW, 0.0)
 
 
 def expected_by(workers: MixedWorkers, most: int, at_s: FloatArray) -> FloatArray:
-    """(X,) results that are expected by at_s (X,) under loads_by: no allocation is expected to give more."""
+    """Returns (X,) the results that are expected by each time under `loads_by`: no allocation is expected to give more.
+
+    Args:
+        workers, most, at_s: as in `loads_by`.
+    """
     load_XW = loads_by(workers, most, at_s)
     return np.asarray((workers.finished(load_XW, at_s) * load_XW).sum(axis=1))
 
 
 def fluid_s(workers: MixedWorkers, batches: int, results: float) -> float:
-    """When `results` are expected under loads_by. InfeasiblePlan where all workers with all batches cannot give them."""
+    """Returns the seconds after which a number of results is expected under `loads_by`.
+
+    Args:
+        workers: their speeds.
+        batches: of a worker at most.
+        results: that are expected.
+
+    Raises:
+        InfeasiblePlan: if all workers with all batches cannot give them.
+    """
     if not 0 < results <= len(workers) * batches:
         raise InfeasiblePlan(f"{len(workers)} workers of at most {batches} batches each cannot give {results:g} results")
 
@@ -122,10 +163,17 @@ ALLOT: dict[str, Allot] = {"p2": _p2, "load-balanced": _load_balanced, "even": _
 
 
 def results_s(workers: MixedWorkers, load_W: IntArray, results: int) -> float:
-    """The expected seconds until workers have answered for `results` batches, repeated ones counted each time; exact up to
-    the numerical integral of its distribution. With results = sum of the loads, until all have answered.
+    """Returns the expected seconds until workers have answered for `results` batches, repeated ones counted each time.
 
-    InfeasiblePlan where the loads add up to less.
+    Exact up to the numerical integral of its distribution. If `results` is the sum of the loads: until all have answered.
+
+    Args:
+        workers: their speeds.
+        load_W: (W,) batches of each worker.
+        results: that are needed.
+
+    Raises:
+        InfeasiblePlan: if the sum of the loads is less than `results`.
     """
     load_W = counts("loads", load_W, 1)
     if load_W.sum() < results:
@@ -164,10 +212,19 @@ def _late(workers: MixedWorkers, load_W: IntArray, results: int, at_s: FloatArra
 
 
 def theorem_2(workers: MixedWorkers, batches: int) -> tuple[float, float]:
-    """(lower, upper) bounds on the least expected seconds until the sum is recoverable, the paper's coverage time, by the p2
-    loads, which are optimal for many workers. Source: Thm 2.
+    """Returns (lower, upper) bounds on the least expected seconds until the sum is recoverable, the paper's coverage time.
 
-    InfeasiblePlan where the workers cannot hold the upper bound's results.
+    They are by the p2 loads, which are optimal for many workers.
+
+    Args:
+        workers: their speeds.
+        batches: of the sum.
+
+    Raises:
+        BadInput: if there are fewer than two batches.
+        InfeasiblePlan: if the workers cannot hold the upper bound's results.
+
+    Source: BCC Thm 2.
     """
     if batches < 2:
         raise BadInput(f"theorem 2: expected at least two batches, found {batches}")
@@ -180,10 +237,14 @@ def theorem_2(workers: MixedWorkers, batches: int) -> tuple[float, float]:
 
 
 def lower_bound_s(workers: MixedWorkers, batches: int) -> float:
-    """Seconds that no allocation's expected time to a recoverable sum goes below, however few the workers.
+    """Returns a lower bound of every allocation's expected seconds to a recoverable sum, however few the workers.
 
     By t at most expected_by(t) results are expected, so by Markov's inequality the sum is recoverable by t with at most that
     over `batches` as its probability.
+
+    Args:
+        workers: their speeds.
+        batches: of the sum.
     """
     end = fluid_s(workers, batches, batches)
     at_s = np.linspace(0.0, end, POINTS + 1)[1:]
@@ -201,7 +262,13 @@ def _enough(workers: MixedWorkers, batches: int, results: int) -> IntArray:
 
 @dataclass(frozen=True)
 class RecoveryTime:
-    """Seconds until the sum is recoverable: mean and standard error over the draws where it is; the share where it is not."""
+    """Seconds until the sum is recoverable.
+
+    Args:
+        mean_s: over the draws where it is recoverable.
+        error_s: standard error of the mean.
+        impossible: share of the draws where it is not recoverable.
+    """
 
     mean_s: float
     error_s: float
@@ -211,7 +278,15 @@ class RecoveryTime:
 def random_recovery_time(
     workers: MixedWorkers, batches: int, load_W: IntArray, draws: int, rng: np.random.Generator
 ) -> RecoveryTime:
-    """Draw `draws` times when the answered batches are all of them, of workers that each drew load_W different ones."""
+    """Draws how long it takes until the answered batches are all of them, if each worker drew its batches at random.
+
+    Args:
+        workers: their speeds.
+        batches: of the sum.
+        load_W: (W,) how many different batches each worker draws.
+        draws: how many times are drawn.
+        rng: random generator.
+    """
     seconds_XW = workers.draw(load_W, draws, rng)
     times = np.full(draws, np.inf)
     for draw in range(draws):
@@ -226,7 +301,12 @@ def random_recovery_time(
 
 
 def unrecoverable_probability(batches: int, load_W: IntArray) -> float:
-    """The probability that all workers' draws of load_W different batches miss one; exact."""
+    """Returns the probability that all workers' draws miss a batch; exact.
+
+    Args:
+        batches: of the sum.
+        load_W: (W,) how many different batches each worker draws.
+    """
     met_B = np.zeros(batches + 1)
     met_B[0] = 1.0
     for load in load_W.tolist():
@@ -235,8 +315,14 @@ def unrecoverable_probability(batches: int, load_W: IntArray) -> float:
 
 
 def recommend(workers: MixedWorkers, batches: int) -> tuple[str, IntArray, float]:
-    """(name, loads, expected seconds): the quickest of those in ALLOT that assign every batch to one worker. The even split
-    is among them, so nothing slower is recommended; ties go to it."""
+    """Returns (name, loads, expected seconds) of the quickest allocation in ALLOT that assigns every batch to one worker.
+
+    The even split is among them, so nothing slower is recommended; ties go to it.
+
+    Args:
+        workers: their speeds.
+        batches: of the sum.
+    """
     found = []
     for name in ("even", "by-pace", "load-balanced"):
         load_W = ALLOT[name](workers, batches, batches)

@@ -1,4 +1,4 @@
-"""After how many workers the sum over all batches can be recovered: by order, by number, and for drawn batches."""
+"""Recoverability of the sum over all batches by the number of workers that have answered: by sequence, and by probability."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,13 +15,21 @@ MOST_BRANCHES = 1 << 17  # of an exact count
 
 
 def messages_needed(holds_WB: BoolArray, finished: Sequence[int]) -> int | None:
-    """How many of `finished`, in their order, together hold every batch of holds_WB (W, B); None if all of them do not."""
+    """Returns how many workers, in sequence, hold every batch between them; None if all of them do not.
+
+    Args:
+        holds_WB: (W, B) bool, whether a worker holds a batch.
+        finished: workers in the sequence in which they finished.
+    """
     enough_K = all_held(holds_WB[np.asarray(finished, dtype=np.int64)], np.tri(len(finished), dtype=np.bool_))
     return int(enough_K.argmax()) + 1 if enough_K.any() else None
 
 
 def recoverable_sets(holds_WB: BoolArray) -> list[int]:
-    """How many sets of k workers together hold every batch, for k = 0..W; exact.
+    """Returns, for k = 0..W, how many sets of k workers hold every batch between them; exact.
+
+    Args:
+        holds_WB: (W, B) bool, whether a worker holds a batch.
 
     Raises:
         BadInput: if counting takes more than MOST_BRANCHES branches.
@@ -36,15 +44,21 @@ def recoverable_sets(holds_WB: BoolArray) -> list[int]:
 
 
 def recoverable_share_K(holds_WB: BoolArray) -> FloatArray:
-    """(W + 1,) float64: the probability that k workers, all sets of k equally likely, together hold every batch."""
+    """Returns (W + 1,) float64: the probability that k workers hold every batch between them, all sets of k equally likely.
+
+    Args:
+        holds_WB: (W, B) bool, whether a worker holds a batch.
+    """
     workers = len(holds_WB)
     return np.array([sets / comb(workers, k) for k, sets in enumerate(recoverable_sets(holds_WB))])
 
 
 def add_drawn_batches(met_B: FloatArray, load: int) -> FloatArray:
-    """The distribution of how many batches are held, after one more worker drew `load` different ones at random.
+    """Returns the distribution of how many batches are held, after one more worker drew different ones at random.
 
-    met_B (B + 1,) float64: the probability that 0..B batches were held before.
+    Args:
+        met_B: (B + 1,) float64, the probability that 0..B batches were held before.
+        load: how many it drew.
     """
     batches = len(met_B) - 1
     after_B = np.zeros_like(met_B)

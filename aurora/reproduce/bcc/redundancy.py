@@ -1,4 +1,4 @@
-"""How much redundancy pays, from times that were observed."""
+"""Redundancy that pays, by times that were observed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,15 @@ from aurora.types.arrays import FloatArray, IntArray, numbers
 
 
 def replay(code: GradientCode, seconds_IW: FloatArray, receive_s: float = 0.0) -> tuple[FloatArray, IntArray]:
-    """(seconds_I, waited_I): when the master has enough in each iteration, and how many messages that took.
+    """Replays iterations: when the master can recover the sum in each, and from how many messages.
 
-    seconds_IW: when each worker's message is there, infinite for never; the master takes receive_s for each, one at a time.
-    Infinite, with all that came, where it never has enough.
+    Args:
+        code: which workers hold which batches.
+        seconds_IW: (I, W) when each worker's message arrives; infinite for never.
+        receive_s: seconds that the master takes for each message, one at a time.
+
+    Returns:
+        seconds_I and waited_I (I,). Infinite, with all messages that came, where the sum is not recoverable.
     """
     ended_I, waited_I = np.full(len(seconds_IW), np.inf), np.zeros(len(seconds_IW), dtype=np.int64)
     for iteration, seconds_W in enumerate(seconds_IW):
@@ -38,20 +43,35 @@ def _fewest(code: GradientCode, order: IntArray) -> int:
 
 
 def code_by_speed(seconds_W: FloatArray, batches: int, load: int) -> GradientCode:
-    """A balanced code whose groups are dealt by speed, back and forth: fast workers hold different groups, slow ones repeat."""
+    """Returns a balanced code whose groups are dealt by speed, back and forth.
+
+    Fast workers hold different groups; slow workers hold the same groups again.
+
+    Args:
+        seconds_W: (W,) of each worker.
+        batches: of the sum.
+        load: batches of a worker.
+    """
     workers = len(seconds_W)
     check_sizes("balanced", workers, batches, load)
     groups = group_count(batches, load)
     deal = np.arange(workers)
-    rounds, place = deal // groups, deal % groups
+    rounds, nth = deal // groups, deal % groups
     group_W = np.empty(workers, dtype=np.int64)
-    group_W[np.argsort(seconds_W, kind="stable")] = np.where(rounds % 2, groups - 1 - place, place)
+    group_W[np.argsort(seconds_W, kind="stable")] = np.where(rounds % 2, groups - 1 - nth, nth)
     return grouped_code("balanced", group_W, batches, groups)
 
 
 @dataclass(frozen=True)
 class LoadChoice:
-    """The load with the least seconds an iteration, a code for it, and all that were tried: seconds_X of loads_X."""
+    """The load with the least seconds per iteration.
+
+    Args:
+        load: batches of a worker.
+        code: for that load.
+        loads: all X loads that were tried.
+        seconds_X: (X,) seconds per iteration with each.
+    """
 
     load: int
     code: GradientCode
@@ -60,7 +80,14 @@ class LoadChoice:
 
 
 def scaled(seconds_IW: FloatArray, observed_load: int, load: int, work_s: float | None) -> FloatArray:
-    """What seconds observed at one load are at another. work_s: what one batch more adds; None: time grows like the load."""
+    """Returns seconds that were observed at one load as they are at another.
+
+    Args:
+        seconds_IW: (I, W), observed.
+        observed_load: batches of a worker then.
+        load: batches of a worker now.
+        work_s: seconds that one batch more adds; None: time grows like the load.
+    """
     if work_s is None:
         return np.asarray(seconds_IW * (load / observed_load))
     return np.asarray(np.maximum(seconds_IW + work_s * (load - observed_load), 0.0))
@@ -75,11 +102,22 @@ def choose_load(
     work_s: float | None = None,
     receive_s: float = 0.0,
 ) -> LoadChoice:
-    """Replay observed iterations at other loads and take the quickest; ties go to the smaller load.
+    """Replays observed iterations at other loads and takes the quickest; ties go to the smaller load.
 
-    Groups are dealt to workers by their speed, so that slow ones repeat what quick ones hold: as seen in the first half of the
-    iterations, judged by the second, and by all of them in the code that is given. seconds_IW: at `observed_load` batches a
-    worker, scaled by `scaled`. BadInput for no times or negative ones, or loads that no code fits.
+    Groups are dealt to workers by their speed, so that slow ones repeat what quick ones hold. Speeds are those of the first
+    half of
+    the iterations, and the second half judges them; the code that is returned uses all iterations.
+
+    Args:
+        seconds_IW: (I, W) observed at `observed_load` batches of a worker; `scaled` to other loads.
+        observed_load: batches of a worker then.
+        loads: to try.
+        batches: of the sum.
+        work_s: as in `scaled`.
+        receive_s: as in `replay`.
+
+    Raises:
+        BadInput: if there are no times, or negative ones, or no code fits a load.
     """
     seconds_IW = numbers("observed seconds", seconds_IW, 2)
     if not seconds_IW.size or (seconds_IW < 0).any() or observed_load < 1 or not loads:

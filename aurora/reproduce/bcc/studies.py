@@ -1,5 +1,4 @@
-"""What is compared: thresholds, the tables' three schemes by a simulated clock and by real processes, mixed clusters, and
-how much redundancy recorded stragglers ask for."""
+"""Studies: thresholds, the tables' schemes by a simulated clock and by real processes, mixed clusters, recorded stragglers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -38,11 +37,26 @@ DRAWS = 10  # placements of the simulated clock
 class Pool(Protocol):
     """Processes that aggregate a sum, round after round."""
 
-    def aggregate(self, argument: NDArray[Any] | None = None, code: int = 0) -> AggregationResult: ...
+    def aggregate(self, argument: NDArray[Any] | None = None, code: int = 0) -> AggregationResult:
+        """Performs one round.
+
+        Args:
+            argument: sent to all workers; None: nothing is sent.
+            code: index of the round's code.
+        """
+        ...
 
 
 class MakePool(Protocol):
-    """Starts them: a work(batch, argument), codes of who holds what, a result's like, delays by worker and round, a watch."""
+    """Starts a Pool.
+
+    Args:
+        work: (batch, argument) -> the batch's result; picklable.
+        codes: which workers hold which batches; each round uses one.
+        like: an array of the result's shape and type.
+        delay_s: (worker, round) -> seconds that the worker waits first.
+        watch: called with a report of each worker whenever one changes.
+    """
 
     def __call__(
         self,
@@ -57,8 +71,16 @@ class MakePool(Protocol):
 
 @dataclass(frozen=True)
 class Threshold:
-    """One scheme at one load: the recovery threshold by the paper's formula and its exact mean, the load of communication, and
-    the probability that the sum is not recoverable."""
+    """One scheme at one load.
+
+    Args:
+        scheme: its name.
+        load: batches of a worker.
+        formula: recovery threshold by the paper's formula; None without one.
+        exact: exact mean of the recovery threshold.
+        communication: load of communication, in batches' results.
+        impossible: the probability that the sum is not recoverable.
+    """
 
     scheme: str
     load: int
@@ -69,7 +91,12 @@ class Threshold:
 
 
 def thresholds(batches: int, loads: Sequence[int]) -> list[Threshold]:
-    """Fig. 2: as many workers as batches; loads that leave one worker a batch or more."""
+    """Fig. 2: recovery thresholds with as many workers as batches.
+
+    Args:
+        batches: B, also the number of workers.
+        loads: batches of a worker; they leave one worker a batch or more.
+    """
     found = []
     for scheme in ("bcc", "balanced", "cyclic", "random"):
         for load in loads:
@@ -87,7 +114,7 @@ class Timing:
         scheme, iterations: which scheme, and how many.
         waited: messages that the master waited for, the mean over iterations.
         seconds: of all iterations.
-        compute_s: the longest computation among the workers waited for, added up.
+        compute_s: the longest computation among the workers waited for, summed over iterations.
         error: the largest difference of a gradient from the serial one over its largest entry; None where none was computed.
         losses: of the model before and after; None where none was computed.
     """
@@ -117,7 +144,16 @@ def _drawn_code(scheme: str, workers: int, load: int, rng: np.random.Generator) 
 
 
 def simulated(delays: str, workers: int, load: int, iterations: int, seed: int, folder: Path | None) -> list[Timing]:
-    """Each scheme's mean over DRAWS placements of `iterations` each, for the whole job of that many iterations."""
+    """Times each scheme by a simulated clock: the mean over DRAWS placements of the whole job.
+
+    Args:
+        delays: a name in DELAYS.
+        workers: how many.
+        load: batches of a worker.
+        iterations: of the job.
+        seed: of the random generator.
+        folder: of recorded data; None for none.
+    """
     found = []
     for scheme in SCHEMES:
         rng = np.random.default_rng([seed, workers])
@@ -141,7 +177,11 @@ def _longest(times: Times, waited_I: NDArray[np.int64]) -> FloatArray:
 
 @dataclass(frozen=True)
 class Injected:
-    """delay_IW by worker and round, from 1."""
+    """Delays that real workers wait for.
+
+    Args:
+        delay_IW: (I, W) seconds by round, from 1, and worker.
+    """
 
     delay_IW: FloatArray
 
@@ -152,8 +192,23 @@ class Injected:
 def performed(
     names: Sequence[str], workers: int, options: BccOptions, folder: Path | None, pool: MakePool, advance: Callable[[], None]
 ) -> dict[str, list[Timing]]:
-    """By delays, the same by real processes that wait for the drawn delays, stretched: gradient descent, every sum beside the
-    serial one. Seconds are as measured, over the stretch. One start of processes serves all delays and schemes."""
+    """Times each scheme by real processes that wait for the drawn delays, stretched.
+
+    They do gradient descent, and every sum is compared with the serial one. Seconds are as measured, over the stretch. All
+    delays
+    and schemes use the same processes.
+
+    Args:
+        names: in DELAYS.
+        workers: how many.
+        options: load, iterations, stretch and the job's size.
+        folder: of recorded data; None for none.
+        pool: starts the processes.
+        advance: called after each scheme.
+
+    Returns:
+        By name, one Timing per scheme.
+    """
     iterations, seed, features = options.process_iterations, options.seed, options.features
     descent = Descent(features, options.points, seed)
     x_PF, y_P = (np.concatenate(parts) for parts in zip(*(batch_of(descent, b) for b in range(workers)), strict=True))
@@ -189,7 +244,7 @@ def performed(
 
 @dataclass
 class _Receiving:
-    """A master that takes so long for every message."""
+    """A master that needs receive_s seconds for every message."""
 
     receive_s: float = 0.0
     received: int = 0
@@ -227,12 +282,19 @@ class MixedFound:
 
     @property
     def saved(self) -> float:
-        """The paper's 29.28 %."""
+        """The part of the time that P2's loads save; 29.28 % in the paper."""
         return 1 - self.p2_s / self.balanced_s
 
 
 def mixed(batches: int, workers: MixedWorkers, draws: int, seed: int) -> MixedFound:
-    """The paper's cluster or another."""
+    """Fig. 5: allocations of batches to workers of different speeds.
+
+    Args:
+        batches: of the sum.
+        workers: the paper's cluster or another.
+        draws: of random batches.
+        seed: of the random generator.
+    """
     wanted = int(batches * np.log(batches))
     p2_W = ALLOT["p2"](workers, batches, wanted)
     name, _, seconds = recommend(workers, batches)
@@ -255,7 +317,7 @@ PAPERS_CLUSTER = MixedWorkers(np.full(100, 20.0), np.array([1.0] * 95 + [20.0] *
 
 @dataclass(frozen=True)
 class Adapted:
-    """Which load the first iterations ask for, and what the later ones take, in seconds an iteration (recorded steps: mean 1).
+    """The load that the first iterations ask for, and seconds per iteration in the later ones (recorded steps: mean 1).
 
     Attributes:
         stragglers, work: what is slow, and how time grows with the load.
@@ -276,7 +338,14 @@ class Adapted:
 
 
 def adapted(workers: int, iterations: int, seed: int, folder: Path | None, stalled: bool) -> list[Adapted]:
-    """Recorded stragglers, as they are and dealt anew; stalled: one worker in ten takes ten times as long on top."""
+    """Chooses the redundancy for recorded stragglers, as they are and dealt anew.
+
+    Args:
+        workers, iterations: how many.
+        seed: of the random generator.
+        folder: of recorded data.
+        stalled: whether one worker in ten takes ten times as long on top.
+    """
     found = []
     loads = [load for load in (1, 2, 5, 10) if load <= workers]
     for stragglers in ("persistent", "independent"):

@@ -1,4 +1,4 @@
-"""The evaluation as one Markdown page, and its numbers as JSON."""
+"""Markdown page of the evaluation, and its numbers as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,7 +24,7 @@ Exp(mean {NETWORK_S * 1e3:g} ms), and the master takes {RECEIVE_S * 1e3:g} ms fo
 these totals come near the paper's is therefore no finding; which scheme waits for how many, and what follows for the
 time, is. **free receipt** is the same without the master's time. **recorded** replaces the journey by times of training
 steps that Alibaba's PAI recorded (two jobs of ten workers, CC BY 4.0; mean as before): each of our workers goes on as
-one of these twenty did, so that who is slow stays slow; **recorded, shuffled** deals the same times anew. **balanced**
+one of these twenty did, so that a slow worker stays slow; **recorded, shuffled** deals the same times anew. **balanced**
 is ours: BCC's groups, each given to equally many workers. BCC draws again where it missed a batch; all schemes meet the
 same kinds of delays."""
 
@@ -57,12 +57,17 @@ wait for. By the clock with delays as in the tables BCC saves what the paper's r
 saves more than that in all four.
 Where recorded times take the journey's place, waiting for fewer saves little by itself: the slowest of 100
 such workers takes 1.3 times the mean, an exponential's slowest of 100 takes 5.2 times it. What is left is the master's
-time for messages that it need not receive. That who is slow stays slow changes little for groups drawn at random, and
+time for messages that it need not receive. That a slow worker stays slow changes little for groups drawn at random, and
 is worth knowing (below)."""
 
 
 def as_markdown(found: BccResults, pictures: Sequence[str]) -> str:
-    """The page."""
+    """Returns the page.
+
+    Args:
+        found: the results.
+        pictures: file names of the drawn figures.
+    """
     options = found.options
     lines = [
         "# BCC's evaluation, ours beside",

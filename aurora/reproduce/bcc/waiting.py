@@ -1,4 +1,4 @@
-"""How many messages are waited for, and how large they are: the paper's formulas, and exact distributions beside."""
+"""Messages that are waited for, and their size: the paper's formulas, and exact distributions beside."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +15,12 @@ from aurora.types.arrays import FloatArray
 
 @dataclass(frozen=True)
 class WaitingTime:
-    """pmf_K (W + 1,): the probability that message k makes the sum recoverable, workers finishing in any order alike.
+    """Distribution of the number of messages that make the sum recoverable, all sequences of workers equally likely.
 
-    They add up to less than one where all messages may not suffice. size: of one message, in batches' results.
+    Args:
+        scheme: its name.
+        pmf_K: (W + 1,) the probability that message k is the one. The sum is less than one where all messages may not suffice.
+        size: of one message, in batches' results.
     """
 
     scheme: str
@@ -31,16 +34,23 @@ class WaitingTime:
 
     @property
     def threshold(self) -> float:
-        """K: messages waited for on average, where the sum is recoverable."""
+        """The recovery threshold K: messages waited for on average, where the sum is recoverable."""
         return float(self.pmf_K @ np.arange(len(self.pmf_K)) / self.pmf_K.sum())
 
     @property
     def communication(self) -> float:
-        """L: what these messages hold, in batches' results."""
+        """The communication load L: the size of these messages, in batches' results."""
         return self.size * self.threshold
 
     def quantile(self, share: float) -> int:
-        """The fewest messages that suffice with probability `share`; BadInput where even all of them do not."""
+        """Returns the fewest messages that suffice with a probability.
+
+        Args:
+            share: the probability.
+
+        Raises:
+            BadInput: if all messages do not suffice with it.
+        """
         reached = np.flatnonzero(np.cumsum(self.pmf_K) >= share - 1e-12)
         if not len(reached):
             raise BadInput(
@@ -50,7 +60,17 @@ class WaitingTime:
 
 
 def waiting(scheme: str, workers: int, batches: int, load: int) -> WaitingTime:
-    """The exact distribution for one of WAITING. Raises as make_code does."""
+    """Returns the exact distribution of a scheme.
+
+    Args:
+        scheme: a name in WAITING.
+        workers, batches: how many.
+        load: batches of a worker.
+
+    Raises:
+        BadInput: if the sizes do not fit the scheme.
+        InfeasiblePlan: if the workers cannot hold all batches.
+    """
     if scheme == "random":
         if workers < 1 or not 1 <= load <= batches:
             raise BadInput(f"scheme random: expected workers and a load of 1 to {batches} batches, found {workers} and {load}")
@@ -100,15 +120,23 @@ WAITING: dict[str, Callable[[int, int, int], FloatArray]] = {
 
 
 def harmonic(n: int) -> float:
-    """1 + 1/2 + ... + 1/n."""
+    """Returns 1 + 1/2 + ... + 1/n."""
     return float(digamma(n + 1) - digamma(1))
 
 
 def formula(scheme: str, workers: int, batches: int, load: int) -> tuple[float, float]:
-    """(K, L) as the paper gives them, for sufficiently many workers. Source: Thm 1 and Eq. 5 to 8.
+    """Returns (K, L) as the paper gives them, for sufficiently many workers.
 
-    scheme: also "bound", which no scheme goes below. Cyclic repetition has as many batches as workers there; fewer or more
-    are dealt into a share for each worker. BadInput for an unknown scheme; "balanced" has no formula.
+    Args:
+        scheme: "bcc", "uncoded", "cyclic", "random", or "bound", which no scheme goes below. The paper's cyclic repetition has
+            as many batches as workers; other numbers are divided into a share for each worker.
+        workers, batches: how many.
+        load: batches of a worker.
+
+    Raises:
+        BadInput: if the scheme is unknown; "balanced" has no formula.
+
+    Source: BCC Thm 1 and Eq. 5 to 8.
     """
     groups = group_count(batches, load)
     formulas: dict[str, tuple[float, float]] = {

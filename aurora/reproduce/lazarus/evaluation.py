@@ -34,9 +34,11 @@ class LazarusFigure:
     """One number of a figure.
 
     Attributes:
-        figure, case, way: which figure, what is measured, and by which system or method.
+        figure: which figure or table.
+        case: what is measured.
+        way: by which system or method.
         paper: as the paper gives it, None where it does not.
-        ours: the mean, and lowest and highest where it is of several draws.
+        ours: the mean; lowest and highest too where it is of several draws.
     """
 
     figure: str
@@ -62,7 +64,7 @@ class LazarusEvaluation:
 
 
 def reproduce(folder: Path | None, progress: Callable[[str, int, int], None]) -> LazarusEvaluation:
-    """Run every figure's study; the same at every call.
+    """Runs every figure's study; the same at every call.
 
     Args:
         folder: recorded data, None for none; without it the spot trace is generated.
@@ -82,7 +84,11 @@ def reproduce(folder: Path | None, progress: Callable[[str, int, int], None]) ->
 
 
 def spot_trace(folder: Path | None) -> tuple[list[MembershipEvent], bool]:
-    """The recorded trace where it is there, for NODES nodes at most; else a generated one; and whether it is recorded."""
+    """Returns the recorded spot trace if it exists, for NODES nodes at most, else a generated one; and whether it is recorded.
+
+    Args:
+        folder: recorded data, None for none.
+    """
     if not is_recorded(folder, TRACE):
         return limited(spot(NODES, SPOT_S, 0), NODES), False
     return limited(shifted(changes(load_failures(recorded_file(folder, TRACE))), TRACE_FROM_S), NODES), True
@@ -160,7 +166,7 @@ def _one_layer() -> list[LazarusFigure]:
 def _ratios(
     job: TrainingJob, traces: list[list[MembershipEvent]], end_s: float, ours: System, others: Mapping[str, System]
 ) -> dict[str, list[float]]:
-    """Samples of `ours` over each other system's, a value a trace."""
+    """Samples of `ours` over each other system's, one value per trace."""
     base = [replay(job, ours, trace, end_s).samples for trace in traces]
     return {
         name: [first / replay(job, how, trace, end_s).samples for first, trace in zip(base, traces, strict=True)]
@@ -191,7 +197,7 @@ def _single_failures() -> list[LazarusFigure]:
 
 
 def _rates() -> list[LazarusFigure]:
-    """What the paper says of steps and samples outright."""
+    """Steps and samples a second that the paper states."""
     found = []
     trace = every(300, NODES, 0, NODES // 2)
     for name, claim in (("GPT-S", 2926), ("GPT-L", 1996)):

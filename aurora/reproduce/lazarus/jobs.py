@@ -17,7 +17,12 @@ STATE_BYTES = 16  # a parameter: weights, gradients' copy and two moments in mix
 
 
 def zipf_loads(experts: int, layers: int, seed: int) -> FloatArray:
-    """(L, E) loads of layers with exponents from 0.4 to 1.6, experts shuffled."""
+    """Returns (L, E) loads: Zipf with an exponent per layer from 0.4 to 1.6, experts shuffled.
+
+    Args:
+        experts, layers: how many.
+        seed: of the random generator.
+    """
     rng = np.random.default_rng(seed)
     exponents = rng.uniform(0.4, 1.6, layers)
     return np.array([rng.permutation((1.0 + np.arange(experts)) ** -exponent) for exponent in exponents])

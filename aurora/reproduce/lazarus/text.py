@@ -141,7 +141,12 @@ are those of ports of 50 Gbps, both ways at once, as two of the testbed's nodes 
 
 
 def as_markdown(made: LazarusEvaluation, pictures: Sequence[str]) -> str:
-    """The page: set-up, then a table a figure and why ours differs."""
+    """Returns the page: set-up, then for each figure a table and why ours differs.
+
+    Args:
+        made: the evaluation.
+        pictures: file names of the drawn figures.
+    """
     trace = "Recorded (Bamboo's g4dn, MIT licence), from its tenth minute on" if made.recorded else "Generated"
     lines = ["# Lazarus' evaluation, ours beside", ""]
     lines += ["The paper: arXiv:2407.04656, §6. `aurora reproduce lazarus` writes this page.", ""]

@@ -37,7 +37,8 @@ SETTLE_S = 0.1  # to wait for the other direction's failure, which may explain t
 class Work(Protocol):
     """A posted message."""
 
-    def wait(self) -> object: ...
+    def wait(self) -> object:
+        """Waits until the message has left or arrived. Raises RuntimeError if it cannot."""
 
 
 class Message(NamedTuple):
