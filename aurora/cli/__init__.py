@@ -1,1 +1,1 @@
-"""The command line: one file a verb; each loads, calls and saves."""
+"""The command line: one file per subcommand, which loads, calls the API and saves."""

@@ -21,7 +21,7 @@ Found = dict[str, Any]
 
 
 def profile_json(profile: Profile) -> Found:
-    """A profile's shape, and each layer's load."""
+    """Returns a profile's shape and each layer's load."""
     layers = [
         {"pairs": load_E.sum(), "skew": load_E.max() / load_E.mean() if load_E.any() else 0.0, "hottest": load_E.argmax()}
         for load_E in profile.load_LE
@@ -31,7 +31,7 @@ def profile_json(profile: Profile) -> Found:
 
 
 def plan_json(plan: Plan) -> Found:
-    """A plan's strategies, objective and bounds, and each layer's dispatch."""
+    """Returns a plan's strategies, objective and bounds, and each layer's dispatch."""
     models = [
         {
             "model": model.model,
@@ -53,7 +53,7 @@ def plan_json(plan: Plan) -> Found:
 
 
 def migration_json(moved: Migration | None) -> Found | None:
-    """What travels from the plan in force, how long that takes, and what it saves."""
+    """Returns what a migration from the current plan moves, how long that takes, and the objective before and after."""
     if moved is None:
         return None
     times = {"takes_s": moved.schedule.makespan_s, "bound_s": moved.schedule.fluid_bound_s}
@@ -62,7 +62,7 @@ def migration_json(moved: Migration | None) -> Found | None:
 
 
 def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
-    """Each layer's terms, which GPU attains them, and how often the longest path holds them."""
+    """Returns each layer's terms, the GPU that attains each, and how often the longest path holds it."""
     return [
         {
             "layer": each.layer,
@@ -81,7 +81,7 @@ def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
 
 
 def evaluation_json(plan: Plan, found: Evaluation) -> Found:
-    """What a plan takes on other traffic beside a plan made for it."""
+    """Returns a plan's times on other traffic, beside the times of a plan made for that traffic."""
     models = [
         {
             "model": model.model,
@@ -98,7 +98,7 @@ def evaluation_json(plan: Plan, found: Evaluation) -> Found:
 
 
 def drift_json(found: Drift) -> Found:
-    """How far two profiles are apart, and whether to plan again."""
+    """Returns how much two profiles differ, by layer, and whether to plan again."""
     layers = zip(found.variation_L.tolist(), found.noise_L.tolist(), found.overlap_L.tolist(), strict=True)
     rows = [{"variation": a, "by_chance": b, "hot_overlap": c} for a, b, c in layers]
     head = {name: getattr(found, name) for name in ("replan", "reason", "loss", "threshold", "moved", "hot")}
@@ -106,19 +106,19 @@ def drift_json(found: Drift) -> Found:
 
 
 def summary_json(summary: Summary) -> Found:
-    """A trace in numbers."""
+    """Returns a trace's times, utilisation and gaps."""
     layers = [{**asdict(layer), "gap": layer.gap} for layer in summary.layers]
     head = {name: getattr(summary, name) for name in ("kind", "seconds", "utilisation", "exchange_gap")}
     return {**head, "layers": layers}
 
 
 def comparison_json(found: Comparison | None) -> Found | None:
-    """A prediction beside the measurement, phase by phase."""
+    """Returns predicted and measured seconds by phase; None without a comparison."""
     return None if found is None else {**asdict(found), "error": found.error}
 
 
 def placement_json(made: ReplicaPlacement) -> Found:
-    """A placement by loads: what `aurora export` reads."""
+    """Returns a placement by loads, in the format that `aurora export` reads."""
     from aurora.io.placements import layers_json
 
     loads = zip(made.max_load_L.tolist(), made.mean_load_L.tolist(), made.bound_L.tolist(), strict=True)
@@ -130,7 +130,7 @@ def placement_json(made: ReplicaPlacement) -> Found:
 
 
 def survival_json(made: ResilientPlacement) -> Found:
-    """A placement for failures, with the probability that every expert is still held."""
+    """Returns a placement for failures, with the probability that every expert is still held."""
     from aurora.io.plans import by_failures
 
     layers = [
@@ -141,7 +141,7 @@ def survival_json(made: ResilientPlacement) -> Found:
 
 
 def schedule_json(schedule: Schedule, ranks: int) -> Found:
-    """A schedule with its bounds and every transfer."""
+    """Returns a schedule with its bounds and every transfer."""
     columns: tuple[IntArray | FloatArray, ...] = (
         schedule.src_X, schedule.dst_X, schedule.bytes_X, schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
     )  # fmt: skip
@@ -161,12 +161,12 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
 
 
 def cluster_json(cluster: Cluster) -> Found:
-    """A cluster's GPUs, rank by rank."""
+    """Returns a cluster's GPUs, by rank."""
     return {"name": cluster.name, "incast": cluster.incast, "gpus": [asdict(gpu) for gpu in cluster.gpus]}
 
 
 def curves_json(made: Profile | ComputeCurves) -> Found:
-    """Compute curves by GPU kind and phase: seconds at token counts."""
+    """Returns compute curves: seconds at token counts, by GPU kind and phase."""
     kinds: Mapping[str, Any] = made.curves if isinstance(made, Profile) else made.kinds
     table = {
         kind: {phase: {"tokens": phases[phase].tokens_X, "seconds": phases[phase].seconds_X} for phase in PHASES}

@@ -1,4 +1,4 @@
-"""Names that options accept, read from the registries when help, completion or documentation wants them."""
+"""Names that options accept, read from the registries when help or completion needs them."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -8,17 +8,17 @@ from aurora.types.options import INTERLEAVE, LINK_TRANSPORTS, RUN_ORDERS, SIMULA
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """The names of one of CHOICES, as they are registered now."""
+    """Returns the names of a kind of CHOICES, as they are registered now."""
     return tuple(CHOICES[kind]())
 
 
 def filled(text: str) -> str:
-    """`text` with every {kind} of CHOICES replaced by the names of that kind."""
+    """Returns `text` with every {kind} of CHOICES replaced by the names of that kind."""
     return re.sub(r"\{(\w+)\}", lambda found: ", ".join(names(found[1])) if found[1] in CHOICES else found[0], text)
 
 
 def completed(*kinds: str) -> Callable[[str], list[str]] | None:
-    """Shell completion: the names of these kinds that begin as the word does; None for no kinds."""
+    """Returns a shell completion function for the names of these kinds of CHOICES; None for no kinds."""
     if not kinds:
         return None
     return lambda incomplete: [name for kind in kinds for name in names(kind) if name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""Files and packages that verbs need: checked before any work begins."""
+"""Files and packages that subcommands need, checked before any work begins."""
 
 import importlib
 import os
@@ -10,7 +10,11 @@ from aurora.types import Plan, Profile
 
 
 def need(*modules: str, extra: str = "run") -> None:
-    """MissingDependency with the pip command of `extra` unless all of `modules` import."""
+    """Check that all of `modules` can be imported.
+
+    Raises:
+        MissingDependency: if one cannot; with the pip command that installs `extra`.
+    """
     for name in modules:
         try:
             importlib.import_module(name)
@@ -19,7 +23,11 @@ def need(*modules: str, extra: str = "run") -> None:
 
 
 def make_folder(path: Path) -> None:
-    """The folder `path`, with its parents, or BadInput."""
+    """Make the folder `path` and its parents.
+
+    Raises:
+        BadInput: if it cannot be made.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -27,7 +35,15 @@ def make_folder(path: Path) -> None:
 
 
 def check_output(*outputs: Path | None, inputs: Sequence[Path]) -> None:
-    """BadInput before any work when a result could not be written, or would replace an input or another result."""
+    """Check, before any work, that results can be written.
+
+    Args:
+        outputs: the files to write; None: one that is not wanted.
+        inputs: files that the command reads.
+
+    Raises:
+        BadInput: if a result cannot be written, or would replace an input or another result.
+    """
     taken = {path.resolve(): path for path in inputs}
     for path in outputs:
         if path is None:
@@ -42,12 +58,21 @@ def check_output(*outputs: Path | None, inputs: Sequence[Path]) -> None:
 
 
 def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[Profile]:
-    """The plan's profiles: those given, else those that it names, relative to its own folder."""
+    """Load the profiles of a plan.
+
+    Args:
+        plan: the plan.
+        plan_path: its file.
+        given: the profiles' files, one per model; None or empty: the files that the plan names, relative to its own folder.
+
+    Raises:
+        BadInput: if the plan names no profile, or a file has changed since the plan was made.
+    """
     from aurora.io import load_profile
 
     paths = given or [plan_path.resolve().parent / model.profile_path for model in plan.models]
     if not given and not all(model.profile_path for model in plan.models):
-        raise BadInput(f"{plan_path}: names no profile; give one --profile a model")
+        raise BadInput(f"{plan_path}: names no profile; give one --profile per model")
     found = [load_profile(path) for path in paths]
     if not given:
         for path, profile, model in zip(paths, found, plan.models, strict=True):
@@ -57,5 +82,5 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
 
 
 def relative(path: Path, plan_path: Path) -> str:
-    """`path` as seen from the plan's folder."""
+    """Returns `path` relative to the plan's folder."""
     return os.path.relpath(path.resolve(), plan_path.resolve().parent)

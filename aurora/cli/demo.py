@@ -1,4 +1,4 @@
-"""aurora demo: the whole way on the shipped models, prediction beside measurement."""
+"""aurora demo: profile, plan, simulate, run and report on the shipped models."""
 
 import json
 import os
@@ -27,7 +27,14 @@ HELD_OUT = 0.1  # the models were trained on all but the last tenth of their tex
 
 @dataclass(frozen=True)
 class Way:
-    """A way of serving both models. together: sharing the GPUs, else one after the other."""
+    """A way of serving both models.
+
+    Attributes:
+        slug: name in file names.
+        name: name in tables.
+        together: whether both models share the GPUs at the same time, or run one after the other.
+        options: how it is planned.
+    """
 
     slug: str
     name: str
@@ -37,7 +44,12 @@ class Way:
 
 @dataclass
 class DemoOutcome:
-    """What a way took, summed over its runs, in seconds; and how many answers differ from the plain models'."""
+    """Result of a way of serving.
+
+    Attributes:
+        predicted_s, measured_s: seconds, summed over its runs.
+        differences: answers that differ from the plain models'.
+    """
 
     predicted_s: float = 0.0
     measured_s: float = 0.0
@@ -59,7 +71,7 @@ def demo(
     timeout: Annotated[float, typer.Option(help="seconds that a rank waits for a peer before a run is ended")] = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Two models on four ranks: in turn with a naive placement and order, then together under a plan."""
+    """Serve two models on four ranks: one after the other with a naive placement and order, then sharing the GPUs by a plan."""
     need("torch", "transformers")
     need("jinja2", extra="report")
     from aurora.cli.progress import shown
@@ -83,7 +95,7 @@ def demo(
 
 
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
-    """Profile both models and serve in each of WAYS, leaving everything in the folder `output`; one DemoOutcome a way."""
+    """Profile both models and serve in each of WAYS, leaving all files in the folder `output`; one DemoOutcome per way."""
     make_folder(output)
     cluster = load_cluster(CLUSTER)
     shutil.copy(CLUSTER, output / "cluster.toml")
@@ -107,7 +119,7 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
 
 
 def _write_texts(folder: Path) -> None:
-    """For each model held-out text to profile, and prompts from the other half of it."""
+    """Write, for each model, half of its held-out text to profile, and prompts from the other half."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     texts = (
         "\n".join(pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics)),
@@ -132,7 +144,7 @@ def _profile(folder: Path, name: str, ranks: int) -> Profile:
 
 
 def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], timeout: float) -> tuple[Plan, DemoOutcome]:
-    """Plan, predict, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`."""
+    """Plan, simulate, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`."""
     from aurora.advisor.simulated_choice import with_time_slice
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
@@ -168,7 +180,7 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
 
 
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
-    """Predicted beside measured, the speed-up over the first way, and whether the outputs are the plain models'."""
+    """Returns a table: seconds predicted and measured, speed-up over the first way, whether outputs are the plain models'."""
     table = Table(
         title="the same prompts, three ways",
         caption="in turn: one model after the other, experts placed contiguously; together: sharing the GPUs under the plan",

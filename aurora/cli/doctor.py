@@ -10,7 +10,7 @@ SERVING = ("torch", "transformers", "ranks over gloo")  # beside what planning n
 
 
 def doctor(as_json: Json = False) -> None:
-    """Look at Python, libraries, GPUs and the network between ranks; exit code 0 when planning works, 1 when it does not."""
+    """Check Python, libraries, GPUs and the network between ranks; exit code 0 if planning works, else 1."""
     from rich.table import Table
 
     from aurora.profiler.doctor import BROKEN, WORKS, examine, healthy

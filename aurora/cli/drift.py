@@ -1,4 +1,4 @@
-"""aurora drift: two profiles of a model -> how far apart they are, and whether to plan again."""
+"""aurora drift: two profiles of a model -> how much they differ, and whether to plan again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +13,16 @@ DEFAULTS = DriftOptions()
 
 def drift(
     context: typer.Context,
-    before: Annotated[Path, typer.Argument(help="the profile that was planned for")],
+    before: Annotated[Path, typer.Argument(help="the profile that the plan was made from")],
     after: Annotated[Path, typer.Argument(help="a later profile of the same model")],
-    plan: Annotated[Path | None, typer.Option(help="the plan made from BEFORE; default: experts balanced for it")] = None,
+    plan: Annotated[Path | None, typer.Option(help="the plan made from BEFORE; default: experts balanced for BEFORE")] = None,
     threshold: Annotated[float, option(DriftOptions, "threshold")] = DEFAULTS.threshold,
     hot: Annotated[int | None, option(DriftOptions, "hot")] = DEFAULTS.hot,
     seed: Annotated[int, option(DriftOptions, "seed")] = DEFAULTS.seed,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Say how far traffic has moved, layer by layer, what the plan loses by it, and whether to plan again."""
+    """Show how far traffic has changed, layer by layer, what the plan loses by it, and whether to plan again."""
     from aurora import api
     from aurora.cli.as_json import drift_json
     from aurora.io import load_plan, load_profile

@@ -1,4 +1,4 @@
-"""aurora export and aurora import: placements to and from the formats of serving engines, and routing that they recorded."""
+"""aurora export and aurora import: placements to and from serving engines' formats, and routing that engines recorded."""
 
 import sys
 from pathlib import Path
@@ -15,20 +15,20 @@ from aurora.types import Profile, ProfileOptions
 
 DEFAULTS = ProfileOptions()
 RECORD = "vllm-record"
-PLACEMENT, ROUTING = "Of a placement", "Of recorded routing"
+PLACEMENT, ROUTING = "For a placement", "For recorded routing"
 
-Dense = Annotated[int, typer.Option(help="dense layers before the MoE ones: the engine's file counts or leaves room for them")]
+Dense = Annotated[int, typer.Option(help="dense layers before the MoE layers, which the engine's file numbers too")]
 
 
 def export(
     plan: Annotated[Path, typer.Argument(help="a plan, or a placement as aurora place and aurora import write it")],
     form: Annotated[str, typer.Option("--format", help="{placement_format}", autocompletion=completed("placement_format"))],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="default: print it")] = None,
-    model: Annotated[str | None, typer.Option(help="of a plan for two: which model")] = None,
+    model: Annotated[str | None, typer.Option(help="for a plan of two models: which one")] = None,
     dense_layers: Dense = 0,
     as_json: Json = False,
 ) -> None:
-    """Write a plan's placement as a serving engine reads it."""
+    """Write a plan's placement in a serving engine's format."""
     from aurora.io import write_text
     from aurora.io.engine_placements import export_placement, off_by
     from aurora.io.placements import load_placement
@@ -45,7 +45,7 @@ def export(
 
 
 def import_(
-    file: Annotated[list[Path], typer.Argument(help="an engine's placement; or what engines recorded, each file a domain")],
+    file: Annotated[list[Path], typer.Argument(help="an engine's placement; or recorded routing, each file a traffic domain")],
     form: Annotated[
         str,
         typer.Option(
@@ -55,14 +55,16 @@ def import_(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="default: placement.json, of recorded routing profile.npz")
+        Path | None, typer.Option("--output", "-o", help="default: placement.json; for recorded routing profile.npz")
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(help="on how many GPUs its slots lie, where it does not say", rich_help_panel=PLACEMENT)
+        int | None, typer.Option(help="number of GPUs, if the file does not say", rich_help_panel=PLACEMENT)
     ] = None,
     dense_layers: Dense = 0,
     shape: Annotated[Path | None, typer.Option(help="the model's transformers config.json", rich_help_panel=ROUTING)] = None,
-    sources: Annotated[int, typer.Option(help="ranks that it is dealt to, evenly", rich_help_panel=ROUTING)] = DEFAULTS.sources,
+    sources: Annotated[
+        int, typer.Option(help="source ranks that the traffic is dealt to, evenly", rich_help_panel=ROUTING)
+    ] = DEFAULTS.sources,
     window: Annotated[
         int | None,
         typer.Option(help="tokens of all sources in a window; default: each recorded step", rich_help_panel=ROUTING),
@@ -70,7 +72,9 @@ def import_(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            help="of csv: which rows; repeat it, and each is a domain", metavar="COLUMN=VALUE,..", rich_help_panel=ROUTING
+            help="for csv: which rows to read; repeated, each is a traffic domain",
+            metavar="COLUMN=VALUE,..",
+            rich_help_panel=ROUTING,
         ),
     ] = None,
     coactivation: Annotated[
@@ -79,7 +83,7 @@ def import_(
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Read a serving engine's placement, whose replicas share an expert's load evenly; or the routing that one recorded."""
+    """Read a serving engine's placement (replicas share an expert's load evenly), or routing that an engine recorded."""
     known = (*names("placement_format"), *names("routing_format"), RECORD)
     if form not in known:
         raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")

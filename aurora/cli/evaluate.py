@@ -1,4 +1,4 @@
-"""aurora evaluate: a plan and other traffic -> what the plan takes, and what it loses against a plan of its own."""
+"""aurora evaluate: a plan and other traffic -> the plan's time, and its loss against a plan made for that traffic."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from aurora.cli.verb import WORST, Json, Layers, show
 
 def evaluate(
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
-    profile: Annotated[list[Path], typer.Option(help="the traffic, one profile a model")],
+    profile: Annotated[list[Path], typer.Option(help="the traffic, one profile per model")],
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`aurora`: collects the verbs and turns every AuroraError into one sentence and exit code 2."""
+"""The `aurora` command: collects the subcommands and turns every AuroraError into one sentence and exit code 2."""
 
 import sys
 from collections.abc import Callable
@@ -51,7 +51,7 @@ VERBS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     name="aurora",
-    help="Fast Mixture-of-Experts inference: where experts sit and in which order tokens travel.",
+    help="Fast Mixture-of-Experts inference: which GPU holds which experts, and in which order tokens travel.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -79,7 +79,7 @@ def _root(
 
 
 def main() -> None:
-    """The `aurora` command."""
+    """Run the `aurora` command."""
     try:
         app()
     except AuroraError as error:

@@ -1,4 +1,4 @@
-"""aurora measure: machines apart from traffic: links between ranks, compute curves of a GPU kind, the devices themselves."""
+"""aurora measure: hardware without traffic: links between ranks, compute curves of a GPU kind, the GPUs of this machine."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = ProfileOptions()
 
-app = typer.Typer(help="Measure machines apart from traffic: links, compute, devices.", no_args_is_help=True)
+app = typer.Typer(help="Measure hardware without traffic: links, compute, devices.", no_args_is_help=True)
 
 ClusterOutput = Annotated[Path, typer.Option("--output", "-o", help="the cluster TOML to write")]
 
@@ -29,7 +29,7 @@ def links(
     transport: Annotated[str, typer.Option(help="{link_transport}", autocompletion=completed("link_transport"))] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure the links between ranks, pairs alone and several at once, and write them as a cluster."""
+    """Measure the links between ranks, one pair at a time and several at once, and write a cluster file."""
     need("torch")
     from aurora.profiler.link_timing import measure_links
     from aurora.reports.tables import links_table
@@ -45,17 +45,17 @@ def links(
 
 @app.command("compute", cls=Verb)
 def compute(
-    model: Annotated[str | None, typer.Argument(help="folder of a transformers MoE model; none: only --join")] = None,
+    model: Annotated[str | None, typer.Argument(help="folder of a transformers MoE model; without it only --join")] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="a profile or curves that get this GPU's kind; made where there are none")
+        Path, typer.Option("--output", "-o", help="the profile or curves file to add this GPU kind to; created if missing")
     ] = Path("curves.npz"),
-    join: Annotated[list[Path] | None, typer.Option(help="curves that this command wrote elsewhere, to add as well")] = None,
+    join: Annotated[list[Path] | None, typer.Option(help="a curves file that this command wrote elsewhere, to add too")] = None,
     prompt_tokens: Annotated[int, option(ProfileOptions, "prompt_tokens")] = DEFAULTS.prompt_tokens,
     batch: Annotated[int, option(ProfileOptions, "batch")] = DEFAULTS.batch,
     share: Annotated[int, option(ProfileOptions, "share")] = DEFAULTS.share,
     as_json: Json = False,
 ) -> None:
-    """Time a model's gate, experts and aggregation on this machine, for profiles that were counted elsewhere."""
+    """Time a model's router, experts and weighted sum on this machine, for profiles that were counted elsewhere."""
     from aurora.cli.as_json import curves_json
     from aurora.io import load, load_curves, save
     from aurora.reports.tables import curves_table
@@ -80,7 +80,7 @@ def compute(
 
 @app.command("devices", cls=Verb)
 def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False) -> None:
-    """Write this machine's GPUs, as NVML names them, as a cluster at datasheet rates."""
+    """Write a cluster file of this machine's GPUs, as NVML names them, with datasheet rates."""
     from aurora.profiler.devices import find_devices
 
     check_output(output, inputs=[])
@@ -100,7 +100,7 @@ def _measured(model: str, prompt_tokens: int, batch: int, share: int) -> Compute
 def _write(
     as_json: bool, made: Cluster, output: Path, remarks: Sequence[str], more: Mapping[str, object], *tables: "RenderableType"
 ) -> None:
-    """Write a cluster with remarks on top, and print both."""
+    """Write a cluster file with remarks on top, and print both."""
     from aurora.cli.as_json import cluster_json
     from aurora.io import save_cluster
     from aurora.reports.tables import cluster_table

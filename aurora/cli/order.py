@@ -24,14 +24,14 @@ def order(
         str, typer.Option(help="{all_orders}; or all, to compare them", autocompletion=completed("all_orders"))
     ] = "openshop",
     startup_s: Annotated[
-        float | None, typer.Option("--startup", help="seconds that a message costs; default: the cluster's")
+        float | None, typer.Option("--startup", help="fixed seconds per message; default: the cluster's")
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="of a profile: this MoE layer, experts placed contiguously")] = None,
-    seed: Annotated[int, typer.Option(help="for random orders and drawn priorities")] = 0,
+    layer: Annotated[int | None, typer.Option(help="for a profile: this MoE layer, experts placed contiguously")] = None,
+    seed: Annotated[int, typer.Option(help="for random orders and random priorities")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the JSON to a file")] = None,
     as_json: Json = False,
 ) -> None:
-    """Order one all-to-all and say how good the order is; `gap` is against the larger of the fluid and the cut bound."""
+    """Order one all-to-all, and show its time, bounds and `gap` to the larger of the fluid and the cut bound."""
     from aurora import api
     from aurora.cli.as_json import schedule_json
     from aurora.io import load_cluster, write_text

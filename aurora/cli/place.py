@@ -1,4 +1,4 @@
-"""aurora place: loads of experts -> how many replicas each has, where they are, and how its load divides over them."""
+"""aurora place: loads of experts -> how many replicas each has, which GPUs hold them, and how the load splits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ LOADS, FAILURES = "By load", "For failures of nodes"
 
 
 def place(
-    loads: Annotated[Path, typer.Argument(help="each expert's load: .csv (no header) or .npy, a row a layer")],
+    loads: Annotated[Path, typer.Argument(help="each expert's load: .csv (no header) or .npy, one row per layer")],
     slots: Annotated[int, typer.Option(help="experts that fit on each GPU; with --survive: on each node")],
     method: Annotated[
         str | None,
@@ -24,46 +24,50 @@ def place(
         ),
     ] = None,
     replicas: Annotated[
-        str | None, typer.Option(help="how many each expert has, r0,r1,...; default: the method chooses")
+        str | None, typer.Option(help="replicas of each expert, r0,r1,...; default: the method chooses")
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="the GPUs are this many equal runs; with --survive: nodes")] = None,
-    seed: Annotated[int, typer.Option(help="for methods that draw")] = 0,
-    gpus: Annotated[int | None, typer.Option(help="how many; default: one a node", rich_help_panel=LOADS)] = None,
+    nodes: Annotated[int | None, typer.Option(help="number of nodes, over which GPUs divide evenly")] = None,
+    seed: Annotated[int, typer.Option(help="for methods that draw at random")] = 0,
+    gpus: Annotated[int | None, typer.Option(help="number of GPUs; default: one per node", rich_help_panel=LOADS)] = None,
     groups: Annotated[
-        int, typer.Option(help="the experts are this many equal runs: eplb places them node by node", rich_help_panel=LOADS)
+        int, typer.Option(help="number of expert groups of equal size; eplb keeps a group on one node", rich_help_panel=LOADS)
     ] = 1,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help=f"how many slots bring mean/max to {TARGET}, layer by layer", rich_help_panel=LOADS),
+        typer.Option(
+            "--explain", help=f"show how many slots bring mean/max load to {TARGET}, layer by layer", rich_help_panel=LOADS
+        ),
     ] = False,
     survive: Annotated[
         bool,
         typer.Option(
             "--survive",
-            help="place so that every expert is still held after failures, as likely as can be",
+            help="maximise the probability that every expert is still held after failures",
             rich_help_panel=FAILURES,
         ),
     ] = False,
     min_replicas: Annotated[
         int | None,
         typer.Option(
-            help="replicas of each expert at least; one failure less is survived for certain", rich_help_panel=FAILURES
+            help="replicas that each expert has at least, N; with aurora any N-1 failures are survived",
+            rich_help_panel=FAILURES,
         ),
     ] = None,
     alive: Annotated[
-        int | None, typer.Option(help="optimise for so many nodes left; default: few failures first", rich_help_panel=FAILURES)
+        int | None,
+        typer.Option(help="optimise for this many nodes left; default: few failures first", rich_help_panel=FAILURES),
     ] = None,
     racks: Annotated[
-        str | None, typer.Option(help="each node's rack, 0,0,1,...: racks fail whole", rich_help_panel=FAILURES)
+        str | None, typer.Option(help="each node's rack, 0,0,1,...; a rack fails as a whole", rich_help_panel=FAILURES)
     ] = None,
     rates: Annotated[
         str | None,
-        typer.Option(help="how often each node, or rack, fails against the others, 1,1,2.5,...", rich_help_panel=FAILURES),
+        typer.Option(help="relative failure rate of each node, or rack, 1,1,2.5,...", rich_help_panel=FAILURES),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Place experts with replicas so that the most loaded GPU has as little as possible, with a bound below it; or so that all
-    of them survive when nodes fail."""
+    """Place experts with replicas so that the largest load of a GPU is as small as possible, with a lower bound; or, with
+    --survive, so that every expert is likely to be held after nodes fail."""
     counts = None if replicas is None else _numbers("--replicas", replicas, int)
     if survive:
         useless = {"gpus": gpus, "explain": explain or None, "groups": None if groups == 1 else groups}

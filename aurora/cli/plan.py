@@ -13,7 +13,7 @@ from aurora.errors import BadInput
 from aurora.types import PlanOptions
 
 DEFAULTS = PlanOptions()
-TRAFFIC, STRATEGY, REPLICAS, MOVE = "Traffic", "Strategies by name", "Replicas and failures", "The plan in force"
+TRAFFIC, STRATEGY, REPLICAS, MOVE = "Traffic", "Strategies by name", "Replicas and failures", "Migration"
 
 
 def plan(
@@ -26,7 +26,10 @@ def plan(
     output: Annotated[Path, typer.Option("--output", "-o", help="the plan to write")] = Path("plan.json"),
     domain: Annotated[
         list[Path] | None,
-        typer.Option(help="another profile of the one model that the plan must serve", rich_help_panel=TRAFFIC),
+        typer.Option(
+            help="traffic domain: another profile of the same model that the same plan must serve; repeat it",
+            rich_help_panel=TRAFFIC,
+        ),
     ] = None,
     aim: Annotated[str, option(PlanOptions, "aim", more=": {aim}", panel=TRAFFIC, choices=["aim"])] = DEFAULTS.aim,
     place: Annotated[
@@ -34,7 +37,7 @@ def plan(
         option(
             PlanOptions,
             "place",
-            more=": {place}; of two models {colocated_place}; with --min-replicas {survive}; or auto",
+            more=": {place}; for two models {colocated_place}; with --min-replicas {survive}; or auto",
             panel=STRATEGY,
             choices=["place", "survive"],
         ),
@@ -64,22 +67,24 @@ def plan(
     previous: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="relabel GPUs so that few bytes move from this plan, and price the move", rich_help_panel=MOVE
+            "--from",
+            help="the current plan: relabel GPUs so that few bytes move, and price the migration",
+            rich_help_panel=MOVE,
         ),
     ] = None,
     max_move_bytes: Annotated[
         int | None,
-        typer.Option(help="with --from: move the layers that save most within so many bytes", rich_help_panel=MOVE),
+        typer.Option(help="with --from: byte budget; move only the layers that save most within it", rich_help_panel=MOVE),
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="refuse what this engine could not serve: {engine}", autocompletion=completed("engine")),
+        typer.Option(help="refuse a plan that this engine cannot serve: {engine}", autocompletion=completed("engine")),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="show what each layer's time consists of")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="show the terms of each layer's time")] = False,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Decide where experts sit and in which order tokens travel; every schedule is checked before the plan is written."""
+    """Decide which GPU holds which experts and in which order tokens travel; every schedule is checked."""
     from aurora import api
     from aurora.cli.as_json import explanation_json, migration_json, plan_json
     from aurora.io import load_cluster, load_plan, load_profile, save

@@ -26,7 +26,7 @@ def profile(
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="the profile to write; NAME.partial.npz when interrupted")
+        Path, typer.Option("--output", "-o", help="the profile to write; NAME.partial.npz if interrupted")
     ] = Path("profile.npz"),
     sources: Annotated[int, option(ProfileOptions, "sources", panel=TEXT)] = DEFAULTS.sources,
     prompt_tokens: Annotated[int, option(ProfileOptions, "prompt_tokens", panel=TEXT)] = DEFAULTS.prompt_tokens,
@@ -46,14 +46,14 @@ def profile(
         str, option(CountingOptions, "scheme", more=": {scheme}", panel=WORKERS, choices=["scheme"])
     ] = CountingOptions.scheme,
     timeout_s: Annotated[float, option(CountingOptions, "timeout_s", "--timeout", panel=WORKERS)] = CountingOptions.timeout_s,
-    seed: Annotated[int, typer.Option(help="for --precision and --workers")] = DEFAULTS.seed,
+    seed: Annotated[int, typer.Option(help="random seed, for --precision and --workers")] = DEFAULTS.seed,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Count where a model's tokens go, and time its phases on this machine.
+    """Count which experts a model's tokens choose, and time router, experts and weighted sum on this machine.
 
-    Ctrl-C leaves what is counted so far as a valid profile beside the output, and so does a crash, up to the last minute; the
-    same command goes on from there.
+    Ctrl-C leaves a valid partial profile beside the output, and so does a crash, up to the last minute; the same command goes
+    on from there.
     """
     texts = [*(text or []), *(more_text or [])]
     if workers is None and (redundancy is not None or scheme != CountingOptions.scheme):

@@ -1,4 +1,4 @@
-"""Progress on the error stream, when that is a terminal."""
+"""Progress display on standard error, if that is a terminal."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,7 +12,7 @@ from aurora.types import WorkerReport
 
 @contextmanager
 def shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function (what, done, total) that moves a bar for each `what`."""
+    """Context manager: gives a function (what, done, total) that moves one progress bar per `what`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -33,7 +33,7 @@ def shown() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def workers_shown(printed: bool = True) -> Iterator[Callable[[Sequence[WorkerReport]], None]]:
-    """Gives a function that keeps a table of workers on a terminal; the last one is printed in the end, if `printed`."""
+    """Context manager: gives a function that shows its reports as a live table; with `printed` the last table stays."""
     from rich.live import Live
 
     from aurora.reports.workers import workers_table

@@ -11,16 +11,16 @@ from aurora.cli.verb import Json, Layers
 
 
 def record(
-    url: Annotated[str, typer.Argument(help="of the vLLM server, which runs our plugin")],
+    url: Annotated[str, typer.Argument(help="URL of the vLLM server, which runs our plugin")],
     output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write")] = Path("profile.npz"),
     folder: Annotated[Path, typer.Option(help="an empty folder that the server's ranks and this command share")] = Path(
         "record"
     ),
-    seconds: Annotated[float, typer.Option(help="for how long")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="how long to record")] = 60.0,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Record how the tokens that a vLLM server serves are routed, from outside: start, wait, stop, read."""
+    """Record how a running vLLM server routes tokens, and write it as a profile."""
     from aurora.io import save
     from aurora.profiler.vllm_server import profile_vllm_server
 

@@ -1,4 +1,4 @@
-"""aurora replay: a trace of nodes that come and go -> what several systems train through it."""
+"""aurora replay: a trace of nodes that join and leave -> how much several training systems get done."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +11,11 @@ from aurora.errors import BadInput
 
 def replay(
     trace: Annotated[Path, typer.Argument(help=".csv of time_ms,event,node; an event is add or remove")],
-    nodes: Annotated[int, typer.Option(help="nodes at most")] = 10,
-    minutes: Annotated[float, typer.Option(help="how long, from the first event on")] = 80.0,
+    nodes: Annotated[int, typer.Option(help="largest number of nodes used")] = 10,
+    minutes: Annotated[float, typer.Option(help="simulated time, from the first event on")] = 80.0,
     as_json: Json = False,
 ) -> None:
-    """Simulate training while nodes come and go: planned replicas against checkpoint-restart and fixed-size baselines."""
+    """Simulate training while nodes join and leave: planned replicas against checkpoint-restart and fixed-size baselines."""
     from aurora.io import load_failures
     from aurora.reports.tables import replay_table
     from aurora.reproduce.lazarus.jobs import JOBS

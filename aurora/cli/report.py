@@ -26,7 +26,7 @@ def report(
     profile: Annotated[
         list[Path] | None,
         typer.Option(
-            help="the traffic, one a model; as many again: later traffic, for drift; default: what the plan was made from"
+            help="the traffic, one per model; twice as many: also later traffic, for drift; default: the plan's own profiles"
         ),
     ] = None,
     output: Annotated[
@@ -37,13 +37,13 @@ def report(
         str,
         typer.Option(
             "--format",
-            help="{report_format}: html is one page, svg figures for papers, perfetto for ui.perfetto.dev (.gz packs it)",
+            help="{report_format}: html, one page; svg, figures for papers; perfetto, for ui.perfetto.dev (.gz: compressed)",
             autocompletion=completed("report_format"),
         ),
     ] = "html",
     as_json: Json = False,
 ) -> None:
-    """Show a plan: what it is worth, what it took, what to do next, and pictures of everything."""
+    """Report on a plan: its speed-up, prediction against measurement, what to do next, and figures."""
     if form not in FORMS:
         raise BadInput(f"--format: expected one of {', '.join(FORMS)}, found {form!r}")
     need(*FORMS[form].needs, extra="report")
@@ -56,7 +56,7 @@ def report(
 
 
 def report_files(plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str) -> None:
-    """Write the report on what these files hold; profiles that the plan names are taken where they are found unchanged."""
+    """Write the report on what these files hold; profiles that the plan names are used if they are unchanged."""
     from aurora.io import load_plan, load_trace
     from aurora.reports.inputs import named_traces
     from aurora.reports.write import report as written

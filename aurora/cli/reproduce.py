@@ -1,4 +1,4 @@
-"""aurora reproduce: a paper's evaluation in its own set-up, ours beside."""
+"""aurora reproduce: a paper's evaluation in its own set-up, our figures beside the paper's."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ BCC = BccOptions()
 
 Recorded = Annotated[Path | None, typer.Option(envvar="AURORA_DATA", help="folder of recorded data; default: none")]
 
-app = typer.Typer(help="A paper's evaluation in its own set-up, ours beside.", no_args_is_help=True)
+app = typer.Typer(help="A paper's evaluation in its own set-up, our figures beside the paper's.", no_args_is_help=True)
 
 
 @app.command("aurora", cls=Verb)
@@ -56,7 +56,7 @@ def bcc(
     context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the tables and the figures")],
     workers: Annotated[
-        list[int] | None, typer.Option(help=f"how many, each time with as many batches; repeat. Default: {BCC.workers}")
+        list[int] | None, typer.Option(help=f"number of workers, with as many batches; repeat it. Default: {BCC.workers}")
     ] = None,
     load: Annotated[int, option(BccOptions, "load")] = BCC.load,
     iterations: Annotated[int, option(BccOptions, "iterations")] = BCC.iterations,
@@ -69,7 +69,7 @@ def bcc(
     recorded: Recorded = None,
     as_json: Json = False,
 ) -> None:
-    """BCC (arXiv:1710.09990): Fig. 2, 4 and 5, Tables I and II; sums collected in spite of stragglers."""
+    """BCC (arXiv:1710.09990): Fig. 2, 4 and 5, Tables I and II; sums collected from redundant workers despite stragglers."""
     if plots:
         need("matplotlib", extra="report")
     need(*(("torch", "transformers") if process_iterations else ()))
@@ -95,7 +95,7 @@ def lazarus(
     recorded: Recorded = None,
     as_json: Json = False,
 ) -> None:
-    """Lazarus (arXiv:2407.04656 §6): recovery probabilities, throughput under failures, what moves."""
+    """Lazarus (arXiv:2407.04656 §6): recovery probabilities, throughput under failures, bytes moved."""
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
@@ -112,12 +112,12 @@ def lazarus(
 
 
 def _svgs(pictures: Sequence[Path]) -> list[str]:
-    """The names of those that a page shows."""
+    """Returns the names of the SVG pictures, which a page shows."""
     return [picture.name for picture in pictures if picture.suffix == ".svg"]
 
 
 def _write(as_json: bool, paper: str, folder: Path, found: Mapping[str, Any], page: str, pictures: Sequence[Path]) -> None:
-    """Write a paper's page and its numbers, and print either."""
+    """Write a paper's page and its numbers; print where they are, or the numbers as JSON."""
     from aurora.io import write_text
 
     write_text(folder / f"{paper}.json", json.dumps(found, indent=1) + "\n")

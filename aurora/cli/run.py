@@ -1,4 +1,4 @@
-"""aurora run: serve prompts under a plan, on real processes."""
+"""aurora run: serve prompts with a plan, on real processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aurora.runtime.result import MembershipChange, RunResult
 
 DEFAULTS = RunOptions()
-RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and sharing", "Prediction and checks", "Failures"
+RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices", "Prediction and checks", "Failures"
 
 
 def run(
@@ -28,15 +28,13 @@ def run(
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
     model: Annotated[list[Path], typer.Option(help="model folder; one for each model of the plan, in its order")],
     prompts: Annotated[
-        list[Path], typer.Option(help="a prompt on each line, or .jsonl with a prompt field; one file, or one a model")
+        list[Path], typer.Option(help="one prompt per line, or .jsonl with a prompt field; one file, or one per model")
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
     trace: Annotated[Path | None, typer.Option(help="the measured trace to write (npz); default: beside the plan")] = None,
     max_new_tokens: Annotated[int, option(RunOptions, "max_new_tokens")] = DEFAULTS.max_new_tokens,
     batch: Annotated[int, option(RunOptions, "batch")] = DEFAULTS.batch,
-    ranks: Annotated[
-        int | None, typer.Option(help="must be the plan's number; told for clarity", rich_help_panel=RANKS)
-    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="checked against the plan's number of ranks", rich_help_panel=RANKS)] = None,
     transport: Annotated[
         str, option(RunOptions, "transport", more=" ({transport})", panel=RANKS, choices=["transport"])
     ] = DEFAULTS.transport,
@@ -54,20 +52,24 @@ def run(
     ] = False,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="lay a simulation of the same traffic over the measurement", rich_help_panel=COMPARE),
+        typer.Option("--compare", help="compare each phase with a simulation of the same traffic", rich_help_panel=COMPARE),
     ] = False,
     profile: Annotated[
         list[Path] | None,
         typer.Option(
-            help="with --compare: compute times, one a model; default: what the plan was made from", rich_help_panel=COMPARE
+            help="with --compare: compute times, one per model; default: the profiles that the plan was made from",
+            rich_help_panel=COMPARE,
         ),
     ] = None,
     predicted: Annotated[
-        Path | None, typer.Option(help="with --compare: this predicted trace (npz) instead", rich_help_panel=COMPARE)
+        Path | None,
+        typer.Option(help="with --compare: compare with this predicted trace (npz) instead", rich_help_panel=COMPARE),
     ] = None,
     sample_utilisation: Annotated[
         bool,
-        typer.Option("--sample-utilisation", help="watch by NVML how busy this machine's GPUs are", rich_help_panel=COMPARE),
+        typer.Option(
+            "--sample-utilisation", help="read the utilisation of this machine's GPUs from NVML", rich_help_panel=COMPARE
+        ),
     ] = False,
     survive: Annotated[bool, option(RunOptions, "survive", "--survive", panel=SURVIVE)] = DEFAULTS.survive,
     respawn: Annotated[int, option(RunOptions, "respawn", panel=SURVIVE)] = DEFAULTS.respawn,
@@ -75,7 +77,7 @@ def run(
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Serve prompts with the plan's models on one local process a rank (or as one rank under torchrun), and measure."""
+    """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure."""
     need("torch", "transformers")
     from aurora import api
     from aurora.io import load_plan, load_trace, save
@@ -128,7 +130,7 @@ def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: list[Path
 
 
 def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
-    """The profiles that the plan was made from; none where they are gone."""
+    """Returns the profiles that the plan was made from; none if they are gone or have changed."""
     try:
         return profiles_of(plan, path, None)
     except AuroraError:
@@ -136,7 +138,7 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
 
 
 def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], interleave: str) -> Trace:
-    """A simulation of the run's own traffic on the network as it was measured: what it misses is the model's own error."""
+    """Simulate the run's own traffic on the network measured just before it, so that only the simulator's error is left."""
     from aurora import api
 
     assert result.conditions is not None
@@ -205,7 +207,7 @@ def _show(
 
 @contextmanager
 def sampled(wanted: bool) -> Iterator[list[str]]:
-    """After the block, a sentence for each GPU of this machine; none where it is not wanted."""
+    """Context manager: gives a list that holds, after the block, a sentence per GPU of this machine; empty unless `wanted`."""
     said: list[str] = []
     if not wanted:
         yield said
@@ -225,9 +227,9 @@ def sampled(wanted: bool) -> Iterator[list[str]]:
 
 
 def _told(change: MembershipChange) -> str:
-    """A change of membership in a sentence."""
-    parts = [f"lost rank {seat} ({how})" for seat, how in sorted(change.lost.items())]
-    parts += [f"rank {seat} joined" for seat in change.joined]
+    """Returns a change of membership as a sentence."""
+    parts = [f"lost rank {rank} ({how})" for rank, how in sorted(change.lost.items())]
+    parts += [f"rank {rank} joined" for rank in change.joined]
     weights = f"{change.moved} experts' weights from other ranks"
     if change.moved:
         weights += f" ({change.moved_bytes / 1e6:.2f} MB in {change.took_s:.3f} s, predicted {change.predicted_s:.3f} s)"

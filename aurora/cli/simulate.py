@@ -13,29 +13,35 @@ from aurora.cli.verb import WORST, Json, Layers, show
 def simulate(
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
     profile: Annotated[
-        list[Path] | None, typer.Option(help="the traffic, one profile a model; default: what the plan was made from")
+        list[Path] | None,
+        typer.Option(help="the traffic, one profile per model; default: the profiles that the plan was made from"),
     ] = None,
     barriers: Annotated[
         str,
         typer.Option(
-            help="who waits, {barriers}: gpu for its own transfers and the counts, none not for counts, global all for all",
+            help="what a GPU waits for after an exchange, {barriers}: gpu, its own transfers and all ranks' token counts; "
+            "none, its own transfers only; global, all ranks after every phase",
             autocompletion=completed("barriers"),
         ),
     ] = "gpu",
     orders: Annotated[
         str,
         typer.Option(
-            help="{simulated_order}: the plan's orders, or each batch ordered anew", autocompletion=completed("simulated_order")
+            help="{simulated_order}: the plan's orders, or orders recomputed per batch",
+            autocompletion=completed("simulated_order"),
         ),
     ] = "plan",
     interleave: Annotated[
-        str, typer.Option(help="two models: on, side by side; off, one after the other", autocompletion=completed("interleave"))
+        str,
+        typer.Option(
+            help="two models: on, both at the same time; off, one after the other", autocompletion=completed("interleave")
+        ),
     ] = "on",
     trace: Annotated[Path | None, typer.Option(help="the predicted trace to write (npz); default: beside the plan")] = None,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Price a plan event by event: time per layer, utilisation, and how far its exchanges are from the bound."""
+    """Simulate a plan event by event: time per layer, utilisation, and the gap of its exchanges to the bound."""
     from aurora import api
     from aurora.cli.as_json import summary_json
     from aurora.io import load_plan, save

@@ -1,4 +1,4 @@
-"""aurora sweep: many settings -> maps of where ordering pays, where colocating pays, and where neither does."""
+"""aurora sweep: a grid of settings -> maps of where ordering transfers, colocating models, both or neither pays."""
 
 import json
 from pathlib import Path
@@ -14,18 +14,22 @@ SHAPE, CLUSTER = "models/mixtral-topics/config.json", "paper-equal-8"
 
 def sweep(
     grid: Annotated[
-        list[str], typer.Argument(metavar="KEY=FIRST:LAST:COUNT...", help="one or two of {sweep_key}; :logCOUNT in even ratios")
+        list[str],
+        typer.Argument(
+            metavar="KEY=FIRST:LAST:COUNT...",
+            help="one or two of {sweep_key}; COUNT steps, or with :logCOUNT steps of equal ratio",
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the table and the maps")],
     shape: Annotated[Path | None, typer.Option(help="a transformers config.json; default: a shipped Mixtral's")] = None,
-    cluster: Annotated[Path, typer.Option(help="cluster TOML or a shipped cluster's name; its rates are replaced")] = Path(
-        CLUSTER
-    ),
+    cluster: Annotated[
+        Path, typer.Option(help="cluster TOML, or a shipped cluster's name; `bandwidth` replaces its rates")
+    ] = Path(CLUSTER),
     plots: Annotated[bool, typer.Option(help="draw the maps too (matplotlib)")] = True,
-    seed: Annotated[int, typer.Option(help="for the invented traffic")] = 0,
+    seed: Annotated[int, typer.Option(help="for the synthetic traffic")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Map when ordering pays, when colocating, and when neither: one MoE layer of invented traffic, planned and simulated."""
+    """Map when ordering transfers, colocating models, both or neither pays: one MoE layer of synthetic traffic, simulated."""
     need(*(("matplotlib",) if plots else ()), extra="report")
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_json, shipped, write_text

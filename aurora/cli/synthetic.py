@@ -1,4 +1,4 @@
-"""aurora synthetic: a skew and a model's config.json -> a profile, before there is traffic."""
+"""aurora synthetic: a skew and a model's config.json -> a synthetic profile."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,14 +27,15 @@ def synthetic(
     gpu: Annotated[
         list[str] | None,
         typer.Option(
-            help="a GPU kind that gets compute curves by its datasheet: {gpu_kind}", autocompletion=completed("gpu_kind")
+            help="a GPU kind to add compute curves for, from its datasheet; repeat it: {gpu_kind}",
+            autocompletion=completed("gpu_kind"),
         ),
     ] = None,
     seed: Annotated[int, option(SyntheticOptions, "seed")] = DEFAULTS.seed,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Invent a profile for planning before there is traffic: drawn routing, compute times by arithmetic."""
+    """Make a synthetic profile, for planning before there is traffic: random routing, compute times from operation counts."""
     from aurora import api
     from aurora.io import save
 

@@ -1,4 +1,4 @@
-"""What every verb of the command line shares: its options from dataclasses, its refusals, and its two ways of printing."""
+"""What all subcommands share: options from dataclasses, error messages that name options, and output as tables or JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Chosen = TypeVar("Chosen")
 
-SCHEMA = 1  # of the JSON that verbs print: docs/json.md
+SCHEMA = 1  # of the JSON that subcommands print: docs/json.md
 WORST = 3  # layers that tables show without --layers
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object, see docs/json.md, and nothing else")]
@@ -30,7 +30,7 @@ Layers = Annotated[bool, typer.Option("--layers", help=f"show every layer instea
 
 
 class Verb(TyperCommand):
-    """A command whose help lists what is registered now, and whose refusals name options instead of parameters."""
+    """A subcommand whose help lists the names registered now, and whose errors name options instead of parameters."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for param in self.params:
@@ -47,7 +47,12 @@ class Verb(TyperCommand):
 
 
 def as_options(message: str, params: Iterable[Any]) -> str:
-    """`message` with every parameter that it names in backticks as the option or argument of `params` that sets it."""
+    """Returns `message` with each parameter that it names in backticks replaced by the option or argument that sets it.
+
+    Args:
+        message: an error message of the library.
+        params: the subcommand's click parameters.
+    """
     spoken: dict[str, str] = {}
     for param in params:
         flag = param.opts[0] if param.opts[0].startswith("-") else param.name.upper()
@@ -56,12 +61,12 @@ def as_options(message: str, params: Iterable[Any]) -> str:
 
 
 def option(kind: type, field: str, *flags: str, more: str = "", panel: str | None = None, choices: Iterable[str] = ()) -> Any:
-    """The typer option of a field of an options dataclass, with the help that its docstring gives.
+    """Returns the typer option of a field of an options dataclass, with the help that its docstring gives.
 
     Args:
         kind: the dataclass, with a line for each field under Args in its docstring.
-        field: the field; the verb's parameter has the same name.
-        flags: the option as typed; by default the field with dashes.
+        field: the field; the subcommand's parameter has the same name.
+        flags: the option as typed; by default the field's name with dashes.
         more: text after the help; {kind}s of CHOICES in it become names.
         panel: the panel of the help page.
         choices: kinds of CHOICES that complete the option in a shell.
@@ -72,26 +77,32 @@ def option(kind: type, field: str, *flags: str, more: str = "", panel: str | Non
 
 @cache
 def documented(kind: type) -> dict[str, str]:
-    """By field the line under Args in the docstring of `kind`."""
+    """Returns, by field, the line under Args in the docstring of the dataclass `kind`."""
     lines = (re.match(r"    (\w+): (.+)\.$", line) for line in inspect.getdoc(kind).splitlines())  # type: ignore[union-attr]
     return {line[1]: line[2] for line in lines if line}
 
 
 def chosen(kind: type[Chosen], context: typer.Context, **more: Any) -> Chosen:
-    """The options of `kind` from the command line's parameters of the same names; `more` on top."""
+    """Returns a `kind` made from the command line's parameters of the same names; `more` overrides them."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in context.params.items() if name in known} | more)
 
 
 def terminal() -> Console:
-    """Where tables go; what they hold is text, never markup."""
+    """Returns the console that tables are printed on, with markup off."""
     from rich.console import Console
 
     return Console(markup=False, highlight=False)
 
 
 def show(as_json: bool, found: Mapping[str, Any], *parts: RenderableType | None) -> None:
-    """Print `found` as one JSON object with its schema, or otherwise `parts`, tables and sentences, one after the other."""
+    """Print a result.
+
+    Args:
+        as_json: print `found` as one JSON object with its schema, and nothing else; otherwise print `parts`.
+        found: the result.
+        parts: tables and sentences, printed in sequence; None is skipped.
+    """
     if as_json:
         print(json.dumps(_plain({"schema": SCHEMA, **found}), allow_nan=False))
         return
@@ -102,7 +113,7 @@ def show(as_json: bool, found: Mapping[str, Any], *parts: RenderableType | None)
 
 
 def _plain(value: Any) -> Any:
-    """`value` of JSON's own types: arrays as lists, and null for what is not a finite number."""
+    """Returns `value` in JSON's types: arrays as lists, null for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Options of each verb. The command line takes defaults and parameter names from here."""
+"""Options of the public functions. The command line takes parameter names, defaults and help texts from here."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 RUN_ORDERS = ("plan", "auto")
 SIMULATED_ORDERS = ("plan", "batch")
-INTERLEAVE = ("on", "off", "processes")  # two models: side by side, one after the other, side by side across processes
+INTERLEAVE = ("on", "off", "processes")  # two models: at the same time, one after the other, at the same time across processes
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,12 @@ class ProfileOptions:
     """Options of `aurora.profile`.
 
     Args:
-        sources: source ranks that the prompts are dealt to.
+        sources: source ranks that the prompts are dealt to in turn.
         prompt_tokens: tokens of a prompt; longer prompts are cut.
         batch: prompts that a rank decodes together.
-        max_new_tokens: tokens to generate; 1 profiles prefill alone.
+        max_new_tokens: tokens to generate; 1: profile prefill only.
         limit: prompts at most; None: all.
-        share: processes that compute on this machine at once while phases are timed.
+        share: processes that compute on this machine at the same time while phases are timed.
         token_level: keep every token's choices, not only their counts.
         window: tokens of all sources in a window; None: each forward pass is one.
         coactivation: count which experts are chosen together.
@@ -53,9 +53,9 @@ class CountingOptions:
 
     Args:
         workers: processes that count; under torchrun its ranks.
-        redundancy: workers that count each part of the text at least; None: two where there are two.
-        scheme: who counts what, a gradient code by name.
-        seed: for schemes that draw.
+        redundancy: least number of workers that count each part of the text; None: two where possible.
+        scheme: gradient code that assigns parts of the text to workers.
+        seed: for schemes that draw at random.
         timeout_s: seconds without any message after which the run ends.
     """
 
@@ -71,6 +71,7 @@ class CountingOptions:
 
     @property
     def copies(self) -> int:
+        """Returns how many workers count each part of the text at least."""
         if self.redundancy is not None:
             return self.redundancy
         return 1 if self.scheme == "uncoded" else min(2, self.workers)
@@ -83,10 +84,10 @@ class SyntheticOptions:
     Args:
         sources: source ranks.
         window_tokens: tokens of each source in a window.
-        windows: windows, one a forward pass.
+        windows: windows, one per forward pass.
         seed: for the draws.
         token_level: keep every token's choices, not only their counts.
-        correlation: from 0 to 1, how often the two experts of a pair are chosen together.
+        correlation: how often the two experts of a pair are drawn together, from 0 to 1.
     """
 
     sources: int = 4
@@ -107,21 +108,21 @@ class SyntheticOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of `aurora.plan`: strategies by name, "auto" follows the scenario.
+    """Options of `aurora.plan`: strategies by name; "auto" chooses by the number of models and the cluster.
 
     Args:
-        place: experts into GPU-sized groups, onto GPUs one by one, or with replicas.
-        assign: groups of one model onto GPUs.
-        colocate: the second model's groups onto the first model's GPUs.
-        order: the order of each all-to-all.
-        seed: for strategies that draw.
-        objective: time of two colocated models, "causal" or "paper"; "simulated" compares several plans in the simulator.
-        time_limit_s: seconds after which exact searches end with the best plan found and its bound.
+        place: placement of experts: each by itself, in one group per GPU, or with replicas.
+        assign: assignment of one model's groups to GPUs.
+        colocate: placement of the second model's groups on the first model's GPUs.
+        order: order of each all-to-all.
+        seed: for strategies that draw at random.
+        objective: time of two colocated models: "causal", "paper" (Aurora's Table 2), or "simulated" (simulate several plans).
+        time_limit_s: seconds after which exact searches stop with the best plan found and its bound.
         slots_per_gpu: experts that each GPU holds, replicas included; None: what its memory holds.
-        aim: over windows or domains: "mean", "cvar" (the worse half), "worst"; "sum" takes them as one.
-        coactivation: experts that tokens choose together sit together, and a token counts once for each GPU, where shorter.
-        min_replicas: replicas of each expert at least, on as many nodes; None: one.
-        time_slice: how long a port belongs to one of two models; "auto": what the simulator finds faster.
+        aim: what counts over windows or traffic domains: "mean", "cvar" (the worse half), "worst"; "sum" adds them to one.
+        coactivation: count a token once per GPU, and place experts that tokens choose together on one GPU, where faster.
+        min_replicas: replicas that each expert has at least, each on another node; None: one.
+        time_slice: how long a port belongs to one of two models, "exchange" or "layer"; "auto": the faster in the simulator.
     """
 
     place: str = "auto"
@@ -149,7 +150,7 @@ class DriftOptions:
     """Options of `aurora.drift`.
 
     Args:
-        threshold: relative loss of the plan from which planning again pays.
+        threshold: relative loss of the plan above which planning again pays.
         hot: how many of the most loaded experts count as hot; None: an eighth of all.
         seed: for the resampling that tells drift from chance.
     """
@@ -172,19 +173,19 @@ class RunOptions:
     Args:
         max_new_tokens: tokens to generate for each prompt.
         batch: prompts that a rank decodes together.
-        transport: one of TRANSPORTS; "auto": nccl where every rank has a GPU, else gloo.
+        transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
         timeout_s: seconds that a rank waits for a peer before the run ends.
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
         order: "plan": the planned orders; "auto": the fastest by message size, measured before serving.
         predictable: return the run's routing and measured network, from which it can be simulated.
-        interleave: one of INTERLEAVE: models side by side, one after the other, or side by side with other processes.
-        colocate: with interleave "processes": the name that all processes on these GPUs give.
-        survive: go on with the ranks that are left when some are lost.
-        respawn: with survive: how many times each lost rank is started again.
+        interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
+        colocate: with interleave "processes": a name, the same for all processes that share these GPUs.
+        survive: continue with the remaining ranks when some are lost.
+        respawn: with survive: how many times each lost rank is restarted.
         hang_s: with survive: seconds without a message after which a rank is lost.
-        local_first: a rank's own replicas take its tokens first, at the cost of one more exchange of counts a layer.
+        local_first: a rank's own replicas take its tokens first; costs one more exchange of counts per layer.
     """
 
     max_new_tokens: int = 16
@@ -230,9 +231,9 @@ class ReproduceOptions:
     """Options of `aurora reproduce aurora`.
 
     Args:
-        figure: a figure by name, or "all".
-        traffic: a traffic by name, or "all".
-        seeds: draws of the traffic.
+        figure: name of a figure, or "all".
+        traffic: name of a traffic, or "all".
+        seeds: random draws of the traffic.
     """
 
     figure: str = "all"
@@ -249,11 +250,11 @@ class BccOptions:
 
     Args:
         workers: numbers of workers, each with as many batches.
-        load: batches that a worker with copies holds.
-        iterations: gradient descent iterations on the simulated clock.
+        load: batches per worker, in schemes with redundancy.
+        iterations: gradient descent iterations in simulated time.
         process_iterations: iterations by real processes; 0: none.
-        stretch: factor on the processes' delays, so that what processes cost on one machine weighs little beside them.
-        points: examples in a batch, where processes descend.
+        stretch: factor on the processes' delays, so that the processes' own overhead on one machine is small beside them.
+        points: examples per batch of the process runs.
         features: features of an example.
         draws: random placements on the mixed cluster.
         seed: for all draws.
