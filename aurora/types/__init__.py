@@ -1,4 +1,4 @@
-"""Frozen values that the rooms hand to each other."""
+"""Frozen values that the packages hand to each other."""
 
 from aurora.types.aggregation import AggregationResult, WorkerReport
 from aurora.types.cluster import Cluster, Gpu

@@ -1,4 +1,4 @@
-"""Result of a coded aggregation, and what became of each worker."""
+"""Result of a coded aggregation, and the state of each worker."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,11 @@ from aurora.types.value import Value
 class WorkerReport:
     """One worker's part in an aggregation round.
 
-    worker: its number. batches: those that it holds. state: "working", "used", "not needed" (its batches had come already),
-    "not waited for", or what was wrong with it. seconds: from the round's begin until its message came or it was given up, None
-    before that.
+    Attributes:
+        worker: its number.
+        batches: the batches that it holds.
+        state: "working", "used", "not needed" (its batches had come already), "not waited for", or what was wrong with it.
+        seconds: from the start of the round until its message came or it was given up; None before that.
     """
 
     worker: int
@@ -27,9 +29,13 @@ class WorkerReport:
 class AggregationResult(Value):
     """The sum of one aggregation round.
 
-    total: over all batches. arrived: the workers whose messages came until it was known, in that order. reports: of all
-    workers. seconds: of the whole round. compute_s: the longest that an arrived worker computed. late: how many messages came
-    that belonged to earlier rounds or were sent twice.
+    Attributes:
+        total: the sum over all batches.
+        arrived: the workers whose messages came before the sum was known, in the order of arrival.
+        reports: one for each worker.
+        seconds: duration of the whole round.
+        compute_s: the longest time that an arrived worker computed.
+        late: how many messages came that belonged to earlier rounds or were sent twice.
     """
 
     total: NDArray[Any]

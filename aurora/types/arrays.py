@@ -1,4 +1,4 @@
-"""The legend of axis letters, and the helpers that copy arrays in, check them and lock them.
+"""Axis letters of array names, and helpers that copy, check and lock arrays.
 
 Array names end in an underscore and one letter for each axis: load_LE is (layers, experts). A digit is an axis of that length:
 pairs_X2 is (X, 2), load_E1 is (E, 1). Scalar names end in their units: `_s` seconds, `_Bps` bytes per second, `_bytes` bytes.
@@ -43,7 +43,16 @@ FloatArray = NDArray[np.float64]
 
 
 def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
-    """A locked int64 copy of `value`; BadInput unless it is an integer array of `ndim` axes without negatives."""
+    """Return a locked int64 copy of an array of counts.
+
+    Args:
+        what: how errors name the array.
+        value: the array.
+        ndim: number of axes that it must have.
+
+    Raises:
+        BadInput: if it is not an integer array of `ndim` axes, or has negative numbers or numbers beyond 64 bits.
+    """
     try:
         array = np.asarray(value)
     except ValueError:
@@ -60,7 +69,16 @@ def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
 
 
 def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
-    """A locked float64 copy of `value`; BadInput unless it has `ndim` axes and only finite numbers."""
+    """Return a locked float64 copy of an array of numbers.
+
+    Args:
+        what: how errors name the array.
+        value: the array.
+        ndim: number of axes that it must have.
+
+    Raises:
+        BadInput: if it has another number of axes, or a number that is not finite.
+    """
     array = np.asarray(value)
     if array.dtype.kind not in "iuf" or array.ndim != ndim:
         raise BadInput(f"{what}: expected numbers with {ndim} axes, found {array.dtype} of shape {array.shape}")
@@ -70,15 +88,20 @@ def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
 
 
 def locked(array: NDArray[Any]) -> NDArray[Any]:
-    """The same array, made read-only."""
+    """Make an array read-only and return it."""
     array.setflags(write=False)
     return array
 
 
 def square_bytes(what: str, value: ArrayLike) -> IntArray:
-    """A locked traffic matrix (G, G) int64 with a zeroed diagonal (local tokens do not travel).
+    """Return a traffic matrix as a locked (G, G) int64 array with a zero diagonal, because local tokens do not travel.
 
-    BadInput unless it is square, integer, non-negative, and its sums fit into 64 bits.
+    Args:
+        what: how errors name the matrix.
+        value: (G, G), bytes from each rank to each other.
+
+    Raises:
+        BadInput: if it is not square, integer and non-negative, or its sum does not fit into 64 bits.
     """
     matrix = counts(what, value, 2)
     if matrix.shape[0] != matrix.shape[1]:
@@ -91,7 +114,7 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
 
 
 def gap(value: float, bound: float) -> float:
-    """value / bound - 1, and 0 when both are zero."""
+    """Return value / bound - 1; zero if both are zero."""
     if bound > 0:
         return value / bound - 1
     return 0.0 if value <= 0 else float("inf")

@@ -1,4 +1,4 @@
-"""The machines: one Gpu a rank, behind a switch that never blocks (Aurora §2.4: the big switch) or a fabric of links."""
+"""Cluster: the GPUs of a deployment, one a rank, behind a switch that never blocks or a fabric of links."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +18,20 @@ SMALLEST, LARGEST = 1e-6, 1e24  # rates, speeds and sizes beyond these are typin
 class Gpu:
     """One GPU and its network port.
 
-    out_Bps, in_Bps: what the port sends and receives at once, bytes per second. memory_bytes: what experts and the rest
-    of the model may fill. speed: compute speed against the reference GPU (1.0). startup_s: fixed cost of one message.
+    Args:
+        name: its name.
+        kind: its model, by which a Profile's compute curves are found.
+        node: number of the node (server) that holds it.
+        out_Bps: bytes per second that its port sends.
+        in_Bps: bytes per second that its port receives, at the same time.
+        memory_bytes: memory that experts and the rest of the model may fill.
+        speed: compute speed relative to the reference GPU (1.0).
+        startup_s: fixed seconds of one message.
+        rack: the failure domain of its node; None if nodes fail one by one.
+        failure_rate: how often its node or rack fails relative to the others; None if unknown.
+
+    Raises:
+        BadInput: if a number is out of range.
     """
 
     name: str
@@ -48,7 +60,19 @@ class Gpu:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cluster(Value):
-    """Rank r is the r-th GPU. fabric, incast: as in Network, which `network` gives for what times or orders transfers."""
+    """The GPUs of a deployment; rank r is the r-th GPU.
+
+    Args:
+        name: its name.
+        gpus: the GPUs, G of them.
+        fabric: links between the GPUs; None is a big switch, where only ports limit.
+        incast: as in Network.
+
+    Raises:
+        BadInput: if there is no GPU, the fabric has another number of GPUs, or incast lies outside 0 to 1.
+
+    Source (big switch): Aurora §2.4.
+    """
 
     name: str
     gpus: tuple[Gpu, ...]
@@ -71,23 +95,26 @@ class Cluster(Value):
 
     @cached_property
     def network(self) -> Network:
-        """Everything that an all-to-all between these GPUs depends on."""
+        """The ports, start-ups, fabric and incast of these GPUs as one Network."""
         out_Bps_G, in_Bps_G, startup_s_G = np.array([(gpu.out_Bps, gpu.in_Bps, gpu.startup_s) for gpu in self.gpus]).T
         return Network(out_Bps_G, in_Bps_G, startup_s_G, self.fabric, self.incast)
 
     @property
     def out_Bps_G(self) -> FloatArray:
+        """(G,) float64: bytes per second that each port sends."""
         return self.network.out_Bps_G
 
     @property
     def in_Bps_G(self) -> FloatArray:
+        """(G,) float64: bytes per second that each port receives."""
         return self.network.in_Bps_G
 
     @property
     def startup_s_G(self) -> FloatArray:
+        """(G,) float64: fixed seconds of one message of each GPU."""
         return self.network.startup_s_G
 
     @property
     def equal(self) -> bool:
-        """Whether all GPUs are alike in everything that planning looks at."""
+        """Whether all GPUs are equal in everything that planning looks at."""
         return len({(g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s) for g in self.gpus}) == 1

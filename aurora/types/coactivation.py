@@ -93,5 +93,6 @@ class CoActivation(Value):
 
 
 def _joint(here_UK: IntArray, there_UK: IntArray, experts: int) -> IntArray:
+    """(E, E) how often an expert in here_UK comes with one in there_UK, over all pairs of a token's choices."""
     both_U = (here_UK[:, :, None] * experts + there_UK[:, None, :]).ravel()
     return np.bincount(both_U, minlength=experts * experts).reshape(experts, experts)

@@ -1,4 +1,4 @@
-"""Networks that are no big switch: links of limited capacity between GPUs and switches, and the cuts through them."""
+"""Fabric: links of limited capacity between GPUs and switches, and the cuts through them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,19 @@ Vertex = int | str  # a GPU by its rank, a switch by its name
 
 
 def named(vertex: Vertex) -> str:
-    """A vertex as people read it."""
+    """Return a vertex as errors and reports name it."""
     return vertex if isinstance(vertex, str) else f"rank {vertex}"
 
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a cable: `Bps` bytes per second at most from src to dst."""
+    """One direction of a cable.
+
+    Attributes:
+        src: the GPU or switch where it begins.
+        dst: the GPU or switch where it ends.
+        Bps: bytes per second that it carries at most.
+    """
 
     src: Vertex
     dst: Vertex
@@ -33,10 +39,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Fabric:
-    """Directed links between `gpus` GPUs, 0..gpus-1, and switches, which are all other names.
+    """Directed links between GPUs and switches.
 
-    Switches forward, GPUs do not; every GPU must reach every other. The GPUs' own ports hold besides the links. nic_Bps: of
-    `servers`, what each GPU's NIC carries either way.
+    Switches forward, GPUs do not. The limits of the GPUs' own ports apply besides those of the links.
+
+    Args:
+        gpus: number of GPUs; vertices 0..gpus-1 are GPUs, and all named vertices are switches.
+        links: the links; every GPU must reach every other.
+        nic_Bps: bytes per second of each GPU's NIC each way, for fabrics made by `servers`; None otherwise.
+
+    Raises:
+        BadInput: if a link names an unknown GPU or occurs twice, or a GPU cannot reach another.
     """
 
     gpus: int
@@ -59,10 +72,11 @@ class Fabric:
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Their names, as first mentioned."""
+        """Names of the switches, in the order in which the links first mention them."""
         return tuple(dict.fromkeys(end for link in self.links for end in (link.src, link.dst) if isinstance(end, str)))
 
     def _reached(self, gpu: int) -> set[int]:
+        """The GPUs that this one reaches."""
         seen: set[Vertex] = {gpu}
         edge: list[Vertex] = [gpu]
         while edge:
@@ -76,10 +90,19 @@ class Fabric:
 def leaf_spine(
     leaf_G: Sequence[str], out_Bps: Sequence[float], in_Bps: Sequence[float], spines: int, uplink_Bps: float
 ) -> Fabric:
-    """Two tiers of switches: each GPU hangs on its leaf by links as fast as its port, each leaf on every spine.
+    """Return a fabric of two tiers of switches: each GPU is linked to its leaf, and each leaf to every spine.
 
-    leaf_G: the leaf's name for each GPU; uplink_Bps: each leaf's link to each spine, and as much back. A leaf whose ports sum
-    to more than spines * uplink_Bps is oversubscribed.
+    A GPU's links are as fast as its port. A leaf whose ports sum to more than spines * uplink_Bps is oversubscribed.
+
+    Args:
+        leaf_G: (G,), the name of each GPU's leaf.
+        out_Bps: (G,), bytes per second that each port sends.
+        in_Bps: (G,), bytes per second that each port receives.
+        spines: number of spines.
+        uplink_Bps: bytes per second of each link from a leaf to a spine, and back.
+
+    Raises:
+        BadInput: if there is no spine.
     """
     if spines < 1:
         raise BadInput(f"fabric: expected one spine or more, found {spines}")
@@ -93,9 +116,15 @@ def leaf_spine(
 
 
 def servers(node_G: Sequence[int], out_Bps: Sequence[float], in_Bps: Sequence[float], nic_Bps: float) -> Fabric:
-    """Servers whose GPUs reach each other at their ports' rates, and the GPUs of other servers by a NIC of nic_Bps each.
+    """Return a fabric of servers: GPUs reach those of their own server at their ports' rates, and others through one NIC each.
 
-    node_G: the server of each GPU. NICs meet in a switch that never blocks.
+    The NICs are linked to a switch that never blocks.
+
+    Args:
+        node_G: (G,), the server of each GPU.
+        out_Bps: (G,), bytes per second that each port sends.
+        in_Bps: (G,), bytes per second that each port receives.
+        nic_Bps: bytes per second of a NIC, each way.
     """
     links = []
     for gpu, (node, out, into) in enumerate(zip(node_G, out_Bps, in_Bps, strict=True)):
@@ -107,7 +136,13 @@ def servers(node_G: Sequence[int], out_Bps: Sequence[float], in_Bps: Sequence[fl
 
 @dataclass(frozen=True)
 class Cut:
-    """load_bytes have no way but over `links`, which takes bound_s at least. Links and ports by name."""
+    """Ports and links that some traffic must cross.
+
+    Attributes:
+        bound_s: seconds that the traffic takes at least.
+        load_bytes: bytes that must cross them.
+        links: names of the ports and links.
+    """
 
     bound_s: float
     load_bytes: int

@@ -1,4 +1,4 @@
-"""The network that an all-to-all runs on, as one value: ports, start-ups, the fabric behind them and what incast costs."""
+"""Network: the ports, start-ups, fabric and incast that an all-to-all runs on, as one value."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,20 +13,21 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Network(Value):
-    """Ports of G GPUs, and what lies between them.
+    """The ports of G GPUs and the switch or fabric between them.
 
     Args:
         out_Bps_G: (G,) float64, bytes per second that each port sends.
         in_Bps_G: (G,) float64, bytes per second that each port receives.
-        startup_s_G: (G,) float64, fixed seconds of one message; a transfer pays its slower end's. Zeros by default.
+        startup_s_G: (G,) float64, fixed seconds of one message; a transfer takes that of its slower end. Zeros by default.
         fabric: the links between the GPUs; None is a big switch, where only ports limit (Aurora §2.4).
-        incast: the part of its rate that a receiving port loses for each sender beyond the first that it hears at once, 0 to 1,
-            down to a tenth of the rate; zero loses nothing. Bounds leave it out; whatever is timed pays it. The simplest form
-            of throughput collapse as measured: goodput falls with the number of senders, at worst by an order of magnitude.
+        incast: from 0 to 1, the part of its rate that a receiving port loses for each concurrent sender beyond the first, down
+            to a tenth of the rate; zero loses nothing. Bounds leave incast out; timed schedules and simulations include it. It
+            is the simplest model of the measured throughput collapse: goodput falls with the number of senders, at worst by an
+            order of magnitude.
 
     Raises:
-        BadInput: for rates that are not above zero, start-ups below zero, columns of unlike lengths, a fabric of another number
-            of GPUs, or an incast outside 0 to 1.
+        BadInput: if a rate is not above zero, a start-up is below zero, columns differ in length, the fabric has another number
+            of GPUs, or incast lies outside 0 to 1.
 
     Source (incast): Phanishayee et al., FAST 2008; Chen et al., WREN 2009.
 
@@ -36,7 +37,7 @@ class Network(Value):
 
     out_Bps_G: FloatArray
     in_Bps_G: FloatArray
-    startup_s_G: FloatArray = field(default_factory=lambda: np.zeros(0))  # none given: zeros
+    startup_s_G: FloatArray = field(default_factory=lambda: np.zeros(0))  # empty: zeros
     fabric: Fabric | None = None
     incast: float = 0.0
 
@@ -59,11 +60,18 @@ class Network(Value):
 
     @classmethod
     def equal(cls, gpus: int, Bps: float = 1.0, startup_s: float = 0.0) -> "Network":
-        """A big switch with ports of one rate."""
+        """Return a big switch whose ports all have one rate.
+
+        Args:
+            gpus: number of GPUs.
+            Bps: bytes per second that each port sends, and receives.
+            startup_s: fixed seconds of one message.
+        """
         return cls(np.full(gpus, float(Bps)), np.full(gpus, float(Bps)), np.full(gpus, float(startup_s)))
 
     @property
     def gpus(self) -> int:
+        """How many GPUs there are, G."""
         return len(self.out_Bps_G)
 
     def __len__(self) -> int:
@@ -71,20 +79,20 @@ class Network(Value):
 
     @property
     def equal_ports(self) -> bool:
-        """Whether every port sends and receives at one rate."""
+        """Whether every port sends and receives at the same rate."""
         return len(np.unique(np.concatenate([self.out_Bps_G, self.in_Bps_G]))) <= 1
 
     @cached_property
     def without_startup(self) -> "Network":
-        """The same network when messages cost nothing but their bytes."""
+        """The same network without start-ups."""
         return replace(self, startup_s_G=np.zeros(self.gpus)) if self.startup_s_G.any() else self
 
     @cached_property
     def pair_Bps_GG(self) -> FloatArray:
-        """(G, G) bytes per second of each transfer that has both of its ports to itself."""
+        """(G, G) float64: bytes per second of each transfer that has both of its ports to itself."""
         return locked(np.minimum(self.out_Bps_G[:, None], self.in_Bps_G[None, :]))
 
     @cached_property
     def pair_startup_s_GG(self) -> FloatArray:
-        """(G, G) seconds that each transfer's message costs: its slower end's start-up."""
+        """(G, G) float64: start-up seconds of each transfer, those of its slower end."""
         return locked(np.maximum(self.startup_s_G[:, None], self.startup_s_G[None, :]))

@@ -1,4 +1,4 @@
-"""Where the experts of a model sit: who holds what in each layer, replicas included."""
+"""Placement: which GPU holds which experts of a model in each layer, replicas included."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,16 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placement(Value):
-    """slots_LG[l][g]: the experts that GPU g holds in layer l, ascending; every expert at least once a layer.
+    """Which GPU holds which experts in each layer, and how replicas share their expert's load.
 
-    split_LG, of the same shape: how much of each expert's load its replica there takes; None where every expert is held once.
+    Args:
+        slots_LG: slots_LG[l][g] are the experts that GPU g holds in layer l, ascending; each layer holds every expert at least
+            once.
+        split_LG: in the shape of slots_LG, the part of its expert's load that each replica takes; the parts of an expert sum to
+            1. None if every expert is held once.
+
+    Raises:
+        BadInput: if layers differ in their number of GPUs, an expert is missing, or a split does not fit.
     """
 
     slots_LG: tuple[tuple[tuple[int, ...], ...], ...]
@@ -42,6 +49,7 @@ class Placement(Value):
                 self._check_split(number)
 
     def _sort_with_split(self, split_LG: tuple[tuple[tuple[float, ...], ...], ...]) -> None:
+        """Sort each GPU's experts, and the split with them."""
         shapes = [[tuple(map(len, layer)) for layer in table] for table in (self.slots_LG, split_LG)]
         if shapes[0] != shapes[1]:
             raise BadInput("placement: expected a share for each slot")
@@ -54,6 +62,7 @@ class Placement(Value):
             object.__setattr__(self, name, column)
 
     def _check_split(self, layer: int) -> None:
+        """Raise BadInput unless the layer's parts sum to 1 for every expert and no GPU holds an expert twice."""
         if any(len(set(held)) != len(held) for held in self.slots_LG[layer]):
             raise BadInput(f"placement, layer {layer}: expected no expert twice on a GPU")
         split_EG = self.split_EG(layer)
@@ -63,21 +72,23 @@ class Placement(Value):
 
     @property
     def experts(self) -> int:
+        """How many experts a layer has, E."""
         return 1 + max((expert for held in self.slots_LG[0] for expert in held), default=-1)
 
     @property
     def gpus(self) -> int:
+        """How many GPUs there are, G."""
         return len(self.slots_LG[0])
 
     def layer(self, number: int) -> "Placement":
-        """One of its layers by itself."""
+        """Return the placement of one layer alone."""
         return Placement(
             self.slots_LG[number : number + 1], None if self.split_LG is None else self.split_LG[number : number + 1]
         )
 
     @classmethod
     def stack(cls, parts: "Sequence[Placement]") -> "Placement":
-        """The layers of `parts`, one after the other."""
+        """Return the placement whose layers are those of `parts`, one after the other."""
         slots = tuple(layer for part in parts for layer in part.slots_LG)
         if all(part.split_LG is None for part in parts):
             return cls(slots)
@@ -85,7 +96,7 @@ class Placement(Value):
         return cls(slots, tuple(layer for part, ones in zip(parts, whole, strict=True) for layer in part.split_LG or ones))
 
     def relabelled(self, from_G: IntArray) -> "Placement":
-        """GPU g holds what GPU from_G[g] held."""
+        """Return the placement in which GPU g holds what GPU from_G[g] holds here; from_G is (G,) int64."""
         slots, split = (
             None if table is None else tuple(tuple(layer[gpu] for gpu in from_G.tolist()) for layer in table)
             for table in (self.slots_LG, self.split_LG)
@@ -94,22 +105,22 @@ class Placement(Value):
         return Placement(slots, split)
 
     def gpu_E(self, layer: int) -> IntArray:
-        """(E,) int64: the GPU that holds each expert of `layer`, where each is held once."""
+        """Return (E,) int64, the GPU that holds each expert of `layer`, for a placement that holds each expert once."""
         assert self.split_LG is None, "a replicated expert has no one GPU"
-        where = np.empty(self.experts, dtype=np.int64)
+        gpu_E = np.empty(self.experts, dtype=np.int64)
         for gpu, held in enumerate(self.slots_LG[layer]):
-            where[list(held)] = gpu
-        return where
+            gpu_E[list(held)] = gpu
+        return gpu_E
 
     def holds_EG(self, layer: int) -> NDArray[np.bool_]:
-        """(E, G) bool: which GPUs hold each expert of `layer`."""
+        """Return (E, G) bool, which GPUs hold each expert of `layer`."""
         holds_EG = np.zeros((self.experts, self.gpus), dtype=bool)
         for gpu, held in enumerate(self.slots_LG[layer]):
             holds_EG[list(held), gpu] = True
         return holds_EG
 
     def split_EG(self, layer: int) -> FloatArray:
-        """(E, G) float64: how much of each expert's load each GPU takes in `layer`."""
+        """Return (E, G) float64, the part of each expert's load that each GPU takes in `layer`."""
         split_EG = np.zeros((self.experts, self.gpus))
         for gpu, held in enumerate(self.slots_LG[layer]):
             split_EG[list(held), gpu] = 1.0 if self.split_LG is None else self.split_LG[layer][gpu]

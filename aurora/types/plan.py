@@ -1,4 +1,4 @@
-"""A Plan: where experts sit and in which order tokens travel, for one model or several that share the GPUs."""
+"""Plan: where experts sit and in which order tokens travel, for one model or for two that share the GPUs."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,24 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelPlan(Value):
-    """One model's part of a plan. dispatch_L, combine_L: the orders of each layer's two all-to-alls.
+    """One model's part of a plan.
 
-    profile_path: where its profile was read from, relative to the plan's file; empty if it came from memory.
-    dispatch_s_L, fluid_bound_s_L, one_to_one_bound_s_L: seconds of the whole dispatch traffic of its profiles sent as one
-    all-to-all, and the bounds under it. cut_L: what limits each layer's dispatch on a fabric; empty on the big switch.
-    deduplicated: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
+    Args:
+        model: the model's name.
+        fingerprint: a hash of its router weights, as in Profile.
+        profile_path: the file that its profile was read from, relative to the plan's file; empty if it came from memory.
+        profile_digest: the profile's digest.
+        placement: which GPU holds which experts.
+        dispatch_L: the order of each layer's dispatch.
+        combine_L: the order of each layer's combine.
+        dispatch_s_L: (L,) float64, seconds of each layer's dispatch when the traffic of the whole profile is one all-to-all.
+        fluid_bound_s_L: (L,) float64, its fluid bound.
+        one_to_one_bound_s_L: (L,) float64, its one-to-one bound.
+        cut_L: the cut that limits each layer's dispatch on a fabric; empty on a big switch.
+        deduplicated: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
+
+    Raises:
+        BadInput: if there are not two orders for each layer, or a deduplicated model has replicas.
     """
 
     model: str
@@ -51,7 +63,7 @@ class ModelPlan(Value):
 
     @property
     def bound_s_L(self) -> FloatArray:
-        """Below each layer's dispatch_s_L: the fluid bound or, where it is larger, the cut's."""
+        """(L,) float64: lower bounds on dispatch_s_L, the larger of each layer's fluid bound and its cut's."""
         return np.maximum(self.fluid_bound_s_L, [cut.bound_s for cut in self.cut_L] or 0.0)
 
 
@@ -66,8 +78,8 @@ class Plan(Value):
             "auto" where they decide nothing, or each layer for itself.
         objective_s: seconds of all layers in the planning model `objective`; windows and domains are summed, or weighed as
             `options.aim` says. The planning model knows ports, not the links of a fabric; orders are timed on both.
-        bound_s: proved; no assignment of the same groups of experts, one group a GPU, takes less.
-        free_bound_s: proved; no placement at all takes less.
+        bound_s: proved seconds; no assignment of the same groups of experts, one group a GPU, takes less.
+        free_bound_s: proved seconds; no placement at all takes less.
         epoch: how many plans were in force before this one.
         survival_LK: (L, D-1) float64: with `options.min_replicas`, how likely every expert is still held after 1, 2, ... of the
             D nodes failed; None where failures were not planned for.
@@ -127,7 +139,7 @@ class Plan(Value):
 
     @property
     def strategies(self) -> dict[str, str]:
-        """By option, what decided this plan: the options that differ with the scenario or were asked for."""
+        """The options that decided this plan, by name: those that differ with the scenario and those that were asked for."""
         options = self.options
         found = {"place": options.place, "assign": options.assign}
         if self.colocated:

@@ -1,4 +1,4 @@
-"""The order of one all-to-all, and its timed schedule."""
+"""Order and Schedule: the order of one all-to-all, and its timed schedule."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +13,17 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SubChannels(Value):
-    """Ports cut into lanes of about one rate, so that a fast one serves several slow ones at once.
+    """Ports divided into sub-channels of about one rate, so that a fast port serves several slow ones at once.
 
-    row_X (X,) int64: how many lanes of both of its ports each row of an order takes. out_G, in_G (G,) int64: how many lanes
-    each port has. A row is held to its lanes' share of the slower port.
+    A row's rate never exceeds its sub-channels' share of the slower port.
+
+    Args:
+        row_X: (X,) int64, how many sub-channels of both of its ports each row of an order takes.
+        out_G: (G,) int64, how many sub-channels each port has for sending.
+        in_G: (G,) int64, how many sub-channels each port has for receiving.
+
+    Raises:
+        BadInput: if out_G and in_G differ in length, or a number is negative.
     """
 
     row_X: IntArray
@@ -25,24 +32,34 @@ class SubChannels(Value):
 
     def __post_init__(self) -> None:
         for name in ("row_X", "out_G", "in_G"):
-            object.__setattr__(self, name, counts(f"lanes, {name}", getattr(self, name), 1))
+            object.__setattr__(self, name, counts(f"sub-channels, {name}", getattr(self, name), 1))
         if len(self.out_G) != len(self.in_G):
-            raise BadInput(f"lanes: expected as many senders as receivers, found {len(self.out_G)} and {len(self.in_G)}")
+            raise BadInput(f"sub-channels: expected as many senders as receivers, found {len(self.out_G)} and {len(self.in_G)}")
 
     @property
     def reversed(self) -> "SubChannels":
+        """The sub-channels of the reversed order."""
         return SubChannels(self.row_X[::-1], self.in_G, self.out_G)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Order(Value):
-    """The order of one all-to-all; it holds no sizes, so it serves any batch.
+    """The order of one all-to-all. It holds no sizes, so that it serves any batch.
 
-    pairs_X2 (X, 2) int64: (source, destination) rows that cover every ordered pair. A rank sends and receives its own rows in
-    this sequence, with at most `sends_open` and `recvs_open` of them under way at a time, or as many as its lanes hold;
-    a transfer starts when both of its ends are ready. One and one means one partner at a time. share_X2 (X, 2) float64: which
-    part of its pair's bytes a row carries, from and to; None: each pair is one row, whole. paced: rates are held so that all
-    rows end together.
+    A rank sends and receives its own rows in this sequence. A transfer starts when it is next at both of its ends.
+
+    Args:
+        method: the order's name in ORDER.
+        pairs_X2: (X, 2) int64, (source, destination) of each row; the rows cover every ordered pair.
+        sends_open: how many transfers a rank may have under way when sending.
+        recvs_open: how many transfers a rank may have under way when receiving. One and one is one partner at a time.
+        share_X2: (X, 2) float64, the part of its pair's bytes that each row carries, from and to, 0 to 1; None if each pair is
+            one row.
+        paced: rates are limited so that all rows end at the same time.
+        sub_channels: if given, they limit the transfers under way, instead of sends_open and recvs_open.
+
+    Raises:
+        BadInput: if arrays differ in length or a number is out of range.
     """
 
     method: str
@@ -58,7 +75,7 @@ class Order(Value):
         if min(self.sends_open, self.recvs_open) < 1:
             raise BadInput(f"order {self.method}: expected at least one open send and receive")
         if self.sub_channels is not None and len(self.sub_channels.row_X) != len(self.pairs_X2):
-            raise BadInput(f"order {self.method}: expected lanes for each of {len(self.pairs_X2)} rows")
+            raise BadInput(f"order {self.method}: expected sub-channels for each of {len(self.pairs_X2)} rows")
         if self.share_X2 is not None:
             object.__setattr__(self, "share_X2", numbers("order shares", self.share_X2, 2))
             if self.share_X2.shape != self.pairs_X2.shape:
@@ -66,6 +83,7 @@ class Order(Value):
 
     @property
     def one_to_one(self) -> bool:
+        """Whether each rank sends to one rank and receives from one at a time."""
         return self.sends_open == self.recvs_open == 1 and self.sub_channels is None
 
     @property
@@ -79,7 +97,7 @@ class Order(Value):
 
     @cached_property
     def ends(self) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[tuple[int, int]]]]:
-        """(row, peer) in sequence of what each rank sends, and of what it receives."""
+        """(sends, recvs): by rank, the (row, peer) of what it sends and of what it receives, in sequence."""
         sends: dict[int, list[tuple[int, int]]] = {}
         recvs: dict[int, list[tuple[int, int]]] = {}
         for row, (src, dst) in enumerate(self.pairs_X2.tolist()):
@@ -88,9 +106,16 @@ class Order(Value):
         return sends, recvs
 
     def cuts(self, sizes_X: IntArray, rows_X: IntArray | None = None) -> IntArray:
-        """(X, 2) int64: from where to where each row goes in something of sizes_X units, the size of its pair, (X,) int64.
+        """Return which units of its pair's work each row carries.
 
-        Whole units: the rows of a pair cover it without gap or overlap. rows_X: only these rows; None: all.
+        The rows of a pair cover its units without gap or overlap.
+
+        Args:
+            sizes_X: (X,) int64, the size of each row's pair in some unit, such as bytes or tokens.
+            rows_X: the rows that sizes_X is about; None: all.
+
+        Returns:
+            (X, 2) int64, the first unit of each row and the one after its last.
         """
         if self.share_X2 is None:
             return np.stack([np.zeros_like(sizes_X), sizes_X], axis=1)
@@ -100,12 +125,27 @@ class Order(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule(Value):
-    """A timed all-to-all. src_X, dst_X, bytes_X int64, start_s_X, end_s_X, rate_Bps_X float64, by start.
+    """A timed all-to-all, one row a transfer, by start; where rates change, one row for each part that flows at one rate.
 
-    A row is a transfer, or the part of one that flows at one rate: where ports are shared, rates change. A transfer's
-    start-up time lies before its first row. fluid_bound_s is the ports'; cut: what limits on a fabric, None on the big switch.
-    hop_X2 (X, 2) int64: where bytes are forwarded, the GPUs that a row goes from and to on its way from src to dst; None: every
-    row goes all the way.
+    A transfer's start-up lies before its first row.
+
+    Args:
+        method: the order's name.
+        one_to_one: whether each rank has one partner at a time.
+        src_X: (X,) int64, sending ranks.
+        dst_X: (X,) int64, receiving ranks.
+        bytes_X: (X,) int64, bytes.
+        start_s_X: (X,) float64, starts in seconds.
+        end_s_X: (X,) float64, ends in seconds.
+        rate_Bps_X: (X,) float64, bytes per second.
+        fluid_bound_s: the fluid bound of the ports, in seconds.
+        one_to_one_bound_s: the one-to-one bound, in seconds.
+        cut: the cut that limits it on a fabric; None on a big switch.
+        hop_X2: (X, 2) int64, where bytes are forwarded: the GPUs that a row goes from and to on its way from src to dst. None
+            if every row goes from src to dst directly.
+
+    Raises:
+        BadInput: if columns differ in length or hold invalid numbers.
     """
 
     method: str
@@ -134,9 +174,10 @@ class Schedule(Value):
 
     @property
     def makespan_s(self) -> float:
+        """Seconds from zero to the last end."""
         return float(self.end_s_X.max(initial=0.0))
 
     @property
     def gap(self) -> float:
-        """Against the fluid bound or, where it is larger, the cut's."""
+        """makespan_s / bound - 1, where the bound is the larger of the fluid bound and the cut's."""
         return gap(self.makespan_s, max(self.fluid_bound_s, self.cut.bound_s if self.cut else 0.0))

@@ -1,4 +1,4 @@
-"""What happened, or what is predicted to: the same columns either way, so that one can be laid over the other."""
+"""Trace: what happened, or what is predicted to happen, in the same columns, so that the two can be compared."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,26 @@ TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace(Value):
-    """One row an event, X of them, by start.
+    """Events of a run, one row each, by start. A transfer has a row on both of its ends.
 
-    rank_X, epoch_X, model_X, step_X, layer_X int64; phase_X int64 indexes TRACE_PHASES; peer_X the other rank of a
-    transfer or -1; start_s_X, end_s_X seconds since the run's start; bytes_X payload. A transfer has a row on both ends;
-    `sent_X` tells which rows are the sender's. kind: "predicted" or "measured".
+    Args:
+        kind: "predicted" or "measured".
+        names_M: the models' names.
+        ranks: number of ranks.
+        rank_X: (X,) int64, the rank of each event.
+        epoch_X: (X,) int64, the epoch.
+        model_X: (X,) int64, the model.
+        step_X: (X,) int64, the step of the run.
+        layer_X: (X,) int64, the MoE layer.
+        phase_X: (X,) int64, index into TRACE_PHASES.
+        peer_X: (X,) int64, the other rank of a transfer; -1 otherwise.
+        sent_X: (X,) bool, whether the row is the sender's end of a transfer.
+        start_s_X: (X,) float64, seconds since the start of the run.
+        end_s_X: (X,) float64, seconds since the start of the run.
+        bytes_X: (X,) int64, payload bytes of a transfer.
+
+    Raises:
+        BadInput: if columns differ in length or hold invalid numbers.
     """
 
     kind: str
@@ -60,12 +75,18 @@ class Trace(Value):
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         return float(self.end_s_X.max() - self.start_s_X.min()) if len(self) else 0.0
 
 
 class TraceRecorder:
-    """Collects events and makes the Trace of them; simulator and backend write through the same one."""
+    """Collects events and makes a Trace of them, for simulator and runtime alike.
+
+    Args:
+        kind: "predicted" or "measured".
+        names_M: the models' names.
+        ranks: number of ranks.
+    """
 
     def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int) -> None:
         self.kind, self.names_M, self.ranks = kind, names_M, ranks
@@ -75,11 +96,26 @@ class TraceRecorder:
         self._blocks: list[tuple[NDArray[Any], ...]] = []
 
     def begin(self, epoch: int, ranks_R: Sequence[int]) -> None:
-        """What `add` and `transfer` are told from now on is of this epoch, by ranks that go by these numbers in the trace."""
+        """Begin an epoch: later events belong to it.
+
+        Args:
+            epoch: the epoch's number.
+            ranks_R: the rank in the trace of each rank of the epoch.
+        """
         self._epoch, self._ranks_R = epoch, ranks_R
 
     def add(self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float) -> None:
-        """A compute phase or a barrier of one rank."""
+        """Record a compute phase or a barrier of one rank.
+
+        Args:
+            rank: the rank, as numbered in the epoch.
+            model: the model's index.
+            step: the step of the run.
+            layer: the MoE layer.
+            phase: one of TRACE_PHASES.
+            start_s: seconds since the start of the run.
+            end_s: seconds since the start of the run.
+        """
         here = self._ranks_R[rank]
         self.rows.append((start_s, end_s, here, self._epoch, model, step, layer, TRACE_PHASES.index(phase), -1, False, 0))
 
@@ -96,7 +132,20 @@ class TraceRecorder:
         start_s: float,
         end_s: float,
     ) -> None:
-        """One end of a transfer of `size` bytes: `rank` sent to or received from `peer`."""
+        """Record one end of a transfer.
+
+        Args:
+            rank: the rank at this end, as numbered in the epoch.
+            model: as in `add`.
+            step: as in `add`.
+            layer: as in `add`.
+            phase: as in `add`.
+            peer: the rank at the other end.
+            sent: whether `rank` is the sender.
+            size: bytes.
+            start_s: as in `add`.
+            end_s: as in `add`.
+        """
         here, there = self._ranks_R[rank], self._ranks_R[peer]
         which = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))
         self.rows.append((start_s, end_s, here, *which, there, sent, size))
@@ -113,13 +162,26 @@ class TraceRecorder:
         start_s_X: FloatArray,
         end_s_X: FloatArray,
     ) -> None:
-        """Both ends of each of an all-to-all's transfers, (X,) each."""
+        """Record both ends of all transfers of an all-to-all.
+
+        Args:
+            model: as in `add`.
+            step: as in `add`.
+            layer: as in `add`.
+            phase: as in `add`.
+            src_X: (X,) int64, sending ranks, as numbered in the trace.
+            dst_X: (X,) int64, receiving ranks.
+            bytes_X: (X,) int64, bytes.
+            start_s_X: (X,) float64, starts in seconds.
+            end_s_X: (X,) float64, ends in seconds.
+        """
         same = [np.full(len(src_X), value) for value in (self._epoch, model, step, layer, TRACE_PHASES.index(phase))]
         for rank_X, peer_X, sent in ((src_X, dst_X, True), (dst_X, src_X, False)):
             sent_X = np.full(len(src_X), sent)
             self._blocks.append((start_s_X, end_s_X, rank_X, *same, peer_X, sent_X, bytes_X))
 
     def trace(self) -> Trace:
+        """Return the Trace of all events recorded so far."""
         rows = list(zip(*self.rows, strict=True)) or [()] * len(_COLUMN_TYPES)
         single: tuple[NDArray[Any], ...] = tuple(
             np.array(column, dtype=kind) for column, kind in zip(rows, _COLUMN_TYPES, strict=True)

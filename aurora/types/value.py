@@ -30,10 +30,12 @@ class Value:
 
 
 def _names(value: Value) -> tuple[str, ...]:
+    """Names of the value's fields."""
     return tuple(field.name for field in fields(value))  # type: ignore[arg-type]
 
 
 def _same(one: Any, other: Any) -> bool:
+    """Whether two field values are equal, arrays element by element."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one.dtype.kind == other.dtype.kind and np.array_equal(one, other)
     if isinstance(one, tuple) and isinstance(other, tuple):
@@ -44,7 +46,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _key(value: Any) -> Hashable:
-    """Something hashable that is equal for equal contents."""
+    """A hashable stand-in that is equal for equal contents."""
     if isinstance(value, np.ndarray):
         return value.shape, value.tobytes()
     if isinstance(value, Mapping):
@@ -55,7 +57,7 @@ def _key(value: Any) -> Hashable:
 
 
 def _short(value: Any) -> str:
-    """`value` in a few words: arrays by type and shape, long sequences by length, values inside by their class."""
+    """A short text of `value`: arrays by type and shape, long sequences by length, nested values by their class."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, Value):

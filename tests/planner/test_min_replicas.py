@@ -67,7 +67,7 @@ def test_what_a_floor_refuses(tmp_path):
         with pytest.raises(BrokenPlan, match="plan: expected"):
             check_plan(replace(plan, **broken))
     alone = make_plan(cluster, [profile])
-    with pytest.raises(BrokenPlan, match="an expert is on 1 GPUs, its floor is 2"):
+    with pytest.raises(BrokenPlan, match="an expert is on 1 GPUs, expected 2 or all"):
         check_plan(replace(alone, options=plan.options, survival_LK=[[1.0]]))
     with pytest.raises(InfeasiblePlan, match="`min_replicas` 2 takes"):
         move(plan, alone, [profile], max_bytes=1)

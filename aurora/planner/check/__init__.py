@@ -1,1 +1,1 @@
-"""Checkers: replay plans, schedules and placements from first principles. They call none of the makers."""
+"""Checkers: replay plans, schedules and placements from first principles. They call no planner."""

@@ -1,4 +1,4 @@
-"""What a serving engine can do of a plan."""
+"""Checks whether a serving engine can serve by a plan."""
 
 from collections.abc import Callable
 
@@ -7,15 +7,25 @@ from aurora.types import Plan
 
 
 def check_engine(plan: Plan, engine: str) -> None:
-    """InfeasiblePlan where `engine` cannot serve by the plan, BadInput for an engine that is not in ENGINES."""
+    """Check that `engine` can serve by the plan.
+
+    Raises:
+        InfeasiblePlan: if the engine cannot.
+        BadInput: if the engine is not in ENGINES.
+    """
     if engine not in ENGINES:
         raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
     ENGINES[engine](plan)
 
 
 def check_vllm(plan: Plan) -> None:
-    """vLLM loads any number of experts on a rank, but serves one model, and replicas (its redundant experts) only with as many
-    slots on every rank and in every layer."""
+    """Check that vLLM can serve by the plan: one model, and with replicas as many slots on every rank and in every layer.
+
+    Without replicas (vLLM's redundant experts), a rank may hold any number of experts.
+
+    Raises:
+        InfeasiblePlan: if vLLM cannot.
+    """
     if len(plan.models) != 1:
         raise InfeasiblePlan(f"vllm: serves one model by a plan, this one is for {len(plan.models)}; plan each by itself")
     placement = plan.models[0].placement

@@ -1,4 +1,4 @@
-"""The judge: replays plans and schedules from first principles. It calls none of the makers."""
+"""Checkers of plans, orders and schedules: replay them from first principles, without calling any planner."""
 
 from functools import lru_cache
 
@@ -13,7 +13,15 @@ SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
 
 
 def check_order(order: Order, gpus: int) -> None:
-    """Every byte of every ordered pair of `gpus` ranks exactly once, no row wider than its ports, or BrokenPlan."""
+    """Check that an order carries every byte of every ordered pair of ranks exactly once.
+
+    Args:
+        order: the order.
+        gpus: number of ranks.
+
+    Raises:
+        BrokenPlan: if a pair is missing, repeated or not fully covered, or a row takes more sub-channels than its ports have.
+    """
     what = f"order {order.method}"
     if order.share_X2 is None and _each_once(order.pairs_X2, gpus):
         _check_sub_channels(order, gpus)
@@ -35,7 +43,7 @@ def check_order(order: Order, gpus: int) -> None:
 
 
 def _each_once(pairs_X2: IntArray, gpus: int) -> bool:
-    """Whether these are the ordered pairs of `gpus` ranks, each once and nothing else."""
+    """Whether the rows are the ordered pairs of `gpus` ranks, each once and nothing else."""
     src_X, dst_X = pairs_X2.T
     if len(src_X) != gpus * (gpus - 1) or (src_X == dst_X).any() or (pairs_X2 >= gpus).any():
         return False
@@ -43,22 +51,31 @@ def _each_once(pairs_X2: IntArray, gpus: int) -> bool:
 
 
 def _check_sub_channels(order: Order, gpus: int) -> None:
+    """Raise BrokenPlan unless every row's sub-channels fit into both of its ports."""
     sub_channels = order.sub_channels
     if sub_channels is None:
         return
     if len(sub_channels.out_G) != gpus:
-        raise BrokenPlan(f"order {order.method}: expected the lanes of {gpus} ranks, found {len(sub_channels.out_G)}")
+        raise BrokenPlan(f"order {order.method}: expected the sub-channels of {gpus} ranks, found {len(sub_channels.out_G)}")
     for (src, dst), taken in zip(order.pairs_X2.tolist(), sub_channels.row_X.tolist(), strict=True):
         if not 1 <= taken <= min(sub_channels.out_G[src], sub_channels.in_G[dst]):
-            raise BrokenPlan(f"order {order.method}: {src} -> {dst} takes {taken} lanes, which its ports do not have")
+            raise BrokenPlan(f"order {order.method}: {src} -> {dst} takes {taken} sub-channels, its ports have fewer")
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> None:
-    """BrokenPlan unless the schedule carries every byte once and no port or link is above its rate at any instant.
+    """Check that a schedule carries every byte once and that no port or link is above its rate at any instant.
 
-    Bytes match bytes_GG (G, G) exactly in sum, and each row's rate and time within a byte or what floats resolve. Where the
-    schedule claims one partner at a time, no two transfers of a port overlap. On a fabric each pair's rate is divided over its
-    shortest paths.
+    The bytes of each pair must sum to bytes_GG exactly; each row's rate times its duration must match its bytes to within one
+    byte and what floats resolve. If the schedule claims one partner at a time, no two transfers of a port may overlap. On a
+    fabric, each pair's rate is divided over its shortest paths.
+
+    Args:
+        schedule: the schedule.
+        bytes_GG: (G, G) int64, bytes from each rank to each other.
+        network: port rates and fabric.
+
+    Raises:
+        BrokenPlan: if any of this fails.
     """
     what = f"schedule {schedule.method}"
     n = len(bytes_GG)
@@ -81,11 +98,11 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     for side, ports, rates in (("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)):
         for port in range(n):
             rows = np.flatnonzero(ports == port)
-            who = f"{what}: rank {port} {side}"
-            _check_rate(who, "port", start[rows], end[rows], schedule.rate_Bps_X[rows], float(rates[port]))
+            subject = f"{what}: rank {port} {side}"
+            _check_rate(subject, "port", start[rows], end[rows], schedule.rate_Bps_X[rows], float(rates[port]))
             rows = rows[np.argsort(start[rows], kind="stable")]
             if schedule.one_to_one and (start[rows][1:] < end[rows][:-1] * (1 - SLACK)).any():
-                raise BrokenPlan(f"{who} to or from two partners at once")
+                raise BrokenPlan(f"{subject} to or from two partners at once")
     if network.fabric is not None:
         for link, share_GG in zip(network.fabric.links, _link_shares(network.fabric), strict=True):
             rows = np.flatnonzero(share_GG[src, dst])
@@ -95,7 +112,7 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
 
 @lru_cache(maxsize=8)
 def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
-    """For each link (G, G): which part of each pair's shortest paths takes it, counted from the destination back."""
+    """For each link (G, G): the part of each pair's shortest paths that takes it, counted backwards from the destination."""
     n = fabric.gpus
     shares = {(link.src, link.dst): np.zeros((n, n)) for link in fabric.links}
     onward: dict[Vertex, list[Vertex]] = {}
@@ -104,23 +121,23 @@ def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
     for source in range(n):
         before: dict[Vertex, list[Vertex]] = {source: []}
         paths: dict[Vertex, int] = {source: 1}
-        ring: list[Vertex] = [source]
-        rings = []
-        while ring:
+        frontier: list[Vertex] = [source]
+        frontiers = []
+        while frontier:
             further: dict[Vertex, list[Vertex]] = {}
-            for vertex in ring:
+            for vertex in frontier:
                 if vertex == source or isinstance(vertex, str):  # GPUs do not forward
                     for end in onward.get(vertex, []):
                         if end not in before:
                             further.setdefault(end, []).append(vertex)
             before |= further
             paths |= {end: sum(paths[vertex] for vertex in back) for end, back in further.items()}
-            ring = list(further)
-            rings.append(ring)
+            frontier = list(further)
+            frontiers.append(frontier)
         for target in set(range(n)) - {source}:
             part: dict[Vertex, float] = {target: 1.0}
-            for ring in reversed(rings):
-                for end in ring:
+            for frontier in reversed(frontiers):
+                for end in frontier:
                     for vertex in before[end] if end in part else ():
                         along = part[end] * paths[vertex] / paths[end]
                         shares[vertex, end][source, target] = along
@@ -128,22 +145,32 @@ def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
     return tuple(shares.values())
 
 
-def _check_rate(who: str, what: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, most_Bps: float) -> None:
-    """The port's or link's total rate just after every start and end."""
+def _check_rate(subject: str, what: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, most_Bps: float) -> None:
+    """Raise BrokenPlan if the total rate of a port or link exceeds its capacity just after any start or end."""
     at_s = np.concatenate([end_X, start_X])
     change = np.concatenate([-rate_X, rate_X])
-    sequence = np.argsort(at_s, kind="stable")  # at one instant what ends makes room first
+    sequence = np.argsort(at_s, kind="stable")  # at one instant, ends count before starts
     total = np.cumsum(change[sequence])
-    if (over := total > most_Bps * (1 + SLACK)).any():
-        at = int(np.argmax(over))
-        raise BrokenPlan(f"{who} {total[at]:.6g} B/s at {at_s[sequence][at]:.6g} s, its {what} carries {most_Bps:.6g}")
+    if (above := total > most_Bps * (1 + SLACK)).any():
+        at = int(np.argmax(above))
+        raise BrokenPlan(f"{subject} {total[at]:.6g} B/s at {at_s[sequence][at]:.6g} s, its {what} carries {most_Bps:.6g}")
 
 
 def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArray, inside_Bps: float) -> None:
-    """BrokenPlan unless every byte of bytes_GG (G, G) goes from its source to its destination, by hops that can be.
+    """Check that every byte goes from its source to its destination by hops that are possible.
 
-    A GPU sends on only what has arrived whole; between servers (node_G (G,)) no NIC is above its rate, inside one no GPU above
-    inside_Bps either way.
+    A GPU may send on only what has arrived whole. Between servers no NIC may be above its rate; inside a server no GPU may send
+    or receive above inside_Bps.
+
+    Args:
+        schedule: a schedule with hops.
+        bytes_GG: (G, G) int64, bytes from each GPU to each other.
+        node_G: (G,) int64, the server of each GPU.
+        nic_Bps_G: (G,) float64, bytes per second of each GPU's NIC.
+        inside_Bps: bytes per second that a GPU sends, and receives, inside its server.
+
+    Raises:
+        BrokenPlan: if any of this fails.
     """
     what = f"schedule {schedule.method}"
     assert schedule.hop_X2 is not None
@@ -162,11 +189,11 @@ def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps
     for row, pair in enumerate(zip(schedule.src_X.tolist(), schedule.dst_X.tolist(), strict=True)):
         rows_of.setdefault(pair, []).append(row)
     for src, dst in sorted({*rows_of, *map(tuple, np.argwhere(bytes_GG).tolist())}):
-        _check_journey(what, schedule, rows_of.get((src, dst), []), src, dst, int(bytes_GG[src, dst]))
+        _check_pair_hops(what, schedule, rows_of.get((src, dst), []), src, dst, int(bytes_GG[src, dst]))
 
 
-def _check_journey(what: str, schedule: Schedule, rows: list[int], src: int, dst: int, size: int) -> None:
-    """All hops of one pair: what leaves a GPU had arrived there, and all of it ends up at dst."""
+def _check_pair_hops(what: str, schedule: Schedule, rows: list[int], src: int, dst: int, size: int) -> None:
+    """Replay all hops of one pair: a GPU has what it sends, and all bytes end up at dst."""
     assert schedule.hop_X2 is not None
     here: dict[int, int] = {src: size}
     events = [(float(schedule.start_s_X[row]), 1, row) for row in rows]
@@ -181,10 +208,13 @@ def _check_journey(what: str, schedule: Schedule, rows: list[int], src: int, dst
 
 
 def check_plan(plan: Plan) -> None:
-    """BrokenPlan unless the plan can be what it says (placements check themselves).
+    """Check that a plan is consistent; its placements are checked when they are made.
 
-    Every order names each pair once, no layer is predicted faster than the fluid bound or a cut, the objective not below its
-    bounds.
+    Every order names each pair once. No layer is predicted faster than the fluid bound or its cut. The objective is not below
+    its bounds. With `min_replicas`, every expert is on enough GPUs and nodes.
+
+    Raises:
+        BrokenPlan: if any of this fails.
     """
     gpus = len(plan.cluster)
     for model in plan.models:
@@ -195,11 +225,11 @@ def check_plan(plan: Plan) -> None:
         for layer, orders in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
             for order in orders:
                 check_order(order, gpus)
-            floor_s = float(model.bound_s_L[layer])
-            if not 0 <= floor_s * (1 - 1e-6) <= model.dispatch_s_L[layer] < np.inf:
+            bound_s = float(model.bound_s_L[layer])
+            if not 0 <= bound_s * (1 - 1e-6) <= model.dispatch_s_L[layer] < np.inf:
                 raise BrokenPlan(
                     f"plan of {model.model!r}, layer {layer}: dispatch of {model.dispatch_s_L[layer]:.6g} s is below "
-                    f"the fluid bound or cut of {floor_s:.6g} s"
+                    f"the fluid bound or cut of {bound_s:.6g} s"
                 )
     if not 0 <= plan.free_bound_s * (1 - 1e-6) <= plan.bound_s:
         raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
@@ -210,7 +240,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) -> None:
-    """Every expert on as many GPUs and nodes as the floor says, or on all, and so few failures survived for certain."""
+    """Raise BrokenPlan if an expert is on fewer GPUs or nodes than min_replicas, or min_replicas - 1 failures may lose one."""
     placement = plan.models[0].placement
     node_G = np.unique([gpu.node for gpu in plan.cluster.gpus], return_inverse=True)[1]
     nodes = int(node_G.max()) + 1
@@ -226,4 +256,4 @@ def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) 
         for held_EX, what in ((held_EG, "GPUs"), (held_EN, "nodes")):
             least = int(held_EX.sum(axis=1).min())
             if least < min(min_replicas, held_EX.shape[1]):
-                raise BrokenPlan(f"plan, layer {layer}: an expert is on {least} {what}, its floor is {min_replicas}")
+                raise BrokenPlan(f"plan, layer {layer}: an expert is on {least} {what}, expected {min_replicas} or all")

@@ -1,4 +1,4 @@
-"""The judge of layouts and of what survives: recomputes them from the inputs alone. It calls none of the makers."""
+"""Checkers of replica placements and of survival probabilities: recompute them from the inputs, without calling any planner."""
 
 from itertools import combinations
 from math import comb
@@ -10,26 +10,37 @@ from aurora.types import FailureDomains, GpuSlots, ReplicaPlacement, ResilientPl
 from aurora.types.arrays import FloatArray
 
 SLACK = 1e-9  # relative, for sums of float loads
-LISTED = 20_000  # sets of failures, at most, that are looked at one by one
+LISTED = 20_000  # sets of failures that are tried one by one, at most
 
 
-def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, room: GpuSlots) -> None:
-    """BrokenPlan unless every expert is held, no GPU holds more than its slots or one expert twice, the shares of each expert
-    are on GPUs that hold it, none negative, and add up to one, and the largest load is what it is said to be and not below
-    the bound. load_LE (L, E) float64."""
+def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, slots: GpuSlots) -> None:
+    """Check a replica placement against the loads that it was made for.
+
+    Every expert is held, no GPU holds more experts than its slots or one expert twice, and the shares of each expert are on
+    GPUs that hold it, not negative, and sum to one. The largest and the mean load are what the placement says, and the bound
+    lies between them.
+
+    Args:
+        layout: the placement.
+        load_LE: (L, E) float64, the load of each expert.
+        slots: the slots of each GPU, and the cost of load there.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
     what = f"layout {layout.method}"
     placement = layout.placement
-    if len(placement.slots_LG) != len(load_LE) or placement.gpus != room.gpus:
+    if len(placement.slots_LG) != len(load_LE) or placement.gpus != slots.gpus:
         raise BrokenPlan(
-            f"{what}: expected {len(load_LE)} layers on {room.gpus} GPUs, found {len(placement.slots_LG)} on {placement.gpus}"
+            f"{what}: expected {len(load_LE)} layers on {slots.gpus} GPUs, found {len(placement.slots_LG)} on {placement.gpus}"
         )
     for layer, load_E in enumerate(load_LE):
         where = f"{what}, layer {layer}"
-        load_G = np.zeros(room.gpus)
+        load_G = np.zeros(slots.gpus)
         share_E = np.zeros(len(load_E))
         for gpu, held in enumerate(placement.slots_LG[layer]):
-            if len(held) > room.slots_G[gpu]:
-                raise BrokenPlan(f"{where}: GPU {gpu} holds {len(held)} experts in {room.slots_G[gpu]} slots")
+            if len(held) > slots.slots_G[gpu]:
+                raise BrokenPlan(f"{where}: GPU {gpu} holds {len(held)} experts in {slots.slots_G[gpu]} slots")
             if len(set(held)) != len(held):
                 raise BrokenPlan(f"{where}: GPU {gpu} holds an expert twice: {list(held)}")
             shares = [1.0] * len(held) if placement.split_LG is None else placement.split_LG[layer][gpu]
@@ -43,10 +54,10 @@ def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, room: GpuSlots) 
         if (wrong := abs(share_E - 1) > SLACK).any():
             expert = int(wrong.argmax())
             raise BrokenPlan(f"{where}: the shares of expert {expert} add up to {share_E[expert]}")
-        found = float((load_G * room.cost_G).max())
+        found = float((load_G * slots.cost_G).max())
         if abs(found - layout.max_load_L[layer]) > SLACK * found:
             raise BrokenPlan(f"{where}: claims a largest load of {layout.max_load_L[layer]:.9g}, its shares give {found:.9g}")
-        mean = float(load_E.sum() / (1 / room.cost_G).sum())
+        mean = float(load_E.sum() / (1 / slots.cost_G).sum())
         if abs(mean - layout.mean_load_L[layer]) > SLACK * mean:
             raise BrokenPlan(f"{where}: claims a mean load of {layout.mean_load_L[layer]:.9g}, found {mean:.9g}")
         if not mean * (1 - SLACK) <= layout.bound_L[layer] * (1 + SLACK) <= found * (1 + 3 * SLACK):
@@ -55,20 +66,33 @@ def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, room: GpuSlots) 
             )
 
 
-def check_resilient(made: ResilientPlacement, hosts: FailureDomains, guaranteed: bool) -> None:
-    """BrokenPlan unless every expert is held, no node holds more than its slots, probabilities lie in order from one down to
-    zero and below their bounds, and are what few failures, looked at one by one, give. guaranteed: also that the floor is
-    kept."""
+def check_resilient(made: ResilientPlacement, failure_domains: FailureDomains, guaranteed: bool) -> None:
+    """Check a failure-resilient placement and its survival probabilities.
+
+    Every expert is held, and no node holds more experts than its slots. Each probability is between zero and one and not above
+    its bound. Exact probabilities equal what trying every set of failures gives, if there are at most LISTED sets.
+
+    Args:
+        made: the placement.
+        failure_domains: nodes, their slots and the odds that they fail.
+        guaranteed: check also that every expert is on `min_replicas` nodes and failure domains, or on all.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
     for layer, (slots_N, survival) in enumerate(zip(made.slots_LN, made.survival_L, strict=True)):
         where = f"placement {made.method}, layer {layer}"
-        if len(slots_N) != hosts.nodes or any(len(held) > room for held, room in zip(slots_N, hosts.slots_N, strict=True)):
-            raise BrokenPlan(f"{where}: expected at most {hosts.slots_N.tolist()} experts on nodes, found {slots_N}")
+        if len(slots_N) != failure_domains.nodes or any(
+            len(held) > slots for held, slots in zip(slots_N, failure_domains.slots_N, strict=True)
+        ):
+            raise BrokenPlan(f"{where}: expected at most {failure_domains.slots_N.tolist()} experts on nodes, found {slots_N}")
         experts = 1 + max(expert for held in slots_N for expert in held)
-        held_NE = np.zeros((hosts.nodes, experts), dtype=bool)
+        held_NE = np.zeros((failure_domains.nodes, experts), dtype=bool)
         for node, held in enumerate(slots_N):
             held_NE[node, list(held)] = True
-        held_DE = np.array([held_NE[hosts.domain_N == domain].any(axis=0) for domain in range(hosts.domains)])
-        for held_XE, most, what in ((held_NE, hosts.nodes, "nodes"), (held_DE, hosts.domains, "failure domains")):
+        held_DE = np.array([held_NE[failure_domains.domain_N == d].any(axis=0) for d in range(failure_domains.domains)])
+        levels = ((held_NE, failure_domains.nodes, "nodes"), (held_DE, failure_domains.domains, "failure domains"))
+        for held_XE, most, what in levels:
             least = int(held_XE.sum(axis=0).min())
             if least < (min(made.min_replicas, most) if guaranteed else 1):
                 raise BrokenPlan(
@@ -79,9 +103,9 @@ def check_resilient(made: ResilientPlacement, hosts: FailureDomains, guaranteed:
         ):
             if not -SLACK <= p - half <= min(1, most_p) + SLACK or p + half > 1 + SLACK:
                 raise BrokenPlan(f"{where}: claims to survive {failures} failures with {p:.9g} of at most {most_p:.9g}")
-            if half == 0 and comb(hosts.domains, failures) <= LISTED:
-                sets = list(combinations(range(hosts.domains), failures))
-                odds_X = np.prod(hosts.odds_D[sets], axis=1)
+            if half == 0 and comb(failure_domains.domains, failures) <= LISTED:
+                sets = list(combinations(range(failure_domains.domains), failures))
+                odds_X = np.prod(failure_domains.odds_D[sets], axis=1)
                 survives_X = [bool(np.delete(held_DE, failed, axis=0).any(axis=0).all()) for failed in sets]
                 if abs(float(odds_X @ survives_X / odds_X.sum()) - p) > SLACK:
                     raise BrokenPlan(f"{where}: claims to survive {failures} failures with {p:.9g}, its slots do not")
