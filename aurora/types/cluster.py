@@ -27,9 +27,9 @@ class Gpu:
         memory_bytes: memory that experts and the rest of the model may fill.
         speed: compute speed relative to the reference GPU (1.0).
         startup_s: fixed seconds of one message.
-        rack: the name of its rack, whose leaf switch its port is linked to in a leaf/spine fabric; None: a leaf for its node.
-        failure_rate: failures in any unit of time, relative to the other GPUs'; a node fails at the sum of its GPUs' rates. None
-            if unknown.
+        rack: the name of its rack, which has a leaf switch of its own in a leaf/spine fabric; None if no GPU names one.
+        failure_rate: failures in any unit of time, relative to the other GPUs'; a node fails at the sum of its GPUs' rates.
+            None if unknown.
 
     Raises:
         BadInput: if a number is out of range.
