@@ -11,7 +11,7 @@ from aurora.reports.traffic_loads import skew
 from aurora.types import TRACE_PHASES
 from aurora.types.arrays import gap
 
-# what is worth a sentence: a part of what it is measured against
+# thresholds for a sentence, each a part of the quantity named
 OFF = 0.1  # a prediction off by more
 NETWORK = 0.5  # of a rank's time in exchanges
 LOPSIDED = 0.2  # the busiest port or GPU above the mean

@@ -42,13 +42,13 @@ class ReportInputs:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models' names, told apart where they are two of one name."""
+        """The models' names, numbered if two have the same name."""
         names = [model.model for model in self.plan.models]
         return tuple(names) if len(set(names)) == len(names) else tuple(f"{name} ({i})" for i, name in enumerate(names))
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs by rank."""
+        """Names of the GPUs, by rank."""
         return tuple(str(rank) for rank in range(len(self.plan.cluster)))
 
 

@@ -132,12 +132,12 @@ def provenance(found: ReportNumbers) -> list[Sheet]:
         Sheet("Planned from", ("model", "profile", "sha256", "router weights"), tuple(made_from)),
         _cluster(found),
     ]
-    for given, word in ((found.of.profiles, ""), (found.of.later, "later, ")):
+    for given, age in ((found.of.profiles, ""), (found.of.later, "later, ")):
         for name, model, profile in zip(found.of.models, plan.models, given, strict=False):
             same = "the plan's own" if profile.digest == model.profile_digest else "other than the plan was made from"
             about = [("sha256", profile.digest), ("traffic", same), *profile.provenance.items()]
             sheets.append(
-                Sheet(f"Profile of {name} ({word}as given)", ("what", "found"), tuple((str(k), str(v)) for k, v in about))
+                Sheet(f"Profile of {name} ({age}as given)", ("what", "found"), tuple((str(k), str(v)) for k, v in about))
             )
     if found.of.traces:
         traced = tuple((name, trace.kind, str(len(trace)), seconds(trace.seconds)) for name, trace in found.of.traces)

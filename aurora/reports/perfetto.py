@@ -106,7 +106,7 @@ def _pairs(trace: Trace) -> IntArray:
 
 
 def _counters(trace: Trace, first_pid: int, start_us_X: FloatArray, end_us_X: FloatArray) -> Iterator[Event]:
-    """How many bytes each rank has under way as a sender, wherever that changes."""
+    """Events of each rank's bytes under way as a sender, whenever they change."""
     for rank in range(trace.ranks):
         rows = np.flatnonzero(trace.sent_X & (trace.rank_X == rank))
         at_X = np.concatenate([start_us_X[rows], end_us_X[rows]])

@@ -91,7 +91,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
 
     Args:
         plan: to show.
-        most: number of layers to show, those with the largest gap; None: all.
+        most: number of layers to show, with the largest gaps; None: all.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
     groups = f", no assignment of these groups below {seconds(plan.bound_s)}" if plan.bound_s > plan.free_bound_s else ""
@@ -140,7 +140,7 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
     Args:
         plan: the plan.
         evaluation: of the plan on the other traffic.
-        most: number of layers to show, those that lose most in dispatch; None: all.
+        most: number of layers to show, with the largest losses in dispatch; None: all.
     """
     own = evaluation.own
     table = Table(
@@ -164,7 +164,7 @@ def drift_table(drift: "Drift", most: int | None = None) -> Table:
 
     Args:
         drift: from the one profile to the other.
-        most: number of layers to show, those furthest apart; None: all.
+        most: number of layers to show, the furthest apart; None: all.
     """
     table = Table(title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}")
     for column in ("MoE layer", "total variation", "by chance up to", f"overlap of the {drift.hot} hottest"):

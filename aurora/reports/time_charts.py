@@ -56,7 +56,7 @@ def schedule_section(found: ReportNumbers) -> Section:
 
 
 def _sources(found: ReportNumbers) -> Iterator[tuple[str, Sequence[Sequence[Sequence[TransferSpans]]]]]:
-    """By name, then by model, layer and way: transfers to show."""
+    """Transfers to show: by source name, then by model, layer and phase."""
     plan = found.of.plan
     if found.planned_MLW:
         yield "as planned, the whole profile", found.planned_MLW

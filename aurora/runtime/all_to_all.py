@@ -98,7 +98,7 @@ class _Handle:
 
 
 class _GroupState:
-    """What the calls on one process group share: its transport, planning buffers and background exchanges, one at a time."""
+    """Shared state of the calls on one process group: transport, planning buffers and background exchanges, one at a time."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -163,7 +163,7 @@ class _GroupState:
 
 
 class _Exchange:
-    """One call. handle: the caller's, with async_op."""
+    """One call; `handle` is the caller's, with async_op."""
 
     def __init__(
         self, state: _GroupState, out_sizes: list[int], in_sizes: list[int], order: Order | str | None, async_op: bool = False

@@ -32,7 +32,7 @@ Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
 
 @dataclass(frozen=True)
 class HeldExperts:
-    """What a rank has between epochs.
+    """State of a rank between epochs.
 
     Args:
         held_ML: its experts, by model and layer.
@@ -54,7 +54,7 @@ class EpochWork:
         cluster: of the epoch's members.
         moves: the experts that some member lacks, and the ranks that send them.
         order: in which their weights travel.
-        requests_M: requests to serve after those that the rank is decoding, by model: their numbers, and the tokens of each
+        requests_M: requests to serve after the ones that the rank is decoding, by model: their numbers, and the tokens of each
             answer so far.
     """
 
@@ -214,7 +214,7 @@ def _fetch_experts(
 def _exchange_weights(
     workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, channel: ControlChannel
 ) -> list[tuple[ExpertTransfer, Weights]]:
-    """Sends and receives the weights that travel between ranks. Returns those received."""
+    """Sends and receives the weights that travel between ranks. Returns the received ones."""
     rank, ranks = transport.rank, transport.ranks
     sends: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
     incoming: list[list[ExpertTransfer]] = [[] for _ in range(ranks)]
@@ -253,7 +253,7 @@ def _unpack(
 
 
 def _checkpoint_weights(work: EpochWork, rank: int, paths: Sequence[str]) -> list[tuple[ExpertTransfer, Weights]]:
-    """Weights that no rank holds any more, from the model's files. Raises BadInput if those cannot be read any more."""
+    """Weights that no rank holds any more, from the model's files. Raises BadInput if the files cannot be read any more."""
     moves = [move for move in work.moves if move.to == rank and move.source is None]
     models: dict[int, MoeModel] = {index: load_model(paths[index]) for index in sorted({move.model for move in moves})}
     found: list[tuple[ExpertTransfer, Weights]] = []

@@ -12,7 +12,9 @@ from aurora.types import Cluster
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes from each rank to each
 REPETITIONS = 5
-LONG_S = 0.1  # larger sizes are not tried once one takes this long: less tells more of start-ups and bursts than of the rate
+LONG_S = (
+    0.1  # larger sizes are not tried once one takes this long: shorter ones tell more of start-ups and bursts than of the rate
+)
 
 
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:

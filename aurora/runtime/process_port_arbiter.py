@@ -35,7 +35,7 @@ from aurora.types.arrays import IntArray
 TABLE_VERSION = 2
 PRIORITY = 1 << 62  # subtracted from the tickets of high-priority work, so that it comes before all other
 SLOTS, GPUS, DRAWN = 8, 64, 16  # models at most, GPUs of a machine at most, exchanges that a rank may be behind another
-POLL_S = 0.02  # how often a waiting process checks whether those before it live
+POLL_S = 0.02  # how often a waiting process checks whether the processes before it live
 WAKEUPS = ".wakeups"  # suffix of the socket that a waiting process listens on
 
 

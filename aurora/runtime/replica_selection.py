@@ -1,7 +1,7 @@
 """Replica selection at run time: which replica of an expert serves each token.
 
 Two rules. *Proportional*: each rank splits its own tokens over an expert's replicas by their shares. *Local first*: replicas
-take their shares of all ranks' tokens, and of those a rank's own replicas take its tokens first, which needs all ranks' counts.
+take their shares of all ranks' tokens, and a rank's own replicas take its tokens first, which needs all ranks' counts.
 Both give `until_EM`: how many of this rank's tokens of an expert go to its first 1, 2, ... replicas.
 
 Axes: X choices of tokens, E experts, M replicas of an expert, S ranks that hold tokens. On a CUDA device with Triton a kernel

@@ -86,7 +86,7 @@ class MembershipChange:
 
 @dataclass(frozen=True)
 class RunConditions:
-    """What a prediction of the run needs.
+    """Conditions that a prediction of the run needs.
 
     Args:
         routing_M: the experts that every token of each model chose, one window per step.

@@ -87,7 +87,7 @@ def run_elastic(
     load_MLE: Sequence[FloatArray] | None = None,
     watch: Callable[[int, dict[int, int]], None] | None = None,
 ) -> RunResult:
-    """Serves prompts on local ranks and goes on with those that are left when some are lost.
+    """Serves prompts on local ranks and goes on with the remaining ranks when some are lost.
 
     Args:
         plan, models, prompts, options: as of `aurora.run`.

@@ -89,7 +89,7 @@ def serve_rank(
         rank_info: this rank and its peers.
         plan: for the models, in their order.
         model_paths: folders of the models.
-        prompts_M: each model's prompts, as token ids; this rank serves those dealt to it.
+        prompts_M: each model's prompts, as token ids; this rank serves the ones dealt to it.
         options: of the run.
         memories: one per model, where ranks are threads of a process; else empty.
 

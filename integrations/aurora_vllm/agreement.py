@@ -9,10 +9,11 @@ REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict 
 
 
 class Verdict(NamedTuple):
-    """What the ranks agreed on.
+    """Verdict that the ranks agreed on.
 
-    refusal: why they do not serve by the plan; None if they do.
-    report_here: whether this rank is the one that logs the refusal.
+    Args:
+        refusal: why they do not serve by the plan; None if they do.
+        report_here: whether this rank is the one that logs the refusal.
     """
 
     refusal: str | None

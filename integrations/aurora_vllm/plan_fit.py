@@ -19,10 +19,11 @@ _ROUTER = re.compile(r"\.(\d+)\.[^.]+\.(?:gate|router|gate\.wg|router\.layer)\.w
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What identifies a model's routing.
+    """Identity of a model's routing.
 
-    layers: the decoder layers that have experts.
-    fingerprint: a hash of their routers' weights.
+    Args:
+        layers: the decoder layers that have experts.
+        fingerprint: a hash of their routers' weights.
     """
 
     layers: tuple[int, ...]

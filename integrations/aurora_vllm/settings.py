@@ -1,4 +1,4 @@
-"""The plugin's settings: `--additional-config '{"aurora": {...}}'`, and AURORA_* variables for those that it leaves out."""
+"""Settings of the plugin: `--additional-config '{"aurora": {...}}'`, and AURORA_* variables for names that it leaves out."""
 
 import re
 from collections.abc import Mapping

@@ -72,7 +72,11 @@ class TimeSlicedTransport:
         return self._transport.gather(row)
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        """Performs one all-to-all once the port is granted; see `Transport.exchange`."""
+        """Performs one all-to-all once the port is granted; see `Transport.exchange`.
+
+        Args:
+            order, sends, recvs, observe: as there.
+        """
         with self._arbiter.exchange():
             self._transport.exchange(order, sends, recvs, observe)
 

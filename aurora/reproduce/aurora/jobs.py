@@ -128,7 +128,11 @@ def simulated(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str = "
 
 
 def simulated_order(one: LayerJob, held_G: IntArray, order: str) -> LayerOutcome:
-    """Prices one job under an order by the event simulator; arguments as in `timed_order`."""
+    """Prices one job under an order by the event simulator.
+
+    Args:
+        one, held_G, order: as in `timed_order`.
+    """
     return simulated([one], [held_G], order)
 
 

@@ -216,14 +216,14 @@ def _lina(
     rng: np.random.Generator,
 ) -> None:
     """Lina's packing, pairs on random GPUs: each model on its half, and both in turn on all."""
-    time_slice = []
+    outcomes = []
     for profile in profiles:
         packed, case = lina_half(cluster, profile, layer, pricing.coupled), _case(profile, layer)
         found["Lina, half"][case] = _drawn(pricing, [packed], rng)
         found["Lina, half, RCS"][case] = pricing.ordered(packed, rng.permutation(len(packed.cluster)), "random")
-        time_slice.append(_drawn(pricing, [lina_all(cluster, profile, layer, pricing.coupled)], rng))
-    seconds = sum(turn.seconds for turn in time_slice)
-    both = LayerOutcome(seconds, sum(turn.utilisation * turn.seconds for turn in time_slice) / seconds)
+        outcomes.append(_drawn(pricing, [lina_all(cluster, profile, layer, pricing.coupled)], rng))
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    both = LayerOutcome(seconds, sum(outcome.utilisation * outcome.seconds for outcome in outcomes) / seconds)
     for profile in profiles:
         found["Lina, all in turn"][_case(profile, layer)] = both
 

@@ -104,7 +104,7 @@ def choose_load(
 ) -> LoadChoice:
     """Replays observed iterations at other loads and takes the quickest; ties go to the smaller load.
 
-    Groups are dealt to workers by their speed, so that slow ones repeat what quick ones hold. Speeds are those of the first
+    Groups are dealt to workers by their speed, so that slow ones repeat what quick ones hold. Speeds are of the first
     half of
     the iterations, and the second half judges them; the code that is returned uses all iterations.
 

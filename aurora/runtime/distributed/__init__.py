@@ -1,7 +1,7 @@
 """Ranks as processes: starting and watching them, their process groups, and transports that carry tensors between them.
 
 - `launcher`: starts local ranks and collects what they return; `process_groups`: their torch.distributed groups
-- `supervisor`: watches ranks that may be lost, and forms epochs of those that are left; `membership`: which ranks are in an
+- `supervisor`: watches ranks that may be lost, and forms epochs of the ranks that are left; `membership`: which ranks are in an
   epoch; `rank_processes`: their processes; `control_channel`: the messages between them; `epoch_groups`: an epoch's process
   groups
 - `transport`: the interface; `ordered`: an order held by messages; `gloo`, `nccl`, `memory`, `shaped`: back ends

@@ -37,7 +37,7 @@ def argument_key(number: int) -> str:
 
 @dataclass(frozen=True)
 class AggregationJob:
-    """What workers are started with.
+    """Job that workers are started with.
 
     Args:
         work: (batch, the round's argument) -> the batch's result.
@@ -55,7 +55,7 @@ def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob)
 
     Args:
         connection: pipe to the master.
-        rank_info: the worker's number, how many workers there are, and the store where they meet the master.
+        rank_info: the worker's number, how many workers there are, and the store of their rendezvous with the master.
         job: what to compute.
     """
     try:
@@ -97,8 +97,7 @@ def serve_rounds(rank_info: RankInfo, job: AggregationJob) -> NoReturn:
 def _weighted_sum(
     work: Work, code: GradientCode, worker: int, argument: Array | None, newest: "_NewestRound", number: int
 ) -> Array | None:
-    """The sum over the worker's batches, by the code's weights; None if it holds none. Stops early when a round begins
-    after `number`."""
+    """Sums the worker's batches by the code's weights; None if it holds none. Stops early when a later round begins."""
     total: Array | None = None
     for batch in np.flatnonzero(code.code_WB[worker]).tolist():
         result = work(batch, argument)

@@ -38,13 +38,13 @@ GRACE_S = 1.0  # after a first failure, how long to wait for a better explanatio
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A rank of a run, and the store where the ranks meet.
+    """A rank of a run, and the store of the ranks' rendezvous.
 
     Args:
         rank, ranks: this rank's number, and how many ranks the whole run has.
         host, port: where the store listens.
         timeout_s: how long to wait for a peer.
-        local_rank, local_ranks: this rank's number among the ranks of its machine, and how many those are.
+        local_rank, local_ranks: this rank's number among the ranks of its machine, and how many they are.
         launched: True where `launch` started the rank and hosts the store; False where torchrun did.
     """
 
@@ -61,7 +61,7 @@ class RankInfo:
 def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0, port: int = 0) -> list[Any]:
     """Runs `target(rank_info, *args)` in `ranks` processes on this machine. All of them are gone on return.
 
-    The store where the ranks meet lives in this process, so it outlives every rank; it listens on loopback only.
+    The store of the rendezvous lives in this process, so it outlives every rank; it listens on loopback only.
 
     Args:
         target: a picklable function; what it returns must be picklable too.
@@ -232,7 +232,7 @@ def _raise_failure(failures: dict[int, AuroraError], deaths: dict[int, int], ran
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         raise RankFailed(f"rank {rank} of {ranks} died ({how}); the others were stopped")
     if failures:
-        # A rank that lost its peer fails too: what a user can mend is the better explanation.
+        # A rank that lost its peer fails too: an error that a user can mend is the better explanation.
         raise min(failures.values(), key=lambda error: isinstance(error, RankFailed))
 
 

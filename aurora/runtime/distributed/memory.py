@@ -53,7 +53,7 @@ class _Half:
         source, target = (self, other) if sent else (other, self)
         out, into = source._message.flat, target._message.flat
         if len(out) == len(into):
-            with torch.inference_mode():  # their tensors may come from there
+            with torch.inference_mode():  # the tensors may be inference tensors
                 into.copy_(out)
         else:
             self._failure = other._failure = f"it sends {len(out)} bytes where {len(into)} are expected"

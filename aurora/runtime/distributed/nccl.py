@@ -38,7 +38,11 @@ class NcclTransport:
         return self._control.gather(row.cpu())
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        """Performs one all-to-all in `order`; see `Transport.exchange`."""
+        """Performs one all-to-all in `order`; see `Transport.exchange`.
+
+        Args:
+            order, sends, recvs, observe: as there.
+        """
         # A pair's parts go in one message here: within a group no rank waits between them.
         pairs = list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))
         whole = replace(order, pairs_X2=np.array(pairs, dtype=np.int64).reshape(-1, 2), share_X2=None, sub_channels=None)

@@ -96,7 +96,7 @@ class OrderedTransport(ABC):
     order that is not done is always posted at both ends, so there is no deadlock.
 
     With one partner at a time, rows go in pieces. A receiver requests pieces in planned order and across rows: at least one,
-    else what arrives while a request travels. A sender is thereby held to a few pieces under way: what it hands to the network
+    else what arrives while a request travels. A sender is thereby held to a few pieces under way: what it gives the network
     early delays its next transfer. A rank that may request all that it receives, and receives little, does so first and then
     sends, in one thread.
 
@@ -136,7 +136,11 @@ class OrderedTransport(ABC):
         return rows
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        """Performs one all-to-all in `order`; see `Transport.exchange`."""
+        """Performs one all-to-all in `order`; see `Transport.exchange`.
+
+        Args:
+            order, sends, recvs, observe: as there.
+        """
         if order.paced or order.sub_channels is not None:
             self._exchange_paced(order, sends, recvs, observe)
             return

@@ -61,7 +61,7 @@ class RankProcesses:
         main: a picklable function.
         args: further arguments of `main`, picklable.
         ranks: number of ranks of the run.
-        store: host and port of the store where they meet.
+        store: host and port of the store of their rendezvous.
         timeout_s: how long a rank waits for a peer.
     """
 
@@ -124,7 +124,7 @@ class RankProcesses:
         self._background.submit(found.process.join)
 
     def close(self) -> None:
-        """Kills all processes, those that are still starting too. None is left on return."""
+        """Kills all processes, the ones that are still starting too. None is left on return."""
         for _ in self.adopt_started(wait=True):
             pass
         for rank in list(self._running):

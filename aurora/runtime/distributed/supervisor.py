@@ -73,7 +73,7 @@ class Supervisor:
         timeout_s: a rank that computes for longer without a pause is killed; also how long ranks wait for a peer.
         hang_s: a rank that sends nothing for so long, not even a heartbeat, is killed.
         respawn: how many times each lost rank is started anew; it joins the next epoch when it is ready.
-        port: of the store where ranks meet, on loopback; 0: any free one.
+        port: of the store of the ranks' rendezvous, on loopback; 0: any free one.
         watch: called with each epoch's number and the process id of every member, by rank.
     """
 

@@ -46,10 +46,13 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
 
 
 class Transport(Protocol):
-    """What a back end must provide.
+    """Interface of a back end that carries tensors between ranks.
 
     A transport belongs to one process group. One thread uses it at a time, and all ranks make the same calls in the same
     sequence. A lost peer ends a call by RankFailed, at the latest after the group's time-out.
+
+    Attributes:
+        rank, ranks: this rank in the group, and the number of its ranks.
     """
 
     rank: int
