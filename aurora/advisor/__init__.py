@@ -1,1 +1,1 @@
-"""Decisions that need the planner and the simulator together."""
+"""Decisions that need both the planner and the simulator."""

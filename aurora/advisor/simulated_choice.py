@@ -1,4 +1,4 @@
-"""The plan that the interpreter finds shortest: between the planning models' answers, what none of them sees decides."""
+"""Chooses between candidate plans by simulation, which prices what the planning models leave out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,18 +10,28 @@ from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 
 SIMULATED = "simulated"
-EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements of one model that are tried
-TRANSFERS = 1_000_000  # that are simulated to choose turns: some seconds
-COLOCATIONS = ("local-search", "matching", "decoupled")  # and colocations of two
+EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
+TRANSFERS = 1_000_000  # simulated at most to choose a time slice: a few seconds
+COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for two models
 
 
 def simulated_plan(
     cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions, profile_paths: Sequence[str] = ()
 ) -> Plan:
-    """The candidate that serves the profiles' windows soonest in the simulator; the first of equals.
+    """Makes candidate plans and returns the one that serves the profiles' windows soonest in the simulator.
 
-    Two models: every objective with every colocation of TOGETHER; one: every placement of ALONE. What options name instead of
-    "auto" stays as it is. Raises as make_plan, and BadInput where nothing is left to choose.
+    For two models the candidates are every objective with every colocation of COLOCATIONS, for one model every placement of
+    EXCLUSIVE_PLACES. A strategy that `options` name is kept. Of equal candidates the first is returned.
+
+    Args:
+        cluster: the GPUs.
+        profiles: one profile a model.
+        options: strategies by name or "auto".
+        profile_paths: the profiles' files, as the plan should name them.
+
+    Raises:
+        BadInput: as `make_plan`; and if the options leave nothing to choose.
+        InfeasiblePlan: as `make_plan`.
     """
     candidates = list(_candidates(options, len(profiles) == 2))
     if len(candidates) < 2:
@@ -32,8 +42,15 @@ def simulated_plan(
 
 
 def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """`plan`, of two models, with those turns at the ports by which the simulator serves the profiles sooner: their first
-    windows, as many as TRANSFERS allow. Where it is not one, the plan stays as it is."""
+    """Returns a plan of two models with the time slice that serves the profiles sooner in the simulator.
+
+    The simulation covers the profiles' first windows, as many as TRANSFERS allow. If TRANSFERS do not allow one window, the
+    plan is returned unchanged.
+
+    Args:
+        plan: a plan of two models.
+        profiles: one profile a model.
+    """
     pairs = max(1, len(plan.cluster) * (len(plan.cluster) - 1))
     windows = TRANSFERS // (2 * pairs * sum(len(model.dispatch_L) for model in plan.models))
     if windows == 0:
@@ -49,6 +66,7 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
 
 
 def _candidates(options: PlanOptions, colocated: bool) -> Iterator[PlanOptions]:
+    """The options of each candidate plan."""
     if not colocated:
         for place in EXCLUSIVE_PLACES if options.place == "auto" else (options.place,):
             yield replace(options, place=place, objective=PlanOptions.objective)

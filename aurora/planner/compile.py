@@ -1,11 +1,17 @@
-"""Plan -> Program: what each rank does, in order."""
+"""Compiles a Plan to a Program: the operations of each rank, in order."""
 
 from aurora.errors import BadInput
 from aurora.types import TIME_SLICES, Barrier, Compute, Exchange, Op, Plan, Program
 
 
 def compile_plan(plan: Plan) -> Program:
-    """The Program of `plan`: per model and layer gate, counts, ordered dispatch, experts, ordered combine, aggregation.
+    """Compiles a plan to a Program.
+
+    Each layer of each model has a gate, an exchange of counts, an ordered dispatch, experts, an ordered combine and an
+    aggregation.
+
+    Args:
+        plan: the plan.
 
     Raises:
         BadInput: if `time_slice` is not one of TIME_SLICES.

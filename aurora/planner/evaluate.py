@@ -1,4 +1,4 @@
-"""A plan in front of traffic that it was not made for: what it takes, and what is lost against a plan of its own."""
+"""Evaluates a plan on traffic that it was not made for: its time, and its loss against a plan made for that traffic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from aurora.types.profile import same_model
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a plan takes on traffic that it was not made for.
+    """The time of a plan on traffic that it was not made for.
 
     Args:
-        served_s_L: (L,) seconds of each layer in the plan's objective and aim.
+        served_s_L: (L,) seconds of each layer by the plan's objective and aim.
         own: a plan made for this traffic with the same options.
-        dispatch_s_ML: by model, (L,) seconds of each layer's whole dispatch in the plan's order.
+        dispatch_s_ML: for each model, (L,) seconds of each layer's whole dispatch in the plan's order.
     """
 
     served_s_L: FloatArray
@@ -34,17 +34,26 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """How much longer the plan takes than `own`, as a share: 0.1 is 10 % longer."""
+        """How much longer the plan takes than `own`, as a share: 0.1 means 10 % longer."""
         return gap(float(self.served_s_L.sum()), self.own.objective_s)
 
 
 def layer_seconds(
     plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile] = ()
 ) -> FloatArray:
-    """(L,) seconds of each layer (of the longer of two models) in the plan's objective and aim, experts placed by `placements`.
+    """Returns the seconds of each layer by the plan's objective and aim under given placements.
 
-    domains: the further profiles that one model alone must serve. Where the plan counts a token once a GPU: BadInput for
-    replicas, or a profile of counts alone.
+    Args:
+        plan: gives the cluster, the objective, the aim, and whether tokens are deduplicated.
+        placements: one Placement a model.
+        profiles: one profile a model.
+        domains: further profiles that the placement of a single model must serve.
+
+    Returns:
+        (L,) float64; L is the number of layers, of two models the larger one.
+
+    Raises:
+        BadInput: with deduplicated tokens, if the placement has replicas or the profile holds no token-level routing.
     """
     if plan.models[0].deduplicated:
         return _deduplicated_seconds(plan, placements[0], profiles[0])
@@ -63,22 +72,27 @@ def layer_seconds(
 
 
 def _deduplicated_seconds(plan: Plan, placement: Placement, profile: Profile) -> FloatArray:
+    """(L,) seconds of each layer with deduplicated tokens."""
     if placement.split_LG is not None:
-        raise BadInput("a plan that counts a token once a GPU: expected every expert held once, found replicas")
+        raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
     return np.array(
         [deduplicated_seconds(plan.cluster, profile, layer, placement.gpu_E(layer)) for layer in range(len(placement.slots_LG))]
     )
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
-    """What `plan` takes on other profiles of its models.
+    """Evaluates a plan on other profiles of its models.
 
     Args:
-        plan: the plan in question.
-        profiles: one a model. Domains that the plan was made for are not looked at again.
+        plan: the plan.
+        profiles: one profile a model. Profiles of further domains that the plan was made for are not considered.
+
+    Returns:
+        The plan's seconds on this traffic, and a plan made for it.
 
     Raises:
-        BadInput: if a profile is of another model, or of another number of source ranks than the cluster has GPUs.
+        BadInput: if a profile is of another model, if its number of source ranks is not the cluster's number of GPUs, or if
+            there are not as many profiles as models.
 
     Example:
         >>> from aurora.io import load_cluster, load_json, shipped

@@ -1,7 +1,7 @@
-"""Gradient codes by name (SCHEMES): which batches each worker computes, what it sends, and how the sum is decoded.
+"""SCHEMES: gradient codes by name. A code says which batches each worker computes, what it sends, and how to decode the sum.
 
-`balanced`, `bcc` (batched coupon's collector), `uncoded` and `cyclic` (cyclic repetition, gradient coding). Adding a scheme
-takes one function (workers, batches, load, rng) -> GradientCode and one line in SCHEMES.
+The schemes are `balanced`, `bcc` (batched coupon's collector), `uncoded` and `cyclic` (cyclic repetition). A new scheme takes
+one function (workers, batches, load, rng) -> GradientCode and one line in SCHEMES.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.replication.recoverability import BoolArray, all_held
 from aurora.types.arrays import FloatArray, IntArray, locked
 
-TOLERANCE = 1e-6  # of a decoded sum, relative to the largest batch
+TOLERANCE = 1e-6  # largest error of a decoded sum, relative to the largest batch
 
 
 @dataclass(frozen=True)
 class GradientCode:
-    """What each worker computes and sends: worker w sends the sum over batches b of code_WB[w, b] times the result of b.
+    """A gradient code: worker w sends the sum over batches b of code_WB[w, b] times the result of batch b.
 
     Attributes:
         scheme: its name in SCHEMES.
         code_WB: (W, B) float64 coefficients, zero where the worker does not compute the batch.
-        needed: how many messages it takes to decode, whichever they are. None where workers hold equal or disjoint groups of
+        needed: number of messages that suffice to decode, from any workers. None if workers hold equal or disjoint groups of
             batches and send plain sums, so that the first message of each group is enough.
     """
 
@@ -33,18 +33,18 @@ class GradientCode:
 
     @property
     def holds_WB(self) -> BoolArray:
-        """(W, B) bool: which batches each worker computes."""
+        """(W, B) bool, which batches each worker computes."""
         return np.asarray(self.code_WB != 0)
 
     def weights(self, arrived: Sequence[int]) -> FloatArray | None:
-        """Decode: factors with which the messages of `arrived` add up to the sum over all batches.
+        """Returns the factors with which the arrived messages add up to the sum over all batches.
 
         Args:
-            arrived: workers whose messages are there, in their order.
+            arrived: the workers whose messages have arrived, in order of arrival.
 
         Returns:
-            (K,) float64, a factor for each message (1 for first copies and 0 for further ones, where sums are plain); None if
-            the messages do not suffice yet.
+            (K,) float64, a factor for each message (of plain sums, 1 for the first copy and 0 for further copies); None if the
+            messages do not suffice yet.
         """
         code_KB = self.code_WB[np.asarray(arrived, dtype=np.int64)]
         if self.needed is None:
@@ -63,18 +63,19 @@ Scheme = Callable[[int, int, int, np.random.Generator], GradientCode]  # workers
 
 
 def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
-    """Make the code of one of SCHEMES.
+    """Makes a gradient code.
 
     Args:
-        scheme: its name.
-        workers: how many there are.
-        batches: how many results are summed.
-        load: batches that each worker computes at most.
+        scheme: a name of SCHEMES.
+        workers: number of workers.
+        batches: number of batches whose results are summed.
+        load: largest number of batches that a worker computes.
         rng: for schemes that draw.
 
     Raises:
-        BadInput: if the scheme is unknown, or sizes are out of range.
-        InfeasiblePlan: if the workers cannot hold every batch, or were drawn so that they do not; says how probable that was.
+        BadInput: if the scheme is unknown, or a size is out of range.
+        InfeasiblePlan: if the workers cannot hold every batch, or the random draw leaves a batch to no worker; the message
+            gives the probability of such a draw.
 
     Source:
         BCC: Li, Mousavi Kalan, Avestimehr, Soltanolkotabi (arXiv:1710.09990).
@@ -84,7 +85,14 @@ def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random
 
 
 def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
-    """Raise as `make_code` does for a scheme or sizes that fit nothing."""
+    """Checks a scheme's name and sizes, without drawing a code.
+
+    Args: as in `make_code`.
+
+    Raises:
+        BadInput: if the scheme is unknown, or a size is out of range.
+        InfeasiblePlan: if the workers cannot hold every batch.
+    """
     if scheme not in SCHEMES:
         raise BadInput(f"`scheme`: expected one of {', '.join(SCHEMES)}, found {scheme!r}")
     if workers < 1 or batches < 1:
@@ -98,10 +106,20 @@ def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
 
 
 def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
-    """The load, in batches per worker, at which at least `redundancy` workers compute every batch (BCC: on average).
+    """Returns the load at which at least `redundancy` workers compute every batch (BCC: on average).
+
+    Args:
+        scheme: a name of SCHEMES.
+        workers: number of workers.
+        batches: number of batches.
+        redundancy: number of workers that compute each batch.
+
+    Returns:
+        Batches per worker.
 
     Raises:
-        BadInput: unless redundancy is from 1 to the number of workers, and exactly 1 for the uncoded scheme.
+        BadInput: if `redundancy` is not from 1 to the number of workers, or not 1 with the uncoded scheme, or there are no
+            workers.
     """
     if workers < 1:
         raise BadInput(f"`workers`: expected more than zero, found {workers}")
@@ -115,17 +133,25 @@ def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
 
 
 def group_count(batches: int, load: int) -> int:
-    """Groups of at most `load` batches each."""
+    """Returns the number of groups of at most `load` batches that hold `batches` batches."""
     return -(-batches // load)
 
 
 def misses(workers: int, groups: int) -> float:
-    """The probability that `workers` independent draws miss at least one of `groups` groups."""
+    """Returns the probability that `workers` independent uniform draws miss at least one of `groups` groups."""
     return 1.0 - float(drawn_share_K(workers, groups)[-1])
 
 
 def drawn_share_K(workers: int, groups: int) -> FloatArray:
-    """(W + 1,) float64: the probability that k = 0..workers independent draws have met every group (coupon collector)."""
+    """Returns the probability that k independent uniform draws include every group (coupon collector).
+
+    Args:
+        workers: largest number of draws W.
+        groups: number of groups.
+
+    Returns:
+        (W + 1,) float64, for k = 0 to W.
+    """
     met_J = np.zeros(groups + 1)
     met_J[0] = 1.0
     share_K = np.zeros(workers + 1)
@@ -138,7 +164,14 @@ def drawn_share_K(workers: int, groups: int) -> FloatArray:
 
 
 def grouped_code(scheme: str, group_W: IntArray, batches: int, groups: int) -> GradientCode:
-    """Batches in `groups` runs of near-equal size; worker w computes group group_W[w] and sends its plain sum."""
+    """Makes a code of groups of consecutive batches, of nearly equal size; each worker sends the plain sum of one group.
+
+    Args:
+        scheme: the name of the scheme.
+        group_W: (W,) int64, the group that each worker computes.
+        batches: number of batches.
+        groups: number of groups.
+    """
     code_JB = np.zeros((groups, batches))
     for group, members in enumerate(np.array_split(np.arange(batches), groups)):
         code_JB[group, members] = 1.0
@@ -146,23 +179,26 @@ def grouped_code(scheme: str, group_W: IntArray, batches: int, groups: int) -> G
 
 
 def _balanced(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
+    """Every group goes to nearly equally many workers, drawn at random."""
     groups = group_count(batches, load)
     return grouped_code("balanced", rng.permutation(np.arange(workers) % groups), batches, groups)
 
 
 def _bcc(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
+    """Every worker draws its group independently (batched coupon's collector)."""
     groups = group_count(batches, load)
     group_W = rng.integers(groups, size=workers)
     if missing := sorted(set(range(groups)) - set(group_W.tolist())):
         raise InfeasiblePlan(
             f"scheme bcc: no worker of {workers} drew {'group' if len(missing) == 1 else 'groups'} "
-            f"{', '.join(map(str, missing))} of {groups}, which has probability {misses(workers, groups):.2g}; balanced always "
-            "covers, or take another seed"
+            f"{', '.join(map(str, missing))} of {groups}, which has probability {misses(workers, groups):.2g}; balanced "
+            "always covers every group; or take another seed"
         )
     return grouped_code("bcc", group_W, batches, groups)
 
 
 def _uncoded(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
+    """Every batch goes to one worker; workers beyond the number of batches compute none."""
     groups = min(workers, batches)
     code = grouped_code("uncoded", np.arange(groups), batches, groups)
     return GradientCode("uncoded", locked(np.vstack([code.code_WB, np.zeros((workers - groups, batches))])))
@@ -171,9 +207,11 @@ def _uncoded(workers: int, batches: int, load: int, rng: np.random.Generator) ->
 def _cyclic(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
     """Cyclic repetition: any workers - repeats + 1 messages give the sum.
 
-    Batches form one share per worker, and each worker holds `repeats` neighbouring shares. Where workers do not divide batches,
-    shares that are one batch larger may bring a worker above `load`. Source: Tandon, Lei, Dimakis, Karampatziakis
-    (arXiv:1612.03301), Alg. 1.
+    Batches form one share per worker, and each worker holds `repeats` neighbouring shares. If the number of workers does not
+    divide the number of batches, shares that are one batch larger may bring a worker above `load`.
+
+    Source:
+        Tandon, Lei, Dimakis, Karampatziakis (arXiv:1612.03301), Alg. 1.
     """
     repeats = min(workers, load * workers // batches)
     shares = np.array_split(np.arange(batches), workers)

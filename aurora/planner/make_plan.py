@@ -1,4 +1,4 @@
-"""The wiring of planning: a cluster and one or two profiles become a Plan, layer by layer."""
+"""Makes a Plan from a cluster and one or two profiles, layer by layer."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -34,16 +34,16 @@ def make_plan(
     Args:
         cluster: the machines; rank r is its r-th GPU.
         profiles: one profile a model, each from as many source ranks as the cluster has GPUs.
-        options: strategies by name; "auto" follows the scenario.
-        profile_paths: where the profiles lie, as the plan should name them.
-        clock: gives seconds, for searches with a time limit.
+        options: strategies by name; "auto" is resolved from the cluster and the profiles.
+        profile_paths: the profiles' files, as the plan should name them.
+        clock: returns seconds; for searches with a time limit.
         domains: further profiles of the one model that the placement must serve as well; `options.aim` says how they count.
 
     Returns:
         A Plan that the checker has passed, with its objective and two lower bounds. Its options are resolved.
 
     Raises:
-        BadInput: if profiles, cluster and options do not go together.
+        BadInput: if profiles, cluster and options contradict one another.
         InfeasiblePlan: if the experts or their replicas do not fit.
 
     Source:
@@ -84,22 +84,40 @@ def make_plan(
 
 
 def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
-    """(L, D-1) how likely every expert of each layer is still held after 1, 2, ... of the cluster's D nodes failed."""
+    """Returns the survival probability: how likely every expert of a layer is still held after failures of nodes.
+
+    Args:
+        cluster: the GPUs; its D nodes are the failure domains.
+        placement: which GPU holds which experts.
+        seed: for sampling sets of failed nodes.
+
+    Returns:
+        (L, D-1) float64, for 1, 2, ... failed nodes.
+    """
     domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
     rng = np.random.default_rng(seed)
     return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
 
 
 def check_sources(cluster: Cluster, profile: Profile) -> None:
-    """BadInput unless the profile's requests come from as many ranks as the cluster has."""
+    """Checks that the profile has as many source ranks as the cluster has GPUs.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic.
+
+    Raises:
+        BadInput: if not.
+    """
     if profile.sources != len(cluster):
         raise BadInput(
-            f"profile of {profile.model!r}: its prompts were dealt to {profile.sources} source ranks, but cluster "
+            f"profile of {profile.model!r}: its prompts come from {profile.sources} source ranks, but cluster "
             f"{cluster.name!r} has {len(cluster)} GPUs; profile with `sources` {len(cluster)}"
         )
 
 
 def _check_domains(profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
+    """Raises BadInput unless there is one model and `domains` are further profiles of it."""
     for domain in domains:
         found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
         if len(profiles) > 1 or found != expected or not same_model(domain.fingerprint, profiles[0].fingerprint):
@@ -110,7 +128,7 @@ def _check_domains(profiles: Sequence[Profile], domains: Sequence[Profile]) -> N
 
 
 def _check_equal_shares(cluster: Cluster, profiles: Sequence[Profile]) -> None:
-    """InfeasiblePlan unless an equal share of both models' experts fits on every GPU."""
+    """Raises InfeasiblePlan unless an equal share of both models' experts fits on every GPU."""
     n = len(cluster)
     for ahead in (profiles, profiles[::-1]):
         if (slots := int(memory_slots_G(cluster, ahead).sum())) < ahead[0].experts:

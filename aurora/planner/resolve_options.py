@@ -1,4 +1,4 @@
-"""What "auto" means in PlanOptions, and which options go together."""
+"""Resolves "auto" in PlanOptions, and checks that options do not contradict one another."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,15 @@ from aurora.types import TIME_SLICES, Cluster, PlanOptions, Profile
 
 
 def choices(options: PlanOptions, colocated: bool) -> dict[str, tuple[str, ...]]:
-    """The names that each strategy option may have, by field, beside "auto"; help and documentation list the same."""
+    """Returns the names that each strategy option accepts besides "auto"; the command line's help lists the same names.
+
+    Args:
+        options: `min_replicas` decides which placements there are.
+        colocated: whether two models share the GPUs.
+
+    Returns:
+        Names by field of PlanOptions.
+    """
     places = tuple(PLACE) if colocated else (*PLACE, SWAP_SEARCH, *REPLICAS)
     if options.min_replicas is not None:
         places = tuple(SURVIVE)
@@ -37,10 +45,16 @@ def choices(options: PlanOptions, colocated: bool) -> dict[str, tuple[str, ...]]
 def resolve(
     options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
 ) -> PlanOptions:
-    """`options` with a strategy's name for every "auto" that decides something; resolving again changes nothing.
+    """Returns the options with a strategy's name in place of every "auto" that has an effect.
 
-    `order` stays "auto" on mixed ports and fabrics, where each layer takes the shorter of two orders; `time_slice` stays "auto"
-    for one model alone.
+    `order` stays "auto" if ports differ or the cluster has a fabric: each layer then takes the shorter of two orders.
+    `time_slice` stays "auto" for a single model. Resolving twice gives the same options.
+
+    Args:
+        options: strategies by name or "auto".
+        cluster: the GPUs.
+        profiles: one profile a model.
+        domains: further profiles of a single model.
 
     Raises:
         BadInput: if a name is unknown, or options contradict each other or the number of models.
@@ -49,7 +63,7 @@ def resolve(
     _check_scenario(options, colocated)
     if options.coactivation:
         check_coactivation(options, profiles, domains)
-    start = "matching" if colocated and cluster.equal else "exact"  # of groups, for one model or before a joint search
+    start = "matching" if colocated and cluster.equal else "exact"  # for one model, or before a joint search
     if options.colocate in JOINT and options.assign not in ("auto", start):
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
@@ -69,11 +83,12 @@ def resolve(
 
 
 def _named(name: str, default: str) -> str:
+    """The name, or `default` for "auto"."""
     return default if name == "auto" else name
 
 
 def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: bool) -> str:
-    """Replicas where slots are left over for them; else experts one by one, unless whole groups are wanted."""
+    """Replicas if slots are left for them; else the swap search, unless whole groups of experts are asked for."""
     if options.min_replicas is not None:
         return DEFAULT
     if options.coactivation:
@@ -84,7 +99,7 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
 
 
 def _check_scenario(options: PlanOptions, colocated: bool) -> None:
-    """BadInput for options that want one model alone where there are two, and the other way round."""
+    """Raises BadInput for options of a single model if there are two models, and the other way round."""
     if not colocated:
         if options.time_slice != "auto":
             raise BadInput("`time_slice`: expected two models that share the GPUs, found one alone")
@@ -100,6 +115,7 @@ def _check_scenario(options: PlanOptions, colocated: bool) -> None:
 
 
 def _check_names(options: PlanOptions, known_by_name: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises BadInput for a strategy that is not among the known ones."""
     for name, known in known_by_name.items():
         found = getattr(options, name)
         if found not in (*known, "auto"):

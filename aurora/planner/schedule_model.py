@@ -1,4 +1,4 @@
-"""A placed model with the orders of its all-to-alls."""
+"""Schedules the all-to-alls of a placed model."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,22 @@ def schedule_model(
     path: str,
     deduplicated: bool = False,
 ) -> ModelPlan:
-    """A placed model with its orders, made for the traffic of all of `profiles`, which are of one model.
+    """Orders the dispatch and combine of every layer of a placed model.
 
-    once: a token counts once a GPU.
+    Args:
+        cluster: the GPUs and their network.
+        profiles: profiles of one model, whose traffic is summed; the plan names the first.
+        placement: the GPUs of the model's experts.
+        order: "auto" or a name of ORDER.
+        rng: for orders that draw.
+        path: the first profile's file, as the plan should name it.
+        deduplicated: whether a token is sent once to a GPU that holds several of its experts.
+
+    Returns:
+        The placed model with its orders, their times and bounds.
+
+    Raises:
+        BadInput: with `deduplicated`, if a profile holds no token-level routing.
     """
     profile = profiles[0]
     made = []

@@ -198,7 +198,7 @@ def test_local_tokens_do_not_travel():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"tokens": [[[[1, 1]] * 3]]}, BadInput, "dealt to 3 source ranks, but cluster 'test' has 2 GPUs"),
+        ({"tokens": [[[[1, 1]] * 3]]}, BadInput, "come from 3 source ranks, but cluster 'test' has 2 GPUs"),
         ({"other_bytes": 2 * 10**9}, InfeasiblePlan, "gpu 'g0': 1000000000 bytes of memory, but the weights outside"),
         ({"expert_bytes": 7 * 10**8, "tokens": [[[[1] * 4] * 2]]}, InfeasiblePlan, "has 2 expert slots a layer for 'm', its 4"),
     ],

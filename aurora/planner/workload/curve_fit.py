@@ -1,4 +1,4 @@
-"""A monotone curve of few straight pieces through how long so many tokens took."""
+"""Fits compute-time curves: monotone, piecewise linear, with few pieces, through measured seconds by number of tokens."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,18 @@ from aurora.errors import BadInput
 from aurora.types import Curve
 from aurora.types.arrays import FloatArray, IntArray, numbers
 
-TOLERANCE = 0.01  # how far the pieces may pass from the monotone fit, relative
+TOLERANCE = 0.01  # largest relative distance of the curve from the monotone fit
 
 
 @dataclass(frozen=True)
 class CurveFit:
-    """median_error, worst_error: |curve / measured - 1| over the points that it was fitted to."""
+    """A fitted curve and its errors.
+
+    Attributes:
+        curve: seconds by number of tokens.
+        median_error: median of |curve / measured - 1| over the points that it was fitted to.
+        worst_error: maximum of the same.
+    """
 
     curve: Curve
     median_error: float
@@ -23,13 +29,22 @@ class CurveFit:
 
 
 def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLERANCE) -> CurveFit:
-    """A curve that never falls through measured seconds, with the fewest knots among the measured token counts.
+    """Fits a curve that never falls, with the fewest knots among the measured token counts.
 
-    tokens_X, seconds_X (X,) float64, both above zero, in any sequence; of one token count the median counts. First the
-    logarithms of the seconds are made monotone by least squares, so residuals are relative; then knots are dropped as long as
-    every point stays within `tolerance` of that. Raises BadInput for other arrays.
-    Source: pool adjacent violators (Ayer et al., Ann. Math. Stat. 26, 1955); fewest pieces as a shortest path (Imai and Iri,
-    Computational Morphology, 1988).
+    For each token count the median of its seconds is used. Isotonic regression makes the logarithms of these monotone, so that
+    residuals are relative. Then knots are dropped while every point of the monotone fit stays within `tolerance` of the curve.
+
+    Args:
+        tokens_X: (X,) token counts above zero, in any sequence.
+        seconds_X: (X,) measured seconds above zero.
+        tolerance: largest relative distance of the curve from the monotone fit.
+
+    Raises:
+        BadInput: if the arrays are not numbers above zero, empty, or of different lengths.
+
+    Source:
+        Pool adjacent violators (Ayer et al., Ann. Math. Stat. 26, 1955); fewest pieces as a shortest path (Imai and Iri,
+        Computational Morphology, 1988).
     """
     at_X, took_X = numbers("fit_curve: tokens", tokens_X), numbers("fit_curve: seconds", seconds_X)
     if at_X.shape != took_X.shape or not len(at_X):
@@ -47,8 +62,18 @@ def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLE
 
 
 def fewest_knots(at_X: FloatArray, height_X: FloatArray, tolerance: float) -> IntArray:
-    """Indices of the fewest points, both ends among them, whose straight connection stays within `tolerance` times the height
-    of every point: a shortest path over all connections that do."""
+    """Selects the fewest points whose straight connection passes within `tolerance` times the height of every point.
+
+    It is a shortest path over all straight pieces that keep the tolerance.
+
+    Args:
+        at_X: (X,) float64, rising positions.
+        height_X: (X,) float64, heights.
+        tolerance: relative distance.
+
+    Returns:
+        (K,) int64, indices of the points, first and last included.
+    """
     last = len(at_X) - 1
     pieces_X, before_X = np.full(last + 1, last + 1), np.zeros(last + 1, dtype=np.int64)
     pieces_X[0] = 0

@@ -1,4 +1,4 @@
-"""Whether traffic has moved away from what a plan was made for, by how much, and whether that is worth another plan."""
+"""Drift: whether traffic differs from the traffic that a plan was made for, by how much, and whether planning again pays."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,16 @@ from aurora.types.profile import same_model
 
 @dataclass(frozen=True)
 class Drift:
-    """variation_L (L,) float64: total variation of the experts' shares between two profiles, 0 alike to 1 disjoint. noise_L,
-    noise: below what it, and its mean over layers, stay with probability LEVEL when both are of the same traffic. overlap_L:
-    of the `hot` most loaded experts of either profile, the part that is in both (Jaccard). loss: how much longer the first
-    profile's placement takes on the second than one made for that. threshold: the loss from which planning again pays.
+    """How far a second profile is from the first, and what the first one's plan loses on it.
+
+    Attributes:
+        variation_L: (L,) float64, total variation of the experts' shares between the profiles, from 0 (equal) to 1 (disjoint).
+        noise_L: (L,) float64, what variation_L stays below with probability LEVEL if both profiles are of the same traffic.
+        noise: the same for the mean of variation_L.
+        overlap_L: (L,) float64, Jaccard index of the `hot` most loaded experts of both profiles.
+        hot: how many most loaded experts `overlap_L` compares.
+        loss: how much longer the first profile's placement takes on the second than one made for the second, as a share.
+        threshold: the loss above which planning again pays, as a share.
     """
 
     variation_L: FloatArray
@@ -32,16 +38,17 @@ class Drift:
 
     @property
     def moved(self) -> bool:
-        """The traffic differs by more than two samples of the same would."""
+        """Whether the traffic differs by more than two samples of the same traffic would."""
         return float(self.variation_L.mean()) > self.noise
 
     @property
     def replan(self) -> bool:
+        """Whether planning again pays."""
         return self.moved and self.loss > self.threshold
 
     @property
     def reason(self) -> str:
-        """Why to plan again or why not, in one sentence."""
+        """One sentence on why to keep the plan or to plan again."""
         if not self.moved:
             apart, chance = f"{self.variation_L.mean():.2%}", f"{self.noise:.2%}"
             return (
@@ -53,10 +60,16 @@ class Drift:
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
-    """How far `after` is from `before`. plan: one made for `before`; without it the loss is that of the fullest of groups, one
-    a source rank, that were balanced for `before`.
+    """Measures the drift between two profiles of one model.
 
-    Raises BadInput for profiles of different models, or a plan that was not made for `before` alone.
+    Args:
+        before: the earlier profile.
+        after: the later profile.
+        plan: a plan made for `before`. Without it, `loss` is the `balance_loss` of groups of experts, one a source rank.
+        options: number of hot experts, threshold and seed.
+
+    Raises:
+        BadInput: if the profiles are of different models, or the plan was not made for `before` alone.
     """
     found, expected = ((each.layers, each.experts) for each in (after, before))
     if found != expected or not same_model(after.fingerprint, before.fingerprint):
@@ -82,23 +95,49 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
 
 
 def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -> FloatArray:
-    """(...) float64: total variation of two tables' shares, half of the sum of what they differ by; 0 where one is empty."""
+    """Returns the total variation between the shares of two tables: half the sum of their absolute differences.
+
+    Args:
+        load_XE: (..., E) tokens of each expert.
+        other_XE: (..., E) tokens of each expert.
+
+    Returns:
+        (...) float64, from 0 to 1; 0 where a table is empty.
+    """
     sum_X1, other_X1 = (np.maximum(each.sum(axis=-1, keepdims=True), 1) for each in (load_XE, other_XE))
     apart_X: FloatArray = np.abs(load_XE / sum_X1 - other_XE / other_X1).sum(axis=-1) / 2
     return np.where((load_XE.sum(axis=-1) > 0) & (other_XE.sum(axis=-1) > 0), apart_X, 0.0)
 
 
 def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
-    """(L,) float64: Jaccard index of the `hot` most loaded experts of each layer; of equal loads, the lower numbers."""
+    """Returns the Jaccard index of the `hot` most loaded experts of each layer; the lower index goes first among equal loads.
+
+    Args:
+        load_LE: (L, E) int64, tokens of each expert.
+        other_LE: (L, E) int64, tokens of each expert.
+        hot: how many experts to compare.
+
+    Returns:
+        (L,) float64.
+    """
     tops = [np.argsort(-each, axis=1, kind="stable")[:, :hot] for each in (load_LE, other_LE)]
     both = [len(np.intersect1d(*rows)) for rows in zip(*tops, strict=True)]
     return np.array([each / (2 * hot - each) for each in both])
 
 
 def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
-    """How much fuller, over all layers, the fullest groups are on `other_LE` when balanced for `load_LE` than for itself."""
+    """Returns how much more load the fullest groups have on `other_LE` if balanced for `load_LE` instead of for `other_LE`.
+
+    Args:
+        load_LE: (L, E) int64, tokens of each expert for which groups are balanced.
+        other_LE: (L, E) int64, tokens of each expert that are served.
+        groups: number of groups of experts.
+
+    Returns:
+        The excess as a share, summed over layers before dividing; zero or more.
+    """
     slots_J = even_slots(load_LE.shape[1], np.full(groups, load_LE.shape[1]))
-    rng = np.random.default_rng(0)  # of PLACE's protocol; balanced draws nothing
+    rng = np.random.default_rng(0)  # every strategy of PLACE takes one; `balanced` does not draw
 
     def fullest(made_for_LE: IntArray) -> int:
         groups_L = (balanced(load_E, slots_J, rng) for load_E in made_for_LE)
@@ -111,9 +150,9 @@ def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
 
 
 def _by_chance(before: Profile, after: Profile, rng: np.random.Generator) -> FloatArray:
-    """(B, L) float64: variation between two samples of both profiles' traffic together, as large as they are.
+    """(B, L) float64: variation between two samples of the profiles' common traffic, as large as the profiles.
 
-    Whole rounds change sides (a permutation test); where there are few of them, tokens are drawn one by one.
+    Whole rounds change sides (a permutation test). If a profile has few rounds, single tokens are drawn instead.
     """
     rounds = [rounds_of(each.tokens_TLSE, each.stage_T).sum(axis=2) for each in (before, after)]
     first = len(rounds[0])

@@ -1,8 +1,8 @@
-"""How far measured loads can be trusted: bootstrap intervals of every expert's load and of a placement's bottleneck.
+"""Bootstrap intervals of every expert's load and of a placement's bottleneck.
 
-Tokens of a prompt choose alike, so drawing single tokens again would show too narrow an interval. What is drawn again, with
-replacement, are whole rounds of each source rank: a prefill with the decoding that follows it, whose prompts are other rounds'
-neighbours only by chance. Where a profile has too few of them, tokens are drawn after all, and the result says so.
+Tokens of a prompt choose similar experts, so resampling single tokens would give too narrow an interval. The bootstrap
+resamples whole rounds of each source rank with replacement. A round is a prefill with the decoding that follows it; prompts of
+different rounds are unrelated. If a profile has fewer than MIN_ROUNDS rounds, tokens are resampled, and the result says so.
 Source: Efron & Tibshirani, An Introduction to the Bootstrap (1993), §8.3 (blocks), §13.3 (percentiles).
 """
 
@@ -21,7 +21,13 @@ MIN_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a number lies, at LEVEL."""
+    """A confidence interval at LEVEL.
+
+    Attributes:
+        low: its lower end.
+        value: the measured value.
+        high: its upper end.
+    """
 
     low: float
     value: float
@@ -29,15 +35,20 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval over the value: 0.02 is plus or minus 2 %."""
+        """Half of the interval divided by the value: 0.02 is plus or minus 2 %."""
         return (self.high - self.low) / 2 / self.value if self.value else 0.0
 
 
 @dataclass(frozen=True)
 class LoadIntervals:
-    """share_LE (L, E) float64: every expert's part of its layer's tokens; low_LE, high_LE: the ends of its interval.
+    """Intervals of the experts' loads and of a placement's bottleneck.
 
-    bottleneck: the fullest GPU's tokens over the mean of all, meaned over the layers. drawn: "rounds" or "tokens".
+    Attributes:
+        share_LE: (L, E) float64, every expert's share of its layer's tokens.
+        low_LE: (L, E) float64, the lower end of its interval.
+        high_LE: (L, E) float64, the upper end of its interval.
+        bottleneck: the fullest GPU's tokens divided by the mean over all GPUs, averaged over layers.
+        drawn: what was resampled, "rounds" or "tokens".
     """
 
     share_LE: FloatArray
@@ -54,10 +65,20 @@ def load_intervals(
     rng: np.random.Generator,
     replicates: int = REPLICATES,
 ) -> LoadIntervals:
-    """Intervals of every expert's load, and of the bottleneck when split_LEG (L, E, G) divides experts over GPUs.
+    """Computes intervals of every expert's load and of a placement's bottleneck.
 
-    The loads' are percentiles. A largest load is too large on average, and more so when drawn again: its interval is reflected
-    at the value ("basic"), which takes that out.
+    The intervals of loads are percentiles. The largest of several noisy loads is biased upwards, and resampling adds to the
+    bias. So the bottleneck's interval is reflected at the value (the "basic" bootstrap), which removes the bias.
+
+    Args:
+        tokens_TLSE: (T, L, S, E) int64, as Profile.tokens_TLSE.
+        stage_T: (T,) "prefill" or "decode" of each window; None if unknown.
+        split_LEG: (L, E, G) float64, the share of each expert's tokens that each GPU takes.
+        rng: for resampling.
+        replicates: number of resamples.
+
+    Source:
+        Efron & Tibshirani, An Introduction to the Bootstrap (1993), §8.3 and §13.3.
     """
     rounds_ULSE = rounds_of(tokens_TLSE, stage_T)
     few = len(rounds_ULSE) < MIN_ROUNDS
@@ -72,7 +93,15 @@ def load_intervals(
 
 
 def rounds_of(tokens_TLSE: IntArray, stage_T: tuple[str, ...] | None) -> IntArray:
-    """(U, L, S, E) int64: windows, each prefill with what follows it until the next; all apart where stages are unknown."""
+    """Sums windows to rounds, each a prefill with the windows that follow it until the next prefill.
+
+    Args:
+        tokens_TLSE: (T, L, S, E) int64, tokens of each window.
+        stage_T: (T,) "prefill" or "decode" of each window; None if unknown, which makes every window a round.
+
+    Returns:
+        (U, L, S, E) int64, tokens of each of U rounds.
+    """
     if stage_T is None:
         return tokens_TLSE
     begins = [t for t, stage in enumerate(stage_T) if stage == "prefill" or t == 0]
@@ -80,7 +109,16 @@ def rounds_of(tokens_TLSE: IntArray, stage_T: tuple[str, ...] | None) -> IntArra
 
 
 def rounds_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
-    """(B, L, E) float64: loads of as many rounds as there are, drawn with replacement, apart for every source."""
+    """Resamples rounds with replacement, for each source rank independently.
+
+    Args:
+        rounds_ULSE: (U, L, S, E) int64, tokens of each round.
+        rng: for resampling.
+        replicates: number of resamples B.
+
+    Returns:
+        (B, L, E) float64, tokens of each expert in each resample of U rounds.
+    """
     rounds, layers, sources, experts = rounds_ULSE.shape
     load_BX = np.zeros((replicates, layers * experts))
     for source in range(sources):
@@ -90,7 +128,13 @@ def rounds_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
 
 
 def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
-    """(B, L, E) float64: loads of as many tokens as there are, each drawn by the layer's shares as if it knew no other."""
+    """Resamples tokens independently of one another, by each layer's shares.
+
+    Args: as in `rounds_again`.
+
+    Returns:
+        (B, L, E) float64, tokens of each expert in each resample of as many tokens as there are.
+    """
     load_LE = rounds_ULSE.sum(axis=(0, 2))
     drawn_LBE = [
         rng.multinomial(int(load_E.sum()), share_E, size=replicates)
@@ -100,14 +144,22 @@ def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
 
 
 def bottleneck(share_BLE: FloatArray, split_LEG: FloatArray) -> FloatArray:
-    """(B,) float64: the fullest GPU's load over the mean of all GPUs, meaned over the layers."""
+    """Returns the fullest GPU's load divided by the mean over all GPUs, averaged over layers.
+
+    Args:
+        share_BLE: (B, L, E) float64, each expert's share of its layer's tokens.
+        split_LEG: (L, E, G) float64, the share of each expert's tokens that each GPU takes.
+
+    Returns:
+        (B,) float64.
+    """
     load_BLG = np.einsum("ble,leg->blg", share_BLE, split_LEG, optimize=True)
     fullest_B: FloatArray = load_BLG.max(axis=2).mean(axis=1) * split_LEG.shape[2]
     return fullest_B
 
 
 def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
-    """Each over the sum along the last axis; alike where that is zero."""
+    """Each entry divided by the sum along the last axis; equal shares where the sum is zero."""
     sum_X1 = load_XE.sum(axis=-1, keepdims=True)
     alike = np.full(load_XE.shape, 1 / load_XE.shape[-1])
     np.divide(load_XE, sum_X1, out=alike, where=sum_X1 > 0)
@@ -115,8 +167,12 @@ def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
 
 
 def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
-    """`load_intervals` of a profile, the bottleneck's with experts in index order, an equal share on each source rank: a
-    placement that is independent of the counts."""
+    """Computes `load_intervals` of a profile under `contiguous_split`, a placement that does not depend on the counts.
+
+    Args:
+        profile: the profile; one GPU a source rank.
+        seed: of the resampling.
+    """
     split_EG = contiguous_split(profile.experts, profile.sources)
     split_LEG = np.broadcast_to(split_EG, (profile.layers, *split_EG.shape))
     return load_intervals(profile.tokens_TLSE, profile.stage_T, split_LEG, np.random.default_rng(seed))

@@ -1,4 +1,4 @@
-"""A model by its transformers config.json: its sizes, and what its phases take by arithmetic."""
+"""A model's sizes from its transformers config.json, and a Profile whose compute times follow from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,22 @@ from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import IntArray
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
-AT_TOKENS, OVERHEAD_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6
+AT_TOKENS, OVERHEAD_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6  # of curves; seconds that every call adds
 
 
 @dataclass(frozen=True)
 class Shape:
-    """layers: MoE layers, after `dense` others. hidden, inner: width of a token and of an expert."""
+    """Sizes of a MoE model.
+
+    Attributes:
+        model: its name.
+        layers: number of MoE layers.
+        dense: number of layers without experts, which come before the MoE layers.
+        experts: experts of a layer.
+        top_k: experts a token.
+        hidden: width of a token.
+        inner: width of an expert.
+    """
 
     model: str
     layers: int
@@ -28,7 +38,14 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Raises BadInput for a config that is of no MoE model."""
+        """Reads the sizes from a config.
+
+        Args:
+            config: the content of a transformers config.json.
+
+        Raises:
+            BadInput: if the config does not describe a MoE model.
+        """
         experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
         dense = config.get("first_k_dense_replace") or 0
         if not isinstance(dense, int):
@@ -50,11 +67,18 @@ class Shape:
         pairs: CoActivation | None = None,
         kinds: Sequence[GpuKind] = (),
     ) -> Profile:
-        """A profile of this traffic at half precision; compute times assume REFERENCE_FLOPS, as the provenance says. kinds: get
-        curves of their own, by their datasheets."""
+        """Makes a Profile at half precision whose compute times are arithmetic at REFERENCE_FLOPS, as its provenance says.
+
+        Args:
+            tokens_TLSE: (T, L, S, E) int64, tokens by window, layer, source rank and expert.
+            provenance: where the traffic comes from.
+            routing: token-level routing.
+            pairs: co-activation counts.
+            kinds: GPU kinds that get curves of their own, from the peaks of their datasheets.
+        """
         expert_bytes, row_bytes = 2 * 3 * self.hidden * self.inner, 2 * self.hidden
         gate = 4 * self.hidden * self.hidden + self.hidden * self.experts  # weights: attention's and the router's
-        work = {  # of a phase: FLOPS and bytes a token, bytes however many tokens
+        work = {  # of a phase: floating-point operations a token, bytes a token, bytes independent of tokens
             "gate": (2 * gate, 2 * row_bytes, 2 * gate),
             "expert": (6 * self.hidden * self.inner, 2 * row_bytes, expert_bytes),
             "aggregate": (2 * self.top_k * self.hidden, (self.top_k + 1) * row_bytes, 0),
@@ -85,7 +109,7 @@ class Shape:
 
 
 def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float, memory_Bps: float) -> Curve:
-    """FLOOR_S and the longer of computing and of moving bytes: what hardware cannot beat.
+    """The roofline bound: OVERHEAD_S plus the longer of computing and of moving bytes.
 
     Source: Williams, Waterman and Patterson, CACM 52(4), 2009.
     """
@@ -96,6 +120,7 @@ def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float,
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:
+    """The first of `names` that the config gives a whole number above zero."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and value > 0:

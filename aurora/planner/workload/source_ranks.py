@@ -1,4 +1,4 @@
-"""Counts that do not say where tokens came from, dealt to source ranks: every token once, in whole numbers."""
+"""Divides token counts of unknown origin over source ranks, in whole numbers, every token once."""
 
 import numpy as np
 
@@ -6,9 +6,17 @@ from aurora.types.arrays import IntArray
 
 
 def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
-    """(T, L, S, E) int64: of each count, each step's sum and the whole, no source has more than one above another.
+    """Divides token counts evenly over source ranks.
 
-    A layer's tokens lie on one line, step by step and expert by expert, and are dealt out one after the other.
+    A layer's tokens, step by step and expert by expert, go to the sources in turn. So two sources differ by at most one token
+    in each count, in each step's sum and in the total.
+
+    Args:
+        counts_TLE: (T, L, E) int64, tokens by step, layer and expert.
+        sources: number of source ranks S.
+
+    Returns:
+        (T, L, S, E) int64.
     """
     steps, layers, experts = counts_TLE.shape
     line_LX = counts_TLE.transpose(1, 0, 2).reshape(layers, -1)
@@ -22,12 +30,30 @@ def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
 
 
 def sources_of(domain: int, domains: int, sources: int) -> IntArray:
-    """The source ranks that a domain is dealt to: every domains-th, each serving it alone, or one that serves several."""
+    """Returns the source ranks that serve a domain of traffic.
+
+    Args:
+        domain: which domain.
+        domains: number of domains.
+        sources: number of source ranks.
+
+    Returns:
+        int64, every `domains`-th rank from `domain`, which serve no other domain; or one rank that serves several domains, if
+        there are more domains than ranks.
+    """
     return np.arange(domain, sources, domains) if domains <= sources else np.array([domain % sources])
 
 
 def windows_of(tokens_T: IntArray, window: int | None) -> IntArray:
-    """(T,) int64: in which window each step falls when one closes after `window` tokens; None leaves every step its own."""
+    """Groups steps into windows of at least `window` tokens; the last window may have fewer.
+
+    Args:
+        tokens_T: (T,) int64, tokens of each step.
+        window: tokens after which a window ends; None makes each step a window.
+
+    Returns:
+        (T,) int64, the window of each step.
+    """
     if window is None:
         return np.arange(len(tokens_T))
     window_T, number, held = np.empty(len(tokens_T), dtype=np.int64), 0, 0

@@ -1,4 +1,4 @@
-"""Profiles for planning before there is traffic: routing drawn from a named skew, compute times from arithmetic."""
+"""Synthetic profiles for planning before there is traffic: routing drawn from a named skew, compute times by arithmetic."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,18 +11,23 @@ from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
 
 BLOCK = 1 << 16  # tokens drawn at a time
-MOST_CHOICES = 1 << 30  # kept in memory
+MOST_CHOICES = 1 << 30  # experts chosen by tokens that token-level routing keeps in memory
 
 
 def synthetic_profile(
     skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions(), kinds: Sequence[GpuKind] = ()
 ) -> Profile:
-    """A profile of the model that `config` (a transformers config.json) describes, with invented traffic.
+    """Makes a profile of a model with synthetic traffic and compute times by arithmetic, as its provenance says.
 
-    skew: "uniform" or "zipf:S", the exponent S >= 0 of the experts' popularity, shuffled for every layer. Compute times
-    are arithmetic; the provenance says so. Experts go in pairs, shuffled for every layer; options.correlation tells how
-    often a token's luck is one for both of a pair. kinds: get curves of their own, by their datasheets. Raises BadInput for a
-    skew or config that it cannot read.
+    Args:
+        skew: "uniform" or "zipf:S" with the exponent S >= 0 of the experts' popularity, which is shuffled for every layer.
+        config: the content of the model's transformers config.json.
+        options: windows, source ranks, tokens and seed. `correlation` is the probability that a token draws one random number
+            for both experts of a pair; pairs are shuffled for every layer.
+        kinds: GPU kinds that get curves of their own, from the peaks of their datasheets.
+
+    Raises:
+        BadInput: if `skew` or `config` cannot be read, or token-level routing would not fit in memory.
     """
     exponent = _exponent(skew)
     shape = Shape.of(config)
@@ -59,9 +64,9 @@ def synthetic_profile(
 def _draw(
     share_E: FloatArray, pair_E: IntArray, correlation: float, tokens: int, top_k: int, rng: np.random.Generator
 ) -> Iterator[IntArray]:
-    """(U, K) different experts of U tokens, block by block, `tokens` in all (Gumbel top-k: sampling without replacement).
+    """Yields (U, K) distinct experts of each token in blocks of U, `tokens` in all (Gumbel top-k, without replacement).
 
-    With probability `correlation` the experts of a pair, pair_E (E,), have one luck for a token instead of one each.
+    With probability `correlation` a token draws one random number for both experts of a pair, pair_E (E,), instead of two.
     """
     for done in range(0, tokens, BLOCK):
         size = min(BLOCK, tokens - done)
@@ -74,6 +79,7 @@ def _draw(
 
 
 def _exponent(skew: str) -> float:
+    """The exponent that `skew` names."""
     name, _, value = skew.partition(":")
     try:
         exponent = {"uniform": 0.0}[name] if name != "zipf" else float(value)

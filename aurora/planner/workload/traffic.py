@@ -1,4 +1,4 @@
-"""Traffic of a profile's layers: how many tokens every rank sends to every other one under a placement."""
+"""Traffic of a profile's layers: how many tokens each rank sends to each other rank under a placement."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray, deduplicated: bool = False) -> IntArray:
-    """The dispatch traffic of one layer over the whole profile.
+    """Returns the dispatch traffic of one layer over the whole profile.
 
     Args:
         profile: the recorded routing. Source rank g sits on GPU g.
         layer: which MoE layer.
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-        deduplicated: count a token once for a GPU that holds several of its experts; every expert must be held once.
+        deduplicated: whether a token is counted once for a GPU that holds several of its experts; replicas are not allowed.
 
     Returns:
         (G, G) int64 tokens from each rank to each other; the diagonal is zero.
@@ -30,7 +30,15 @@ def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray, deduplicat
 
 
 def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
-    """(S, G) int64: tokens from each source to each GPU, when split_EG (E, G) divides each expert's tokens over GPUs."""
+    """Returns the tokens that each source sends to each GPU.
+
+    Args:
+        tokens_SE: (S, E) int64, tokens from each source to each expert.
+        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
+
+    Returns:
+        (S, G) int64.
+    """
     whole_E = (split_EG == 1).any(axis=1)
     tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
     for expert in np.flatnonzero(~whole_E).tolist():
@@ -39,7 +47,16 @@ def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
 
 
 def tokens_on_gpu(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArray:
-    """(E,) int64: each expert's tokens on `gpu` from all sources, divided as `tokens_to_gpus` divides them."""
+    """Returns each expert's tokens on one GPU from all sources, divided as `tokens_to_gpus` divides them.
+
+    Args:
+        tokens_SE: as in `tokens_to_gpus`.
+        split_EG: as in `tokens_to_gpus`.
+        gpu: which GPU.
+
+    Returns:
+        (E,) int64.
+    """
     tokens_E = np.where(split_EG[:, gpu] == 1, tokens_SE.sum(axis=0), 0)
     for expert in np.flatnonzero((split_EG[:, gpu] > 0) & (split_EG[:, gpu] < 1)).tolist():
         tokens_E[expert] = split_by_share(tokens_SE[:, expert], split_EG[expert])[:, gpu].sum()
@@ -47,11 +64,18 @@ def tokens_on_gpu(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArr
 
 
 def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
-    """(S, G) int64: each source's tokens for one expert, divided over GPUs in proportion to share_G (G,).
+    """Divides each source's tokens for one expert over GPUs in proportion to their shares.
 
-    The tokens are cut at the running sum of shares; whether a cut is rounded up or down depends on the source's number. So all
-    ranks compute the same division without talking to each other, every token is sent exactly once, and sources with few tokens
-    do not all choose the same GPU.
+    The tokens are cut at the running sum of shares. Whether a cut is rounded up or down depends on the source's number. So all
+    ranks compute the same division without communication, every token is sent exactly once, and sources with few tokens do not
+    all choose the same GPU.
+
+    Args:
+        tokens_S: (S,) int64, tokens of each source.
+        share_G: (G,) float64, zero or more.
+
+    Returns:
+        (S, G) int64.
     """
     upto_G = share_G.cumsum()
     rounding_S = (np.arange(len(tokens_S)) + 0.5) / len(tokens_S)
@@ -60,10 +84,16 @@ def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
 
 
 def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArray, gpus: int) -> IntArray:
-    """(G, G) int64: tokens from each source to each GPU, a token counted once for a GPU however many of its experts sit there.
+    """Returns the deduplicated tokens that each source sends to each GPU.
 
-    experts_UK (U, K): the experts of each token; source_U (U,): the GPU that it starts on; gpu_E (E,): where experts sit. The
-    diagonal counts the tokens that stay.
+    Args:
+        experts_UK: (U, K) int, the experts of each token.
+        source_U: (U,) int64, the GPU that each token starts on.
+        gpu_E: (E,) int64, the GPU of each expert.
+        gpus: number of GPUs.
+
+    Returns:
+        (G, G) int64; the diagonal counts the tokens that have an expert on their own GPU.
     """
     at_UK = np.sort(gpu_E[experts_UK], axis=1)
     first_UK = np.ones(at_UK.shape, dtype=np.bool_)
@@ -73,11 +103,27 @@ def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArra
 
 
 def contiguous_split(experts: int, gpus: int) -> FloatArray:
-    """(E, G) float64: experts in index order, an equal share on each GPU; a remainder goes to the first GPUs."""
+    """Places experts in index order, equally many on each GPU; a remainder goes to the first GPUs.
+
+    Args:
+        experts: number of experts.
+        gpus: number of GPUs.
+
+    Returns:
+        (E, G) float64, the share of each expert's tokens that each GPU takes: 0 or 1.
+    """
     share_G = experts // gpus + (np.arange(gpus) < experts % gpus)
     return np.eye(gpus)[np.repeat(np.arange(gpus), share_G)]
 
 
 def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
-    """(S, S) int64: bytes of the dispatch of `layer` over the whole profile under `contiguous_split`, one GPU a source rank."""
+    """Returns the bytes of one layer's dispatch over the whole profile under `contiguous_split`, with one GPU a source rank.
+
+    Args:
+        profile: the recorded routing.
+        layer: which MoE layer.
+
+    Returns:
+        (S, S) int64, from each rank to each other; the diagonal is zero.
+    """
     return layer_traffic(profile, layer, contiguous_split(profile.experts, profile.sources)) * profile.dispatch_bytes

@@ -247,7 +247,7 @@ def test_other_traffic_and_the_plan_in_force_are_counted_once_too():
     with pytest.raises(BadInput, match="expected every expert held once where a token counts once, found replicas"):
         replace(plan.models[0], placement=everywhere)
     in_force = replace(plan, models=(replace(plan.models[0], placement=everywhere, deduplicated=False),))
-    with pytest.raises(BadInput, match="expected every expert held once, found replicas"):
+    with pytest.raises(BadInput, match="expected a placement without replicas, found replicas"):
         move(again, in_force, [later])
 
 

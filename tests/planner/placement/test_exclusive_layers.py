@@ -216,5 +216,5 @@ def test_domains_of_another_model_are_refused():
             make_plan(machines, [source], domains=[other])
     with pytest.raises(BadInput, match="`domain`: expected another profile of the one model 'm'"):
         make_plan(machines, [source, source], domains=[source])
-    with pytest.raises(BadInput, match="dealt to 2 source ranks"):
+    with pytest.raises(BadInput, match="come from 2 source ranks"):
         make_plan(machines, [source], domains=[drawn(1, sources=2)])
