@@ -103,6 +103,8 @@ def simulate(
 
 @dataclass
 class _AllToAll:
+    """One all-to-all in progress: its number at the switch, and the ranks that wait for its end."""
+
     key: Key
     number: int  # of the switch
     finished: int = 0  # ranks whose transfers are done
@@ -110,6 +112,8 @@ class _AllToAll:
 
 
 class _Run:
+    """One simulation: a heap of timed resumptions, the switch, and a process for every rank and model."""
+
     def __init__(
         self,
         program: Program,
@@ -141,6 +145,7 @@ class _Run:
         ]
 
     def trace(self) -> Trace:
+        """Runs all processes to their end. Returns what they recorded."""
         running = [self._rank(rank, model) for rank in range(self.program.ranks) for model in range(len(self.profiles))]
         for process in running:
             self._step(process)
@@ -157,11 +162,13 @@ class _Run:
         return self.record.trace()
 
     def _step(self, process: Process) -> None:
+        """Runs a process to its next wait, and resumes it after that."""
         wait = next(process, None)
         if wait is not None:
             wait(lambda: self._step(process))
 
     def _rank(self, rank: int, model: int) -> Process:
+        """The process of one model on one rank: its operations, layer by layer and step by step."""
         if not self.interleave:
             yield self._rank_locks[rank].acquire
         for step in range(self.profiles[model].windows):
@@ -182,11 +189,13 @@ class _Run:
             self._rank_locks[rank].release()
 
     def _exchange(self, rank: int, op: Exchange, model: int, step: int, layer: int) -> Process:
+        """The rank's transfers of one all-to-all, while it has the port."""
         yield self._join(rank, op, (model, step, layer, op.phase))
         if self.barriers == "global":
             yield self._barrier(model, step, layer, op.phase)
 
     def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
+        """One phase of compute on a rank's GPU, with preemption points where the program has them."""
         if self.barriers == "global":  # first all ranks arrive, so that models queue in one sequence on each of them
             yield self._barrier(model, step, layer, f"before {phase}")
         arbiter, high_priority = self._arbiters[rank][model], self._preemptive and phase != "expert"
@@ -208,6 +217,7 @@ class _Run:
         arbiter.stop_compute()
 
     def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str) -> float:
+        """Seconds that a phase computes, by the profile's curves."""
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]
         tokens_SE = profile.tokens_TLSE[step, layer]
         if phase == "expert":
@@ -215,6 +225,8 @@ class _Run:
         return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
 
     def _sleep(self, seconds: float) -> Wait:
+        """Waits for simulated `seconds`."""
+
         def wait(resume: Resume) -> None:
             self._sequence += 1
             heapq.heappush(self._heap, (self.now + seconds, self._sequence, resume))
@@ -222,7 +234,7 @@ class _Run:
         return wait
 
     def _barrier(self, *key: *Key) -> Wait:
-        """Waits until all ranks are here."""
+        """Waits until all ranks of the model have reached this barrier."""
 
         def wait(resume: Resume) -> None:
             arrived = self._at_barrier.setdefault(key, [])
@@ -234,7 +246,7 @@ class _Run:
         return wait
 
     def _join(self, rank: int, op: Exchange, key: Key) -> Wait:
-        """Waits until the rank has sent and received all that is its own in this all-to-all."""
+        """Waits until the rank has sent and received all its bytes of this all-to-all."""
 
         def wait(resume: Resume) -> None:
             if key not in self._exchanges:
@@ -250,6 +262,7 @@ class _Run:
         return wait
 
     def _finish_exchange(self, exchange: _AllToAll, rank: int) -> None:
+        """Resumes a rank whose transfers are done; records the all-to-all once all ranks' are."""
         exchange.finished += 1
         if exchange.finished == self.program.ranks:
             carried = self._switch.close(exchange.number)
@@ -260,6 +273,7 @@ class _Run:
         exchange.waiting.pop(rank)()
 
     def _bytes_GG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
+        """(G, G) int64: the bytes that each GPU sends to each in one all-to-all."""
         profile = self.profiles[model]
         deduplicated, split_EG = self.program.deduplicated_M[model], self._split_MLEG[model][layer]
         if deduplicated:

@@ -1,6 +1,6 @@
 """Port arbiter of the simulator: the interface and rules of `aurora.runtime.port_arbiter`, in simulated time.
 
-What waits in the runtime is a step of a simulated process here: it yields a `Wait`, and goes on when that is over.
+Where the runtime's thread would wait, a simulated process yields a `Wait`, and is resumed when the wait is over.
 """
 
 from collections.abc import Callable, Generator
@@ -16,7 +16,7 @@ Process = Steps[None]
 
 
 class PriorityLock:
-    """One holder at a time, first come first served, high-priority work first."""
+    """Lock for one holder at a time: high-priority work first, otherwise first come first served."""
 
     def __init__(self) -> None:
         self._held = False
@@ -24,6 +24,7 @@ class PriorityLock:
         self._high_priority: list[Resume] = []
 
     def acquire(self, resume: Resume, high_priority: bool = False) -> None:
+        """Calls `resume` once the caller holds the lock; with `high_priority`, before all callers without."""
         if self._held:
             (self._high_priority if high_priority else self._waiting).append(resume)
         else:
@@ -32,14 +33,16 @@ class PriorityLock:
 
     @property
     def priority_waits(self) -> bool:
+        """Whether high-priority work waits for the lock."""
         return bool(self._high_priority)
 
     def yield_to_priority(self, resume: Resume) -> None:
-        """Lets high-priority work run, then the caller before all other."""
+        """Hands the lock to waiting high-priority work; the caller is the next without high priority."""
         self._waiting.insert(0, resume)
         self.release()
 
     def release(self) -> None:
+        """Hands the lock to the next caller, or frees it."""
         if self._high_priority or self._waiting:
             (self._high_priority or self._waiting).pop(0)()
         else:
@@ -47,21 +50,24 @@ class PriorityLock:
 
 
 class _Port:
-    """A rank's port, whose time slices alternate between models."""
+    """A rank's network port, whose time slices alternate between models."""
 
     def __init__(self, models: int) -> None:
         self._slices_done_M = [0.0] * models
         self._waiting: dict[int, Resume] = {}
 
     def acquire(self, model: int, resume: Resume) -> None:
+        """Calls `resume` once the next time slice is the model's."""
         self._waiting[model] = resume
         self._wake()
 
     def finish_slices(self, model: int, count: float) -> None:
+        """Ends `count` time slices of the model."""
         self._slices_done_M[model] += count
         self._wake()
 
     def _wake(self) -> None:
+        """Resumes the models that have the next time slice."""
         for model, resume in list(self._waiting.items()):
             if has_next_slice(self._slices_done_M, model):
                 del self._waiting[model]
@@ -75,7 +81,7 @@ class SimulatedPortArbiter:
         self._compute, self._port, self._model = compute, port, model
 
     def start_compute(self, high_priority: bool = False) -> Wait:
-        """Waits for the GPU. high_priority: runs before waiting work that is not."""
+        """Waits for the GPU; with `high_priority`, before all waiting work without."""
         return lambda resume: self._compute.acquire(resume, high_priority)
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> Steps[bool]:
@@ -91,7 +97,7 @@ class SimulatedPortArbiter:
         self._compute.release()
 
     def exchange(self, transfers: Process, hold_port: bool = False) -> Process:
-        """Runs `transfers` with the port. hold_port: the grant extends through the model's next exchange."""
+        """Runs `transfers` with the port. With `hold_port`, the grant extends through the model's next exchange."""
         yield lambda resume: self._port.acquire(self._model, resume)
         yield from transfers
         self._port.finish_slices(self._model, 0 if hold_port else 1)

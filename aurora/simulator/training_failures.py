@@ -112,11 +112,11 @@ class Replay:
     _unsaved: float = 0.0
 
     def pause(self, phase: str, seconds: float) -> None:
-        """Add a pause of `seconds` before the next step, counted as `phase`."""
+        """Adds a pause of `seconds` before the next step, counted as `phase`."""
         self._pauses.append((phase, seconds))
 
     def lose(self, restart_s: float) -> None:
-        """Return to the last checkpoint, which takes `restart_s` seconds and replaces all pending pauses."""
+        """Returns to the last checkpoint, which takes `restart_s` seconds and replaces all pending pauses."""
         self.seconds["compute"] -= self._unsaved_s
         self.seconds["lost"] += self._unsaved_s
         self.samples -= self._unsaved
@@ -125,12 +125,12 @@ class Replay:
         self.restarts += 1
 
     def save(self, seconds: float) -> None:
-        """Write a checkpoint, which takes `seconds`."""
+        """Writes a checkpoint, which takes `seconds`."""
         self._unsaved_s = self._unsaved = 0.0
         self.pause("checkpoint", seconds)
 
     def advance(self, span_s: float, rate: float, interval_s: float, checkpoint_s: float) -> None:
-        """Let `span_s` seconds pass: first the pending pauses, then training.
+        """Lets `span_s` seconds pass: first the pending pauses, then training.
 
         Args:
             span_s: seconds to spend.
@@ -161,7 +161,7 @@ class Replay:
 
 
 def replay(job: TrainingJob, system: System, trace: Sequence[MembershipEvent], end_s: float) -> Replay:
-    """Simulate a training job under one system while nodes fail and join.
+    """Simulates a training job under one system while nodes fail and join.
 
     Nodes that join are used at the next restart, or `job.wait_s` seconds after the first of them joined.
 
@@ -193,7 +193,7 @@ class _Run:
         self._joins_s = np.inf  # when nodes that have joined are used
 
     def change_members(self, now_s: float, change: MembershipEvent) -> None:
-        """Apply a membership change, and use other nodes where the system does."""
+        """Applies a membership change, and uses other nodes where the system does."""
         self._present = [node for node in self._present if node not in change.removed] + list(change.added)
         if change.added and self._joins_s == np.inf:
             self._joins_s = now_s + (self.job.wait_s if self._used else 0.0)
@@ -205,7 +205,7 @@ class _Run:
             self.done.rates.append((now_s, len(nodes), self._rate))
 
     def advance(self, span_s: float) -> None:
-        """Train for `span_s` seconds, pauses and checkpoints included."""
+        """Trains for `span_s` seconds, pauses and checkpoints included."""
         step_samples = len(self._used) * self.job.batch
         interval_s = self.system.interval * step_samples / self._rate if self._rate else np.inf
         self.done.advance(span_s, self._rate, interval_s, self.job.checkpoint_s)
@@ -220,7 +220,7 @@ class _Run:
         return self._used
 
     def _nodes_after_failure(self, left: list[str]) -> list[str]:
-        """Reconfigure to the nodes left if the system can and they hold every expert; else restart with all present nodes."""
+        """Reconfigures to the nodes left if the system can and they hold every expert; else restarts with all present nodes."""
         if self.system.tolerant and _hold_all_experts(self._held, [self._used.index(node) for node in left], self.job):
             self.done.pause("reconfigure", self.job.reconfigure_s)
             return _usable(left, self.job, self.system)
@@ -230,7 +230,7 @@ class _Run:
         return nodes
 
     def _nodes_after_joins(self) -> list[str]:
-        """Use all present nodes if more of them can be used than now."""
+        """Uses all present nodes if more of them can be used than now."""
         self._joins_s = np.inf
         nodes = _usable(self._present, self.job, self.system)
         if len(nodes) <= len(self._used):

@@ -1,4 +1,4 @@
-"""Which layers move when only so many bytes may: a knapsack, solved exactly."""
+"""Byte budget: which layers move when a migration may send only so many bytes. A knapsack problem, solved exactly."""
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -7,12 +7,12 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def worth_moving(saved_s_L: FloatArray, bytes_L: IntArray, most_bytes: int) -> IntArray:
-    """The layers that save the most seconds and move at most `most_bytes`.
+    """Choose the layers that save the most seconds while moving at most `most_bytes`.
 
     Args:
-        saved_s_L: (L,) float64, what a layer's new placement saves over the one in force.
-        bytes_L: (L,) int64, what the layer moves.
-        most_bytes: the budget.
+        saved_s_L: (L,) float64, seconds that a layer's new placement saves over the present one.
+        bytes_L: (L,) int64, bytes of expert weights that the layer moves.
+        most_bytes: the budget in bytes.
 
     Returns:
         (L,) int64: 1 for the layers that move, all of which save time.

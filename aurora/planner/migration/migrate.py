@@ -1,4 +1,4 @@
-"""From the plan in force to the next: relabel GPUs so that few bytes move, and move the layers that are worth it."""
+"""Migration from the present plan to the next: GPUs are relabelled so that few bytes move, and layers move if that pays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +21,15 @@ from aurora.types.profile import same_model
 
 @dataclass(frozen=True)
 class Migration:
-    """What travels between two plans, and what that gains.
+    """The expert weights that move between two plans, and the gain.
 
     Attributes:
-        bytes_GG: (G, G) int64, expert weights from GPU to GPU.
+        bytes_GG: (G, G) int64, bytes of expert weights from GPU to GPU.
         schedule: their all-to-all, in order.
-        layers: the layers that move; of the model with more layers, where there are two.
-        kept_s: the objective of the plan in force.
-        planned_s: the objective of the new plan as it was made.
-        moved_s: the objective of the plan that follows.
+        layers: the layers that move; of two models, layers of the one with more layers.
+        kept_s: the objective of the present plan, in seconds.
+        planned_s: the objective of the new plan as it was made, in seconds.
+        moved_s: the objective of the plan that follows, in seconds.
     """
 
     bytes_GG: IntArray
@@ -47,16 +47,16 @@ def move(
     max_bytes: int | None = None,
     domains: Sequence[Profile] = (),
 ) -> tuple[Plan, Migration]:
-    """The plan that follows `old`: `new` with its GPUs relabelled, layer by layer, so that the fewest bytes move.
+    """Make the plan that follows `old`: `new` with its GPUs relabelled, layer by layer, so that the fewest bytes move.
 
-    GPUs stand in for each other where they are alike. A layer keeps its old placement unless the new one saves time, or the old
-    one has too few replicas. Layers of two models that meet move together.
+    Only GPUs that are alike are exchanged. A layer keeps its old placement unless the new one saves time or the old one has too
+    few replicas. Layers of two colocated models that run at the same time move or stay as one.
 
     Args:
         new: the new plan.
-        old: the plan in force, for the same cluster and the same models.
-        profiles: the traffic that `new` was made for, one profile a model.
-        max_bytes: the layers move that save most within so many bytes; None: all that save time.
+        old: the present plan, for the same cluster and the same models.
+        profiles: the traffic that `new` was made for, one profile per model.
+        max_bytes: bytes that may move; the layers that save the most time within them move. None: all layers that save time.
         domains: the further profiles that `new` was made for.
 
     Returns:
@@ -64,7 +64,7 @@ def move(
 
     Raises:
         BadInput: if the plans are for other clusters or models, or `max_bytes` is negative.
-        InfeasiblePlan: if the replicas that `min_replicas` asks for take more than `max_bytes` to move.
+        InfeasiblePlan: if the replicas that `min_replicas` requires are more than `max_bytes` bytes to move.
 
     Source:
         Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
@@ -99,20 +99,21 @@ def move(
 
 @dataclass(frozen=True)
 class _JointLayers:
-    """The layers that move together: layer l of the model with fewer layers and, of the other, l, l + count, l + 2 count."""
+    """Groups of layers that move as one: layer l of the model with fewer layers and, of the other, l, l + count, ..."""
 
     profiles: tuple[Profile, ...]
 
     @property
     def count(self) -> int:
+        """The number of groups: the layers of the model with fewer layers."""
         return min(profile.layers for profile in self.profiles)
 
     def sum(self, value_L: FloatArray) -> FloatArray:
-        """(count,) sums over the layers that move together, of a value for each layer."""
+        """(count,) float64: the sum over each group of a value for each layer."""
         return np.array([value_L[layer :: self.count].sum() for layer in range(self.count)])
 
     def holds(self, placements: Sequence[Placement], layer: int) -> IntArray:
-        """(G, E) int64: 1 where a GPU holds an expert; the experts of all layers that move with `layer` side by side."""
+        """(G, E) int64: 1 where a GPU holds an expert; the columns are the experts of all layers in the group of `layer`."""
         tables = [
             holds(placement.slots_LG[l], profile.experts)
             for placement, profile in zip(placements, self.profiles, strict=True)
@@ -121,7 +122,7 @@ class _JointLayers:
         return np.concatenate(tables, axis=1)
 
     def bytes_E(self, layer: int) -> IntArray:
-        """(E,) int64: the weights of these experts."""
+        """(E,) int64: bytes of the weights of these experts."""
         sizes = [
             np.full(profile.experts, profile.expert_bytes, dtype=np.int64)
             for profile in self.profiles
@@ -130,11 +131,11 @@ class _JointLayers:
         return np.concatenate(sizes)
 
     def moved(self, old: Sequence[Placement], new: Sequence[Placement], layer: int) -> IntArray:
-        """(G, G) int64: the bytes that the layers that move with `layer` send from GPU to GPU."""
+        """(G, G) int64: the bytes that move from GPU to GPU for the group of `layer`."""
         return moved_bytes(self.holds(old, layer), self.holds(new, layer), self.bytes_E(layer))
 
     def stacked(self, chosen_L: Sequence[Sequence[Placement]]) -> list[Placement]:
-        """A placement of each model whose layers come from chosen_L[l mod count]."""
+        """The placement of each model, whose layer l comes from chosen_L[l mod count]."""
         return [
             Placement.stack([chosen_L[l % self.count][m].layer(l) for l in range(profile.layers)])
             for m, profile in enumerate(self.profiles)
@@ -142,6 +143,7 @@ class _JointLayers:
 
 
 def _check_plans(new: Plan, old: Plan) -> None:
+    """Raise BadInput unless both plans are for the same cluster and models."""
     shapes = [(p.cluster, [(m.placement.experts, len(m.dispatch_L)) for m in p.models]) for p in (old, new)]
     if shapes[0] != shapes[1] or not all(
         same_model(*(m.fingerprint for m in pair)) for pair in zip(old.models, new.models, strict=True)
@@ -150,7 +152,7 @@ def _check_plans(new: Plan, old: Plan) -> None:
 
 
 def _relabelled(old: Sequence[Placement], new: Sequence[Placement], joint: _JointLayers, plan: Plan) -> list[Placement]:
-    """`new` with GPUs renamed such that the fewest bytes move from `old`; nodes as a whole where replicas must survive them."""
+    """`new` with GPUs relabelled so that the fewest bytes move from `old`; nodes as a whole if replicas must survive nodes."""
     alike_G = _alike(plan.cluster)
     node_G = None if plan.options.min_replicas is None else np.array([gpu.node for gpu in plan.cluster.gpus])
     from_LG = [
@@ -164,7 +166,7 @@ def _relabelled(old: Sequence[Placement], new: Sequence[Placement], joint: _Join
 
 
 def _alike(cluster: Cluster) -> IntArray:
-    """(G,) int64: one number for GPUs that planning cannot tell apart; on a fabric each has its own place."""
+    """(G,) int64: equal numbers for GPUs that planning cannot tell apart; on a fabric these are on the same node."""
     keys = [
         (g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s, g.node if cluster.fabric else 0)
         for g in cluster.gpus
@@ -173,7 +175,7 @@ def _alike(cluster: Cluster) -> IntArray:
 
 
 def _below_min_replicas(new: Plan, kept: Placement, layer: int) -> bool:
-    """Whether a layer of the placement in force has an expert on fewer GPUs or nodes than the new plan's `min_replicas`."""
+    """Whether a layer of the present placement has an expert on fewer GPUs or nodes than the new plan's `min_replicas`."""
     if new.options.min_replicas is None:
         return False
     held_EG = kept.holds_EG(layer)
@@ -185,7 +187,7 @@ def _below_min_replicas(new: Plan, kept: Placement, layer: int) -> bool:
 def _moving_layers(
     saved_s_L: FloatArray, bytes_L: IntArray, must_L: IntArray, max_bytes: int | None, min_replicas: int | None
 ) -> IntArray:
-    """(L,) int64: 1 for the layers that move: those that must, and within the bytes left those that save most."""
+    """(L,) int64: 1 for the layers that move: layers that must, and within the bytes left the layers that save the most."""
     needed = int((bytes_L * must_L).sum())
     if max_bytes is not None and needed > max_bytes:
         raise InfeasiblePlan(f"`max_move_bytes` {max_bytes}: `min_replicas` {min_replicas} takes {needed} bytes to move")
@@ -201,7 +203,7 @@ def _next_plan(
     final: Sequence[Placement],
     domains: Sequence[Profile],
 ) -> tuple[Plan, Schedule, IntArray]:
-    """The plan with the placements `final`, checked; the schedule of the weights that move to it, and their bytes (G, G)."""
+    """The checked plan with the placements `final`, the schedule of the weights that move to it, and their bytes (G, G)."""
     rng = np.random.default_rng(new.options.seed)
     bytes_GG = np.zeros((len(new.cluster),) * 2, dtype=np.int64)
     for layer in range(joint.count):
@@ -223,7 +225,7 @@ def _next_plan(
 
 
 def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
-    """A bound below every placement; where layers that stay hold replicas, also below those with replicas."""
+    """A lower bound for every placement; with replicas in `final`, also for placements with replicas."""
     if final[0].split_LG is None or len(profiles) > 1:
         return new.free_bound_s
     aimed = [aimed_costs(new.cluster, profiles[0], domains, layer, new.options.aim) for layer in range(profiles[0].layers)]

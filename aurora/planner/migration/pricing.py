@@ -8,15 +8,15 @@ from aurora.types.arrays import IntArray
 
 
 def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArray:
-    """The expert weights that travel from GPU to GPU; an expert with several owners is drawn from all of them.
+    """Returns the expert weights that move from GPU to GPU.
 
-    Owners send equal parts of each arrival; odd bytes go to the owners that have sent least. Experts that no GPU held before
-    come from elsewhere and are not counted.
+    All GPUs that held an expert send equal parts of it; odd bytes come from the GPUs that have sent the least. Experts that no
+    GPU held before come from elsewhere and are not counted.
 
     Args:
-        old_GE: (G, E) int64, 1 where a GPU holds an expert before.
+        old_GE: (G, E) int64, 1 where GPU g holds expert e before the migration.
         new_GE: (G, E) int64, the same afterwards.
-        bytes_E: (E,) int64, the weights of each expert.
+        bytes_E: (E,) int64, bytes of each expert's weights.
 
     Returns:
         (G, G) int64 bytes, from rows to columns.
@@ -34,5 +34,11 @@ def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArr
 
 
 def migration_schedule(bytes_GG: IntArray, cluster: Cluster, rng: np.random.Generator) -> Schedule:
-    """The order in which moved weights, bytes_GG (G, G) int64, travel on the cluster's network, and how long that takes."""
+    """Schedule the transfers of a migration on the cluster's network.
+
+    Args:
+        bytes_GG: (G, G) int64, bytes from GPU to GPU.
+        cluster: the GPUs and their network.
+        rng: for the random choices of the schedule.
+    """
     return scheduled(bytes_GG, cluster.network, "openshop", rng=rng)[1]

@@ -1,4 +1,4 @@
-"""Recovery: the next placement after nodes were lost or joined, the weights that travel, and those that no node holds."""
+"""Recovery: the next placement after nodes failed or joined, the weights that move, and the experts that no node holds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ class Recovery:
     """The next placement after a change of membership.
 
     Attributes:
-        placement: on the nodes that are alive, in their order.
-        min_replicas: the replicas of each expert that it keeps at least.
-        lost_L: by layer the experts that no node alive holds; their weights come from a checkpoint.
-        bytes_NN: (N, N) int64, expert weights from node to node, numbered as before.
-        schedule: the order in which these travel.
+        placement: the experts on the alive nodes, in their order.
+        min_replicas: replicas of each expert at least, lowered as far as slots require.
+        lost_L: by layer, the experts that no alive node holds; their weights come from a checkpoint.
+        bytes_NN: (N, N) int64, bytes of expert weights from node to node, numbered as before the change.
+        schedule: the schedule of these transfers.
         moved: how many replicas arrive from other nodes.
-        checkpoint_bytes_N: (N,) int64, the weights of lost experts that each node must read.
+        checkpoint_bytes_N: (N,) int64, bytes of lost experts' weights that each node reads from the checkpoint.
     """
 
     placement: Placement
@@ -53,19 +53,19 @@ def recover(
     seed: int = 0,
     relabel: Relabel = fewest_moves,
 ) -> Recovery:
-    """The next placement after a change of membership, layer by layer on the alive nodes, so that the fewest replicas move.
+    """Make the next placement after a change of membership, layer by layer on the alive nodes, so that few replicas move.
 
     Args:
-        old_LN: old_LN[l][n] are the experts that node n held; none where it was not there.
-        alive_N: (N,) bool, who is there now.
+        old_LN: old_LN[l][n] are the experts that node n held in layer l; empty for a node that has joined.
+        alive_N: (N,) bool, whether each node is alive now.
         load_LE: (L, E), the load of each expert.
         failure_domains: all N nodes, their slots and failure domains.
-        cluster: all N nodes, their network.
-        expert_bytes: the weights of one expert.
+        cluster: all N nodes and their network.
+        expert_bytes: bytes of one expert's weights.
         min_replicas: replicas of each expert at least, as far as the slots left allow.
         method: one of SURVIVE.
         seed: of the placement.
-        relabel: decides which node takes which part, where each node is its own failure domain.
+        relabel: relabels the nodes if each is its own failure domain; otherwise `fewest_moves` does.
 
     Raises:
         InfeasiblePlan: if one replica of each expert does not fit.
@@ -101,7 +101,12 @@ def recover(
 
 
 def order_among(order: Order, alive_N: NDArray[np.bool_]) -> Order:
-    """The order of the ranks that are alive, renumbered; their transfers keep their sequence and sub-channels."""
+    """Returns the order of the alive ranks alone, renumbered; transfers keep their sequence and sub-channels.
+
+    Args:
+        order: of N ranks.
+        alive_N: (N,) bool, whether each rank is alive.
+    """
     number_N = np.cumsum(alive_N) - 1
     kept_X = alive_N[order.pairs_X2].all(axis=1)
     sub_channels = order.sub_channels
@@ -114,7 +119,7 @@ def order_among(order: Order, alive_N: NDArray[np.bool_]) -> Order:
 
 
 def _remaining(failure_domains: FailureDomains, left: IntArray) -> FailureDomains:
-    """The nodes left, by themselves."""
+    """The nodes `left`, renumbered, and their failure domains."""
     domains, domain_N = np.unique(failure_domains.domain_N[left], return_inverse=True)
     return FailureDomains(failure_domains.slots_N[left], domain_N, failure_domains.odds_D[domains])
 
@@ -122,7 +127,7 @@ def _remaining(failure_domains: FailureDomains, left: IntArray) -> FailureDomain
 def _relabelled(
     before_NE: IntArray, made_NE: IntArray, bytes_E: IntArray, remaining: FailureDomains, relabel: Relabel
 ) -> IntArray:
-    """(N, E) int64: made_NE with nodes of as many slots renamed, failure domains as a whole, so that the fewest bytes move."""
+    """(N, E) int64: made_NE with nodes of equally many slots relabelled, failure domains as a whole, so that few bytes move."""
     if remaining.domains < remaining.nodes:
         taker_N = fewest_moves(before_NE, made_NE, bytes_E, remaining.slots_N, remaining.domain_N)
     else:

@@ -1,4 +1,4 @@
-"""Relabelling: which GPU takes which GPU's part of a new placement, so that the fewest bytes move from the one in force."""
+"""Relabelling: which GPU takes which part of a new placement, so that the fewest bytes move from the present placement."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -12,7 +12,12 @@ LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or
 
 
 def holds(slots_G: LayerSlots, experts: int) -> IntArray:
-    """(G, E) int64: 1 where GPU g holds expert e."""
+    """Returns (G, E) int64: 1 where GPU g holds expert e.
+
+    Args:
+        slots_G: the experts on each GPU.
+        experts: how many there are.
+    """
     holds_GE = np.zeros((len(slots_G), experts), dtype=np.int64)
     for gpu, held in enumerate(slots_G):
         holds_GE[gpu, list(held)] = 1
@@ -22,20 +27,20 @@ def holds(slots_G: LayerSlots, experts: int) -> IntArray:
 def fewest_moves(
     old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray, alike_G: IntArray, node_G: IntArray | None = None
 ) -> IntArray:
-    """The relabelling of GPUs after which the fewest bytes arrive anywhere. Exact; ties leave GPUs where they are.
+    """Relabel GPUs so that the fewest bytes move in all. Exact; ties leave GPUs as they are.
 
-    A minimum-cost assignment of GPUs; with node_G, of nodes by the minimum-cost assignments of their GPUs.
+    It is a minimum-cost assignment of GPUs. With node_G, it is one of nodes, whose costs are minimum-cost assignments of their
+    GPUs.
 
     Args:
-        old_GE: (G, E) int64, 1 where a GPU holds an expert in the placement in force.
-        new_GE: (G, E) int64, the same of the new placement. Experts of two models that share GPUs stand side by side.
-        bytes_E: (E,) int64, the weights of each expert.
-        alike_G: (G,) int64, GPUs with one number may stand in for each other.
-        node_G: (G,) int64, GPUs with one number stay together, for nodes as a whole take each other's parts; None: each GPU by
-            itself.
+        old_GE: (G, E) int64, 1 where GPU g holds expert e in the present placement.
+        new_GE: (G, E) int64, the same of the new placement. Two colocated models have their experts side by side.
+        bytes_E: (E,) int64, bytes of each expert's weights.
+        alike_G: (G,) int64, equal numbers for GPUs that may be exchanged.
+        node_G: (G,) int64, the node of each GPU, if only nodes as a whole may be exchanged; None: each GPU by itself.
 
     Returns:
-        (G,) int64: the GPU that takes what the new placement gave to GPU g.
+        (G,) int64, the GPU that takes the part of the new placement made for GPU g.
     """
     arriving_GG = (new_GE * bytes_E) @ (1 - old_GE).T  # what GPU h lacks of the new GPU g's experts
     n = len(old_GE)

@@ -1,4 +1,4 @@
-"""The program of the surviving ranks: their experts and orders, and the weights that each must fetch."""
+"""The program of the surviving ranks after a failure: their experts and orders, and the weights that each must fetch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,20 +12,20 @@ from aurora.planner.placement.slots import failure_domains
 from aurora.types import Cluster, Exchange, Op, Placement, Program
 from aurora.types.arrays import FloatArray, IntArray
 
-HeldML = Sequence[Sequence[Sequence[int]]]  # the experts that one rank has weights of, by model and layer
+HeldML = Sequence[Sequence[Sequence[int]]]  # by model and layer: the experts whose weights one rank has
 
 
 def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML]) -> Program:
-    """The program of the surviving ranks alone, renumbered; they keep the experts that they had.
+    """Returns the program of the surviving ranks alone, renumbered; they keep their experts.
 
-    An expert that none of them was given goes to the rank with least load, the heaviest expert first; of equals to one that has
-    its weights. Replicas that are left take over the split of those that are not, in proportion, or evenly where they had none.
+    Remaining replicas take over the load of lost ones in proportion to their own, or evenly if they had none. Experts without
+    replicas go, heaviest first, to the rank with the least load; ties go to a rank that has the weights.
 
     Args:
         program: of all ranks.
         alive: the surviving ranks, ascending.
-        load_MLE: (L, E) of each model, the tokens of each expert.
-        held_R: the experts that each surviving rank has weights of.
+        load_MLE: (L, E) for each model, the tokens of each expert.
+        held_R: for each surviving rank, the experts whose weights it has.
     """
     alive_G = np.isin(np.arange(program.ranks), alive)
     placements, ops = [], []
@@ -46,16 +46,16 @@ def restored(
     held_LR: Sequence[LayerSlots],
     min_replicas: int,
 ) -> Program:
-    """The program of the surviving ranks with `min_replicas` restored, as far as slots allow, so that the fewest weights move.
+    """Returns the program of the surviving ranks with `min_replicas` restored, as far as slots allow, so that few weights move.
 
-    A rank has as many slots as it was planned to hold experts, and more where the experts need it.
+    A rank has as many slots as the plan gave it experts, and more if all experts need them.
 
     Args:
         program: of all ranks, for one model.
-        cluster: whose nodes fail together.
+        cluster: all ranks' GPUs; those of a node fail as a whole.
         alive: the surviving ranks, ascending.
         load_LE: (L, E), the tokens of each expert.
-        held_LR: by layer the experts that each surviving rank has weights of.
+        held_LR: by layer and surviving rank, the experts whose weights it has.
         min_replicas: on how many nodes each expert should be.
     """
     (placement,), at_least = program.placements_M, -(-program.placements_M[0].experts // len(alive))
@@ -68,6 +68,7 @@ def restored(
 
 
 def _among(op: Op, alive_G: NDArray[np.bool_]) -> Op:
+    """An operation with the order of the surviving ranks alone."""
     return replace(op, order=order_among(op.order, alive_G)) if isinstance(op, Exchange) else op
 
 
@@ -97,7 +98,15 @@ def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_
 
 @dataclass(frozen=True)
 class ExpertTransfer:
-    """The weights of one expert for rank `to`, from rank `source`; from the checkpoint where that is None."""
+    """One expert's weights that a rank must fetch.
+
+    Attributes:
+        model: the index of the model.
+        layer: the MoE layer.
+        expert: the expert.
+        source: the rank that sends the weights; None: they come from the checkpoint.
+        to: the rank that fetches them.
+    """
 
     model: int
     layer: int
@@ -107,14 +116,14 @@ class ExpertTransfer:
 
 
 def expert_transfers(program: Program, held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]) -> list[ExpertTransfer]:
-    """The transfers that bring each rank the experts that `program` gives it and it lacks.
+    """Returns the transfers that bring each rank the experts that it has in `program` and lacks weights of.
 
-    Owners send about the same number of bytes.
+    Of several ranks that have the weights, the one that has sent the fewest bytes so far sends them.
 
     Args:
         program: of the surviving ranks.
-        held_R: the experts that each of them has weights of.
-        expert_bytes_M: the weights of one expert of each model.
+        held_R: for each surviving rank, the experts whose weights it has.
+        expert_bytes_M: bytes of one expert's weights, for each model.
     """
     found: list[ExpertTransfer] = []
     sent_R = [0] * program.ranks
@@ -131,7 +140,13 @@ def expert_transfers(program: Program, held_R: Sequence[HeldML], expert_bytes_M:
 
 
 def transfer_bytes(found: Sequence[ExpertTransfer], expert_bytes_M: Sequence[int], ranks: int) -> IntArray:
-    """(R, R) int64: bytes of weights from each rank to each."""
+    """Returns (R, R) int64: bytes of weights from each rank to each.
+
+    Args:
+        found: the transfers; weights from the checkpoint are not counted.
+        expert_bytes_M: as in `expert_transfers`.
+        ranks: R.
+    """
     bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
     for move in found:
         if move.source is not None:

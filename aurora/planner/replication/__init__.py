@@ -1,1 +1,1 @@
-"""How many replicas each expert has, where they are, and how its load divides over them."""
+"""Replication: how many replicas each expert has, which GPUs or nodes hold them, and how its load is split over them."""

@@ -1,7 +1,8 @@
-"""Swap local search over failure domains: replicas change places until no swap loses fewer experts. Compiled.
+"""Swap local search over failure domains: replicas are swapped until no swap makes the loss of an expert less likely. Compiled.
 
-The measure is what experts lack of their guarantee, then the odds that some expert is lost. Where all sets of domains can be
-listed these odds are exact; else the number of different sets of holders counts, by size, rarest first.
+The measure is lexicographic: first how many domains and nodes experts lack of their guarantee, then the odds that some expert
+is lost. The odds are exact where all sets of failed domains can be listed. Otherwise the measure counts the different sets of
+domains that hold an expert, by size, smallest first.
 """
 
 from typing import Any, NamedTuple
@@ -9,16 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-MAX_LISTED_DOMAINS = 12  # up to so many domains all their sets are listed
+MAX_LISTED_DOMAINS = 12  # all sets of failed domains are listed up to this number of domains
 CLOSE = 1e-12  # relative: sums of float odds
 
 
 class SurvivalAim(NamedTuple):
-    """What placements are measured by.
+    """The measure of placements.
 
-    nodes_D: nodes of each domain. distinct_domains, distinct_nodes: how many each expert should be on. odds_F, size_F: for each
-    listed set of failed domains, its odds and how many domains it holds; empty where sets are not listed. rank_K: where sets of
-    each size stand in the measure, 0 for none (place 0 is the guarantee).
+    Attributes:
+        nodes_D: (D,) int64, the nodes of each domain.
+        distinct_domains: on how many domains each expert should be.
+        distinct_nodes: on how many nodes each expert should be.
+        odds_F: (F,) float64, the odds of each set of failed domains, by its bits; empty where sets are not listed.
+        size_F: (F,) int64, the number of domains in each set; empty where sets are not listed.
+        rank_K: (D + 1,) int64, the index in the measure of sets of each size, 0 for none; index 0 is the guarantee.
     """
 
     nodes_D: Any
@@ -30,8 +35,15 @@ class SurvivalAim(NamedTuple):
 
 
 class SwapState(NamedTuple):
-    """Who is where: expert_X and domain_X of each slot (the number of experts stands for an empty slot); and for each expert
-    held_ED, its replicas in each domain, mask_E, its domains as bits, and lack_E, what it lacks of its guarantee."""
+    """A placement during the search. The last row of arrays by expert stands for empty slots.
+
+    Attributes:
+        expert_X: (X,) int64, the expert in each slot; the number of experts for an empty slot.
+        domain_X: (X,) int64, the domain of each slot.
+        held_ED: (E + 1, D) int64, the replicas of each expert in each domain.
+        mask_E: (E + 1,) int64, the domains of each expert as bits.
+        lack_E: (E + 1,) int64, how many domains and nodes each expert lacks of its guarantee.
+    """
 
     expert_X: Any
     domain_X: Any
@@ -42,16 +54,19 @@ class SwapState(NamedTuple):
 
 @njit(cache=True)
 def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
-    """Swap replicas while that lowers the measure, with random restarts. Returns the measure, (1 + K,) float64.
+    """Swap replicas while that lowers the measure, with random restarts.
 
-    After each descent two random swaps (a kick) and another descent follow, kept unless it is worse than the best.
+    Two random swaps (a kick) and another descent follow each descent; their result is kept unless it is worse than the best.
 
     Args:
         count_ED: (E, D) int64, the replicas of each expert in each domain; changed in place.
         slots_D: (D,) int64, slots of each domain.
         aim: the measure.
         kick_R2: (R, 2) draws in [0, 1), a row for each kick.
-        most: how often the measure is taken at most.
+        most: evaluations of the measure at most.
+
+    Returns:
+        (1 + K,) float64, the measure of the best placement.
     """
     state = _initial_state(count_ED, slots_D, aim)
     slots = len(state.expert_X)
@@ -86,7 +101,14 @@ def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
 
 @njit(cache=True)
 def measure(state, aim, mark_F, value_V):
-    """Fill value_V: what experts lack of their guarantee; then, at aim.rank_K, the odds of the sets that lose some expert."""
+    """Evaluate the measure of a placement.
+
+    Args:
+        state: the placement.
+        aim: the measure.
+        mark_F: (F,) bool, working memory.
+        value_V: receives what experts lack of their guarantee, then at aim.rank_K the odds of the sets that lose an expert.
+    """
     mask_E = state.mask_E[:-1]
     value_V[:] = 0.0
     value_V[0] = state.lack_E[:-1].sum()
@@ -108,7 +130,7 @@ def measure(state, aim, mark_F, value_V):
 
 @njit(cache=True)
 def _mark_losing_sets(mask_E, mark_F):
-    """Mark every set of failed domains, by its bits, that holds all domains of some expert."""
+    """Mark every set of failed domains, by its bits, that contains all domains of some expert."""
     mark_F[:] = False
     for mask in mask_E:
         mark_F[mask] = True
@@ -122,7 +144,7 @@ def _mark_losing_sets(mask_E, mark_F):
 
 @njit(cache=True)
 def compare(a_V, b_V):
-    """-1, 0 or 1: whether measure a is less than b, equal or more; the first entry that differs decides."""
+    """Returns -1, 0 or 1 if measure a_V is less than, equal to or more than b_V; the first entry that differs decides."""
     for at in range(len(a_V)):
         slack = CLOSE * max(a_V[at], b_V[at])
         if a_V[at] < b_V[at] - slack:
@@ -134,7 +156,7 @@ def compare(a_V, b_V):
 
 @njit(cache=True)
 def _initial_state(count_ED, slots_D, aim):
-    """The slots of each domain filled with its replicas, by expert."""
+    """The state in which each domain's slots hold its replicas, sorted by expert."""
     experts, domains = count_ED.shape
     slots = slots_D.sum()
     expert_X, domain_X = np.full(slots, experts), np.empty(slots, np.int64)
@@ -154,7 +176,10 @@ def _initial_state(count_ED, slots_D, aim):
 
 @njit(cache=True)
 def _descend(state, aim, mark_F, now_V, next_V, taken, most):
-    """Try all pairs of slots again and again; keep each swap that lowers the measure. Returns how often it was taken."""
+    """Try all pairs of slots again and again; keep each swap that lowers the measure.
+
+    Returns the evaluations of the measure so far; `taken` are those before.
+    """
     slots = len(state.expert_X)
     lowered = True
     while lowered and taken < most:
@@ -164,7 +189,7 @@ def _descend(state, aim, mark_F, now_V, next_V, taken, most):
                 if state.domain_X[x] == state.domain_X[y] or state.expert_X[x] == state.expert_X[y] or taken >= most:
                     continue
                 if not _swap(x, y, state, aim):
-                    continue  # nobody's holders change, nor what they lack
+                    continue  # the measure does not change
                 taken += 1
                 measure(state, aim, mark_F, next_V)
                 if compare(next_V, now_V) < 0:

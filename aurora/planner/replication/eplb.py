@@ -1,8 +1,9 @@
-"""EPLB, the baseline: greedy replica counts, then packs of equal size.
+"""EPLB, the baseline: greedy replica counts, then packs with equally many replicas.
 
-Global: slot after slot to the expert with the largest load per replica; then the heaviest replica first, to the lightest GPU
-with an empty slot. Hierarchical: groups of experts are packed onto nodes in equal numbers, experts are replicated within each
-node, and their replicas packed onto the node's GPUs. EPLB may put an expert twice on one GPU: its two parts are one slot here.
+Global: each further slot goes to the expert with the largest load per replica; then replicas are packed, heaviest first, onto
+the lightest GPU with an empty slot. Hierarchical: groups of experts are packed onto nodes in equal numbers, experts are
+replicated within each node, and their replicas packed onto the node's GPUs. EPLB may put an expert twice on one GPU; here the
+two replicas become one slot with both parts of the load.
 Source: DeepSeek-V3 (arXiv:2412.19437) §3.4, and EPLB's notes.
 """
 
@@ -14,7 +15,15 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def balanced_packing(weight_X: FloatArray, packs: int) -> IntArray:
-    """(X,) int64: the pack of each item, equally many in each: heaviest first, into the lightest pack that is not full."""
+    """Pack items, heaviest first, into the lightest pack that is not full.
+
+    Args:
+        weight_X: (X,) float64, the weight of each item.
+        packs: how many packs; each takes X / packs items.
+
+    Returns:
+        (X,) int64, the pack of each item.
+    """
     spare_J = np.full(packs, len(weight_X) // packs)
     weight_J = np.zeros(packs)
     pack_X = np.empty(len(weight_X), dtype=np.int64)
@@ -27,7 +36,15 @@ def balanced_packing(weight_X: FloatArray, packs: int) -> IntArray:
 
 
 def greedy_counts(load_E: FloatArray, slots: int) -> IntArray:
-    """(E,) int64 replica counts that fill `slots` slots: slot after slot to the expert with the largest load per replica."""
+    """Choose replica counts: one slot each, then each further slot to the expert with the largest load per replica.
+
+    Args:
+        load_E: (E,) float64, the loads.
+        slots: how many slots to fill, E at least.
+
+    Returns:
+        (E,) int64, the replicas of each expert.
+    """
     count_E = np.ones(len(load_E), dtype=np.int64)
     for _ in range(slots - len(load_E)):
         count_E[np.argmax(load_E / count_E)] += 1
@@ -40,17 +57,19 @@ def eplb_slots(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None) ->
     Args:
         load_E: (E,) float64, the loads.
         slots: GPUs that are alike.
-        count_E: (E,) int64, replicas of each expert; None: by EPLB's greedy rule.
+        count_E: (E,) int64, the replicas of each expert; None: chosen by `greedy_counts`.
 
     Returns:
-        The expert in each slot, (G, P) int64 with -1 where there is none, and the part of its load that it takes there.
+        The expert in each slot, (G, P) int64 with -1 for an empty slot, and the part of its expert's load that the slot takes,
+        (G, P) float64.
 
     Raises:
-        BadInput: if GPUs differ, or groups and nodes do not divide experts and each other.
+        BadInput: if GPUs differ, groups do not divide the experts, nodes do not divide the groups, or `count_E` is given for
+            several nodes or does not fill the slots.
     """
     per_gpu = int(slots.slots_G[0])
     if not slots.alike:
-        raise BadInput("eplb: expected GPUs alike, found different slots or costs")
+        raise BadInput("eplb: expected GPUs with equal slots and costs, found different ones")
     nodes = slots.nodes if slots.groups > 1 else 1
     if slots.groups % nodes or len(load_E) % slots.groups:
         raise BadInput(

@@ -1,7 +1,7 @@
 """SURVIVE: failure-resilient placements by name, which put replicas on nodes so that every expert is still held after failures.
 
-Each takes (count_E, failure_domains, aim, rng): the replicas of each expert (E,) int64; the nodes; and what counts, see Aim. It
-returns how many replicas of each expert each node holds, (E, N) int64.
+Each takes (count_E, failure_domains, aim, rng): the replicas of each expert, (E,) int64; the nodes; what to optimise, see Aim;
+and a random generator. It returns how many replicas of each expert each node holds, (E, N) int64.
 
 Adding a placement takes one such function and one line in SURVIVE.
 """
@@ -25,19 +25,20 @@ from aurora.types.arrays import IntArray, counts
 from aurora.types.replica_placement import expert_loads
 
 DEFAULT = "aurora"
-KICKS = 60  # random restarts of the swap search
-MEASURE_OPERATIONS = 4e6  # what the swaps from one start may spend, in sets or experts looked at
-BRANCHES = 2000  # of one exact count, when candidates are compared
+KICKS = 60  # random restarts of the swap local search
+MEASURE_OPERATIONS = 4e6  # budget of the search from one start, in sets or experts that the measure visits
+BRANCHES = 2000  # limit of one exact count, when candidates are compared
 MAX_SWAP_DOMAINS = 62  # the swap search keeps domains as bits of one integer
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What a placement is for.
+    """What a failure-resilient placement guarantees and optimises.
 
     Attributes:
-        min_replicas: every expert sits on at least min(min_replicas, N) distinct nodes and min(min_replicas, D) domains.
-        failures: after how many failures survival counts, the most important first; ties go to the next.
+        min_replicas: every expert is on at least min(min_replicas, N) distinct nodes and min(min_replicas, D) domains.
+        failures: the numbers of failed domains after which survival is optimised, the most important first; later ones
+            break ties.
     """
 
     min_replicas: int
@@ -48,8 +49,15 @@ Maker = Callable[[IntArray, FailureDomains, Aim, np.random.Generator], IntArray]
 
 
 def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None = None) -> Aim:
-    """The aim of a placement: survival with `alive` domains left first, then after the failures that `min_replicas` does not
-    guarantee, fewest first.
+    """Returns the aim of a placement.
+
+    Survival with `alive` domains left comes first, then survival after the failures that `min_replicas` does not guarantee to
+    survive, fewest first.
+
+    Args:
+        min_replicas: replicas of each expert at least.
+        failure_domains: the domains.
+        alive: the number of domains left to optimise for first; None: none.
 
     Raises:
         BadInput: unless `alive` is None or from 1 to one less than the domains.
@@ -64,9 +72,20 @@ def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None
 
 
 def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
-    """The best of the baselines, on nodes and on failure domains, each improved by a swap local search; keeps `min_replicas`.
+    """Place by swap local search from the baselines, and take the best result that keeps `min_replicas`.
 
-    After no number of failures worse than `mro`, unless only that lets it keep `min_replicas`.
+    The search starts from each baseline on nodes and on failure domains, and from a placement that keeps `min_replicas`
+    wherever slots allow. The result survives no number of failures less likely than `mro`, unless no such candidate keeps
+    `min_replicas`.
+
+    Args:
+        count_E: (E,) int64, the replicas of each expert.
+        failure_domains: the nodes, their slots and domains.
+        aim: the guarantee and the objective.
+        rng: for the random restarts.
+
+    Returns:
+        (E, N) int64, the replicas of each expert on each node.
     """
     starts = [_by_domain(make(count_E, failure_domains.slots_N), failure_domains) for make in BASELINES.values()]
     if failure_domains.domains < failure_domains.nodes:
@@ -79,9 +98,10 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
 
 
 def on_nodes(make: NodePlacement) -> Maker:
-    """A baseline as a Maker: it looks at nodes alone, neither at failure domains nor at the aim."""
+    """Returns a baseline as a Maker, which ignores failure domains and the aim."""
 
     def placed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
+        """Place by the baseline; arguments as in Maker."""
         return make(count_E, failure_domains.slots_N)
 
     return placed
@@ -103,11 +123,11 @@ def survive(
 
     Args:
         load_LE: (L, E) loads of zero or more, a row for each layer; (E,) for one layer.
-        failure_domains: the nodes, their slots, and which fail together.
+        failure_domains: the nodes, their slots, and which nodes fail at the same time.
         method: one of SURVIVE.
-        min_replicas: replicas of each expert at least; by default the fewest in `replicas`, or else 2 where they fit.
-        replicas: how many replicas each expert has, in every layer; by default in proportion to load (`allocate`).
-        alive: optimise for so many failure domains left; by default for few failures first.
+        min_replicas: replicas of each expert at least; None: the fewest in `replicas`, or else 2 where they fit.
+        replicas: (E,) replicas of each expert, in every layer; None: in proportion to load, see `allocate`.
+        alive: the number of failure domains left to optimise for first; None: few failures first.
         seed: of the random restarts and samples.
 
     Returns:
@@ -155,10 +175,17 @@ def survive(
 
 
 def deal_to_nodes(count_ED: IntArray, failure_domains: FailureDomains) -> IntArray:
-    """(E, N) int64: the replicas of each failure domain on its nodes, those of an expert on as many nodes as can be.
+    """Distribute the replicas of each failure domain over its nodes, those of an expert over as many nodes as possible.
 
-    In each round every expert puts one replica on a node: the expert that needs most nodes first, on the nodes with most empty
-    slots.
+    In each round every expert places one replica on each of as many nodes as it has replicas left. Experts with the most
+    replicas left go first, to the nodes with the most empty slots.
+
+    Args:
+        count_ED: (E, D) int64, the replicas of each expert in each failure domain.
+        failure_domains: the nodes, their slots and domains.
+
+    Returns:
+        (E, N) int64, the replicas of each expert on each node.
     """
     held_EN = np.zeros((len(count_ED), failure_domains.nodes), dtype=np.int64)
     for domain in range(failure_domains.domains):
@@ -176,7 +203,7 @@ def deal_to_nodes(count_ED: IntArray, failure_domains: FailureDomains) -> IntArr
 
 @cache
 def warm_up(method: str) -> None:
-    """Compile the method now, once on a machine, rather than in its first placement."""
+    """Compile the method's code now rather than in its first placement; numba caches it on disk."""
     failure_domains = FailureDomains.equal(3, 1)
     SURVIVE[method](np.ones(3, dtype=np.int64), failure_domains, aim_of(1, failure_domains), np.random.default_rng(0))
 
@@ -184,6 +211,7 @@ def warm_up(method: str) -> None:
 def _checked_replicas(
     replicas: Sequence[int], experts: int, failure_domains: FailureDomains, min_replicas: int | None
 ) -> IntArray:
+    """The replica counts as (E,) int64, or BadInput or InfeasiblePlan."""
     count_E = counts("`replicas`", replicas, 1)
     if len(count_E) != experts or (count_E < (min_replicas or 1)).any():
         raise BadInput(f"`replicas`: expected {experts} counts of {min_replicas or 1} or more, found {count_E.tolist()}")
@@ -195,6 +223,7 @@ def _checked_replicas(
 
 
 def _by_domain(held_EN: IntArray, failure_domains: FailureDomains) -> IntArray:
+    """(E, D) int64: the replicas of each expert in each failure domain."""
     count_ED = np.zeros((len(held_EN), failure_domains.domains), dtype=np.int64)
     np.add.at(count_ED.T, failure_domains.domain_N, held_EN.T)
     return count_ED
@@ -203,8 +232,8 @@ def _by_domain(held_EN: IntArray, failure_domains: FailureDomains) -> IntArray:
 def _guaranteed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim) -> IntArray:
     """(E, D) int64: a placement that keeps `min_replicas` wherever slots allow.
 
-    First the replicas that `min_replicas` asks for, always to the domains with most empty slots, as Gale and Ryser fill a
-    table; then the rest, each to the domain that holds fewest of the expert.
+    The replicas that `min_replicas` requires go first, to the domains with the most empty slots (the greedy rule of the
+    Gale-Ryser theorem). Each further replica goes to the domain with the fewest replicas of the expert.
     """
     count_ED = np.zeros((len(count_E), failure_domains.domains), dtype=np.int64)
     empty_D = failure_domains.slots_D
@@ -221,6 +250,7 @@ def _guaranteed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim) ->
 
 
 def _keeps_min_replicas(count_ED: IntArray, failure_domains: FailureDomains, aim: Aim) -> bool:
+    """Whether every expert is on as many nodes and domains as `aim` guarantees."""
     on_nodes = np.minimum(count_ED, failure_domains.nodes_D).sum(axis=1)
     on_domains = (count_ED > 0).sum(axis=1)
     return bool(
@@ -232,7 +262,7 @@ def _keeps_min_replicas(count_ED: IntArray, failure_domains: FailureDomains, aim
 def _improved(
     starts: Iterable[IntArray], failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator
 ) -> list[IntArray]:
-    """Each start after the swap local search; none where there are too many domains."""
+    """The result of the swap local search from each start; empty if there are too many domains."""
     domains = failure_domains.domains
     if not 1 < domains <= MAX_SWAP_DOMAINS:
         return []
@@ -263,11 +293,10 @@ def _survival_aim(failure_domains: FailureDomains, aim: Aim, listed: bool) -> Su
 
 
 def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: FailureDomains, aim: Aim) -> IntArray:
-    """The candidate that survives most often, compared in the order of aim.failures, among those never below `baseline` if
-    there are any.
+    """The candidate most likely to survive, compared in the order of aim.failures; if possible one never below `baseline`.
 
-    Candidates whose exact count takes too long are not compared. Where none can be compared, the first with the fewest experts
-    on few domains.
+    Candidates whose exact count takes too long are left out. If that leaves none, the candidate with the fewest experts on few
+    domains is taken.
     """
     odds = [
         int(odd) if (failure_domains.odds_D == failure_domains.odds_D[0]).all() else odd
@@ -275,6 +304,7 @@ def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: F
     ]
 
     def survived(count_ED: IntArray) -> list[float]:
+        """The odds of the sets of 1, 2, ... failures that lose no expert; empty if counting takes too long."""
         return recoverable_odds(minimal_holders(count_ED), odds, failure_domains.domains, BRANCHES)[1:]
 
     base = survived(baseline)

@@ -1,8 +1,9 @@
 """Lower bounds on the largest load of a GPU when experts have replicas: mean load, counting slots, and certificates.
 
-Loads are (E,) float64; GPUs and slots as in `GpuSlots`; "load" of a GPU is its load times its cost. A certificate for a
-threshold T proves that no placement has a largest load of T or less, so every certified T is a lower bound, whether or not
-smaller ones are certified too.
+The load of a GPU here is the sum of its experts' loads times its cost. A certificate for a threshold T proves that no placement
+has a largest load of T or less. So every certified T is a lower bound, whether or not smaller thresholds are certified too.
+
+Functions take load_E, (E,) float64, the load of each expert, and the GPUs as GpuSlots.
 """
 
 import math
@@ -16,26 +17,27 @@ from aurora.types.arrays import FloatArray, IntArray
 
 Weight = Callable[[FloatArray, int], FloatArray]
 
-SLACK = 1e-9  # certificates must hold by this much, so that rounding proves nothing
-WORTH = 2e-3  # relative: certificates are tried where the gap is larger than this
-GRID = 24  # thresholds tried from above
-MOST_COUNTS = 15_000  # ways to choose the replicas' numbers, up to which equal division is certified one by one
+SLACK = 1e-9  # margin by which certificates must hold, so that rounding errors prove nothing
+WORTH = 2e-3  # relative: certificates are tried only for gaps larger than this
+GRID = 24  # thresholds tried, from the largest down
+MOST_COUNTS = 15_000  # even splits are certified up to this number of possible replica counts
 
 
 def mean_load(load_E: FloatArray, slots: GpuSlots) -> float:
-    """The largest load if load could be split at will, each GPU taking in inverse proportion to its cost."""
+    """Returns the largest load if loads could be split at will: each GPU takes load in inverse proportion to its cost."""
     return float(load_E.sum() / (1 / slots.cost_G).sum())
 
 
 def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
-    """The smallest T for which the slots suffice if each expert gets the fastest GPUs, as few as can carry it within T.
+    """Returns the smallest threshold T for which the slots suffice if each expert is on as few GPUs as can carry it within T.
 
-    On equal GPUs the smallest T with sum_e max(1, ceil(load_e / T)) <= P. Holds for every load split.
+    Each expert is counted on the fastest GPUs. On equal GPUs with P slots in all, T is the smallest value with
+    sum_e max(1, ceil(load_e / T)) <= P. The bound holds for every load split.
     """
     speed_R = np.cumsum(np.sort(1 / slots.cost_G)[::-1])  # of the R fastest GPUs
     spare = int(slots.useful_G(len(load_E)).sum()) - len(load_E)
     count_E = np.ones(len(load_E), dtype=np.int64)
-    for _ in range(spare):  # a slot to the expert that needs the largest T; one on every GPU needs no more than the mean
+    for _ in range(spare):  # a slot to the expert that needs the largest T; an expert on every GPU needs the mean at most
         expert = int(np.argmax(load_E / speed_R[count_E - 1]))
         if count_E[expert] == len(speed_R):
             break
@@ -44,21 +46,34 @@ def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
 
 
 def slots_by_counting(load_E: FloatArray, slots: GpuSlots, most: float) -> int:
-    """The slots that a largest load of `most` takes at least: the converse of `by_counting`."""
+    """Returns the slots without which no placement has a largest load of `most` or less: the converse of `by_counting`."""
     speed_R = np.cumsum(np.sort(1 / slots.cost_G)[::-1])
     need_E = np.searchsorted(speed_R, load_E / most * (1 - SLACK)) + 1 if most > 0 else np.ones(len(load_E))
     return int(np.minimum(need_E, slots.gpus).sum())
 
 
 def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
-    """With given replica counts: the mean, and each expert alone on that many of the fastest GPUs."""
+    """Returns a bound for given replica counts: the mean load, or the load of an expert alone on the fastest GPUs.
+
+    Args:
+        load_E: (E,) float64, the loads.
+        slots: the GPUs.
+        count_E: (E,) int64, the replicas of each expert.
+        divided_evenly: whether each replica takes the same part of its expert's load.
+    """
     speed_R = np.sort(1 / slots.cost_G)[::-1]
     carried_R = speed_R * np.arange(1, slots.gpus + 1) if divided_evenly else np.cumsum(speed_R)
     return max(mean_load(load_E, slots), float((load_E / carried_R[count_E - 1]).max()))
 
 
 def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
-    """For any load split: mean, counting, and on equal GPUs `_free_certified` between these and `value`, the load reached."""
+    """Returns a bound for any load split: mean load, counting, and on equal GPUs certificates (`_free_certified`).
+
+    Args:
+        load_E: (E,) float64, the loads.
+        slots: the GPUs.
+        value: the largest load of a known placement; thresholds below it are tried.
+    """
     base = max(mean_load(load_E, slots), by_counting(load_E, slots))
     if not slots.alike or base <= 0:
         return base
@@ -67,8 +82,11 @@ def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
-    """For even splits: `free_split`, and in small cases on equal GPUs `_equal_certified` between that and `value`, the load
-    reached."""
+    """Returns a bound for even splits: as `free_split`, and in small cases on equal GPUs certificates (`_equal_certified`).
+
+    Args:
+        load_E, slots, value: as in `free_split`.
+    """
     base = free_split(load_E, slots, value)
     slots_G = slots.useful_G(len(load_E))
     if not slots.alike or base <= 0 or (count_VE := _every_count(len(load_E), int(slots_G.sum()))) is None:
@@ -78,7 +96,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
 
 
 def _raised(base: float, value: float, certified: Callable[[float], bool]) -> float:
-    """The largest certified threshold found between base and value: the highest on a grid, then bisection above it."""
+    """The largest certified threshold found between base and value: the highest of a grid, then bisection above it."""
     if value <= base * (1 + WORTH):
         return base
     grid = np.linspace(base, value, GRID + 1)[1:-1]
@@ -96,9 +114,9 @@ def _raised(base: float, value: float, certified: Callable[[float], bool]) -> fl
 
 
 def _free_certified(share_E: FloatArray, gpus: int, slots: int) -> bool:
-    """Whether loads share_E, in units of the threshold, provably need a GPU above 1. GPUs equal, `slots` on each.
+    """Whether loads share_E, in units of the threshold, provably need a GPU above 1, on equal GPUs of `slots` slots.
 
-    GPUs and experts that hold each other form connected groups. A group of m experts on k GPUs has v >= 0 experts fewer
+    Experts and the GPUs that hold a part of them form connected groups. A group of m experts on k GPUs has v >= 0 experts fewer
     than the k (slots - 1) + 1 that it could have, and all groups together waste sum (k - 1 + v) = gpus slots - E at most.
     With s the smallest share and d = 1 - (slots - 1) s >= s, a group's load of at most k gives k d + v s >= sum (share - s)
     + s, so k - 1 + v is at least ceil(sum y + s / d) - 1 for y = (share - s) / d. That is no less than the sum of floor(y),
@@ -116,8 +134,9 @@ def _free_certified(share_E: FloatArray, gpus: int, slots: int) -> bool:
 
 
 def _equal_certified(share_E: FloatArray, gpus: int, slots: int, count_VE: IntArray) -> bool:
-    """Whether loads share_E, in units of the threshold and divided evenly, provably need a GPU above 1 under every one of
-    the counts count_VE (V, E). `slots` on each GPU.
+    """Whether loads share_E, in units of the threshold, provably need a GPU above 1 for each row of the counts count_VE (V, E).
+
+    Loads are divided evenly over replicas, and the GPUs are equal with `slots` slots each.
 
     Weights w with sum w(x) <= 1 for any at most `slots` sizes with sum x <= 1 bound the replicas' total weight by the number of
     GPUs; each row of counts must break one of them. Source: dual feasible functions (Fekete & Schepers 2001).
@@ -142,24 +161,27 @@ def _every_count(experts: int, slots: int) -> IntArray | None:
 
 
 def _too_large(x: FloatArray, slots: int) -> FloatArray:
-    """A replica above 1 fits nowhere."""
+    """A weight: infinite for a replica above 1, which fits nowhere; else 0."""
     return np.where(x > 1 + SLACK, np.inf, 0.0)
 
 
 def _step(small: float) -> Weight:
-    """More than 1 - small weighs 1, less than small nothing, the rest its size."""
+    """A weight: 1 for a replica above 1 - small, 0 below small, otherwise its size."""
     return lambda x, slots: np.where(x > 1 - small + SLACK, 1.0, np.where(x < small + SLACK, 0.0, x))
 
 
-def _alone(small: float) -> Weight:
-    """More than 1 - small weighs 1, as only what is below small fits beside it; that weighs nothing, the rest a slot."""
+def _exclusive(small: float) -> Weight:
+    """A weight: 1 for a replica above 1 - small, 0 below small, otherwise 1 / slots.
+
+    Only replicas below small fit beside one above 1 - small.
+    """
     return lambda x, slots: np.where(x > 1 - small + SLACK, 1.0, np.where(x < small + SLACK, 0.0, 1 / slots))
 
 
 def _stairs(parts: int) -> Weight:
-    """1 / parts for every whole 1 / (parts + 1) and a little."""
+    """A weight: (ceil((parts + 1) x) - 1) / parts for a replica of size x."""
     return lambda x, slots: np.maximum(0.0, np.ceil((parts + 1) * x - SLACK) - 1) / parts
 
 
 _SMALL = tuple(0.02 * step for step in range(26))
-_WEIGHTS: tuple[Weight, ...] = (*map(_step, _SMALL), *map(_alone, _SMALL), *map(_stairs, (1, 2, 3, 4)))
+_WEIGHTS: tuple[Weight, ...] = (*map(_step, _SMALL), *map(_exclusive, _SMALL), *map(_stairs, (1, 2, 3, 4)))

@@ -1,4 +1,4 @@
-"""How each expert's load best splits over replicas whose GPUs are fixed: exact, compiled."""
+"""Load split: how each expert's load is best split over its replicas when their GPUs are fixed. Exact and compiled."""
 
 import numpy as np
 from numba import njit
@@ -11,16 +11,19 @@ START = -1
 
 @njit(cache=True)
 def minimise_max_time(held_GP, cost_G, part_GP):
-    """Move load between replicas until no split has a smaller largest time. Returns that time.
+    """Move load between replicas until no split has a smaller largest time.
 
-    A GPU above the target hands load on along the shortest chain of shared experts to a GPU below it. Where no chain leads, the
-    GPUs that chains reach hold load that can be nowhere else, so their mean is a lower bound: it becomes the target (Newton's
-    steps on the cuts of a flow).
+    Load moves from a GPU above the target along the shortest chain of shared experts to a GPU below the target. If there is no
+    such chain, the load of the GPUs that chains reach can be nowhere else. Their mean is then a lower bound and becomes the
+    target (Newton's method on the cuts of a flow).
 
     Args:
-        held_GP: (G, P) int64, the expert in each slot, EMPTY where there is none.
+        held_GP: (G, P) int64, the expert in each slot, EMPTY for an empty slot.
         cost_G: (G,) float64, the cost of a unit of load on each GPU.
         part_GP: (G, P) float64, the load that each slot carries of its expert; changed in place.
+
+    Returns:
+        The largest time of a GPU, its load times its cost.
     """
     gpus = held_GP.shape[0]
     first_E, owner_X = _slots_by_expert(held_GP)
@@ -49,7 +52,7 @@ def minimise_max_time(held_GP, cost_G, part_GP):
 
 @njit(cache=True)
 def _slots_by_expert(held_GP):
-    """The slots of each expert, as gpu * P + slot: owner_X, in which those of expert e begin at first_E[e]."""
+    """The slots sorted by expert: first_E, where each expert's begin, and owner_X, the slots as gpu * P + slot."""
     gpus, slots = held_GP.shape
     experts = held_GP.max() + 1
     first_E = np.zeros(experts + 1, dtype=np.int64)
@@ -72,8 +75,8 @@ def _slots_by_expert(held_GP):
 def _find_chain(start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, owner_X, from_G, into_G, queue_G):
     """Breadth-first search from GPU `start` over shared experts for a GPU below the target.
 
-    Fills from_G and into_G for the GPUs reached, and queue_G with these. Returns the GPU found (-1: none) and how many were
-    reached.
+    Fills from_G and into_G for the GPUs reached, and queue_G with the reached GPUs. Returns the GPU found (-1: none) and how
+    many were reached.
     """
     slots = held_GP.shape[1]
     seen_E = np.zeros(first_E.shape[0] - 1, dtype=np.bool_)
@@ -104,7 +107,7 @@ def _find_chain(start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, 
 
 @njit(cache=True)
 def _shift_along_chain(end, most, from_G, into_G, part_GP):
-    """Move load along the chain that leads to GPU `end`, at most `most` and what its slots carry. Returns how much."""
+    """Move load along the chain that leads to GPU `end`, at most `most` and at most what its slots carry. Returns how much."""
     slots = part_GP.shape[1]
     moved = most
     gpu = end

@@ -1,9 +1,10 @@
-"""Free-split placements on equal GPUs, compiled: experts in groups that share whole GPUs, each group wrapped around its own.
+"""McNaughton wrap-around, compiled: free-split placements on equal GPUs, with experts in groups that share whole GPUs.
 
-Two facts make this exact but for the grouping. Experts and GPUs that hold a part of each other form connected groups; a group
-of m experts on k GPUs of S slots has m <= k (S - 1) + 1 and a load of at most k times the largest. Conversely any such group
-can be cut so that each of its GPUs carries the same (`wrap_around`). Source: McNaughton's wrap-around rule (1959); with slots,
-Chung, Graham, Mao and Varghese, "Parallelism versus memory allocation in pipelined router forwarding engines" (2006).
+Experts and the GPUs that hold a part of them form connected groups. A group of m experts on k GPUs of S slots has
+m <= k (S - 1) + 1 and a load of at most k times the largest GPU's. Conversely, any such group can be cut so that each of its
+GPUs carries the same load (`wrap_around`). So only the grouping is heuristic. Source: McNaughton's wrap-around rule
+(1959); with slots, Chung, Graham, Mao and Varghese, "Parallelism versus memory allocation in pipelined router forwarding engines"
+(2006).
 """
 
 import numpy as np
@@ -14,11 +15,21 @@ from aurora.planner.replication.slot_packing import CLOSE, EMPTY
 
 @njit(cache=True)
 def group_experts(load_E, gpus, slots, most, group_E, gpus_J):
-    """Greedy groups whose load per GPU is at most `most`. Returns their number, or -1 where they need more than `gpus` GPUs.
+    """Form groups greedily so that their load per GPU is at most `most`.
 
-    The largest expert left opens a group with as few GPUs as can also take the smallest companions. Its companions are then the
-    largest that still fit, one after the other, so that small experts are saved for the groups that need them. Fills group_E,
-    the group of each expert, and gpus_J, the GPUs of each group.
+    The largest ungrouped expert opens a group, with as few GPUs as can also take the smallest companions. Its companions are
+    then chosen one by one, each the largest that still fits, so that small experts are left for the groups that need them.
+
+    Args:
+        load_E: (E,) float64, the loads.
+        gpus: how many GPUs there are.
+        slots: slots of each GPU.
+        most: load per GPU at most.
+        group_E: (E,) int64, receives the group of each expert.
+        gpus_J: (E,) int64, receives the number of GPUs of each group.
+
+    Returns:
+        The number of groups, or -1 if they need more than `gpus` GPUs.
     """
     falling_E = np.argsort(-load_E, kind="mergesort")
     companions_X = np.empty(load_E.shape[0], dtype=np.int64)  # the smallest experts that are left, rising
@@ -47,7 +58,8 @@ def group_experts(load_E, gpus, slots, most, group_E, gpus_J):
 def _opened_group(load_E, opener, falling_E, slots, most, left, group_E, companions_X):
     """The fewest GPUs on which `opener` fits together with the smallest of the `left` ungrouped experts.
 
-    Returns the GPUs, how many companions fill their slots, and the load of the smallest ones, which companions_X lists.
+    Returns the number of GPUs, how many companions fill their slots, and the load of the smallest companions, which are listed
+    in companions_X.
     """
     width = max(1, int(np.ceil(load_E[opener] / most * (1.0 - CLOSE))))
     while True:
@@ -76,7 +88,7 @@ def _add_companions(load_E, falling_E, companions, small, spare, group, group_E,
                 break
         group_E[expert] = group
         spare -= load_E[expert]
-        # The smallest that are left for the rest: unchanged, unless the chosen is one of them.
+        # The smallest companions of the remaining slots change only if the chosen expert is one of them.
         for at in range(taken - 1):
             if companions_X[at] == expert:
                 small += load_E[companions_X[taken - 1]] - load_E[expert]
@@ -87,11 +99,23 @@ def _add_companions(load_E, falling_E, companions, small, spare, group, group_E,
 
 @njit(cache=True)
 def wrap_around(load_E, members_X, caps_G, slots_G, gpus_X, held_GP, part_GP):
-    """Cut the experts members_X over the GPUs gpus_X, each filled to its caps_G. Returns whether every expert found a slot.
+    """Cut experts over GPUs so that each GPU is filled to its capacity.
 
-    A GPU takes fewer experts whole than it has slots, and of one more as much as fills it. Never fails where caps and slots are
-    equal, the caps add up to the load, and the experts are at most GPUs x (slots - 1) + 1. No expert returns to a GPU: each GPU
-    is left when it is full.
+    A GPU takes fewer whole experts than it has slots, and the part of one more expert that fills it. This never fails if
+    capacities and slots are equal, capacities add up to the load, and there are at most GPUs x (slots - 1) + 1 experts. No
+    expert is twice on a GPU, since each GPU is filled before the next.
+
+    Args:
+        load_E: (E,) float64, the loads.
+        members_X: (X,) int64, the experts to place.
+        caps_G: (G,) float64, the load that each GPU takes.
+        slots_G: (G,) int64, the slots of each GPU.
+        gpus_X: int64, the GPUs to fill, in sequence.
+        held_GP: (G, P) int64, receives the expert in each slot.
+        part_GP: (G, P) float64, receives the load that each slot carries of its expert.
+
+    Returns:
+        Whether every expert found a slot.
     """
     expert_X = members_X[np.argsort(load_E[members_X], kind="mergesort")].copy()
     left_X = load_E[expert_X].copy()
@@ -126,9 +150,9 @@ def wrap_around(load_E, members_X, caps_G, slots_G, gpus_X, held_GP, part_GP):
 
 @njit(cache=True)
 def _choose_experts(left_X, slots, cap):
-    """Which of the rising loads left_X a GPU of `slots` slots takes whole, and of which one it takes a part, to reach `cap`.
+    """Choose from the rising loads left_X the whole experts and the part of one more that fill a GPU of `slots` slots to `cap`.
 
-    Returns the index of the one that is cut (-1: none), the load of those taken whole, and the mask of these.
+    Returns the index of the expert that is cut (-1: none), the load of the whole experts, and their mask.
     """
     count = left_X.shape[0]
     chosen_X = np.zeros(count, dtype=np.bool_)
@@ -166,7 +190,16 @@ def _choose_experts(left_X, slots, cap):
 
 @njit(cache=True)
 def wrap_groups(load_E, group_E, gpus_J, slots, held_GP, part_GP):
-    """Wrap each group around its own GPUs of `slots` slots, each GPU of a group to the same load. Fills held_GP and part_GP."""
+    """Cut each group over its own GPUs by `wrap_around`, with the same load on each GPU of a group.
+
+    Args:
+        load_E, slots, held_GP, part_GP: as in `wrap_around`, with `slots` slots on each GPU.
+        group_E: (E,) int64, the group of each expert.
+        gpus_J: (J,) int64, the number of GPUs of each group.
+
+    Returns:
+        Whether every expert found a slot.
+    """
     gpus = held_GP.shape[0]
     held_GP[:] = EMPTY
     part_GP[:] = 0.0
@@ -183,9 +216,17 @@ def wrap_groups(load_E, group_E, gpus_J, slots, held_GP, part_GP):
 
 @njit(cache=True)
 def place_by_groups(load_E, gpus, slots, bound, held_GP, part_GP):
-    """Group the experts for the smallest largest load that `group_experts` finds from `bound` up, and wrap the groups around.
+    """Place by groups: `group_experts` for the smallest largest load that it finds, then `wrap_groups`.
 
-    Returns the largest load, or infinity where an expert finds no slot.
+    Args:
+        load_E: (E,) float64, the loads.
+        gpus: how many equal GPUs there are.
+        slots: slots of each GPU.
+        bound: a lower bound on the largest load, where the search starts.
+        held_GP, part_GP: as in `wrap_around`.
+
+    Returns:
+        The largest load, or infinity if an expert finds no slot.
     """
     experts = load_E.shape[0]
     group_E = np.zeros(experts, dtype=np.int64)

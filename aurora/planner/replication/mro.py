@@ -1,7 +1,7 @@
 """Baseline placements of replicas on nodes that may fail: maximum rank overlap, spread and compact. None of them searches.
 
-Each takes count_E (E,) int64, the replicas of each expert, and slots_N (N,) int64, the slots of each node, at least as many in
-all. It returns how many replicas of each expert each node holds, (E, N) int64. Experts rank by count, then by number.
+Each takes count_E, (E,) int64, the replicas of each expert, and slots_N, (N,) int64, the slots of each node, which suffice for
+all replicas. It returns how many replicas of each expert each node holds, (E, N) int64. Experts rank by count, then by number.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,25 @@ NodePlacement = Callable[[IntArray, IntArray], IntArray]
 
 
 def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
-    """Maximum rank overlap: experts in groups of c by rank, each group on nodes of its own, as many as its rarest expert has
-    replicas. Empty slots then go to the experts with replicas left, in turn.
+    """Maximum rank overlap: experts form groups by rank, and each group is on nodes of its own.
 
-    c is the fewest slots of a node. Nothing keeps the replicas that fill empty slots apart. Source: Lazarus (arXiv:2407.04656)
-    §4.1; its Theorem 1 says that this is optimal, which it is not.
+    A group has as many experts as the smallest node has slots, and as many nodes as its rarest expert has replicas. Empty slots
+    then go round robin to the experts with replicas left; these replicas may share a node with others of their expert.
+
+    Args:
+        count_E: (E,) int64, the replicas of each expert.
+        slots_N: (N,) int64, the slots of each node.
+
+    Returns:
+        (E, N) int64, the replicas of each expert on each node.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.1. Its Theorem 1 claims that this is optimal, which it is not.
     """
     held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
     rank = ranked(count_E)
     slots, first = int(slots_N.min()), 0
-    if len(rank) <= slots:  # the easier case: each expert on the first nodes, as far as it goes
+    if len(rank) <= slots:  # each expert fits on its first count_E nodes
         for expert in rank:
             held_EN[expert, : count_E[expert]] = 1
     else:
@@ -44,9 +53,13 @@ def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
 
 
 def spread(count_E: IntArray, slots_N: IntArray) -> IntArray:
-    """Round robin: each replica to the next node with an empty slot, if there is one that does not hold the expert yet.
+    """Round robin: each replica to the next node with an empty slot, preferably one that does not hold the expert yet.
 
-    Source: the baseline of Lazarus §6.3.
+    Args:
+        count_E, slots_N: as in `mro`, as the result is.
+
+    Source:
+        The baseline of Lazarus (arXiv:2407.04656) §6.3.
     """
     held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
     empty_N, node = slots_N.copy(), 0
@@ -61,9 +74,13 @@ def spread(count_E: IntArray, slots_N: IntArray) -> IntArray:
 
 
 def compact(count_E: IntArray, slots_N: IntArray) -> IntArray:
-    """Each expert onto as few nodes as hold all its replicas, the fullest that fits first.
+    """Compact: each expert on as few nodes as hold all its replicas, starting with the fullest node on which they fit.
 
-    Source: the baseline of Lazarus §6.3.
+    Args:
+        count_E, slots_N: as in `mro`, as the result is.
+
+    Source:
+        The baseline of Lazarus (arXiv:2407.04656) §6.3.
     """
     held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
     empty_N = slots_N.copy()
@@ -79,7 +96,7 @@ def compact(count_E: IntArray, slots_N: IntArray) -> IntArray:
 
 
 def ranked(count_E: IntArray) -> list[int]:
-    """Experts by rising count, then by number."""
+    """Returns the experts by rising count, then by number."""
     return [int(expert) for expert in np.argsort(count_E, kind="stable")]
 
 

@@ -1,7 +1,7 @@
-"""Recoverability: whether those that are left hold everything, and how many sets of failures lose nothing. Exact.
+"""Recoverability: whether the surviving holders have every item, and the odds of the failures that lose no item. Exact.
 
-One mathematics for experts on failure domains (recovery) and batches on workers (coded aggregation). Each expert, or batch, has
-its holders, the domains or workers that hold it, as bits of one integer. It is lost when all of its holders have failed.
+An item is an expert held by failure domains (recovery), or a batch held by workers (coded aggregation). Its holders are the
+bits of one integer. An item is lost when all its holders have failed.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 BoolArray = NDArray[np.bool_]
-Polynomial = list[float]  # coefficient k: the odds of the sets of k failures; whole numbers where all odds are
+Polynomial = list[float]  # coefficient k: the summed odds of sets of k failures; whole numbers if all odds are
 
 
 def all_held(held_WE: BoolArray, alive_MW: BoolArray) -> BoolArray:
-    """Whether those that are alive hold everything.
+    """Returns whether the alive holders have every item.
 
     Args:
-        held_WE: (W, E) bool, who holds what.
-        alive_MW: (..., W) bool, sets of those that are alive.
+        held_WE: (W, E) bool, whether holder w has item e.
+        alive_MW: (..., W) bool, sets of alive holders.
 
     Returns:
-        (...) bool, one for each set.
+        (...) bool, one value for each set.
     """
     return np.asarray((alive_MW.astype(np.float32) @ held_WE.astype(np.float32) > 0).all(axis=-1))
 
 
 def minimal_holders(count_ED: NDArray[Any]) -> tuple[int, ...]:
-    """The holders of each expert, as bits, without supersets: an expert whose holders include another's is never lost alone.
+    """Returns the different sets of holders, as bits, without supersets of other sets.
+
+    Supersets are left out because an expert whose holders include all holders of another expert is never lost without it.
 
     Args:
         count_ED: (E, D), above zero where domain d holds expert e.
@@ -39,6 +41,7 @@ def minimal_holders(count_ED: NDArray[Any]) -> tuple[int, ...]:
 
 
 def _without_supersets(sets: set[int]) -> tuple[int, ...]:
+    """The sets that contain no other of the sets, ascending."""
     kept: list[int] = []
     for each in sorted(sets, key=lambda bits: (bits.bit_count(), bits)):
         if all(other & ~each for other in kept):
@@ -47,17 +50,17 @@ def _without_supersets(sets: set[int]) -> tuple[int, ...]:
 
 
 class _TooManyBranches(Exception):
-    pass
+    """Ends a count that takes more branches than allowed."""
 
 
 def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int, branches: int) -> Polynomial:
-    """The odds of all sets of 0..most failures that lose nothing, by branching over domains.
+    """Returns the summed odds of the sets of 0..most failures that lose no item, by branching over domains.
 
     Args:
-        holders: sets of holders as bits, none of which may fail whole; as `minimal_holders` gives them.
-        odds: how likely each domain fails, against the others.
+        holders: the holders of each item as bits, as `minimal_holders` returns them; no set of them may fail entirely.
+        odds: (D,) the odds that each domain fails, relative to the others.
         most: failures to count up to.
-        branches: how many branches the search may take.
+        branches: branches of the search at most.
 
     Returns:
         Coefficients 0..most; empty if the search takes more branches.
@@ -66,7 +69,7 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
 
     @cache
     def counted(sets: tuple[int, ...], left: int) -> Polynomial:
-        """Over the domains in `sets` alone, up to `left` failures."""
+        """The odds of the failures of at most `left` of the domains in `sets` alone that lose no item."""
         nonlocal spent
         spent += 1
         if spent > branches:
@@ -87,8 +90,8 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
         return _sum(alive, [0, *(odd * value for value in failed)])
 
     def within(sets: tuple[int, ...], universe: int, left: int) -> Polynomial:
-        """Over all domains of `universe`."""
-        short = tuple(each for each in sets if each.bit_count() <= left)  # no other can fail whole
+        """The same over all domains of `universe`."""
+        short = tuple(each for each in sets if each.bit_count() <= left)  # larger sets cannot fail entirely
         free = subset_odds(universe & ~_union(short), odds, left)
         return _product([counted(short, left), free], left) if short else free
 
@@ -99,7 +102,7 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
 
 
 def subset_odds(bits: int, odds: Sequence[float], most: int) -> Polynomial:
-    """The odds of all sets of 0..most of the domains in `bits`."""
+    """Returns the summed odds of all sets of 0..most of the domains in `bits`."""
     found: Polynomial = [1]
     for domain, odd in enumerate(odds):
         if bits >> domain & 1:
@@ -108,6 +111,7 @@ def subset_odds(bits: int, odds: Sequence[float], most: int) -> Polynomial:
 
 
 def _union(sets: tuple[int, ...]) -> int:
+    """All domains that are in some set, as bits."""
     union = 0
     for each in sets:
         union |= each
@@ -115,7 +119,7 @@ def _union(sets: tuple[int, ...]) -> int:
 
 
 def _components(sets: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The sets in groups that share no domain."""
+    """The sets in groups, so that sets of different groups share no domain."""
     groups: list[tuple[int, list[int]]] = []
     for each in sets:
         union, joined = each, [each]
@@ -141,11 +145,13 @@ def _most_frequent_domain(sets: tuple[int, ...]) -> int:
 
 
 def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
+    """The sum of two polynomials."""
     long, short = (a, b) if len(a) >= len(b) else (b, a)
     return [value + (short[at] if at < len(short) else 0) for at, value in enumerate(long)]
 
 
 def _product(factors: Sequence[Polynomial], most: int) -> Polynomial:
+    """The product of polynomials, up to coefficient `most`."""
     found: Polynomial = [1]
     for factor in factors:
         longer: Polynomial = [0] * min(len(found) + len(factor) - 1, most + 1)

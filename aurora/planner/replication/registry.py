@@ -1,11 +1,10 @@
-"""REPLICAS: replica placements by name. Each decides how many replicas an expert has, in which GPUs' slots they are, and how
-its load splits over them.
+"""REPLICAS: replica placements by name. Each decides how many replicas an expert has, which GPUs hold them, and the load split.
 
-A strategy's maker takes (load_E, slots, count_E, rng): the loads (E,) float64; the slots of the GPUs; how many replicas each
-expert must have, (E,) int64, or None to choose. It returns the expert in each slot, (G, P) int64 with -1 where there is none,
-and the split: the part of its expert's load that each slot takes, (G, P) float64. No maker puts an expert twice on a GPU. Where
-it chooses the counts, a slot stays empty only if no further replica fits there without making the slowest GPU slower; the last
-replicas of free-split may take nothing.
+A strategy's maker takes (load_E, slots, count_E, rng): the loads, (E,) float64; the slots of the GPUs; the replicas of each
+expert, (E,) int64, or None to choose them; and a random generator. It returns the expert in each slot, (G, P) int64 with -1 for
+an empty slot, and the load split: the part of its expert's load that each slot takes, (G, P) float64. No maker puts an expert
+twice on a GPU. A maker that chooses the counts leaves a slot empty only if any further replica there would make the slowest GPU
+slower. Replicas that free-split adds last may take no load.
 
 Adding a placement takes one such function and one line in REPLICAS.
 """
@@ -38,15 +37,20 @@ SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part
 Maker = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
 Bound = Callable[[FloatArray, GpuSlots, float], float]
 
-ENOUGH = 1e-3  # relative: a search stops this close to the bound
-SIZES = np.array([0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95])  # of replicas, over the mean load of a GPU, best first
-WALK_OPERATIONS = 4e5  # what a walk over counts may spend, in slots x GPUs
-MOST_STEPS = 3000
+ENOUGH = 1e-3  # relative: a search stops when it is this close to the mean load
+SIZES = np.array([0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95])  # replica loads over a GPU's mean load, best first
+WALK_OPERATIONS = 4e5  # budget of a walk over counts: steps x slots x GPUs
+MOST_STEPS = 3000  # of a walk over counts
 
 
 class Strategy(NamedTuple):
-    """A replica placement: its maker; its lower bound on the largest load, given loads, slots and the load reached; and whether
-    it splits an expert's load evenly over the replicas."""
+    """A replica placement by name.
+
+    Attributes:
+        make: makes the placement of a layer.
+        bound: takes loads, slots and the largest load reached; returns a lower bound on the largest load.
+        divided_evenly: whether each replica takes the same part of its expert's load.
+    """
 
     make: Maker
     bound: Bound
@@ -54,8 +58,22 @@ class Strategy(NamedTuple):
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Every replica takes the same part of its expert's load: counts by several rules and a walk, packed, then improved by
-    swaps."""
+    """Place replicas that each take the same part of their expert's load.
+
+    The counts come from several rules and a random walk. Each is packed and improved by swaps; the best packing is kept.
+
+    Args:
+        load_E: (E,) float64, the loads.
+        slots: the GPUs.
+        count_E: (E,) int64, the replicas of each expert; None: chosen.
+        rng: for the walk.
+
+    Returns:
+        The expert in each slot and the load split, as the module says.
+
+    Raises:
+        InfeasiblePlan: if given counts do not fit into the slots.
+    """
     useful_G = slots.useful_G(len(load_E))
     held_GP = np.full((slots.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
     enough = (1 + ENOUGH) * load_bounds.mean_load(load_E, slots)
@@ -77,8 +95,13 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 
 
 def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Loads split as is best: the better of `equal_split`'s slots and of McNaughton's wrap-around, either with the best split
-    for its slots."""
+    """Place replicas with a free load split: the better of the slots of `equal_split` and of McNaughton's wrap-around.
+
+    Each has the best load split for its slots (`minimise_max_time`). Wrap-around is tried only if `count_E` is None.
+
+    Args:
+        load_E, slots, count_E, rng: as in `equal_split`, as the result and the refusals are.
+    """
     if not load_E.any():
         return equal_split(load_E, slots, count_E, rng)
     wrapped = _wrapped_around(load_E, slots) if count_E is None else None
@@ -93,7 +116,11 @@ def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rn
 
 
 def eplb(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """DeepSeek's EPLB, the baseline; a slot stays empty where EPLB puts an expert twice on a GPU."""
+    """Place as DeepSeek's EPLB does, the baseline; a slot stays empty if EPLB puts an expert twice on a GPU.
+
+    Args:
+        load_E, slots, count_E, rng: as in `equal_split`; nothing is random here.
+    """
     return eplb_slots(load_E, slots, count_E)
 
 
@@ -115,9 +142,9 @@ def place(
 
     Args:
         load_LE: (L, E) loads of zero or more, a row for each layer; (E,) for one layer.
-        slots: how many experts each GPU holds; `GpuSlots.equal(gpus, slots)` where GPUs are alike.
+        slots: how many experts each GPU holds; `GpuSlots.equal(gpus, slots)` if GPUs are alike.
         method: one of REPLICAS.
-        replicas: how many replicas each expert has, in every layer; by default the method chooses.
+        replicas: (E,) replicas of each expert, in every layer; None: chosen by the method.
         seed: of the random search over replica counts.
 
     Returns:
@@ -136,7 +163,7 @@ def place(
         >>> bool(placed.bound_L[0] <= placed.max_load_L[0])
         True
     """
-    load_LE = expert_loads("loads", load_LE).copy()  # as compiled code has other versions for locked arrays
+    load_LE = expert_loads("loads", load_LE).copy()  # a copy, since locked arrays would compile a second version of the code
     experts = load_LE.shape[1]
     if method not in REPLICAS:
         raise BadInput(f"`method`: expected one of {', '.join(REPLICAS)}, found {method!r}")
@@ -166,11 +193,10 @@ def place(
 
 
 def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> Placement:
-    """The placement of one layer whose experts sit where held_GE (G, E) is above zero, with the load split that makes the
-    slowest GPU fastest.
+    """Returns the placement of one layer on given GPUs, with the load split that makes the slowest GPU fastest.
 
     Args:
-        held_GE: (G, E) int64, replicas of each expert on each GPU; several on one GPU count as one.
+        held_GE: (G, E) int64, the replicas of each expert on each GPU; several on one GPU become one.
         load_E: (E,) float64, the loads.
         cost_G: (G,) float64, the cost of a unit of load on each GPU.
     """
@@ -187,7 +213,7 @@ def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> P
 
 
 def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: int = 0) -> tuple[int, int]:
-    """How many slots bring mean load / largest load of one layer to `utilisation`.
+    """Returns how many slots bring one layer to a utilisation: its mean load over its largest load.
 
     Args:
         load_E: (E,) float64, the loads.
@@ -196,8 +222,8 @@ def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: 
         seed: of the placements that are tried.
 
     Returns:
-        Two slot counts: one below which no placement reaches the target, by counting; and the first at which `free-split` does
-        when every GPU gets equally many more.
+        Two slot counts: a lower bound by counting, below which no placement reaches the target; and the first at which
+        `free-split` reaches it when slots are added evenly to all GPUs.
     """
     load_E = load_E.copy()
     most = load_bounds.mean_load(load_E, slots) / utilisation
@@ -212,11 +238,12 @@ def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: 
 
 @cache
 def warm_up(method: str) -> None:
-    """Compile the method now (up to half a minute, once on a machine) rather than in its first placement."""
+    """Compile the method's code now rather than in its first placement: up to half a minute, then cached on disk."""
     REPLICAS[method].make(np.array([3.0, 1.0, 1.0, 1.0]), GpuSlots.equal(2, 2), None, np.random.default_rng(0))
 
 
 def _checked_replicas(replicas: Sequence[int] | None, experts: int, slots: GpuSlots) -> IntArray | None:
+    """The replica counts as (E,) int64, or BadInput or InfeasiblePlan."""
     if replicas is None:
         return None
     count_E = counts("`replicas`", replicas, 1)
@@ -232,7 +259,7 @@ def _checked_replicas(replicas: Sequence[int] | None, experts: int, slots: GpuSl
 
 
 def _wrapped_around(load_E: FloatArray, slots: GpuSlots) -> SlotTables | None:
-    """Loads by McNaughton's wrap-around; None where slots do not allow it. Spare slots hold replicas that take nothing yet."""
+    """Slots and loads by McNaughton's wrap-around; None if slots do not allow it. Spare slots get replicas without load."""
     useful_G = slots.useful_G(len(load_E))
     held_GP = np.full((slots.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
     part_GP = np.zeros(held_GP.shape)
@@ -251,12 +278,12 @@ def _wrapped_around(load_E: FloatArray, slots: GpuSlots) -> SlotTables | None:
 
 
 def _max_time(part_GP: FloatArray, slots: GpuSlots) -> float:
-    """The largest load times cost of a GPU whose slots carry part_GP, empty ones zero."""
+    """The largest time of a GPU, its load times its cost, whose slots carry the loads part_GP."""
     return float((part_GP.sum(axis=1) * slots.cost_G).max())
 
 
 def _normalised(held_GP: IntArray, part_GP: FloatArray, load_E: FloatArray) -> FloatArray:
-    """(G, P) each slot's part of its expert's load, evenly where there is none; the largest part takes the rounding error."""
+    """(G, P): each slot's part of its expert's load, equal for experts without load. The largest takes rounding errors."""
     used_X = np.flatnonzero(held_GP >= 0)
     expert_X, part_X = held_GP.flat[used_X], np.maximum(part_GP.flat[used_X], 0.0)
     count_E = np.bincount(expert_X)
@@ -272,6 +299,7 @@ def _normalised(held_GP: IntArray, part_GP: FloatArray, load_E: FloatArray) -> F
 
 
 def _placement(tables: list[SlotTables]) -> Placement:
+    """The slots and splits of all layers as a Placement."""
     held_LG, split_LG = [], []
     for held_GP, split_GP in tables:
         used_GP = held_GP >= 0

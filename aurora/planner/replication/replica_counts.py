@@ -1,4 +1,4 @@
-"""How many replicas each expert has: by its load, and never below a minimum. Source: Lazarus Eq. 1 (arXiv:2407.04656)."""
+"""Replica counts in proportion to load, and never below a minimum. Source: Lazarus (arXiv:2407.04656) Eq. 1."""
 
 from fractions import Fraction
 
@@ -8,21 +8,21 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import FailureDomains
 from aurora.types.arrays import FloatArray, IntArray
 
-DEFAULT_MIN_REPLICAS = 2  # one failure is survived for certain
+DEFAULT_MIN_REPLICAS = 2  # every expert survives any one failure
 
 
 def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min_replicas: int) -> IntArray:
-    """Replica counts that fill all slots exactly, in proportion to load.
+    """Choose replica counts in proportion to load that fill all slots.
 
-    Experts come by rising load; each gets its share of the slots left, rounded down, and at least `min_replicas`.
+    Each expert, by rising load, gets its share of the slots left, rounded down, and at least `min_replicas`.
 
     Args:
-        load_E: (E,) loads of zero or more; all zero counts as all equal. Shares are computed exactly.
+        load_E: (E,) loads of zero or more; if all are zero they count as equal. Shares are computed exactly.
         failure_domains: the nodes and their slots.
         min_replicas: replicas of each expert at least.
 
     Returns:
-        (E,) int64 counts whose sum is the number of slots.
+        (E,) int64 replica counts, whose sum is the number of slots.
 
     Raises:
         BadInput, InfeasiblePlan: as `check_min_replicas`.
@@ -44,9 +44,17 @@ def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min
 
 
 def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntArray:
-    """(E,) int64: count_E with at most `most` replicas of each expert.
+    """Limit replica counts to `most` for each expert.
 
-    Replicas above that go, one by one, to the expert with the largest load per replica that has fewer than `most`.
+    Replicas above the limit go one by one to the expert below it with the largest load per replica.
+
+    Args:
+        count_E: (E,) int64, the replicas of each expert.
+        load_E: (E,) loads.
+        most: replicas of each expert at most.
+
+    Returns:
+        (E,) int64, the limited counts.
     """
     count_E = np.minimum(spare_E := count_E, most)
     for _ in range(min(int((spare_E - count_E).sum()), int((most - count_E).sum()))):
@@ -55,12 +63,17 @@ def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntAr
 
 
 def default_min_replicas(experts: int, failure_domains: FailureDomains) -> int:
-    """The minimum where none was asked for: DEFAULT_MIN_REPLICAS, or as many as fit."""
+    """Returns the default of `min_replicas`: DEFAULT_MIN_REPLICAS, or as many as fit."""
     return max(1, min(DEFAULT_MIN_REPLICAS, int(failure_domains.slots_N.sum()) // experts))
 
 
 def check_min_replicas(experts: int, failure_domains: FailureDomains, min_replicas: int) -> None:
-    """Raise unless every expert can have `min_replicas` replicas, on as many distinct nodes or on all.
+    """Raise unless every expert can have `min_replicas` replicas on distinct nodes, or on all nodes if these are fewer.
+
+    Args:
+        experts: how many there are.
+        failure_domains: the nodes and their slots.
+        min_replicas: replicas of each expert at least.
 
     Raises:
         BadInput: if `min_replicas` is below one.

@@ -1,24 +1,38 @@
-"""Equal-split replica placement, compiled: replica counts, then packing experts into GPU slots, then swaps.
+"""Equal-split replica placement, compiled: replica counts, then packing replicas into GPU slots, then swaps.
 
-`pack_with_best_counts` is the search: it packs with the counts of several rules, then walks over the counts. `pack` is its
-price function: longest processing time first, then a descent by swaps, for given counts.
+`pack_with_best_counts` is the search: it packs with the counts of several rules, then walks randomly over counts. It evaluates
+counts with `pack`: longest processing time first, then a descent by swaps.
 
-Tables are held_GP (G, P) int64: the expert in each slot of a GPU, EMPTY where the slot has none. A GPU's time is its load times
-its cost. No expert is twice on a GPU. Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
+All functions share these arguments:
+
+- load_E: (E,) float64, the load of each expert
+- count_E: (E,) int64, the replicas of each expert
+- slots_G: (G,) int64, the slots of each GPU
+- cost_G: (G,) float64, the cost of a unit of load on each GPU
+- held_GP: (G, P) int64, the expert in each slot, EMPTY for an empty slot; no expert is twice on a GPU
+- time_G: (G,) float64, the time of each GPU: its load times its cost
+
+Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
 import numpy as np
 from numba import njit
 
 EMPTY = -1
-CLOSE = 1e-12  # relative: what is nearer than this is equal
+CLOSE = 1e-12  # relative: values that differ by less are equal
 
 
 @njit(cache=True)
 def counts_by_load(load_E, slots, most):
-    """(E,) int64 replica counts: one slot each, then slot after slot to the expert with the largest load per replica.
+    """Choose replica counts: one slot each, then each further slot to the expert with the largest load per replica.
 
-    Fills `slots` slots, with at most `most` replicas of an expert.
+    Args:
+        load_E: as in the module.
+        slots: slots to fill.
+        most: replicas of an expert at most.
+
+    Returns:
+        (E,) int64, the replicas of each expert.
     """
     count_E = np.ones(load_E.shape[0], dtype=np.int64)
     for _ in range(slots - load_E.shape[0]):
@@ -36,6 +50,7 @@ def counts_by_load(load_E, slots, most):
 
 @njit(cache=True)
 def holds(held_P, expert):
+    """Returns whether the slots held_P, (P,) int64, of a GPU hold the expert."""
     for held in held_P:  # noqa: SIM110 (numba compiles no generators)
         if held == expert:
             return True
@@ -44,10 +59,18 @@ def holds(held_P, expert):
 
 @njit(cache=True)
 def longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G):
-    """Fill held_GP and time_G: the largest replica first, onto the GPU that ends first with it and has an empty slot.
+    """Pack replicas, largest first, each onto the GPU with an empty slot that ends first with it.
 
-    Where only GPUs that hold the expert have an empty slot, a full GPU that does not hold it trades a slot for it. A replica
-    that finds no slot even so is taken off count_E. Returns how many those were.
+    If only GPUs that hold the expert have empty slots, a replica moves there from a full GPU without the expert, and frees a
+    slot. A replica that finds no slot even so is taken off count_E.
+
+    Args:
+        load_E, slots_G, cost_G: as in the module.
+        count_E: as in the module; lowered for replicas that find no slot.
+        held_GP, time_G: filled.
+
+    Returns:
+        How many replicas found no slot.
     """
     gpus = slots_G.shape[0]
     held_GP[:] = EMPTY
@@ -106,7 +129,12 @@ def _free_slot(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert
 
 @njit(cache=True)
 def gpu_times(load_E, count_E, cost_G, held_GP, time_G):
-    """Recompute time_G. Returns the largest."""
+    """Recompute time_G from the slots. Returns the largest time.
+
+    Args:
+        load_E, count_E, cost_G, held_GP: as in the module.
+        time_G: filled.
+    """
     for gpu in range(held_GP.shape[0]):
         load = 0.0
         for slot in range(held_GP.shape[1]):
@@ -119,9 +147,17 @@ def gpu_times(load_E, count_E, cost_G, held_GP, time_G):
 
 @njit(cache=True)
 def swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
-    """Swap replicas of the slowest GPU for smaller ones, or for empty slots, of other GPUs while that lowers the maximum.
+    """Swap replicas of the slowest GPU for smaller ones, or for empty slots, of other GPUs while that lowers its time.
 
-    Each step takes the swap that leaves the lowest maximum of the two GPUs. Stops at `enough`. Returns the largest time.
+    Each step takes the swap that leaves the lowest maximum of the two GPUs' times.
+
+    Args:
+        load_E, count_E, slots_G, cost_G: as in the module.
+        held_GP, time_G: changed in place.
+        enough: a largest time at which the descent stops.
+
+    Returns:
+        The largest time.
     """
     gpus = held_GP.shape[0]
     while True:
@@ -162,10 +198,19 @@ def swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
 
 @njit(cache=True)
 def counts_by_size(load_E, size, slots, most):
-    """(E,) int64 replica counts: replicas no larger than `size`, spare slots to the largest load / count^2.
+    """Choose replica counts so that no replica is larger than `size`; spare slots go to the largest load / count^2.
 
-    All zero if there are too few slots. Replicas a little below a GPU's mean load leave slots for the small experts that must
-    sit beside them; spare slots then help more by halving middling experts than by cutting the hottest once more.
+    Replicas a little smaller than a GPU's mean load can share a GPU with the small experts. Spare slots then help more if they
+    split experts of medium load than if they split the hottest expert once more.
+
+    Args:
+        load_E: as in the module.
+        size: load of a replica at most.
+        slots: slots to fill.
+        most: replicas of an expert at most.
+
+    Returns:
+        (E,) int64, the replicas of each expert; all zero if there are too few slots.
     """
     count_E = np.ones(load_E.shape[0], dtype=np.int64)
     for expert in range(load_E.shape[0]):
@@ -189,7 +234,12 @@ def counts_by_size(load_E, size, slots, most):
 
 @njit(cache=True)
 def fill_empty_slots(load_E, slots_G, held_GP):
-    """Put into each empty slot the expert with the largest load per replica that its GPU does not hold."""
+    """Fill each empty slot with the expert of the largest load per replica that its GPU does not hold.
+
+    Args:
+        load_E, slots_G: as in the module.
+        held_GP: changed in place.
+    """
     count_E = np.zeros(load_E.shape[0], dtype=np.int64)
     for expert in held_GP.flat:
         if expert >= 0:
@@ -210,9 +260,14 @@ def fill_empty_slots(load_E, slots_G, held_GP):
 
 @njit(cache=True)
 def fill_harmless_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
-    """Put into each empty slot the expert with the largest load per replica that keeps its GPU's time within `most`.
+    """Fill each empty slot with the expert of the largest load per replica that keeps its GPU's time within `most`.
 
-    Updates count_E. A slot stays empty where no expert fits that its GPU does not hold already.
+    A slot stays empty if no expert fits that its GPU does not hold already.
+
+    Args:
+        load_E, slots_G, cost_G: as in the module.
+        most: time of a GPU at most.
+        count_E, held_GP: changed in place.
     """
     for gpu in range(held_GP.shape[0]):
         for slot in range(slots_G[gpu]):
@@ -236,9 +291,16 @@ def fill_harmless_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
 
 @njit(cache=True)
 def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
-    """Pack given counts into held_GP: longest processing time first, then swaps. Returns the largest time.
+    """Pack given counts: `longest_processing_time`, then `swap_descent`.
 
-    A replica that finds no slot is taken off count_E.
+    Args:
+        load_E, slots_G, cost_G: as in the module.
+        count_E: as in the module; lowered for replicas that find no slot.
+        enough: a largest time at which the descent stops.
+        held_GP: filled.
+
+    Returns:
+        The largest time.
     """
     time_G = np.zeros(slots_G.shape[0])
     longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G)
@@ -250,12 +312,12 @@ def pack_with_best_counts(load_E, slots_G, cost_G, share, sizes_X, draws_X3, eno
     """Search the replica counts whose packing has the smallest largest time.
 
     Args:
-        load_E, slots_G, cost_G: the loads, and the slots and cost of each GPU.
+        load_E, slots_G, cost_G: as in the module.
         share: mean load of a GPU.
-        sizes_X: replica sizes to try first, over `share`.
+        sizes_X: (X,) float64, replica loads to try first, over `share`.
         draws_X3: (X, 3) draws in [0, 1), a row for each step of the walk over counts.
         enough: a largest time at which the search stops.
-        count_E, held_GP: receive the best counts and their packing.
+        count_E, held_GP: filled with the best counts and their packing.
 
     Returns:
         The largest time of the best packing.
@@ -295,8 +357,8 @@ def _pack_by_rules(load_E, slots_G, cost_G, share, sizes_X, enough, count_E, hel
 def _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, held_GP):
     """Improve count_E and held_GP, whose largest time is `best`, by a random walk over counts. Returns the largest time.
 
-    Each step moves one slot from an expert to another, to nobody, or from nobody. The walk accepts a step that is worse by less
-    than a drawn margin, which falls to zero (threshold accepting).
+    Each step moves one slot from one expert to another, empties a slot, or fills an empty one. The walk accepts a step that is
+    worse by less than a random margin, which falls to zero (threshold accepting).
     """
     experts, most, slots, steps = load_E.shape[0], slots_G.shape[0], slots_G.sum(), draws_X3.shape[0]
     try_GP = np.empty_like(held_GP)
@@ -304,7 +366,7 @@ def _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, 
     for step in range(steps):
         if best <= enough:
             break
-        gains = int(draws_X3[step, 0] * (experts + 1))  # `experts` stands for nobody
+        gains = int(draws_X3[step, 0] * (experts + 1))  # `experts` stands for an empty slot
         gives = int(draws_X3[step, 1] * (experts + 1))
         if not _can_move_slot(here_E, gains, gives, slots, most):
             continue
@@ -326,7 +388,7 @@ def _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, 
 
 @njit(cache=True)
 def _can_move_slot(count_E, gains, gives, slots, most):
-    """Whether one slot can go to expert `gains` from expert `gives`; the number of experts stands for nobody."""
+    """Whether one slot can go from expert `gives` to expert `gains`; the number of experts stands for an empty slot."""
     experts = count_E.shape[0]
     if gains == gives or (gains < experts and count_E[gains] >= most):
         return False

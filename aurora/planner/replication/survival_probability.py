@@ -1,5 +1,8 @@
-"""The probability that every expert is still held after k failures: exact where a search ends soon, else sampled, with an
-interval; and an upper bound on it for any placement of as many replicas."""
+"""Survival probability: how likely every expert is still held after k failures, and an upper bound for any placement.
+
+The probability is exact if the exact count ends soon enough, else sampled with a 95 % interval. The bound is for any placement
+of the same replica counts.
+"""
 
 from collections.abc import Sequence
 
@@ -9,8 +12,8 @@ from aurora.planner.replication.recoverability import Polynomial, all_held, mini
 from aurora.types import FailureDomains, SurvivalProbability
 from aurora.types.arrays import FloatArray, IntArray
 
-BRANCHES = 20_000  # of an exact count, before it gives up
-DRAWS = 20_000
+BRANCHES = 20_000  # limit of an exact count
+DRAWS = 20_000  # samples for each number of failures
 Z_95 = 1.96  # standard deviations of a 95 % interval
 
 
@@ -32,10 +35,10 @@ def held_by(slots_N: Sequence[Sequence[int]], failure_domains: FailureDomains, e
 
 
 def survival(count_ED: IntArray, failure_domains: FailureDomains, rng: np.random.Generator) -> SurvivalProbability:
-    """The probability that every expert is still held after 1, 2, ... failed domains.
+    """Returns the probability that every expert is still held after 1, 2, ... failed domains.
 
-    Given that k domains fail, a set of k is as likely as the product of its odds. Exact by branching over domains; where that
-    takes too long, exact up to as many failures as it can and sampled beyond.
+    Given that k domains fail, the probability of a set of k domains is proportional to the product of their odds. The result is
+    exact, by branching over domains. If that takes too long, it is exact for the first numbers of failures and sampled beyond.
 
     Args:
         count_ED: (E, D) int64, the replicas of each expert in each failure domain, at least one of each expert.
@@ -78,7 +81,12 @@ def _with_samples(
 
 
 def wilson(p: float, draws: int) -> tuple[float, float]:
-    """The centre and half-width of Wilson's 95 % interval for a probability that was p in so many draws."""
+    """Returns the centre and half-width of Wilson's 95 % interval.
+
+    Args:
+        p: the observed frequency.
+        draws: the number of samples.
+    """
     shrink = 1 + Z_95**2 / draws
     half = Z_95 / shrink * float(np.sqrt(p * (1 - p) / draws + Z_95**2 / (4 * draws**2)))
     centre = (p + Z_95**2 / (2 * draws)) / shrink
@@ -86,7 +94,17 @@ def wilson(p: float, draws: int) -> tuple[float, float]:
 
 
 def sample_failures(odds_D: FloatArray, failures: int, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """(M, D) bool: `draws` sets of exactly `failures` failed domains, each as likely as the product of its odds."""
+    """Draw sets of exactly `failures` failed domains; a set's probability is proportional to the product of its odds.
+
+    Args:
+        odds_D: (D,) float64, the odds that each domain fails.
+        failures: failed domains of each set.
+        draws: how many sets.
+        rng: draws them.
+
+    Returns:
+        (M, D) bool, whether each domain has failed in each set.
+    """
     domains = len(odds_D)
     odds_D = odds_D / np.exp(np.log(odds_D).mean())
     rest_DK = np.zeros((domains + 1, failures + 1))  # the odds of all sets of 0..k of the domains from here on
@@ -104,29 +122,32 @@ def sample_failures(odds_D: FloatArray, failures: int, draws: int, rng: np.rando
 
 
 def upper_bound_K(count_E: IntArray, failure_domains: FailureDomains) -> FloatArray:
-    """(D - 1,) float64: the survival probability after 1, 2, ... failures that no placement of the replicas exceeds.
+    """Returns the survival probability after 1, 2, ... failures that no placement of the replicas exceeds.
 
-    The slots of k failed domains hold all replicas of few experts only. So the sets that lose some expert are at least the sets
-    that lose each expert, summed, over how many experts one set can lose. The safest holders are the domains least likely to
-    fail.
+    The slots of k failed domains hold all replicas of only so many experts. So the probability of losing some expert is at
+    least the sum of the probabilities of losing each expert, divided by the number of experts that one set of failures can
+    lose. An expert is lost least often on the domains least likely to fail.
 
     Args:
         count_E: (E,) int64, the replicas of each expert.
         failure_domains: the domains, their slots and their odds to fail.
+
+    Returns:
+        (D - 1,) float64.
     """
     domains, count_E = failure_domains.domains, np.sort(count_E)
     odds = np.sort(failure_domains.odds_D / failure_domains.odds_D.max()).tolist()
     all_K = subset_odds((1 << domains) - 1, odds, domains)
     slots = np.sort(failure_domains.slots_D)[::-1].cumsum()
-    sure: dict[int, Polynomial] = {}  # the odds that all of the so many safest domains fail
+    lost: dict[int, Polynomial] = {}  # by replicas: the odds that as many of the safest domains all fail
     for held in np.unique(np.minimum(count_E, domains)).tolist():
         others = subset_odds((1 << domains) - (1 << held), odds, domains)
-        sure[held] = [0.0] * held + [float(np.prod(odds[:held])) * value for value in others]
+        lost[held] = [0.0] * held + [float(np.prod(odds[:held])) * value for value in others]
     bound_K = np.ones(domains - 1)
     for failures in range(1, domains):
-        lost_E = np.array([sure[min(int(count), domains)][failures] / all_K[failures] for count in count_E])
-        together = int(np.searchsorted(count_E.cumsum(), slots[failures - 1], side="right"))
-        lost_share_E = lost_E.cumsum() / np.minimum(np.arange(1, len(count_E) + 1), max(together, 1))
+        lost_E = np.array([lost[min(int(count), domains)][failures] / all_K[failures] for count in count_E])
+        lost_at_once = int(np.searchsorted(count_E.cumsum(), slots[failures - 1], side="right"))
+        lost_share_E = lost_E.cumsum() / np.minimum(np.arange(1, len(count_E) + 1), max(lost_at_once, 1))
         bound_K[failures - 1] = 1 - min(1.0, float(lost_share_E.max()))
         if slots[domains - failures - 1] < len(count_E):
             bound_K[failures - 1] = 0.0

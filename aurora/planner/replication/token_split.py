@@ -1,8 +1,8 @@
-"""How a layer's tokens split over the replicas of their experts, in whole tokens: what every rank computes alike.
+"""Token split: how a layer's tokens are divided over the replicas of their experts, in whole tokens and alike on every rank.
 
-Each replica takes an interval of its expert's whole; `aurora.runtime.replica_selection` cuts a batch's tokens by these
-intervals, a rank's own replicas first. Source: Lazarus Alg. 1 (arXiv:2407.04656); what is left over divides by all residual
-shares, of which the printed sum leaves one out.
+Each replica takes an interval of its expert's tokens. `aurora.runtime.replica_selection` cuts a batch's tokens by these
+intervals, a rank's own replicas first. Source: Lazarus (arXiv:2407.04656) Alg. 1; remaining tokens are divided by the sum of
+all residual shares, of which the printed sum leaves one out.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ import numpy as np
 
 from aurora.types.arrays import FloatArray, IntArray
 
-RESOLUTION = 1 << 20  # uneven splits are whole multiples of one over this
+RESOLUTION = 1 << 20  # uneven splits are whole multiples of 1 / RESOLUTION
 
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """The replicas of a layer, by expert and then by rank, and the interval of its expert's tokens that each takes.
+    """The replicas of a layer, sorted by expert and then by rank, and the interval of its expert's tokens that each takes.
 
-    Of n tokens of expert e, replica x takes those from (n * start_X[x] + phase_E[e]) // whole_E[e] on, and before
-    (n * stop_X[x] + phase_E[e]) // whole_E[e].
+    Of n tokens of expert e, replica x takes the tokens from (n * start_X[x] + phase_E[e]) // whole_E[e] up to, but not
+    including, (n * stop_X[x] + phase_E[e]) // whole_E[e].
 
     Attributes:
         expert_X, rank_X: (X,) int64, the expert and the rank of each replica.
         start_X, stop_X: (X,) int64, its interval within 0..whole_E[expert].
         first_E: (E,) int64, where each expert's replicas begin.
         whole_E: (E,) int64, the units that an expert is divided into.
-        phase_E: (E,) int64, added before cutting, so that single tokens of different experts do not all go to one rank.
+        phase_E: (E,) int64, an offset that keeps single tokens of different experts from all going to one rank.
     """
 
     expert_X: IntArray
@@ -40,11 +40,12 @@ class TokenSplit:
 
 
 def token_split(slots_G: Sequence[Sequence[int]], split_G: Sequence[Sequence[float]] | None = None) -> TokenSplit:
-    """The token split of one layer.
+    """Returns the token split of one layer.
 
     Args:
-        slots_G: the experts in each rank's slots; every expert is in some. A rank that holds one twice takes twice as much.
-        split_G: the part of its expert's load that each slot takes; None: equal parts.
+        slots_G: the experts in each rank's slots; every expert is in at least one. A rank that holds an expert twice takes
+            twice as many of its tokens.
+        split_G: the part of its expert's load that each slot takes, as in `slots_G`; None: equal parts.
     """
     expert_X, rank_X, part_X = _parts(slots_G, split_G)
     first_E = np.flatnonzero(np.diff(expert_X, prepend=-1))
@@ -66,7 +67,7 @@ def token_split(slots_G: Sequence[Sequence[int]], split_G: Sequence[Sequence[flo
 def _parts(
     slots_G: Sequence[Sequence[int]], split_G: Sequence[Sequence[float]] | None
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """Expert, rank and part of each replica, (X,) each, by expert and then by rank."""
+    """The expert, the rank and the part of each replica, (X,) each, sorted by expert and then by rank."""
     parts: dict[tuple[int, int], float] = {}
     for rank, held in enumerate(slots_G):
         for slot, expert in enumerate(held):
