@@ -7,18 +7,19 @@ import torch
 
 
 class GreedyBatch:
-    """Prompts that are decoded together: each `step` is one forward pass and gives each unfinished prompt a token.
+    """Prompts that are decoded as one batch: each `step` is one forward pass and gives each unfinished prompt a token.
 
     Prompts of different lengths are padded on the left.
 
     Args:
         model: a transformers causal language model.
-        prompts: token ids.
-        new_tokens: how many to generate, for each prompt.
-        eos: the token that ends a prompt's answer; None: none does.
+        prompts: token ids of each prompt.
+        new_tokens: tokens to generate for each prompt.
+        eos: the token that ends a prompt's answer; None: answers have `new_tokens` tokens.
         pad: the token for padding.
 
-    tokens: generated so far, of each prompt.
+    Attributes:
+        tokens: by prompt, the tokens generated so far.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class GreedyBatch:
 
     @property
     def mask_BT(self) -> torch.Tensor:
-        """(batch, tokens of the next pass) bool: which are real. Padding and finished prompts need no experts."""
+        """(batch, tokens of the next pass) bool: False for padding and finished prompts, which need no experts."""
         real_BT = self._attention_BT[:, -self._input_BT.shape[1] :].bool()
         return real_BT & self._running_B[:, None]
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor:
-        """One forward pass. Returns the logits (batch, vocabulary) that chose the new tokens."""
+        """Runs one forward pass. Returns the logits (batch, vocabulary) that chose the new tokens."""
         positions_BT = (self._attention_BT.cumsum(dim=1) - 1).clamp(min=0)[:, -self._input_BT.shape[1] :]
         out = self._model(
             input_ids=self._input_BT,
@@ -78,7 +79,7 @@ class GreedyBatch:
         return logits_BV
 
     def rewind(self) -> bool:
-        """After a step that broke off half-way: removes what it left in the cache. Returns whether the step can be repeated."""
+        """Removes from the cache what an interrupted step has added. Returns whether the step can be repeated."""
         if self._past is None:
             return True
         before = self._attention_BT.shape[1] - self._input_BT.shape[1]
@@ -92,7 +93,17 @@ class GreedyBatch:
 
 
 def greedy_decode(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
-    """Decodes one prompt greedily. Returns its new tokens and the logits (tokens, vocabulary) that chose them."""
+    """Decodes one prompt greedily.
+
+    Args:
+        model: a transformers causal language model.
+        prompt: token ids.
+        new_tokens: tokens to generate at most.
+        eos: the token that ends the answer; None: none does.
+
+    Returns:
+        The new tokens, and the logits (tokens, vocabulary) that chose them.
+    """
     batch = GreedyBatch(model, [prompt], [new_tokens], eos, pad=0)
     logits = []
     while not batch.done:

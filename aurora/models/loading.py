@@ -17,7 +17,12 @@ EXPERTS_SIGNATURE = ("hidden_states", "top_k_index", "top_k_weights")
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One MoE layer of a model. block: the module of router and experts, whose attribute `name` is the experts module."""
+    """One MoE layer of a model.
+
+    Attributes:
+        block: the module that holds the router and the experts.
+        name: the attribute of `block` that is the experts module.
+    """
 
     block: nn.Module
     name: str
@@ -29,7 +34,11 @@ class MoeLayer:
 
     @property
     def router_weight(self) -> torch.Tensor:
-        """(E, hidden) weights that choose the experts."""
+        """The router's weights, (E, hidden).
+
+        Raises:
+            BadInput: if the block has no such weights.
+        """
         count = self.experts.num_experts
         for name, parameter in self.block.named_parameters():
             if not name.startswith(f"{self.name}.") and parameter.ndim == 2 and parameter.shape[0] == count:
@@ -39,7 +48,15 @@ class MoeLayer:
 
 @dataclass(frozen=True)
 class MoeModel:
-    """A loaded causal language model. layers: its MoE layers, in forward order. top_k: experts a token."""
+    """A loaded MoE causal language model.
+
+    Attributes:
+        name: the name of its folder.
+        model: the transformers model.
+        tokenizer: its tokenizer.
+        layers: its MoE layers, in forward order.
+        top_k: experts per token.
+    """
 
     name: str
     model: Any
@@ -59,7 +76,7 @@ class MoeModel:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids go from 0 to one below."""
+        """The number of token ids."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
@@ -69,16 +86,16 @@ class MoeModel:
 
     @property
     def expert_bytes(self) -> int:
-        """Weights of one expert in one layer."""
+        """Bytes of the weights of one expert in one layer."""
         return _bytes(self.layers[0].experts) // self.experts
 
     @property
     def other_bytes(self) -> int:
-        """All weights outside experts."""
+        """Bytes of all weights outside experts."""
         return _bytes(self.model) - self.expert_bytes * self.experts * len(self.layers)
 
     def fingerprint(self) -> str:
-        """sha256 over the router weights: what decides where tokens go."""
+        """Returns the sha256 of the router weights, which decide where tokens go."""
         sha = hashlib.sha256()
         for layer in self.layers:
             sha.update(layer.router_weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
@@ -86,25 +103,28 @@ class MoeModel:
 
 
 def _bytes(module: nn.Module) -> int:
+    """Bytes of a module's parameters."""
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:
-    """Loads a MoE model by transformers, for inference.
+    """Loads a MoE model with transformers, for inference.
 
     Args:
         path: a model folder, or a name in the local hub cache.
         device: where its weights go.
         dtype: of the weights; None: float32 on the CPU, the model's own elsewhere.
 
-    Raises: BadInput: if there is no model, weights are missing, or it has no MoE layers whose experts have EXPERTS_SIGNATURE,
-        equally many in each. MissingDependency: if transformers is not installed.
+    Raises:
+        BadInput: if there is no model, weights are missing, no experts module has EXPERTS_SIGNATURE, or MoE layers have
+            different numbers of experts.
+        MissingDependency: if transformers is not installed.
     """
     transformers = _transformers()
     config = _from_pretrained(path, transformers.AutoConfig)
     wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
     model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, dtype=wanted, output_loading_info=True)
-    if absent := sorted(report["missing_keys"]):  # transformers would fill them with noise, another one on every rank
+    if absent := sorted(report["missing_keys"]):  # transformers would initialise them randomly, differently on every rank
         raise BadInput(f"{path}: expected all weights in its files, {len(absent)} are missing, first {absent[0]}")
     model = model.to(device).eval()
     layers = find_moe_layers(model)
@@ -118,14 +138,16 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a model folder.
+    """Loads the tokenizer of a model folder.
 
-    Raises: BadInput: if there is none.
+    Raises:
+        BadInput: if there is none.
     """
     return _from_pretrained(path, _transformers().AutoTokenizer)
 
 
 def _transformers() -> Any:
+    """The module transformers, without its progress bars and warnings."""
     try:
         import transformers
     except ImportError as error:
@@ -136,6 +158,7 @@ def _transformers() -> Any:
 
 
 def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
+    """What a transformers class loads from `path`, or BadInput."""
     if Path(path).exists() and not (Path(path) / "config.json").exists():
         raise BadInput(f"{path}: expected a model folder with a config.json, found none")
     try:
@@ -146,7 +169,7 @@ def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
 
 
 def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
-    """All modules that have an experts module with EXPERTS_SIGNATURE, in forward order."""
+    """Returns the MoE layers, modules with an experts module of EXPERTS_SIGNATURE, in forward order."""
     layers = []
     for block in model.modules():
         for name, child in block.named_children():
@@ -156,15 +179,17 @@ def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
 
 
 def expert_parameters(experts: Any) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of a fused experts module that have a part for each expert, along the first axis."""
+    """Returns the parameters, by name, of a fused experts module whose first axis is the experts."""
     count = int(experts.num_experts)
     return [(name, parameter) for name, parameter in experts.named_parameters(recurse=False) if parameter.shape[0] == count]
 
 
 def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]]) -> None:
-    """Makes a fused experts module hold the experts `held`, renumbered 0.. in that order; frees the others.
+    """Makes a fused experts module hold exactly the experts `held`, renumbered from 0 in that sequence.
 
-    held: each an expert's number in the module, or, if the module does not have it, its weights by parameter.
+    Args:
+        experts: the module; the memory of other experts is freed.
+        held: each expert's number in the module, or its weights by parameter name if the module does not have it.
     """
     for name, parameter in expert_parameters(experts):
         kept = parameter.new_empty(len(held), *parameter.shape[1:])

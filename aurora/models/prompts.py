@@ -1,4 +1,4 @@
-"""Prompts as token ids: a corpus read block by block, to profile with, and a file of requests, to serve."""
+"""Prompts as token ids: a corpus for profiling, which is read block by block, and a file of prompts to serve."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,28 +7,31 @@ from typing import IO, Any
 from aurora.errors import BadInput
 from aurora.io.prompts import load_prompts, load_token_ids, read_corpus_row
 
-BLOCK_CHARS = 1 << 20  # of text that is tokenized at a time
+BLOCK_CHARS = 1 << 20  # text that is tokenized at a time
 MAX_LINE_CHARS = 1 << 26
 
 
 class Corpus:
-    """Prompts of several files, one file after the other; never more than a block of text is held.
+    """Prompts of several files, one file after the other; only one block of text is in memory at a time.
 
     Iterating yields each prompt's token ids, at most `length` of them:
 
     - .jsonl: a prompt a line, in any form of `aurora.io.prompts.ROW_FIELDS`; longer ones are cut
     - .npy: a prompt a row of token ids, longer ones cut; an array of one axis is read like text
-    - any other: UTF-8 text, cut into prompts of exactly `length` tokens; the rest at its end is not used
+    - any other: UTF-8 text, cut into prompts of exactly `length` tokens; a shorter rest at its end is not used
 
     Args:
-        tokenizer: the model's.
-        vocabulary: token ids in files must be below it.
-        files: in sequence.
+        tokenizer: the model's tokenizer.
+        vocabulary: the number of token ids; ids in files must be below it.
+        files: the files, in sequence.
         length: tokens of a prompt at most.
 
-    read_bytes of size_bytes: how far iterating has come.
+    Attributes:
+        read_bytes: bytes of the files that iterating has read so far.
+        size_bytes: bytes of all files.
 
-    Raises: BadInput: if a file does not exist, and while iterating if one cannot be read.
+    Raises:
+        BadInput: if a file does not exist; while iterating, if a file cannot be read.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, files: Sequence[str | Path], length: int) -> None:
@@ -60,6 +63,7 @@ class Corpus:
         self.read_bytes = self.size_bytes
 
     def _text(self, text: IO[str], before: int) -> Iterator[list[int]]:
+        """Prompts of exactly `length` tokens from a text file; `before` is the bytes of the files before it."""
         rest, ids = "", list[int]()
         while block := text.read(BLOCK_CHARS):
             rest += block
@@ -72,6 +76,7 @@ class Corpus:
         yield from _runs(ids + self._encoded(rest), self._length)
 
     def _lines(self, file: Path, text: IO[str], before: int) -> Iterator[list[int]]:
+        """A prompt for each line of a .jsonl file."""
         number = 0
         while line := text.readline(MAX_LINE_CHARS):
             number += 1
@@ -82,6 +87,7 @@ class Corpus:
                 yield ids[: self._length]
 
     def _row(self, file: Path, number: int, line: str) -> list[int]:
+        """The token ids of one line of a .jsonl file."""
         match read_corpus_row(file, number, line):
             case str(text):
                 return self._encoded(text)
@@ -96,10 +102,11 @@ class Corpus:
             return "".join(f"{each['role']}: {each['content']}\n" for each in messages)
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
-        except Exception as error:  # templates are programs: they raise what they like
+        except Exception as error:  # templates are programs and raise anything
             raise BadInput(f"{file}, line {number}: the tokenizer's chat template does not take it: {error}") from None
 
     def _ids(self, file: Path) -> Iterator[list[int]]:
+        """Prompts from an array of token ids."""
         found = load_token_ids(file)
         runs = range(0, len(found) - self._length + 1, self._length) if found.ndim == 1 else range(len(found))
         for at in runs:
@@ -108,15 +115,18 @@ class Corpus:
                 yield self._checked(str(file), row)
 
     def _checked(self, where: str, ids: Any) -> list[int]:
+        """Token ids as integers, or BadInput if one is not in the vocabulary."""
         if len(ids) and not 0 <= min(ids) <= max(ids) < self._vocabulary:
             raise BadInput(f"{where}: expected token ids from 0 to {self._vocabulary - 1}, found {min(ids)} to {max(ids)}")
         return [int(each) for each in ids]
 
     def _encoded(self, text: str) -> list[int]:
+        """The token ids of a text, without special tokens."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
 def _runs(ids: list[int], length: int) -> Iterator[list[int]]:
+    """Consecutive pieces of exactly `length` ids; a shorter rest is left out."""
     return (ids[start : start + length] for start in range(0, len(ids) - length + 1, length))
 
 
@@ -128,7 +138,7 @@ def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
         file: one prompt a line, or a .jsonl file.
 
     Returns:
-        Token ids, prompt by prompt.
+        The token ids of each prompt.
 
     Raises:
         BadInput: if there is no prompt, or a line is not of the format.
@@ -137,5 +147,5 @@ def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
 
 
 def deal(prompts: Sequence[list[int]], ranks: int) -> list[list[int]]:
-    """The indices of the prompts that each rank serves, dealt out one after the other."""
+    """Returns the indices of the prompts that each rank serves, dealt out round robin."""
     return [list(range(rank, len(prompts), ranks)) for rank in range(ranks)]

@@ -1,9 +1,9 @@
-"""Measurements: how a model routes tokens, how long its phases take, and what the machines' links and devices are.
+"""Measurements: how a model routes tokens, how long its phases take, and which links and devices the machines have.
 
-One function each, all returning values:
+One function for each, which returns a value:
 
 - `profile_model.profile_model`: routing of a model on text, and its compute curves (a Profile); `profile_with_workers` with
-  several workers, of whom some may fail
+  several workers, some of which may fail
 - `import_routing.import_profile`, `vllm_server.profile_vllm_server`: routing that an engine recorded (a Profile)
 - `compute_timing.measure_curves`: compute curves alone (ComputeCurves)
 - `link_timing.measure_links`: links between ranks (MeasuredCluster)

@@ -1,4 +1,4 @@
-"""Compute timing: gate, expert and aggregation against tokens, under the conditions that a rank meets in a run."""
+"""Compute timing: seconds of gate, expert and aggregation by tokens, under the conditions of a run."""
 
 import copy
 import datetime
@@ -22,29 +22,36 @@ from aurora.runtime.distributed.process_groups import default_process_group, dev
 from aurora.types import PHASES, ComputeCurves
 
 WARM_UP, REPEATS = 2, 7
-CACHE_BYTES = 256 << 20  # above any GPU's last cache
-WAIT_S = 5e-3  # about what a rank waits for an exchange
+CACHE_BYTES = 256 << 20  # larger than any GPU's last-level cache
+WAIT_S = 5e-3  # about as long as a rank waits for an exchange
 
 Model = tuple[str, str, int, int, int]  # the first fields of ComputeCurves
 Times = dict[str, list[float]]
 
 
 class Stopwatch:
-    """Times work on the device's own clock: CUDA events, or the host's clock."""
+    """Times work on the device's own clock: CUDA events, or the host's clock on a CPU.
+
+    Args:
+        device: the torch device.
+    """
 
     def __init__(self, device: str) -> None:
         self._flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device) if device != "cpu" else None
 
     def cool(self) -> None:
-        """Brings caches and core into the state that a phase finds in a run: on a GPU other experts' weights have been through
-        the caches; on a CPU the rank has waited for others, who had its core."""
+        """Brings caches and core into the state in which a phase starts in a run.
+
+        On a GPU, other experts' weights have been through the caches. On a CPU, the rank has waited for other ranks, which used
+        its core.
+        """
         if self._flush is not None:
             self._flush.zero_()
         else:
             time.sleep(WAIT_S)
 
     def mark(self) -> Any:
-        """A moment on the device's clock."""
+        """Returns a mark: the present moment on the device's clock."""
         if self._flush is None:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -52,21 +59,21 @@ class Stopwatch:
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two marks; waits for the device to reach the second."""
+        """Returns the seconds between two marks; waits until the device has reached the second."""
         if self._flush is None:
             return float(end - begin)
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
     def median(self, measure: Callable[[], float]) -> float:
-        """Median of REPEATS measurements after WARM_UP, begun by all processes together."""
+        """Returns the median of REPEATS measurements after WARM_UP, which all processes begin at the same time."""
         dist.barrier()
         for _ in range(WARM_UP):
             measure()
         return statistics.median(measure() for _ in range(REPEATS))
 
     def took(self, job: Callable[[], object]) -> float:
-        """Seconds of `job`."""
+        """Returns the seconds that `job` takes."""
         self.cool()
         begin = self.mark()
         job()
@@ -74,7 +81,7 @@ class Stopwatch:
 
 
 def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, processes: int = 1) -> ComputeCurves:
-    """Measures how long a model's phases take on this machine: gate, expert and aggregation, against their tokens.
+    """Measures how long a model's phases take on this machine: gate, expert and aggregation, by tokens.
 
     Each power of two up to `max_tokens` is timed in several processes at once; a curve is fitted to the medians.
 
@@ -82,10 +89,15 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
         path: the folder of a transformers MoE model.
         max_tokens: the most tokens of a phase to time.
         sequence_tokens: the most tokens of a sequence while the gate's phase, which includes attention, is timed.
-        processes: how many measure at the same time, as that many ranks of this machine will compute at the same time.
+        processes: processes that measure at the same time, as many as ranks will compute on this machine at the same time.
 
-    Returns: ComputeCurves of this machine's kind of device, seconds by tokens, with provenance.
-    Raises: BadInput: if there is no MoE model at `path`. RankFailed: if a process dies.
+    Returns:
+        ComputeCurves of this machine's kind of device, seconds by tokens, with provenance.
+
+    Raises:
+        BadInput: if there is no MoE model at `path`.
+        RankFailed: if a process dies.
+
     Example:
         >>> from aurora.io import shipped
         >>> curves = measure_curves(shipped("models/mixtral-topics"), max_tokens=64, sequence_tokens=32)
@@ -108,6 +120,7 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
 
 
 def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tokens: int) -> tuple[Model, str, str, Times]:
+    """One process: the model, the kind of device, the shape in words, and seconds by phase and size."""
     device = device_of(rank_info)
     model = load_model(path, device)
     watch = Stopwatch(device)
@@ -124,7 +137,7 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tok
 
 
 def _gate_s(model: MoeModel, watch: Stopwatch, tokens: int, sequence_tokens: int) -> float:
-    """Seconds between two MoE layers: a forward pass without its experts, shared out over the layers."""
+    """Seconds between two MoE layers: a forward pass without its experts, divided by the number of layers."""
     width = min(tokens, sequence_tokens)
     ids = torch.randint(3, model.model.config.vocab_size, (-(-tokens // width), width))
     ids = ids.to(next(model.model.parameters()).device)
@@ -141,7 +154,7 @@ def _gate_s(model: MoeModel, watch: Stopwatch, tokens: int, sequence_tokens: int
 
 @contextmanager
 def _marked_experts(model: MoeModel, watch: Stopwatch, inside: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Inside the block every call of an experts module adds its begin and end to `inside`."""
+    """Context manager in which every call of an experts module adds its begin and end marks to `inside`."""
     began: list[Any] = []
 
     def before(*_: Any) -> None:
@@ -162,6 +175,7 @@ def _marked_experts(model: MoeModel, watch: Stopwatch, inside: list[tuple[Any, A
 
 
 def _expert_s(model: MoeModel, watch: Stopwatch, sizes: list[int]) -> list[float]:
+    """Seconds of one expert for each number of tokens."""
     experts = copy.deepcopy(model.layers[0].experts)
     hold_experts(experts, [0])
     weight = next(experts.parameters())
@@ -175,6 +189,7 @@ def _expert_s(model: MoeModel, watch: Stopwatch, sizes: list[int]) -> list[float
 
 
 def _aggregate_s(model: MoeModel, watch: Stopwatch, sizes: list[int]) -> list[float]:
+    """Seconds to sum the experts' outputs for each number of tokens."""
     weight = next(model.layers[0].experts.parameters())
     times = []
     for size in sizes:

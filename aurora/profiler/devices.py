@@ -18,9 +18,9 @@ from aurora.types import Cluster, Gpu, GpuKind
 from aurora.types.arrays import FloatArray
 from aurora.types.gpu_kind import PCIE_LANE_Bps
 
-Nvml = Any  # the module pynvml, or what answers as it does
+Nvml = Any  # the module pynvml, or a stand-in
 INTERVAL_S = 0.1
-NOT_SUPPORTED = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # what this kind of GPU does not have
+NOT_SUPPORTED = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # for features that the GPU does not have
 CONNECTIONS = (
     "same board",
     "PCIe switch",
@@ -35,8 +35,15 @@ CONNECTIONS = (
 class Device:
     """One GPU.
 
-    index: NVML's. kind: the name that NVML gives it. pcie, lanes: the highest generation and width of its PCIe link, 0 where
-    NVML does not know. nvlinks: how many are up. sm_MHz, memory_MHz: the highest clocks.
+    Attributes:
+        index: its number in NVML.
+        kind: its name in NVML.
+        memory_bytes: its memory.
+        pcie: the highest generation of its PCIe link, 0 if NVML does not know.
+        lanes: the highest width of its PCIe link, 0 if NVML does not know.
+        nvlinks: how many of its NVLinks are up.
+        sm_MHz: the highest clock of its multiprocessors.
+        memory_MHz: the highest clock of its memory.
     """
 
     index: int
@@ -53,8 +60,10 @@ class Device:
 class Inventory:
     """All GPUs of a machine.
 
-    driver: its version. connections_GG: how two devices reach each other: "NVLink", one of CONNECTIONS, or "unknown"; empty for
-    a device and itself.
+    Attributes:
+        driver: the driver's version.
+        devices: the GPUs, by index.
+        connections_GG: (G, G) how two GPUs are connected: "NVLink", one of CONNECTIONS, or "unknown"; empty on the diagonal.
     """
 
     driver: str
@@ -66,7 +75,9 @@ class Inventory:
 def open_nvml() -> Iterator[Nvml]:
     """Yields the module pynvml, initialised inside the block.
 
-    Raises: MissingDependency: if pynvml is not installed. BadInput: if the machine has no NVIDIA driver.
+    Raises:
+        MissingDependency: if pynvml is not installed.
+        BadInput: if the machine has no NVIDIA driver.
     """
     try:
         import pynvml
@@ -83,9 +94,10 @@ def open_nvml() -> Iterator[Nvml]:
 
 
 def inventory(nvml: Nvml) -> Inventory:
-    """All GPUs of this machine.
+    """Returns all GPUs of this machine.
 
-    Raises: BadInput: if there is none, one is split by MIG, or one does not answer.
+    Raises:
+        BadInput: if there is no GPU, one is split by MIG, or one does not answer.
     """
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -100,6 +112,7 @@ def inventory(nvml: Nvml) -> Inventory:
 
 
 def _device(nvml: Nvml, index: int, handle: Any) -> Device:
+    """What NVML says of one GPU."""
     kind = str(nvml.nvmlDeviceGetName(handle))
     mig = _if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
@@ -120,6 +133,7 @@ def _device(nvml: Nvml, index: int, handle: Any) -> Device:
 
 
 def _connection(nvml: Nvml, one: Any, other: Any) -> str:
+    """How two GPUs are connected, as in Inventory."""
     status = _if_supported(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if status == nvml.NVML_P2P_STATUS_OK:
         return "NVLink"
@@ -128,7 +142,7 @@ def _connection(nvml: Nvml, one: Any, other: Any) -> str:
 
 
 def _if_supported(nvml: Nvml, ask: Any, *about: Any) -> Any:
-    """NVML's answer, or None for what the GPU does not have."""
+    """NVML's answer, or None for a feature that the GPU does not have."""
     try:
         return ask(*about)
     except nvml.NVMLError as error:
@@ -138,17 +152,18 @@ def _if_supported(nvml: Nvml, ask: Any, *about: Any) -> Any:
 
 
 def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str) -> Cluster:
-    """A Cluster with one rank for each GPU of a machine, at datasheet rates.
+    """Returns a Cluster with one rank for each GPU of a machine, at datasheet rates.
 
-    Ports have NVLink's rate where NVLink is up and the kind is known, else PCIe's. Speeds are the kinds' half-precision peaks,
-    relative to the first GPU's; an unknown kind counts as the first.
+    Ports have NVLink's rate if NVLink is up and the kind is known, else PCIe's. Speeds are the kinds' half-precision peaks,
+    relative to the first GPU's; an unknown kind has speed 1.
 
     Args:
         found: the machine's GPUs.
         kinds: datasheets by kind.
-        host: the machine's name, which begins the ranks' names.
+        host: the machine's name, with which the ranks' names begin.
 
-    Raises: BadInput: if NVML knows neither NVLink nor PCIe of a GPU.
+    Raises:
+        BadInput: if NVML knows neither the NVLink nor the PCIe rate of a GPU.
     """
     first = kinds.get(found.devices[0].kind)
     gpus = []
@@ -166,7 +181,13 @@ def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str
 
 @dataclass(frozen=True)
 class DeviceCluster:
-    """This machine's GPUs as a Cluster, the inventory it was made from, and remarks for its file on where figures are from."""
+    """This machine's GPUs as a Cluster.
+
+    Attributes:
+        cluster: one rank for each GPU.
+        inventory: the GPUs that it was made from.
+        remarks: sentences for its file on the sources of its figures.
+    """
 
     cluster: Cluster
     inventory: Inventory
@@ -174,11 +195,15 @@ class DeviceCluster:
 
 
 def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
-    """This machine's GPUs as a Cluster, at datasheet rates and speeds; nothing is measured.
+    """Describes this machine's GPUs as a Cluster, at datasheet rates and speeds; nothing is measured.
 
-    kinds: datasheets by kind; None: the shipped ones.
+    Args:
+        kinds: datasheets by kind; None: the shipped ones.
 
-    Raises: MissingDependency: if pynvml is not installed. BadInput: as `open_nvml`, `inventory` and `cluster_of_devices` do.
+    Raises:
+        MissingDependency: if pynvml is not installed.
+        BadInput: as in `open_nvml`, `inventory` and `cluster_of_devices`.
+
     Example:
         >>> find_devices().cluster.gpus[0].kind  # doctest: +SKIP
         'NVIDIA H100 80GB HBM3'
@@ -200,15 +225,16 @@ def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
 class UtilizationSampler:
     """Context manager that samples all GPUs' utilization in a thread.
 
-    at_s_X (X,): seconds since it began. busy_XG (X, G): part of the time, 0 to 1, that kernels ran, over NVML's own sampling
-    period. memory_XG (X, G): bytes in use.
+    Args:
+        nvml: the module pynvml, initialised.
+        interval_s: seconds between samples.
     """
 
     def __init__(self, nvml: Nvml, interval_s: float = INTERVAL_S) -> None:
         self._nvml, self._interval_s = nvml, interval_s
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         self._rows: list[tuple[float, list[float], list[int]]] = []
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="aurora-utilisation", daemon=True)
 
     def __enter__(self) -> "UtilizationSampler":
@@ -216,26 +242,30 @@ class UtilizationSampler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._over.set()
+        self._stop.set()
         self._thread.join()
 
     def _sample(self) -> None:
+        """Sample until the context ends."""
         began_s = time.perf_counter()
         while True:
             busy = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
             memory = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles]
             self._rows.append((time.perf_counter() - began_s, busy, memory))
-            if self._over.wait(self._interval_s):
+            if self._stop.wait(self._interval_s):
                 return
 
     @property
     def at_s_X(self) -> FloatArray:
+        """(X,) float64: when each sample was taken, in seconds since sampling began."""
         return np.array([at_s for at_s, _, _ in self._rows])
 
     @property
     def busy_XG(self) -> FloatArray:
+        """(X, G) float64: the part of the time, 0 to 1, in which kernels ran, over NVML's own sampling period."""
         return np.array([busy for _, busy, _ in self._rows])
 
     @property
     def memory_XG(self) -> FloatArray:
+        """(X, G) float64: bytes of memory in use."""
         return np.array([memory for _, _, memory in self._rows], dtype=np.float64)

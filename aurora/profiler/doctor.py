@@ -1,4 +1,4 @@
-"""`aurora doctor`: what of aurora works on this machine, and what to install for the rest."""
+"""`aurora doctor`: which parts of aurora work on this machine, and what to install for the others."""
 
 import importlib
 import os
@@ -22,7 +22,15 @@ TRIPS = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """state: WORKS, MISSING or BROKEN. mend: what to do, empty where nothing is needed. basic: planning needs it."""
+    """The state of one part.
+
+    Attributes:
+        name: the part.
+        state: WORKS, MISSING or BROKEN.
+        found: its version or what is wrong, in words.
+        mend: what to do; empty if nothing is needed.
+        basic: whether planning needs it.
+    """
 
     name: str
     state: str
@@ -32,7 +40,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every part by itself, the basic ones first; no part's failure keeps another from being looked at."""
+    """Examines every part by itself, basic parts first, whether or not others fail. Returns a Finding for each."""
     ready = _begin_ranks()
     findings = [_python(), *(_library(name, basic=True) for name in ("numpy", "scipy", "networkx")), _numba()]
     findings += [_library("torch", "run"), _library("transformers", "run")]
@@ -42,16 +50,18 @@ def examine() -> list[Finding]:
 
 
 def healthy(findings: list[Finding]) -> bool:
-    """Whether all that planning needs works."""
+    """Returns whether all parts that planning needs work."""
     return all(finding.state == WORKS for finding in findings if finding.basic)
 
 
 def _python() -> Finding:
+    """The interpreter and the machine."""
     found = f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
     return Finding("python", WORKS, found, basic=True)
 
 
 def _present(name: str, mend: str, basic: bool = False) -> Finding:
+    """Whether a library is installed and new enough."""
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -64,7 +74,7 @@ def _present(name: str, mend: str, basic: bool = False) -> Finding:
 
 
 def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
-    """A library that is present, new enough and imports."""
+    """Whether a library is present, new enough and imports."""
     mend = f'pip install --upgrade "aurora-moe{f"[{extra}]" if extra else ""}"'
     found = _present(name, mend, basic)
     if found.state == WORKS:
@@ -76,6 +86,7 @@ def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
 
 
 def _numba() -> Finding:
+    """Whether numba compiles."""
     found = _library("numba", basic=True)
     if found.state != WORKS:
         return found
@@ -90,6 +101,7 @@ def _numba() -> Finding:
 
 
 def _cuda() -> Finding:
+    """Whether torch computes on a GPU."""
     try:
         import torch
     except Exception:
@@ -113,6 +125,7 @@ def _cuda() -> Finding:
 
 
 def _gpus() -> Finding:
+    """The GPUs that NVML finds."""
     from aurora.profiler.devices import inventory, open_nvml
 
     try:
@@ -132,7 +145,7 @@ def _gpus() -> Finding:
 
 
 def _begin_ranks() -> bool:
-    """Start importing for the two ranks, beside everything else; whether there is torch for them."""
+    """Start importing torch for the two ranks in the background. Returns whether torch is installed."""
     try:
         from aurora.runtime.distributed.launcher import start_fork_server
 
@@ -144,6 +157,7 @@ def _begin_ranks() -> bool:
 
 
 def _ranks(ready: bool) -> Finding:
+    """Whether two local ranks reach each other over gloo."""
     name = "ranks over gloo"
     if not ready:
         return Finding(name, MISSING, "no torch", 'pip install "aurora-moe[run]"')
@@ -154,11 +168,23 @@ def _ranks(ready: bool) -> Finding:
         trip_s = max(launch(rendezvous, 2, timeout_s=RENDEZVOUS_S))
     except Exception as error:
         return Finding(name, BROKEN, _line(error), "ranks need TCP on loopback: look at GLOO_SOCKET_IFNAME and the firewall")
-    return Finding(name, WORKS, f"two met in {time.perf_counter() - began_s:.1f} s, a round trip takes {trip_s * 1e6:.0f} us")
+    return Finding(
+        name, WORKS, f"two connect in {time.perf_counter() - began_s:.1f} s, a round trip takes {trip_s * 1e6:.0f} us"
+    )
 
 
 def rendezvous(rank_info: "RankInfo") -> float:
-    """A rank's part of the check: median seconds of a gather over gloo. Raises RankFailed if wrong numbers arrive."""
+    """Checks one rank's connection to the others.
+
+    Args:
+        rank_info: the rank.
+
+    Returns:
+        The median seconds of a gather over gloo.
+
+    Raises:
+        RankFailed: if wrong numbers arrive.
+    """
     import torch
 
     from aurora.runtime.distributed.gloo import GlooTransport
@@ -177,6 +203,7 @@ def rendezvous(rank_info: "RankInfo") -> float:
 
 
 def _compiler() -> Finding:
+    """Whether there is a C compiler."""
     found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if found is None:
         return Finding("C compiler", MISSING, "none on the path", "needed by Triton's kernels on GPUs: install gcc")
@@ -184,5 +211,6 @@ def _compiler() -> Finding:
 
 
 def _line(error: Exception) -> str:
+    """The first line of an error message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

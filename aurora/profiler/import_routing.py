@@ -1,4 +1,4 @@
-"""Import of routing that an engine recorded, as a Profile."""
+"""Imports routing that an engine recorded, as a Profile."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,21 +25,22 @@ def import_profile(
     wheres: Sequence[Where] = (),
     coactivation: bool = False,
 ) -> Profile:
-    """Profile of recorded routing; compute times follow from the model's shape by arithmetic.
+    """Makes a Profile of recorded routing; compute times are estimated from the model's shape.
 
-    Each file, and each selection of a CSV's rows, is a domain. A domain's tokens are dealt evenly to ranks that serve no other
-    domain; where there are more domains than `sources`, domains share a rank.
+    Each file, and each selection of a CSV's rows, is a domain of traffic. A domain's tokens are dealt evenly to ranks that
+    serve no other domain. If there are more domains than `sources`, domains share a rank.
 
     Args:
-        files: of one format and one model.
-        form: the format, by name.
+        files: files of one format and one model.
+        form: the format, one of ROUTING_FORMATS.
         config: the model's transformers config.json.
-        sources: how many source ranks the tokens are dealt to.
-        window: tokens of all sources in a window; None: each recorded step is one.
-        wheres: selections of a CSV's rows, by column; none: all of them.
-        coactivation: count which experts are chosen together.
+        sources: source ranks that the tokens are dealt to.
+        window: tokens of all sources in a window; None: each recorded step is a window.
+        wheres: selections of a CSV's rows, by column; empty: all rows.
+        coactivation: also count which experts tokens choose at the same time; token-level files only.
 
-    Raises: BadInput: if a file is not of the format, or not of the model.
+    Raises:
+        BadInput: if a file is not of the format or not of the model, files differ in their layers, or a number is below one.
     """
     if not files or sources < 1 or (window is not None and window < 1):
         raise BadInput(f"import: expected files, sources and a window above zero, found {len(files)}, {sources} and {window}")
@@ -66,7 +67,7 @@ def import_profile(
 
 
 def _counted(domains: Sequence[RecordedRouting], sources: int, window: int | None, top_k: int) -> IntArray:
-    """(T, L, S, E) int64; domains were recorded side by side, from their first steps on."""
+    """(T, L, S, E) int64: the domains' counts; step t of every domain falls into the same window."""
     steps = max(len(each.counts_TLE) for each in domains)
     _, layers, experts = domains[0].counts_TLE.shape
     tokens_TLSE = np.zeros((steps, layers, sources, experts), dtype=np.int64)
@@ -80,7 +81,7 @@ def _counted(domains: Sequence[RecordedRouting], sources: int, window: int | Non
 
 
 def _routing(domains: Sequence[RecordedRouting], sources: int, window: int | None) -> TokenRouting:
-    """Sequences are dealt out one after the other; a window closes at the end of one. Without a window all is one."""
+    """Token-level routing: sequences are dealt round robin; a window ends with a sequence. Without `window` there is one."""
     experts, source, at, sequence = [], [], [], []
     before = 0
     for number, each in enumerate(domains):
@@ -99,5 +100,6 @@ def _routing(domains: Sequence[RecordedRouting], sources: int, window: int | Non
 
 
 def _sha256(path: Path) -> str:
+    """The first 16 digits of a file's sha256."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]

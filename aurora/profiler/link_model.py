@@ -1,4 +1,4 @@
-"""Link model: the rates of pairs and ports that timed transfers give, and the Cluster they describe."""
+"""Link model: rates of pairs and ports from timed transfers, and the Cluster that they describe."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -9,18 +9,22 @@ import numpy as np
 from aurora.types import Cluster, Gpu, servers
 from aurora.types.arrays import FloatArray, IntArray
 
-TIERS = 1.25  # from how much faster inside a server than outside the two are told apart
-NOISE = 0.03  # of a goodput: less is not called a loss
+TIERS = 1.25  # links inside a server that are this many times as fast as others make a fabric of servers
+NOISE = 0.03  # a smaller loss of goodput counts as none
 
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """What ranks have measured of their network.
+    """Links between ranks, as measured.
 
-    startup_s_GG, rate_Bps_GG (G, G): of messages from a rank to another. error_GG (G, G): median
-    |predicted / measured - 1| over message sizes. out_Bps_G, in_Bps_G (G,): of a rank's port, to and from several others at
-    once. goodput_K (K,): what senders_K (K,) at once bring to one receiver, over what its port and theirs allow, the median
-    over receivers.
+    Attributes:
+        startup_s_GG: (G, G) float64, start-up seconds of a message from rank to rank.
+        rate_Bps_GG: (G, G) float64, bytes per second from rank to rank.
+        error_GG: (G, G) float64, median |predicted / measured - 1| over message sizes.
+        out_Bps_G: (G,) float64, bytes per second that a rank's port sends to several others at once.
+        in_Bps_G: (G,) float64, bytes per second that a rank's port receives from several others at once.
+        senders_K: (K,) int64, numbers of senders to one receiver.
+        goodput_K: (K,) float64, what that many senders deliver, over what the ports allow; the median over receivers.
     """
 
     startup_s_GG: FloatArray
@@ -33,7 +37,7 @@ class LinkMeasurements:
 
     @property
     def incast(self) -> float:
-        """Part of its rate that a receiving port loses for each sender beyond the first; zero within the noise."""
+        """The part of its rate that a receiving port loses for each sender beyond the first; zero for losses below NOISE."""
         several_K = self.senders_K > 1
         if not several_K.any() or self.goodput_K[several_K].min() > 1 - NOISE:
             return 0.0
@@ -43,7 +47,14 @@ class LinkMeasurements:
 
 @dataclass(frozen=True)
 class RankDevice:
-    """What a rank computes on. host: its machine. kind: of GPU, or "cpu"."""
+    """The device that a rank computes on.
+
+    Attributes:
+        host: the name of its machine.
+        local_rank: the rank's number on its machine.
+        kind: the kind of GPU, or "cpu".
+        memory_bytes: memory of the GPU, or the rank's part of its machine's.
+    """
 
     host: str
     local_rank: int
@@ -51,12 +62,20 @@ class RankDevice:
     memory_bytes: int
 
 
-def fair_shares(most_X: FloatArray, together: float) -> FloatArray:
-    """(X,) parts of `together` for flows that could have most_X (X,) alone, as even as that allows: max-min fairness.
+def fair_shares(most_X: FloatArray, total: float) -> FloatArray:
+    """Returns the max-min fair shares of a total rate.
 
-    Where `together` is more than all of them, each has its most. Source: Bertsekas and Gallager, Data Networks, 6.5.2.
+    Args:
+        most_X: (X,) float64, the largest share of each flow; a flow gets it if the total allows.
+        total: the rate to divide, in the same unit.
+
+    Returns:
+        (X,) float64, the shares.
+
+    Source:
+        Bertsekas and Gallager, Data Networks, 6.5.2.
     """
-    share_X, left = np.zeros(len(most_X)), together
+    share_X, left = np.zeros(len(most_X)), total
     for place, flow in enumerate(np.argsort(most_X, kind="stable")):
         share_X[flow] = min(most_X[flow], left / (len(most_X) - place))
         left -= share_X[flow]
@@ -66,16 +85,16 @@ def fair_shares(most_X: FloatArray, together: float) -> FloatArray:
 def cluster_of(
     links: LinkMeasurements, device_G: Sequence[RankDevice], speeds: Mapping[str, float], name: str = "measured"
 ) -> Cluster:
-    """The Cluster that the measured links describe.
+    """Returns the Cluster that measured links describe.
 
-    It has a fabric of servers where hosts hold several ranks each and links inside a host are TIERS times as fast as others. A
-    message's start-up is the slower of its two ends'.
+    It has a fabric of servers if every host has several ranks and links inside hosts are TIERS times as fast as others. A
+    rank's start-up is the shortest of its messages: a message takes the longer of its two ends'.
 
     Args:
-        links: as measured.
+        links: the measured links.
         device_G: the ranks' devices.
-        speeds: of kinds, in any unit; a kind without one counts as 1.
-        name: the cluster's.
+        speeds: relative speeds by kind; a kind without one has speed 1.
+        name: the cluster's name.
     """
     ranks = len(device_G)
     hosts = list(dict.fromkeys(device.host for device in device_G))
@@ -91,8 +110,8 @@ def cluster_of(
             out_Bps_G = np.maximum(out_Bps_G, inside_Bps_GG.max(axis=1))
             in_Bps_G = np.maximum(in_Bps_G, inside_Bps_GG.max(axis=0))
             fabric = servers(node_G, out_Bps_G.tolist(), in_Bps_G.tolist(), outside_Bps)
-    alone_GG = np.where(other_GG, links.startup_s_GG, np.inf)
-    startup_s_G = np.minimum(alone_GG.min(axis=0), alone_GG.min(axis=1))
+    pair_startup_s_GG = np.where(other_GG, links.startup_s_GG, np.inf)
+    startup_s_G = np.minimum(pair_startup_s_GG.min(axis=0), pair_startup_s_GG.min(axis=1))
     gpus = [
         Gpu(
             f"{device.host}-{device.local_rank}",
@@ -111,7 +130,13 @@ def cluster_of(
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """A measured Cluster, the links it was made from, and the transport ("gloo" or "nccl") that they were measured over."""
+    """A measured Cluster.
+
+    Attributes:
+        cluster: the ranks' GPUs and network.
+        links: the measurements that it was made from.
+        transport: "gloo" or "nccl", over which the links were measured.
+    """
 
     cluster: Cluster
     links: LinkMeasurements
@@ -119,14 +144,14 @@ class MeasuredCluster:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences for its file: how well the model fits, and how receivers bear several senders."""
+        """Sentences for its file: how well the model fits, and the goodput of a receiver with several senders."""
         links, pairs_GG = self.links, ~np.eye(len(self.cluster), dtype=bool)
         rate_Bps_X, error_X = links.rate_Bps_GG[pairs_GG], links.error_GG[pairs_GG]
         goodput = ", ".join(f"{k}: {part:.0%}" for k, part in zip(links.senders_K, links.goodput_K, strict=True))
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return (
-            f"Measured over {self.transport}, {len(self.cluster)} ranks, {today}. Ports: to and from several at once.",
-            f"Pairs alone: {rate_Bps_X.min():.4g} to {rate_Bps_X.max():.4g} bytes a second; a line through their message sizes "
+            f"Measured over {self.transport}, {len(self.cluster)} ranks, {today}. Ports: to and from several ranks at once.",
+            f"Single pairs: {rate_Bps_X.min():.4g} to {rate_Bps_X.max():.4g} bytes a second; a line through message sizes "
             f"is {np.median(error_X):.1%} off (median), {error_X.max():.1%} at worst.",
             f"Goodput of a receiver by how many send to it at once: {goodput}.",
         )

@@ -1,4 +1,4 @@
-"""Link timing: messages between each pair of ranks alone, then each port with several peers at once."""
+"""Link timing: messages between one pair of ranks at a time, then each port with several peers at once."""
 
 import os
 import socket
@@ -29,11 +29,11 @@ from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LINK_TRANSPORTS
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
-PATIENCE_S = 0.25  # no message is sent alone that will take longer
-SPAN_S = 0.3  # how long several at once are watched
-ROUNDS, SETTLED = 3, 0.05  # of guessing their shares, until a guess is this good
-REPEATS, MOST_REPEATS = 5, 20  # of which the fastest counts: other work only ever slows
-SETTLE_S = 0.01  # between measurements: queues drain
+PATIENCE_S = 0.25  # longest expected time of a message between one pair
+SPAN_S = 0.3  # about how long transfers of several pairs at once are timed
+ROUNDS, SETTLED = 3, 0.05  # guesses of the joint rate at most; the relative rise at which a guess is good enough
+REPEATS, MOST_REPEATS = 5, 20  # the fastest counts, since other work only slows transfers
+SETTLE_S = 0.01  # pause between measurements, in which queues drain
 
 
 def measure_links(
@@ -45,17 +45,21 @@ def measure_links(
 ) -> MeasuredCluster | None:
     """Measures the links between ranks and describes them as a Cluster.
 
-    Under torchrun the ranks are those that it started: every rank calls this, and all but rank 0 get None. Otherwise `ranks`
-    local processes are started.
+    Under torchrun every rank calls this, and all but rank 0 get None. Otherwise `ranks` local processes are started.
 
     Args:
-        ranks: how many; None under torchrun.
+        ranks: the number of ranks; None: as many as torchrun has started.
         transport: "gloo", "nccl", or "auto": nccl where every rank has a GPU, else gloo.
         kinds: datasheets by kind, for the GPUs' relative speeds; None: the shipped ones.
-        timeout_s: how long a rank waits for a peer.
+        timeout_s: seconds that a rank waits for a peer.
 
-    Raises: BadInput: if the transport is unknown or cannot be used, or `ranks` is below 2 or not torchrun's. RankFailed: if a
-        rank is lost.
+    Returns:
+        The Cluster with its measurements; None on ranks of torchrun other than 0.
+
+    Raises:
+        BadInput: if the transport is unknown or cannot be used, or `ranks` is below 2 or not torchrun's.
+        RankFailed: if a rank fails.
+
     Example:
         >>> measured = measure_links(2, "gloo")
         >>> len(measured.cluster), measured.transport
@@ -78,7 +82,7 @@ def measure_links(
 
 
 def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
-    """One rank: the links, the ranks' devices, and the transport; the same on all ranks."""
+    """One rank's part: returns the links, the ranks' devices and the transport, the same on all ranks."""
     device = device_of(rank_info)
     with default_process_group(rank_info):
         device_G: list[Any] = [None] * rank_info.ranks
@@ -94,6 +98,7 @@ def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, l
 
 
 def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
+    """The device of this rank."""
     host = socket.gethostname()
     if device != "cpu":
         card = torch.cuda.get_device_properties(device)
@@ -103,12 +108,14 @@ def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
 
 
 def time_links(transport: Transport, device: str = "cpu") -> LinkMeasurements:
-    """Measures the links of a transport. All its ranks call this together and get the same measurements.
+    """Measures the links of a transport. All its ranks call this at the same time and get the same measurements.
 
-    A pair alone: messages of SIZES that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
-    taken off. Ports: each rank to all others, and 1, 2, 4, ... and all others to each rank, for about SPAN_S.
+    Pairs: messages of SIZES that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
+    subtracted. Ports: each rank sends to all others, and 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
 
-    transport: what to measure; device: where its tensors are.
+    Args:
+        transport: the transport to measure.
+        device: the torch device of its tensors.
     """
     return _LinkTimer(transport, device).measure()
 
@@ -130,7 +137,7 @@ class _LinkTimer:
                 if src != dst:
                     fitted_GG3[src, dst] = self._pair(src, dst)
         startup_s_GG, rate_Bps_GG, error_GG = np.moveaxis(fitted_GG3, 2, 0)
-        out_Bps_G = np.array([self._together([(rank, to) for to in self._others(rank)], rate_Bps_GG) for rank in range(ranks)])
+        out_Bps_G = np.array([self._joint_Bps([(rank, to) for to in self._others(rank)], rate_Bps_GG) for rank in range(ranks)])
         out_Bps_G = np.maximum(out_Bps_G, rate_Bps_GG.max(axis=1))
         senders_K, into_KG = self._into_ports(rate_Bps_GG)
         in_Bps_G = np.maximum(into_KG.max(axis=0), rate_Bps_GG.max(axis=0))
@@ -140,15 +147,15 @@ class _LinkTimer:
         return LinkMeasurements(startup_s_GG, rate_Bps_GG, error_GG, out_Bps_G, in_Bps_G, senders_K, goodput_K)
 
     def _others(self, rank: int) -> list[int]:
-        """All ranks but this, from the next one on."""
+        """All ranks but this, starting with the next."""
         return [(rank + step) % self._net.ranks for step in range(1, self._net.ranks)]
 
     def _into_ports(self, rate_Bps_GG: FloatArray) -> tuple[IntArray, FloatArray]:
-        """senders_K (K,), and into_KG (K, G): bytes per second that each rank gets from so many others at once."""
+        """The numbers of senders (K,), and the bytes per second (K, G) that each rank receives from as many others at once."""
         ranks = self._net.ranks
         senders_K = np.array(sorted({1 << power for power in range((ranks - 1).bit_length())} | {ranks - 1}))
         into_KG = [
-            [self._together([(of, rank) for of in self._others(rank)[:senders]], rate_Bps_GG) for rank in range(ranks)]
+            [self._joint_Bps([(of, rank) for of in self._others(rank)[:senders]], rate_Bps_GG) for rank in range(ranks)]
             for senders in senders_K
         ]
         return senders_K, np.array(into_KG)
@@ -168,36 +175,36 @@ class _LinkTimer:
         return fit.startup_s, fit.rate_Bps, fit.median_error
 
     def _ping(self, src: int, dst: int, size: int) -> float:
-        """Seconds until src has its answer; elsewhere of no meaning."""
+        """Seconds until src has the answer to a message; of no meaning on other ranks."""
         began_s = time.perf_counter()
         if self._net.rank in (src, dst):
             self._exchange([(src, dst, size)])
             self._exchange([(dst, src, SIZES[0])])
         return time.perf_counter() - began_s
 
-    def _together(self, pairs: Sequence[tuple[int, int]], rate_Bps_GG: FloatArray) -> float:
-        """Bytes per second of all pairs at once, which share a source or a destination.
+    def _joint_Bps(self, pairs: Sequence[tuple[int, int]], rate_Bps_GG: FloatArray) -> float:
+        """The joint rate, in bytes per second, of pairs that share a source or a destination.
 
-        Flows get bytes in the proportion of their fair shares, so that they end together: those of what they reached together
-        the time before. The rate is the slope between two amounts, as a pair's is.
+        Flows get bytes in proportion to their fair shares of the joint rate guessed last, so that they end at the same time.
+        The rate is the slope between two amounts, as for one pair.
         """
-        alone_X = np.array([rate_Bps_GG[pair] for pair in pairs])
-        together_Bps = float(alone_X.max())
+        single_Bps_X = np.array([rate_Bps_GG[pair] for pair in pairs])
+        joint_Bps = float(single_Bps_X.max())
         if len(pairs) == 1:
-            return together_Bps
+            return joint_Bps
         for _ in range(ROUNDS):
-            guess_Bps = together_Bps
-            more = np.clip(fair_shares(alone_X, guess_Bps) * SPAN_S, SIZES[0], SIZES[-1]).astype(np.int64)
+            guess_Bps = joint_Bps
+            more = np.clip(fair_shares(single_Bps_X, guess_Bps) * SPAN_S, SIZES[0], SIZES[-1]).astype(np.int64)
             less = more // 4
             took = [(self._flow(pairs, less), self._flow(pairs, more)) for _ in range(REPEATS)]
             short_s, long_s = (min(seconds) for seconds in zip(*took, strict=True))
-            together_Bps = float((more - less).sum()) / max(long_s - short_s, 1e-9)
-            if together_Bps < guess_Bps * (1 + SETTLED):
+            joint_Bps = float((more - less).sum()) / max(long_s - short_s, 1e-9)
+            if joint_Bps < guess_Bps * (1 + SETTLED):
                 break
-        return together_Bps
+        return joint_Bps
 
     def _flow(self, pairs: Sequence[tuple[int, int]], bytes_X: IntArray) -> float:
-        """Seconds from when all ranks are there until the last has its bytes."""
+        """Seconds from the start on all ranks until the last receiver has its bytes."""
         time.sleep(SETTLE_S)
         self._net.gather(torch.zeros(1))
         began_s = time.perf_counter()
@@ -209,7 +216,7 @@ class _LinkTimer:
         return float(self._net.gather(torch.tensor([took_s if received else 0.0], dtype=torch.float64)).max())
 
     def _exchange(self, flows: Sequence[tuple[int, int, int]]) -> None:
-        """Every flow's bytes (source, destination, size), all posted at once."""
+        """Transfers all flows (source, destination, bytes), posted at once."""
         order = Order("probe", np.array([flow[:2] for flow in flows]), self._net.ranks, self._net.ranks)
         sends, recvs = ([self._buffer[:0]] * self._net.ranks for _ in range(2))
         for src, dst, size in flows:

@@ -1,4 +1,4 @@
-"""Unfinished profiles: valid for all that reads profiles, and counting can go on from them."""
+"""Unfinished profiles: valid profiles from which counting can go on."""
 
 import hashlib
 import time
@@ -11,25 +11,40 @@ from aurora.io import load_profile, save
 from aurora.profiler.routing_counts import RoutingCounts
 from aurora.types import Profile, ProfileOptions
 
-SAVE_S = 60.0  # between two savings of what is counted so far
+SAVE_S = 60.0  # from one saving of the counts to the next
 
 
 def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
-    """A hash of all that decides what is counted; not of when counting ends by precision, nor of how phases are timed."""
+    """Returns a hash of everything that decides what is counted.
+
+    It leaves out the precision at which counting ends, and the options of timing.
+
+    Args:
+        fingerprint: the model's.
+        text: the provenance of the text: its files and their hashes.
+        options: of the profile.
+    """
     counted = replace(options, precision=None, seed=0, share=1)
     return hashlib.sha256(repr((fingerprint, text, counted)).encode()).hexdigest()
 
 
 class PartialProfile:
-    """The file that keeps what a job has counted so far. path: None keeps nothing. clock: seconds, of any origin."""
+    """The file that keeps the counts of a job so far.
+
+    Args:
+        path: the file; None: nothing is kept.
+        job: the hash of `job_of`.
+        clock: returns seconds, of any origin.
+    """
 
     def __init__(self, path: Path | None, job: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._job, self._clock, self._saved_s = path, job, clock, 0.0
 
     def load(self) -> tuple[Profile, RoutingCounts] | None:
-        """The profile so far and its counts, None where there is none yet.
+        """Returns the profile so far and its counts; None if there is no file yet.
 
-        Raises: BadInput: if the file is another job's, or a finished profile.
+        Raises:
+            BadInput: if the file is another job's, or a finished profile.
         """
         if self._path is None or not self._path.exists():
             return None
@@ -41,11 +56,11 @@ class PartialProfile:
         return replace(profile, provenance=provenance), RoutingCounts.of(profile, int(profile.provenance["served"]))
 
     def begin(self) -> None:
-        """Counting begins: SAVE_S from now the first saving is due."""
+        """Starts the time to the first saving, which is due SAVE_S from now."""
         self._saved_s = self._clock()
 
     def save_if_due(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> None:
-        """Saves build(counts) if the last saving is SAVE_S ago."""
+        """Saves build(counts) if the last saving is at least SAVE_S ago."""
         if self._path is not None and self._clock() - self._saved_s >= SAVE_S:
             self._save(build(counts), counts.prompts, self._path)
             self._saved_s = self._clock()
@@ -58,5 +73,6 @@ class PartialProfile:
         return f"{self._path} keeps the counts of {counts.prompts} prompts; the same command goes on from there"
 
     def _save(self, profile: Profile, prompts: int, path: Path) -> None:
+        """Write the profile with what `load` needs to go on from it."""
         unfinished = {"partial": f"the first {prompts} prompts", "served": str(prompts), "job": self._job}
         save(replace(profile, provenance={**profile.provenance, **unfinished}), path)

@@ -26,7 +26,7 @@ from aurora.runtime.distributed.launcher import RankInfo, start_fork_server
 from aurora.types import CountingOptions, Profile, ProfileOptions
 from aurora.types.profile import CurvesByKind
 
-CHECK_AGAIN = 1.1  # precision is checked when there are so many times the rounds of the last check
+CHECK_AGAIN = 1.1  # precision is checked again after this many times the rounds of the last check
 
 Progress = Callable[[str, int, int], None]  # what, done, in all
 
@@ -44,17 +44,21 @@ def profile_model(
     Args:
         path: the folder of a transformers MoE model, or its name in the local hub cache.
         files: the text, as `aurora.models.prompts.Corpus` reads it: .txt, .jsonl or .npy.
-        options: source ranks, prompt length, what is kept, when to stop.
+        options: source ranks, prompt length, what is recorded, when to stop.
         progress: called with what is being done, how much of it is done, and how much there is in all.
-        partial: file that keeps what is counted so far as a valid profile, saved every minute and when interrupted. Where it
-            exists already, counting goes on from it.
-        clock: seconds, of any origin; decides when `partial` is saved.
+        partial: a file for the counts so far, a valid profile, saved every minute and when interrupted. If it exists already,
+            counting goes on from it.
+        clock: returns seconds, of any origin; decides when `partial` is saved.
 
-    Returns: the Profile: tokens_TLSE (window, layer, source, expert), compute curves of this machine's kind of device, and
-        provenance. It knows no placement.
-    Raises: BadInput: if there is no MoE model at `path`, a file cannot be read, the text has less than one prompt for each
-        source, or `partial` is of another model, text or options. KeyboardInterrupt: if interrupted; its message says what
-        `partial` keeps.
+    Returns:
+        The Profile: tokens_TLSE (window, layer, source, expert), compute curves of this machine's kind of device, and
+        provenance. It does not depend on a placement.
+
+    Raises:
+        BadInput: if there is no MoE model at `path`, a file cannot be read, the text has less than one prompt for each source,
+            or `partial` is of another model, text or options.
+        KeyboardInterrupt: if interrupted; its message says what `partial` keeps.
+
     Example:
         >>> from aurora.io import shipped
         >>> options = ProfileOptions(sources=2, prompt_tokens=16, limit=4)
@@ -100,21 +104,26 @@ def profile_with_workers(
     rank_info: RankInfo | None = None,
     delay_s: Delay | None = None,
 ) -> Profile:
-    """Like `profile_model`, but several worker processes count, and none is waited for if others hold its part of the text.
+    """Profiles a model like `profile_model`, but counts in several worker processes, some of which may be slow or fail.
+
+    A worker is not waited for if others count its part of the text.
 
     Args:
         path, files, options, progress: as in `profile_model`.
-        counting: how many workers, how many of them hold each part, by which scheme.
+        counting: the number of workers, copies of each part, and the scheme of their distribution.
         watch: called with a report of each worker whenever one changes.
         rank_info: under torchrun, where every rank calls this and only rank 0 returns.
-        delay_s: (worker, round) -> seconds; rehearses stragglers.
+        delay_s: (worker, round) -> seconds to sleep, to test with stragglers.
 
-    Returns: the Profile that `profile_model` would make.
-    Raises: as `profile_model` and `coded_sum` do. BadInput: if options.precision is set, which is only known where rounds come
-        one after the other.
+    Returns:
+        The same Profile as `profile_model`.
+
+    Raises:
+        BadInput: as in `profile_model` and `coded_sum`; if options.precision is set, since workers cannot stop early.
+        InfeasiblePlan, RankFailed: as in `coded_sum`.
     """
     if files and options.precision is not None:
-        raise BadInput("`precision`: expected no `workers`, who count all of the text at once and cannot stop early")
+        raise BadInput("`precision`: expected no `workers`, which count all of the text at once and cannot stop early")
     model, corpus, provenance = _open(path, files, options)
     first = next_round(islice(corpus, options.limit), options)
     _check_enough(first, files, options)
@@ -127,18 +136,18 @@ def profile_with_workers(
 
 @dataclass(frozen=True)
 class _Builder:
-    """Makes a Profile of counts, and what is known before them."""
+    """Makes a Profile of counts and of everything that is known before counting."""
 
     model: MoeModel
     curves: CurvesByKind
     provenance: Mapping[str, str]
 
     def with_provenance(self, **more: str) -> "_Builder":
-        """The same with further entries of provenance."""
+        """A builder with further entries of provenance."""
         return _Builder(self.model, self.curves, {**self.provenance, **more})
 
     def profile(self, counts: RoutingCounts) -> Profile:
-        """The Profile of what is counted."""
+        """The Profile of the counts."""
         return Profile(
             model=self.model.name,
             fingerprint=self.model.fingerprint(),
@@ -157,21 +166,21 @@ class _Builder:
 
 
 class _Precision:
-    """Whether the bottleneck's load is known as precisely as options.precision asks, if it asks."""
+    """Whether the bottleneck's load is known as precisely as options.precision requires."""
 
     def __init__(self, options: ProfileOptions, builder: _Builder) -> None:
         self._options, self._builder = options, builder
         self._checked_rounds, self._half_width = 0, float("inf")
 
     def reached(self, counts: RoutingCounts) -> bool:
-        """Checks now and then, since a check costs a resampling; True once it is precise enough."""
+        """Whether the counts are precise enough; checked at growing intervals, since a check costs a resampling."""
         if self._options.precision is None or counts.rounds < max(MIN_ROUNDS, self._checked_rounds * CHECK_AGAIN):
             return False
         self._check(counts)
         return self._half_width <= self._options.precision
 
     def provenance(self, counts: RoutingCounts) -> dict[str, str]:
-        """What a profile says of its precision."""
+        """The precision as an entry of provenance."""
         wanted = self._options.precision
         if wanted is None:
             return {}
@@ -183,6 +192,7 @@ class _Precision:
         return {"precision": f"{known} at {LEVEL:.0%} after {tokens} tokens{more}"}
 
     def _check(self, counts: RoutingCounts) -> None:
+        """Estimate the half-width of the bottleneck's interval."""
         self._checked_rounds = counts.rounds
         self._half_width = contiguous_load_intervals(self._builder.profile(counts), self._options.seed).bottleneck.half_width
 
@@ -206,7 +216,7 @@ def _timed(
     provenance: Mapping[str, str],
     progress: Progress,
 ) -> _Builder:
-    """Times the phases, up to twice the tokens that a source holds of the `first` round."""
+    """Time the phases, up to twice the largest number of tokens of a source in the `first` round."""
     progress("timing phases", 0, 1)
     most = max(sum(map(len, prompts)) for prompts in first)
     measured = measure_curves(
@@ -217,13 +227,14 @@ def _timed(
 
 
 def _served(counts: RoutingCounts, options: ProfileOptions) -> str:
+    """The prompts served, as an entry of provenance."""
     return f"{counts.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
 
 
 def _rounds(
     model: MoeModel, counts: RoutingCounts, first: Batches, prompts: Iterator[list[int]], options: ProfileOptions
 ) -> Iterator[RoutingCounts]:
-    """The counts after each further round, until the prompts end."""
+    """Yield the counts after each further round, until the prompts end."""
     keep = options.token_level or options.coactivation
     batches = first or next_round(prompts, options)
     while any(batches):
@@ -234,6 +245,7 @@ def _rounds(
 
 
 def _check_enough(first: Batches, files: Sequence[str | Path], options: ProfileOptions) -> None:
+    """Raise BadInput unless the first round has a prompt for each source."""
     found = sum(map(len, first))
     if found < options.sources:
         names = ", ".join(map(str, files))
@@ -256,6 +268,7 @@ def _provenance(model: MoeModel, files: Sequence[str | Path], options: ProfileOp
 
 
 def _sha256(path: Path) -> str:
+    """The first 16 digits of a file's sha256, or BadInput."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]

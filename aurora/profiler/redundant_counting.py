@@ -1,4 +1,4 @@
-"""Redundant counting: several workers count a profile's routing, and none is waited for if others hold its part.
+"""Redundant counting: several workers count a profile's routing, and slow ones are not waited for if others have their parts.
 
 Source: BCC (arXiv:1710.09990).
 """
@@ -35,21 +35,23 @@ def count_with_workers(
     rank_info: RankInfo | None = None,
     delay_s: Delay | None = None,
 ) -> RoutingCounts:
-    """Counts what one process would count, by workers that each load the model, read all of the text and serve parts of it.
+    """Counts routing by workers that each load the model, read all of the text and serve parts of it.
 
-    A part is every n-th batch of prompts. A worker sends the difference of its counts from a stand-in's: routing that is
-    invented from the prompts' lengths alone, the same for all workers. Differences add up, even in windows that no worker saw
-    whole.
+    A part is every n-th batch of prompts. A worker sends the difference of its counts from stand-in counts: routing invented
+    from the prompts' lengths alone, the same for all workers. Differences add up, even in windows that no worker saw whole.
 
     Args:
-        model: the model at `path`, loaded here.
-        files, options: what is counted, as in `profile_model`.
-        counting: how many workers, how many of them hold each part, by which scheme.
-        watch: called with a report of each worker whenever one changes.
-        rank_info: under torchrun, where only rank 0 returns and the other ranks' processes end with the aggregation.
-        delay_s: (worker, round) -> seconds; rehearses stragglers.
+        model: the model at `path`, loaded in this process.
+        path: its folder.
+        files: the text, as in `profile_model`.
+        options: what is counted, as in `profile_model`.
+        counting, watch, rank_info, delay_s: as in `profile_with_workers`.
 
-    Raises: as `coded_sum` does.
+    Returns:
+        The counts that one process would make.
+
+    Raises:
+        BadInput, InfeasiblePlan, RankFailed: as in `coded_sum`.
     """
     stand_in, batches = RoutingCounts(), 0
     for round_ in _rounds(model, files, options):
@@ -74,7 +76,7 @@ def count_with_workers(
 
 @dataclass(frozen=True)
 class _Part:
-    """A worker's work: the counts of part `number` of `parts`, as their difference from the stand-in's."""
+    """A worker's task: the counts of part `number` of `parts`, minus the stand-in counts."""
 
     path: str
     files: tuple[str, ...]
@@ -92,20 +94,21 @@ class _Part:
                 before += bool(prompts)
             served = route_round(model, mine, self.options.max_new_tokens, _keeps(self.options)) if any(mine) else []
             others = [each for each in invented if not mine[each.source]]
-            together = sorted(served + others, key=lambda each: each.source)
-            state = _added(state, together, round_, model, self.options)
+            passes = sorted(served + others, key=lambda each: each.source)
+            state = _added(state, passes, round_, model, self.options)
             stand_in = _added(stand_in, invented, round_, model, self.options)
         return packed(state) - packed(stand_in)
 
 
 def _rounds(model: MoeModel, files: Sequence[str | Path], options: ProfileOptions) -> Iterator[Batches]:
+    """Yield the rounds of prompts of a text."""
     prompts = islice(Corpus(model.tokenizer, model.vocabulary, files, options.prompt_tokens), options.limit)
     while any(round_ := next_round(prompts, options)):
         yield round_
 
 
 def _stand_in(model: MoeModel, round_: Batches, options: ProfileOptions) -> list[ForwardPass]:
-    """The passes of a round as if every token chose expert 0 alone, top_k times."""
+    """The stand-in passes of a round, as if every token chose expert 0 top_k times."""
     made = []
     for source, prompts in enumerate(round_):
         for step in range(options.max_new_tokens if prompts else 0):
@@ -118,17 +121,19 @@ def _stand_in(model: MoeModel, round_: Batches, options: ProfileOptions) -> list
 
 
 def _keeps(options: ProfileOptions) -> bool:
+    """Whether each token's experts are recorded."""
     return options.token_level or options.coactivation
 
 
 def _added(
     state: RoutingCounts, passes: Sequence[ForwardPass], round_: Batches, model: MoeModel, options: ProfileOptions
 ) -> RoutingCounts:
+    """The counts with one more round."""
     return state.add(passes, round_, options.window, model.top_k, options.token_level, options.coactivation)
 
 
 def packed(state: RoutingCounts) -> IntArray:
-    """All counts in one array (N,) int64; arrays of the same prompts add up as their counts do."""
+    """Returns all counts in one array (N,) int64; arrays of the same prompts can be added."""
     arrays = [*state.windows, *(experts_ULK for experts_ULK, *_ in state.kept)]
     if state.coactivation is not None:
         arrays += [state.coactivation.together_LEE, state.coactivation.next_LEE]
@@ -136,7 +141,12 @@ def packed(state: RoutingCounts) -> IntArray:
 
 
 def unpacked(total: IntArray, like: RoutingCounts) -> RoutingCounts:
-    """The counts that `packed` makes `total` of; `like`: counts of the same prompts."""
+    """Returns the counts of which `packed` makes `total`.
+
+    Args:
+        total: (N,) int64.
+        like: counts of the same prompts.
+    """
     at = 0
 
     def next_like(array: NDArray[Any]) -> IntArray:
@@ -155,4 +165,5 @@ def unpacked(total: IntArray, like: RoutingCounts) -> RoutingCounts:
 
 @lru_cache(maxsize=1)
 def _loaded(path: str) -> MoeModel:
+    """The model on this machine's device, loaded at most once per process."""
     return load_model(path, "cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Counts of where tokens go: hooks record each forward pass's choices, and rounds of passes add up to windows."""
+"""Routing counts: hooks record each forward pass's choices, and rounds of passes add up to windows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,9 +23,12 @@ Kept = tuple[NDArray[Any], IntArray, IntArray, IntArray]  # experts_ULK, source_
 class ForwardPass:
     """Routing of one forward pass of one source rank.
 
-    source: the rank. step: 0 is the prefill, n the n-th decode pass. counts_LE (L, E) int64: tokens of each expert. experts_ULK
-    (U, L, K) uint8 or uint16: each token's experts, None where they are not kept. prompt_U (U,) int64: which of the batch's
-    prompts each token is of.
+    Attributes:
+        source: the rank.
+        step: 0 for the prefill, n for the n-th decode pass.
+        counts_LE: (L, E) int64, the tokens of each expert.
+        experts_ULK: (U, L, K) uint8 or uint16, each token's experts; None if they are not recorded.
+        prompt_U: (U,) int64, the prompt in the batch that each token belongs to.
     """
 
     source: int
@@ -41,16 +44,24 @@ class ForwardPass:
 
 
 def next_round(prompts: Iterator[list[int]], options: ProfileOptions) -> Batches:
-    """The next round: up to `options.batch` prompts for each source, dealt out one after the other."""
+    """Returns the next round of prompts by source, dealt out round robin.
+
+    Args:
+        prompts: token ids of each prompt; up to `options.batch` for each source are taken.
+        options: of the profile.
+    """
     some = list(islice(prompts, options.sources * options.batch))
     return [some[source :: options.sources] for source in range(options.sources)]
 
 
 @contextmanager
 def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
-    """Yields a list that every forward pass inside the block fills: each layer's experts (N, K) of the pass's N tokens.
+    """Context manager that yields a list which every forward pass fills: for each layer the experts (N, K) of its N tokens.
 
-    The hooks compute and copy nothing, so the device is never waited for and the output stays what it was.
+    The hooks compute and copy nothing, so they neither wait for the device nor change the output.
+
+    Args:
+        model: the model whose forward passes are recorded.
     """
     chosen_L: list[torch.Tensor] = [torch.empty(0)] * len(model.layers)
 
@@ -71,9 +82,14 @@ def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
 
 
 def count_choices(chosen_PL: Sequence[Sequence[torch.Tensor]], experts: int) -> tuple[torch.Tensor, IntArray]:
-    """Choices and counts of P forward passes, from what `record_choices` yielded for each.
+    """Counts the choices of P forward passes.
 
-    Returns: experts_ULK (U, L, K) of all tokens, one pass after the other, on their device; counts_PLE (P, L, E) int64.
+    Args:
+        chosen_PL: for each pass the list of `record_choices`, (N, K) for each layer.
+        experts: experts of a layer.
+
+    Returns:
+        The experts of all tokens (U, L, K), pass by pass, on their device; and the tokens of each expert (P, L, E) int64.
     """
     chosen_ULK = torch.stack([torch.cat(of_layer) for of_layer in zip(*chosen_PL, strict=True)], dim=1)
     passes, layers, device = len(chosen_PL), len(chosen_PL[0]), chosen_ULK.device
@@ -87,13 +103,13 @@ def count_choices(chosen_PL: Sequence[Sequence[torch.Tensor]], experts: int) -> 
 def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tokens: int, keep: bool) -> list[ForwardPass]:
     """Serves one round and returns the routing of each of its forward passes.
 
-    Prompts of different lengths are padded; padding is not counted. A batch's passes are counted together, at its end.
+    Prompts of different lengths are padded; padding is not counted. A batch's passes are counted at its end, all at once.
 
     Args:
         model: serves the prompts by greedy decoding, in this process.
         batches: each source rank's prompts, as token ids; a rank may have none.
-        new_tokens: how many to generate for each prompt; 1 is the prefill alone.
-        keep: also keep each token's experts.
+        new_tokens: tokens to generate for each prompt; 1 is the prefill alone.
+        keep: whether to record each token's experts too.
     """
     narrow = np.uint8 if model.experts <= 256 else np.uint16
     made = []
@@ -101,14 +117,14 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
         for source, prompts in enumerate(batches):
             if not prompts:
                 continue
-            # No end-of-text here: a profile's windows keep their size.
-            together = GreedyBatch(model.model, prompts, [new_tokens] * len(prompts), eos=None, pad=0)
+            # No end-of-text token, so that a profile's windows keep their size.
+            batch = GreedyBatch(model.model, prompts, [new_tokens] * len(prompts), eos=None, pad=0)
             lengths = [len(prompt) for prompt in prompts]
-            real_N = together.mask_BT.flatten() if len(set(lengths)) > 1 else None
-            together.step()
+            real_N = batch.mask_BT.flatten() if len(set(lengths)) > 1 else None
+            batch.step()
             chosen_PL = [list(chosen_L) if real_N is None else [chosen_NK[real_N] for chosen_NK in chosen_L]]
             for _ in range(1, new_tokens):
-                together.step()
+                batch.step()
                 chosen_PL.append(list(chosen_L))
             chosen_ULK, counts_PLE = count_choices(chosen_PL, model.experts)
             kept_ULK = chosen_ULK.cpu().numpy().astype(narrow) if keep else None
@@ -123,10 +139,14 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
 
 @dataclass(frozen=True)
 class RoutingCounts:
-    """What rounds add up to so far: a value, so that stopping anywhere leaves whole rounds.
+    """The counts of all rounds so far; a value, so that stopping at any time leaves whole rounds.
 
-    windows: counts (L, S, E) int64 of each. stages: which of STAGES each window is of. prompts: how many were served. kept:
-    each token's experts, part by part. coactivation: of all tokens. The last two are empty unless they are asked for.
+    Attributes:
+        windows: for each window, (L, S, E) int64, the tokens by layer, source and expert.
+        stages: the stage of each window, one of STAGES.
+        prompts: how many prompts were served.
+        kept: each token's experts, pass by pass; empty if they are not recorded.
+        coactivation: how often experts are chosen at the same time; None if this is not counted.
     """
 
     windows: tuple[IntArray, ...] = ()
@@ -137,7 +157,7 @@ class RoutingCounts:
 
     @classmethod
     def of(cls, profile: Profile, prompts: int) -> Self:
-        """What a profile of `prompts` prompts holds, to go on from."""
+        """Returns the counts that a profile of `prompts` prompts holds, so that counting can go on."""
         assert profile.stage_T is not None
         kept: tuple[Kept, ...] = ()
         if (routing := profile.routing) is not None:
@@ -147,7 +167,7 @@ class RoutingCounts:
 
     @property
     def rounds(self) -> int:
-        """Prefill windows: without `window`, one a round."""
+        """The number of prefill windows: one per round unless windows have a given size."""
         return self.stages.count(STAGES[0])
 
     @property
@@ -157,7 +177,7 @@ class RoutingCounts:
 
     @property
     def routing(self) -> TokenRouting | None:
-        """Each token's experts, None where they were not kept."""
+        """Each token's experts; None if they are not recorded."""
         return TokenRouting(*(np.concatenate(parts) for parts in zip(*self.kept, strict=True))) if self.kept else None
 
     def add(
@@ -169,28 +189,28 @@ class RoutingCounts:
         routing: bool,
         coactivation: bool,
     ) -> Self:
-        """Returns the counts with one more round. Prefill and decode have windows of their own.
+        """Returns the counts with one more round. Windows hold either prefill or decode passes.
 
         Args:
-            passes: of the round, as `route_round` returns them for `batches`.
+            passes: the round's passes, as `route_round` returns them for `batches`.
             batches: the round's prompts, by source.
             window: tokens of all sources after which a window closes, at the end of a pass; None: each pass is a window.
-            top_k: experts a token.
-            routing: keep each token's experts.
-            coactivation: count which experts are chosen together.
+            top_k: experts per token.
+            routing: whether to keep each token's experts.
+            coactivation: whether to count which experts tokens choose at the same time.
         """
         windows, stages, kept = list(self.windows), list(self.stages), list(self.kept)
         sources, (layers, experts) = len(batches), passes[0].counts_LE.shape
         sums = [self.coactivation] if self.coactivation else []
         for step in sorted({each.step for each in passes}):
-            together = [each for each in passes if each.step == step]
-            stage = together[0].stage
+            of_step = [each for each in passes if each.step == step]
+            stage = of_step[0].stage
             at = _open_window(windows, stages, stage, window, top_k)
             if at == len(windows):
                 windows.append(np.zeros((layers, sources, experts), dtype=np.int64))
                 stages.append(stage)
             counts_LSE = windows[at].copy()
-            for each in together:
+            for each in of_step:
                 counts_LSE[:, each.source] += each.counts_LE
                 if routing and each.experts_ULK is not None:
                     source_U = np.full(len(each.prompt_U), each.source)
@@ -205,7 +225,7 @@ class RoutingCounts:
 
 
 def _open_window(windows: list[IntArray], stages: list[str], stage: str, window: int | None, top_k: int) -> int:
-    """The window that takes the next pass of `stage`: its last one until that is full, else a new one."""
+    """The index of the window for the next pass of `stage`: the stage's last window unless it is full, else a new one."""
     if window is not None and stage in stages:
         last = len(stages) - 1 - stages[::-1].index(stage)
         if int(windows[last][0].sum()) < window * top_k:

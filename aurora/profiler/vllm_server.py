@@ -1,4 +1,4 @@
-"""Profile of what a running vLLM server serves, recorded by aurora's plugin, which takes commands over HTTP."""
+"""Profiles the traffic of a running vLLM server; aurora's plugin records it and takes commands over HTTP."""
 
 import json
 import time
@@ -11,19 +11,20 @@ from aurora.errors import BadInput
 from aurora.io.engine_records import load_records
 from aurora.types import Profile
 
-ANSWER_S = 120.0  # a server answers commands between forward passes
+ANSWER_S = 120.0  # longest wait for an answer; a server answers between forward passes
 
 
 def profile_vllm_server(url: str, folder: Path, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
     """Records a vLLM server's routing for some time, and returns it as a Profile.
 
     Args:
-        url: the server's, e.g. "http://localhost:8000". It runs with aurora's plugin and VLLM_SERVER_DEV_MODE=1.
-        folder: where its ranks write their records, and this process reads them: they must share it.
+        url: the server's address, e.g. "http://localhost:8000". It runs with aurora's plugin and VLLM_SERVER_DEV_MODE=1.
+        folder: where its ranks write their records and this process reads them; they must share the folder.
         seconds: how long to record.
-        sleep: waits that long.
+        sleep: called to wait that long.
 
-    Raises: BadInput: if no server answers or it takes no commands, the folder holds records already, or nothing was served.
+    Raises:
+        BadInput: if no server answers, it takes no commands, the folder holds records already, or nothing was served.
     """
     if any(folder.glob("rank-*.npz")):
         raise BadInput(f"{folder}: expected a folder without records, found some")
@@ -34,6 +35,7 @@ def profile_vllm_server(url: str, folder: Path, seconds: float, sleep: Callable[
 
 
 def _send_command(url: str, *words: str) -> None:
+    """Send a command to the plugin on all of the server's ranks, or raise BadInput."""
     body = json.dumps({"method": "aurora", "args": list(words)}).encode()
     try:
         request = urllib.request.Request(f"{url.rstrip('/')}/collective_rpc", body, {"Content-Type": "application/json"})

@@ -68,7 +68,7 @@ def test_remarks_say_how_it_was_measured():
     links = replace(SOME, error_GG=np.full((4, 4), 0.02), goodput_K=np.array([1.0, 0.9]))
     over, fit, goodput = MeasuredCluster(cluster_of(links, SERVERS, {}), links, "gloo").remarks
     assert over.startswith("Measured over gloo, 4 ranks, ")
-    assert fit.startswith("Pairs alone: 100 to 100 bytes a second;")
+    assert fit.startswith("Single pairs: 100 to 100 bytes a second;")
     assert fit.endswith("is 2.0% off (median), 2.0% at worst.")
     assert goodput == "Goodput of a receiver by how many send to it at once: 1: 100%, 3: 90%."
 

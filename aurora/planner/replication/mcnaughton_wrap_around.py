@@ -2,9 +2,10 @@
 
 Experts and the GPUs that hold a part of them form connected groups. A group of m experts on k GPUs of S slots has
 m <= k (S - 1) + 1 and a load of at most k times the largest GPU's. Conversely, any such group can be cut so that each of its
-GPUs carries the same load (`wrap_around`). So only the grouping is heuristic. Source: McNaughton's wrap-around rule
-(1959); with slots, Chung, Graham, Mao and Varghese, "Parallelism versus memory allocation in pipelined router forwarding engines"
-(2006).
+GPUs carries the same load (`wrap_around`). So only the grouping is heuristic.
+
+Source: McNaughton's wrap-around rule (1959). With slots: Chung, Graham, Mao and Varghese, "Parallelism versus memory allocation
+in pipelined router forwarding engines" (2006).
 """
 
 import numpy as np
