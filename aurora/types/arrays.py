@@ -43,7 +43,7 @@ FloatArray = NDArray[np.float64]
 
 
 def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
-    """Return a locked int64 copy of an array of counts.
+    """Returns a locked int64 copy of an array of counts.
 
     Args:
         what: how errors name the array.
@@ -69,7 +69,7 @@ def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
 
 
 def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
-    """Return a locked float64 copy of an array of numbers.
+    """Returns a locked float64 copy of an array of numbers.
 
     Args:
         what: how errors name the array.
@@ -88,13 +88,13 @@ def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
 
 
 def locked(array: NDArray[Any]) -> NDArray[Any]:
-    """Make an array read-only and return it."""
+    """Makes an array read-only and returns it."""
     array.setflags(write=False)
     return array
 
 
 def square_bytes(what: str, value: ArrayLike) -> IntArray:
-    """Return a traffic matrix as a locked (G, G) int64 array with a zero diagonal, because local tokens do not travel.
+    """Returns a traffic matrix as a locked (G, G) int64 array with a zero diagonal, because local tokens do not travel.
 
     Args:
         what: how errors name the matrix.
@@ -114,7 +114,7 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
 
 
 def gap(value: float, bound: float) -> float:
-    """Return value / bound - 1; zero if both are zero."""
+    """Returns the gap value / bound - 1 of a value to a lower bound on it; zero if both are zero."""
     if bound > 0:
         return value / bound - 1
     return 0.0 if value <= 0 else float("inf")

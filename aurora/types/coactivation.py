@@ -39,7 +39,7 @@ class CoActivation(Value):
 
     @classmethod
     def of(cls, experts_ULK: NDArray[Any], experts: int) -> Self:
-        """Count the pairs of token-level routing.
+        """Counts the pairs of token-level routing.
 
         Args:
             experts_ULK: (U, L, K), the experts that each token chose in each layer.
@@ -58,12 +58,12 @@ class CoActivation(Value):
 
     @classmethod
     def sum(cls, parts: Iterable[Self]) -> Self:
-        """The pair counts of several sets of tokens together."""
-        together, after = zip(*((part.together_LEE, part.next_LEE) for part in parts), strict=True)
-        return cls(sum(together[1:], start=together[0]), sum(after[1:], start=after[0]))
+        """Returns the pair counts of several sets of tokens, summed."""
+        within, after = zip(*((part.together_LEE, part.next_LEE) for part in parts), strict=True)
+        return cls(sum(within[1:], start=within[0]), sum(after[1:], start=after[0]))
 
     def check(self, load_LE: IntArray, top_k: int) -> None:
-        """Check these counts against the load of each expert.
+        """Checks these counts against the load of each expert.
 
         Args:
             load_LE: (L, E) int64, how many tokens chose each expert.

@@ -48,7 +48,7 @@ class ComputeCurves(Value):
     @overload
     def into(self, other: "ComputeCurves") -> "ComputeCurves": ...
     def into(self, other: "Profile | ComputeCurves") -> "Profile | ComputeCurves":
-        """Put these kinds into another value, new or replacing its own; its first kind stays the reference.
+        """Puts these kinds into another value, new or replacing its own; its first kind stays the reference.
 
         Args:
             other: a Profile or ComputeCurves of the same model.

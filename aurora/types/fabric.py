@@ -9,7 +9,7 @@ Vertex = int | str  # a GPU by its rank, a switch by its name
 
 
 def named(vertex: Vertex) -> str:
-    """Return a vertex as errors and reports name it."""
+    """Returns a vertex as errors and reports name it."""
     return vertex if isinstance(vertex, str) else f"rank {vertex}"
 
 
@@ -90,7 +90,7 @@ class Fabric:
 def leaf_spine(
     leaf_G: Sequence[str], out_Bps: Sequence[float], in_Bps: Sequence[float], spines: int, uplink_Bps: float
 ) -> Fabric:
-    """Return a fabric of two tiers of switches: each GPU is linked to its leaf, and each leaf to every spine.
+    """Returns a fabric of two tiers of switches: each GPU is linked to its leaf, and each leaf to every spine.
 
     A GPU's links are as fast as its port. A leaf whose ports sum to more than spines * uplink_Bps is oversubscribed.
 
@@ -116,7 +116,7 @@ def leaf_spine(
 
 
 def servers(node_G: Sequence[int], out_Bps: Sequence[float], in_Bps: Sequence[float], nic_Bps: float) -> Fabric:
-    """Return a fabric of servers: GPUs reach those of their own server at their ports' rates, and others through one NIC each.
+    """Returns a fabric of servers: GPUs reach those of their own server at their ports' rates, and others through one NIC each.
 
     The NICs are linked to a switch that never blocks.
 

@@ -60,7 +60,7 @@ class Network(Value):
 
     @classmethod
     def equal(cls, gpus: int, Bps: float = 1.0, startup_s: float = 0.0) -> "Network":
-        """Return a big switch whose ports all have one rate.
+        """Returns a big switch whose ports all have one rate.
 
         Args:
             gpus: number of GPUs.

@@ -281,13 +281,13 @@ class BccOptions:
 
 
 def _seed(seed: int) -> None:
-    """Raise BadInput if the seed is below zero."""
+    """Raises BadInput if the seed is below zero."""
     if seed < 0:
         raise BadInput(f"`seed`: expected zero or more, found {seed}")
 
 
 def _above_zero(options: object, *names: str) -> None:
-    """Raise BadInput unless each of these options is None or a finite number above zero."""
+    """Raises BadInput unless each of these options is None or a finite number above zero."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):

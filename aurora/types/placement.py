@@ -49,7 +49,7 @@ class Placement(Value):
                 self._check_split(number)
 
     def _sort_with_split(self, split_LG: tuple[tuple[tuple[float, ...], ...], ...]) -> None:
-        """Sort each GPU's experts, and the split with them."""
+        """Sorts each GPU's experts, and the split with them."""
         shapes = [[tuple(map(len, layer)) for layer in table] for table in (self.slots_LG, split_LG)]
         if shapes[0] != shapes[1]:
             raise BadInput("placement: expected a share for each slot")
@@ -62,7 +62,7 @@ class Placement(Value):
             object.__setattr__(self, name, column)
 
     def _check_split(self, layer: int) -> None:
-        """Raise BadInput unless the layer's parts sum to 1 for every expert and no GPU holds an expert twice."""
+        """Raises BadInput unless the layer's parts sum to 1 for every expert and no GPU holds an expert twice."""
         if any(len(set(held)) != len(held) for held in self.slots_LG[layer]):
             raise BadInput(f"placement, layer {layer}: expected no expert twice on a GPU")
         split_EG = self.split_EG(layer)
@@ -81,14 +81,14 @@ class Placement(Value):
         return len(self.slots_LG[0])
 
     def layer(self, number: int) -> "Placement":
-        """Return the placement of one layer alone."""
+        """Returns the placement of one layer alone."""
         return Placement(
             self.slots_LG[number : number + 1], None if self.split_LG is None else self.split_LG[number : number + 1]
         )
 
     @classmethod
     def stack(cls, parts: "Sequence[Placement]") -> "Placement":
-        """Return the placement whose layers are those of `parts`, one after the other."""
+        """Returns the placement whose layers are those of `parts`, one after the other."""
         slots = tuple(layer for part in parts for layer in part.slots_LG)
         if all(part.split_LG is None for part in parts):
             return cls(slots)
@@ -96,7 +96,7 @@ class Placement(Value):
         return cls(slots, tuple(layer for part, ones in zip(parts, whole, strict=True) for layer in part.split_LG or ones))
 
     def relabelled(self, from_G: IntArray) -> "Placement":
-        """Return the placement in which GPU g holds what GPU from_G[g] holds here; from_G is (G,) int64."""
+        """Returns the placement in which GPU g holds what GPU from_G[g] holds here; from_G is (G,) int64."""
         slots, split = (
             None if table is None else tuple(tuple(layer[gpu] for gpu in from_G.tolist()) for layer in table)
             for table in (self.slots_LG, self.split_LG)
@@ -105,7 +105,7 @@ class Placement(Value):
         return Placement(slots, split)
 
     def gpu_E(self, layer: int) -> IntArray:
-        """Return (E,) int64, the GPU that holds each expert of `layer`, for a placement that holds each expert once."""
+        """Returns (E,) int64, the GPU that holds each expert of `layer`, for a placement that holds each expert once."""
         assert self.split_LG is None, "a replicated expert has no one GPU"
         gpu_E = np.empty(self.experts, dtype=np.int64)
         for gpu, held in enumerate(self.slots_LG[layer]):
@@ -113,14 +113,14 @@ class Placement(Value):
         return gpu_E
 
     def holds_EG(self, layer: int) -> NDArray[np.bool_]:
-        """Return (E, G) bool, which GPUs hold each expert of `layer`."""
+        """Returns (E, G) bool, which GPUs hold each expert of `layer`."""
         holds_EG = np.zeros((self.experts, self.gpus), dtype=bool)
         for gpu, held in enumerate(self.slots_LG[layer]):
             holds_EG[list(held), gpu] = True
         return holds_EG
 
     def split_EG(self, layer: int) -> FloatArray:
-        """Return (E, G) float64, the part of each expert's load that each GPU takes in `layer`."""
+        """Returns (E, G) float64, the part of each expert's load that each GPU takes in `layer`."""
         split_EG = np.zeros((self.experts, self.gpus))
         for gpu, held in enumerate(self.slots_LG[layer]):
             split_EG[list(held), gpu] = 1.0 if self.split_LG is None else self.split_LG[layer][gpu]

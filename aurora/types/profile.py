@@ -53,7 +53,14 @@ CurvesByKind = Mapping[str, Mapping[str, Curve]]  # by GPU kind and phase
 
 
 def same_model(found: str, planned: str) -> bool:
-    """Whether two fingerprints can be of one model; a synthetic profile has none, and fits any model of its shape."""
+    """Whether two fingerprints can belong to one model.
+
+    A synthetic profile has no fingerprint, and fits any model of its shape.
+
+    Args:
+        found: one fingerprint; empty if there is none.
+        planned: the other.
+    """
     return not found or not planned or found == planned
 
 
@@ -133,7 +140,7 @@ class Profile(Value):
         return f"Profile({self.model!r}, {shape}, top-{self.top_k})"
 
     def _check_routing(self, what: str, routing: TokenRouting) -> None:
-        """Raise BadInput unless the token-level routing gives exactly tokens_TLSE."""
+        """Raises BadInput unless the token-level routing gives exactly tokens_TLSE."""
         if routing.experts_ULK.shape[1:] != (self.layers, self.top_k):
             raise BadInput(
                 f"{what}: expected {self.top_k} choices of a token in each of {self.layers} layers, found experts_ULK of shape "

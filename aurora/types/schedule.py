@@ -106,7 +106,7 @@ class Order(Value):
         return sends, recvs
 
     def cuts(self, sizes_X: IntArray, rows_X: IntArray | None = None) -> IntArray:
-        """Return which units of its pair's work each row carries.
+        """Returns which units of its pair's work each row carries.
 
         The rows of a pair cover its units without gap or overlap.
 

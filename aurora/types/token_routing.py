@@ -82,7 +82,12 @@ class TokenRouting(Value):
         return self.experts_ULK[some, number], self.source_U[some]
 
     def tokens_TLSE(self, windows: int, sources: int, experts: int) -> IntArray:
-        """Count the (token, expert) pairs, as a Profile holds them.
+        """Counts the (token, expert) pairs, as a Profile holds them.
+
+        Args:
+            windows: number of windows, T.
+            sources: number of source ranks, S.
+            experts: number of experts of a layer, E.
 
         Returns:
             (T, L, S, E) int64.

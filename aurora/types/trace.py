@@ -96,7 +96,7 @@ class TraceRecorder:
         self._blocks: list[tuple[NDArray[Any], ...]] = []
 
     def begin(self, epoch: int, ranks_R: Sequence[int]) -> None:
-        """Begin an epoch: later events belong to it.
+        """Begins an epoch: later events belong to it.
 
         Args:
             epoch: the epoch's number.
@@ -105,7 +105,7 @@ class TraceRecorder:
         self._epoch, self._ranks_R = epoch, ranks_R
 
     def add(self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float) -> None:
-        """Record a compute phase or a barrier of one rank.
+        """Records a compute phase or a barrier of one rank.
 
         Args:
             rank: the rank, as numbered in the epoch.
@@ -132,7 +132,7 @@ class TraceRecorder:
         start_s: float,
         end_s: float,
     ) -> None:
-        """Record one end of a transfer.
+        """Records one end of a transfer.
 
         Args:
             rank: the rank at this end, as numbered in the epoch.
@@ -162,7 +162,7 @@ class TraceRecorder:
         start_s_X: FloatArray,
         end_s_X: FloatArray,
     ) -> None:
-        """Record both ends of all transfers of an all-to-all.
+        """Records both ends of all transfers of an all-to-all.
 
         Args:
             model: as in `add`.
@@ -181,7 +181,7 @@ class TraceRecorder:
             self._blocks.append((start_s_X, end_s_X, rank_X, *same, peer_X, sent_X, bytes_X))
 
     def trace(self) -> Trace:
-        """Return the Trace of all events recorded so far."""
+        """Returns the Trace of all events recorded so far."""
         rows = list(zip(*self.rows, strict=True)) or [()] * len(_COLUMN_TYPES)
         single: tuple[NDArray[Any], ...] = tuple(
             np.array(column, dtype=kind) for column, kind in zip(rows, _COLUMN_TYPES, strict=True)

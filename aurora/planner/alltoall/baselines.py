@@ -1,7 +1,4 @@
-"""Orders that need no search: all transfers at once, paced or not, and the orders that papers compare with.
-
-Arguments and return value of each are those of registry.OrderStrategy.
-"""
+"""Orders that need no search: all transfers at once, paced or not, and the orders that papers compare with."""
 
 from bisect import insort
 from dataclasses import replace
@@ -15,7 +12,10 @@ from aurora.types.arrays import IntArray
 
 
 def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """All-at-once: every transfer starts at once, and ports are shared."""
+    """All-at-once: every transfer starts at once, and ports are shared.
+
+    Args: as in `registry.OrderStrategy`.
+    """
     n = len(bytes_GG)
     return order_of("all-at-once", all_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
 
@@ -24,12 +24,16 @@ def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> 
     """Paced: every transfer starts at once, each held to its bytes / T, where T is the fluid bound (coflow MADD).
 
     All transfers end at T, on any ports.
+
+    Args: as in `registry.OrderStrategy`.
     """
     return replace(all_at_once(bytes_GG, network, rng=rng), method="paced", paced=True)
 
 
 def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """SJF: every sender sends its smallest transfer first, one at a time; a receiver takes all that are sent to it.
+
+    Args: as in `registry.OrderStrategy`.
 
     Source: Aurora §8.1.
     """
@@ -39,6 +43,8 @@ def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Gener
 def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """RCS: every sender sends in random order, one at a time; a receiver takes all that are sent to it.
 
+    Args: as in `registry.OrderStrategy`.
+
     Source: Aurora §8.1.
     """
     pairs = all_pairs(len(bytes_GG))
@@ -46,7 +52,10 @@ def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
 
 
 def spread_out(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Spread-out: in step s rank i sends to (i + s) mod G, one at a time; a receiver takes all that are sent to it."""
+    """Spread-out: in step s rank i sends to (i + s) mod G, one at a time; a receiver takes all that are sent to it.
+
+    Args: as in `registry.OrderStrategy`.
+    """
     n = len(bytes_GG)
     return _by_sender("spread-out", [(i, (i + step) % n) for step in range(1, n) for i in range(n)], n)
 
@@ -61,6 +70,8 @@ def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generato
 
     First come the busiest GPU's transfers in random order, then those of the other GPUs, busiest GPU first. Each transfer takes
     the earliest time at which both of its ends are still free.
+
+    Args: as in `registry.OrderStrategy`.
 
     Source: Aurora §4.2.
     """

@@ -38,7 +38,7 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
 
 
 def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray, IntArray]]:
-    """Yield the slots of a Birkhoff decomposition.
+    """Yields the slots of a Birkhoff decomposition.
 
     The slots' lengths sum to the largest row or column sum, exactly, and every unit of work is served once. Each slot is the
     perfect matching whose smallest entry is largest, which takes about 4-5 n slots instead of up to n^2 - 2n + 2.
@@ -75,7 +75,7 @@ def _padding(work_GG: IntArray) -> IntArray:
 
 
 def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
-    """Return a matrix with given row and column sums by the north-west corner rule.
+    """Returns a matrix with given row and column sums by the north-west corner rule.
 
     Args:
         lacks_row: (n,) int64, row sums.

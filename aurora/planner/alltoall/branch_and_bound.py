@@ -9,7 +9,7 @@ MOST_RANKS = 4  # takes well under a millisecond; each further rank takes tens o
 
 
 def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, float] | None:
-    """Find the shortest schedule with one message a pair and one partner at a time (non-preemptive open shop).
+    """Finds the shortest schedule with one message a pair and one partner at a time (non-preemptive open shop).
 
     It tries every active schedule, in which nothing can start earlier without delaying something else, except those that a
     port's remaining load rules out. One of the active schedules is an optimum.
@@ -35,7 +35,7 @@ def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, fl
 
 @njit(cache=True)
 def _branch(took_GG, waits_GG, free_s, left_s, pairs_X2, start_s_X, depth, best_X2, best_s_X, best_s):
-    """Extend the first `depth` transfers in pairs_X2 in every way; return the best makespan, and fill best_X2 and best_s_X.
+    """Extends the first `depth` transfers in pairs_X2 in every way; returns the best makespan, and fills best_X2 and best_s_X.
 
     free_s (2 n,) is when each port is free, and left_s (2 n,) the seconds that it still has to carry; senders first.
     """

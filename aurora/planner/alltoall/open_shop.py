@@ -96,7 +96,7 @@ class DenseShop:
         cut_C2: IntArray = NO_CUT_C2,
         part_s_C2: FloatArray = NO_PART_S_C2,
     ) -> float:
-        """Make the schedule that serves the port with the largest remaining load first.
+        """Makes the schedule that serves the port with the largest remaining load first.
 
         Args:
             seconds_GG: (ranks, ranks) float64, how long each transfer takes alone; zero if there is none.
@@ -113,7 +113,7 @@ class DenseShop:
         return float(makespan_s)
 
     def ring(self, seconds_GG: FloatArray, ring_G: IntArray) -> float:
-        """Make a ring schedule: each rank sends to the next rank of the ring, then to the next but one, and so on.
+        """Makes a ring schedule: each rank sends to the next rank of the ring, then to the next but one, and so on.
 
         There are no barriers between the steps: a transfer starts when both of its ports have ended the one before.
 
@@ -132,7 +132,7 @@ class DenseShop:
         return float(makespan_s)
 
     def search(self, seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator) -> float:
-        """Make the shortest schedule found among dense ones and rings; stops as soon as one meets bound_s.
+        """Makes the shortest schedule found among dense ones and rings; stops as soon as one meets bound_s.
 
         Deterministic for the state of rng.
 
@@ -233,7 +233,7 @@ def _dense(
 
 @njit(cache=True, inline="always", fastmath=FAST)
 def _load(seconds_GG, bias_s, load_s, todo, waits):
-    """Set up the load, the number of transfers and the partners of each port."""
+    """Sets up the load, the number of transfers and the partners of each port."""
     n = seconds_GG.shape[0]
     for port in range(2 * n):
         load_s[port] = bias_s[port]
@@ -254,7 +254,7 @@ def _load(seconds_GG, bias_s, load_s, todo, waits):
 
 @njit(cache=True, inline="always", fastmath=FAST)
 def _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo):
-    """Add the second transfer of each pair that is cut, and the time that its two parts take longer than the whole."""
+    """Adds the second transfer of each pair that is cut, and the time that its two parts take longer than the whole."""
     n = seconds_GG.shape[0]
     for cut in range(len(cut_C2)):
         i, j = cut_C2[cut]
@@ -268,7 +268,7 @@ def _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo):
 
 @njit(cache=True, inline="always")
 def _free_all(todo, free, fresh):
-    """Write all ports that have transfers to `free` and `fresh`; return how many there are."""
+    """Writes all ports that have transfers to `free` and `fresh`; returns how many there are."""
     n = todo.shape[0] // 2
     for word in range(free.shape[1]):
         free[0, word] = 0
@@ -286,7 +286,7 @@ def _free_all(todo, free, fresh):
 
 @njit(cache=True, inline="always", fastmath=FAST)
 def _busiest_first(load_s, fresh, arrivals):
-    """Sort the fresh ports by load: insertion sort for the few of an event, a library sort for the many at the start."""
+    """Sorts the fresh ports by load: insertion sort for the few of an event, a library sort for the many at the start."""
     if arrivals > 32:
         fresh[:arrivals] = fresh[:arrivals][np.argsort(-load_s[fresh[:arrivals]], kind="mergesort")]
     else:
@@ -322,7 +322,7 @@ def _busiest_partner(load_s, waits, free, port, n):
 
 @njit(cache=True, inline="always")
 def _flip(waits, free, src, dst, n):
-    """Mark both ports as busy, and each as no longer a partner of the other."""
+    """Marks both ports as busy, and each as no longer a partner of the other."""
     free[0, src >> 5] ^= 1 << (src & 31)
     free[1, dst >> 5] ^= 1 << (dst & 31)
     waits[src, dst >> 5] ^= 1 << (dst & 31)
@@ -351,7 +351,7 @@ def _wait_again(cut_C2, begun_C, waits, src, dst, n):
 
 @njit(cache=True, inline="always")
 def _free_ends(todo, free, fresh, arrivals, src, dst, n):
-    """Free both ports that have more to do; return how many ports are fresh now."""
+    """Frees both ports that have more to do; returns how many ports are fresh now."""
     if todo[src] > 0:
         free[0, src >> 5] |= 1 << (src & 31)
         fresh[arrivals] = src
@@ -367,7 +367,7 @@ def _free_ends(todo, free, fresh, arrivals, src, dst, n):
 # only ever removes its first entry and need not keep such a table.
 @njit(cache=True)
 def _sink(heap_s, heap_p, end, row):
-    """Replace the heap's first entry by (end, row)."""
+    """Replaces the heap's first entry by (end, row)."""
     at = 0
     child = 1
     while child < heap_s.shape[0]:
@@ -384,7 +384,7 @@ def _sink(heap_s, heap_p, end, row):
 
 @njit(cache=True)
 def _rise(heap_s, heap_p, at, end, row):
-    """Add (end, row) to a heap of `at` entries."""
+    """Adds (end, row) to a heap of `at` entries."""
     while at > 0 and heap_s[(at - 1) >> 1] > end:
         heap_s[at] = heap_s[(at - 1) >> 1]
         heap_p[at] = heap_p[(at - 1) >> 1]
@@ -395,7 +395,7 @@ def _rise(heap_s, heap_p, at, end, row):
 
 @njit(cache=True)
 def _drop(heap_s, heap_p, last):
-    """Remove the heap's first entry; `last` is the index of its last."""
+    """Removes the heap's first entry; `last` is the index of its last."""
     end = heap_s[last]
     heap_s[last] = np.inf
     if last > 0:
@@ -404,7 +404,7 @@ def _drop(heap_s, heap_p, last):
 
 @njit(cache=True)
 def _ring(seconds_GG, ring_G, src_X, dst_X, start_X, end_X, free_s):
-    """Time the ring step by step, each transfer as early as its ports allow; return (transfers, makespan)."""
+    """Times the ring step by step, each transfer as early as its ports allow; returns (transfers, makespan)."""
     n = seconds_GG.shape[0]
     free_s[:] = 0.0
     done = 0

@@ -7,12 +7,12 @@ from aurora.types.arrays import IntArray
 
 
 def all_pairs(ranks: int) -> list[tuple[int, int]]:
-    """Return every (source, destination) with different ranks, by source."""
+    """Returns every (source, destination) with different ranks, by source."""
     return [(src, dst) for src in range(ranks) for dst in range(ranks) if src != dst]
 
 
 def silent_pairs(bytes_GG: IntArray) -> IntArray:
-    """Return (X, 2) int64, the pairs without bytes in bytes_GG (G, G).
+    """Returns (X, 2) int64, the pairs without bytes in bytes_GG (G, G).
 
     Orders name them last, because an order serves any batch.
     """
@@ -20,7 +20,7 @@ def silent_pairs(bytes_GG: IntArray) -> IntArray:
 
 
 def order_of(method: str, pairs: list[tuple[int, int]], sends_open: int = 1, recvs_open: int = 1) -> Order:
-    """Return an Order of these pairs, in this sequence, none of them split.
+    """Returns an Order of these pairs, in this sequence, none of them split.
 
     Args:
         method: the order's name.

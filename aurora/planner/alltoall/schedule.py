@@ -20,7 +20,7 @@ BEST_RANKS = 64  # most ranks to search for: 2 % shorter at 16 ranks, half a per
 
 
 def auto_orders(ranks: int) -> tuple[str, str]:
-    """Return the names of the two orders of which "auto" takes the shorter.
+    """Returns the names of the two orders of which "auto" takes the shorter.
 
     On mixed ports, one partner at a time can cost twice the fluid bound; all-at-once covers that case.
 
@@ -37,7 +37,7 @@ def order(
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:
-    """Compute the checked schedule of one all-to-all.
+    """Computes the checked schedule of one all-to-all.
 
     Args:
         bytes_GG: (G, G) integers, bytes from each rank to each other; the diagonal does not travel.
@@ -87,7 +87,7 @@ def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: n
 
 
 def scheduled(bytes_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator) -> tuple[Order, Schedule]:
-    """Make an order and its checked schedule.
+    """Makes an order and its checked schedule.
 
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
@@ -109,7 +109,7 @@ def scheduled(bytes_GG: IntArray, network: Network, method: str, *, rng: np.rand
 def both_ways(
     there_GG: IntArray, back_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator
 ) -> tuple[Order, Order, Schedule]:
-    """Make the orders of a layer's dispatch and combine, and the dispatch's schedule; all are checked.
+    """Makes the orders of a layer's dispatch and combine, and the dispatch's schedule; all are checked.
 
     If each rank has one partner at a time, the combine is the dispatch backwards. Otherwise a receiver takes all that is sent
     to it, and each direction is ordered by its own senders.
@@ -132,7 +132,7 @@ def both_ways(
 
 
 def batch_order(network: Network, method: str, seed: int) -> Callable[[IntArray], Order]:
-    """Return a function that makes the order of an all-to-all from its bytes (G, G) int64; the same bytes give the same order.
+    """Returns a function that makes the order of an all-to-all from its bytes (G, G) int64; the same bytes give the same order.
 
     Args:
         network: as in `scheduled`.

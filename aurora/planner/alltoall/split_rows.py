@@ -26,7 +26,7 @@ class SplitRows:
         self._sub_channels: list[int] = []
 
     def serve(self, src: int, dst: int, units: int, sub_channels: int = 1) -> None:
-        """Append a row that carries the next `units` of the pair's work.
+        """Appends a row that carries the next `units` of the pair's work.
 
         Args:
             src: the sender.
@@ -41,7 +41,7 @@ class SplitRows:
         self._sub_channels.append(sub_channels)
 
     def order(self, method: str, out_G: IntArray | None = None, in_G: IntArray | None = None) -> Order:
-        """Return an order of the rows served so far, then of the work that is left, in dense open-shop order.
+        """Returns an order of the rows served so far, then of the work that is left, in dense open-shop order.
 
         Args:
             method: the order's name.
@@ -67,5 +67,13 @@ class SplitRows:
 
 
 def ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:
-    """Return (n, n) int64, work_GG (n, n) in units of a 2^40th of `whole`, rounded up."""
+    """Returns work as integers, in units of a 2^40th of a whole, rounded up.
+
+    Args:
+        work_GG: (n, n), work in any unit.
+        whole: the whole, in the same unit.
+
+    Returns:
+        (n, n) int64.
+    """
     return np.ceil(work_GG / max(whole, 1e-300) * 2**40).astype(np.int64)

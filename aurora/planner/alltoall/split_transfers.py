@@ -50,7 +50,7 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
 
 
 def search_tries(ranks: int) -> int:
-    """Return how many dense schedules openshop-best makes for this number of ranks."""
+    """Returns how many dense schedules openshop-best makes for this number of ranks."""
     return int(np.clip(BEST_OPERATIONS / max(1, ranks) ** 2.4, SMALL_TRIES, MOST_TRIES))
 
 
@@ -97,7 +97,7 @@ class CutShop:
         self._into_s_X = np.zeros(2 * self.ranks**2)
 
     def run(self, bias_s: FloatArray, cuts: Sequence[Cut]) -> float:
-        """Make the dense schedule with these cuts.
+        """Makes the dense schedule with these cuts.
 
         Args:
             bias_s: (2 n,) float64, as in DenseShop.run.
@@ -113,7 +113,7 @@ class CutShop:
         return self.dense.run(self.seconds_GG, bias_s, self._pair_C2[: len(cuts)], self._part_s_C2[: len(cuts)])
 
     def useful_cuts(self, cuts: Sequence[Cut]) -> list[Cut]:
-        """Return cuts that would each remove a wait of one of the two ports that end last; call after `run` with `cuts`.
+        """Returns cuts that would each remove a wait of one of the two ports that end last; call after `run` with `cuts`.
 
         While that port waits, the partners that it still has are busy with others. A cut at the instant at which the wait
         begins makes one of these partners free.
@@ -132,7 +132,12 @@ class CutShop:
         return more
 
     def rows(self, cuts: Sequence[Cut], makespan_s: float) -> SplitSchedule:
-        """Return the schedule that `run` has made with these cuts and this makespan."""
+        """Returns the schedule that `run` has just made.
+
+        Args:
+            cuts: the cuts given to `run`.
+            makespan_s: the makespan that `run` returned.
+        """
         pairs_X2 = np.stack([self.dense.src_X[: self.dense.count], self.dense.dst_X[: self.dense.count]], axis=1)
         share_X2 = np.tile([0.0, 1.0], (len(pairs_X2), 1))
         for src, dst, first in cuts:
@@ -142,7 +147,7 @@ class CutShop:
 
 
 def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSchedule:
-    """Find a short schedule with one message a pair.
+    """Finds a short schedule with one message a pair.
 
     Args:
         shop: the all-to-all.
@@ -158,7 +163,7 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSche
 
 
 def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.Generator) -> SplitSchedule:
-    """Shorten a schedule by sending up to MOST_CUTS pairs in two parts each; every further message saves WORTH of the bound.
+    """Shortens a schedule by sending up to MOST_CUTS pairs in two parts each; every further message saves WORTH of the bound.
 
     For each of many drawn priorities it cuts, one after the other, the transfer whose cut shortens the schedule most: a
     transfer that keeps a partner from the port that ends last, cut at the instant at which that port begins to wait. Start-ups
@@ -197,7 +202,7 @@ def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.G
 
 
 def warm_up() -> None:
-    """Compile the search's functions now (seconds, once on a machine) instead of in the first search."""
+    """Compiles the search's functions now (seconds, once on a machine) instead of in the first search."""
     shop = CutShop(np.array([[0, 2, 1, 1], [0, 0, 2, 2], [0, 2, 0, 0], [2, 0, 1, 0]]), Network.equal(4))
     rng = np.random.default_rng(0)
     best_split(shop, best_whole(shop, 1, rng), 2, rng)
@@ -208,7 +213,7 @@ def _blocking_transfers(
     n: int, src_X: IntArray, dst_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, least_s: float,
     to_src_X: IntArray, to_dst_X: IntArray, into_s_X: FloatArray,
 ) -> int:  # fmt: skip
-    """Find the transfers that make the last ports to end wait for least_s or longer; return how many there are.
+    """Finds the transfers that make the last ports to end wait for least_s or longer; returns how many there are.
 
     Fills the source, the destination and the seconds into the transfer at which the wait begins.
     """

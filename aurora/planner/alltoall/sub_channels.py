@@ -41,7 +41,7 @@ def sub_channels(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
 
 
 def sub_channel_counts(bytes_GG: IntArray, network: Network) -> tuple[IntArray, IntArray]:
-    """Choose the number of sub-channels of each port.
+    """Chooses the number of sub-channels of each port.
 
     All sub-channels have the same rate. The slowest port that carries bytes gets as few as keep the all-to-all within LOSS of
     its fluid bound, or the best number up to MOST_SUB_CHANNELS.
@@ -70,7 +70,7 @@ def sub_channel_counts(bytes_GG: IntArray, network: Network) -> tuple[IntArray, 
 
 
 def sub_channel_slots(work_GG: IntArray, out_G: IntArray, in_G: IntArray, most: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield slots that fill the sub-channels of all ports.
+    """Yields slots that fill the sub-channels of all ports.
 
     The slots' lengths, in units of one sub-channel, sum to the largest of each port's work over its sub-channels, rounded up,
     and every unit is served once. The matrix is padded until every port is busy to the end. Each slot is a flow that fills

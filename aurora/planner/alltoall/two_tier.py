@@ -51,7 +51,7 @@ class TwoTier:
         self._held, self._free = np.zeros((2, width), dtype=np.int64)
 
     def run(self, bytes_GG: IntArray, nic_Bps: float, rng: np.random.Generator, startup_s: float = 0.0) -> float:
-        """Balance the NICs, order the servers' transfers, and return the seconds that the NICs need.
+        """Balances the NICs, orders the servers' transfers, and returns the seconds that the NICs need.
 
         Balanced transfers of servers are nearly equal, so that a ring is often the shortest. Deterministic for the state of
         rng.
@@ -73,7 +73,7 @@ class TwoTier:
 
 @njit(cache=True)
 def _level(bytes_GG, width, src_X, via_X, dst_X, bytes_X, carried_SS, held, free):
-    """For each pair of servers, move what GPUs have beyond a NIC's share to NICs that have less; return the number of moves.
+    """For each pair of servers, moves bytes beyond a NIC's share to NICs that have less; returns the number of moves.
 
     A GPU keeps bytes for its own NIC's peer first, and moves bytes to the NIC whose peer wants them if that NIC has capacity
     left.
@@ -136,7 +136,7 @@ def two_tier_schedule(
     *,
     rng: np.random.Generator,
 ) -> Schedule:
-    """Compute the hops of an all-to-all over servers: balance inside, send from NIC to NIC, deliver inside; the stages overlap.
+    """Computes the hops of an all-to-all over servers: balance inside, send between NICs, deliver inside; the stages overlap.
 
     A server does one thing inside at a time: it balances in the order of its transfers, then serves its own traffic, then
     delivers what has arrived.
@@ -209,8 +209,8 @@ def _hops(
         inside_free[a], hops = _paced_hops([(i, j, i, j, int(bytes_GG[i, j])) for i, j in pairs], inside_free[a], inside_Bps)
         yield from hops
     for arrived, a, b in sorted(arrivals):
-        over = [(src, dst, b * m + via % m, dst, size) for src, dst, via, size in leaving[a, b] if via % m != dst % m]
-        inside_free[b], hops = _paced_hops(over, max(inside_free[b], arrived), inside_Bps)
+        deliveries = [(src, dst, b * m + via % m, dst, size) for src, dst, via, size in leaving[a, b] if via % m != dst % m]
+        inside_free[b], hops = _paced_hops(deliveries, max(inside_free[b], arrived), inside_Bps)
         yield from hops
 
 

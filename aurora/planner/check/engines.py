@@ -7,10 +7,14 @@ from aurora.types import Plan
 
 
 def check_engine(plan: Plan, engine: str) -> None:
-    """Check that `engine` can serve by the plan.
+    """Checks that an engine can serve by a plan.
+
+    Args:
+        plan: the plan.
+        engine: a name in ENGINES.
 
     Raises:
-        InfeasiblePlan: if the engine cannot.
+        InfeasiblePlan: if the engine cannot serve by the plan.
         BadInput: if the engine is not in ENGINES.
     """
     if engine not in ENGINES:
@@ -19,7 +23,7 @@ def check_engine(plan: Plan, engine: str) -> None:
 
 
 def check_vllm(plan: Plan) -> None:
-    """Check that vLLM can serve by the plan: one model, and with replicas as many slots on every rank and in every layer.
+    """Checks that vLLM can serve by the plan: one model, and with replicas as many slots on every rank and in every layer.
 
     Without replicas (vLLM's redundant experts), a rank may hold any number of experts.
 

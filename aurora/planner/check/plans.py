@@ -13,7 +13,7 @@ SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
 
 
 def check_order(order: Order, gpus: int) -> None:
-    """Check that an order carries every byte of every ordered pair of ranks exactly once.
+    """Checks that an order carries every byte of every ordered pair of ranks exactly once.
 
     Args:
         order: the order.
@@ -51,7 +51,7 @@ def _each_once(pairs_X2: IntArray, gpus: int) -> bool:
 
 
 def _check_sub_channels(order: Order, gpus: int) -> None:
-    """Raise BrokenPlan unless every row's sub-channels fit into both of its ports."""
+    """Raises BrokenPlan unless every row's sub-channels fit into both of its ports."""
     sub_channels = order.sub_channels
     if sub_channels is None:
         return
@@ -63,7 +63,7 @@ def _check_sub_channels(order: Order, gpus: int) -> None:
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> None:
-    """Check that a schedule carries every byte once and that no port or link is above its rate at any instant.
+    """Checks that a schedule carries every byte once and that no port or link is above its rate at any instant.
 
     The bytes of each pair must sum to bytes_GG exactly; each row's rate times its duration must match its bytes to within one
     byte and what floats resolve. If the schedule claims one partner at a time, no two transfers of a port may overlap. On a
@@ -146,7 +146,7 @@ def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
 
 
 def _check_rate(subject: str, what: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, most_Bps: float) -> None:
-    """Raise BrokenPlan if the total rate of a port or link exceeds its capacity just after any start or end."""
+    """Raises BrokenPlan if the total rate of a port or link exceeds its capacity just after any start or end."""
     at_s = np.concatenate([end_X, start_X])
     change = np.concatenate([-rate_X, rate_X])
     sequence = np.argsort(at_s, kind="stable")  # at one instant, ends count before starts
@@ -157,7 +157,7 @@ def _check_rate(subject: str, what: str, start_X: FloatArray, end_X: FloatArray,
 
 
 def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArray, inside_Bps: float) -> None:
-    """Check that every byte goes from its source to its destination by hops that are possible.
+    """Checks that every byte goes from its source to its destination by hops that are possible.
 
     A GPU may send on only what has arrived whole. Between servers no NIC may be above its rate; inside a server no GPU may send
     or receive above inside_Bps.
@@ -193,7 +193,7 @@ def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps
 
 
 def _check_pair_hops(what: str, schedule: Schedule, rows: list[int], src: int, dst: int, size: int) -> None:
-    """Replay all hops of one pair: a GPU has what it sends, and all bytes end up at dst."""
+    """Replays all hops of one pair: a GPU has what it sends, and all bytes end up at dst."""
     assert schedule.hop_X2 is not None
     here: dict[int, int] = {src: size}
     events = [(float(schedule.start_s_X[row]), 1, row) for row in rows]
@@ -208,7 +208,7 @@ def _check_pair_hops(what: str, schedule: Schedule, rows: list[int], src: int, d
 
 
 def check_plan(plan: Plan) -> None:
-    """Check that a plan is consistent; its placements are checked when they are made.
+    """Checks that a plan is consistent; its placements are checked when they are made.
 
     Every order names each pair once. No layer is predicted faster than the fluid bound or its cut. The objective is not below
     its bounds. With `min_replicas`, every expert is on enough GPUs and nodes.
@@ -240,7 +240,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) -> None:
-    """Raise BrokenPlan if an expert is on fewer GPUs or nodes than min_replicas, or min_replicas - 1 failures may lose one."""
+    """Raises BrokenPlan if an expert is on fewer GPUs or nodes than min_replicas, or min_replicas - 1 failures may lose one."""
     placement = plan.models[0].placement
     node_G = np.unique([gpu.node for gpu in plan.cluster.gpus], return_inverse=True)[1]
     nodes = int(node_G.max()) + 1

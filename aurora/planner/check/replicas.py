@@ -14,7 +14,7 @@ LISTED = 20_000  # sets of failures that are tried one by one, at most
 
 
 def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, slots: GpuSlots) -> None:
-    """Check a replica placement against the loads that it was made for.
+    """Checks a replica placement against the loads that it was made for.
 
     Every expert is held, no GPU holds more experts than its slots or one expert twice, and the shares of each expert are on
     GPUs that hold it, not negative, and sum to one. The largest and the mean load are what the placement says, and the bound
@@ -67,7 +67,7 @@ def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, slots: GpuSlots)
 
 
 def check_resilient(made: ResilientPlacement, failure_domains: FailureDomains, guaranteed: bool) -> None:
-    """Check a failure-resilient placement and its survival probabilities.
+    """Checks a failure-resilient placement and its survival probabilities.
 
     Every expert is held, and no node holds more experts than its slots. Each probability is between zero and one and not above
     its bound. Exact probabilities equal what trying every set of failures gives, if there are at most LISTED sets.

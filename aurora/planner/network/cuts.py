@@ -49,7 +49,7 @@ class FlowNetwork:
         return len(self.block_V)
 
     def load(self, sets_CV: BoolArray, bytes_GG: IntArray) -> IntArray:
-        """Return the bytes that start in a set and end outside of it.
+        """Returns the bytes that start in a set and end outside of it.
 
         Args:
             sets_CV: (C, V) bool, sets of vertices.
@@ -62,11 +62,11 @@ class FlowNetwork:
         return np.asarray(((sets_CV[:, :n].astype(np.int64) @ bytes_GG) * ~sets_CV[:, n : 2 * n]).sum(axis=1))
 
     def leaving(self, sets_CV: BoolArray) -> BoolArray:
-        """Return (C, A) bool, the arcs that lead out of each of the sets sets_CV (C, V)."""
+        """Returns (C, A) bool, the arcs that lead out of each of the sets sets_CV (C, V)."""
         return np.asarray(sets_CV[:, self.tail_A] & ~sets_CV[:, self.head_A])
 
     def worse(self, best: CutResult, load_C: IntArray, arcs_CA: BoolArray) -> CutResult:
-        """Return the worst of several cuts, or the best-known one unless another needs clearly more time.
+        """Returns the worst of several cuts, or the best-known one unless another needs clearly more time.
 
         Args:
             best: the cut to beat.
@@ -84,7 +84,7 @@ class FlowNetwork:
         return np.divide(load_C, arcs_CA @ self.Bps_A, out=np.zeros(len(load_C)), where=load_C > 0)
 
     def cut_off(self, arcs_A: BoolArray, bytes_GG: IntArray) -> int:
-        """Return the bytes of all pairs that no path connects without these arcs.
+        """Returns the bytes of all pairs that no path connects without these arcs.
 
         Args:
             arcs_A: (A,) bool, the arcs that are taken away.
@@ -99,7 +99,7 @@ class FlowNetwork:
         return int(bytes_GG[~reached_GV[:, n : 2 * n]].sum())
 
     def bundles(self, load_A: FloatArray) -> list[BoolArray]:
-        """Return candidate sets of links (A,) bool for arcs that carry load_A (A,) bytes, busiest set first.
+        """Returns candidate sets of links (A,) bool for arcs that carry load_A (A,) bytes, busiest set first.
 
         The sets are: all links into each switch, all links out of each switch, the busiest links of each of these sets, and the
         busiest of all links.
@@ -114,12 +114,12 @@ class FlowNetwork:
         return sorted(found, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
 
     def ports(self) -> BoolArray:
-        """Return (2 G, V) bool: where each GPU's traffic starts, alone, and everything but where its traffic ends."""
+        """Returns (2 G, V) bool: one set for each GPU's starting vertex, and one for all but its ending vertex."""
         ends = np.eye(self.vertices, dtype=bool)[: 2 * self.gpus]
         return np.concatenate([ends[: self.gpus], ~ends[self.gpus :]])
 
     def hanging(self, fabric: Fabric) -> BoolArray:
-        """Return (C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
+        """Returns (C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
 
         On a tree these are all links, both ways.
         """
@@ -135,7 +135,7 @@ class FlowNetwork:
         return np.concatenate([np.array(parts), ~np.array(parts)])
 
     def grown(self, bytes_GG: IntArray) -> Iterator[BoolArray]:
-        """Yield (C, V) bool: every block, then sets grown greedily from each block, and the complements of all of them.
+        """Yields (C, V) bool: every block, then sets grown greedily from each block, and the complements of all of them.
 
         A set grows by the block that gives the worst cut of bytes_GG (G, G). Yields nothing above MOST_BLOCKS blocks.
         """
@@ -152,7 +152,7 @@ class FlowNetwork:
                 inside = tried[int(self._seconds(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
 
     def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
-        """Return (V,) bool, the source side of the minimum cut when bytes_GG must cross within a given time.
+        """Returns (V,) bool, the source side of the minimum cut when bytes_GG must cross within a given time.
 
         Args:
             bytes_GG: (G, G) int64, all of one source or all to one destination.
@@ -169,7 +169,7 @@ class FlowNetwork:
 
 
 def flow_network(network: Network) -> FlowNetwork:
-    """Return the flow network of a network that has a fabric.
+    """Returns the flow network of a network that has a fabric.
 
     Arcs are in the sequence of the resources of `routes.route`: sending ports, receiving ports, links.
     """

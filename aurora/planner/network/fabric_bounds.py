@@ -11,7 +11,7 @@ from aurora.types.arrays import IntArray
 
 
 def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
-    """Find the cut that limits an all-to-all most: bytes that must use some ports and links, divided by their summed rate.
+    """Finds the cut that limits an all-to-all most: bytes that must use some ports and links, divided by their summed rate.
 
     Every cut is a lower bound, however traffic is routed. To find the worst of all cuts is NP-hard in general, and even the
     worst may lie below `fluid_optimum`. The search looks at, in this order:
@@ -60,7 +60,7 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
 
 
 def fluid_optimum(bytes_GG: IntArray, network: Network) -> float:
-    """Compute the shortest time of an all-to-all when traffic may be routed and divided at will (maximum concurrent flow).
+    """Computes the shortest time of an all-to-all when traffic may be routed and divided at will (maximum concurrent flow).
 
     A linear program over what each source sends through each port and link: G * (links + 2 G) variables, solved by HiGHS, exact
     to its tolerance.

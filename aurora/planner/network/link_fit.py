@@ -26,12 +26,12 @@ class LinkFit:
     median_error: float
 
     def seconds(self, bytes_X: ArrayLike) -> FloatArray:
-        """Return (X,) float64, the seconds that messages of bytes_X (X,) bytes take."""
+        """Returns (X,) float64, the seconds that messages of bytes_X (X,) bytes take."""
         return np.asarray(self.startup_s + np.asarray(bytes_X) / self.rate_Bps)
 
 
 def fit_link(bytes_X: ArrayLike, seconds_X: ArrayLike) -> LinkFit:
-    """Fit a link's start-up and rate to the times of messages of several sizes.
+    """Fits a link's start-up and rate to the times of messages of several sizes.
 
     The rate is the slope between the two largest messages: costs that every message pays, and a burst that a traffic shaper
     lets pass at once, cancel out. The start-up is what the smallest message took beyond its bytes at that rate, at least zero.

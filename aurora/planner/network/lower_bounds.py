@@ -10,7 +10,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Return (G,) float64, the seconds that each GPU needs to send, or to receive, all its bytes, whichever is longer.
+    """Returns (G,) float64, the seconds that each GPU needs to send, or to receive, all its bytes, whichever is longer.
 
     Args:
         bytes_GG: (G, G) int64, bytes from each GPU to each other.
@@ -20,7 +20,7 @@ def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
 
 
 def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
-    """Return the fluid bound in seconds: the largest of all ports' bytes / rate.
+    """Returns the fluid bound in seconds: the largest of all ports' bytes / rate.
 
     Start-ups, fabric and incast do not count. Flows that are all paced at their bytes / bound reach it. On equal ports,
     one-to-one slots reach it too.
@@ -35,7 +35,7 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
 
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Return (G, G) float64, the seconds of each transfer alone on both of its ports, with the start-up of its slower end.
+    """Returns (G, G) float64, the seconds of each transfer alone on both of its ports, with the start-up of its slower end.
 
     Args:
         bytes_GG: (G, G) int64, as in `fluid_bound`; a pair without bytes takes zero seconds.
@@ -46,7 +46,7 @@ def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
 
 
 def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
-    """Return the one-to-one bound in seconds: the largest row or column sum of `pair_seconds`.
+    """Returns the one-to-one bound in seconds: the largest row or column sum of `pair_seconds`.
 
     No all-to-all is shorter in which each GPU sends to one GPU and receives from one at a time, with one message a pair.
     Without start-ups it is the optimum where transfers may be split.
@@ -62,7 +62,7 @@ def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
 
 
 def two_tier_bound(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_Bps: float) -> float:
-    """Return a lower bound in seconds on an all-to-all of servers whose GPUs share their NICs by forwarding inside the server.
+    """Returns a lower bound in seconds on an all-to-all of servers whose GPUs share their NICs by forwarding inside the server.
 
     The larger of two times: each server's traffic to or from other servers over all of its NICs, and the traffic that stays
     inside a server over the inside ports of its GPUs.
@@ -88,7 +88,7 @@ def two_tier_bound(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_
 
 
 def spread(cost_GE: FloatArray) -> float:
-    """Return a lower bound on the largest summed expert cost of a GPU, over all placements that hold each expert once.
+    """Returns a lower bound on the largest summed expert cost of a GPU, over all placements that hold each expert once.
 
     The larger of two bounds: the costliest expert on its cheapest GPU, and a dual solution of the fractional assignment,
     sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v inverse to each GPU's cost of all experts. On GPUs that
@@ -101,7 +101,7 @@ def spread(cost_GE: FloatArray) -> float:
 
 
 def spread_split(cost_GE: FloatArray) -> float:
-    """Return the bound of `spread` where an expert may also be split over GPUs, each part at its part of the cost."""
+    """Returns the bound of `spread` where an expert may also be split over GPUs, each part at its part of the cost."""
     total_G = cost_GE.sum(axis=1)
     if cost_GE.size == 0 or (total_G <= 0).any():
         return 0.0

@@ -144,7 +144,15 @@ class RateLog(NamedTuple):
 
 @njit(cache=True)
 def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, rank: int) -> None:
-    """Let `rank` take part in all-to-all `slot` from now on."""
+    """Lets a rank take part in an all-to-all from now on.
+
+    Args:
+        rows: all rows under way.
+        queues: the rows that wait.
+        net: resources and clock.
+        slot: the number of the all-to-all.
+        rank: the rank.
+    """
     queues.joined[slot, rank] = 1
     _admit(rows, queues, net, slot, SENDS, rank)
     _admit(rows, queues, net, slot, RECVS, rank)
@@ -152,7 +160,7 @@ def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, ra
 
 @njit(cache=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
-    """Advance to until_s, or to the first time at which a rank has sent and received all of its rows of an all-to-all.
+    """Advances to until_s, or to the first time at which a rank has sent and received all of its rows of an all-to-all.
 
     Args:
         rows: all rows under way.
@@ -207,7 +215,7 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
 
 @njit(cache=True)
 def _admit(rows, queues, net, slot, side, rank):
-    """Admit the next rows of a port while it has free sub-channels; a row starts once both of its ends have admitted it."""
+    """Admits the next rows of a port while it has free sub-channels; a row starts once both of its ends have admitted it."""
     at, stop = queues.at[slot, side, rank], queues.stop[slot, side, rank]
     while at < stop and rows.sub_channels[queues.row[side, at]] <= queues.free[slot, side, rank]:
         row = queues.row[side, at]
@@ -227,7 +235,7 @@ def _admit(rows, queues, net, slot, side, rank):
 
 @njit(cache=True, inline="always")
 def _enter(rows, net, row):
-    """Add the row to its resources: from now on it shares them."""
+    """Adds the row to its resources: from now on it shares them."""
     rows.rate_Bps[row] = 0.0
     rows.since_s[row] = net.now_s[0]
     rows.event_s[row] = np.inf
@@ -247,7 +255,7 @@ def _enter(rows, net, row):
 
 @njit(cache=True, inline="always")
 def _leave(rows, net, log, logging, row):
-    """End the row and remove it from its resources."""
+    """Ends the row and removes it from its resources."""
     now_s = net.now_s[0]
     if logging:
         _log(net, log, row, rows.since_s[row], now_s, rows.rate_Bps[row], float(rows.bytes[row]))
@@ -269,7 +277,7 @@ def _leave(rows, net, log, logging, row):
 
 @njit(cache=True, inline="always")
 def _index(rows, net, row, resource):
-    """Return k such that `resource` is the row's k-th."""
+    """Returns k such that `resource` is the row's k-th."""
     src, dst = rows.src[row], rows.dst[row]
     k = 0
     while net.use[src, dst, k] != resource:
@@ -279,7 +287,7 @@ def _index(rows, net, row, resource):
 
 @njit(cache=True, inline="always")
 def _mark(net, resource):
-    """Note that the flows of a resource changed."""
+    """Notes that the flows of a resource changed."""
     if net.stamp[resource] >= 0:
         net.stamp[resource] = -1
         net.dirty[net.counter[DIRTY]] = resource
@@ -288,7 +296,7 @@ def _mark(net, resource):
 
 @njit(cache=True, inline="always")
 def _update_rates(rows, net, log, logging):
-    """Compute the rates of all flows that are connected to a resource that changed."""
+    """Computes the rates of all flows that are connected to a resource that changed."""
     count = net.counter
     for at in range(count[DIRTY]):
         resource = net.dirty[at]
@@ -302,7 +310,7 @@ def _update_rates(rows, net, log, logging):
 
 @njit(cache=True, inline="always")
 def _component(rows, net, seed, stamp):
-    """Write the resources and rows connected to `seed` to net.found and net.rows; return how many there are of each."""
+    """Writes the resources and rows connected to `seed` to net.found and net.rows; returns how many there are of each."""
     net.stamp[seed] = stamp
     net.found[0] = seed
     resources, flows, at = 1, 0, 0
@@ -374,7 +382,7 @@ def _fill(rows, net, log, logging, resources, flows):
 
 @njit(cache=True, inline="always")
 def _fix(rows, net, log, logging, row, rate_Bps, sift):
-    """Set the row's rate from now on; return 1 if it changed. With `sift`, restore the order of the heap at once."""
+    """Sets the row's rate from now on; returns 1 if it changed. With `sift`, it restores the order of the heap at once."""
     rows.stamp[row] = -rows.stamp[row]
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
@@ -401,7 +409,7 @@ def _fix(rows, net, log, logging, row, rate_Bps, sift):
 
 @njit(cache=True, inline="always")
 def _log(net, log, row, start_s, end_s, rate_Bps, carried):
-    """Append one part of a row to the log."""
+    """Appends one part of a row to the log."""
     at = net.counter[LOGGED]
     log.row[at], log.start_s[at], log.end_s[at], log.rate_Bps[at] = row, start_s, end_s, rate_Bps
     log.carried_bytes[at] = carried
@@ -416,7 +424,7 @@ def _before(rows, one, other):
 
 @njit(cache=True, inline="always")
 def _put_in(rows, net, row):
-    """Add the row to the heap."""
+    """Adds the row to the heap."""
     at = net.counter[HEAP]
     net.counter[HEAP] = at + 1
     net.heap[at], rows.heap_index[row] = row, at
@@ -425,7 +433,7 @@ def _put_in(rows, net, row):
 
 @njit(cache=True, inline="always")
 def _take_out(rows, net, row):
-    """Remove the row from the heap."""
+    """Removes the row from the heap."""
     net.counter[HEAP] -= 1
     last, at = net.heap[net.counter[HEAP]], rows.heap_index[row]
     if last != row:
@@ -436,7 +444,7 @@ def _take_out(rows, net, row):
 
 @njit(cache=True)
 def _sift_up(rows, net, at):
-    """Move the row at heap index `at` towards the top until the heap is in order."""
+    """Moves the row at heap index `at` towards the top until the heap is in order."""
     row = net.heap[at]
     while at > 0 and _before(rows, row, net.heap[(at - 1) // 2]):
         above = net.heap[(at - 1) // 2]
@@ -447,7 +455,7 @@ def _sift_up(rows, net, at):
 
 @njit(cache=True)
 def _sift_down(rows, net, at):
-    """Move the row at heap index `at` away from the top until the heap is in order."""
+    """Moves the row at heap index `at` away from the top until the heap is in order."""
     row, end = net.heap[at], net.counter[HEAP]
     while 2 * at + 1 < end:
         below = 2 * at + 1

@@ -9,7 +9,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def row_pacing(order: Order, bytes_GG: IntArray, network: Network) -> tuple[FloatArray, FloatArray]:
-    """Compute when each row of a paced order, or of one with sub-channels, starts and at which rate it flows.
+    """Computes when each row of a paced order, or of one with sub-channels, starts and at which rate it flows.
 
     All rows of a paced order start at once, each at its bytes over the fluid optimum on its routes (coflow MADD). With
     sub-channels, a row starts when the rows before it have left enough sub-channels of both of its ports, and flows at its

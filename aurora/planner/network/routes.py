@@ -25,18 +25,18 @@ class Routes:
     share_GGK: FloatArray
 
     def load_R(self, bytes_GG: IntArray) -> FloatArray:
-        """Return (R,) float64, the bytes that each resource carries when bytes_GG (G, G) are sent."""
+        """Returns (R,) float64, the bytes that each resource carries when bytes_GG (G, G) are sent."""
         parts_GGK = self.share_GGK * bytes_GG[:, :, None]
         load_R = np.bincount(self.use_GGK.ravel(), parts_GGK.ravel(), minlength=len(self.capacity_Bps_R))
         return load_R.astype(np.float64)
 
     def seconds(self, bytes_GG: IntArray) -> float:
-        """Return the seconds until the slowest resource has carried its part of bytes_GG (G, G): the routes' fluid optimum."""
+        """Returns the seconds until the slowest resource has carried its part of bytes_GG (G, G): the routes' fluid optimum."""
         return float((self.load_R(bytes_GG) / self.capacity_Bps_R).max(initial=0.0))
 
 
 def route(network: Network) -> Routes:
-    """Return the routes of a network: two ports a flow on a big switch, and on a fabric the shortest paths between them too.
+    """Returns the routes of a network: two ports a flow on a big switch, and on a fabric the shortest paths between them too.
 
     Shortest paths are those with the fewest links. A flow is divided equally over all shortest paths of its pair: equal-cost
     multipath in its ideal form, packet by packet. Hashing whole flows onto one path can only balance worse.

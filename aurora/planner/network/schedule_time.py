@@ -11,7 +11,7 @@ from aurora.types.arrays import IntArray
 
 
 def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
-    """Compute the schedule of an order when all ranks begin at once.
+    """Computes the schedule of an order when all ranks begin at once.
 
     On a fabric, transfers share links as well as ports, and the schedule names the cut that limits it.
 
@@ -41,7 +41,7 @@ def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
 
 
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Time an order with one partner at a time: a transfer starts when both of its ports have ended the one before.
+    """Times an order with one partner at a time: a transfer starts when both of its ports have ended the one before.
 
     Ports are not shared then, so that every transfer flows at one rate.
 
@@ -74,7 +74,7 @@ def _one_after_the_other(src_X, dst_X, size_X, rate_Bps_X, startup_s_X, ranks):
 
 
 def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Time an order event by event on the Switch: concurrent transfers share ports and links.
+    """Times an order event by event on the Switch: concurrent transfers share ports and links.
 
     Args:
         order: any order.

@@ -65,12 +65,12 @@ class Pieces:
 
 
 def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
-    """Select the rows of an order that carry bytes, with their rate limits.
+    """Selects the rows of an order that carry bytes, with their rate limits.
 
     Args:
         order: the order.
         bytes_GG: (G, G) int64, bytes from each rank to each other.
-        routes: what each pair takes of ports and links.
+        routes: the ports and links that each pair uses.
 
     Returns:
         (row_X, size_X, limit_Bps_X), (X,) each: indices of the rows, their bytes, and the rates they never exceed. The limit is
@@ -146,7 +146,7 @@ class Switch:
         return bool(self._net.counter[HEAP])
 
     def open(self, order: Order, bytes_GG: IntArray) -> int:
-        """Add an all-to-all in which no rank takes part yet.
+        """Adds an all-to-all in which no rank takes part yet.
 
         Args:
             order: its order.
@@ -175,7 +175,11 @@ class Switch:
         return slot
 
     def join(self, number: int, rank: int) -> bool:
-        """Let `rank` take part in all-to-all `number` from now on.
+        """Lets a rank take part in an all-to-all from now on.
+
+        Args:
+            number: the all-to-all's number, from `open`.
+            rank: the rank.
 
         Returns:
             True if the rank is done at once, with nothing to send or receive.
@@ -184,7 +188,7 @@ class Switch:
         return not self._queues.unfinished[number, :, rank].any()
 
     def run(self, until_s: float = float("inf")) -> list[tuple[int, int]]:
-        """Advance to until_s, or to the first time at which a rank has sent and received everything in an all-to-all.
+        """Advances to until_s, or to the first time at which a rank has sent and received everything in an all-to-all.
 
         Returns:
             (number, rank) of each all-to-all and rank that is done at that time; empty if until_s came first.
@@ -197,7 +201,7 @@ class Switch:
         return done
 
     def close(self, number: int) -> Transfers:
-        """Remove an all-to-all with which all ranks are done, and return its transfers; its number may be given again."""
+        """Removes an all-to-all with which all ranks are done, and returns its transfers; its number may be given again."""
         assert not self._queues.unfinished[number].any(), "an all-to-all is closed before its end"
         span = self._spans[number]
         assert span is not None
@@ -207,7 +211,7 @@ class Switch:
         return Transfers(src_X, dst_X, bytes_X, rows.start_s[own].copy(), rows.end_s[own].copy())
 
     def pieces(self) -> Pieces:
-        """Return the parts of transfers that have flowed at one rate since the beginning.
+        """Returns the parts of transfers that have flowed at one rate since the beginning.
 
         Needs `logging`, and that no all-to-all has been closed. Bytes are integers and sum to each transfer's bytes.
         """
@@ -222,14 +226,14 @@ class Switch:
         return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, log.start_s[:count], log.end_s[:count], log.rate_Bps[:count])
 
     def rates(self) -> dict[tuple[int, int], float]:
-        """Return the bytes per second of each transfer under way, by (source, destination), as of the last `run`."""
+        """Returns the bytes per second of each transfer under way, by (source, destination), as of the last `run`."""
         rows = self._rows
         flowing = self._net.heap[: self._net.counter[HEAP]]
         pairs = zip(rows.src[flowing].tolist(), rows.dst[flowing].tolist(), strict=True)
         return dict(zip(pairs, rows.rate_Bps[flowing].tolist(), strict=True))
 
     def _allocate(self, length: int) -> tuple[int, int]:
-        """Allocate a slot, and `length` rows that no all-to-all uses; return the slot and the first row."""
+        """Allocates a slot, and `length` rows that no all-to-all uses; returns the slot and the first row."""
         first = 0
         for start, stop in sorted(span for span in self._spans if span is not None):
             if start - first >= length:
@@ -249,7 +253,7 @@ class Switch:
         return slot, first
 
     def _grow(self, more: int) -> None:
-        """Add `more` rows."""
+        """Adds `more` rows."""
         fresh = _rows(more, self._routes.use_GGK.shape[2])
         self._rows = FlowRows(*(np.concatenate(columns) for columns in zip(self._rows, fresh, strict=True)))
         self._queues = self._queues._replace(row=np.concatenate([self._queues.row, _whole(2, more)], axis=1))
