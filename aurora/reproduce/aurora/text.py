@@ -94,7 +94,7 @@ def _table(found: Sequence[Measured], traffics: Sequence[str]) -> list[str]:
 
 
 def as_json(found: Sequence[Measured]) -> dict[str, Any]:
-    """The table's numbers; ranges as lowest, mean, highest."""
+    """Returns the table's numbers for JSON; ranges as lowest, mean, highest."""
     rows = [
         {
             "headline": cells[0].headline.name,
@@ -111,7 +111,7 @@ def as_json(found: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _rows(found: Sequence[Measured]) -> list[list[Measured]]:
-    """One headline under one pricing a row, a traffic each, in the order in which they come."""
+    """Rows of the table: one per headline and pricing, with one cell per traffic, in the order in which they come."""
     rows: dict[tuple[str, str], list[Measured]] = {}
     for one in found:
         rows.setdefault((one.headline.name, one.pricing), []).append(one)

@@ -217,7 +217,7 @@ def _adapted(found: BccResults) -> list[str]:
 
 
 def as_json(found: BccResults) -> dict[str, Any]:
-    """All numbers; timings by workers, then by delays."""
+    """Returns the page's numbers for JSON; timings by number of workers, then by delays."""
 
     def timings(by_workers: dict[int, dict[str, list[Timing]]]) -> dict[str, Any]:
         return {str(w): {name: [asdict(t) for t in some] for name, some in by.items()} for w, by in by_workers.items()}

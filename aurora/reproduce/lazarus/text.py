@@ -49,7 +49,13 @@ that can be tried out (3 to 5 nodes of up to 3 slots, up to 5 experts, every num
 
 @dataclass(frozen=True)
 class Kind:
-    """What a figure shows. axis: of its picture, empty for none; why: what is to know of how ours differs."""
+    """Texts of a figure.
+
+    Args:
+        title: what it shows.
+        axis: of its picture; empty: it has none.
+        why: why ours differs.
+    """
 
     title: str
     axis: str
@@ -164,7 +170,7 @@ def as_markdown(made: LazarusEvaluation, pictures: Sequence[str]) -> str:
 
 
 def _table(rows: Sequence[LazarusFigure]) -> list[str]:
-    """A case a row, a way a column."""
+    """Markdown table with a row per case and a column per system or method."""
     cases, ways = (list(dict.fromkeys(names)) for names in ([one.case for one in rows], [one.way for one in rows]))
     cells = {(one.case, one.way): _cell(one) for one in rows}
     lines = [f"| | {' | '.join(ways)} |", "|---|" + "---|" * len(ways)]
@@ -172,7 +178,7 @@ def _table(rows: Sequence[LazarusFigure]) -> list[str]:
 
 
 def as_json(made: LazarusEvaluation) -> dict[str, Any]:
-    """The same numbers; ranges as lowest, mean, highest."""
+    """Returns the page's numbers for JSON; ranges as lowest, mean, highest."""
     rows = [
         {"figure": one.figure, "case": one.case, "way": one.way, "paper": one.paper, "ours": vars(one.ours)}
         for one in made.found
