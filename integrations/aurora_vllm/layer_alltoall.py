@@ -97,12 +97,12 @@ class LayerAllToAll:
         dispatch_order, combine_order = self._orders(bytes_GG)
         rows = self._exchange(dispatch_order, layout.rows, rows_GG[rank], [row[rank] for row in rows_GG])
         message_format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
-        hidden_PH, weights_PK, slots_PK = message_format.parts(rows)
+        received, weights_PK, slots_PK = message_format.parts(rows)
         local_PK = slots_PK >= 0
         experts_PK = self._expert_S[slots_PK.long()].to(index.dtype)  # slot -1 is the last
         self._report("dispatch", self._layer, time.perf_counter() - began_s, bytes_GG)
         batch = DispatchedBatch(layout, rows_GG, combine_order, len(rows))
-        return hidden_PH.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
+        return received.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
     def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:
         """Returns the experts' results to the tokens' ranks and sums them. A collective call: all ranks make it.

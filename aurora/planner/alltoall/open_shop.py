@@ -174,7 +174,7 @@ def _dense(
     seconds_GG, bias_s, cut_C2, part_s_C2, src_X, dst_X, start_X, end_X,
     load_s, todo, waits, free, heap_s, heap_p, fresh, begun_C,
 ):  # fmt: skip
-    """Whenever ports become free, the busiest of them first takes its busiest free partner; return (transfers, makespan).
+    """Whenever ports become free, the busiest of them first takes its busiest free partner; returns (transfers, makespan).
 
     Only pairs with a port that has just become free are looked at: two ports that have both been free for a while have nothing
     for each other. Ports are numbered senders first; bias_s is added to a port's load. The arguments after it are DenseShop's
