@@ -7,9 +7,9 @@
 | plan, placement (.json) | plans, placements |
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | what our vLLM plugin records, a file a rank (.npz) | engine_records |
-| bytes of an all-to-all, experts' loads (.csv, .npy) | matrices |
+| traffic matrix of an all-to-all, loads of experts (.csv, .npy) | matrices |
 | datasheets of GPUs (.toml) | gpu_kinds |
-| prompts (.txt, .jsonl), membership of nodes, workers' step times (.csv) | prompts, membership_traces, step_times |
+| prompts (.txt, .jsonl), membership traces, step times of workers (.csv) | prompts, membership_traces, step_times |
 """
 
 from collections.abc import Callable
@@ -57,7 +57,15 @@ _NPZ_READERS: dict[str, Callable[[dict[str, Any], Arrays], Profile | Trace | Com
 
 
 def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
-    """Read a cluster (.toml, or a shipped one by name), a plan (.json), a profile, a trace or curves (.npz); else BadInput."""
+    """Read a cluster, a plan, a profile, a trace or compute curves.
+
+    Args:
+        path: a cluster (.toml, or the name of a shipped one), a plan (.json), or a profile, trace or compute curves (.npz).
+
+    Raises:
+        BadInput: if the file is missing, damaged or of another format.
+        BrokenPlan: if a plan does not do what it claims.
+    """
     path = Path(path)
     match path.suffix:
         case "":
@@ -72,7 +80,15 @@ def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
 
 
 def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Path) -> None:
-    """Write a cluster as TOML, a plan as JSON, everything else as npz, to exactly `path`."""
+    """Write a value to a file: a cluster as TOML, a plan as JSON, everything else as npz.
+
+    Args:
+        value: what to write.
+        path: the file, exactly.
+
+    Raises:
+        BadInput: if the value is of another type or the file cannot be written.
+    """
     path = Path(path)
     match value:
         case Plan():

@@ -12,7 +12,14 @@ from aurora.types import Cluster, Gpu
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """A cluster TOML (schema 1), or a shipped cluster by its name. Raises BadInput with the key that is wrong."""
+    """Read a cluster.
+
+    Args:
+        path: a cluster TOML (schema 1), or the name of a shipped cluster.
+
+    Raises:
+        BadInput: if the file is missing or wrong; the message names the key.
+    """
     path = _found(Path(path))
     table = load_toml(path)
     check_schema(path, table)
@@ -34,7 +41,7 @@ def load_cluster(path: str | Path) -> Cluster:
 
 
 def _found(path: Path) -> Path:
-    """The file itself, or the shipped one of that name."""
+    """The file itself, or the shipped cluster of that name."""
     if path.suffix or path.exists():
         return path
     folder = shipped("clusters")
@@ -45,7 +52,13 @@ def _found(path: Path) -> Path:
 
 
 def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> None:
-    """Write what load_cluster reads back as the same cluster, one table a GPU; remarks: comments on top, a line each."""
+    """Write a cluster as TOML with one table per GPU, which `load_cluster` reads back as the same cluster.
+
+    Args:
+        cluster: the cluster.
+        path: the file, exactly.
+        remarks: comments for the top of the file, one per line.
+    """
     lines = [*(f"# {_plain(remark)}" for remark in remarks), "schema = 1", f"name = {_quoted(cluster.name)}"]
     if cluster.incast:
         lines.append(f"incast = {_inline(cluster.incast)}")
@@ -63,6 +76,7 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
 
 
 def _inline(value: Any) -> str:
+    """A value in TOML's inline notation."""
     if isinstance(value, list):
         return "[\n" + "".join(f"    {_inline(each)},\n" for each in value) + "]"
     if isinstance(value, dict):
@@ -73,17 +87,27 @@ def _inline(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A basic string: quotes, backslashes and control characters escaped."""
+    """A TOML basic string, with quotes, backslashes and control characters escaped."""
     escaped = "".join(f"\\U{ord(c):08X}" if ord(c) < 32 or ord(c) == 127 or c in '"\\' else c for c in text)
     return f'"{escaped}"'
 
 
 def _plain(remark: str) -> str:
+    """A remark on one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in remark).split())
 
 
 def read_gpus(path: str, row: Any, index: int) -> list[Gpu]:
-    """One table of a cluster, repeated `count` times."""
+    """Returns the GPUs of one [[gpu]] table, repeated `count` times.
+
+    Args:
+        path: the file's name, for messages.
+        row: the table.
+        index: the rank of its first GPU, for messages.
+
+    Raises:
+        BadInput: if a key is unknown, missing or has a wrong value.
+    """
     if not isinstance(row, dict):
         raise BadInput(f"{path}: expected a table for GPU {index}, found {row!r}")
     where = f"[[gpu]] {row.get('name', index)!r}"

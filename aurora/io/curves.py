@@ -26,12 +26,16 @@ def save_curves(curves: ComputeCurves, path: Path) -> None:
 
 
 def curves_from_arrays(about: dict[str, Any], arrays: Arrays) -> ComputeCurves:
-    """The value that a file's header and arrays hold."""
+    """Returns the compute curves in a file's header `about` and arrays."""
     return ComputeCurves(kinds=kinds_from_arrays(about.pop("kinds"), arrays), **about)
 
 
 def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
-    """An array "curve_<index of the kind>_<phase>" (2, X) for each curve: token counts and seconds."""
+    """Returns an array (2, X) for each curve, token counts and seconds, named "curve_<index of the kind>_<phase>".
+
+    Args:
+        kinds: curves by kind of GPU and phase.
+    """
     return {
         f"curve_{index}_{phase}": np.stack([curve.tokens_X, curve.seconds_X])
         for index, phases in enumerate(kinds.values())
@@ -40,7 +44,12 @@ def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
 
 
 def kinds_from_arrays(kinds: list[str], arrays: Arrays) -> CurvesByKind:
-    """What kinds_to_arrays wrote, for kinds in the order of their indices."""
+    """Returns the curves in the arrays of `kinds_to_arrays`.
+
+    Args:
+        kinds: the kinds of GPUs, in the order of their indices.
+        arrays: arrays by name; others are ignored.
+    """
     curves = {}
     for index, kind in enumerate(kinds):
         prefix = f"curve_{index}_"

@@ -1,7 +1,8 @@
 """Placements in the formats of serving engines: SGLang, EPLB, vllm-ascend and TensorRT-LLM.
 
-Most of them number physical experts: slot p of a layer lies on GPU p // (slots a GPU), so every GPU has as many slots. Engines
-divide an expert's tokens evenly over its slots: other shares do not survive an export.
+Most formats number physical experts: slot p of a layer is on GPU p // (slots per GPU), so all GPUs have equally many slots.
+Engines divide an expert's tokens evenly over its slots, so an uneven split is lost in an export.
+
 Sources: the engines' documentation of `--init-expert-location` (SGLang), `phy2log` (deepseek-ai/EPLB), `expert_map_path`
 (vllm-ascend) and `MoeLoadBalancerConfig` (TensorRT-LLM).
 """
@@ -28,8 +29,8 @@ class PlacementFormat:
     """How an engine keeps a placement in a file.
 
     Attributes:
-        read: from a file, the number of GPUs where known, and the number of dense layers before the MoE ones.
-        write: to text, with the number of dense layers; None for a format that is imported only.
+        read: takes the file, the number of GPUs (None: unknown) and the number of dense layers before the MoE layers.
+        write: takes the placement and the number of dense layers, and returns text; None for a format that is only imported.
     """
 
     read: Callable[[Path, int | None, int], Placement]
@@ -37,23 +38,23 @@ class PlacementFormat:
 
 
 def export_placement(placement: Placement, form: str, dense_layers: int = 0) -> str:
-    """Write a placement as an engine reads it.
+    """Returns a placement as text that an engine reads.
 
     Args:
         placement: the placement; engines divide an expert's tokens evenly over its replicas, see `off_by`.
         form: one of PLACEMENT_FORMATS.
-        dense_layers: how many layers without experts the engine counts before the MoE ones.
+        dense_layers: layers without experts that the engine counts before the MoE layers.
 
     Returns:
         The file's text.
 
     Raises:
-        BadInput: if the format is unknown or cannot be written, or a GPU holds no expert where others do.
+        BadInput: if the format is unknown or only imported, or a GPU holds no expert although others do.
     """
     known = _known(form)
     _check_dense(dense_layers)
     if known.write is None:
-        raise BadInput(f"`format`: {form} is imported only")
+        raise BadInput(f"`format`: {form} can only be imported")
     return known.write(placement, dense_layers)
 
 
@@ -63,11 +64,11 @@ def import_placement(path: Path, form: str, gpus: int | None = None, dense_layer
     Args:
         path: the file.
         form: one of PLACEMENT_FORMATS.
-        gpus: on how many GPUs its slots lie, where the file does not say.
-        dense_layers: how many layers without experts the file counts before the MoE ones.
+        gpus: the number of GPUs, needed if the file does not say it.
+        dense_layers: layers without experts that the file counts before the MoE layers.
 
     Raises:
-        BadInput: if the file is not of that format, or its slots do not divide by the GPUs.
+        BadInput: if the file is not of that format, or its slots cannot be divided evenly over the GPUs.
     """
     known = _known(form)
     _check_dense(dense_layers)
@@ -80,21 +81,23 @@ def import_placement(path: Path, form: str, gpus: int | None = None, dense_layer
 
 
 def _known(form: str) -> PlacementFormat:
+    """The format of this name, or BadInput."""
     if form not in PLACEMENT_FORMATS:
         raise BadInput(f"`format`: expected one of {', '.join(PLACEMENT_FORMATS)}, found {form!r}")
     return PLACEMENT_FORMATS[form]
 
 
 def _check_dense(dense_layers: int) -> None:
+    """Raise BadInput for a negative number of layers."""
     if dense_layers < 0:
         raise BadInput(f"`dense_layers`: expected zero or more, found {dense_layers}")
 
 
 def _physical(placement: Placement) -> Physical:
-    """By layer, the slots of one GPU after the other, equally many.
+    """By layer, the experts in the slots of one GPU after the other, with equally many slots on each.
 
-    A GPU with fewer experts repeats those that no other GPU holds, where it has such: an engine divides an expert's tokens
-    evenly over its slots, so that changes no GPU's load.
+    A GPU with fewer experts repeats some of them, if possible experts that no other GPU holds: an engine divides an expert's
+    tokens evenly over its slots, so these change no GPU's load.
     """
     each = max(len(held) for layer in placement.slots_LG for held in layer)
     physical = []
@@ -111,22 +114,23 @@ def _physical(placement: Placement) -> Physical:
 
 
 def off_by(placement: Placement, form: str) -> float:
-    """Tell how far an export is from the placement: engines divide an expert's tokens evenly over its replicas.
+    """Returns how far an export is from the placement, since engines divide an expert's tokens evenly over its replicas.
 
     Args:
         placement: the placement.
         form: one of PLACEMENT_FORMATS.
 
     Returns:
-        The largest difference between an expert's share on a GPU in the placement and in what the engine makes of the export.
+        The largest difference between an expert's share on a GPU in the placement and in the engine, from 0 to 1.
     """
     even = evenly_split(placement.slots_LG) if form == "vllm-ascend" else _placed(_physical(placement), placement.gpus)
     return max(float(abs(placement.split_EG(l) - even.split_EG(l)).max()) for l in range(len(placement.slots_LG)))
 
 
 def _placed(physical: Physical, gpus: int | None) -> Placement:
+    """The placement of physical experts, numbered by GPU."""
     if gpus is None:
-        raise BadInput("the file does not say on how many GPUs its slots lie; give `gpus`")
+        raise BadInput("the file does not say the number of GPUs; give `gpus`")
     slots = {len(layer) for layer in physical}
     if len(slots) != 1 or gpus < 1 or slots.copy().pop() % gpus:
         raise BadInput(f"expected as many slots in every layer, on {gpus} GPUs evenly, found {sorted(slots)}")
@@ -135,7 +139,7 @@ def _placed(physical: Physical, gpus: int | None) -> Placement:
 
 
 def _write_sglang(placement: Placement, dense_layers: int) -> str:
-    """One row a decoder layer; those of dense layers are never read and repeat the first."""
+    """One row per decoder layer; rows of dense layers are never read and repeat the first MoE layer's."""
     physical = _physical(placement)
     return json.dumps({"physical_to_logical_map": physical[:1] * dense_layers + physical}) + "\n"
 

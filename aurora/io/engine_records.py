@@ -1,4 +1,4 @@
-"""What serving engines record of their own traffic: a file a rank, which together become a Profile."""
+"""Records of a serving engine's own traffic: one file per rank; the files of all ranks become a Profile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,16 +18,30 @@ TIMED = ("gate", "dispatch", "expert", "combine", "aggregate")
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What one expert-parallel rank saw.
+    """The traffic and timings that one expert-parallel rank recorded.
 
     Attributes:
-        window_T: (T,) int64, ascending numbers of windows, each of `width` forward passes from width * number on.
+        model: the model's name.
+        fingerprint: hash of the model's router weights.
+        engine: the engine and its version.
+        kind: the kind of GPU.
+        date: when it was recorded.
+        rank: this rank.
+        ranks: ranks of the engine.
+        top_k: experts per token.
+        dispatch_bytes: bytes of a token on its way to an expert.
+        combine_bytes: bytes of a token's result on its way back.
+        expert_bytes: bytes of one expert's weights.
+        other_bytes: bytes of all other weights.
+        width: forward passes of a window, a power of two.
+        window_T: (T,) int64, ascending numbers of windows; window n has `width` forward passes from pass width * n on.
         tokens_TLE: (T, L, E) int64, (token, expert) pairs that started on this rank.
-        seconds_LP: (L, P) float64, seconds of each layer and phase in TIMED, over the passes that were timed.
+        seconds_LP: (L, P) float64, seconds of each layer and phase in TIMED, summed over the timed passes.
         passes_L: (L,) int64, how many passes were timed.
-        gram_P22, target_P2: for each of PHASES the normal equations of seconds = a x + b y over timed passes, where x is how
-            many experts were active (1 for the other phases) and y the tokens; they add up over ranks.
-        most_P: (P,) int64, the most tokens of one pass.
+        gram_P22, target_P2: (P, 2, 2) and (P, 2) float64, for each of PHASES the normal equations of seconds = a x + b y over
+            timed passes, where x is the number of active experts (1 for other phases) and y the tokens. They can be summed
+            over ranks.
+        most_P: (P,) int64, for each of PHASES the most tokens of one pass.
     """
 
     model: str
@@ -67,7 +81,12 @@ _SCALARS = tuple(field.name for field in fields(EngineRecord) if field.type in (
 
 
 def save_record(record: EngineRecord, folder: Path) -> Path:
-    """Write folder/rank-R.npz, whole or not at all; the folder is made. Returns the file's path."""
+    """Write the file rank-R.npz, whole or not at all. Returns its path.
+
+    Args:
+        record: the record of rank R.
+        folder: made if it does not exist.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{record.rank}.npz"
     about = {name: getattr(record, name) for name in _SCALARS}
@@ -87,7 +106,14 @@ def _record_from_arrays(about: dict[str, Any], arrays: Arrays) -> EngineRecord:
 
 
 def load_records(folder: Path) -> Profile:
-    """The Profile of what all ranks wrote to `folder`. Raises BadInput where a rank's file is missing or of another run."""
+    """Read the records that all ranks wrote to a folder, as one Profile.
+
+    Args:
+        folder: the folder of the ranks' files.
+
+    Raises:
+        BadInput: if a rank's file is missing, damaged or of another run.
+    """
     paths = sorted(folder.glob("rank-*.npz"))
     if not paths:
         raise BadInput(f"{folder}: expected files rank-0.npz, ..., found none")
@@ -98,9 +124,15 @@ def load_records(folder: Path) -> Profile:
 
 
 def merged(records: Sequence[EngineRecord]) -> Profile:
-    """One Profile of all ranks' records: a source a rank, windows as wide as the widest of them, empty ones left out.
+    """Merge the records of all ranks into one Profile.
 
-    Raises BadInput unless there is one of every rank, all of one run.
+    Each rank is a source. Windows are as wide as the widest of the records; empty windows are left out.
+
+    Args:
+        records: one per rank, in any sequence.
+
+    Raises:
+        BadInput: unless there is one record of every rank, all of one run, with some traffic.
     """
     first = records[0]
     if sorted(record.rank for record in records) != list(range(first.ranks)):
@@ -137,7 +169,7 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
 
 
 def _curves(records: Sequence[EngineRecord]) -> dict[str, Curve]:
-    """Straight lines through what was timed on all ranks."""
+    """Straight lines through the timings of all ranks, by phase."""
     curves = {}
     for index, phase in enumerate(PHASES):
         gram_22 = np.sum([record.gram_P22[index] for record in records], axis=0)
@@ -149,7 +181,15 @@ def _curves(records: Sequence[EngineRecord]) -> dict[str, Curve]:
 
 
 def line(gram_22: FloatArray, target_2: FloatArray) -> tuple[float, float]:
-    """(a, b), neither negative, of the least squares whose normal equations are gram_22 (2, 2) and target_2 (2,)."""
+    """Solve a least squares problem in two coefficients that must not be negative.
+
+    Args:
+        gram_22: (2, 2) float64, the matrix of its normal equations.
+        target_2: (2,) float64, their right-hand side.
+
+    Returns:
+        The coefficients.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         single_2 = np.nan_to_num(np.maximum(target_2 / np.diag(gram_22), 0.0), posinf=0.0)
     candidates = [np.array([single_2[0], 0.0]), np.array([0.0, single_2[1]])]

@@ -1,4 +1,4 @@
-"""The [fabric] of a cluster: leaf/spine or servers by a few figures, or any graph link by link."""
+"""The [fabric] table of a cluster: leaf/spine or servers by a few figures, or any graph link by link."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,16 @@ from aurora.types.fabric import Vertex
 
 
 def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
-    """The fabric between `gpus`. Raises BadInput with what is wrong in `table`."""
+    """Returns the fabric that a [fabric] table describes.
+
+    Args:
+        path: the file's name, for messages.
+        table: the table.
+        gpus: the cluster's GPUs, by rank.
+
+    Raises:
+        BadInput: if a key is unknown, missing or has a wrong value.
+    """
     kind = table.get("kind") if isinstance(table, dict) else table
     if not isinstance(kind, str) or kind not in KINDS:
         raise BadInput(f"{path}: [fabric]: expected kind = {' or '.join(map(repr, KINDS))}, found {kind!r}")
@@ -21,7 +30,7 @@ def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
 
 
 def fabric_json(fabric: Fabric) -> dict[str, Any]:
-    """What read_fabric reads back as the same fabric; GPUs by rank."""
+    """Returns a fabric as a table that `read_fabric` reads back as the same fabric; GPUs are ranks."""
     if fabric.nic_Bps is not None:
         return {"kind": "servers", "nic_Bps": fabric.nic_Bps}
     links = [{"from": link.src, "to": link.dst, "Bps": link.Bps} for link in fabric.links]
@@ -29,7 +38,7 @@ def fabric_json(fabric: Fabric) -> dict[str, Any]:
 
 
 def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
-    """A leaf for each rack, or for each node where no GPU names a rack."""
+    """A leaf switch for each rack, or for each node if no GPU names a rack."""
     where = "[fabric]"
     check_keys(path, where, table, {"kind", "spines", "uplink_Bps"})
     spines = table.get("spines")
@@ -46,7 +55,7 @@ def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric
 
 
 def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
-    """A server for each node; the GPUs' ports are what they have inside it."""
+    """A server for each node; a GPU's port rates are those inside its server."""
     check_keys(path, "[fabric]", table, {"kind", "nic_Bps"})
     ports = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
     return servers([gpu.node for gpu in gpus], *ports, _rate(path, "[fabric]", table, "nic_Bps"))
@@ -82,7 +91,7 @@ def _vertex(path: str, where: str, row: dict[str, Any], end: str, ranks: dict[st
     if isinstance(name, int) or name not in ranks:
         return name
     if len(ranks[name]) > 1:
-        raise BadInput(f"{path}: {where}: expected one GPU named {name!r}, found {len(ranks[name])}; say it by rank")
+        raise BadInput(f"{path}: {where}: expected one GPU named {name!r}, found {len(ranks[name])}; give its rank")
     return ranks[name][0]
 
 

@@ -1,4 +1,4 @@
-"""Text and bytes in and out: files are read as UTF-8 and written whole or not at all."""
+"""Text and bytes: files are read as UTF-8, and written whole or not at all."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from typing import IO, Any
 
 from aurora.errors import BadInput
 
-SCHEMA = 1  # of a format's contents, where SCHEMAS has no other
+SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
 SCHEMAS = {"aurora plan": 2}
-MADE_BY = {  # what makes a file of a format anew
+MADE_BY = {  # the command that makes a file of a format
     "aurora plan": "aurora plan",
     "aurora placement": "aurora place or aurora import",
     "aurora profile": "aurora profile",
@@ -24,7 +24,7 @@ MADE_BY = {  # what makes a file of a format anew
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file as text, or BadInput."""
+    """Read a UTF-8 file as text. Raises BadInput if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
 
 
 def load_json(path: str | Path) -> dict[str, Any]:
-    """Any JSON object, or BadInput."""
+    """Read a JSON object. Raises BadInput if the file holds anything else."""
     try:
         found = json.loads(read_text(Path(path)))
     except (ValueError, RecursionError) as error:
@@ -47,7 +47,7 @@ def load_json(path: str | Path) -> dict[str, Any]:
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """Any TOML table, or BadInput."""
+    """Read a TOML file. Raises BadInput if it cannot be read."""
     try:
         return tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -55,7 +55,7 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text whole or not at all. Raises BadInput where the folder does not allow it."""
+    """Write UTF-8 text whole or not at all. Raises BadInput if the file cannot be written."""
     write_bytes(path, text.encode())
 
 
@@ -65,7 +65,15 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write to a temporary name beside `path` and rename; a link keeps pointing to what it points to."""
+    """Write a file under a temporary name in the same folder, then rename it. A symbolic link stays; its target is replaced.
+
+    Args:
+        path: the file, exactly.
+        write: writes the contents to an open binary file.
+
+    Raises:
+        BadInput: if the file cannot be written.
+    """
     path = path.resolve()
     if path.exists() and not path.is_file():
         raise BadInput(f"{path}: cannot be written: not a regular file")
@@ -88,18 +96,24 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def shipped(name: str) -> Path:
-    """A file or folder of `profiles/`, which travels with the package."""
+    """Returns the path of a file or folder in `profiles/`, which is part of the package."""
     inside = Path(__file__).parents[1] / "profiles"
     return (inside if inside.is_dir() else Path(__file__).parents[2] / "profiles") / name
 
 
 def schema_of(form: str) -> int:
-    """The version of a format's contents, which every file of it says."""
+    """Returns the version of a format's contents, which every file states."""
     return SCHEMAS.get(form, SCHEMA)
 
 
 def check_schema(path: Path, found: Mapping[str, Any], form: str = "") -> None:
-    """Raise BadInput, with what makes the file anew, unless `found` says the schema of the format."""
+    """Raise BadInput unless a file has the schema of its format; the message names the command that makes a new file.
+
+    Args:
+        path: the file.
+        found: its contents.
+        form: the format, such as "aurora plan"; empty for a format of SCHEMA.
+    """
     expected = schema_of(form)
     if found.get("schema") != expected or isinstance(found["schema"], bool):
         remedy = f"; make it anew with {MADE_BY[form]}" if form in MADE_BY else ""
@@ -107,5 +121,13 @@ def check_schema(path: Path, found: Mapping[str, Any], form: str = "") -> None:
 
 
 def check_keys(path: Path | str, where: str, found: Mapping[str, Any], known: set[str]) -> None:
+    """Raise BadInput if a table has keys that are not known.
+
+    Args:
+        path: the file.
+        where: which table, for the message.
+        found: the table.
+        known: the keys that it may have.
+    """
     if unknown := sorted(set(found) - known):
         raise BadInput(f"{path}: {where}: unknown {', '.join(unknown)}; expected {', '.join(sorted(known))}")

@@ -1,4 +1,4 @@
-"""Kinds of GPUs (TOML), by the name that NVML and torch give them."""
+"""Datasheet figures of GPU kinds (TOML), by their names in NVML and torch."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +14,14 @@ _REQUIRED = ("kind", "memory_bytes", "memory_Bps", "half_flops", "pcie", "source
 
 
 def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
-    """Datasheet figures by kind; None: the shipped ones. Raises BadInput with what is wrong in the file."""
+    """Read datasheet figures by kind of GPU.
+
+    Args:
+        path: the TOML file; None: the shipped one.
+
+    Raises:
+        BadInput: if the file cannot be read, or a key is unknown, missing or has a wrong value.
+    """
     path = shipped("gpus.toml") if path is None else Path(path)
     table = load_toml(path)
     check_schema(path, table)

@@ -1,4 +1,4 @@
-"""Bare arrays that people bring: the bytes of an all-to-all, and experts' loads (.csv without a header, or .npy)."""
+"""Users' arrays: the traffic matrix of an all-to-all, and loads of experts (.csv without a header, or .npy)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ def load_matrix(path: str | Path) -> IntArray:
 
 
 def load_loads(path: str | Path) -> FloatArray:
-    """Read loads of zero or more, (L, E) float64; one row or axis is one layer. Raises BadInput for anything else."""
+    """Read loads of zero or more as (L, E) float64; a single row is one layer. Raises BadInput for anything else."""
     return _load(Path(path), ".csv or .npy", "a table of loads", _number, expert_loads)
 
 

@@ -1,4 +1,4 @@
-"""Traces of membership (.csv with the columns time_ms, event and node): when nodes joined and left. Source: Bamboo's."""
+"""Membership traces (.csv with the columns time_ms, event and node): when nodes joined and left. Source: Bamboo's traces."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ COLUMNS = ["time_ms", "event", "node"]
 
 
 def load_failures(path: str | Path) -> list[tuple[float, str, str]]:
-    """Read a trace of membership.
+    """Read a membership trace.
 
     Args:
         path: the CSV file.

@@ -1,4 +1,4 @@
-"""The npz container of our arrays: a header as JSON (schema, format, scalars) in the array "about", beside named arrays."""
+"""The npz container of arrays: named arrays, and a JSON header (schema, format, scalars) in the array "about"."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[st
 
     Args:
         path: the file, exactly.
-        form: what the file holds, such as "aurora profile"; readers of other formats refuse it.
-        about: what goes into the header, as JSON.
+        form: the format, such as "aurora profile"; readers of other formats refuse the file.
+        about: the header's scalars, which JSON can hold.
         arrays: arrays by name, none of them called "about".
 
     Raises:
@@ -32,11 +32,11 @@ def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[st
 
 
 def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays], _Value]]) -> _Value:
-    """Read what `save_npz` wrote; no pickle is run.
+    """Read a file of `save_npz`; nothing is unpickled.
 
     Args:
         path: the file.
-        readers: by format that is expected, what makes the value of the header's scalars and the arrays.
+        readers: by expected format, a function that makes the value from the header's scalars and the arrays.
 
     Returns:
         The value.

@@ -1,4 +1,4 @@
-"""Placements as JSON: in plans, in what `aurora place` prints and in files of their own."""
+"""Placements as JSON: in plans, in the output of `aurora place --json`, and in files of their own."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ FORMAT = "aurora placement"
 
 
 def layers_json(placement: Placement) -> list[dict[str, Any]]:
-    """By layer the slots, a list of experts for each GPU, and with replicas each expert's [GPU, share] pairs."""
+    """Returns by layer the slots, a list of experts for each GPU, and with replicas each expert's [GPU, share] pairs."""
     layers: list[dict[str, Any]] = []
     for layer, held_G in enumerate(placement.slots_LG):
         layers.append({"slots": [list(held) for held in held_G]})
@@ -28,7 +28,11 @@ def layers_json(placement: Placement) -> list[dict[str, Any]]:
 
 
 def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
-    """What layers_json wrote. Slots that hold an expert more than once and no split divide its load evenly."""
+    """Returns the placement in the layers of `layers_json`.
+
+    Args:
+        layers: by layer "slots" and optionally "split"; without a split, replicas take even parts of an expert's load.
+    """
     slots = tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)
     if not any("split" in layer for layer in layers):
         return evenly_split(slots)
@@ -44,10 +48,10 @@ def evenly_split(slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> Placement
     """Make a placement whose replicas take even parts of an expert's load.
 
     Args:
-        slots_LG: by layer and GPU the experts in its slots; one in two slots of a GPU becomes one replica with two parts.
+        slots_LG: by layer and GPU, the experts in its slots; an expert twice on a GPU becomes one replica with two parts.
 
     Returns:
-        The placement; without a split where no expert has replicas.
+        The placement; it has no split if no expert has replicas.
     """
     counts_L = [Counter(expert for held in layer for expert in held) for layer in slots_LG]
     if all(number == 1 for counts in counts_L for number in counts.values()):
@@ -64,11 +68,11 @@ def load_placement(path: str | Path, model: str | None = None) -> Placement:
     """Read a placement.
 
     Args:
-        path: a file of `save_placement`, what `aurora place --json` prints, or a plan.
-        model: of a plan, the name of the model; needed where there are two.
+        path: a file of `save_placement`, the output of `aurora place --json`, or a plan.
+        model: the name of the model in a plan; needed if the plan has two.
 
     Raises:
-        BadInput: if the file holds no placement, or not of one model.
+        BadInput: if the file holds no placement, or several and `model` names none of them.
     """
     path = Path(path)
     found = load_json(path)
@@ -86,6 +90,12 @@ def load_placement(path: str | Path, model: str | None = None) -> Placement:
 
 
 def save_placement(placement: Placement, method: str, path: Path) -> None:
-    """Write a placement as JSON; method: where it comes from."""
+    """Write a placement as JSON.
+
+    Args:
+        placement: the placement.
+        method: how it was made, for readers.
+        path: the file, exactly.
+    """
     layers = layers_json(placement)
     write_text(path, json.dumps({"schema": schema_of(FORMAT), "format": FORMAT, "method": method, "layers": layers}) + "\n")

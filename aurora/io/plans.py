@@ -22,10 +22,10 @@ FORMAT = "aurora plan"
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan and replay it by the checker.
+    """Read a plan and check it from first principles (`check_plan`).
 
     Args:
-        path: the JSON file, of the present schema: an older plan is made anew from its profiles.
+        path: the JSON file, of the present schema; an older plan must be made again from its profiles.
 
     Raises:
         BadInput: if the file is missing, damaged, or of another format or schema.
@@ -50,7 +50,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Write a plan as JSON that people can read."""
+    """Write a plan as readable JSON."""
     write_text(path, _compact(json.dumps(_plan_to_json(plan), indent=1, allow_nan=False)) + "\n")
 
 
@@ -139,7 +139,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
 
 
 def _options_from_json(found: Mapping[str, Any]) -> PlanOptions:
-    """BadInput for an option that is none, or of another type than its default has."""
+    """The options, or BadInput if one is unknown or of a wrong type."""
     kinds = {field.name: _KINDS[field.type] for field in fields(PlanOptions)}
     for name, value in found.items():
         if name not in kinds:
@@ -149,7 +149,7 @@ def _options_from_json(found: Mapping[str, Any]) -> PlanOptions:
     return PlanOptions(**found)
 
 
-_KINDS: dict[Any, tuple[type, ...]] = {  # of JSON values, by how PlanOptions declares its fields
+_KINDS: dict[Any, tuple[type, ...]] = {  # types of JSON values by the declared type of PlanOptions' field
     str: (str,),
     bool: (bool,),
     int: (int,),
@@ -159,7 +159,7 @@ _KINDS: dict[Any, tuple[type, ...]] = {  # of JSON values, by how PlanOptions de
 
 
 def by_failures(p_K: FloatArray) -> dict[str, float]:
-    """Probabilities by the number of failures."""
+    """Returns probabilities p_K, (K,), by the number of failures from one on."""
     return {str(failures): p for failures, p in enumerate(p_K.tolist(), 1)}
 
 
@@ -202,5 +202,5 @@ def _cut_from_json(found: Mapping[str, Any]) -> Cut:
 
 
 def _compact(text: str) -> str:
-    """Lists of plain numbers on one line each, as people write them."""
+    """JSON text with each list of plain numbers on one line."""
     return re.sub(r"\[[\s\d,]*\]", lambda m: re.sub(r"\s+", "", m[0]).replace(",", ", "), text)

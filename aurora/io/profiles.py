@@ -1,4 +1,4 @@
-"""Profiles (npz, schema 1): counts of tokens, sizes, compute curves and, where recorded, every token's routing."""
+"""Profiles (npz, schema 1): token counts, sizes, compute curves and, if recorded, every token's routing."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 
 def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
-    """The value that a file's header and arrays hold."""
+    """Returns the profile in a file's header `about` and arrays."""
     curves = kinds_from_arrays(about.pop("kinds"), arrays)
     routing = coactivation = None
     if any(name in arrays for name in _ROUTING):

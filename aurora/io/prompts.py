@@ -12,13 +12,17 @@ from aurora.io.files import read_text
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
 
-Messages = list[dict[str, str]]  # of a chat: role and content
+Messages = list[dict[str, str]]  # a chat: role and content of each message
 
 
 def load_prompts(path: str | Path) -> list[str]:
-    """Read prompts, one a line, blank lines skipped; of a .jsonl file the `prompt` field of each line's object.
+    """Read prompts, one per line; blank lines are skipped.
 
-    Raises BadInput when there is none, or for a line that is no such object.
+    Args:
+        path: a text file, or a .jsonl file whose lines are objects with a `prompt` field.
+
+    Raises:
+        BadInput: if there is no prompt, or a line is not such an object.
     """
     path = Path(path)
     numbered = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
@@ -38,9 +42,15 @@ def _prompt_field(path: Path, number: int, line: str) -> str:
 
 
 def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDArray[Any]:
-    """Read one line of a .jsonl corpus: a chat's messages, a text, or token ids, as ROW_FIELDS says.
+    """Read one line of a .jsonl corpus: a chat's messages, a text, or token ids, as in ROW_FIELDS.
 
-    Raises BadInput with the line's number for anything else.
+    Args:
+        path: the file, for messages.
+        number: the line's number, for messages.
+        line: the line.
+
+    Raises:
+        BadInput: if the line is anything else.
     """
     try:
         found = json.loads(line)
@@ -52,7 +62,7 @@ def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDAr
         case {"prompt": str(text)} | {"text": str(text)}:
             return text
         case {"tokens": [*ids]} if all(type(each) is int for each in ids):
-            return np.array(ids, dtype=object)  # of any size: the vocabulary's bounds come later
+            return np.array(ids, dtype=object)  # of any size: the vocabulary is checked later
     raise BadInput(f"{path}, line {number}: expected {ROW_FIELDS}, found {line[:60].strip()!r}")
 
 
@@ -61,9 +71,16 @@ def _is_message(found: Any) -> bool:
 
 
 def load_token_ids(path: Path) -> NDArray[Any]:
-    """Open an .npy array of token ids without reading it whole: one axis is text, two are a prompt a row.
+    """Open an .npy array of token ids as a memory map.
 
-    Raises BadInput if the file holds anything else.
+    Args:
+        path: the file.
+
+    Returns:
+        Integers with one axis (a text) or two (one prompt per row).
+
+    Raises:
+        BadInput: if the file holds anything else.
     """
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -1,7 +1,8 @@
-"""Routing that serving engines recorded, read without trusting the file.
+"""Reads routing that serving engines recorded, without trusting the file.
 
-No pickle is run: `.pt` files are loaded as weights only, from torch's zip format. Sizes are looked at where they are declared,
+Nothing is unpickled freely: `.pt` files are loaded with `weights_only`, from torch's zip format. Declared sizes are checked
 before anything of that size is read.
+
 Sources: SGLang's expert distribution recorder in `stat` mode (`logical_count` [steps, layers, experts]), vLLM's
 `expert_load_stats_path` JSON lines (`eplb_load_stats`, its pull request 41141), EPLB's `weight` [layers, experts].
 """
@@ -22,14 +23,14 @@ from aurora.errors import AuroraError, BadInput, MissingDependency
 from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import IntArray, counts
 
-MOST_BYTES = 1 << 32  # of an array that a file declares
+MOST_BYTES = 1 << 32  # largest array that a file may declare
 LINE = 1 << 26  # characters of a line, at most
-MALFORMED = (  # what readers raise for a file that is not what it says; RuntimeError: of zipfile and torch
+MALFORMED = (  # errors that readers raise for damaged files; zipfile and torch raise RuntimeError
     *(KeyError, TypeError, ValueError, IndexError, EOFError, OverflowError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error),
 )
 
-Where = Mapping[str, str]  # by column, the value that a row must have
+Where = Mapping[str, str]  # selects rows of a CSV: the value that each column must have
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class RecordedRouting:
     """Routing as recorded, without source ranks.
 
     Attributes:
-        counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step.
-        experts_ULK: of token-level files, (U, L, K), the experts that each token chose; their counts are one step.
-        lengths_Q: of token-level files, (Q,) int64, how many of these tokens each sequence has, one sequence after the other.
-        layers: the layers' numbers, of a file that names them.
+        counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step; token-level files are one step.
+        experts_ULK: (U, L, K) integers, the experts that each token chose; None unless the file is token-level.
+        lengths_Q: (Q,) int64, the tokens of each sequence, sequence by sequence; None unless the file is token-level.
+        layers: the numbers of the layers; None if the file does not name them.
     """
 
     counts_TLE: IntArray
@@ -50,7 +51,7 @@ class RecordedRouting:
 
     @property
     def which(self) -> str:
-        """Which layers these are, or how many."""
+        """The numbers of the layers, or how many there are, in words."""
         return f"{self.counts_TLE.shape[1]} layers" if self.layers is None else f"layer {', '.join(map(str, self.layers))}"
 
 
@@ -59,8 +60,8 @@ class RoutingFormat:
     """How to read one kind of recording.
 
     Attributes:
-        read: from a file, the model's sizes and, of a CSV, which rows.
-        files: what such files are called or hold, in a few words for help texts.
+        read: takes the file, the model's shape and a selection of a CSV's rows.
+        files: the files' suffixes or contents, for help texts.
     """
 
     read: Callable[[Path, Shape, Where], RecordedRouting]
@@ -73,8 +74,8 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
     Args:
         path: the file.
         form: its format, one of ROUTING_FORMATS.
-        shape: the model's sizes, which the file must have.
-        where: of a CSV, by column the value that a row must have.
+        shape: the model's shape, which the file must have.
+        where: the value that each column of a CSV must have for a row to count; empty: all rows.
 
     Raises:
         BadInput: if the file is not of that format, not of a model of this shape, or holds no token.
@@ -101,6 +102,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
 
 
 def _sglang(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+    """SGLang's expert distribution recorder, mode stat."""
     found = _load_pt(path)
     if not isinstance(found, dict) or "logical_count" not in found:
         raise BadInput("expected logical_count, which the recorder writes in mode stat")
@@ -108,7 +110,7 @@ def _sglang(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 
 def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
-    """JSON lines, or a bare array of logical experts' loads."""
+    """vLLM's JSON lines, or a bare array of logical experts' loads."""
     if path.suffix in (".npy", ".npz", ".pt"):
         return _eplb(path, shape, where)
     steps = []
@@ -134,6 +136,7 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 
 def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+    """A bare array of loads, as EPLB's `weight`."""
     if path.suffix == ".csv":
         rows = [[int(cell) for cell in line.split(",")] for _, line in _lines(path)]
         return RecordedRouting(_steps(np.array(rows), shape))
@@ -148,6 +151,7 @@ def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 
 def _tokens(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+    """A token-level file: the experts of every token, and the lengths of sequences."""
     arrays = _load_npz(path, "experts", "seq_len")
     experts_ULK, lengths_Q = arrays["experts"], counts("seq_len", arrays["seq_len"], 1)
     if experts_ULK.ndim != 3 or experts_ULK.dtype.kind not in "iu" or 0 in experts_ULK.shape:
@@ -164,7 +168,7 @@ def _tokens(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 
 def _csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
-    """Layers in rising order, those that were recorded."""
+    """A CSV of counts; the layers that it names, in rising order."""
     wanted = ("layer", "expert", "count")
     found: dict[int, IntArray] = {}
     seen: dict[str, set[str]] = {}
@@ -206,7 +210,7 @@ ROUTING_FORMATS: dict[str, RoutingFormat] = {
 
 
 def _steps(found: ArrayLike, shape: Shape) -> IntArray:
-    """(T, L, E) int64 of [layers, experts] or [steps, layers, experts]: rows of dense layers and empty steps left out."""
+    """(T, L, E) int64 from an array (layers, experts) or (steps, layers, experts), without dense layers and empty steps."""
     array = np.asarray(found)
     counts_TLE = counts("loads", array[None] if array.ndim == 2 else array, 3)
     _, layers, experts = counts_TLE.shape
@@ -218,18 +222,21 @@ def _steps(found: ArrayLike, shape: Shape) -> IntArray:
 
 
 def _folded(logical_P: IntArray, load_P: IntArray, experts: int) -> IntArray:
+    """(E,) int64: the loads of physical experts, summed by logical expert."""
     load_E = np.zeros(experts, dtype=np.int64)
     np.add.at(load_E, logical_P, load_P)
     return load_E
 
 
 def _whole(line: int, name: str, cell: str | None) -> int:
+    """A cell as a whole number of zero or more, or BadInput."""
     if cell is None or not cell.strip().isascii() or not cell.strip().isdigit() or len(cell) > 15:
         raise BadInput(f"line {line}: expected {name} as a whole number of zero or more, found {cell!r}")
     return int(cell)
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
+    """Yield the numbered lines of a text file that are not blank."""
     with path.open(encoding="utf-8") as text:
         number = 0
         while line := text.readline(LINE):
@@ -241,11 +248,13 @@ def _lines(path: Path) -> Iterable[tuple[int, str]]:
 
 
 def _check_size(what: str, declared: int) -> None:
+    """Raise BadInput if a declared size is above MOST_BYTES."""
     if declared > MOST_BYTES:
         raise BadInput(f"{what}: declares {declared} bytes, expected at most {MOST_BYTES}")
 
 
 def _load_npy(path: Path) -> NDArray[Any]:
+    """The array of an .npy file, as a memory map."""
     found = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(found, np.ndarray):
         raise BadInput("expected one array")
@@ -254,7 +263,7 @@ def _load_npy(path: Path) -> NDArray[Any]:
 
 
 def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """The arrays of these names, or all."""
+    """The arrays of an .npz file with these names, or all."""
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -276,6 +285,7 @@ def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 
 
 def _load_pt(path: Path) -> Any:
+    """The contents of a .pt file, loaded with `weights_only`."""
     try:
         import torch
     except ImportError as error:
@@ -294,6 +304,7 @@ def _load_pt(path: Path) -> Any:
 
 
 def _tensor(what: str, found: Any) -> NDArray[Any]:
+    """A dense tensor as an array, or BadInput."""
     import torch
 
     if not isinstance(found, torch.Tensor) or found.is_sparse:

@@ -13,10 +13,10 @@ def load_step_times(path: str | Path) -> dict[int, FloatArray]:
     """Read how long each worker's steps took.
 
     Args:
-        path: the CSV file; other columns are not looked at.
+        path: the CSV file; other columns are ignored.
 
     Returns:
-        (I,) float64 for each worker, by its number: its steps in the file's order, in the file's unit.
+        (I,) float64 for each worker, by its number: the time of each step in the file's sequence and unit.
 
     Raises:
         BadInput: if the file cannot be read, has no rows, or a cell is not a number of zero or more.

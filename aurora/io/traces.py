@@ -1,4 +1,4 @@
-"""Traces (npz, schema 1): events of a predicted or measured run, one array a column."""
+"""Traces (npz, schema 1): events of a predicted or measured run, one array per column."""
 
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,6 @@ def save_trace(trace: Trace, path: Path) -> None:
 
 
 def trace_from_arrays(about: dict[str, Any], arrays: Arrays) -> Trace:
-    """The value that a file's header and arrays hold."""
+    """Returns the trace in a file's header `about` and arrays."""
     columns = {name: arrays[name] for name in Trace.COLUMNS}
     return Trace(str(about["kind"]), tuple(about["names_M"]), int(about["ranks"]), **columns)

@@ -190,7 +190,7 @@ def test_a_plan_for_two_asks_for_the_model(aurora, planned, folder):
         (["export", "{folder}/plan.json", "--format", "eplb", "--model", "x"], "expected one model; name one of"),
         (["export", "{folder}/plan.json", "--format", "eplb", "--dense-layers", "-1"], "--dense-layers: expected zero or more"),
         (["export", "{folder}/plan.json", "--format", "eplb", "-o", "{folder}/plan.json"], "it would replace"),
-        (["import", "{folder}/e.json", "--format", "eplb"], "does not say on how many GPUs its slots lie; give --gpus"),
+        (["import", "{folder}/e.json", "--format", "eplb"], "does not say the number of GPUs; give --gpus"),
         (["import", "{folder}/e.json", "--format", "eplb", "--gpus", 3], "on 3 GPUs evenly, found"),
         (["import", "{folder}/e.json", "--format", "best", "--gpus", 2], "--format: expected one of sglang"),
         (["import", "{folder}/plan.json", "--format", "sglang", "--gpus", 2], "not a placement of sglang: KeyError"),

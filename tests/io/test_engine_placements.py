@@ -113,7 +113,7 @@ def test_an_idle_gpu_has_no_slots_to_number():
         ("sglang", SGLANG, 3, 0, r"expected as many slots in every layer, on 3 GPUs evenly, found \[4\]"),
         ("sglang", SGLANG, 0, 0, "on 0 GPUs evenly"),
         ("sglang", SGLANG, -2, 0, "on -2 GPUs evenly"),
-        ("sglang", SGLANG, None, 0, "does not say on how many GPUs its slots lie; give `gpus`"),
+        ("sglang", SGLANG, None, 0, "does not say the number of GPUs; give `gpus`"),
         ("sglang", SGLANG, 2, 2, r"expected as many slots in every layer, on 2 GPUs evenly, found \[\]"),
         ("sglang", SGLANG, 2, -1, "`dense_layers`: expected zero or more, found -1"),
         ("eplb", '{"phy2log": [[0, 1], [0, 1, 1]]}', 1, 0, r"as many slots in every layer, on 1 GPUs evenly, found \[2, 3\]"),

@@ -233,7 +233,7 @@ def test_servers_come_back_from_a_plan(tmp_path, profile):
 
 
 def test_names_that_say_no_single_gpu(tmp_path):
-    with pytest.raises(BadInput, match="expected one GPU named 'g', found 2; say it by rank"):
+    with pytest.raises(BadInput, match="expected one GPU named 'g', found 2; give its rank"):
         fabric_of(tmp_path, "[fabric]\nkind = 'graph'\nlinks = [{from='g', to='s', Bps=1}]\n" + GPU + GPU)
     with pytest.raises(BadInput, match="expected a rack for each GPU or for none, found none for 'g'"):
         fabric_of(tmp_path, LEAVES + GPU + GPU + "rack = 'r'\n")
