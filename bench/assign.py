@@ -128,20 +128,20 @@ def colocated() -> list[str]:
                 found: dict[str, list[float]] = {method: [] for method in ("exact", *methods)}
                 own, took = [], {"search": [], "bound": [], "exact": []}
                 for seed in range(cases):
-                    sharing = shared(name, n, seed, priced_by)
+                    problem = shared(name, n, seed, priced_by)
                     began = time.perf_counter()
-                    best = COLOCATE["exact"](sharing, np.random.default_rng(0))
+                    best = COLOCATE["exact"](problem, np.random.default_rng(0))
                     took["exact"].append(time.perf_counter() - began)
                     for method, values in found.items():
                         began = time.perf_counter()
-                        made = best if method == "exact" else COLOCATE[method](sharing, np.random.default_rng(0))
+                        made = best if method == "exact" else COLOCATE[method](problem, np.random.default_rng(0))
                         if method == "local-search":
                             took["search"].append(time.perf_counter() - began)
-                        value = sharing.value_s(made.a_G, made.b_G)
+                        value = problem.value_s(made.a_G, made.b_G)
                         values.append(value / best.bound_s)
                         if method == "local-search":
                             began = time.perf_counter()
-                            own.append(value / prove_bound(sharing, value).bound_s)
+                            own.append(value / prove_bound(problem, value).bound_s)
                             took["bound"].append(time.perf_counter() - began)
                 cells = " | ".join(ratios(values) for values in found.values())
                 optimal = sum(value < 1 + 1e-6 for value in found["local-search"])

@@ -133,12 +133,22 @@ def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
 
 
 def group_count(batches: int, load: int) -> int:
-    """Returns the number of groups of at most `load` batches that hold `batches` batches."""
+    """Returns how many groups of at most `load` batches hold `batches` batches.
+
+    Args:
+        batches: number of batches.
+        load: largest number of batches of a group.
+    """
     return -(-batches // load)
 
 
 def misses(workers: int, groups: int) -> float:
-    """Returns the probability that `workers` independent uniform draws miss at least one of `groups` groups."""
+    """Returns the probability that independent uniform draws miss at least one group.
+
+    Args:
+        workers: number of draws, one a worker.
+        groups: number of groups.
+    """
     return 1.0 - float(drawn_share_K(workers, groups)[-1])
 
 

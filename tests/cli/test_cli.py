@@ -179,7 +179,7 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["plan", "--cluster", "text.txt", "--profile", "a.npz"], [r"text\.txt: not TOML"]),
         (
             ["plan", "--cluster", "PAPER", "--profile", "a.npz"],
-            ["dealt to 4 source ranks, but cluster 'paper-equal-8' has 8 GPUs"],
+            ["come from 4 source ranks, but cluster 'paper-equal-8' has 8 GPUs"],
         ),
         (["plan", "--cluster", "small.toml", "--profile", "a.npz"], ["has 4 expert slots a layer for 'mixtral-topics', its 8"]),
         (["plan", "--cluster", "zero.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found 0.0"]),

@@ -63,7 +63,11 @@ class ExclusiveProblem:
         return tail_mean(self.costs.seconds(split_EG), self.worst)
 
     def bound_s(self, replicated: bool) -> float:
-        """Returns seconds that no placement beats; with `replicated`, no placement with replicas beats them either."""
+        """Returns seconds that no placement beats.
+
+        Args:
+            replicated: whether the bound covers placements with replicas.
+        """
         return tail_mean(self.costs.bounds(replicated), self.worst)
 
     def same_groups_s(self, gpu_E: IntArray) -> float:

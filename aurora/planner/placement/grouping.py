@@ -42,9 +42,9 @@ def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntAr
     Source:
         Lina's packing as in Aurora (arXiv:2410.17043) §8.1, where every group holds two experts.
     """
-    dealt = [np.flatnonzero(slots_J > deal)[:: -1 if deal % 2 else 1] for deal in range(int(slots_J.max()))]
+    open_by_slot = [np.flatnonzero(slots_J > slot)[:: -1 if slot % 2 else 1] for slot in range(int(slots_J.max()))]
     group_E = np.empty(len(load_E), dtype=np.int64)
-    group_E[np.argsort(-load_E, kind="stable")] = np.concatenate(dealt)
+    group_E[np.argsort(-load_E, kind="stable")] = np.concatenate(open_by_slot)
     return group_E
 
 

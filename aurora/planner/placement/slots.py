@@ -20,7 +20,7 @@ def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
         (G,) int64, at most the number of experts.
 
     Raises:
-        InfeasiblePlan: if the weights outside experts alone exceed a GPU's memory.
+        InfeasiblePlan: if the weights outside experts exceed a GPU's memory.
     """
     profile, others = profiles[0], sum(p.other_bytes for p in profiles)
     slot_bytes = profile.expert_bytes * profile.layers

@@ -69,7 +69,7 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
         options: number of hot experts, threshold and seed.
 
     Raises:
-        BadInput: if the profiles are of different models, or the plan was not made for `before` alone.
+        BadInput: if the profiles are of different models, or the plan was made for other profiles than `before`.
     """
     found, expected = ((each.layers, each.experts) for each in (after, before))
     if found != expected or not same_model(after.fingerprint, before.fingerprint):
@@ -140,6 +140,7 @@ def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
     rng = np.random.default_rng(0)  # every strategy of PLACE takes one; `balanced` does not draw
 
     def fullest(made_for_LE: IntArray) -> int:
+        """The load of the fullest groups, summed over layers, if groups are balanced for made_for_LE."""
         groups_L = (balanced(load_E, slots_J, rng) for load_E in made_for_LE)
         return sum(
             int(np.bincount(group_E, weights=load_E, minlength=groups).max())
