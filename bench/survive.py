@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from aurora.planner.check.replicas import check_resilient
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, survive
-from aurora.runtime.replica_selection import ReplicaSelection
+from aurora.runtime.replica_selection import LocalFirst
 from aurora.types import FailureDomains
 from tests.planner.replication.brute_force import cases
 
@@ -73,7 +73,7 @@ def replica_selections() -> list[str]:
     load_E, rng = (1.0 + np.arange(256)) ** -0.8, np.random.default_rng(0)
     for slots in (8, 16, 32):
         held_G = survive(load_E, FailureDomains.equal(64, slots), min_replicas=2).slots_LN[0]
-        selections = [ReplicaSelection(held_G, rank) for rank in range(64)]
+        selections = [LocalFirst(held_G, rank) for rank in range(64)]
         tokens_SE = torch.from_numpy(rng.multinomial(8192, load_E / load_E.sum(), 64))
         took = []
         for number in range(500):

@@ -111,11 +111,11 @@ def _counters(trace: Trace, first_pid: int, start_us_X: FloatArray, end_us_X: Fl
         rows = np.flatnonzero(trace.sent_X & (trace.rank_X == rank))
         at_X = np.concatenate([start_us_X[rows], end_us_X[rows]])
         step_X = np.concatenate([trace.bytes_X[rows], -trace.bytes_X[rows]])
-        moments, moment_X = np.unique(at_X, return_inverse=True)
-        change = np.zeros(len(moments), dtype=np.int64)
-        np.add.at(change, moment_X, step_X)
-        for moment, level in zip(moments.tolist(), change.cumsum().tolist(), strict=True):
-            yield {"ph": "C", "name": "bytes under way", "pid": first_pid + rank, "ts": moment, "args": {"bytes": level}}
+        changes_us, change_X = np.unique(at_X, return_inverse=True)
+        change = np.zeros(len(changes_us), dtype=np.int64)
+        np.add.at(change, change_X, step_X)
+        for at_us, level in zip(changes_us.tolist(), change.cumsum().tolist(), strict=True):
+            yield {"ph": "C", "name": "bytes under way", "pid": first_pid + rank, "ts": at_us, "args": {"bytes": level}}
 
 
 def _named(what: str, pid: int, tid: int, name: str | None = None, sort_index: int | None = None) -> Event:

@@ -171,7 +171,7 @@ def replay(job: TrainingJob, system: System, trace: Sequence[MembershipEvent], e
         trace: the membership changes, by rising time.
         end_s: when the simulation ends, in seconds of the trace.
     """
-    run = _Run(job, system)
+    run = _TrainingRun(job, system)
     change_at = {change.time_s: change for change in trace}
     times = sorted({0.0, *change_at, *(change.time_s + job.wait_s for change in trace if change.added)})
     for now_s, until_s in pairwise([*(time_s for time_s in times if time_s < end_s), end_s]):
@@ -180,7 +180,7 @@ def replay(job: TrainingJob, system: System, trace: Sequence[MembershipEvent], e
     return run.done
 
 
-class _Run:
+class _TrainingRun:
     """One job under one system: the nodes that are present, those in use, and the experts that these hold."""
 
     def __init__(self, job: TrainingJob, system: System) -> None:

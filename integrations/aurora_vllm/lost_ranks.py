@@ -12,7 +12,7 @@ from aurora.errors import RankFailed
 EXIT_S = 2.0  # within which a dying process is seen to have exited
 
 
-class RankProcesses:
+class PeerProcesses:
     """Host and process id of every rank, exchanged once over a torch.distributed Store.
 
     Args:
@@ -62,7 +62,7 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def naming_lost_ranks(processes: RankProcesses | None) -> Iterator[None]:
+def naming_lost_ranks(processes: PeerProcesses | None) -> Iterator[None]:
     """Context manager that turns a RuntimeError into a RankFailed that names the lost ranks, if there are any.
 
     Args:

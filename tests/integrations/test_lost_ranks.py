@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch.distributed as dist
-from aurora_vllm.lost_ranks import RankProcesses, is_running, naming_lost_ranks
+from aurora_vllm.lost_ranks import PeerProcesses, is_running, naming_lost_ranks
 
 from aurora.errors import RankFailed
 
@@ -14,7 +14,7 @@ from aurora.errors import RankFailed
 def test_a_lost_rank_is_named():
     store = dist.HashStore()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    here = RankProcesses(store, "k", 0, 2)
+    here = PeerProcesses(store, "k", 0, 2)
     assert not here.read_all()
     store.set("k/process/1", f"{os.uname().nodename} {child.pid}")
     assert here.read_all()

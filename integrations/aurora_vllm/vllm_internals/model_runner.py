@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aurora_vllm.lost_ranks import RankProcesses, naming_lost_ranks
+from aurora_vllm.lost_ranks import PeerProcesses, naming_lost_ranks
 from aurora_vllm.vllm_internals.api_checks import DP_API_CHECK, find
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("vllm.aurora")
 
 
-def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: RankProcesses | None) -> None:
+def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: PeerProcesses | None) -> None:
     """Wraps the methods of a worker and its model runner.
 
     Args:
@@ -58,7 +58,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     worker.aurora = MethodType(lambda _self, name, folder=None: integration.records.command(name, folder), worker)
 
 
-def _patch_unfinished_check(processes: RankProcesses | None) -> None:
+def _patch_unfinished_check(processes: PeerProcesses | None) -> None:
     """Names lost ranks in vLLM's check for unfinished requests: data-parallel ranks may lose each other there too."""
     parallel = find(DP_API_CHECK.where.rpartition(".")[0])
     original = parallel.has_unfinished_dp

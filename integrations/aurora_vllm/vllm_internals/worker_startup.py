@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput
 from aurora_vllm.agreement import Verdict, agree
-from aurora_vllm.lost_ranks import RankProcesses
+from aurora_vllm.lost_ranks import PeerProcesses
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals.api_checks import EPLB_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
@@ -85,7 +85,7 @@ class WorkerStartup:
         row_share = (tensor_parallel.rank_in_group, tensor_parallel.world_size)
         return WorkerIntegration(self._settings, rank, ranks, checkpoint, experts, row_share)
 
-    def _agree(self, integration: WorkerIntegration, group: Any) -> tuple[Verdict, RankProcesses | None]:
+    def _agree(self, integration: WorkerIntegration, group: Any) -> tuple[Verdict, PeerProcesses | None]:
         """All ranks' verdict, and their processes if every rank has published its own."""
         refusal = (
             self._refusal
@@ -98,7 +98,7 @@ class WorkerStartup:
         rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
         store = dist.distributed_c10d._get_default_store()
         key = f"aurora/{'-'.join(map(str, group.ranks))}"
-        processes: RankProcesses | None = RankProcesses(store, key, rank, ranks)
+        processes: PeerProcesses | None = PeerProcesses(store, key, rank, ranks)
         verdict = agree(store, key, rank, ranks, integration.served.fingerprint, refusal, timeout_s)
         if processes is not None and not processes.read_all():
             processes = None
@@ -131,7 +131,7 @@ class WorkerStartup:
         return None
 
     def _join_colocated_servers(
-        self, integration: WorkerIntegration, store: Any, key: str, processes: RankProcesses | None
+        self, integration: WorkerIntegration, store: Any, key: str, processes: PeerProcesses | None
     ) -> Verdict:
         """Joins the servers of the same name, on all ranks or on none."""
         from aurora.runtime.process_port_arbiter import colocation_folder
