@@ -10,7 +10,7 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.placement.colocated_layers import place_colocated
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
 from aurora.planner.placement.exclusive_layers import place_exclusive
-from aurora.planner.placement.slots import failure_domains, memory_slots_G
+from aurora.planner.placement.slot_counts import failure_domains, memory_slots_G
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import resolve
 from aurora.planner.schedule_model import schedule_model

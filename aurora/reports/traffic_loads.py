@@ -9,7 +9,7 @@ from aurora.planner.evaluate import layer_seconds
 from aurora.planner.network.lower_bounds import port_seconds, spread, spread_split
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.slots import even_slots
+from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from aurora.runtime.permutation_cpu import sum_by_rank
 from aurora.runtime.replica_selection import LocalFirst, proportional, select_replicas
-from aurora.runtime.token_kernels import MessageFormat, exact_dtype, gather_rows, permutation_by_expert, weighted_sum
-from aurora.runtime.token_permutation import sum_by_rank
+from aurora.runtime.token_permutation import MessageFormat, exact_dtype, gather_rows, permutation_by_expert, weighted_sum
 from aurora.types.arrays import FloatArray
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from aurora.planner.replication.token_split import token_split
-from aurora.runtime.token_kernels import uses_triton
+from aurora.runtime.token_permutation import uses_triton
 from aurora.types.arrays import IntArray
 
 
@@ -94,10 +94,10 @@ class LocalFirst(nn.Module):
         """
         tables = self.rank_EM, self.from_EM, self.upto_EM, self.whole_E, self.phase_E
         if uses_triton(tokens_SE):
-            from aurora.runtime import triton_kernels
+            from aurora.runtime import permutation_triton
 
             with torch.cuda.device(tokens_SE.device):
-                return triton_kernels.local_first(tokens_SE, self.rank, *tables)
+                return permutation_triton.local_first(tokens_SE, self.rank, *tables)
         return local_first(tokens_SE, self.rank, *tables)
 
 

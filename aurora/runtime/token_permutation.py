@@ -1,74 +1,155 @@
-"""Token permutation on the CPU, compiled with numba: numpy or torch take ten calls for a few tokens, a tenth of a layer's time.
+"""Token kernels: permute tokens into rows, pack rows into messages, and sum the rows that come back.
 
-Signatures are given so that functions are compiled, or read from numba's cache, on import and not in the first layer.
+On a CUDA device with Triton its kernels do the work (`aurora.runtime.permutation_triton`), elsewhere torch; both give the same.
 """
 
-import numpy as np
-from numba import njit
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from aurora.runtime import permutation_cpu
+from aurora.types.profile import ALIGNED_BYTES  # so that a device can read each part in whole words
 
 
-@njit("Tuple((i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
-def permutation_by_expert(physical_NK, num_physical):
-    """Sorts the choices of tokens by physical expert; see `aurora.runtime.token_kernels.permutation_by_expert`.
+def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sorts the choices of tokens by physical expert, and then by token.
 
     Args:
         physical_NK: (N, K) int64, the physical expert of every choice; `num_physical` for none.
         num_physical: number of physical experts P.
-    """
-    tokens, top_k = physical_NK.shape
-    counts_P = np.zeros(num_physical, np.int64)
-    for n in range(tokens):
-        for k in range(top_k):
-            if physical_NK[n, k] < num_physical:
-                counts_P[physical_NK[n, k]] += 1
-    next_P = np.cumsum(counts_P) - counts_P
-    token_X = np.empty(counts_P.sum(), np.int64)
-    row_NK = np.full((tokens, top_k), -1, np.int64)
-    for n in range(tokens):
-        for k in range(top_k):
-            physical = physical_NK[n, k]
-            if physical < num_physical:
-                row_NK[n, k] = next_P[physical]
-                token_X[next_P[physical]] = n
-                next_P[physical] += 1
-    return counts_P, token_X, row_NK
-
-
-@njit("Tuple((i8[::1], i8[::1], i8[::1]))(i8[:, :])", cache=True)
-def embedding_bags(row_NK):
-    """Returns arguments of torch.embedding_bag that sum each token's rows.
-
-    Args:
-        row_NK: (N, K) int64, the row of every choice, -1 for none.
 
     Returns:
-        (Q,) the rows that exist; (Q,) which of the N * K choices each is; (N,) where each token's begin.
+        (P,) choices of every physical expert; (X,) the token of every row; (N, K) the row of every choice, -1 for none.
     """
-    tokens, top_k = row_NK.shape
-    row_Q, choice_Q = np.empty(tokens * top_k, np.int64), np.empty(tokens * top_k, np.int64)
-    first_N = np.empty(tokens, np.int64)
-    q = 0
-    for n in range(tokens):
-        first_N[n] = q
-        for k in range(top_k):
-            if row_NK[n, k] >= 0:
-                row_Q[q] = row_NK[n, k]
-                choice_Q[q] = n * top_k + k
-                q += 1
-    return row_Q[:q], choice_Q[:q], first_N
+    top_k = physical_NK.shape[1]
+    if physical_NK.is_cuda:
+        physical = physical_NK.flatten()
+        counts_P = torch.bincount(physical, minlength=num_physical + 1)[:num_physical]
+        choice_X = torch.argsort(physical, stable=True)[: int(counts_P.sum())]
+        row = torch.full_like(physical, -1)
+        row[choice_X] = torch.arange(len(choice_X), device=physical.device)
+        return counts_P, choice_X // top_k, row.view(physical_NK.shape)
+    counts, token, row = permutation_cpu.permutation_by_expert(physical_NK.numpy(), num_physical)
+    return torch.from_numpy(counts), torch.from_numpy(token), torch.from_numpy(row)
 
 
-@njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)
-def sum_by_rank(counts_RP, first_R):
-    """Returns (R, R) int64: how many rows each rank sends to each.
+def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
+    """Copies the rows at an index.
 
     Args:
-        counts_RP: (R, P) int64, rows from each rank to each physical expert.
-        first_R: (R + 1,) int64, rank g has the physical experts first_R[g] to first_R[g + 1].
+        rows: (N, H).
+        index_X: (X,) int64, the row to copy to each row of `out`.
+        out: (X, H), may be a view into wider rows.
     """
-    sizes_RR = np.zeros((len(counts_RP), len(first_R) - 1), np.int64)
-    for source in range(len(counts_RP)):
-        for rank in range(len(first_R) - 1):
-            for physical in range(first_R[rank], first_R[rank + 1]):
-                sizes_RR[source, rank] += counts_RP[source, physical]
-    return sizes_RR
+    if uses_triton(rows):
+        from aurora.runtime import permutation_triton
+
+        with torch.cuda.device(rows.device):
+            permutation_triton.gather_rows(rows, index_X, out)
+    else:
+        torch.index_select(rows, 0, index_X, out=out)
+
+
+def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None = None) -> torch.Tensor:
+    """Sums the rows of every token.
+
+    Products and sums are taken in at least float32 and in the order of k, then rounded once to the rows' dtype.
+
+    Args:
+        rows: (X, H).
+        row_NK: (N, K) int64, the row of every choice, -1 for none.
+        weights_NK: (N, K) weight of every choice; None: ones.
+
+    Returns:
+        (N, H).
+    """
+    if uses_triton(rows):
+        from aurora.runtime import permutation_triton
+
+        with torch.cuda.device(rows.device):
+            return permutation_triton.weighted_sum(rows, row_NK, weights_NK)
+    if len(rows) == 0:
+        return rows.new_zeros(len(row_NK), rows.shape[1])
+    exact = exact_dtype(rows.dtype)
+    if row_NK.is_cuda:
+        there_NK = row_NK >= 0
+        count_N = there_NK.sum(dim=1)
+        row_Q, choice_Q, first_N = row_NK[there_NK], there_NK.flatten().nonzero()[:, 0], count_N.cumsum(0) - count_N
+    else:
+        row_Q, choice_Q, first_N = map(torch.from_numpy, permutation_cpu.embedding_bags(row_NK.numpy()))
+    weights_Q = None
+    if weights_NK is not None:
+        weights_Q = weights_NK.to(exact).reshape(-1)
+        weights_Q = weights_Q if len(choice_Q) == row_NK.numel() else weights_Q[choice_Q]
+    return torch.embedding_bag(rows.to(exact), row_Q, first_N, mode=0, per_sample_weights=weights_Q)[0].to(rows.dtype)
+
+
+def exact_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which rows of `dtype` are weighted and summed."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def uses_triton(rows: torch.Tensor) -> bool:
+    """Returns whether Triton's kernels work on this tensor."""
+    return rows.is_cuda and _has_triton() and rows.dtype != torch.float64
+
+
+@dataclass(frozen=True)
+class MessageFormat:
+    """A message row in bytes: one token's hidden state, weights and slots, for one rank.
+
+    Slots are int32, weights in the dtype that sums are taken in; every part and the whole row are aligned.
+
+    Args:
+        width: of a hidden state.
+        top_k: weights and slots in a row; slot -1 is for none.
+        dtype: of the hidden state.
+    """
+
+    width: int
+    top_k: int
+    dtype: torch.dtype
+
+    @property
+    def weights_at(self) -> int:
+        """Byte of a row at which the weights begin."""
+        return _aligned(self.width * self.dtype.itemsize)
+
+    @property
+    def slots_at(self) -> int:
+        """Byte of a row at which the slots begin."""
+        return self.weights_at + _aligned(self.top_k * exact_dtype(self.dtype).itemsize)
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row in bytes."""
+        return self.slots_at + _aligned(self.top_k * 4)
+
+    def new(self, rows: int, device: torch.device) -> torch.Tensor:
+        """Returns an uninitialised message: (rows, row_bytes) uint8.
+
+        Args:
+            rows: number of rows.
+            device: where it lies.
+        """
+        return torch.empty(rows, self.row_bytes, dtype=torch.uint8, device=device)
+
+    def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns views of a message (rows, row_bytes): hidden states (rows, width), weights and slots (rows, top_k)."""
+        exact = exact_dtype(self.dtype)
+        return (
+            message[:, : self.width * self.dtype.itemsize].view(self.dtype),
+            message[:, self.weights_at : self.weights_at + self.top_k * exact.itemsize].view(exact),
+            message[:, self.slots_at : self.slots_at + self.top_k * 4].view(torch.int32),
+        )
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED_BYTES) * ALIGNED_BYTES

@@ -19,8 +19,8 @@ if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
     sys.exit("bench/gpu/kernels.py: expected a CUDA device and Triton, found none; nothing was measured.")
 
 import aurora
-from aurora.runtime import triton_kernels
-from aurora.runtime.token_kernels import weighted_sum
+from aurora.runtime import permutation_triton
+from aurora.runtime.token_permutation import weighted_sum
 
 ROWS, WIDTH, TOP_K = 8192, 7168, 8
 
@@ -53,14 +53,14 @@ def permuting() -> list[str]:
         return torch.zeros(ROWS // TOP_K, WIDTH, device="cuda").index_add_(0, token, weighted).to(rows.dtype)
 
     def there_and_back() -> None:
-        triton_kernels.gather_rows(rows, index, out)
-        triton_kernels.weighted_sum(out, place, weights)
+        permutation_triton.gather_rows(rows, index, out)
+        permutation_triton.weighted_sum(out, place, weights)
 
     def torch_there_and_back() -> None:
         torch.index_select(rows, 0, index, out=out)
         torch_sum()
 
-    triton_kernels.gather_rows(rows, index, out)
+    permutation_triton.gather_rows(rows, index, out)
     assert torch.equal(out, rows[index])
     wanted = (rows[place].float() * weights[:, :, None]).sum(dim=1)
     torch.testing.assert_close(weighted_sum(rows, place, weights).float(), wanted, rtol=2e-2, atol=2e-2)
@@ -75,9 +75,9 @@ def permuting() -> list[str]:
         "|---|---|---|",
     ]
     for name, size, ours, theirs in (
-        ("permute", deduplicated, lambda: triton_kernels.gather_rows(rows, index, out),
+        ("permute", deduplicated, lambda: permutation_triton.gather_rows(rows, index, out),
          lambda: torch.index_select(rows, 0, index, out=out)),
-        (f"weighted sum of {TOP_K}", summed, lambda: triton_kernels.weighted_sum(rows, place, weights), torch_sum),
+        (f"weighted sum of {TOP_K}", summed, lambda: permutation_triton.weighted_sum(rows, place, weights), torch_sum),
         ("both", deduplicated + summed, there_and_back, torch_there_and_back),
     ):  # fmt: skip
         shares = [size / milliseconds(call) / 1e6 / copy_GBps for call in (ours, theirs)]

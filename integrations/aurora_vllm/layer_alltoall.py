@@ -11,7 +11,7 @@ from aurora.planner.alltoall.open_shop import DenseShop, openshop
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerRank
 from aurora.runtime.distributed.transport import Transport
-from aurora.runtime.token_kernels import MessageFormat
+from aurora.runtime.token_permutation import MessageFormat
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from aurora.planner.replication.token_split import token_split
 from aurora.planner.workload.traffic import tokens_to_gpus
-from aurora.runtime import token_kernels as kernels
+from aurora.runtime import token_permutation
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.replica_selection import LocalFirst
-from aurora.runtime.token_kernels import MessageFormat, gather_rows, permutation_by_expert, weighted_sum
+from aurora.runtime.token_permutation import MessageFormat, gather_rows, permutation_by_expert, weighted_sum
 from aurora.types import Curve, Profile
 from aurora.types.profile import ALIGNED_BYTES
 from tests.planner.replication.reference_token_split import local_first
@@ -207,14 +207,14 @@ def interpreted(monkeypatch):
     """The Triton kernels, run by Triton's interpreter on the CPU."""
     pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.delitem(sys.modules, "aurora.runtime.triton_kernels", raising=False)
-    yield importlib.import_module("aurora.runtime.triton_kernels")
-    sys.modules.pop("aurora.runtime.triton_kernels")
+    monkeypatch.delitem(sys.modules, "aurora.runtime.permutation_triton", raising=False)
+    yield importlib.import_module("aurora.runtime.permutation_triton")
+    sys.modules.pop("aurora.runtime.permutation_triton")
 
 
 @pytest.fixture(params=["torch", "triton"])
 def implementation(request):
-    return kernels if request.param == "torch" else request.getfixturevalue("interpreted")
+    return token_permutation if request.param == "torch" else request.getfixturevalue("interpreted")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -251,7 +251,7 @@ def test_weighted_sums_skip_what_is_not_there(implementation, dtype, weighted):
 
 
 def test_the_torch_versions_work_without_triton(monkeypatch):
-    monkeypatch.setattr(kernels, "_has_triton", lambda: False)
+    monkeypatch.setattr(token_permutation, "_has_triton", lambda: False)
     out = torch.empty(2, 3)
     gather_rows(torch.eye(3), torch.tensor([2, 0]), out)
     assert out.tolist() == [[0, 0, 1], [1, 0, 0]]

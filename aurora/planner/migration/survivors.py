@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aurora.planner.migration.recovery import order_among, recover
 from aurora.planner.migration.relabelling import LayerSlots
-from aurora.planner.placement.slots import failure_domains
+from aurora.planner.placement.slot_counts import failure_domains
 from aurora.types import Cluster, Exchange, Op, Placement, Program
 from aurora.types.arrays import FloatArray, IntArray
 

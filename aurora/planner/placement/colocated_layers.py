@@ -15,7 +15,7 @@ from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_co
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.lp_relaxation import prove_bound
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
-from aurora.planner.placement.slots import even_slots
+from aurora.planner.placement.slot_counts import even_slots
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray
 

@@ -18,7 +18,7 @@ from aurora.planner.placement.coactivation_search import coactivation_search
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
-from aurora.planner.placement.slots import slots_G
+from aurora.planner.placement.slot_counts import slots_G
 from aurora.planner.workload.traffic import deduplicated_tokens
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray

@@ -12,7 +12,7 @@ from aurora.planner.placement.cost_model import LayerCosts, layer_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.scenarios import aimed_costs, tail_mean
-from aurora.planner.placement.slots import even_slots, failure_domains, slots_G
+from aurora.planner.placement.slot_counts import even_slots, failure_domains, slots_G
 from aurora.planner.placement.swap_search import swap_search
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of
 from aurora.planner.replication.registry import REPLICAS, best_divided, place

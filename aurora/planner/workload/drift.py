@@ -7,7 +7,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.placement.grouping import balanced
-from aurora.planner.placement.slots import even_slots
+from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of
 from aurora.types import DriftOptions, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap

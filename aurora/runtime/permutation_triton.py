@@ -1,4 +1,4 @@
-"""Triton versions of `aurora.runtime.token_kernels` and of local-first replica selection. Imported only where Triton is."""
+"""Triton versions of `aurora.runtime.token_permutation` and of local-first replica selection. Imported only where Triton is."""
 
 import torch
 import triton
@@ -87,7 +87,7 @@ def local_first(
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
-    """Copies the rows at an index; see `aurora.runtime.token_kernels.gather_rows`.
+    """Copies the rows at an index; see `aurora.runtime.token_permutation.gather_rows`.
 
     Args:
         rows, index_X, out: as there, on a CUDA device.
@@ -98,7 +98,7 @@ def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) ->
 
 
 def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None) -> torch.Tensor:
-    """Sums the rows of every token, in float32; see `aurora.runtime.token_kernels.weighted_sum`.
+    """Sums the rows of every token, in float32; see `aurora.runtime.token_permutation.weighted_sum`.
 
     Args:
         rows, row_NK, weights_NK: as there, on a CUDA device.
