@@ -13,13 +13,14 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import order as schedule_of
 from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.make_plan import make_plan
-from aurora.planner.network.fabric_bounds import cut_bound, fluid_optimum
+from aurora.planner.network.fabric_bounds import cut_bound
 from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, Cut, Fabric, Gpu, Link, Network, Order, PlanOptions, SyntheticOptions, leaf_spine
+from tests.planner.network.fluid_optimum import fluid_optimum
 from tests.planner.network.rates import fair_rates
 from tests.strategies import profiles, traffics_on_fabrics, traffics_on_ports
 
