@@ -45,7 +45,7 @@ class Aim:
     failures: tuple[int, ...]
 
 
-Maker = Callable[[IntArray, FailureDomains, Aim, np.random.Generator], IntArray]
+FailureStrategy = Callable[[IntArray, FailureDomains, Aim, np.random.Generator], IntArray]
 
 
 def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None = None) -> Aim:
@@ -97,17 +97,17 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
     return deal_to_nodes(_best(kept, baseline, failure_domains, aim), failure_domains)
 
 
-def on_nodes(make: NodePlacement) -> Maker:
-    """Returns a baseline as a Maker, which ignores failure domains and the aim."""
+def on_nodes(make: NodePlacement) -> FailureStrategy:
+    """Returns a baseline as a FailureStrategy, which ignores failure domains and the aim."""
 
     def placed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
-        """Place by the baseline; arguments as in Maker."""
+        """Place by the baseline; arguments as in FailureStrategy."""
         return make(count_E, failure_domains.slots_N)
 
     return placed
 
 
-SURVIVE: dict[str, Maker] = {DEFAULT: aurora, **{name: on_nodes(make) for name, make in BASELINES.items()}}
+SURVIVE: dict[str, FailureStrategy] = {DEFAULT: aurora, **{name: on_nodes(make) for name, make in BASELINES.items()}}
 
 
 def survive(

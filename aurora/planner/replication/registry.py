@@ -34,7 +34,7 @@ from aurora.types.arrays import FloatArray, IntArray, counts
 from aurora.types.replica_placement import expert_loads
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
-Maker = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
+ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
 Bound = Callable[[FloatArray, GpuSlots, float], float]
 
 ENOUGH = 1e-3  # relative: a search stops when it is this close to the mean load
@@ -52,7 +52,7 @@ class Strategy(NamedTuple):
         divided_evenly: whether each replica takes the same part of its expert's load.
     """
 
-    make: Maker
+    make: ReplicaStrategy
     bound: Bound
     divided_evenly: bool
 

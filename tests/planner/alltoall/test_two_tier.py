@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from aurora.errors import BadInput, BrokenPlan
+from aurora.planner.alltoall.schedule import order
 from aurora.planner.alltoall.two_tier import TwoTier, two_tier_schedule
 from aurora.planner.check.plans import check_hops
+from aurora.types import Cluster, Gpu
 
 RNG = np.random.default_rng(0)
 
@@ -93,3 +95,12 @@ def test_buffers_serve_one_batch_after_another():
     tiers.run(second, 1.0, RNG)
     assert tiers.count == alone.count
     assert tiers.bytes_X[: tiers.count].tolist() == alone.bytes_X[: alone.count].tolist()
+
+
+@pytest.mark.parametrize("rate_Bps", [1e3, 1e12])
+def test_ports_of_any_rate_are_timed_at_it(rate_Bps):
+    """A rate below the default of `order` counts as well: on equal ports without servers the bound is bytes over rate."""
+    machines = Cluster("test", tuple(Gpu(f"g{i}", "x", i, rate_Bps, rate_Bps, 10**9) for i in range(3)))
+    schedule = order([[0, 400, 600], [500, 0, 200], [300, 700, 0]], machines, method="two-tier")
+    assert schedule.makespan_s >= 1100 / rate_Bps * (1 - 1e-9)
+    assert schedule.makespan_s == pytest.approx(1100 / rate_Bps, rel=0.6)
