@@ -20,7 +20,7 @@ class BrokenPlan(AuroraError):
 
 
 class RankFailed(AuroraError):
-    """A rank died, hung, or met something during a run that it cannot go on from."""
+    """A rank died, hung, or failed during a run in a way that ends its work."""
 
 
 class MissingDependency(AuroraError):

@@ -79,7 +79,7 @@ class GreedyBatch:
         return logits_BV
 
     def rewind(self) -> bool:
-        """Removes from the cache what an interrupted step has added. Returns whether the step can be repeated."""
+        """Removes an interrupted step's keys and values from the cache. Returns whether the step can be repeated."""
         if self._past is None:
             return True
         before = self._attention_BT.shape[1] - self._input_BT.shape[1]

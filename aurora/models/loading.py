@@ -169,7 +169,7 @@ def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
 
 
 def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
-    """Returns the MoE layers, modules with an experts module of EXPERTS_SIGNATURE, in forward order."""
+    """Returns the MoE layers in forward order: the modules with an experts module of EXPERTS_SIGNATURE."""
     layers = []
     for block in model.modules():
         for name, child in block.named_children():
@@ -179,7 +179,7 @@ def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
 
 
 def expert_parameters(experts: Any) -> list[tuple[str, nn.Parameter]]:
-    """Returns the parameters, by name, of a fused experts module whose first axis is the experts."""
+    """Returns (name, parameter) of those parameters of a fused experts module whose first axis is the experts."""
     count = int(experts.num_experts)
     return [(name, parameter) for name, parameter in experts.named_parameters(recurse=False) if parameter.shape[0] == count]
 

@@ -30,7 +30,7 @@ def changes(rows: Sequence[tuple[float, str, str]]) -> list[MembershipEvent]:
         rows: (time_s, event, node) in any sequence; an event is "add" or "remove".
 
     Raises:
-        BadInput: if an event is unknown, adds a present node, removes an absent one, or is the second of a node at one time.
+        BadInput: if an event is unknown, adds a present node or removes an absent one, or a node has two events at one time.
     """
     present: set[str] = set()
     found: dict[float, tuple[list[str], list[str]]] = {}
@@ -66,11 +66,11 @@ def shifted(trace: Sequence[MembershipEvent], start_s: float | None = None) -> l
 
 
 def limited(trace: Sequence[MembershipEvent], most: int) -> list[MembershipEvent]:
-    """Returns the trace for a cluster of at most `most` nodes: a node that joins a full cluster is left out for good.
+    """Returns the trace for a cluster of at most `most` nodes; nodes that join while it is full are left out for good.
 
     Args:
         trace: changes by rising time.
-        most: nodes of the cluster.
+        most: how many nodes the cluster holds at most.
     """
     present: set[str] = set()
     found = []
@@ -88,10 +88,10 @@ def every(seconds: float, nodes: int, seed: int, down_to: int) -> list[Membershi
     """Generates single failures at a fixed interval.
 
     Args:
-        seconds: from one failure to the next, and to the first.
+        seconds: time before the first failure, and between failures.
         nodes: nodes that are present at time zero.
         seed: chooses which nodes fail.
-        down_to: nodes that never fail.
+        down_to: how many nodes never fail.
     """
     names = [f"node{number}" for number in range(nodes)]
     failing = np.random.default_rng(seed).permutation(nodes)[: nodes - down_to].tolist()
@@ -108,7 +108,7 @@ def spot(nodes: int, end_s: float, seed: int) -> list[MembershipEvent]:
 
     Args:
         nodes: nodes that are present at time zero.
-        end_s: seconds; changes begin before then.
+        end_s: seconds before which the last change begins.
         seed: of the random times and nodes.
     """
     rng = np.random.default_rng(seed)

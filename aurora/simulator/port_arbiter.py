@@ -108,6 +108,6 @@ class SimulatedPortArbiter:
 
 
 def simulated_port_arbiters(models: int) -> list[SimulatedPortArbiter]:
-    """Port arbiters of the models that share one rank, one per model."""
+    """Returns one arbiter for each of the models that share a rank."""
     compute, port = PriorityLock(), _Port(models)
     return [SimulatedPortArbiter(compute, port, model) for model in range(models)]

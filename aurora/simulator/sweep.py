@@ -124,7 +124,7 @@ def sweep(
         config: a transformers config.json, which gives the layer's shape.
         axes: one or two.
         seed: of the synthetic traffic.
-        progress: called with what is being done, how many points are done, and how many there are in all.
+        progress: called with (what is being done, points done, points in all).
 
     Returns:
         A Point for each combination.

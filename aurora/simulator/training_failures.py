@@ -116,7 +116,7 @@ class Replay:
         self._pauses.append((phase, seconds))
 
     def lose(self, restart_s: float) -> None:
-        """Returns to the last checkpoint, which takes `restart_s` seconds and replaces all pending pauses."""
+        """Counts the work since the last checkpoint as lost, and replaces all pending pauses by a restart of `restart_s`."""
         self.seconds["compute"] -= self._unsaved_s
         self.seconds["lost"] += self._unsaved_s
         self.samples -= self._unsaved
@@ -125,7 +125,7 @@ class Replay:
         self.restarts += 1
 
     def save(self, seconds: float) -> None:
-        """Writes a checkpoint, which takes `seconds`."""
+        """Counts the work so far as saved, and adds a pause of `seconds` for the checkpoint."""
         self._unsaved_s = self._unsaved = 0.0
         self.pause("checkpoint", seconds)
 
@@ -293,7 +293,7 @@ def _samples_per_second(job: TrainingJob, system: System, nodes: int) -> float:
 
 
 def busiest(job: TrainingJob, system: System, nodes: int) -> float:
-    """Returns the load of the busiest GPU over the mean load of a GPU, averaged over layers; 1 is balanced.
+    """Returns the busiest GPU's load divided by the GPUs' mean load, averaged over layers; 1 is balanced.
 
     Args:
         job, system: as in `replay`.

@@ -11,7 +11,7 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComputeCurves(Value):
-    """What GPU kinds measure for one model, to be put into its profiles.
+    """Compute curves of GPU kinds, measured for one model, to be added to its profiles.
 
     Attributes:
         model: the model's name.
@@ -48,7 +48,7 @@ class ComputeCurves(Value):
     @overload
     def into(self, other: "ComputeCurves") -> "ComputeCurves": ...
     def into(self, other: "Profile | ComputeCurves") -> "Profile | ComputeCurves":
-        """Puts these kinds into another value, new or replacing its own; its first kind stays the reference.
+        """Returns `other` with these kinds added; a kind that it already has is replaced. Its first kind stays the reference.
 
         Args:
             other: a Profile or ComputeCurves of the same model.

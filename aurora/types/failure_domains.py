@@ -19,8 +19,8 @@ class FailureDomains(Value):
     Attributes:
         slots_N: (N,) int64, experts that fit on each node, replicas included; one or more.
         domain_N: (N,) int64, the failure domain of each node, 0..D-1, every domain with at least one node.
-        odds_D: (D,) float64 above zero, how likely each domain fails against the others: failure rates, as long as failures are
-            rare.
+        odds_D: (D,) float64 above zero, how likely each domain fails, relative to the others. Failure rates serve while
+            failures are rare.
 
     Raises:
         BadInput: if lengths differ, domains are not numbered from 0, or odds differ by more than a factor of MAX_ODDS_RATIO.
@@ -58,11 +58,11 @@ class FailureDomains(Value):
 
     @classmethod
     def equal(cls, nodes: int, slots: int) -> Self:
-        """Nodes of equal slots that fail one by one, all equally likely.
+        """Returns nodes with equal slots; each is a failure domain of its own, and all are equally likely to fail.
 
         Args:
-            nodes: how many.
-            slots: experts that fit on each.
+            nodes: number of nodes.
+            slots: experts that fit on each node.
         """
         if nodes < 1:
             raise BadInput(f"`nodes`: expected one or more, found {nodes}")
@@ -98,7 +98,7 @@ class SurvivalProbability(Value):
     Attributes:
         p_K: (D - 1,) float64, the probability.
         half_width_K: (D - 1,) float64, half the width of its 95 % interval; zero where p_K is exact.
-        bound_K: (D - 1,) float64, the probability that no placement of as many replicas exceeds.
+        bound_K: (D - 1,) float64, an upper bound on the probability for any placement with the same replica counts.
     """
 
     p_K: FloatArray

@@ -14,12 +14,12 @@ class GpuKind:
     Attributes:
         kind: its name, as NVML and torch give it.
         memory_bytes: size of its memory.
-        memory_Bps: bandwidth of its memory.
+        memory_Bps: bandwidth of its memory, bytes per second.
         half_flops: dense peak at half precision, operations per second.
         pcie: PCIe generation.
         source: the datasheet.
         fp8_flops: dense peak at fp8; None if it has none.
-        link_Bps: bandwidth to the GPUs of its server, each way; None if only PCIe leads there.
+        link_Bps: bytes per second to the GPUs of its server, each way; None if only PCIe connects them.
     """
 
     kind: str
@@ -43,5 +43,5 @@ class GpuKind:
 
     @property
     def port_Bps(self) -> float:
-        """Bandwidth inside its server, each way: of its links, else of 16 lanes of PCIe."""
+        """Bytes per second to the GPUs of its server, each way: `link_Bps`, or that of 16 PCIe lanes if it has no links."""
         return self.link_Bps or 16 * PCIE_LANE_Bps[self.pcie]

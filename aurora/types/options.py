@@ -249,7 +249,7 @@ class BccOptions:
     """Options of `aurora reproduce bcc`.
 
     Args:
-        workers: numbers of workers, each with as many batches.
+        workers: numbers of workers to try; each time there are as many batches as workers.
         load: batches per worker, in schemes with redundancy.
         iterations: gradient descent iterations in simulated time.
         process_iterations: iterations by real processes; 0: none.

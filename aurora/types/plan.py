@@ -139,7 +139,7 @@ class Plan(Value):
 
     @property
     def strategies(self) -> dict[str, str]:
-        """The options that decided this plan, by name: those that differ with the scenario and those that were asked for."""
+        """Maps the name of each option that decided this plan to its value, leaving out those that played no part."""
         options = self.options
         found = {"place": options.place, "assign": options.assign}
         if self.colocated:

@@ -22,8 +22,8 @@ class GpuSlots(Value):
         slots_G: (G,) int64, experts that fit on each GPU, replicas included; one or more.
         cost_G: (G,) float64 above zero, what a unit of load costs on each GPU: 1 where all are equal, else 1 / speed, or the
             seconds that a token takes to compute and to move.
-        nodes: how many nodes the GPUs form, in equal runs. Only EPLB's hierarchical placement looks at it.
-        groups: how many expert groups (of group-limited routing) the experts form, in equal runs; also for EPLB alone.
+        nodes: number of nodes; each has equally many consecutive GPUs. Only EPLB's hierarchical placement uses it.
+        groups: number of expert groups (of group-limited routing), equally many consecutive experts each. Only for EPLB too.
 
     Raises:
         BadInput: if lengths differ, or values are out of range.
@@ -55,13 +55,12 @@ class GpuSlots(Value):
 
     @classmethod
     def equal(cls, gpus: int, slots: int, nodes: int = 1, groups: int = 1) -> Self:
-        """Equal GPUs.
+        """Returns equal GPUs with cost 1.
 
         Args:
-            gpus: how many.
-            slots: experts that fit on each.
-            nodes: how many nodes they form.
-            groups: how many groups the experts form.
+            gpus: number of GPUs.
+            slots: experts that fit on each GPU.
+            nodes, groups: as in the class.
         """
         if gpus < 1:
             raise BadInput(f"`gpus`: expected one or more, found {gpus}")
@@ -80,7 +79,7 @@ class GpuSlots(Value):
         return bool((self.slots_G == self.slots_G[0]).all() and (self.cost_G == self.cost_G[0]).all())
 
     def useful_G(self, experts: int) -> IntArray:
-        """(G,) int64: the slots of each GPU that can hold different experts of so many."""
+        """Returns (G,) int64, the slots of each GPU, at most `experts`: more slots cannot all hold different experts."""
         return np.minimum(self.slots_G, experts)
 
 
@@ -91,9 +90,9 @@ class ReplicaPlacement(Value):
     Attributes:
         method: the placement's name in REPLICAS.
         placement: the experts on each GPU, and how each expert's load splits over its replicas.
-        max_load_L: (L,) float64, the largest load times cost of a GPU.
+        max_load_L: (L,) float64, the largest product of a GPU's load and its cost.
         mean_load_L: (L,) float64, what max_load_L would be if load could be split at will.
-        bound_L: (L,) float64, a lower bound on max_load_L for any placement in these slots by the rules of the method.
+        bound_L: (L,) float64, a lower bound on max_load_L for all placements that these slots and the method's rules allow.
         seconds: what finding the placement took.
     """
 

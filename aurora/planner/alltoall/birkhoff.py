@@ -13,7 +13,7 @@ from aurora.types.arrays import IntArray
 
 
 def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
-    """Birkhoff decomposition into slots with one partner at a time; transfers are split between slots.
+    """Decomposes the traffic (Birkhoff) into slots with one partner per rank; transfers are split between slots.
 
     It meets the one-to-one bound exactly: on equal ports in bytes, on mixed ports in units of a 2^40th of the bound. Every slot
     costs a start-up.

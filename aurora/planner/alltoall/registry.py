@@ -22,7 +22,7 @@ class OrderStrategy(Protocol):
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
         network: the network that carries them.
-        rng: for drawn priorities; the same state gives the same order.
+        rng: for drawn priorities; equal generator states give equal orders.
 
     Returns:
         An Order of all ordered pairs of ranks.

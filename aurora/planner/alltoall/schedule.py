@@ -20,7 +20,7 @@ BEST_RANKS = 64  # most ranks to search for: 2 % shorter at 16 ranks, half a per
 
 
 def auto_orders(ranks: int) -> tuple[str, str]:
-    """Returns the names of the two orders of which "auto" takes the shorter.
+    """Returns the names of the two orders that "auto" tries; it keeps the one with the shorter schedule.
 
     On mixed ports, one partner at a time can cost twice the fluid bound; all-at-once covers that case.
 
@@ -41,10 +41,10 @@ def order(
 
     Args:
         bytes_GG: (G, G) integers, bytes from each rank to each other; the diagonal does not travel.
-        cluster: whose network carries them; None: a big switch with ports of DEFAULT_BPS.
+        cluster: the GPUs and their network; None: a big switch with ports of DEFAULT_BPS.
         method: a name in ORDER, "two-tier" or "auto".
         seed: for drawn priorities.
-        startup_s: seconds that a message costs, instead of the cluster's; None: the cluster's.
+        startup_s: fixed seconds of a message, in place of the cluster's; None: the cluster's.
 
     Raises:
         BadInput: if the matrix is not square, integer and non-negative or does not fit the cluster, if `method` is unknown, if

@@ -25,7 +25,7 @@ Cut = tuple[int, int, int]  # source, destination, bytes of the first part
 
 
 def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """The shortest of many dense open-shop schedules with drawn priorities, with a few transfers split.
+    """Returns the shortest of many dense open-shop schedules with drawn priorities, with a few transfers split.
 
     It takes tens of milliseconds.
 
@@ -115,8 +115,8 @@ class CutShop:
     def useful_cuts(self, cuts: Sequence[Cut]) -> list[Cut]:
         """Returns cuts that would each remove a wait of one of the two ports that end last; call after `run` with `cuts`.
 
-        While that port waits, the partners that it still has are busy with others. A cut at the instant at which the wait
-        begins makes one of these partners free.
+        A port waits while all partners that it still has traffic with are busy. Cutting a partner's transfer at the instant
+        at which the wait begins makes that partner free.
         """
         shop, n = self.dense, self.ranks
         rows = (shop.src_X[: shop.count], shop.dst_X[: shop.count], shop.start_s_X[: shop.count], shop.end_s_X[: shop.count])

@@ -18,7 +18,7 @@ LOSS = 0.002  # accepted, as a share of the bound, because rates are not whole n
 
 
 def sub_channels(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
-    """Slots in which a fast port serves several slow ones at once, each over whole sub-channels; meets the fluid bound.
+    """Makes slots in which a fast port serves several slow ports at once, each over whole sub-channels.
 
     The fluid bound is met to within the rounding of rates to sub-channels (`sub_channel_counts`) and of every part to whole
     bytes. Transfers are split between slots, and each part costs a start-up.
@@ -51,7 +51,7 @@ def sub_channel_counts(bytes_GG: IntArray, network: Network) -> tuple[IntArray, 
         network: port rates.
 
     Returns:
-        (out_G, in_G), (G,) int64 each: sub-channels of each port when sending and when receiving.
+        (out_G, in_G), (G,) int64 each: how many sub-channels each port has for sending, and for receiving.
     """
     load = np.concatenate([bytes_GG.sum(axis=1), bytes_GG.sum(axis=0)])
     rates = np.concatenate([network.out_Bps_G, network.in_Bps_G])

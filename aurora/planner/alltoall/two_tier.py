@@ -51,10 +51,9 @@ class TwoTier:
         self._held, self._free = np.zeros((2, width), dtype=np.int64)
 
     def run(self, bytes_GG: IntArray, nic_Bps: float, rng: np.random.Generator, startup_s: float = 0.0) -> float:
-        """Balances the NICs, orders the servers' transfers, and returns the seconds that the NICs need.
+        """Balances the NICs, orders the transfers between servers, and returns the seconds that the NICs need.
 
-        Balanced transfers of servers are nearly equal, so that a ring is often the shortest. Deterministic for the state of
-        rng.
+        Balanced transfers are nearly equal in size, so that a ring is often the shortest. Deterministic for the state of rng.
 
         Args:
             bytes_GG: (servers * width, servers * width) int64, bytes from each GPU to each other; a server's GPUs are adjacent.

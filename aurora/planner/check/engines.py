@@ -7,14 +7,14 @@ from aurora.types import Plan
 
 
 def check_engine(plan: Plan, engine: str) -> None:
-    """Checks that an engine can serve by a plan.
+    """Checks that an engine can serve with a plan.
 
     Args:
         plan: the plan.
         engine: a name in ENGINES.
 
     Raises:
-        InfeasiblePlan: if the engine cannot serve by the plan.
+        InfeasiblePlan: if the engine cannot serve with the plan.
         BadInput: if the engine is not in ENGINES.
     """
     if engine not in ENGINES:
@@ -23,7 +23,7 @@ def check_engine(plan: Plan, engine: str) -> None:
 
 
 def check_vllm(plan: Plan) -> None:
-    """Checks that vLLM can serve by the plan: one model, and with replicas as many slots on every rank and in every layer.
+    """Checks that vLLM can serve with the plan: it has one model, and with replicas all ranks and layers have equal slots.
 
     Without replicas (vLLM's redundant experts), a rank may hold any number of experts.
 

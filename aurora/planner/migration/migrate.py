@@ -26,10 +26,10 @@ class Migration:
     Attributes:
         bytes_GG: (G, G) int64, bytes of expert weights from GPU to GPU.
         schedule: their all-to-all, in order.
-        layers: the layers that move; of two models, layers of the one with more layers.
+        layers: indices of the layers that move; of two models, layers of the one with more layers.
         kept_s: the objective of the present plan, in seconds.
         planned_s: the objective of the new plan as it was made, in seconds.
-        moved_s: the objective of the plan that follows, in seconds.
+        moved_s: the objective of the plan that results, in seconds.
     """
 
     bytes_GG: IntArray
@@ -47,7 +47,7 @@ def move(
     max_bytes: int | None = None,
     domains: Sequence[Profile] = (),
 ) -> tuple[Plan, Migration]:
-    """Make the plan that follows `old`: `new` with its GPUs relabelled, layer by layer, so that the fewest bytes move.
+    """Makes the plan that replaces `old`: `new` with its GPUs relabelled, layer by layer, so that the fewest bytes move.
 
     Only GPUs that are alike are exchanged. A layer keeps its old placement unless the new one saves time or the old one has too
     few replicas. Layers of two colocated models that run at the same time move or stay as one.
@@ -56,15 +56,15 @@ def move(
         new: the new plan.
         old: the present plan, for the same cluster and the same models.
         profiles: the traffic that `new` was made for, one profile per model.
-        max_bytes: bytes that may move; the layers that save the most time within them move. None: all layers that save time.
+        max_bytes: bytes that may move at most; the layers that save the most time move. None: all layers that save time.
         domains: the further profiles that `new` was made for.
 
     Returns:
-        The plan, one epoch after `old`, and its Migration.
+        The plan that results, one epoch after `old`, and its Migration.
 
     Raises:
         BadInput: if the plans are for other clusters or models, or `max_bytes` is negative.
-        InfeasiblePlan: if the replicas that `min_replicas` requires are more than `max_bytes` bytes to move.
+        InfeasiblePlan: if moving the replicas that `min_replicas` requires takes more than `max_bytes`.
 
     Source:
         Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.

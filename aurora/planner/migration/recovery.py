@@ -24,9 +24,9 @@ class Recovery:
 
     Attributes:
         placement: the experts on the alive nodes, in their order.
-        min_replicas: replicas of each expert at least, lowered as far as slots require.
+        min_replicas: replicas of each expert at least; lower than asked for where slots are short.
         lost_L: by layer, the experts that no alive node holds; their weights come from a checkpoint.
-        bytes_NN: (N, N) int64, bytes of expert weights from node to node, numbered as before the change.
+        bytes_NN: (N, N) int64, bytes of expert weights from node to node; nodes have their numbers from before the change.
         schedule: the schedule of these transfers.
         moved: how many replicas arrive from other nodes.
         checkpoint_bytes_N: (N,) int64, bytes of lost experts' weights that each node reads from the checkpoint.
@@ -65,7 +65,7 @@ def recover(
         min_replicas: replicas of each expert at least, as far as the slots left allow.
         method: one of SURVIVE.
         seed: of the placement.
-        relabel: relabels the nodes if each is its own failure domain; otherwise `fewest_moves` does.
+        relabel: relabels the nodes if each is a failure domain of its own; otherwise `fewest_moves` is used.
 
     Raises:
         InfeasiblePlan: if one replica of each expert does not fit.

@@ -27,10 +27,10 @@ def holds(slots_G: LayerSlots, experts: int) -> IntArray:
 def fewest_moves(
     old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray, alike_G: IntArray, node_G: IntArray | None = None
 ) -> IntArray:
-    """Relabel GPUs so that the fewest bytes move in all. Exact; ties leave GPUs as they are.
+    """Relabels GPUs so that the fewest bytes move in all. Exact; ties leave GPUs as they are.
 
-    It is a minimum-cost assignment of GPUs. With node_G, it is one of nodes, whose costs are minimum-cost assignments of their
-    GPUs.
+    Solves a minimum-cost assignment of GPUs. With node_G, it assigns nodes; the cost of a pair of nodes is the minimum-cost
+    assignment of their GPUs.
 
     Args:
         old_GE: (G, E) int64, 1 where GPU g holds expert e in the present placement.
@@ -40,7 +40,7 @@ def fewest_moves(
         node_G: (G,) int64, the node of each GPU, if only nodes as a whole may be exchanged; None: each GPU by itself.
 
     Returns:
-        (G,) int64, the GPU that takes the part of the new placement made for GPU g.
+        (G,) int64: entry g is the GPU that takes what the new placement gives to GPU g.
     """
     arriving_GG = (new_GE * bytes_E) @ (1 - old_GE).T  # what GPU h lacks of the new GPU g's experts
     n = len(old_GE)

@@ -24,8 +24,8 @@ def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[Flo
     Args:
         program: of all ranks.
         alive: the surviving ranks, ascending.
-        load_MLE: (L, E) for each model, the tokens of each expert.
-        held_R: for each surviving rank, the experts whose weights it has.
+        load_MLE: for each model, (L, E) tokens of each expert.
+        held_R: for each surviving rank, the experts whose weights it has, by model and layer.
     """
     alive_G = np.isin(np.arange(program.ranks), alive)
     placements, ops = [], []
@@ -56,7 +56,7 @@ def restored(
         alive: the surviving ranks, ascending.
         load_LE: (L, E), the tokens of each expert.
         held_LR: by layer and surviving rank, the experts whose weights it has.
-        min_replicas: on how many nodes each expert should be.
+        min_replicas: on how many nodes each expert should be at least.
     """
     (placement,), at_least = program.placements_M, -(-program.placements_M[0].experts // len(alive))
     slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])
@@ -116,9 +116,9 @@ class ExpertTransfer:
 
 
 def expert_transfers(program: Program, held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]) -> list[ExpertTransfer]:
-    """Returns the transfers that bring each rank the experts that it has in `program` and lacks weights of.
+    """Returns the transfers that bring each rank the weights it lacks of its experts in `program`.
 
-    Of several ranks that have the weights, the one that has sent the fewest bytes so far sends them.
+    If several ranks have the weights, the one that has sent the fewest bytes so far sends them.
 
     Args:
         program: of the surviving ranks.

@@ -66,10 +66,10 @@ class FlowNetwork:
         return np.asarray(sets_CV[:, self.tail_A] & ~sets_CV[:, self.head_A])
 
     def worse(self, best: CutResult, load_C: IntArray, arcs_CA: BoolArray) -> CutResult:
-        """Returns the worst of several cuts, or the best-known one unless another needs clearly more time.
+        """Returns the candidate cut that needs the most seconds, or `best` unless the candidate needs clearly more.
 
         Args:
-            best: the cut to beat.
+            best: the worst cut found so far.
             load_C: (C,) int64, bytes that must cross each candidate.
             arcs_CA: (C, A) bool, the arcs of each candidate.
         """
@@ -84,7 +84,7 @@ class FlowNetwork:
         return np.divide(load_C, arcs_CA @ self.Bps_A, out=np.zeros(len(load_C)), where=load_C > 0)
 
     def cut_off(self, arcs_A: BoolArray, bytes_GG: IntArray) -> int:
-        """Returns the bytes of all pairs that no path connects without these arcs.
+        """Returns the bytes of all pairs of GPUs that no path connects once some arcs are taken away.
 
         Args:
             arcs_A: (A,) bool, the arcs that are taken away.
@@ -99,7 +99,7 @@ class FlowNetwork:
         return int(bytes_GG[~reached_GV[:, n : 2 * n]].sum())
 
     def bundles(self, load_A: FloatArray) -> list[BoolArray]:
-        """Returns candidate sets of links (A,) bool for arcs that carry load_A (A,) bytes, busiest set first.
+        """Returns candidate sets of links, each (A,) bool, busiest set first; load_A (A,) are the bytes that arcs carry.
 
         The sets are: all links into each switch, all links out of each switch, the busiest links of each of these sets, and the
         busiest of all links.
@@ -114,14 +114,14 @@ class FlowNetwork:
         return sorted(found, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
 
     def ports(self) -> BoolArray:
-        """Returns (2 G, V) bool: one set for each GPU's starting vertex, and one for all but its ending vertex."""
+        """Returns (2 G, V) bool, two sets per GPU: the vertex where its traffic starts, and all but the one where it ends."""
         ends = np.eye(self.vertices, dtype=bool)[: 2 * self.gpus]
         return np.concatenate([ends[: self.gpus], ~ends[self.gpus :]])
 
     def hanging(self, fabric: Fabric) -> BoolArray:
         """Returns (C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
 
-        On a tree these are all links, both ways.
+        On a tree, every link is the cut of one of these sets in either direction.
         """
         graph = nx.Graph([(link.src, link.dst) for link in fabric.links])
         index = {name: 4 * self.gpus + at for at, name in enumerate(fabric.switches)}

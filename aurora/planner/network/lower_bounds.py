@@ -101,7 +101,7 @@ def spread(cost_GE: FloatArray) -> float:
 
 
 def spread_split(cost_GE: FloatArray) -> float:
-    """Returns the bound of `spread` where an expert may also be split over GPUs, each part at its part of the cost."""
+    """Returns the bound of `spread` if experts may be split over GPUs, where a part of an expert costs that part of cost_GE."""
     total_G = cost_GE.sum(axis=1)
     if cost_GE.size == 0 or (total_G <= 0).any():
         return 0.0

@@ -83,25 +83,25 @@ class PortQueues(NamedTuple):
 
 
 class SharedResources(NamedTuple):
-    """The resources of the network, (R,) each unless said otherwise, the clock and scratch memory.
+    """The resources of the network, the clock and scratch memory. Arrays are (R,), one entry per resource, unless said.
 
     Attributes:
         capacity_Bps: bytes per second that the resource carries.
         use: (G, G, K), the resources of each pair, as in Routes.
-        share: (G, G, K), the part of a pair's rate that each of them carries, as in Routes.
+        share: (G, G, K), the part of a pair's rate that each of its resources carries, as in Routes.
         head: the first row on the resource, -1 if none.
         flows: how many rows are on the resource.
-        spare_Bps: scratch: capacity that fixed flows leave.
-        load: scratch: sum of the shares of the flows whose rates are not fixed yet.
-        unfixed: scratch: how many flows have no fixed rate yet.
+        spare_Bps: scratch, bytes per second that flows with fixed rates leave.
+        load: scratch, sum of the shares of the flows whose rates are not fixed yet.
+        unfixed: scratch, how many flows have no fixed rate yet.
         stamp: the last connected component in which the resource was found; -1 if its flows changed since.
-        found: scratch: the resources of a component.
-        dirty: the resources whose flows changed since the last rates.
-        heap: (X,), rows by event_s.
-        rows: (X,), scratch.
-        done: (slots * G, 2), all-to-all and rank of those that have just sent and received everything.
-        counter: (5,), lengths of heap, dirty, done and log, and the last stamp; see HEAP.
-        now_s: (1,), the present time.
+        found: scratch, the resources of a component.
+        dirty: the resources whose flows changed since rates were last computed.
+        heap: (X,), indices of rows, a binary heap by their event_s.
+        rows: (X,), scratch, indices of rows.
+        done: (slots * G, 2), (all-to-all, rank) for each rank that has just finished an all-to-all.
+        counter: (5,), the lengths of heap, dirty, done and log, and the last stamp, at the indices HEAP, STAMP, ...
+        now_s: (1,), the present time in seconds.
         incast: (1,), part of its rate that a receiving port loses for each flow beyond the first.
     """
 

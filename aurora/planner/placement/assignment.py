@@ -40,7 +40,7 @@ def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
     Args: as in `exact`.
 
     Returns:
-        As `exact`. It is optimal only where rows and columns of the traffic are proportional.
+        As `exact`. The assignment is optimal only where rows and columns of the traffic are proportional.
 
     Source:
         Aurora (arXiv:2410.17043) Thm 5.1.

@@ -16,8 +16,8 @@ def distinct_tokens(experts_UK: IntArray, source_U: IntArray) -> tuple[IntArray,
         source_U: (U,) int64, the rank that each token starts on.
 
     Returns:
-        (experts_VK, source_V, count_V), int64: (V, K) the experts of each distinct token in rising order, (V,) its source and
-        (V,) how many tokens are like it.
+        (experts_VK, source_V, count_V), int64: (V, K) the experts of each distinct token in rising order, (V,) its source rank
+        and (V,) how many tokens are equal to it.
     """
     ranked_UX = np.column_stack([source_U, np.sort(experts_UK.astype(np.int64), axis=1)])
     rows_VX, count_V = np.unique(ranked_UX, axis=0, return_counts=True)
@@ -29,10 +29,10 @@ def coactivation_counts(experts_VK: IntArray, source_V: IntArray, count_V: IntAr
 
     Args:
         experts_VK: (V, K) int64, experts of each distinct token, as `distinct_tokens` returns them.
-        source_V: (V,) int64, their source ranks.
-        count_V: (V,) int64, how many tokens are alike.
+        source_V: (V,) int64, the source rank of each distinct token.
+        count_V: (V,) int64, how many tokens are equal to it.
         experts: number of experts E.
-        gpus: number of source ranks S, one a GPU.
+        gpus: number of source ranks S, one per GPU.
 
     Returns:
         (S, E, E) int64, tokens of each source that choose both experts; the diagonal counts the tokens of each expert.
@@ -47,10 +47,10 @@ def coactivation_counts(experts_VK: IntArray, source_V: IntArray, count_V: IntAr
 
 
 def coactivation_groups(counts_EE: IntArray, slots_G: IntArray) -> IntArray:
-    """Groups experts that the same tokens choose, one group a GPU.
+    """Groups experts that the same tokens choose, one group per GPU.
 
-    Each group starts with the busiest expert that is left. It then takes the expert most often chosen with its own experts, per
-    token of that expert, until its slots are full or its load would pass its equal share of the load that is left.
+    Each group starts with the busiest expert that is left. It then takes the expert whose tokens most often also choose
+    experts of the group, until its slots are full or its load would pass an equal share of the load that is left.
 
     Args:
         counts_EE: (E, E) int64, tokens that choose both experts, as `coactivation_counts` summed over sources.
@@ -91,17 +91,17 @@ def deduplicated_bound(
 ) -> float:
     """Returns a lower bound on Eq. 1 for deduplicated tokens that no unreplicated placement beats.
 
-    A GPU receives at least the tokens of each expert that it holds, and of all its experts together at least `_shared_GE`. A
-    source sends at least `_sent_G`.
+    A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
+    A source sends at least `_sent_G`.
 
     Args:
         counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
-        top_k: experts a token.
+        top_k: experts per token.
         slots_G: (G,) int64, how many experts each GPU can hold.
         expert_s_GE: (G, E) seconds of each expert on each GPU.
         gate_s_G: (G,) seconds of the gate.
         aggregate_s_G: (G,) seconds of the aggregation.
-        port_s_XG: (4, G) seconds a token: sent and received in the dispatch, sent and received in the combine.
+        port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
 
     Returns:
         Seconds.

@@ -83,10 +83,10 @@ def coactivation_search(
     rng: np.random.Generator,
     kicks: int = KICKS,
 ) -> IntArray:
-    """Searches by moves and swaps of single experts for a placement that Eq. 1 with deduplicated tokens finds shorter.
+    """Moves and swaps single experts to shorten the layer, by Eq. 1 with deduplicated tokens.
 
-    Steepest descent: first in seconds, then in the sum of all ports' seconds. Then `kicks` restarts, each from the best
-    placement after a few random moves and swaps. Deterministic for a given `rng`.
+    It descends steepest first: in seconds, and then in the sum of all ports' seconds. Then it restarts `kicks` times, from the
+    best placement after a few random moves and swaps. Deterministic for a given `rng`.
 
     Args:
         experts_VK: (V, K) int64, the experts of each distinct token.

@@ -73,10 +73,10 @@ def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
 
 
 def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Matches a's groups with b's groups first, then the pairs with GPUs.
+    """Matches a's groups with b's groups first, then the pairs with GPUs. A heuristic.
 
-    The first matching ignores which GPU a pair sits on; the second minimises the longest time of a pair on its GPU. If a may
-    not move, only b's groups are matched with GPUs, by the same time. A heuristic.
+    The first matching ignores which GPU a pair sits on; the second minimises the longest time of a pair on its GPU. If model a
+    may not move, b's groups alone are matched with GPUs, which minimises the same time.
 
     Args and returns: as in `matching`.
 

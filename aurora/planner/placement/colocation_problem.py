@@ -25,7 +25,7 @@ class ColocationProblem:
         b: costs of model b's groups.
         held_G: (G,) int64, the group of model a on each GPU.
         movable: whether model a's groups may still move.
-        objective: a name of OBJECTIVE, which searches minimise.
+        objective: the function to minimise, a name of OBJECTIVE.
         leads: whether a is the model that Table 2 of Aurora (arXiv:2410.17043) starts with; otherwise b is.
         running: returns whether a search may go on.
     """

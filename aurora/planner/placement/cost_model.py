@@ -19,7 +19,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """Costs of one model's layer when its experts are placed as J groups, one group a GPU.
+    """Costs of one model's layer when its experts are placed as J groups, one group per GPU.
 
     Requests stay on their ranks, so what GPU g sends and receives depends only on the group it holds.
 
@@ -69,7 +69,7 @@ class GroupCosts:
 
     @property
     def port_s_XG(self) -> FloatArray:
-        """(4, G) seconds a token: sent and received in the dispatch, sent and received in the combine."""
+        """(4, G) seconds per token: sent and received in the dispatch, sent and received in the combine."""
         return np.stack(
             [size / rate for size in (self.dispatch_bytes, self.combine_bytes) for rate in (self.out_Bps, self.in_Bps)]
         )
@@ -126,34 +126,34 @@ class LayerCosts:
 
     @property
     def send_s_G(self) -> FloatArray:
-        """(G,) seconds a token that GPU g sends in the dispatch."""
+        """(G,) seconds of GPU g's port for each token sent in the dispatch."""
         return self.dispatch_bytes / self.out_Bps
 
     @property
     def recv_s_G(self) -> FloatArray:
-        """(G,) seconds a token that GPU g receives in the dispatch."""
+        """(G,) seconds of GPU g's port for each token received in the dispatch."""
         return self.dispatch_bytes / self.in_Bps
 
     @property
     def csend_s_G(self) -> FloatArray:
-        """(G,) seconds a token that GPU g sends in the combine."""
+        """(G,) seconds of GPU g's port for each token sent in the combine."""
         return self.combine_bytes / self.out_Bps
 
     @property
     def crecv_s_G(self) -> FloatArray:
-        """(G,) seconds a token that GPU g receives in the combine."""
+        """(G,) seconds of GPU g's port for each token received in the combine."""
         return self.combine_bytes / self.in_Bps
 
     @property
     def token_s_G(self) -> FloatArray:
-        """(G,) relative cost of computing and moving a token on each GPU, 1 on average; 1 everywhere if one GPU's is zero."""
+        """(G,) cost of computing and moving a token on each GPU, relative to their mean; all 1 if a GPU's cost is zero."""
         tokens = max(1, int(self.load_WE.sum()))
         token_s_G = self.expert_s_WGE.sum(axis=(0, 2)) / tokens + self.recv_s_G + self.csend_s_G
         return np.asarray(token_s_G / token_s_G.mean()) if token_s_G.all() else np.ones(len(token_s_G))
 
     @property
     def summed(self) -> "LayerCosts":
-        """The costs of a single scenario, the sum of all."""
+        """The costs of a single scenario that is the sum of all scenarios."""
         return replace(
             self,
             own_WGE=self.own_WGE.sum(axis=0, keepdims=True),

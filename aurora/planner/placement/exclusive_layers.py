@@ -63,7 +63,7 @@ class ExclusiveProblem:
         return tail_mean(self.costs.seconds(split_EG), self.worst)
 
     def bound_s(self, replicated: bool) -> float:
-        """Returns seconds that no placement beats.
+        """Returns a lower bound in seconds on `value_s` that holds for all placements.
 
         Args:
             replicated: whether the bound covers placements with replicas.

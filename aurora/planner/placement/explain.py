@@ -29,7 +29,7 @@ class LayerExplanation:
         times_X: (X,) int64, how often the longest path holds each term.
         value_s: seconds of the layer, the sum of seconds_X times times_X.
         bound_s: seconds; no assignment of the same groups of experts takes less.
-        bound_term: the term that the best relaxed assignment spends most time on.
+        bound_term: the name of the largest term of the relaxed optimum behind `bound_s`.
         phases_MYG: (M, 5, G) seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
     """
 
@@ -45,7 +45,7 @@ class LayerExplanation:
 
 
 def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
-    """Explains the time of every layer of a plan; of two models, the one with more layers sets their number.
+    """Explains the time of every layer of a plan; with two models, the one with more layers sets the number of layers.
 
     Args:
         plan: the plan.

@@ -35,7 +35,7 @@ def balanced(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> I
 
 
 def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Pairs the most popular expert with the least popular: experts by falling load go to the groups forth and back again.
+    """Pairs the most popular expert with the least popular: deals experts by falling load to groups 0..J-1, then J-1..0.
 
     Args and returns: as in `balanced`.
 

@@ -32,9 +32,9 @@ class LpBound:
 
     Attributes:
         seconds: the bound; infinite if there is no such assignment.
-        spare_MGJ: (2, G, J) seconds; an assignment takes at least `seconds` plus the sum over its edges.
+        spare_MGJ: (2, G, J) seconds; an assignment takes at least `seconds` plus the sum of spare_MGJ over its edges.
         term_X: (8,) seconds of each of MOVED in the relaxed optimum.
-        least_X: (8,) seconds, a lower bound on each of MOVED by itself.
+        least_X: (8,) seconds, a lower bound on each of MOVED alone.
     """
 
     seconds: float
@@ -63,8 +63,8 @@ class OptimalityProof:
 def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
     """Proves a lower bound on a colocation problem by a few linear programmes.
 
-    Edges that no assignment below value_s can use are closed, and the rest is relaxed again. The rounds end when no edge is
-    open (value_s is then the optimum or below it) or when a round closes few edges.
+    Each round closes the edges that no assignment below value_s can use, and relaxes the rest again. The rounds end when no
+    edge is open (no assignment is then below value_s) or when a round closes few edges.
 
     Args:
         problem: both models' costs and the objective.
@@ -164,7 +164,7 @@ def _solved(
 
 
 def term_lower_bounds(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
-    """Returns a lower bound on each of MOVED by itself, by bottleneck matchings.
+    """Returns a lower bound on each of MOVED alone, by bottleneck matchings.
 
     Args:
         seconds_MXGJ: (2, 5, G, J) seconds, as ColocationProblem.seconds_MXGJ.

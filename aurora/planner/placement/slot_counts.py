@@ -10,7 +10,7 @@ from aurora.types.arrays import IntArray
 
 
 def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
-    """Returns how many experts of profiles[0] fit on each GPU in every layer, beside the weights outside experts of all models.
+    """Returns how many experts per layer of profiles[0] fit on each GPU, beside all models' weights outside experts.
 
     Args:
         cluster: the GPUs and their memory.

@@ -59,7 +59,7 @@ class Prices(NamedTuple):
         gpu_s_WGY: (W, G, 2) seconds of each phase on each GPU.
         top_WYR: (W, 2, TOP) int64, the slowest GPUs of each phase, slowest first.
         seconds_W: (W,) scratch for the seconds of a placement or candidate in each scenario.
-        ranked_W: (W,) scratch for the same, largest first.
+        ranked_W: (W,) scratch for these seconds, largest first.
     """
 
     gpu_s_WGY: FloatArray
@@ -71,10 +71,10 @@ class Prices(NamedTuple):
 def swap_search(
     costs: LayerCosts, gpu_E: IntArray, slots_G: IntArray, worst: int, rng: np.random.Generator, kicks: int = KICKS
 ) -> IntArray:
-    """Searches by moves and swaps of single experts for a placement with a shorter `tail_mean` of Eq. 1.
+    """Moves and swaps single experts to lower the `tail_mean` of Eq. 1 over the scenarios.
 
-    Steepest descent among the experts of the slowest GPUs. Then `kicks` restarts, each from the best placement after a few
-    random moves and swaps. Deterministic for a given `rng`.
+    It descends steepest first among the experts of the slowest GPUs. Then it restarts `kicks` times, from the best placement
+    after a few random moves and swaps. Deterministic for a given `rng`.
 
     Args:
         costs: one layer in W scenarios.

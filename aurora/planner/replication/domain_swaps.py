@@ -15,7 +15,7 @@ CLOSE = 1e-12  # relative: sums of float odds
 
 
 class SurvivalAim(NamedTuple):
-    """The measure of placements.
+    """What the search minimises: first what experts lack of their guarantee, then odds of losing an expert.
 
     Attributes:
         nodes_D: (D,) int64, the nodes of each domain.
@@ -23,7 +23,8 @@ class SurvivalAim(NamedTuple):
         distinct_nodes: on how many nodes each expert should be.
         odds_F: (F,) float64, the odds of each set of failed domains, by its bits; empty where sets are not listed.
         size_F: (F,) int64, the number of domains in each set; empty where sets are not listed.
-        rank_K: (D + 1,) int64, the index in the measure of sets of each size, 0 for none; index 0 is the guarantee.
+        rank_K: (D + 1,) int64: entry k is the measure's index for sets of k failed domains, 0 if they do not count. Index 0 of
+            the measure is the guarantee.
     """
 
     nodes_D: Any
@@ -56,7 +57,7 @@ class SwapState(NamedTuple):
 def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
     """Swap replicas while that lowers the measure, with random restarts.
 
-    Two random swaps (a kick) and another descent follow each descent; their result is kept unless it is worse than the best.
+    After each descent come two random swaps (a kick) and another descent; the result is kept unless it is worse than the best.
 
     Args:
         count_ED: (E, D) int64, the replicas of each expert in each domain; changed in place.

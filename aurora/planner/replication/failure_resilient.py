@@ -51,13 +51,13 @@ FailureStrategy = Callable[[IntArray, FailureDomains, Aim, np.random.Generator],
 def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None = None) -> Aim:
     """Returns the aim of a placement.
 
-    Survival with `alive` domains left comes first, then survival after the failures that `min_replicas` does not guarantee to
+    Survival with `alive` domains left comes first. Then come the numbers of failures that `min_replicas` does not guarantee to
     survive, fewest first.
 
     Args:
         min_replicas: replicas of each expert at least.
         failure_domains: the domains.
-        alive: the number of domains left to optimise for first; None: none.
+        alive: the number of domains left to optimise for first; None: no number comes first.
 
     Raises:
         BadInput: unless `alive` is None or from 1 to one less than the domains.
@@ -75,8 +75,8 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
     """Place by swap local search from the baselines, and take the best result that keeps `min_replicas`.
 
     The search starts from each baseline on nodes and on failure domains, and from a placement that keeps `min_replicas`
-    wherever slots allow. The result survives no number of failures less likely than `mro`, unless no such candidate keeps
-    `min_replicas`.
+    wherever slots allow. For every number of failures the result survives at least as likely as `mro`, unless no such
+    candidate keeps `min_replicas`.
 
     Args:
         count_E: (E,) int64, the replicas of each expert.
@@ -123,11 +123,11 @@ def survive(
 
     Args:
         load_LE: (L, E) loads of zero or more, a row for each layer; (E,) for one layer.
-        failure_domains: the nodes, their slots, and which nodes fail at the same time.
+        failure_domains: the nodes, their slots, and which nodes fail together.
         method: one of SURVIVE.
-        min_replicas: replicas of each expert at least; None: the fewest in `replicas`, or else 2 where they fit.
+        min_replicas: replicas of each expert at least; None: the smallest of `replicas`, else 2, or 1 if 2 do not fit.
         replicas: (E,) replicas of each expert, in every layer; None: in proportion to load, see `allocate`.
-        alive: the number of failure domains left to optimise for first; None: few failures first.
+        alive: the number of failure domains left to optimise for first; None: the fewest failures come first.
         seed: of the random restarts and samples.
 
     Returns:
@@ -175,7 +175,7 @@ def survive(
 
 
 def deal_to_nodes(count_ED: IntArray, failure_domains: FailureDomains) -> IntArray:
-    """Distribute the replicas of each failure domain over its nodes, those of an expert over as many nodes as possible.
+    """Distributes the replicas of each failure domain over its nodes; replicas of an expert go to different nodes if possible.
 
     In each round every expert places one replica on each of as many nodes as it has replicas left. Experts with the most
     replicas left go first, to the nodes with the most empty slots.

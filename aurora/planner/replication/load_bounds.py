@@ -24,7 +24,7 @@ MOST_COUNTS = 15_000  # even splits are certified up to this number of possible 
 
 
 def mean_load(load_E: FloatArray, slots: GpuSlots) -> float:
-    """Returns the largest load if loads could be split at will: each GPU takes load in inverse proportion to its cost."""
+    """Returns the largest time of a GPU if loads could be split at will, in inverse proportion to the GPUs' costs."""
     return float(load_E.sum() / (1 / slots.cost_G).sum())
 
 
@@ -46,7 +46,7 @@ def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
 
 
 def slots_by_counting(load_E: FloatArray, slots: GpuSlots, most: float) -> int:
-    """Returns the slots without which no placement has a largest load of `most` or less: the converse of `by_counting`."""
+    """Returns the smallest number of slots with which `by_counting` allows a largest load of `most` or less."""
     speed_R = np.cumsum(np.sort(1 / slots.cost_G)[::-1])
     need_E = np.searchsorted(speed_R, load_E / most * (1 - SLACK)) + 1 if most > 0 else np.ones(len(load_E))
     return int(np.minimum(need_E, slots.gpus).sum())

@@ -100,11 +100,11 @@ def _add_companions(load_E, falling_E, companions, small, spare, group, group_E,
 
 @njit(cache=True)
 def wrap_around(load_E, members_X, caps_G, slots_G, gpus_X, held_GP, part_GP):
-    """Cut experts over GPUs so that each GPU is filled to its capacity.
+    """Cuts experts over GPUs so that each GPU is filled to its capacity.
 
-    A GPU takes fewer whole experts than it has slots, and the part of one more expert that fills it. This never fails if
-    capacities and slots are equal, capacities add up to the load, and there are at most GPUs x (slots - 1) + 1 experts. No
-    expert is twice on a GPU, since each GPU is filled before the next.
+    A GPU takes fewer whole experts than it has slots, and the part of one more expert that fills it. This never fails if all
+    GPUs have equal capacities and slots, capacities add up to the load, and there are at most GPUs x (slots - 1) + 1 experts.
+    No expert is twice on a GPU, since each GPU is filled before the next.
 
     Args:
         load_E: (E,) float64, the loads.

@@ -15,10 +15,10 @@ NodePlacement = Callable[[IntArray, IntArray], IntArray]
 
 
 def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
-    """Maximum rank overlap: experts form groups by rank, and each group is on nodes of its own.
+    """Places by maximum rank overlap: experts are grouped by rank (`ranked`), and each group gets nodes of its own.
 
     A group has as many experts as the smallest node has slots, and as many nodes as its rarest expert has replicas. Empty slots
-    then go round robin to the experts with replicas left; these replicas may share a node with others of their expert.
+    then go round robin to the experts with replicas left; a node may then hold an expert twice.
 
     Args:
         count_E: (E,) int64, the replicas of each expert.
@@ -53,10 +53,9 @@ def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
 
 
 def spread(count_E: IntArray, slots_N: IntArray) -> IntArray:
-    """Round robin: each replica to the next node with an empty slot, preferably one that does not hold the expert yet.
+    """Places round robin: each replica goes to the next node with an empty slot, one without the expert if there is one.
 
-    Args:
-        count_E, slots_N: as in `mro`, as the result is.
+    Args and returns: as in `mro`.
 
     Source:
         The baseline of Lazarus (arXiv:2407.04656) §6.3.
@@ -74,10 +73,9 @@ def spread(count_E: IntArray, slots_N: IntArray) -> IntArray:
 
 
 def compact(count_E: IntArray, slots_N: IntArray) -> IntArray:
-    """Compact: each expert on as few nodes as hold all its replicas, starting with the fullest node on which they fit.
+    """Puts each expert's replicas on one node, the fullest on which they fit, or on as few nodes as possible.
 
-    Args:
-        count_E, slots_N: as in `mro`, as the result is.
+    Args and returns: as in `mro`.
 
     Source:
         The baseline of Lazarus (arXiv:2407.04656) §6.3.

@@ -29,9 +29,9 @@ def all_held(held_WE: BoolArray, alive_MW: BoolArray) -> BoolArray:
 
 
 def minimal_holders(count_ED: NDArray[Any]) -> tuple[int, ...]:
-    """Returns the different sets of holders, as bits, without supersets of other sets.
+    """Returns each expert's set of holders as bits, without duplicates and without supersets of other sets.
 
-    Supersets are left out because an expert whose holders include all holders of another expert is never lost without it.
+    An expert whose holders include all holders of a second expert is lost only if the second is lost too.
 
     Args:
         count_ED: (E, D), above zero where domain d holds expert e.

@@ -48,7 +48,7 @@ class Strategy(NamedTuple):
 
     Attributes:
         make: makes the placement of a layer.
-        bound: takes loads, slots and the largest load reached; returns a lower bound on the largest load.
+        bound: called with (loads, slots, the largest load reached); returns a lower bound on the largest load.
         divided_evenly: whether each replica takes the same part of its expert's load.
     """
 
@@ -69,7 +69,8 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
         rng: for the walk.
 
     Returns:
-        The expert in each slot and the load split, as the module says.
+        The expert in each slot, (G, P) int64 with -1 for an empty slot, and the part of its expert's load that each slot
+        takes, (G, P) float64.
 
     Raises:
         InfeasiblePlan: if given counts do not fit into the slots.
@@ -95,12 +96,11 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 
 
 def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Place replicas with a free load split: the better of the slots of `equal_split` and of McNaughton's wrap-around.
+    """Places replicas whose loads need not be equal: by `equal_split` or McNaughton's wrap-around, whichever is better.
 
-    Each has the best load split for its slots (`minimise_max_time`). Wrap-around is tried only if `count_E` is None.
+    Each gets the best load split for its slots (`minimise_max_time`). Wrap-around is tried only if `count_E` is None.
 
-    Args:
-        load_E, slots, count_E, rng: as in `equal_split`, as the result and the refusals are.
+    Args, returns and raises: as in `equal_split`.
     """
     if not load_E.any():
         return equal_split(load_E, slots, count_E, rng)
@@ -116,10 +116,9 @@ def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rn
 
 
 def eplb(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Place as DeepSeek's EPLB does, the baseline; a slot stays empty if EPLB puts an expert twice on a GPU.
+    """Places as DeepSeek's EPLB, the baseline, does; where EPLB puts an expert twice on a GPU, one slot stays empty.
 
-    Args:
-        load_E, slots, count_E, rng: as in `equal_split`; nothing is random here.
+    Args and returns: as in `equal_split`; `rng` is not used.
     """
     return eplb_slots(load_E, slots, count_E)
 
@@ -193,12 +192,12 @@ def place(
 
 
 def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> Placement:
-    """Returns the placement of one layer on given GPUs, with the load split that makes the slowest GPU fastest.
+    """Returns the placement of one layer whose load split makes the slowest GPU as fast as possible.
 
     Args:
-        held_GE: (G, E) int64, the replicas of each expert on each GPU; several on one GPU become one.
-        load_E: (E,) float64, the loads.
-        cost_G: (G,) float64, the cost of a unit of load on each GPU.
+        held_GE: (G, E) int64, how many replicas of each expert each GPU holds; more than one count as one.
+        load_E: (E,) float64, the load of each expert.
+        cost_G: (G,) float64, seconds (or another cost) of a unit of load on each GPU.
     """
     width = max(1, int((held_GE > 0).sum(axis=1).max()))
     held_GP = np.full((len(held_GE), width), EMPTY, dtype=np.int64)
@@ -213,7 +212,7 @@ def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> P
 
 
 def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: int = 0) -> tuple[int, int]:
-    """Returns how many slots bring one layer to a utilisation: its mean load over its largest load.
+    """Returns how many slots bring one layer to a target utilisation (mean load divided by largest load).
 
     Args:
         load_E: (E,) float64, the loads.

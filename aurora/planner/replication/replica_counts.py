@@ -12,9 +12,9 @@ DEFAULT_MIN_REPLICAS = 2  # every expert survives any one failure
 
 
 def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min_replicas: int) -> IntArray:
-    """Choose replica counts in proportion to load that fill all slots.
+    """Chooses replica counts in proportion to load that fill all slots.
 
-    Each expert, by rising load, gets its share of the slots left, rounded down, and at least `min_replicas`.
+    Each expert in turn, by rising load, gets its share of the slots left, rounded down, and at least `min_replicas`.
 
     Args:
         load_E: (E,) loads of zero or more; if all are zero they count as equal. Shares are computed exactly.
@@ -63,7 +63,7 @@ def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntAr
 
 
 def default_min_replicas(experts: int, failure_domains: FailureDomains) -> int:
-    """Returns the default of `min_replicas`: DEFAULT_MIN_REPLICAS, or as many as fit."""
+    """Returns the default of `min_replicas`: DEFAULT_MIN_REPLICAS, or fewer if the slots hold fewer of each expert."""
     return max(1, min(DEFAULT_MIN_REPLICAS, int(failure_domains.slots_N.sum()) // experts))
 
 

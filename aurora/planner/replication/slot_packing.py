@@ -61,13 +61,13 @@ def holds(held_P, expert):
 def longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G):
     """Pack replicas, largest first, each onto the GPU with an empty slot that ends first with it.
 
-    If only GPUs that hold the expert have empty slots, a replica moves there from a full GPU without the expert, and frees a
-    slot. A replica that finds no slot even so is taken off count_E.
+    If only GPUs that hold the expert have empty slots, another replica moves there from a full GPU without the expert, which
+    frees a slot. A replica that still finds no slot is taken off count_E.
 
     Args:
         load_E, slots_G, cost_G: as in the module.
         count_E: as in the module; lowered for replicas that find no slot.
-        held_GP, time_G: filled.
+        held_GP, time_G: as in the module; written.
 
     Returns:
         How many replicas found no slot.
@@ -133,7 +133,7 @@ def gpu_times(load_E, count_E, cost_G, held_GP, time_G):
 
     Args:
         load_E, count_E, cost_G, held_GP: as in the module.
-        time_G: filled.
+        time_G: written.
     """
     for gpu in range(held_GP.shape[0]):
         load = 0.0

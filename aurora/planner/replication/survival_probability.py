@@ -122,7 +122,7 @@ def sample_failures(odds_D: FloatArray, failures: int, draws: int, rng: np.rando
 
 
 def upper_bound_K(count_E: IntArray, failure_domains: FailureDomains) -> FloatArray:
-    """Returns the survival probability after 1, 2, ... failures that no placement of the replicas exceeds.
+    """Returns an upper bound on the survival probability after 1, 2, ... failures, for all placements of the replicas.
 
     The slots of k failed domains hold all replicas of only so many experts. So the probability of losing some expert is at
     least the sum of the probabilities of losing each expert, divided by the number of experts that one set of failures can

@@ -17,14 +17,14 @@ RESOLUTION = 1 << 20  # uneven splits are whole multiples of 1 / RESOLUTION
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """The replicas of a layer, sorted by expert and then by rank, and the interval of its expert's tokens that each takes.
+    """The replicas of a layer, sorted by expert and then by rank; each takes an interval of the tokens of its expert.
 
     Of n tokens of expert e, replica x takes the tokens from (n * start_X[x] + phase_E[e]) // whole_E[e] up to, but not
     including, (n * stop_X[x] + phase_E[e]) // whole_E[e].
 
     Attributes:
         expert_X, rank_X: (X,) int64, the expert and the rank of each replica.
-        start_X, stop_X: (X,) int64, its interval within 0..whole_E[expert].
+        start_X, stop_X: (X,) int64, the replica's interval within 0..whole_E[expert].
         first_E: (E,) int64, where each expert's replicas begin.
         whole_E: (E,) int64, the units that an expert is divided into.
         phase_E: (E,) int64, an offset that keeps single tokens of different experts from all going to one rank.
@@ -45,7 +45,7 @@ def token_split(slots_G: Sequence[Sequence[int]], split_G: Sequence[Sequence[flo
     Args:
         slots_G: the experts in each rank's slots; every expert is in at least one. A rank that holds an expert twice takes
             twice as many of its tokens.
-        split_G: the part of its expert's load that each slot takes, as in `slots_G`; None: equal parts.
+        split_G: in the shape of `slots_G`, the part of its expert's load that each slot takes; None: equal parts.
     """
     expert_X, rank_X, part_X = _parts(slots_G, split_G)
     first_E = np.flatnonzero(np.diff(expert_X, prepend=-1))
