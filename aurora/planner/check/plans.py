@@ -7,7 +7,6 @@ import numpy as np
 from aurora.errors import BrokenPlan
 from aurora.types import Fabric, Network, Order, Plan, Schedule
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.fabric import Vertex
 
 SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
 
@@ -112,37 +111,42 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
 
 @lru_cache(maxsize=8)
 def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
-    """For each link (G, G): the part of each pair's shortest paths that takes it, counted backwards from the destination."""
+    """For each link (G, G): the part of each pair's shortest paths that takes it.
+
+    GPUs do not forward, so each is two vertices: one sends, one receives. Of the shortest paths from s to t, those over the
+    link u -> v are the paths from s to u times those from v to t, if they are as short.
+    """
     n = fabric.gpus
-    shares = {(link.src, link.dst): np.zeros((n, n)) for link in fabric.links}
-    onward: dict[Vertex, list[Vertex]] = {}
-    for src, dst in shares:
-        onward.setdefault(src, []).append(dst)
-    for source in range(n):
-        before: dict[Vertex, list[Vertex]] = {source: []}
-        paths: dict[Vertex, int] = {source: 1}
-        frontier: list[Vertex] = [source]
-        frontiers = []
-        while frontier:
-            further: dict[Vertex, list[Vertex]] = {}
-            for vertex in frontier:
-                if vertex == source or isinstance(vertex, str):  # GPUs do not forward
-                    for end in onward.get(vertex, []):
-                        if end not in before:
-                            further.setdefault(end, []).append(vertex)
-            before |= further
-            paths |= {end: sum(paths[vertex] for vertex in back) for end, back in further.items()}
-            frontier = list(further)
-            frontiers.append(frontier)
-        for target in set(range(n)) - {source}:
-            part: dict[Vertex, float] = {target: 1.0}
-            for frontier in reversed(frontiers):
-                for end in frontier:
-                    for vertex in before[end] if end in part else ():
-                        along = part[end] * paths[vertex] / paths[end]
-                        shares[vertex, end][source, target] = along
-                        part[vertex] = part.get(vertex, 0.0) + along
-    return tuple(shares.values())
+    switch_at = {name: 2 * n + number for number, name in enumerate(fabric.switches)}
+    src_X = [link.src if isinstance(link.src, int) else switch_at[link.src] for link in fabric.links]
+    dst_X = [n + link.dst if isinstance(link.dst, int) else switch_at[link.dst] for link in fabric.links]
+    hops_VV, paths_VV = _shortest_paths(src_X, dst_X, 2 * n + len(switch_at))
+    hops_GG, paths_GG = hops_VV[:n, n : 2 * n], np.maximum(paths_VV[:n, n : 2 * n], 1)
+    np.fill_diagonal(hops_GG, np.nan)  # a GPU sends nothing to itself
+    shares = []
+    for u, v in zip(src_X, dst_X, strict=True):
+        shortest_GG = hops_VV[:n, u, None] + 1 + hops_VV[v, None, n : 2 * n] == hops_GG
+        shares.append(shortest_GG * (paths_VV[:n, u, None] * paths_VV[v, None, n : 2 * n] / paths_GG))
+    return tuple(shares)
+
+
+def _shortest_paths(src_X: list[int], dst_X: list[int], vertices: int) -> tuple[FloatArray, FloatArray]:
+    """(V, V) links on the shortest paths between vertices, infinite if there is none, and (V, V) how many such paths there are.
+
+    The paths of k links are the walks of k links to vertices that no shorter walk reaches.
+    """
+    linked_VV = np.zeros((vertices, vertices))
+    linked_VV[src_X, dst_X] = 1.0
+    walks_VV = paths_VV = np.eye(vertices)
+    hops_VV = np.where(walks_VV, 0.0, np.inf)
+    for hops in range(1, vertices):
+        walks_VV = walks_VV @ linked_VV
+        reached_VV = (walks_VV > 0) & np.isinf(hops_VV)
+        if not reached_VV.any():
+            break
+        hops_VV[reached_VV] = hops
+        paths_VV = paths_VV + np.where(reached_VV, walks_VV, 0.0)
+    return hops_VV, paths_VV
 
 
 def _check_rate(subject: str, what: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, most_Bps: float) -> None:
