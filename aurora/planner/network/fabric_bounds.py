@@ -1,11 +1,174 @@
-"""Lower bound on an all-to-all over a fabric: the worst cut that a search finds, by name."""
+"""Lower bound on an all-to-all over a fabric: its ports and links as a flow network, and the worst cut that a search finds."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import networkx as nx
 import numpy as np
+from numpy.typing import NDArray
 
-from aurora.planner.network.cuts import SLACK, CutResult, flow_network
 from aurora.planner.network.routes import route
-from aurora.types import Cut, Network
-from aurora.types.arrays import IntArray
+from aurora.types import Cut, Fabric, Network
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.fabric import named
+
+SLACK = 1e-9  # relative, where a float sum must not count as progress
+EXACT = 2**40  # units of a byte: push-relabel needs integer flows
+MOST_BLOCKS = 40  # beyond this, growing sets costs more time than it improves the bound
+BoolArray = NDArray[np.bool_]  # sets of vertices, (V,) or (C, V) for C candidates; sets of arcs, (A,) or (C, A)
+CutResult = tuple[float, int, BoolArray]  # seconds, the bytes that must cross, the arcs (A,) that they must cross
+
+
+@dataclass(frozen=True, eq=False)
+class FlowNetwork:
+    """Ports and links of a fabric as arcs (A,) between vertices (V,).
+
+    Vertices, in sequence: where each GPU's traffic starts (G), where it ends (G), the GPUs' sending sides (G), their receiving
+    sides (G), and the switches. A GPU has separate sides because it does not forward. A cut is a set of vertices; traffic that
+    starts inside and ends outside must use the arcs that lead out.
+    """
+
+    gpus: int
+    tail_A: IntArray  # the vertex where each arc begins
+    head_A: IntArray  # the vertex where each arc ends
+    Bps_A: FloatArray  # bytes per second of each arc
+    names: tuple[str, ...]  # of each arc's port or link
+    block_V: IntArray  # sets grow by whole blocks: a switch with the GPUs that have only it, or a GPU with several neighbours
+
+    @property
+    def vertices(self) -> int:
+        """Number of vertices, V."""
+        return len(self.block_V)
+
+    def load(self, sets_CV: BoolArray, bytes_GG: IntArray) -> IntArray:
+        """Returns (C,) int64, the bytes of bytes_GG (G, G) that start in each set of sets_CV (C, V) and end outside of it."""
+        n = self.gpus
+        return np.asarray(((sets_CV[:, :n].astype(np.int64) @ bytes_GG) * ~sets_CV[:, n : 2 * n]).sum(axis=1))
+
+    def leaving(self, sets_CV: BoolArray) -> BoolArray:
+        """Returns (C, A) bool, the arcs that lead out of each of the sets sets_CV (C, V)."""
+        return np.asarray(sets_CV[:, self.tail_A] & ~sets_CV[:, self.head_A])
+
+    def worse(self, best: CutResult, load_C: IntArray, arcs_CA: BoolArray) -> CutResult:
+        """Returns the worst of the cuts load_C (C,) bytes over arcs_CA (C, A); `best` unless one needs clearly more seconds."""
+        seconds_C = self._seconds(load_C, arcs_CA)
+        at = int(seconds_C.argmax())
+        if seconds_C[at] <= best[0] * (1 + SLACK):
+            return best
+        return float(seconds_C[at]), int(load_C[at]), arcs_CA[at]
+
+    def _seconds(self, load_C: IntArray, arcs_CA: BoolArray) -> FloatArray:
+        """(C,) seconds in which each set of arcs carries its load."""
+        return np.divide(load_C, arcs_CA @ self.Bps_A, out=np.zeros(len(load_C)), where=load_C > 0)
+
+    def cut_off(self, arcs_A: BoolArray, bytes_GG: IntArray) -> int:
+        """Returns the bytes of all pairs of GPUs that no path connects once the arcs arcs_A (A,) bool are taken away."""
+        n = self.gpus
+        arc_VV = np.zeros((self.vertices, self.vertices), dtype=np.float32)
+        arc_VV[self.tail_A[~arcs_A], self.head_A[~arcs_A]] = 1
+        reached_GV = np.eye(n, self.vertices, dtype=bool)
+        while (further_GV := reached_GV | (reached_GV.astype(np.float32) @ arc_VV > 0)).sum() > reached_GV.sum():
+            reached_GV = further_GV
+        return int(bytes_GG[~reached_GV[:, n : 2 * n]].sum())
+
+    def bundles(self, load_A: FloatArray) -> list[BoolArray]:
+        """Returns candidate sets of links, each (A,) bool, busiest set first; load_A (A,) are the bytes that arcs carry.
+
+        The sets are: all links into each switch, all links out of each switch, the busiest links of each of these sets, and the
+        busiest of all links.
+        """
+        links_A = np.arange(len(self.Bps_A)) >= 2 * self.gpus
+        switches = range(4 * self.gpus, self.vertices)
+        around = [links_A & (end_A == switch) for switch in switches for end_A in (self.tail_A, self.head_A)]
+        around = [arcs for arcs in around if arcs.any()]
+        seconds_A = load_A / self.Bps_A
+        busiest = [arcs & (seconds_A >= seconds_A[arcs].max() * (1 - SLACK)) for arcs in (*around, links_A) if arcs.any()]
+        return sorted(busiest + around, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
+
+    def ports(self) -> BoolArray:
+        """Returns (2 G, V) bool, two sets per GPU: the vertex where its traffic starts, and all but the one where it ends."""
+        ends = np.eye(self.vertices, dtype=bool)[: 2 * self.gpus]
+        return np.concatenate([ends[: self.gpus], ~ends[self.gpus :]])
+
+    def hanging(self, fabric: Fabric) -> BoolArray:
+        """Returns (C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
+
+        On a tree, every link is the cut of one of these sets in either direction.
+        """
+        graph = nx.Graph([(link.src, link.dst) for link in fabric.links])
+        index = {name: 4 * self.gpus + at for at, name in enumerate(fabric.switches)}
+        parts = [np.zeros(self.vertices, dtype=bool)]
+        for middle in sorted(v for v in nx.articulation_points(graph) if isinstance(v, str)):
+            for part in nx.connected_components(graph.subgraph(set(graph) - {middle})):
+                inside = np.zeros(self.vertices, dtype=bool)
+                inside[[gpu + side * self.gpus for gpu in part if isinstance(gpu, int) for side in range(4)]] = True
+                inside[[index[name] for name in part if isinstance(name, str)]] = True
+                parts.append(inside)
+        return np.concatenate([np.array(parts), ~np.array(parts)])
+
+    def grown(self, bytes_GG: IntArray) -> Iterator[BoolArray]:
+        """Yields (C, V) bool: every block, then sets grown greedily from each block, and the complements of all of them.
+
+        A set grows by the block that gives the worst cut of bytes_GG (G, G). Yields nothing above MOST_BLOCKS blocks.
+        """
+        blocks = int(self.block_V.max()) + 1
+        if blocks > MOST_BLOCKS:
+            return
+        one_BV = np.arange(blocks)[:, None] == self.block_V
+        yield np.concatenate([one_BV, ~one_BV])
+        for inside in one_BV:
+            for _ in range(blocks // 2):
+                tried = one_BV[~(one_BV & inside).any(axis=1)] | inside
+                both = np.concatenate([tried, ~tried])
+                yield both
+                inside = tried[int(self._seconds(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
+
+    def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
+        """Returns (V,) bool, the source side of the minimum cut when bytes_GG, of one source or to one GPU, take within_s."""
+        graph = nx.DiGraph()
+        for tail, head, rate in zip(self.tail_A.tolist(), self.head_A.tolist(), self.Bps_A.tolist(), strict=True):
+            graph.add_edge(tail, head, capacity=int(rate * within_s * EXACT))
+        for gpu in range(self.gpus):
+            graph.add_edge("source", gpu, capacity=int(bytes_GG[gpu].sum()) * EXACT)
+            graph.add_edge(self.gpus + gpu, "sink", capacity=int(bytes_GG[:, gpu].sum()) * EXACT)
+        _, (inside, _) = nx.minimum_cut(graph, "source", "sink")
+        return np.isin(np.arange(self.vertices), [v for v in inside if v != "source"])
+
+
+def flow_network(network: Network) -> FlowNetwork:
+    """Returns the flow network of a network that has a fabric.
+
+    Arcs are in the sequence of the resources of `routes.route`: sending ports, receiving ports, links.
+    """
+    fabric = network.fabric
+    assert fabric is not None
+    n = fabric.gpus
+    switch = {name: at for at, name in enumerate(fabric.switches)}
+    around: list[set[int | str]] = [set() for _ in range(n)]
+    for link in fabric.links:
+        for gpu, other in ((link.src, link.dst), (link.dst, link.src)):
+            if isinstance(gpu, int):
+                around[gpu].add(other)
+    block_G = [len(switch) + gpu for gpu in range(n)]
+    for gpu, others in enumerate(around):
+        if len(others) == 1 and isinstance(only := next(iter(others)), str):
+            block_G[gpu] = switch[only]
+    _, block_V = np.unique([*block_G * 4, *switch.values()], return_inverse=True)
+    tail = [2 * n + link.src if isinstance(link.src, int) else 4 * n + switch[link.src] for link in fabric.links]
+    head = [3 * n + link.dst if isinstance(link.dst, int) else 4 * n + switch[link.dst] for link in fabric.links]
+    gpus = np.arange(n)
+    return FlowNetwork(
+        n,
+        np.concatenate([gpus, 3 * n + gpus, tail]).astype(np.int64),
+        np.concatenate([2 * n + gpus, n + gpus, head]).astype(np.int64),
+        np.concatenate([network.out_Bps_G, network.in_Bps_G, [link.Bps for link in fabric.links]]),
+        (
+            *(f"sending port of {named(gpu)}" for gpu in range(n)),
+            *(f"receiving port of {named(gpu)}" for gpu in range(n)),
+            *map(str, fabric.links),
+        ),
+        block_V,
+    )
 
 
 def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
@@ -27,9 +190,6 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other.
         network: a network with a fabric.
-
-    Returns:
-        The worst cut that was found.
 
     Source (minimum cut): Ford & Fulkerson 1956.
     """

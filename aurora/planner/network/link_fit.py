@@ -13,17 +13,12 @@ from aurora.types.arrays import FloatArray, counts, numbers
 class LinkFit:
     """A link on which a message of b bytes takes startup_s + b / rate_Bps seconds.
 
-    Attributes:
-        startup_s: fixed seconds of a message.
-        rate_Bps: bytes per second.
-        median_error: median |predicted / measured - 1| over the messages that the link was fitted to.
-
     Source: the alpha-beta model of Hockney (Parallel Computing 20, 1994).
     """
 
     startup_s: float
     rate_Bps: float
-    median_error: float
+    median_error: float  # median |predicted / measured - 1| over the messages that the link was fitted to
 
     def seconds(self, bytes_X: ArrayLike) -> FloatArray:
         """Returns (X,) float64, the seconds that messages of bytes_X (X,) bytes take."""

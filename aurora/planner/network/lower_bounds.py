@@ -10,12 +10,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Returns (G,) float64, the seconds that each GPU needs to send, or to receive, all its bytes, whichever is longer.
-
-    Args:
-        bytes_GG: (G, G) int64, bytes from each GPU to each other.
-        network: its port rates.
-    """
+    """Returns (G,) float64, the seconds that each GPU needs to send, or to receive, all its bytes, whichever is longer."""
     return np.asarray(np.maximum(bytes_GG.sum(axis=1) / network.out_Bps_G, bytes_GG.sum(axis=0) / network.in_Bps_G))
 
 
@@ -26,7 +21,7 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
     one-to-one slots reach it too.
 
     Args:
-        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other.
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other, as everywhere here.
         network: its port rates.
 
     Source: Aurora Thm 4.2.
@@ -35,12 +30,7 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
 
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Returns (G, G) float64, the seconds of each transfer alone on both of its ports, with the start-up of its slower end.
-
-    Args:
-        bytes_GG: (G, G) int64, as in `fluid_bound`; a pair without bytes takes zero seconds.
-        network: port rates and start-ups.
-    """
+    """Returns (G, G) float64, the seconds of each transfer alone on both of its ports, with the start-up of its slower end."""
     seconds_GG = bytes_GG / network.pair_Bps_GG
     return np.where(bytes_GG > 0, seconds_GG + network.pair_startup_s_GG, 0.0)
 
@@ -50,10 +40,6 @@ def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
 
     No all-to-all is shorter in which each GPU sends to one GPU and receives from one at a time, with one message a pair.
     Without start-ups it is the optimum where transfers may be split.
-
-    Args:
-        bytes_GG: (G, G) int64, as in `fluid_bound`.
-        network: port rates and start-ups.
 
     Source: Gonzalez & Sahni 1976.
     """
@@ -68,7 +54,7 @@ def two_tier_bound(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_
     inside a server over the inside ports of its GPUs.
 
     Args:
-        bytes_GG: (G, G) int64, as in `fluid_bound`.
+        bytes_GG: as in `fluid_bound`.
         node_G: (G,) int64, the server of each GPU.
         nic_Bps: bytes per second of a NIC; each GPU has one.
         inside_Bps: bytes per second that a GPU sends, and receives, inside its server.

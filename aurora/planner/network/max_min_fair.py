@@ -19,160 +19,80 @@ HEAP, STAMP, DIRTY, DONE, LOGGED = range(5)  # indices into SharedResources.coun
 
 
 class FlowRows(NamedTuple):
-    """Columns (X,) of the rows of all all-to-alls under way; `next` and `prev` are (X, K).
+    """Columns (X,) of the rows of all all-to-alls under way; `next` and `prev` are (X, K)."""
 
-    Attributes:
-        src: sending rank.
-        dst: receiving rank.
-        slot: the number of the row's all-to-all.
-        bytes: bytes of the row.
-        sub_channels: sub-channels that the row takes of both of its ports; 1 without sub-channels.
-        limit_Bps: the rate that the row never exceeds; infinite if it has no limit.
-        startup_s: seconds of start-up before bytes flow.
-        admitted: how many of the row's two ends have admitted it, 0 to 2.
-        left_bytes: bytes still to carry, as of since_s.
-        since_s: since when the row has its present rate.
-        rate_Bps: the present rate; negative during start-up.
-        event_s: when the row's start-up or the row itself ends.
-        start_s: when the row started, before its start-up.
-        end_s: when the row ended.
-        heap_index: the row's index in the heap of events.
-        stamp: the last connected component in which the row was found; negative once its rate is fixed there.
-        next: the next row on the k-th resource of the row, -1 if none.
-        prev: the row before on the k-th resource of the row, -1 if none.
-    """
-
-    src: IntArray
-    dst: IntArray
-    slot: IntArray
-    bytes: IntArray
-    sub_channels: IntArray
-    limit_Bps: FloatArray
-    startup_s: FloatArray
-    admitted: IntArray
-    left_bytes: FloatArray
-    since_s: FloatArray
-    rate_Bps: FloatArray
-    event_s: FloatArray
-    start_s: FloatArray
-    end_s: FloatArray
-    heap_index: IntArray
-    stamp: IntArray
-    next: IntArray
-    prev: IntArray
+    src: IntArray  # sending rank
+    dst: IntArray  # receiving rank
+    slot: IntArray  # the number of the row's all-to-all
+    bytes: IntArray  # bytes of the row
+    sub_channels: IntArray  # sub-channels that the row takes of both of its ports; 1 without sub-channels
+    admitted: IntArray  # how many of the row's two ends have admitted it, 0 to 2
+    heap_index: IntArray  # the row's index in the heap of events
+    stamp: IntArray  # the last connected component in which the row was found; negative once its rate is fixed there
+    limit_Bps: FloatArray  # the rate that the row never exceeds; infinite if it has no limit
+    startup_s: FloatArray  # seconds of start-up before bytes flow
+    left_bytes: FloatArray  # bytes still to carry, as of since_s
+    since_s: FloatArray  # since when the row has its present rate
+    rate_Bps: FloatArray  # the present rate; negative during start-up
+    event_s: FloatArray  # when the row's start-up or the row itself ends
+    start_s: FloatArray  # when the row started, before its start-up
+    end_s: FloatArray  # when the row ended
+    next: IntArray  # the next row on the k-th resource of the row, -1 if none
+    prev: IntArray  # the row before on the k-th resource of the row, -1 if none
 
 
 class PortQueues(NamedTuple):
-    """The rows that each port has yet to admit, in order: (slots, 2, G) int64 by all-to-all, direction (SENDS, RECVS) and rank.
+    """The rows that each port has yet to admit, in order: (slots, 2, G) by all-to-all, direction (SENDS, RECVS) and rank."""
 
-    Attributes:
-        row: (2, X), the rows by direction, all-to-all and rank, each port's rows in their order.
-        at: index in `row` of the first row that the port has not admitted.
-        stop: index in `row` after the port's last row.
-        free: how many more transfers the port may have under way, or how many of its sub-channels are free.
-        unfinished: how many of the port's rows have not ended.
-        joined: (slots, G), 1 if the rank takes part in the all-to-all.
-    """
-
-    row: IntArray
-    at: IntArray
-    stop: IntArray
-    free: IntArray
-    unfinished: IntArray
-    joined: IntArray
+    row: IntArray  # (2, X), the rows by direction, all-to-all and rank, each port's rows in their order
+    at: IntArray  # index in `row` of the first row that the port has not admitted
+    stop: IntArray  # index in `row` after the port's last row
+    free: IntArray  # how many more transfers the port may have under way, or how many of its sub-channels are free
+    unfinished: IntArray  # how many of the port's rows have not ended
 
 
 class SharedResources(NamedTuple):
-    """The resources of the network, the clock and scratch memory. Arrays are (R,), one entry per resource, unless said.
+    """The resources of the network, the clock and scratch memory. Arrays are (R,), one entry per resource, unless said."""
 
-    Attributes:
-        capacity_Bps: bytes per second that the resource carries.
-        use: (G, G, K), the resources of each pair, as in Routes.
-        share: (G, G, K), the part of a pair's rate that each of its resources carries, as in Routes.
-        head: the first row on the resource, -1 if none.
-        flows: how many rows are on the resource.
-        spare_Bps: scratch, bytes per second that flows with fixed rates leave.
-        load: scratch, sum of the shares of the flows whose rates are not fixed yet.
-        unfixed: scratch, how many flows have no fixed rate yet.
-        stamp: the last connected component in which the resource was found; -1 if its flows changed since.
-        found: scratch, the resources of a component.
-        dirty: the resources whose flows changed since rates were last computed.
-        heap: (X,), indices of rows, a binary heap by their event_s.
-        rows: (X,), scratch, indices of rows.
-        done: (slots * G, 2), (all-to-all, rank) for each rank that has just finished an all-to-all.
-        counter: (5,), the lengths of heap, dirty, done and log, and the last stamp, at the indices HEAP, STAMP, ...
-        now_s: (1,), the present time in seconds.
-        incast: (1,), part of its rate that a receiving port loses for each flow beyond the first.
-    """
-
-    capacity_Bps: FloatArray
-    use: IntArray
-    share: FloatArray
-    head: IntArray
-    flows: IntArray
-    spare_Bps: FloatArray
-    load: FloatArray
-    unfixed: IntArray
-    stamp: IntArray
-    found: IntArray
-    dirty: IntArray
-    heap: IntArray
-    rows: IntArray
-    done: IntArray
-    counter: IntArray
-    now_s: FloatArray
-    incast: FloatArray
+    capacity_Bps: FloatArray  # bytes per second that the resource carries
+    use: IntArray  # (G, G, K), the resources of each pair, as in Routes
+    share: FloatArray  # (G, G, K), the part of a pair's rate that each of its resources carries, as in Routes
+    head: IntArray  # the first row on the resource, -1 if none
+    flows: IntArray  # how many rows are on the resource
+    unfixed: IntArray  # scratch, how many flows have no fixed rate yet
+    stamp: IntArray  # the last connected component in which the resource was found; -1 if its flows changed since
+    found: IntArray  # scratch, the resources of a component
+    dirty: IntArray  # the resources whose flows changed since rates were last computed
+    spare_Bps: FloatArray  # scratch, bytes per second that flows with fixed rates leave
+    load: FloatArray  # scratch, sum of the shares of the flows whose rates are not fixed yet
+    heap: IntArray  # (X,), indices of rows, a binary heap by their event_s
+    rows: IntArray  # (X,), scratch, indices of rows
+    done: IntArray  # (slots * G, 2), (all-to-all, rank) for each rank that has just finished an all-to-all
+    counter: IntArray  # (5,), the lengths of heap, dirty, done and log, and the last stamp, at the indices HEAP, ...
+    now_s: FloatArray  # (1,), the present time
+    incast: FloatArray  # (1,), part of its rate that a receiving port loses for each flow beyond the first
 
 
 class RateLog(NamedTuple):
-    """The parts of rows that flowed at one rate, in the order in which they ended.
-
-    Attributes:
-        row: the row.
-        start_s: when the part started.
-        end_s: when the part ended.
-        rate_Bps: its rate.
-        carried_bytes: bytes of the row carried up to end_s, earlier parts included.
-    """
+    """The parts of rows that flowed at one rate, in the order in which they ended."""
 
     row: IntArray
     start_s: FloatArray
     end_s: FloatArray
     rate_Bps: FloatArray
-    carried_bytes: FloatArray
+    carried_bytes: FloatArray  # bytes of the row carried up to end_s, earlier parts included
 
 
 @njit(cache=True)
 def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, rank: int) -> None:
-    """Lets a rank take part in an all-to-all from now on.
-
-    Args:
-        rows: all rows under way.
-        queues: the rows that wait.
-        net: resources and clock.
-        slot: the number of the all-to-all.
-        rank: the rank.
-    """
-    queues.joined[slot, rank] = 1
-    _admit(rows, queues, net, slot, SENDS, rank)
-    _admit(rows, queues, net, slot, RECVS, rank)
+    """See `Switch.join`; `slot` is the number of the all-to-all."""
+    for side in (SENDS, RECVS):
+        _admit(rows, queues, net, slot, side, rank)
 
 
 @njit(cache=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
-    """Advances to until_s, or to the first time at which a rank has sent and received all of its rows of an all-to-all.
-
-    Args:
-        rows: all rows under way.
-        queues: the rows that wait.
-        net: resources and clock.
-        log: receives the parts of rows that flowed at one rate.
-        logging: whether to write `log`.
-        until_s: seconds; infinite to run until a rank is done or nothing flows.
-
-    Returns:
-        False if the log is too small to go on: enlarge it and call again.
-    """
+    """See `Switch.run`. Returns False if `log`, written only with `logging`, is too small to go on: enlarge it, call again."""
     count = net.counter
     while True:
         if logging and count[LOGGED] + 2 * count[HEAP] > log.row.shape[0]:

@@ -15,14 +15,8 @@ def row_pacing(order: Order, bytes_GG: IntArray, network: Network) -> tuple[Floa
     sub-channels, a row starts when the rows before it have left enough sub-channels of both of its ports, and flows at its
     sub-channels' share of the slower port.
 
-    Args:
-        order: a paced order, or one with sub-channels; X rows.
-        bytes_GG: (G, G) int64, bytes from each rank to each other.
-        network: ports and fabric.
-
-    Returns:
-        (start_s_X, rate_Bps_X), (X,) float64 each: seconds from the common start, and bytes per second. A row without bytes has
-        start zero and an infinite rate.
+    Returns (start_s_X, rate_Bps_X), (X,) float64 each: seconds from the common start, and bytes per second. A row without bytes
+    has start zero and an infinite rate.
     """
     row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, route(network))
     start_s_X, rate_Bps_X = np.zeros(len(order.pairs_X2)), np.full(len(order.pairs_X2), np.inf)

@@ -11,18 +11,14 @@ from aurora.types.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """The resources that each pair of GPUs uses: a flow from s to d at rate r takes r * share_GGK[s, d, k] of use_GGK[s, d, k].
+    """The resources that each pair of GPUs uses: a flow s -> d at rate r takes r * share_GGK[s, d, k] of use_GGK[s, d, k].
 
-    Attributes:
-        capacity_Bps_R: (R,) float64, bytes per second of each resource: sending ports, receiving ports, links, and on a fabric
-            a last one without limit.
-        use_GGK: (G, G, K) int64, the resources of each pair. Where a pair uses fewer than K, the last resource fills up.
-        share_GGK: (G, G, K) float64, the part of the pair's rate that each resource carries; zero where it only fills up.
+    Resources are sending ports, receiving ports and links, and on a fabric a last one without limit.
     """
 
     capacity_Bps_R: FloatArray
-    use_GGK: IntArray
-    share_GGK: FloatArray
+    use_GGK: IntArray  # the resources of each pair; where it uses fewer than K, the last resource fills up
+    share_GGK: FloatArray  # the part of the pair's rate that each resource carries; zero where it only fills up
 
     def load_R(self, bytes_GG: IntArray) -> FloatArray:
         """Returns (R,) float64, the bytes that each resource carries when bytes_GG (G, G) are sent."""

@@ -41,14 +41,9 @@ def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
 
 
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Times an order with one partner at a time: a transfer starts when both of its ports have ended the one before.
+    """Times a `one_to_one` order, without pacing or fabric: a transfer starts when both of its ports have ended the one before.
 
     Ports are not shared then, so that every transfer flows at one rate.
-
-    Args:
-        order: an order with `one_to_one` that is not paced.
-        bytes_GG: (G, G) int64, as in `timed`.
-        network: a network without a fabric.
     """
     src_X, dst_X = order.pairs_X2.T
     cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
@@ -74,16 +69,7 @@ def _one_after_the_other(src_X, dst_X, size_X, rate_Bps_X, startup_s_X, ranks):
 
 
 def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Times an order event by event on the Switch: concurrent transfers share ports and links.
-
-    Args:
-        order: any order.
-        bytes_GG: (G, G) int64, as in `timed`.
-        network: as in `timed`.
-
-    Returns:
-        The parts of transfers that flowed at one rate; a part ends where the rate changes.
-    """
+    """Times any order event by event on the Switch: concurrent transfers share ports and links."""
     switch = Switch(network, logging=True)
     number = switch.open(order, bytes_GG)
     for rank in range(len(bytes_GG)):

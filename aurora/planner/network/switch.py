@@ -26,15 +26,7 @@ FIRST_LOG = 4096  # rows that a log holds before it grows
 
 @dataclass(frozen=True)
 class Transfers:
-    """The transfers of one all-to-all, in its order.
-
-    Attributes:
-        src_X: (X,) int64, sending ranks.
-        dst_X: (X,) int64, receiving ranks.
-        bytes_X: (X,) int64, bytes carried.
-        start_s_X: (X,) float64, when each started, before its start-up.
-        end_s_X: (X,) float64, when each ended.
-    """
+    """Transfers of all-to-alls, in their order, (X,) each: ranks, bytes carried, and when each started, start-up included."""
 
     src_X: IntArray
     dst_X: IntArray
@@ -44,38 +36,17 @@ class Transfers:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """The parts of transfers that flowed at one rate, in the order in which they ended.
+class Pieces(Transfers):
+    """The parts of transfers that flowed at one rate, start-ups excluded, in the order in which they ended."""
 
-    Attributes:
-        src_X: (X,) int64, sending ranks.
-        dst_X: (X,) int64, receiving ranks.
-        bytes_X: (X,) int64, bytes of the part.
-        start_s_X: (X,) float64, when the part started.
-        end_s_X: (X,) float64, when the part ended.
-        rate_Bps_X: (X,) float64, its rate.
-    """
-
-    src_X: IntArray
-    dst_X: IntArray
-    bytes_X: IntArray
-    start_s_X: FloatArray
-    end_s_X: FloatArray
     rate_Bps_X: FloatArray
 
 
 def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
-    """Selects the rows of an order that carry bytes, with their rate limits.
+    """Selects the rows of an order that carry bytes: (X,) each their indices, bytes, and the rates that they never exceed.
 
-    Args:
-        order: the order.
-        bytes_GG: (G, G) int64, bytes from each rank to each other.
-        routes: the ports and links that each pair uses.
-
-    Returns:
-        (row_X, size_X, limit_Bps_X), (X,) each: indices of the rows, their bytes, and the rates they never exceed. The limit is
-        the sub-channels' share of the slower port where the order has sub-channels, the row's bytes over the fluid optimum
-        where it is paced (coflow MADD), and infinite otherwise.
+    The limit is the sub-channels' share of the slower port where the order has sub-channels, the row's bytes over the fluid
+    optimum where it is paced (coflow MADD), and infinite otherwise.
     """
     n = len(bytes_GG)
     src_X, dst_X = order.pairs_X2.T
@@ -112,27 +83,10 @@ class Switch:
         self._logging = logging
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
         self._rows = _rows(0, routes.use_GGK.shape[2])
-        at, stop, free, unfinished = _whole(4, 0, 2, n)
-        self._queues = PortQueues(_whole(2, 0), at, stop, free, unfinished, _whole(0, n))
-        self._net = SharedResources(
-            capacity_Bps=routes.capacity_Bps_R,
-            use=routes.use_GGK,
-            share=routes.share_GGK,
-            head=np.full(resources, -1, dtype=np.int64),
-            flows=_whole(resources),
-            spare_Bps=np.zeros(resources),
-            load=np.zeros(resources),
-            unfixed=_whole(resources),
-            stamp=_whole(resources),
-            found=_whole(resources),
-            dirty=_whole(resources),
-            heap=_whole(0),
-            rows=_whole(0),
-            done=_whole(0, 2),
-            counter=_whole(5),
-            now_s=np.zeros(1),
-            incast=np.array([float(network.incast)]),
-        )
+        self._queues = PortQueues(_whole(2, 0), *_whole(4, 0, 2, n))
+        resource_columns = [np.full(resources, -1), *_whole(5, resources), *np.zeros((2, resources))]
+        scratch = [*_whole(2, 0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(network.incast)])]
+        self._net = SharedResources(routes.capacity_Bps_R, routes.use_GGK, routes.share_GGK, *resource_columns, *scratch)
         self._log = _log(FIRST_LOG if logging else 0)
 
     @property
@@ -146,15 +100,7 @@ class Switch:
         return bool(self._net.counter[HEAP])
 
     def open(self, order: Order, bytes_GG: IntArray) -> int:
-        """Adds an all-to-all in which no rank takes part yet.
-
-        Args:
-            order: its order.
-            bytes_GG: (G, G) int64, bytes from each rank to each other.
-
-        Returns:
-            The number of the all-to-all.
-        """
+        """Adds an all-to-all of bytes_GG (G, G) in which no rank takes part yet, and returns its number."""
         row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, self._routes)
         slot, first = self._allocate(len(row_X))
         own = slice(first, first + len(row_X))
@@ -166,7 +112,6 @@ class Switch:
         rows.admitted[own] = rows.stamp[own] = 0
         queues.free[slot, SENDS] = order.sends_open if sub_channels is None else sub_channels.out_G
         queues.free[slot, RECVS] = order.recvs_open if sub_channels is None else sub_channels.in_G
-        queues.joined[slot] = 0
         for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
             queues.row[side, own] = first + np.argsort(rank_X, kind="stable")
             queues.unfinished[slot, side] = np.bincount(rank_X, minlength=self._ranks)
@@ -175,23 +120,14 @@ class Switch:
         return slot
 
     def join(self, number: int, rank: int) -> bool:
-        """Lets a rank take part in an all-to-all from now on.
-
-        Args:
-            number: the all-to-all's number, from `open`.
-            rank: the rank.
-
-        Returns:
-            True if the rank is done at once, with nothing to send or receive.
-        """
+        """Lets a rank take part in an all-to-all from now on; True if it has nothing to send or receive, and is done."""
         join(self._rows, self._queues, self._net, number, rank)
         return not self._queues.unfinished[number, :, rank].any()
 
     def run(self, until_s: float = float("inf")) -> list[tuple[int, int]]:
         """Advances to until_s, or to the first time at which a rank has sent and received everything in an all-to-all.
 
-        Returns:
-            (number, rank) of each all-to-all and rank that is done at that time; empty if until_s came first.
+        Returns (number, rank) of each all-to-all and rank that is done at that time; empty if until_s came first.
         """
         while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
             self._log = RateLog(*(np.concatenate([column, np.zeros_like(column)]) for column in self._log))
@@ -224,13 +160,6 @@ class Switch:
         bytes_X[by_row] = upto_X - np.where(again_X, np.roll(upto_X, 1), 0)
         rows = self._rows
         return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, log.start_s[:count], log.end_s[:count], log.rate_Bps[:count])
-
-    def rates(self) -> dict[tuple[int, int], float]:
-        """Returns the bytes per second of each transfer under way, by (source, destination), as of the last `run`."""
-        rows = self._rows
-        flowing = self._net.heap[: self._net.counter[HEAP]]
-        pairs = zip(rows.src[flowing].tolist(), rows.dst[flowing].tolist(), strict=True)
-        return dict(zip(pairs, rows.rate_Bps[flowing].tolist(), strict=True))
 
     def _allocate(self, length: int) -> tuple[int, int]:
         """Allocates a slot, and `length` rows that no all-to-all uses; returns the slot and the first row."""
@@ -268,27 +197,7 @@ def _whole(*shape: int) -> IntArray:
 
 def _rows(length: int, width: int) -> FlowRows:
     """`length` empty rows that use up to `width` resources each."""
-    whole, number = iter(_whole(8, length)), iter(np.zeros((8, length)))
-    return FlowRows(
-        src=next(whole),
-        dst=next(whole),
-        slot=next(whole),
-        bytes=next(whole),
-        sub_channels=next(whole),
-        limit_Bps=next(number),
-        startup_s=next(number),
-        admitted=next(whole),
-        left_bytes=next(number),
-        since_s=next(number),
-        rate_Bps=next(number),
-        event_s=next(number),
-        start_s=next(number),
-        end_s=next(number),
-        heap_index=next(whole),
-        stamp=next(whole),
-        next=_whole(length, width),
-        prev=_whole(length, width),
-    )
+    return FlowRows(*_whole(8, length), *np.zeros((8, length)), *_whole(2, length, width))
 
 
 def _log(length: int) -> RateLog:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from aurora.planner.network.max_min_fair import HEAP
 from aurora.planner.network.switch import Switch
 from aurora.types import Order
 
@@ -15,5 +16,13 @@ def fair_rates(src, dst, network):
     for rank in range(n):
         switch.join(number, rank)
     switch.run(0.0)
-    rates = switch.rates()
+    rates = rates_of(switch)
     return np.array([rates[pair] for pair in zip(src.tolist(), dst.tolist(), strict=True)])
+
+
+def rates_of(switch):
+    """The bytes per second of each transfer under way, by (source, destination), as of the last `run`."""
+    rows = switch._rows
+    flowing = switch._net.heap[: switch._net.counter[HEAP]]
+    pairs = zip(rows.src[flowing].tolist(), rows.dst[flowing].tolist(), strict=True)
+    return dict(zip(pairs, rows.rate_Bps[flowing].tolist(), strict=True))

@@ -11,7 +11,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import fluid_pieces, one_to_one_pieces, timed
 from aurora.planner.network.switch import Switch
 from aurora.types import Network, Order
-from tests.planner.network.rates import fair_rates
+from tests.planner.network.rates import fair_rates, rates_of
 from tests.planner.network.reference_switch import slow_rows
 from tests.strategies import RATES, fabrics, traffics_on_ports
 
@@ -133,10 +133,10 @@ def test_ranks_that_join_late_hold_up_only_those_they_meet():
     assert not switch.join(number, 0)
     assert not switch.join(number, 1)
     assert switch.run(3.0) == []
-    assert switch.rates() == {(0, 1): 1.0}
+    assert rates_of(switch) == {(0, 1): 1.0}
     switch.join(number, 2)
     assert switch.run(4.0) == []
-    assert switch.rates() == {(0, 1): 0.5, (0, 2): 0.5, (2, 1): 0.5}
+    assert rates_of(switch) == {(0, 1): 0.5, (0, 2): 0.5, (2, 1): 0.5}
     # 0 -> 1 has its last byte half sent by 4 and ends at 5; the other two, a byte each sent, go on alone for three more
     ended = []
     while switch.busy:
