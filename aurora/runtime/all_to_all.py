@@ -31,20 +31,20 @@ def all_to_all(
 ) -> Any:
     """Performs torch.distributed.all_to_all_single in an order; see `aurora.all_to_all`.
 
-    An order by name is made from the row counts, which all ranks exchange first; with async_op that happens before the call
-    returns.
+    If `order` is a name, the order is made from the row counts, which all ranks exchange first; with async_op that happens
+    before the call returns.
 
     Args:
-        output: receives the rows, contiguous; its first axis is rows.
-        input: the rows to send, contiguous.
-        output_split_sizes: rows from each rank; None: equal parts.
-        input_split_sizes: rows to each rank; None: equal parts.
+        output: contiguous tensor that receives the rows; its first axis is rows.
+        input: contiguous tensor of the rows to send.
+        output_split_sizes: number of rows from each rank; None: equal parts.
+        input_split_sizes: number of rows to each rank; None: equal parts.
         group: a gloo or NCCL process group; None: the default group.
         async_op: whether to return a handle at once.
         order: an Order, or the name of one; None: torch's own all-to-all.
 
     Returns:
-        A handle with `wait` and `is_completed`, with async_op; else None.
+        With async_op, a handle with `wait` and `is_completed`; else None.
 
     Raises:
         BadInput: if sizes, shapes or dtypes do not fit, or the order is unknown or not valid.

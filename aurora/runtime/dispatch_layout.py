@@ -23,18 +23,18 @@ class ExpertMap(nn.Module):
     """Maps experts to physical experts: one for every slot of every rank, numbered by rank and then by slot.
 
     Args:
-        slots_G: the experts that every rank holds.
+        slots_G: for every rank, the experts in its slots.
         rank: this rank.
-        split_EG: (E, G) which part of a sender's tokens each rank takes of an expert with replicas; None: each expert has one.
-        local_first: True: shares are of the sum over all ranks' tokens, and a rank's own replicas take its tokens first. False:
+        split_EG: (E, G) which part of an expert's tokens each rank takes; None: each expert has one replica.
+        local_first: True: the tokens of all ranks are split together, and a rank's own replicas take its tokens first. False:
             each rank splits its own tokens. See `aurora.runtime.replica_selection`.
 
     Attributes:
         num_physical: number of physical experts.
-        first_R: (R + 1,) rank g has the physical experts first_R[g] to first_R[g + 1].
+        first_R: (R + 1,) rank g has the physical experts first_R[g] to first_R[g + 1] - 1.
         local: slice of this rank's physical experts.
         arrival_slots: the local slot of every (sender, local physical expert), by sender.
-        max_replicas: of any expert.
+        max_replicas: largest number of replicas of any expert.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ExpertMap(nn.Module):
         return self.local_first is not None
 
     def count(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Returns (E,) int64: how many choices every expert has.
+        """Returns (E,) int64: how often every expert is chosen.
 
         Args:
             index: (N, K) expert of every choice.
@@ -98,7 +98,7 @@ class ExpertMap(nn.Module):
         Args:
             index: (N, K) expert of every choice.
             mask: (N,) bool, which tokens need experts; None: all.
-            tokens_SE: (S, E) what `count` gives on every rank; required where `needs_all_counts`.
+            tokens_SE: (S, E) the results of `count` on all ranks; required if `needs_all_counts`.
         """
         if self.max_replicas == 1:
             physical_NK = self.physical_EM.view(-1)[index]
@@ -117,18 +117,20 @@ class ExpertMap(nn.Module):
 
 
 class RowPerExpert:
-    """One row per (token, expert) pair: the token's hidden state. Rows lie by physical expert; the sender applies the weights.
+    """Layout of one row per (token, expert) pair: the token's hidden state. Rows are sorted by physical expert.
+
+    The sender applies the weights.
 
     Args:
-        expert_map: of the layer.
-        hidden: (N, H) this rank's tokens.
-        index, weights: (N, K) experts and weights of every choice.
+        expert_map: the layer's map.
+        hidden: (N, H) hidden states of this rank's tokens.
+        index, weights: (N, K) the experts that every token chose, and their weights.
         mask: (N,) bool, which tokens need experts; None: all.
-        tokens_SE: see `ExpertMap.physical_experts`.
+        tokens_SE: as in `ExpertMap.physical_experts`.
 
     Attributes:
-        rows: (X, H) to send.
-        counts: (P,) int64, rows for every physical expert; ranks gather them.
+        rows: (X, H) the rows to send.
+        counts: (P,) int64, number of rows for every physical expert. Ranks gather it before they send.
     """
 
     def __init__(
@@ -147,42 +149,42 @@ class RowPerExpert:
         gather_rows(hidden, token_X, self.rows)
 
     def sizes(self, counts_RP: torch.Tensor) -> list[list[int]]:
-        """Returns (R, R) rows from each rank to each.
+        """Returns sizes[s][d], the number of rows that rank s sends to rank d.
 
         Args:
-            counts_RP: (R, P) all ranks' `counts`.
+            counts_RP: (R, P) the attribute `counts` of every rank.
         """
         sizes: list[list[int]] = sum_by_rank(counts_RP.numpy(), self._map.first_R).tolist()
         return sizes
 
     def compute(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns (X, H) the local experts' answers to the arrived rows.
+        """Returns (X, H), the local experts' outputs for the arrived rows.
 
         Args:
             rows: (X, H) arrived rows, by sender and then by slot.
-            counts_RP: (R, P) all ranks' `counts`.
+            counts_RP: (R, P) the attribute `counts` of every rank.
             experts: the local experts module.
         """
         slots_X = np.repeat(self._map.arrival_slots, counts_RP.numpy()[:, self._map.local].ravel())
         return _apply(experts, rows, torch.from_numpy(slots_X).to(rows.device))
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): the answers (X, H) to this rank's rows, weighted and summed by token."""
+        """Returns (N, H): the experts' outputs `answers` (X, H) for this rank's rows, weighted and summed by token."""
         return weighted_sum(answers, self._row_NK, self._weights)
 
 
 class RowPerRank:
-    """One row per (token, rank), however many of the token's experts the rank holds; the rank answers with their weighted sum.
+    """Layout of one row per (token, rank), however many of the token's experts the rank holds.
 
-    Sends fewer bytes than `RowPerExpert`: how many depends on which experts a token chooses at once. Sums are taken in another
-    order. A row carries the token's weights and slots too (`MessageFormat`).
+    The receiving rank answers with the weighted sum over these experts. This sends fewer bytes than `RowPerExpert`, and takes
+    sums in another sequence. A row also carries the token's weights and slots (`MessageFormat`).
 
     Args:
-        expert_map, hidden, index, weights, mask, tokens_SE: as of `RowPerExpert`.
+        expert_map, hidden, index, weights, mask, tokens_SE: as in `RowPerExpert`.
 
     Attributes:
-        rows: (X, row_bytes) uint8 to send.
-        counts: (R,) int64, rows for every rank; ranks gather them.
+        rows: (X, row_bytes) uint8, the rows to send.
+        counts: (R,) int64, number of rows for every rank. Ranks gather it before they send.
     """
 
     def __init__(
@@ -216,20 +218,20 @@ class RowPerRank:
         slots_XK.copy_(torch.where(there_XK, slot_NK.index_select(0, token_X), -1))
 
     def sizes(self, counts_RR: torch.Tensor) -> list[list[int]]:
-        """Returns (R, R) rows from each rank to each.
+        """Returns sizes[s][d], the number of rows that rank s sends to rank d.
 
         Args:
-            counts_RR: (R, R) all ranks' `counts`.
+            counts_RR: (R, R) the attribute `counts` of every rank.
         """
         sizes: list[list[int]] = counts_RR.tolist()
         return sizes
 
     def compute(self, rows: torch.Tensor, counts_RR: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns (X, H) the answers to the arrived rows: for each the weighted sum over its local experts.
+        """Returns (X, H), for every arrived row the weighted sum of the outputs of the token's local experts.
 
         Args:
             rows: (X, row_bytes) uint8, arrived rows.
-            counts_RR: (R, R) all ranks' `counts`; not used.
+            counts_RR: not used.
             experts: the local experts module.
         """
         hidden_X, weights_XK, slots_XK = self._format.parts(rows)
@@ -242,7 +244,7 @@ class RowPerRank:
         return weighted_sum(_apply(experts, hidden_Q, slots_Q), answer_XK, weights_XK)
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): the answers (X, H) to this rank's rows, summed by token."""
+        """Returns (N, H): the sums `answers` (X, H) that came back for this rank's rows, added up by token."""
         return weighted_sum(answers, self._row_NK)
 
 

@@ -17,7 +17,7 @@ MIN_CHUNK_ROWS = 64  # between two preemption points
 
 
 class DistributedExperts(nn.Module):
-    """Called like the experts module it replaces, with this rank's tokens; gives the same output.
+    """Module that replaces a layer's experts module: on this rank's tokens it gives the same output as all experts would.
 
     `perform` must be called before the first forward pass.
 
@@ -25,7 +25,7 @@ class DistributedExperts(nn.Module):
         experts: the module to replace, with all experts.
 
     Attributes:
-        local: the experts module of this rank.
+        local: the module that computes this rank's experts.
         held: the experts in the slots of `local`.
     """
 
@@ -45,13 +45,13 @@ class DistributedExperts(nn.Module):
         deduplicate: bool = False,
         local_first: bool = False,
     ) -> None:
-        """Takes part in `ops` from now on, with the held experts that `placement` gives this rank.
+        """Performs `ops` from now on, with the experts that `placement` gives this rank.
 
         Args:
             placement: which rank holds which experts.
             ops: the layer's operations.
             layer: number of the layer.
-            context: shared by the model's layers.
+            context: the LayerContext of all of the model's layers on this rank.
             deduplicate: send a token once to a rank that holds several of its experts.
             local_first: replicas share the tokens of all ranks, a rank's own first; ranks exchange counts before they send.
         """
@@ -65,11 +65,11 @@ class DistributedExperts(nn.Module):
         self.hold(slots_G[self._rank])
 
     def hold(self, wanted: Sequence[int], arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({})) -> None:
-        """Makes `wanted` the held experts.
+        """Makes this rank hold exactly the experts `wanted`.
 
         Args:
-            wanted: the experts, by slot; each is held or has arrived.
-            arrived: weights by expert and parameter name.
+            wanted: the expert of each slot; it is already held, or in `arrived`.
+            arrived: the weights of new experts, by expert and parameter name.
         """
         if tuple(wanted) != self.held:
             hold_experts(self.local, [arrived.get(expert) or self.held.index(expert) for expert in wanted])
@@ -84,8 +84,8 @@ class DistributedExperts(nn.Module):
         """Computes the layer. A collective call: all ranks make it.
 
         Args:
-            hidden_states: (N, H) this rank's tokens.
-            top_k_index, top_k_weights: (N, K) experts and weights of every choice.
+            hidden_states: (N, H) hidden states of this rank's tokens.
+            top_k_index, top_k_weights: (N, K) the experts that every token chose, and their weights.
 
         Returns:
             (N, H) the tokens' outputs, summed over their experts.
@@ -148,11 +148,11 @@ class DistributedExperts(nn.Module):
         return arrived
 
     def idle(self, top_k: int, like: torch.Tensor) -> None:
-        """Takes part in the layer without tokens.
+        """Takes part in the layer's exchanges without tokens of its own.
 
         Args:
             top_k: experts that a token chooses.
-            like: (1, H), gives dtype, device and width of a hidden state.
+            like: (1, H), any hidden state; gives dtype, device and width.
         """
         index = torch.empty(0, top_k, dtype=torch.long, device=like.device)
         self(like[:0], index, like.new_empty(0, top_k))

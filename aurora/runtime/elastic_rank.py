@@ -35,9 +35,9 @@ class HeldExperts:
     """State of a rank between epochs.
 
     Args:
-        held_ML: its experts, by model and layer.
-        serving_M: numbers of the requests that it is decoding, by model.
-        expert_bytes_M: weights of one expert in one layer, by model.
+        held_ML: the rank's experts, by model and layer.
+        serving_M: numbers of the requests that the rank is decoding, by model.
+        expert_bytes_M: bytes of one expert's weights in one layer, by model.
     """
 
     held_ML: HeldML
@@ -50,12 +50,11 @@ class EpochWork:
     """A member's assignment in an epoch.
 
     Args:
-        program: of the epoch's members.
-        cluster: of the epoch's members.
+        program: the program that the epoch's members perform.
+        cluster: the GPUs of the epoch's members.
         moves: the experts that some member lacks, and the ranks that send them.
-        order: in which their weights travel.
-        requests_M: requests to serve after the ones that the rank is decoding, by model: their numbers, and the tokens of each
-            answer so far.
+        order: the order in which the weights of these experts travel.
+        requests_M: by model, further requests to serve: for each number, the tokens of its answer so far.
     """
 
     program: Program
@@ -70,7 +69,7 @@ class FetchedWeights:
     """Progress: this rank has sent and received the weights that travel in this epoch.
 
     Args:
-        seconds: that this took.
+        seconds: how long the transfer took.
     """
 
     seconds: float
@@ -81,8 +80,8 @@ class NewTokens:
     """Progress: new tokens of one model's answers.
 
     Args:
-        model: its index.
-        tokens: in the sequence in which they were produced.
+        model: the model's index.
+        tokens: the new tokens, in the sequence in which they were produced.
     """
 
     model: int
@@ -102,11 +101,11 @@ def serve_elastic_rank(
 
     Args:
         rank_info: this rank.
-        channel: to the supervisor.
-        plan: for the models, in their order.
-        paths: folders of the models.
+        channel: this rank's end of its control channel.
+        plan: the plan of the run.
+        paths: the models' folders, in the plan's sequence.
         prompts_M: each model's prompts, as token ids.
-        options: of the run.
+        options: options of the run.
         began_s: when the run began, by time.perf_counter.
 
     Raises:

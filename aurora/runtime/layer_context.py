@@ -19,16 +19,16 @@ class LayerContext:
 
     Args:
         model: the model's index in the program.
-        transport: to the model's other ranks.
+        transport: carries tensors between the model's ranks.
         arbiter: the model's access to this rank's GPU and port.
-        recorder: of the model's phases on this rank.
-        calibration: replaces the planned orders by the fastest ones by size; None keeps the planned ones.
+        recorder: records the model's phases on this rank.
+        calibration: chooses the fastest order for each size in place of the planned one; None: the planned orders are used.
 
     Attributes:
         mask: (N,) bool, which tokens of the current step need experts; None: all.
         preemptive: whether time slices are by layer, so that expert compute has preemption points (see `Program.time_slice`).
-        busy_since: since when this rank computes, by time.monotonic; None: it does not.
-        waiting_since: since when this rank waits for peers, by time.monotonic; None: it does not.
+        busy_since: when this rank's present computation began, by time.monotonic; None while it does not compute.
+        waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LayerContext:
         """Begins a forward pass.
 
         Args:
-            mask: (N,) bool, which of its tokens need experts; None: all.
+            mask: (N,) bool, which tokens of the pass need experts; None: all.
         """
         self.recorder.step += 1
         self.mask = mask
@@ -71,24 +71,24 @@ class LayerContext:
         """Waits for the GPU.
 
         Args:
-            phase: that begins; where time slices are by layer, all phases but "expert" have high priority.
+            phase: the phase that begins; if time slices are by layer, all phases but "expert" have high priority.
         """
         self._arbiter.start_compute(self.preemptive and phase != "expert")
         self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
 
     def stop_compute(self, phase: str, layer: int) -> None:
-        """Records the phase that ends now and releases the GPU.
+        """Records that a phase ends now, and releases the GPU.
 
         Args:
-            phase: its name.
-            layer: its MoE layer's index.
+            phase: name of the phase.
+            layer: index of the MoE layer.
         """
         self._end_phase(phase, layer)
         self._arbiter.stop_compute()
 
     @contextmanager
     def computing(self, phase: str, layer: int) -> Iterator[None]:
-        """Context manager that has the GPU for a phase.
+        """Context manager that holds the GPU for a phase, and records the phase at its end.
 
         Args:
             phase, layer: as in `stop_compute`.
@@ -111,11 +111,11 @@ class LayerContext:
         self.busy_since = None
 
     def gather_counts(self, counts: torch.Tensor, layer: int) -> torch.Tensor:
-        """Returns every rank's counts of the rows that it sends: (R, *counts.shape) int64 on the CPU.
+        """Gathers the row counts of all ranks: (R, *counts.shape) int64 on the CPU. A collective call.
 
         Args:
-            counts: this rank's, as its dispatch layout gives them.
-            layer: for the trace.
+            counts: this rank's row counts, from its dispatch layout.
+            layer: index of the MoE layer, for the trace.
         """
         start = self.recorder.mark()
         with self._waiting(f"layer {layer}, counts"):
@@ -129,12 +129,12 @@ class LayerContext:
         """Performs an all-to-all in this model's time slice of the port.
 
         Args:
-            layer: for the trace.
-            op: its phase and planned order.
-            sends, recvs: one tensor per rank, of rows to send and to fill.
+            layer: index of the MoE layer, for the trace.
+            op: the all-to-all's phase and planned order.
+            sends, recvs: one tensor per rank: the rows to send to it, and the rows to fill with what it sends.
 
         Raises:
-            RankFailed: if a peer is lost; says in which model, layer and phase.
+            RankFailed: if a peer is lost; the message names model, layer and phase.
         """
         order = op.order
 
@@ -148,7 +148,7 @@ class LayerContext:
             self.transport.exchange(order, sends, recvs, observe)
 
     def leave(self) -> None:
-        """Ends this model's use of the port and completes the trace, when it has finished on this rank."""
+        """Gives up the port and completes the trace; call when the model has finished on this rank."""
         self._arbiter.leave()
         self.recorder.flush()
 

@@ -26,8 +26,8 @@ class Request:
 
     Args:
         index: number of the prompt.
-        prompt: its token ids.
-        produced: the tokens of its answer so far.
+        prompt: token ids of the prompt.
+        produced: tokens of the answer so far.
     """
 
     index: int
@@ -38,16 +38,16 @@ class Request:
 class ModelWorker:
     """Serves the requests in `waiting` and collects `answers`.
 
-    `perform` comes before `serve`. After a `serve` that lost a peer, `rewind` and `perform` prepare the next one.
+    Call `perform` before `serve`. After a `serve` that lost a peer, call `rewind` and `perform` before the next one.
 
     Args:
-        model: its experts modules are replaced by `layers`.
+        model: the model to serve; its experts modules are replaced by `layers`.
         options: batch size, new tokens, deduplication and more.
-        on_tokens: called with each step's tokens.
+        on_tokens: called with the new tokens of each step.
 
     Attributes:
         waiting: requests to be served.
-        answers: what was produced.
+        answers: the answers so far.
         layers: the model's MoE layers.
     """
 
@@ -64,11 +64,11 @@ class ModelWorker:
             setattr(layer.block, layer.name, distributed)
 
     def perform(self, program: Program, context: LayerContext) -> None:
-        """Takes part in a program from now on.
+        """Performs this model's part of a program from now on.
 
         Args:
-            program: each layer must hold the experts that it gives this rank, or all experts.
-            context: shared by the model's layers.
+            program: the program; each layer must hold the experts that it gives this rank, or all experts.
+            context: the LayerContext of all of the model's layers on this rank.
         """
         self.context = context
         index, context.preemptive = context.model, program.time_slice == "layer"
@@ -89,7 +89,7 @@ class ModelWorker:
         return [request.index for request in self._current]
 
     def serve(self) -> None:
-        """Serves until no rank has requests left; a rank without any makes idle steps for the others.
+        """Serves until no rank has requests left. A rank without requests makes idle steps, because steps are collective.
 
         Raises:
             RankFailed: if a peer is lost.
@@ -116,7 +116,7 @@ class ModelWorker:
     def rewind(self) -> None:
         """Prepares for the next `serve` after a step that failed.
 
-        The step is repeated where the batch allows it; else the batch and its requests are dropped. `waiting` is cleared.
+        The step is repeated if the batch can be rewound; else the batch and its requests are dropped. `waiting` is cleared.
         """
         if self._batch is not None and not self._batch.rewind():
             self._batch, self._current = None, []
@@ -166,14 +166,13 @@ def serve_interleaved(
 ) -> None:
     """Serves several models on one rank, each worker in a thread and, on a GPU, on a stream of its own.
 
-    When one worker fails, the others are stopped. A thread that still waits for peers STUCK_S after that is left behind: it
-    cannot get past its exchange.
+    When one worker fails, the others are stopped. A thread that still waits for peers STUCK_S seconds later is left behind.
 
     Args:
         workers: one per model.
         arbiters: one per model.
         device: "cpu" or a CUDA device.
-        abort: called too when a worker fails; ends the waiting for peers, so that all threads have ended on return.
+        abort: called when a worker fails; ends the waiting for peers, so that all threads have ended on return.
         stopped: set when `abort` was called elsewhere.
 
     Raises:

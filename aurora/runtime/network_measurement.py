@@ -18,14 +18,15 @@ LONG_S = (
 
 
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
-    """Measures the network. A collective call: all ranks make it.
+    """Measures the start-up time and the port rates of the network. A collective call: all ranks make it.
 
-    Every rank sends as much to each other one, one partner at a time, so that start-ups add up; ports keep their ratios.
+    Every rank sends equally many bytes to every other rank, one partner at a time, so that start-ups add up. All port rates of
+    `cluster` are scaled by one factor.
 
     Args:
-        transport: to the other ranks.
-        cluster: the ports as described.
-        device: where the messages lie.
+        transport: carries the messages between the ranks.
+        cluster: the GPUs with the ports' described rates.
+        device: the device of the messages, "cpu" or a CUDA device.
 
     Returns:
         `cluster` with the measured start-up time and rates, the same on every rank.
@@ -58,15 +59,15 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
 
 
 def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
-    """Fits the line through a small and a large exchange.
+    """Fits a line (start-up and rate) through the times of a small and a large exchange.
 
     Args:
-        ports_s: what each takes at the full rate of its ports.
-        took_s: what each took.
+        ports_s: (small, large), seconds of the exchanges at the ports' full rate.
+        took_s: (small, large), measured seconds of the exchanges.
 
     Returns:
-        The start-up seconds of an exchange, and the share of the ports' rate that is reached. A small exchange may pass in a
-        burst, faster than its port; then the large one tells the rate.
+        (start-up seconds of an exchange, share of the ports' rate that is reached). A small exchange may pass in a burst,
+        faster than its port; the rate is then that of the large one.
     """
     (small_s, large_s), (first_s, last_s) = ports_s, took_s
     startups_s = max(0.0, first_s - small_s * max(0.0, last_s - first_s) / (large_s - small_s))

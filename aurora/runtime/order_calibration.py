@@ -33,10 +33,10 @@ class OrderCalibration:
 
     Args:
         sizes_C: (C,) bytes per rank.
-        methods: W names of orders; the last is the plan's own.
+        methods: W names of orders; the last is the plan's.
         seconds_CW: (C, W) median seconds, summed over SHAPES.
-        noise_CW: (C, W) standard error of each, relative to it.
-        orders: by name, of all methods but the plan's.
+        noise_CW: (C, W) standard error of seconds_CW, as a share of it.
+        orders: maps each method but the plan's to its order.
     """
 
     sizes_C: IntArray
@@ -46,9 +46,9 @@ class OrderCalibration:
     orders: Mapping[str, Order]
 
     def method(self, rank_bytes: float) -> str:
-        """Returns the fastest method by the sizes tried, interpolated in logarithms between them.
+        """Returns the fastest method for a size, by interpolating the logarithms of the measured sizes and seconds.
 
-        It is the plan's own unless another is faster by more than noise, of which at most MAX_NOISE counts.
+        The plan's method is returned unless another one is faster by more than the noise, of which at most MAX_NOISE counts.
 
         Args:
             rank_bytes: bytes that a rank sends on average.
@@ -72,7 +72,7 @@ class OrderCalibration:
         return methods
 
     def order(self, planned: Order, rank_bytes: float) -> Order:
-        """Returns the order to use instead of the planned one; all ranks must ask with the same size.
+        """Returns the order to use in place of the planned one. All ranks must give the same size.
 
         Args:
             planned: the plan's order, which is returned if it is the fastest.
@@ -89,7 +89,7 @@ class OrderCalibration:
 
 
 def planned_method(plan: Plan) -> str:
-    """Returns the method of the plan's orders that `calibrate` tries beside UNORDERED; UNORDERED's first if there is none."""
+    """Returns the plan's method that `calibrate` tries beside UNORDERED: the first by name; UNORDERED[0] if there is none."""
     methods = {order.method for model in plan.models for order in model.dispatch_L}
     return min(methods - set(UNORDERED), default=UNORDERED[0])
 
@@ -97,12 +97,12 @@ def planned_method(plan: Plan) -> str:
 def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCalibration:
     """Times UNORDERED and the planned method on drawn traffic. A collective call: all ranks make it.
 
-    Methods alternate. The first round is not counted; it tells how many fit into REPETITIONS_S. An exchange takes as long as
-    on its slowest rank.
+    Methods alternate. The first round is not counted; it tells how many rounds fit into REPETITIONS_S. An exchange counts with
+    the seconds of its slowest rank.
 
     Args:
-        transport: to the other ranks.
-        cluster: the ranks' ports, for the orders.
+        transport: carries the messages between the ranks.
+        cluster: the ranks' ports, for which orders are made.
         planned: the plan's method, a name in ORDER.
 
     Returns:

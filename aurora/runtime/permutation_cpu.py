@@ -42,7 +42,8 @@ def embedding_bags(row_NK):
         row_NK: (N, K) int64, the row of every choice, -1 for none.
 
     Returns:
-        (Q,) the rows that exist; (Q,) which of the N * K choices each is; (N,) where each token's begin.
+        row_Q, (Q,) the rows of row_NK other than -1, token by token; choice_Q, (Q,) the index of each in row_NK.ravel();
+        first_N, (N,) the index in row_Q at which each token's rows begin.
     """
     tokens, top_k = row_NK.shape
     row_Q, choice_Q = np.empty(tokens * top_k, np.int64), np.empty(tokens * top_k, np.int64)
@@ -60,11 +61,11 @@ def embedding_bags(row_NK):
 
 @njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)
 def sum_by_rank(counts_RP, first_R):
-    """Returns (R, R) int64: how many rows each rank sends to each.
+    """Returns (R, R) int64: how many rows each rank (row) sends to each rank (column).
 
     Args:
         counts_RP: (R, P) int64, rows from each rank to each physical expert.
-        first_R: (R + 1,) int64, rank g has the physical experts first_R[g] to first_R[g + 1].
+        first_R: (R + 1,) int64, rank g has the physical experts first_R[g] to first_R[g + 1] - 1.
     """
     sizes_RR = np.zeros((len(counts_RP), len(first_R) - 1), np.int64)
     for source in range(len(counts_RP)):

@@ -71,11 +71,7 @@ def local_first(
     whole_E: torch.Tensor,
     phase_E: torch.Tensor,
 ) -> torch.Tensor:
-    """Deals one rank's tokens by the local-first rule; see `aurora.runtime.replica_selection.local_first`.
-
-    Args:
-        tokens_SE, rank, rank_EM, from_EM, upto_EM, whole_E, phase_E: as there, on a CUDA device.
-    """
+    """As `aurora.runtime.replica_selection.local_first`, for tensors on a CUDA device."""
     sources, experts = tokens_SE.shape
     most = rank_EM.shape[1]
     out_EM = torch.empty_like(rank_EM)
@@ -87,22 +83,14 @@ def local_first(
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
-    """Copies the rows at an index; see `aurora.runtime.token_permutation.gather_rows`.
-
-    Args:
-        rows, index_X, out: as there, on a CUDA device.
-    """
+    """As `aurora.runtime.token_permutation.gather_rows`, for tensors on a CUDA device."""
     if out.numel():
         grid = (len(index_X), triton.cdiv(rows.shape[1], BLOCK))
         _gather[grid](rows, index_X.contiguous(), out, rows.shape[1], rows.stride(0), out.stride(0), BLOCK=BLOCK)
 
 
 def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None) -> torch.Tensor:
-    """Sums the rows of every token, in float32; see `aurora.runtime.token_permutation.weighted_sum`.
-
-    Args:
-        rows, row_NK, weights_NK: as there, on a CUDA device.
-    """
+    """As `aurora.runtime.token_permutation.weighted_sum`, in float32, for tensors on a CUDA device."""
     tokens, top_k = row_NK.shape
     out = rows.new_empty(tokens, rows.shape[1])
     if out.numel():

@@ -9,17 +9,17 @@ from aurora.types import TraceRecorder
 
 
 class PhaseRecorder:
-    """Times the phases of one model on one rank for the run's TraceRecorder, and keeps its routing if asked to.
+    """Times the phases of one model on one rank for the run's TraceRecorder, and keeps the model's routing if asked to.
 
-    Times are seconds since the run began. Phases reach the TraceRecorder with `flush`, because a GPU stream's timer knows them
-    only when the work is done.
+    Times are seconds since the run began. `flush` hands the phases to the TraceRecorder, because a GPU stream's timer knows
+    their times only when the work is done.
 
     Args:
-        recorder: of this rank, shared by its models.
-        rank, model: whose phases these are.
+        recorder: this rank's TraceRecorder, shared by its models.
+        rank, model: the rank and the model's index.
         began_s: when the run began, by time.perf_counter.
         on_gpu: whether phases are timed by events on the current stream.
-        keep_routing: whether `routing` will be asked for.
+        keep_routing: whether `route` keeps what `routing` returns.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class PhaseRecorder:
         return self._recorder.names_M[self._model]
 
     def mark(self) -> object:
-        """Returns a mark of the present moment, for `phase`."""
+        """Marks the present moment. Returns the mark, to be given to `phase`."""
         return self._timer.mark()
 
     def phase(self, phase: str, layer: int, start: object) -> None:
         """Records a phase of the current step that ends now.
 
         Args:
-            phase: its name.
-            layer: its MoE layer's index.
-            start: the mark at which it began.
+            phase: name of the phase.
+            layer: index of the MoE layer.
+            start: the mark at which the phase began.
         """
         self._phases.append((self.step, layer, phase, start, self._timer.mark()))
 
@@ -63,9 +63,9 @@ class PhaseRecorder:
         Args:
             phase, layer: as in `phase`.
             peer: the rank at the other end.
-            sent: whether this rank sent it.
+            sent: whether this rank is the sender.
             size: bytes.
-            start_s, end_s: by time.perf_counter.
+            start_s, end_s: when the transfer began and ended, by time.perf_counter.
         """
         self._recorder.transfer(
             self._rank, self._model, self.step, layer, phase, peer, sent, size, start_s - self._began_s, end_s - self._began_s
@@ -75,7 +75,7 @@ class PhaseRecorder:
         """Records which experts the current step's tokens chose in the next layer.
 
         Args:
-            experts_NK: (N, K) expert of every choice.
+            experts_NK: (N, K) the experts that every token chose.
             mask: (N,) bool, which tokens need experts; None: all.
         """
         if self._keep_routing:
@@ -96,7 +96,7 @@ class PhaseRecorder:
         return np.concatenate(passes), np.array(step_U, dtype=np.int64)
 
     def flush(self) -> None:
-        """Adds the recorded phases to the TraceRecorder, once their work is done."""
+        """Waits until the work of the recorded phases is done, and adds them to the TraceRecorder."""
         for step, layer, phase, *marks in self._phases:
             start_s, end_s = map(self._timer.seconds, marks)
             self._recorder.add(self._rank, self._model, step, layer, phase, start_s, end_s)

@@ -28,17 +28,17 @@ class PortArbiter(Protocol):
         """Waits for the GPU, and keeps it for this model until `stop_compute`.
 
         Args:
-            high_priority: whether the work runs before waiting work of low priority, and on a GPU beside it.
+            high_priority: whether the work goes before waiting work of low priority; on a GPU it also runs beside such work.
         """
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
         """Preemption point: lets waiting high-priority work run first.
 
         Args:
-            on_yield: called before it runs.
+            on_yield: called before high-priority work runs.
 
         Returns:
-            True if any ran.
+            True if high-priority work ran.
         """
 
     def stop_compute(self) -> None:
@@ -48,25 +48,25 @@ class PortArbiter(Protocol):
         """Context manager that grants this model the port.
 
         Args:
-            hold_port: the grant extends through the model's next exchange, which must follow.
+            hold_port: whether this model keeps the port through its next exchange, which must follow.
         """
 
     def leave(self) -> None:
         """Ends this model's exchanges; its time slices are skipped from now on."""
 
     def abort(self, error: BaseException) -> None:
-        """Releases what this model holds after it failed; waiting models of the same run get RankFailed."""
+        """Stops arbitration for this run's models because this model failed with `error`; waiting models get RankFailed."""
 
 
 class SubmittedWork(Protocol):
-    """Work that was submitted to a GPU stream (a CUDA event)."""
+    """Work that has been submitted to a GPU stream, such as a CUDA event."""
 
     def wait(self) -> None:
-        """Makes work that the caller submits from now on run after this work."""
+        """Makes the GPU run this work before any work that the caller submits from now on."""
 
 
 def thread_port_arbiters(models: int, submitted: Callable[[], SubmittedWork | None] = lambda: None) -> list[PortArbiter]:
-    """Returns port arbiters of the models that share one rank as threads of this process.
+    """Makes port arbiters for models that share one rank as threads of this process.
 
     Time slices of the port alternate between the models (see `has_next_slice`); a model that has left is skipped.
 

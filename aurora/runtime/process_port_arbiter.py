@@ -67,16 +67,16 @@ class _Table(NamedTuple):
 
 
 class ProcessPortArbiter:
-    """`PortArbiter` of one model on one GPU.
+    """PortArbiter of one model on one GPU, for models that run in separate processes.
 
-    All ranks of the model must have made theirs before any of them uses its own.
+    Every rank of the model makes one, and none may be used before all are made.
 
     Args:
-        folder: shared with the other models; see `colocation_folder`.
+        folder: the folder shared with the other models' processes; see `colocation_folder`.
         gpu: number of the GPU on this machine.
-        timeout_s: how long to wait for the GPU or the port; after that RankFailed names the process that has it.
-        slot: the model's slot. Rank 0 takes a free one (None), and the model's other ranks pass that one.
-        finish: waits for the work submitted to the GPU, before the GPU is released.
+        timeout_s: seconds to wait for the GPU or the port; then RankFailed names the process that holds it.
+        slot: the model's slot. Rank 0 passes None and gets a free one; the model's other ranks pass that slot.
+        finish: called before the GPU is released; waits for the work submitted to it.
 
     Raises:
         BadInput: if no slot is left or the folder cannot be used.
@@ -195,7 +195,7 @@ class ProcessPortArbiter:
             os.unlink(self._path(self.slot, WAKEUPS))
 
     def abort(self, error: BaseException) -> None:
-        """Releases what this model holds after it failed with `error`."""
+        """Releases the GPU and the port after this model failed with `error`; its further waits raise."""
         self._failure = self._failure or error
         self._release()
 

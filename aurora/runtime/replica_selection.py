@@ -18,12 +18,12 @@ from aurora.types.arrays import IntArray
 
 
 def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: torch.Tensor) -> torch.Tensor:
-    """Deals each expert's choices to its replicas, in their sequence.
+    """Assigns each choice of an expert to one of the expert's replicas: the first choices to the first replica, and so on.
 
     Args:
         expert_X: (X,) int64, the expert of every choice.
-        counts_E: (E,) int64, how many choices each expert has.
-        until_EM: (E, M), how many of them go to its first 1, 2, ... replicas.
+        counts_E: (E,) int64, how often each expert is chosen.
+        until_EM: (E, M), how many choices of each expert go to its first 1, 2, ... replicas.
 
     Returns:
         (X,) int64, the replica of every choice, from 0 to M - 1.
@@ -44,7 +44,7 @@ def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int
     Args:
         counts_E: (E,) int64, this rank's tokens of every expert.
         share_until_EM: (E, M) float64, running sum of the shares of an expert's replicas.
-        rank, ranks: this rank and how many there are; rounding differs by rank.
+        rank, ranks: this rank, and the number of ranks; rounding depends on the rank.
     """
     return torch.floor(share_until_EM * counts_E[:, None] + (rank + 0.5) / ranks)
 
@@ -53,9 +53,9 @@ class LocalFirst(nn.Module):
     """The local-first rule of one layer, with its replicas as (E, M) tables, by expert and then by rank.
 
     Args:
-        slots_G: the experts that every rank holds.
-        rank: whose tokens are dealt.
-        share_G: which part of its expert's load each slot takes; None: equal parts.
+        slots_G: for every rank, the experts in its slots.
+        rank: the rank whose tokens are dealt to replicas.
+        share_G: in the shape of `slots_G`, the part of its expert's load that each slot takes; None: equal parts.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LocalFirst(nn.Module):
     def forward(self, tokens_SE: torch.Tensor) -> torch.Tensor:
         """Returns (E, M) int64 `until_EM` of this rank's tokens.
 
-        An expert with fewer than M replicas has empty ones at the end.
+        Experts with fewer than M replicas have replicas without tokens at the end of their row.
 
         Args:
             tokens_SE: (S, E) int64, every rank's tokens of every expert.
@@ -114,11 +114,10 @@ def local_first(
 
     Args:
         tokens_SE: (S, E) int64, every rank's tokens of every expert.
-        rank: whose tokens are dealt.
+        rank: the rank whose tokens are dealt to replicas.
         rank_EM: (E, M) the rank that holds each replica.
-        from_EM, upto_EM: (E, M) each replica's interval within 0..whole_E.
-        whole_E: (E,) the units that an expert's load is divided into.
-        phase_E: (E,) added before cutting at a unit, so that single tokens of different experts do not all go to one rank.
+        from_EM, upto_EM, whole_E, phase_E: start and stop (E, M) of each replica's interval, units and offsets (E,), as
+            start_X, stop_X, whole_E and phase_E of `TokenSplit`.
 
     Source: Lazarus Alg. 1 (arXiv:2407.04656).
     """

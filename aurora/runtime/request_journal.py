@@ -22,13 +22,13 @@ class RequestJournal:
     Implements `aurora.runtime.distributed.supervisor.Coordinator`.
 
     Args:
-        plan: of the run.
+        plan: the plan of the run.
         prompts_M: each model's prompts, as token ids.
-        load_MLE: tokens of each expert, (L, E) per model, for placing the experts that no rank holds any more.
+        load_MLE: for each model, (L, E) tokens of each expert, by which experts that no rank holds any more are placed.
 
     Attributes:
-        answers_M: what was produced, by model.
-        changes: of membership.
+        answers_M: the answers so far, by model.
+        changes: the changes of membership so far.
     """
 
     def __init__(self, plan: Plan, prompts_M: Sequence[Sequence[list[int]]], load_MLE: Sequence[FloatArray]) -> None:
@@ -57,8 +57,8 @@ class RequestJournal:
         """Records new tokens, or how long the transfer of weights took. Returns whether there were new tokens.
 
         Args:
-            rank: the member that sent it.
-            progress: what it sent.
+            rank: the member that sent `progress`.
+            progress: its new tokens, or its note of fetched weights.
         """
         if isinstance(progress, FetchedWeights):
             self.changes[-1].took_s = max(self.changes[-1].took_s, progress.seconds)
@@ -77,8 +77,8 @@ class RequestJournal:
         """Records why a rank was lost.
 
         Args:
-            rank: that was lost.
-            reason: why, as part of a sentence.
+            rank: the rank that was lost.
+            reason: why it was lost, as part of a sentence.
         """
         self._lost[rank] = reason
 
@@ -86,7 +86,7 @@ class RequestJournal:
         """Assigns experts and unfinished requests to the members of an epoch.
 
         Args:
-            epoch: its number, from 1.
+            epoch: the epoch's number, from 1.
             states: what each member holds, by rank.
 
         Returns:
@@ -153,14 +153,14 @@ class RequestJournal:
 
 
 def fewest_first(busy_R: IntArray, count: int) -> IntArray:
-    """Deals `count` requests one by one, each to the rank that has fewest; of equals to the first.
+    """Deals requests one by one, each to the rank that has the fewest; ties go to the lowest rank.
 
     Args:
-        busy_R: (R,) requests that each rank has before.
-        count: requests to deal.
+        busy_R: (R,) number of requests that each rank already has.
+        count: number of requests to deal.
 
     Returns:
-        (count,) the rank that gets each.
+        (count,) the rank that gets each request.
 
     Example:
         >>> fewest_first(np.array([2, 0]), 3).tolist()

@@ -21,9 +21,9 @@ class Token:
 
     Args:
         request: number of the request.
-        token: its id.
-        last: whether the answer is complete.
-        logits: (1, vocabulary), if kept.
+        token: the token's id.
+        last: whether it completes the answer.
+        logits: (1, vocabulary) logits that chose it; None if they are not kept.
     """
 
     request: int
@@ -37,8 +37,8 @@ class Answers:
     """One model's answers.
 
     Args:
-        tokens: by number of the request.
-        logits: (tokens, vocabulary) by number of the request, if kept.
+        tokens: the answer's token ids, by number of the request.
+        logits: (tokens, vocabulary) logits that chose them, by number of the request; empty if they are not kept.
         seconds: serving time.
     """
 
@@ -63,12 +63,12 @@ class MembershipChange:
         epoch: the first epoch of the new members.
         lost: why each lost rank was lost.
         joined: ranks that joined.
-        moved: experts whose weights came from other ranks.
-        from_checkpoint: experts whose weights came from the model's files, because no rank had them.
-        moved_bytes: of the weights from other ranks.
-        predicted_s: predicted duration of that transfer, by the plan's cluster.
+        moved: number of experts whose weights came from other ranks.
+        from_checkpoint: number of experts whose weights came from the model's files, because no rank had them.
+        moved_bytes: bytes of the weights that came from other ranks.
+        predicted_s: predicted seconds of the transfer between ranks, by the plan's cluster.
         stopped_s: when the last token before the change arrived, of any request; None: there was none.
-        took_s: measured duration of that transfer, on the slowest rank.
+        took_s: measured seconds of the transfer between ranks, on the slowest rank.
         resumed_s: when the first token after the change arrived; None: there was none.
     """
 
@@ -90,17 +90,17 @@ class RunConditions:
 
     Args:
         routing_M: the experts that every token of each model chose, one window per step.
-        cluster: the plan's, with the network as measured before serving.
+        cluster: the plan's cluster, with the network as measured before serving.
     """
 
     routing_M: tuple[TokenRouting, ...]
     cluster: Cluster
 
     def traffic(self, profiles: Sequence[Profile]) -> list[Profile]:
-        """Returns the models' profiles with the run's own traffic in place of theirs, one window per step.
+        """Returns the profiles with the run's traffic in place of the recorded traffic, one window per step.
 
         Args:
-            profiles: one per model, in the run's order.
+            profiles: one profile per model, in the run's sequence.
         """
         return [
             replace(
@@ -121,11 +121,11 @@ class RunResult:
     Args:
         answers_M: every request's answer, by model.
         seconds: serving time of the whole run.
-        trace: measured.
-        transport: by name.
-        calibration: which orders were used at which size, if that was measured.
-        conditions: what a prediction of the run needs, if `options.predictable`.
-        changes: of membership, if `options.survive`.
+        trace: the measured trace.
+        transport: name of the transport.
+        calibration: which order was used at which size; None unless it was measured.
+        conditions: what a prediction of the run needs; None unless `options.predictable`.
+        changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
     """
 
@@ -139,7 +139,7 @@ class RunResult:
     failure: str | None = None
 
     def tokens_per_second(self, model: int) -> float:
-        """Returns the produced tokens of a model, by its index, over its serving time; 0 if it did not serve."""
+        """Returns the tokens per second of the model with index `model`; 0 if it did not serve."""
         answers = self.answers_M[model]
         return sum(map(len, answers.tokens.values())) / answers.seconds if answers.seconds else 0.0
 
@@ -149,11 +149,11 @@ class RankResult:
     """Result of one rank.
 
     Args:
-        answers_M: to the requests that it served, by model.
+        answers_M: by model, the answers to the requests that this rank served.
         seconds: serving time.
-        rows: of the trace.
-        transport: by name.
-        calibration: as of RunResult.
+        rows: this rank's rows of the trace.
+        transport: name of the transport.
+        calibration: as in `RunResult`.
         routing_M: each model's experts_ULK and steps (U,), if `options.predictable`; else empty.
         network: the cluster with the network as measured, if `options.predictable`.
     """
@@ -168,7 +168,7 @@ class RankResult:
 
 
 def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
-    """Merges the results of all ranks into the run's.
+    """Merges the results of all ranks into one RunResult.
 
     Args:
         results: one per rank, by rank.
@@ -200,10 +200,10 @@ def elastic_result(
     """Returns the result of a run that survives lost ranks.
 
     Args:
-        answers_M, changes: from the run's journal.
-        results: of the ranks that are left; the trace is theirs.
-        plan: of the run.
-        failure: as of RunResult.
+        answers_M, changes: as in the run's RequestJournal.
+        results: the results of the ranks that are left, whose rows make the trace.
+        plan: the plan of the run.
+        failure: as in `RunResult`.
     """
     recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), len(plan.cluster))
     for result in results:

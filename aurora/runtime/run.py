@@ -36,16 +36,16 @@ def run(
     this process is one rank, and only rank 0 gets a result.
 
     Args:
-        plan: to serve by; its models are `models`, in the same order.
-        models: folders of the models.
+        plan: the plan to serve by.
+        models: folders of the plan's models, in its sequence.
         prompts: each model's prompts, as token ids.
-        options: of the run.
+        options: options of the run.
 
     Returns:
         The result; None under torchrun on ranks other than 0.
 
     Raises:
-        BadInput: if plan, models, prompts, options and machine do not fit.
+        BadInput: if plan, models, prompts, options and machine do not fit each other.
         RankFailed: if a rank is lost.
     """
     _check(plan, models, prompts, options)
@@ -90,9 +90,10 @@ def run_elastic(
     """Serves prompts on local ranks and goes on with the remaining ranks when some are lost.
 
     Args:
-        plan, models, prompts, options: as of `aurora.run`.
-        load_MLE: tokens of each expert, (L, E) per model, for placing the experts that no rank holds any more; None: equal.
-        watch: called with the number of each epoch and its members' process ids by rank.
+        plan, models, prompts, options: as in `aurora.run`.
+        load_MLE: for each model, (L, E) tokens of each expert, by which experts that no rank holds any more are placed. None:
+            all experts count as equal.
+        watch: called for each epoch with (its number, the process id of every member by rank).
 
     Returns:
         The result; if the run cannot go on, the result so far, with `failure` set.
@@ -124,15 +125,14 @@ def run_elastic(
 def verify(
     result: RunResult, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions
 ) -> list[str]:
-    """Compares a run's answers with the plain models' in this process.
+    """Compares a run's answers with those of the unchanged models, which decode in this process.
 
     Args:
-        result: of `run`, with the options' logits if they were kept.
-        models, prompts, options: of the run.
+        result: what `run` returned; logits are compared if it has them.
+        models, prompts, options: as given to `run`.
 
     Returns:
-        A sentence for each difference. Answers are equal if they have the same greedy tokens, and every logit within
-        LOGIT_TOLERANCE.
+        A sentence for each difference; empty if all answers have the same tokens, and logits within LOGIT_TOLERANCE.
     """
     differences = []
     for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):

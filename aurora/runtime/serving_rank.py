@@ -38,12 +38,12 @@ def check_model(plan: Plan, index: int, model: MoeModel) -> None:
     """Checks that a plan was made for a model.
 
     Args:
-        plan: to serve by.
-        index: of the plan's model.
-        model: as it was loaded.
+        plan: the plan to serve by.
+        index: index of the model in the plan.
+        model: the loaded model.
 
     Raises:
-        BadInput: if it was planned for another model.
+        BadInput: if the plan was made for another model.
     """
     planned = plan.models[index]
     expected = (len(planned.dispatch_L), planned.placement.experts)
@@ -59,9 +59,9 @@ def check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int
     """Checks that a model can answer prompts.
 
     Args:
-        model: as it was loaded.
-        prompts: token ids.
-        new_tokens: at most, of an answer.
+        model: the loaded model.
+        prompts: token ids of each prompt.
+        new_tokens: tokens of an answer at most.
 
     Raises:
         BadInput: if a token is outside the model's vocabulary, or a prompt is too long for `new_tokens` more.
@@ -87,17 +87,17 @@ def serve_rank(
 
     Args:
         rank_info: this rank and its peers.
-        plan: for the models, in their order.
-        model_paths: folders of the models.
-        prompts_M: each model's prompts, as token ids; this rank serves the ones dealt to it.
-        options: of the run.
-        memories: one per model, where ranks are threads of a process; else empty.
+        plan: the plan to serve by.
+        model_paths: folders of the plan's models, in its sequence.
+        prompts_M: each model's prompts, as token ids; this rank serves those that are dealt to it.
+        options: options of the run.
+        memories: one Memory per model if ranks are threads of a process; else empty.
 
     Returns:
-        This rank's result; under torchrun all ranks' on rank 0, and none on the others.
+        A list of this rank's result. Under torchrun: on rank 0 the results of all ranks, on other ranks an empty list.
 
     Raises:
-        BadInput: before serving starts, if plan, models, prompts and machine do not fit.
+        BadInput: before serving starts, if plan, models, prompts and machine do not fit each other.
         RankFailed: if a peer is lost.
     """
     if options.colocate is not None and rank_info.local_ranks != rank_info.ranks:

@@ -7,10 +7,10 @@ import torch
 
 
 class Timer(Protocol):
-    """Notes moments of a run and tells when they were."""
+    """Marks moments of a run, and tells the seconds of each mark later."""
 
     def mark(self) -> object:
-        """Returns a mark of the present moment."""
+        """Marks the present moment. Returns the mark, to be given to `seconds`."""
 
     def seconds(self, mark: object) -> float:
         """Returns when the mark was reached, in seconds since the run began; waits for the GPU work before it."""
@@ -27,11 +27,11 @@ class HostTimer:
         self._began_s = began_s
 
     def mark(self) -> object:
-        """Returns the present moment."""
+        """Marks the present moment. Returns the mark, to be given to `seconds`."""
         return time.perf_counter() - self._began_s
 
     def seconds(self, mark: object) -> float:
-        """Returns when the mark was, in seconds since the run began."""
+        """Returns when the mark was made, in seconds since the run began."""
         assert isinstance(mark, float)
         return mark
 
@@ -49,7 +49,7 @@ class StreamTimer:
         self._first_s = 0.0
 
     def mark(self) -> object:
-        """Submits an event to the current stream and returns it."""
+        """Marks the present end of the current stream. Returns the mark, to be given to `seconds`."""
         if self._first is None:  # only now is the model worker's own stream current
             self._first = self._event()
             self._first.synchronize()

@@ -21,7 +21,8 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
         num_physical: number of physical experts P.
 
     Returns:
-        (P,) choices of every physical expert; (X,) the token of every row; (N, K) the row of every choice, -1 for none.
+        counts_P, (P,) how many choices each physical expert has; token_X, (X,) the token of each sorted choice; row_NK, (N, K)
+        the position of each choice among the X sorted ones, -1 for none.
     """
     top_k = physical_NK.shape[1]
     if physical_NK.is_cuda:
@@ -39,9 +40,9 @@ def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) ->
     """Copies the rows at an index.
 
     Args:
-        rows: (N, H).
+        rows: (N, H), the rows to copy from.
         index_X: (X,) int64, the row to copy to each row of `out`.
-        out: (X, H), may be a view into wider rows.
+        out: (X, H), filled; may be a view into wider rows.
     """
     if uses_triton(rows):
         from aurora.runtime import permutation_triton
@@ -87,7 +88,7 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype in which rows of `dtype` are weighted and summed."""
+    """Returns the dtype, float32 or wider, in which rows of `dtype` are weighted and summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -103,14 +104,14 @@ def uses_triton(rows: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """A message row in bytes: one token's hidden state, weights and slots, for one rank.
+    """Byte layout of a message row: one token's hidden state, weights and slots, for one rank.
 
-    Slots are int32, weights in the dtype that sums are taken in; every part and the whole row are aligned.
+    Slots are int32; weights have the dtype of `exact_dtype`; every part and the whole row are aligned.
 
     Args:
-        width: of a hidden state.
-        top_k: weights and slots in a row; slot -1 is for none.
-        dtype: of the hidden state.
+        width: elements of a hidden state.
+        top_k: number of weights, and of slots, in a row; slot -1 means none.
+        dtype: dtype of the hidden state.
     """
 
     width: int
@@ -137,7 +138,7 @@ class MessageFormat:
 
         Args:
             rows: number of rows.
-            device: where it lies.
+            device: device of the message.
         """
         return torch.empty(rows, self.row_bytes, dtype=torch.uint8, device=device)
 

@@ -26,23 +26,24 @@ FOREVER = datetime.timedelta(days=30)
 
 
 def round_key(number: int) -> str:
-    """Returns the store's key that says that round `number` has begun (b"go"), or that there is none any more (b"end")."""
+    """Returns the store key whose value says that round `number` has begun (b"go") or that all rounds are over (b"end")."""
     return f"aggregation/round/{number}"
 
 
 def argument_key(number: int) -> str:
-    """Returns the store's key that holds the message of round `number`'s code and argument."""
+    """Returns the store key of the message with the code and the argument of round `number`."""
     return f"aggregation/argument/{number}"
 
 
 @dataclass(frozen=True)
 class AggregationJob:
-    """Job that workers are started with.
+    """What workers compute, given to them at their start.
 
     Args:
-        work: (batch, the round's argument) -> the batch's result.
+        work: called with (batch, the round's argument); returns the batch's result.
         codes: which workers hold which batches; each round names one code by its index.
-        delay_s: (worker, round) -> seconds that the worker waits first, to rehearse stragglers; None: no delay.
+        delay_s: called with (worker, round); returns the seconds that the worker waits first, to rehearse stragglers. None: no
+            delay.
     """
 
     work: Work
@@ -65,7 +66,7 @@ def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob)
 
 
 def serve_rounds(rank_info: RankInfo, job: AggregationJob) -> NoReturn:
-    """Serves the newest round, again and again. The process ends when the master says so or is gone.
+    """Serves round after round, always the newest. Ends the process when the master says so or is gone.
 
     Args:
         rank_info, job: as in `run_worker`.

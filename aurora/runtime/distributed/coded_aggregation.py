@@ -60,18 +60,18 @@ def coded_sum(
     workers. Integers are the serial sum bit for bit.
 
     Args:
-        work: picklable; maps a batch's number to an array of `like`'s shape and type.
+        work: picklable; called with a batch's number, returns an array with the shape and type of `like`.
         batches: number of batches.
         workers: number of processes to start.
         redundancy: how many workers hold each batch at least.
         scheme: name of the gradient code, which decides which workers hold which batches.
-        like: an array of the sum's shape and type.
+        like: an array with the sum's shape and type.
         rng: random generator of the code.
-        timeout_s: how long nothing may arrive.
-        delay_s: (worker, round) -> seconds that the worker waits first, to rehearse stragglers.
-        watch: called with a report of each worker whenever one changes.
-        rank_info: under torchrun, where every rank calls this: rank 0 aggregates, and the others are workers, whose processes
-            end with the aggregation.
+        timeout_s: seconds without any arrival after which the aggregation fails.
+        delay_s: called with (worker, round); returns the seconds that the worker waits first, to rehearse stragglers.
+        watch: called with the reports of all workers whenever one of them changes.
+        rank_info: only under torchrun, where every rank calls this function: rank 0 aggregates; the other ranks are the
+            workers, and their processes end with the aggregation.
 
     Returns:
         The sum, which workers it came from, and each worker's report.
@@ -103,12 +103,12 @@ class CodedAggregator:
     """Worker processes that aggregate round after round. A context manager: no worker is left when the block ends.
 
     Args:
-        work: picklable; (batch, the round's argument) -> an array of `like`'s shape and type.
-        codes: gradient codes of equally many workers; each round uses one of them.
+        work: picklable; called with (batch, the round's argument), returns an array with the shape and type of `like`.
+        codes: gradient codes, all for the same number of workers; each round uses one of them.
         like, timeout_s, delay_s, watch, rank_info: as in `coded_sum`.
 
     Raises:
-        BadInput: if rank_info is of another number of ranks than the codes' workers.
+        BadInput: if the run has not as many ranks as the codes have workers.
     """
 
     def __init__(
@@ -323,12 +323,14 @@ class _Round:
 
 
 def decode(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
-    """Returns the weighted sum of arrays, in `like`'s type. Integers that a code made real are rounded back.
+    """Returns the weighted sum of the workers' messages, with the type of `like`.
+
+    If that type is an integer and the code has real coefficients, the sum is rounded to whole numbers.
 
     Args:
-        weighted: the workers' sums, each of `like`'s shape, with their weights.
-        code: the code that they were made with.
-        like: an array of the sum's shape and type.
+        weighted: (message, weight) of each worker that is used; messages have the shape of `like`.
+        code: the code with which workers made their messages.
+        like: an array with the sum's shape and type.
 
     Raises:
         RankFailed: if a decoded integer is further than ROUNDING from a whole number.

@@ -49,7 +49,7 @@ class Heartbeat:
     """Rank to supervisor, every HEARTBEAT_S: this rank lives.
 
     Args:
-        busy_s: seconds since it began the computation that it is in; zero while it waits for other ranks.
+        busy_s: seconds since the rank's present computation began; zero while it waits for other ranks.
     """
 
     busy_s: float
@@ -57,7 +57,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class MemberState:
-    """Rank to supervisor: the rank is in no epoch and waits for the next.
+    """Rank to supervisor: the rank takes part in no epoch and waits for the next one.
 
     Args:
         value: what the rank holds, for the coordinator.
@@ -77,7 +77,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class MemberResult:
-    """Rank to supervisor, last of all: its result, or the AuroraError or MemberCrashed that ended it."""
+    """Rank to supervisor, as its last message: its result, or the AuroraError or MemberCrashed that ended it."""
 
     value: Any
 
@@ -112,7 +112,7 @@ class ControlChannel:
 
     @property
     def stopped(self) -> threading.Event:
-        """Set while the last epoch is over and the next has not begun."""
+        """Event that is set between epochs: the last one is over and the next has not begun."""
         return self._stopped
 
     def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | Finish:
@@ -130,18 +130,18 @@ class ControlChannel:
         return answer
 
     def on_stop(self, abort: Callable[[], None]) -> None:
-        """Sets what is called when the current epoch is over; if it is over already, `abort` is called at once."""
+        """Calls `abort` when the current epoch is over; at once if it is over already."""
         self._abort = abort
         if self._stopped.is_set():
             abort()
 
     def set_busy_since(self, busy_since: Callable[[], float | None]) -> None:
-        """Sets the function by which heartbeats tell how long this rank has been computing.
+        """Sets the function from which heartbeats learn how long this rank has been computing.
 
-        The supervisor ends a rank that computes for longer than its time-out.
+        The supervisor kills a rank that computes for longer than the time-out.
 
         Args:
-            busy_since: returns when the computation in progress began (time.monotonic), None while this rank waits for others.
+            busy_since: returns when the present computation began, by time.monotonic; None while this rank waits for others.
         """
         self._busy_since = busy_since
 
@@ -184,11 +184,11 @@ class ControlChannel:
 
 
 def run_member(connection: Connection, rank_info: RankInfo, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """Main function of a supervised rank: runs `target` and sends the error that ends it, if any.
+    """Runs `target` as the main function of a supervised rank, and sends the error that ends it, if any.
 
     Args:
         connection: pipe to the supervisor.
-        rank_info: this rank.
+        rank_info: this rank and the store of its peers.
         target: called as target(rank_info, control, *args), where `control` is this rank's ControlChannel.
         args: further arguments of `target`.
     """

@@ -20,14 +20,14 @@ STUCK_S = 0.3  # after `abort` until gloo counts as stuck
 class EpochGroups:
     """Process groups of one epoch's members: one gloo group per model.
 
-    gloo cannot stop waiting for a peer that lives but has stopped waiting itself. So `abort` shuts the connections: each thread
-    that waits on one of them, here or at the other end, gets an error at once. One case is left: gloo forgets a message that it
-    begins to send, because the receiver's notice has just come, on a connection that is shut by then. The thread that waits for
-    that message waits until the group's time-out; see `unless_stopped`.
+    gloo cannot stop waiting for a peer that lives but no longer waits. So `abort` shuts the connections: each thread that waits
+    on one of them, at either end, gets an error at once. One case is left: if a connection is shut just as gloo begins to send
+    a message on it, gloo forgets the message, and the thread that waits for it waits until the group's time-out; see
+    `unless_stopped`.
 
     Args:
         groups: the process groups, by model.
-        connections: the sockets that they use.
+        connections: the sockets of these groups.
     """
 
     def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
@@ -36,7 +36,7 @@ class EpochGroups:
         self._lock = threading.Lock()
 
     def abort(self) -> None:
-        """Shuts all connections; may be called from any thread, and again."""
+        """Shuts all connections. May be called from any thread, and more than once."""
         with self._lock:
             connections, self._connections = self._connections, []
         for connection in connections:
@@ -48,15 +48,15 @@ class EpochGroups:
 def join_epoch(
     store: tuple[str, int], epoch: int, rank: int, ranks: int, groups: int, timeout_s: float, stopped: threading.Event
 ) -> EpochGroups:
-    """Rendezvous of an epoch's members. All of them call it.
+    """Joins the process groups of an epoch. A collective call: all members of the epoch make it.
 
     Args:
         store: host and port of the supervisor's store.
-        epoch: its number, which keeps its groups apart from other epochs'.
-        rank, ranks: of this member, among the epoch's members.
+        epoch: the epoch's number, which keeps its groups apart from those of other epochs.
+        rank, ranks: this member's rank in the epoch, and the number of members.
         groups: how many process groups to make.
-        timeout_s: how long to wait for the others, and later for a peer.
-        stopped: gives the rendezvous up when it is set.
+        timeout_s: seconds to wait for the other members, and later for a peer.
+        stopped: ends the rendezvous when it is set.
 
     Raises:
         RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
@@ -93,15 +93,15 @@ def join_epoch(
 
 
 def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
-    """Runs a call that waits for peers, in a thread, and gives it up when the epoch is over.
+    """Runs `call`, which waits for peers, in a thread, and abandons it when the epoch is over.
 
     Args:
         stopped: set when the epoch is over.
-        call: waits for peers.
+        call: the function to run.
 
     Raises:
-        RankFailed: if `call` has not ended STUCK_S after `stopped` was set; its thread is left behind.
-        Exception: what `call` raises.
+        RankFailed: if `call` has not ended STUCK_S seconds after `stopped` was set; its thread is left behind.
+        Exception: whatever `call` raises.
     """
     failed: list[BaseException] = []
 

@@ -18,8 +18,8 @@ PROBE = 2**31 - 1  # a tag that no message has
 class GlooTransport(OrderedTransport):
     """An ordered transport over a gloo process group.
 
-    A message waits at its sender until the receiver's request has come, over the same connection. Its size is its tag: messages
-    whose sizes both ends do not agree on never match, and end by the time-out.
+    A message waits at its sender until the receiver's request has come, over the same connection. Its size is its tag: if both
+    ends do not agree on the size, the message never matches and ends by the time-out.
 
     Args:
         group: a gloo process group; None: the default group.

@@ -43,9 +43,9 @@ class RankInfo:
     Args:
         rank, ranks: this rank's number, and how many ranks the whole run has.
         host, port: where the store listens.
-        timeout_s: how long to wait for a peer.
-        local_rank, local_ranks: this rank's number among the ranks of its machine, and how many they are.
-        launched: True where `launch` started the rank and hosts the store; False where torchrun did.
+        timeout_s: seconds to wait for a peer.
+        local_rank, local_ranks: this rank's number among the ranks of its machine, and how many ranks the machine has.
+        launched: True if `launch` started the rank and hosts the store; False if torchrun did.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class RankInfo:
 
 
 def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0, port: int = 0) -> list[Any]:
-    """Runs `target(rank_info, *args)` in `ranks` processes on this machine. All of them are gone on return.
+    """Runs `target(rank_info, *args)` in `ranks` processes on this machine. All of them have ended on return.
 
     The store of the rendezvous lives in this process, so it outlives every rank; it listens on loopback only.
 
@@ -67,15 +67,15 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
         target: a picklable function; what it returns must be picklable too.
         ranks: number of processes.
         args: further arguments of `target`.
-        timeout_s: how long a rank waits for a peer.
-        port: of the store; 0: any free one.
+        timeout_s: seconds that a rank waits for a peer.
+        port: port of the store; 0: any free one.
 
     Returns:
         What each rank returned, by rank.
 
     Raises:
         RankFailed: if a rank dies or meets an unexpected error.
-        AuroraError: what a rank raised.
+        AuroraError: the one that a rank raised.
         BadInput: if the port cannot be used.
     """
     children: list[tuple[Any, Connection]] = []
@@ -98,7 +98,7 @@ def hosted_store(port: int) -> Iterator[tuple[str, int]]:
     """Context manager that hosts a TCPStore in this process, on loopback, and yields its host and port.
 
     Args:
-        port: where it listens; 0: any free port.
+        port: port to listen on; 0: any free one.
 
     Raises:
         BadInput: if the port cannot be used.
@@ -122,7 +122,7 @@ def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) ->
     """Starts a process that runs `main(connection, rank_info, *args)` and dies with this one.
 
     Args:
-        rank_info: what the process is told about its rank.
+        rank_info: the process's rank and its peers.
         main: a picklable function.
         args: further arguments of `main`, picklable.
 
@@ -148,7 +148,7 @@ def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s
         What each rank returned, by rank.
 
     Raises:
-        Exception: the first error that a rank raised.
+        Exception: the first one that a rank raised.
     """
     answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
@@ -171,9 +171,9 @@ def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s
 
 
 def start_fork_server() -> ForkServerContext:
-    """Starts the process that ranks are forked from, which imports torch in the background. Returns its context.
+    """Starts the process that ranks are forked from, and returns its context. That process imports torch in the background.
 
-    Calling it early saves the first rank that time; calling it again costs nothing.
+    An early call saves the first rank the time of that import; further calls cost nothing.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)

@@ -17,11 +17,11 @@ class Member:
     """A running rank.
 
     Args:
-        process: its process and control channel.
-        state: what it sent, while it waits for an epoch; else None.
-        serving: whether it is in the current epoch.
-        stop_sent: whether it has been sent Stop in this epoch.
-        result: its last message; None before.
+        process: the rank's process and control channel.
+        state: the MemberState that it sent, while it waits for an epoch; else None.
+        serving: whether it takes part in the current epoch.
+        stop_sent: whether Stop has been sent to it in this epoch.
+        result: its last message; None until that has come.
     """
 
     process: RankProcess
@@ -36,13 +36,13 @@ class Membership:
     """The running ranks and the current epoch.
 
     Args:
-        members: by rank.
+        members: every running rank, by rank.
         epoch: number of the current epoch, 0 before the first.
-        epoch_ranks: the ranks that the epoch began with.
+        epoch_ranks: the ranks with which the epoch began.
         changed: whether a rank was lost or left the epoch.
         joined: whether a new rank waits.
         progressed: whether the work has advanced in this epoch.
-        idle_epochs: number of epochs of these ranks since the work last advanced.
+        idle_epochs: how many epochs these ranks have had since the work last advanced.
     """
 
     members: dict[int, Member] = field(default_factory=dict)
@@ -59,10 +59,10 @@ class Membership:
         self.changed = True
 
     def leave_epoch(self, rank: int, state: MemberState) -> None:
-        """Records that a rank waits for the next epoch: it has left the current one, or is new.
+        """Records that a rank, which has left the current epoch or is new, waits for the next one.
 
         Args:
-            rank: that waits.
+            rank: the rank that waits.
             state: what it holds.
         """
         member = self.members[rank]
@@ -78,7 +78,7 @@ class Membership:
         self.idle_epochs, self.progressed = 0, True
 
     def waiting(self) -> dict[int, MemberState]:
-        """Returns the states of the ranks that wait for an epoch, by rank, ascending."""
+        """Returns the state of each rank that waits for an epoch, by ascending rank."""
         return {rank: member.state for rank, member in sorted(self.members.items()) if member.state is not None}
 
     def silent(self, hang_s: float) -> Iterator[int]:
@@ -107,20 +107,20 @@ class Membership:
         return waiting > 0 and not any(member.serving for member in self.members.values())
 
     def count_idle(self, reason: str) -> None:
-        """Counts an epoch that ended without progress, before the next begins without better assignments.
+        """Counts one more epoch that ended without progress, if the next one has the same ranks.
 
         Args:
             reason: why the last epoch ended.
 
         Raises:
-            RankFailed: if the same ranks have had more than MAX_IDLE_EPOCHS of them.
+            RankFailed: if the same ranks have had more than MAX_IDLE_EPOCHS such epochs.
         """
         self.idle_epochs += tuple(self.waiting()) == self.epoch_ranks
         if self.idle_epochs > MAX_IDLE_EPOCHS:
             raise RankFailed(f"nothing moved in {MAX_IDLE_EPOCHS} epochs; the last ended by {reason}")
 
     def advance(self) -> None:
-        """Moves on to the next epoch's number and ranks: all that wait."""
+        """Moves on to the next epoch: takes its number, and all waiting ranks as its ranks."""
         self.epoch, self.epoch_ranks = self.epoch + 1, tuple(self.waiting())
         self.changed = self.joined = self.progressed = False
 

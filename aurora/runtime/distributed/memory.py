@@ -14,7 +14,7 @@ class Memory:
 
     Args:
         ranks: number of ranks.
-        timeout_s: how long a send waits for its receive, and a receive for its send.
+        timeout_s: seconds that a send waits for its receive, and a receive for its send.
     """
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
@@ -23,12 +23,12 @@ class Memory:
         self._waiting: dict[tuple[int, int, bool], deque[_Half]] = defaultdict(deque)
 
     def post(self, src: int, dst: int, sent: bool, message: Message) -> "_Half":
-        """Posts one end of the next message from src to dst; data move when the other end is posted too.
+        """Posts one end of the next message from src to dst; data move once both ends are posted.
 
         Args:
-            src, dst: ranks.
+            src, dst: the sending and the receiving rank.
             sent: whether this is the sender's end.
-            message: what travels, or where it goes.
+            message: the tensor to send, or the tensor to fill.
         """
         half = _Half(message, self.timeout_s)
         with self._lock:
@@ -71,7 +71,7 @@ class MemoryTransport(OrderedTransport):
     """One rank's ordered transport over a Memory.
 
     Args:
-        memory: shared by all ranks of the group.
+        memory: the Memory that all ranks of the group share.
         rank: this rank.
         cluster: as in `OrderedTransport`.
     """

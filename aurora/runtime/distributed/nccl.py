@@ -17,12 +17,12 @@ from aurora.types import Order
 class NcclTransport:
     """A transport that posts each exchange as one grouped call of NCCL sends and receives, on the current stream.
 
-    Within the group NCCL runs transfers side by side: the order decides which are posted first, not which wait for others.
+    Within such a call NCCL runs transfers side by side: the order decides which are posted first, not which wait for others.
 
     Args:
         group: an NCCL process group.
-        control: a gloo group that `gather` uses, so that several models' NCCL calls come in the port arbiter's sequence on
-            every rank; None: nothing is gathered.
+        control: a gloo group for `gather`, so that the NCCL calls of several models come in the port arbiter's sequence on
+            every rank; None: `gather` cannot be called.
         device: this rank's CUDA device.
     """
 
@@ -38,11 +38,7 @@ class NcclTransport:
         return self._control.gather(row.cpu())
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        """Performs one all-to-all in `order`; see `Transport.exchange`.
-
-        Args:
-            order, sends, recvs, observe: as there.
-        """
+        """Performs one all-to-all in `order`; see `Transport.exchange`."""
         # A pair's parts go in one message here: within a group no rank waits between them.
         pairs = list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))
         whole = replace(order, pairs_X2=np.array(pairs, dtype=np.int64).reshape(-1, 2), share_X2=None, sub_channels=None)

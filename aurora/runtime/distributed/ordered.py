@@ -35,7 +35,7 @@ SETTLE_S = 0.1  # to wait for the other direction's failure, which may explain t
 
 
 class Work(Protocol):
-    """A posted message."""
+    """A message that has been posted and may still be under way."""
 
     def wait(self) -> object:
         """Waits until the message has left or arrived. Raises RuntimeError if it cannot."""
@@ -46,9 +46,9 @@ class Message(NamedTuple):
 
     Args:
         peer: the rank at the other end.
-        tensor: what travels, contiguous.
-        row: of the order.
-        offset: where in the row it begins, bytes.
+        tensor: the contiguous tensor to send or to fill.
+        row: index of the row in the order.
+        offset: byte of the row at which the message begins.
         row_bytes: size of the whole row.
     """
 
@@ -91,21 +91,20 @@ class _Window:
 class OrderedTransport(ABC):
     """A Transport over `_send` and `_receive` of single messages.
 
-    Both ends post a transfer only when it is among their first open ones, and data move once both have. The first transfer of
-    the
-    order that is not done is always posted at both ends, so there is no deadlock.
+    Each end posts a transfer only when it is among its first open ones, and data move once both ends have posted it. The first
+    transfer of the order that is not done is always posted at both ends, so there is no deadlock.
 
-    With one partner at a time, rows go in pieces. A receiver requests pieces in planned order and across rows: at least one,
-    else what arrives while a request travels. A sender is thereby held to a few pieces under way: what it gives the network
-    early delays its next transfer. A rank that may request all that it receives, and receives little, does so first and then
-    sends, in one thread.
+    With one partner at a time, rows go in pieces. A receiver requests pieces in planned order, across rows: one piece, or as
+    many as arrive while a request travels. So a sender has only a few pieces under way, because what it gives the network early
+    delays its next transfer. A rank that receives little, and may request all of it, first requests and then sends, in one
+    thread.
 
     Paced orders are held by the senders' clocks, which start when all ranks know each other's sizes: messages leave at their
     planned times, and receivers request everything at once.
 
     Args:
-        rank, ranks: of the process group.
-        cluster: whose rates paced orders are held to; None: paced orders are refused, and no port counts as slow.
+        rank, ranks: this rank in the process group, and the group's number of ranks.
+        cluster: gives the rates of paced orders; None: paced orders are refused, and no port counts as slow.
     """
 
     cuts_rows = True  # whether rows are cut where one partner at a time is served
@@ -136,11 +135,7 @@ class OrderedTransport(ABC):
         return rows
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        """Performs one all-to-all in `order`; see `Transport.exchange`.
-
-        Args:
-            order, sends, recvs, observe: as there.
-        """
+        """Performs one all-to-all in `order`; see `Transport.exchange`."""
         if order.paced or order.sub_channels is not None:
             self._exchange_paced(order, sends, recvs, observe)
             return

@@ -20,10 +20,10 @@ def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
     """Returns this process's RankInfo from torchrun's variables; None where they are not set.
 
     Args:
-        timeout_s: how long to wait for a peer.
+        timeout_s: seconds to wait for a peer.
 
     Raises:
-        BadInput: if the variables make no sense.
+        BadInput: if the variables are incomplete or contradict each other.
     """
     if not all(name in os.environ for name in TORCHRUN):
         return None
@@ -65,17 +65,17 @@ def default_process_group(rank_info: RankInfo) -> Iterator[None]:
 
 
 def device_of(rank_info: RankInfo) -> str:
-    """Returns the name of this rank's CUDA device where every local rank has one, else "cpu"."""
+    """Returns the name of this rank's CUDA device if every local rank has one, else "cpu"."""
     if torch.cuda.is_available() and torch.cuda.device_count() >= rank_info.local_ranks:
         return f"cuda:{rank_info.local_rank}"
     return "cpu"
 
 
 def new_process_group(backend: str, timeout_s: float) -> Any:
-    """Makes a further group of all ranks. Every rank must make its groups in the same order.
+    """Makes a further process group of all ranks. Every rank must make its groups in the same sequence.
 
     Args:
         backend: "gloo" or "nccl".
-        timeout_s: how long a call on the group waits for a peer.
+        timeout_s: seconds that a call on the group waits for a peer.
     """
     return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))

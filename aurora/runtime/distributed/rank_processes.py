@@ -22,8 +22,8 @@ class RankProcess:
     """One rank's process and the supervisor's end of its control channel.
 
     Args:
-        rank: its number.
-        process: of multiprocessing.
+        rank: the rank's number.
+        process: its multiprocessing process.
         connection: the supervisor's end of the pipe.
         last_heard_s: when its last message came, by time.monotonic.
     """
@@ -39,12 +39,12 @@ class RankProcess:
         return int(self.process.pid)
 
     def send(self, message: object) -> None:
-        """Sends a message. A message to a dying process is dropped; the end of its connection is reported next."""
+        """Sends a message. If the process is dying, the message is dropped; `messages` then reports the connection's end."""
         with suppress(OSError):
             self.connection.send(message)
 
     def exit_reason(self) -> str:
-        """Returns how the process ended, waiting at most EXIT_S for it."""
+        """Waits at most EXIT_S seconds for the process to end, and returns how it ended, for error messages."""
         self.process.join(EXIT_S)
         code = self.process.exitcode
         if code is None:
@@ -53,7 +53,7 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Starts `main(connection, rank_info, *args)` for ranks of one machine and collects what they send.
+    """Starts `main(connection, rank_info, *args)` for ranks of one machine and collects their messages.
 
     Processes are started and joined in a background thread, so that serving ranks do not wait for ranks that come or go.
 
@@ -61,8 +61,8 @@ class RankProcesses:
         main: a picklable function.
         args: further arguments of `main`, picklable.
         ranks: number of ranks of the run.
-        store: host and port of the store of their rendezvous.
-        timeout_s: how long a rank waits for a peer.
+        store: host and port of the store of the ranks' rendezvous.
+        timeout_s: seconds that a rank waits for a peer.
     """
 
     def __init__(self, main: Main, args: tuple[Any, ...], ranks: int, store: tuple[str, int], timeout_s: float) -> None:
@@ -75,7 +75,7 @@ class RankProcesses:
 
     @property
     def starting(self) -> int:
-        """Number of processes that have been asked for and not been adopted yet."""
+        """Number of processes that `start` has begun and `adopt_started` has not yet returned."""
         return len(self._starting)
 
     def start(self, rank: int) -> None:
@@ -86,10 +86,10 @@ class RankProcesses:
         self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
 
     def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
-        """Yields each rank that has started since the last call, with its process or the error that kept it from starting.
+        """Yields (rank, process) for each rank that has started since the last call; an OSError in place of a failed process.
 
         Args:
-            wait: whether to wait for all that are still starting.
+            wait: whether to wait for all ranks that are still starting.
         """
         for rank, started in list(self._starting.items()):
             if not wait and not started.done():
@@ -107,9 +107,9 @@ class RankProcesses:
             yield rank, found
 
     def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yields (rank, message) of all messages that have come; if none has, of the first within timeout_s seconds.
+        """Yields (rank, message) of all messages that have come; waits up to timeout_s seconds for the first.
 
-        The message None says that the rank's connection has ended.
+        The message None means that the rank's connection has ended.
         """
         with suppress(Empty):
             for _ in range(max(1, self._inbox.qsize())):
@@ -118,13 +118,13 @@ class RankProcesses:
                     yield sender.rank, message
 
     def kill(self, rank: int) -> None:
-        """Kills a rank's process, whose further messages are dropped; the end of its connection ends its thread."""
+        """Kills a rank's process. Its further messages are dropped."""
         found = self._running.pop(rank)
         found.process.kill()
         self._background.submit(found.process.join)
 
     def close(self) -> None:
-        """Kills all processes, the ones that are still starting too. None is left on return."""
+        """Kills all processes, also those that are still starting. None is left on return."""
         for _ in self.adopt_started(wait=True):
             pass
         for rank in list(self._running):

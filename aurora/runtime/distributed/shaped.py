@@ -29,11 +29,11 @@ class Bucket:
         self._lock = threading.Lock()
 
     def take(self, size: int, begun_before: bool = False) -> None:
-        """Waits until the bytes would have passed at the port's rate.
+        """Sleeps until the bytes would have passed at the port's rate.
 
         Args:
             size: bytes.
-            begun_before: the bytes have been arriving until now, so their own time counts backwards from now.
+            begun_before: the bytes have just arrived, so the seconds that they take at that rate count as past.
         """
         seconds = size / self._rate
         with self._lock:
@@ -49,8 +49,8 @@ class Port:
     """Both directions of one rank's port, shared by all models on the rank.
 
     Args:
-        cluster: whose rates the port has.
-        rank: whose port it is.
+        cluster: gives the port's rates.
+        rank: the rank that has the port.
     """
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
@@ -64,7 +64,7 @@ class ShapedTransport(GlooTransport):
 
     Args:
         group: a gloo process group.
-        port: this rank's, shared with its other models' transports.
+        port: this rank's port, shared with the transports of its other models.
     """
 
     cuts_rows = False  # a request takes no time here

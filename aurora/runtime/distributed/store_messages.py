@@ -33,15 +33,15 @@ def pack_message(store: Any, key: str, head: dict[str, Any], array: NDArray[Any]
 
 
 def unpack_message(store: Any, message: bytes, delete: bool) -> tuple[dict[str, Any], NDArray[Any] | None]:
-    """Returns head and array of a message that `pack_message` made. Nothing is unpickled.
+    """Returns (head, array) of a message that `pack_message` made. Nothing is unpickled.
 
     Args:
-        store: that the message came through.
-        message: its bytes.
+        store: the store that holds the array's pieces.
+        message: the message's bytes.
         delete: whether to remove the array's pieces from the store.
 
     Raises:
-        ValueError: if the bytes are no such message.
+        ValueError: if `pack_message` did not make these bytes.
     """
     line, _, body = message.partition(b"\n")
     head = json.loads(line)

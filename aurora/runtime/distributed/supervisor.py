@@ -35,7 +35,7 @@ class Coordinator(Protocol):
 
     @property
     def wants_new_epoch(self) -> bool:
-        """Whether the coordinator has a better assignment for the same members, which takes an epoch of its own."""
+        """Whether the coordinator has a better assignment for the same members. The supervisor then begins a new epoch."""
 
     def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
         """Returns each member's assignment, by rank.
@@ -46,35 +46,35 @@ class Coordinator(Protocol):
         """
 
     def on_progress(self, rank: int, value: Any) -> bool:
-        """Takes what a member sent during an epoch. Returns whether the work as a whole has advanced by it.
+        """Takes a value that a member sent during an epoch. Returns whether it advances the work as a whole.
 
         Args:
             rank: the member.
-            value: what it sent.
+            value: the value it sent.
         """
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """Called for each lost rank.
+        """Takes note of a lost rank.
 
         Args:
-            rank: that was lost.
-            reason: why, as part of a sentence.
+            rank: the rank that was lost.
+            reason: why it was lost, as part of a sentence.
         """
 
 
 class Supervisor:
-    """Keeps `ranks` processes at `target(rank_info, control, *args)` until the coordinator is finished.
+    """Runs `target(rank_info, control, *args)` in `ranks` processes until the coordinator is finished.
 
     Args:
-        target: what a rank runs; it takes part in epoch after epoch by its ControlChannel.
+        target: what a rank runs; it takes part in epoch after epoch through `control`, its ControlChannel.
         ranks: how many processes to start.
         coordinator: decides what the members of each epoch do.
         args: further arguments of `target`, picklable.
-        timeout_s: a rank that computes for longer without a pause is killed; also how long ranks wait for a peer.
-        hang_s: a rank that sends nothing for so long, not even a heartbeat, is killed.
-        respawn: how many times each lost rank is started anew; it joins the next epoch when it is ready.
-        port: of the store of the ranks' rendezvous, on loopback; 0: any free one.
-        watch: called with each epoch's number and the process id of every member, by rank.
+        timeout_s: seconds that a rank waits for a peer; a rank that computes for longer without a pause is killed.
+        hang_s: a rank that sends nothing for this many seconds, not even a heartbeat, is killed.
+        respawn: how many times each lost rank is restarted; it joins the next epoch when it is ready.
+        port: port of the rendezvous store, on loopback; 0: any free one.
+        watch: called for each epoch with (its number, the process id of every member by rank).
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Supervisor:
         self._last_loss = ""
 
     def run(self) -> dict[int, Any]:
-        """Runs epochs until the coordinator is finished. No process is left on return, nor when it raises.
+        """Runs epochs until the coordinator is finished. No process is left when it returns or raises.
 
         Returns:
             The result of each rank that is left, by rank.
 
         Raises:
             RankFailed: if no rank is left, or epochs of the same members end without progress.
-            AuroraError: what a rank or the coordinator raises.
+            AuroraError: the one that a rank or the coordinator raises.
         """
         with hosted_store(self._port) as store:
             self._processes = RankProcesses(run_member, (self._target, self._args), self._ranks, store, self._timeout_s)

@@ -14,16 +14,16 @@ Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, 
 
 
 def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> list[tuple[int, int, torch.Tensor]]:
-    """Returns the rows of an order that `rank` sends or receives, in sequence: (row, peer, what travels).
+    """Returns the rows of an order that `rank` sends or receives, with the slice of a tensor that each row carries.
 
     Args:
         order: each of its rows is a pair of ranks, and the share of the pair's tensor that travels.
-        rank: this one.
-        tensors: for each peer, what is sent to it or received from it.
+        rank: the rank.
+        tensors: for each peer, the tensor that is sent to it or received from it.
         sending: True for the rows that `rank` sends, False for the rows that it receives.
 
     Returns:
-        Slices of the peers' tensors along their first axis, none of them empty.
+        (row, peer, slice) in sequence; slices are along the first axis of tensors[peer], and none is empty.
 
     Raises:
         BadInput: if the order leaves out a part of a tensor.
@@ -52,20 +52,20 @@ class Transport(Protocol):
     sequence. A lost peer ends a call by RankFailed, at the latest after the group's time-out.
 
     Attributes:
-        rank, ranks: this rank in the group, and the number of its ranks.
+        rank, ranks: this rank in the group, and the group's number of ranks.
     """
 
     rank: int
     ranks: int
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Collects a small tensor of each rank: counts, sizes, times.
+        """Gathers one small tensor (counts, sizes or times) from every rank. A collective call.
 
         Args:
-            row: this rank's, of the same shape and type on all ranks.
+            row: this rank's tensor, with the same shape and type on all ranks.
 
         Returns:
-            (ranks, *row.shape) on the CPU, once all ranks have given theirs.
+            (ranks, *row.shape) on the CPU, every rank's tensor.
 
         Raises:
             RankFailed: if a peer is lost.
@@ -75,18 +75,17 @@ class Transport(Protocol):
         """Performs one all-to-all in `order`. Returns when this rank's transfers are done.
 
         Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel, and a
-        rank's
-        tensors to and from itself are not touched.
+        rank's tensors to and from itself are not touched.
 
         Args:
-            order: which pairs travel when; a transport holds it as well as its network lets it.
-            sends: for each rank, what goes to it, contiguous.
-            recvs: for each rank, where to put what comes from it, contiguous.
+            order: which pairs travel when; a transport keeps to it as well as its network allows.
+            sends: for each rank, the contiguous tensor to send to it.
+            recvs: for each rank, the contiguous tensor to fill with what it sends.
             observe: called for each transfer of this rank, in any thread; a transfer starts when this end is ready for it.
 
         Raises:
             RankFailed: if a peer is lost.
-            BadInput: if the order leaves something out, or cannot be held by this transport.
+            BadInput: if the order leaves out a part of a tensor, or this transport cannot keep to it.
         """
 
 
@@ -104,12 +103,12 @@ def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
 
 
 def peer_lost(rank: int, peer: int | None, error: RuntimeError) -> RankFailed:
-    """Returns a back end's error as a RankFailed that names the lost peer.
+    """Returns the RankFailed, which names the lost peer, for a back end's error.
 
     Args:
         rank: this rank.
-        peer: the lost one; None: one of the others, unknown which.
-        error: the back end's.
+        peer: the lost peer; None: it is not known which of the others.
+        error: the back end's error.
     """
     reason = str(error).strip().splitlines()[0]
     whom = "the others" if peer is None else f"rank {peer}"
