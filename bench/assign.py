@@ -24,8 +24,8 @@ from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, group_costs
 from aurora.planner.placement.lp_relaxation import prove_bound
-from aurora.reproduce.aurora.coupled_requests import coupled_s
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
+from tests.planner.placement.coupled_requests import coupled_s
 
 GBPS = (100, 80, 50, 40)
 TOKEN_BYTES = 4096

@@ -29,7 +29,7 @@ Model = tuple[str, str, int, int, int]  # the first fields of ComputeCurves
 Times = dict[str, list[float]]
 
 
-class Stopwatch:
+class _Stopwatch:
     """Times work on the device's own clock: CUDA events, or the host's clock on a CPU.
 
     Args:
@@ -123,7 +123,7 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tok
     """One process: the model, the kind of device, the shape in words, and seconds by phase and size."""
     device = device_of(rank_info)
     model = load_model(path, device)
-    watch = Stopwatch(device)
+    watch = _Stopwatch(device)
     with default_process_group(rank_info), torch.inference_mode():
         times = {
             "gate": [_gate_s(model, watch, size, sequence_tokens) for size in sizes],
@@ -136,7 +136,7 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tok
     return about, kind, f"{dtype}, hidden size {model.hidden}, experts of {model.expert_bytes} bytes", times
 
 
-def _gate_s(model: MoeModel, watch: Stopwatch, tokens: int, sequence_tokens: int) -> float:
+def _gate_s(model: MoeModel, watch: _Stopwatch, tokens: int, sequence_tokens: int) -> float:
     """Seconds between two MoE layers: a forward pass without its experts, divided by the number of layers."""
     width = min(tokens, sequence_tokens)
     ids = torch.randint(3, model.model.config.vocab_size, (-(-tokens // width), width))
@@ -153,7 +153,7 @@ def _gate_s(model: MoeModel, watch: Stopwatch, tokens: int, sequence_tokens: int
 
 
 @contextmanager
-def _marked_experts(model: MoeModel, watch: Stopwatch, inside: list[tuple[Any, Any]]) -> Iterator[None]:
+def _marked_experts(model: MoeModel, watch: _Stopwatch, inside: list[tuple[Any, Any]]) -> Iterator[None]:
     """Context manager in which every call of an experts module adds its begin and end marks to `inside`."""
     began: list[Any] = []
 
@@ -174,7 +174,7 @@ def _marked_experts(model: MoeModel, watch: Stopwatch, inside: list[tuple[Any, A
             handle.remove()
 
 
-def _expert_s(model: MoeModel, watch: Stopwatch, sizes: list[int]) -> list[float]:
+def _expert_s(model: MoeModel, watch: _Stopwatch, sizes: list[int]) -> list[float]:
     """Seconds of one expert for each number of tokens."""
     experts = copy.deepcopy(model.layers[0].experts)
     hold_experts(experts, [0])
@@ -188,7 +188,7 @@ def _expert_s(model: MoeModel, watch: Stopwatch, sizes: list[int]) -> list[float
     return times
 
 
-def _aggregate_s(model: MoeModel, watch: Stopwatch, sizes: list[int]) -> list[float]:
+def _aggregate_s(model: MoeModel, watch: _Stopwatch, sizes: list[int]) -> list[float]:
     """Seconds to sum the experts' outputs for each number of tokens."""
     weight = next(model.layers[0].experts.parameters())
     times = []

@@ -12,18 +12,7 @@ from aurora.types.arrays import FloatArray
 def bar_chart(
     title: str, axis: str, cases: Sequence[str], shown: Mapping[str, FloatArray], papers: Mapping[str, FloatArray] | None = None
 ) -> Any:
-    """Draws a group of bars for each case, with whiskers from the smallest to the largest value.
-
-    Args:
-        title: of the picture.
-        axis: what its numbers are.
-        cases: labels of the groups.
-        shown: by label (3, C): means, smallest and largest values.
-        papers: by label (C,) what a paper gives, marked on the bars, NaN where it gives nothing; None: no marks.
-
-    Returns:
-        A matplotlib figure.
-    """
+    """Draws a group of bars for each case, with whiskers from the smallest to the largest value."""
     drawn = canvas(max(6.0, 0.8 * len(cases)), 3.6)
     axes = drawn.add_subplot()
     at_C, width = np.arange(len(cases)), 0.8 / len(shown)

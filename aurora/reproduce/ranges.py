@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """A range over cases or draws; None where a number is not given.
-
-    Args:
-        lowest, mean, highest: of the values.
-    """
+    """A range over cases or draws; None where a number is not given."""
 
     lowest: float | None = None
     mean: float | None = None

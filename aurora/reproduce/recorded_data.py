@@ -6,15 +6,7 @@ from aurora.errors import BadInput
 
 
 def recorded_file(folder: Path | None, name: str) -> Path:
-    """Returns the path of one recording, which need not exist.
-
-    Args:
-        folder: of recorded data; None: none was named.
-        name: of the recording, relative to the folder.
-
-    Raises:
-        BadInput: if no folder was named.
-    """
+    """Returns the path of one recording, which need not exist."""
     if folder is None:
         raise BadInput(f"`recorded`: expected the folder of recorded data, which holds {name}, or AURORA_DATA, found neither")
     return folder / name

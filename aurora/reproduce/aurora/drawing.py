@@ -15,14 +15,6 @@ def draw(runs: Sequence[Run], names: Sequence[str], folder: Path) -> list[Path]:
     """Draws figures for each traffic, with the paper's pricing.
 
     Bars are means over seeds, whiskers the smallest and the largest value.
-
-    Args:
-        runs: of the studies.
-        names: of figures in FIGURES.
-        folder: to write to.
-
-    Returns:
-        The files written.
     """
     written: list[Path] = []
     for name in names:

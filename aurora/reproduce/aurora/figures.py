@@ -1,32 +1,37 @@
 """Figures of the evaluation as numbers: runs over seeds, and what each figure shows of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from aurora.reproduce.aurora.studies import LEVELS, Outcomes
+from aurora.reproduce.aurora.jobs import LayerOutcome
+from aurora.reproduce.aurora.studies import LEVELS
 from aurora.types.arrays import FloatArray
 
 
 @dataclass(frozen=True)
 class Run:
-    """One study under one traffic and one pricing.
+    """One study under one traffic and one pricing."""
 
-    Attributes:
-        study, traffic, pricing: their names in STUDIES, TRAFFIC and PRICINGS.
-        ways: the methods that are compared, such as "Aurora" or "Lina, half"; axis W.
-        cases: the models, data sets and layers; axis C.
-        seconds_WSC, utilisation_WSC: (W, S, C) float64, by method, seed and case.
-    """
-
-    study: str
-    traffic: str
-    pricing: str
-    ways: tuple[str, ...]
-    cases: tuple[str, ...]
-    seconds_WSC: FloatArray
+    study: str  # its name in STUDIES
+    traffic: str  # its name in TRAFFIC
+    pricing: str  # its name in PRICINGS
+    ways: tuple[str, ...]  # the methods that are compared, such as "Aurora" or "Lina, half"; axis W
+    cases: tuple[str, ...]  # the models, data sets and layers; axis C
+    seconds_WSC: FloatArray  # by method, seed and case
     utilisation_WSC: FloatArray
+
+    @classmethod
+    def of(cls, study: str, traffic: str, pricing: str, seeds: Sequence[Mapping[tuple[str, str], LayerOutcome]]) -> Self:
+        """Returns the run of several seeds: of each the outcome by method and case."""
+        ways, cases = (tuple(dict.fromkeys(names)) for names in zip(*seeds[0], strict=True))
+        seconds_WSC, utilisation_WSC = (
+            np.array([[[getattr(found[way, case], name) for case in cases] for found in seeds] for way in ways])
+            for name in ("seconds", "utilisation")
+        )
+        return cls(study, traffic, pricing, ways, cases, seconds_WSC, utilisation_WSC)
 
     def seconds(self, way: str) -> FloatArray:
         """Returns (S, C) seconds of one method of `ways`."""
@@ -37,39 +42,17 @@ class Run:
         return np.asarray(self.utilisation_WSC[self.ways.index(way)])
 
 
-def run_of(study: str, traffic: str, pricing: str, seeds: Sequence[Outcomes]) -> Run:
-    """Makes a Run of the outcomes of several seeds.
-
-    Args:
-        study, traffic, pricing: names, as in `Run`.
-        seeds: one Outcomes per seed, with the same methods and cases.
-    """
-    ways = tuple(seeds[0])
-    cases = tuple(seeds[0][ways[0]])
-    found = [[[outcomes[way][case] for case in cases] for outcomes in seeds] for way in ways]
-    seconds_WSC = np.array([[[one.seconds for one in row] for row in way] for way in found])
-    utilisation_WSC = np.array([[[one.utilisation for one in row] for row in way] for way in found])
-    return Run(study, traffic, pricing, ways, cases, seconds_WSC, utilisation_WSC)
-
-
 Shown = dict[str, FloatArray]  # label -> (S, C)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper.
+    """A figure of the paper."""
 
-    Attributes:
-        title: what it is about.
-        study: name of the study whose runs it shows.
-        axis: what its numbers are.
-        shown: (run) -> by label (S, C), the bars of each case, or the points of each level.
-    """
-
-    title: str
-    study: str
-    axis: str
-    shown: Callable[[Run], Shown]
+    title: str  # what it is about
+    study: str  # name of the study whose runs it shows
+    axis: str  # what its numbers are
+    shown: Callable[[Run], Shown]  # (run) -> by label (S, C), the bars of each case, or the points of each level
 
 
 def _seconds(run: Run) -> Shown:
@@ -86,12 +69,7 @@ def _over_optimum(run: Run) -> Shown:
 
 
 def acceleration(run: Run, level: int) -> FloatArray:
-    """Returns (S, C): the random baseline's seconds over Aurora's.
-
-    Args:
-        run: of a study with foreign traffic.
-        level: per cent of foreign traffic, one of LEVELS.
-    """
+    """Returns (S, C): the random baseline's seconds over Aurora's."""
     random = next(way for way in run.ways if way.startswith("RGA"))
     return run.seconds(f"{random.split(',')[0]}, {level} %") / run.seconds(f"Aurora, {level} %")
 

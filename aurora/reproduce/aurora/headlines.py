@@ -16,41 +16,26 @@ ENDS = ("lowest", "mean", "highest")
 
 @dataclass(frozen=True)
 class Headline:
-    """A claim of the paper, or the same quantity for another method or reading, to be shown beside a claim.
+    """A claim of the paper, or the same quantity for another method or reading, to be shown beside a claim."""
 
-    Attributes:
-        name: the quantity.
-        figure: name of the figure whose study gives it.
-        paper: as the paper states it.
-        values: (run of that study) -> (S, C) float64.
-        why: what to know where a claim is not met; empty if it is no claim.
-        at_most: whether a claim is met from below.
-    """
-
-    name: str
-    figure: str
-    paper: Range
-    values: Callable[[Run], FloatArray]
-    why: str = ""
-    at_most: bool = False
+    name: str  # the quantity
+    figure: str  # name of the figure whose study gives it
+    paper: Range  # as the paper states it
+    values: Callable[[Run], FloatArray]  # (run of that study) -> (S, C) float64
+    why: str = ""  # what to know where a claim is not met; empty if it is no claim
+    at_most: bool = False  # whether a claim is met from below
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A headline under one traffic and pricing.
-
-    Attributes:
-        headline, traffic, pricing, seeds: which headline, traffic and pricing, and over how many seeds.
-        found: means over seeds.
-        half: half-widths of their confidence intervals (Student's t over seeds), None for a single seed.
-    """
+    """A headline under one traffic and pricing."""
 
     headline: Headline
     traffic: str
     pricing: str
     seeds: int
-    found: Range
-    half: Range
+    found: Range  # means over seeds
+    half: Range  # half-widths of their confidence intervals (Student's t over seeds), None for a single seed
 
     @property
     def met(self) -> str:
@@ -72,12 +57,7 @@ class Measured:
 
 
 def measure(headline: Headline, run: Run) -> Measured:
-    """Computes a headline.
-
-    Args:
-        headline: to compute.
-        run: of its figure's study.
-    """
+    """Computes a headline."""
     values_SC = headline.values(run)
     seeds = len(values_SC)
     ends_3S = np.stack([values_SC.min(axis=1), values_SC.mean(axis=1), values_SC.max(axis=1)])

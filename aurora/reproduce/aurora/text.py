@@ -7,6 +7,7 @@ from aurora.reproduce.aurora.figures import Run
 from aurora.reproduce.aurora.headlines import CONFIDENCE, ENDS, Measured
 from aurora.reproduce.aurora.jobs import PRICINGS
 from aurora.reproduce.aurora.traffic import TRAFFIC
+from aurora.reproduce.page import page, table
 from aurora.reproduce.ranges import Range
 
 SETUP = """\
@@ -34,21 +35,15 @@ ways are means of 16 draws, in the simulator of one."""
 
 
 def as_markdown(found: Sequence[Measured], runs: Sequence[Run], pictures: Sequence[str]) -> str:
-    """Returns the page: set-up, the table of headlines, why some are not met, other readings beside them, the figures.
-
-    Args:
-        found: the headlines.
-        runs: of the studies.
-        pictures: file names of the drawn figures.
-    """
+    """Returns the page: set-up, the table of headlines, why some are not met, other readings beside them, the figures."""
     seeds = found[0].seeds
     traffics = [name for name in TRAFFIC if any(one.traffic == name for one in found)]
     half = f", ± half of the {CONFIDENCE:.0%} confidence interval (Student's t over seeds)" if seeds > 1 else ""
+    missed: dict[str, list[str]] = {}
+    for one in found:
+        if one.headline.why and one.met != "yes":
+            missed.setdefault(" ".join(one.headline.why.split()), []).append(one.headline.name)
     lines = [
-        "# Aurora's evaluation, ours beside",
-        "",
-        "The paper: arXiv:2410.17043, §8. `aurora reproduce aurora` writes this page.",
-        "",
         SETUP,
         "",
         "Cells: lowest to highest over a figure's cases (models, data sets, layers), and their mean; each of them the mean",
@@ -58,39 +53,36 @@ def as_markdown(found: Sequence[Measured], runs: Sequence[Run], pictures: Sequen
         "## Headlines",
         "",
         *_table([one for one in found if one.headline.why], traffics),
-        "",
         "## Where ours differs, and why",
         "",
+        *(f"- **{'; '.join(dict.fromkeys(names))}.** {why}" for why, names in missed.items()),
+        *([] if missed else ["Every headline is met."]),
+        "",
+        *_exclusive_share(runs),
+        "## Beside the headlines",
+        "",
+        *_table([one for one in found if not one.headline.why], traffics),
     ]
-    missed: dict[str, list[str]] = {}
-    for one in found:
-        if one.headline.why and one.met != "yes":
-            missed.setdefault(" ".join(one.headline.why.split()), []).append(one.headline.name)
-    lines += [f"- **{'; '.join(dict.fromkeys(names))}.** {why}" for why, names in missed.items()] or ["Every headline is met."]
-    lines += ["", *_exclusive_share(runs)]
-    lines += ["## Beside the headlines", "", *_table([one for one in found if not one.headline.why], traffics), ""]
-    lines += [f"![{picture}]({picture})" for picture in pictures]
-    return "\n".join(lines).rstrip() + "\n"
+    source = "The paper: arXiv:2410.17043, §8. `aurora reproduce aurora` writes this page."
+    return page("Aurora's evaluation, ours beside", source, lines, pictures)
 
 
 def _table(found: Sequence[Measured], traffics: Sequence[str]) -> list[str]:
-    lines = [
-        f"| | fig. | priced by | paper | {' | '.join(traffics)} | ours / paper | met |",
-        "|---|---|---|---|" + "---|" * (len(traffics) + 2),
-    ]
+    rows = []
     for cells in _rows(found):
         first, by_traffic = cells[0], {one.traffic: one for one in cells}
-        columns = [
-            first.headline.name,
-            first.headline.figure,
-            PRICINGS[first.pricing].name,
-            _range(first.headline.paper, Range()),
-            *(_range(by_traffic[t].found, by_traffic[t].half) if t in by_traffic else "-" for t in traffics),
-            _ratio(first.headline.paper, first.found),
-            ", ".join(by_traffic[t].met if t in by_traffic else "-" for t in traffics),
-        ]
-        lines.append(f"| {' | '.join(columns)} |")
-    return lines
+        rows.append(
+            [
+                first.headline.name,
+                first.headline.figure,
+                PRICINGS[first.pricing].name,
+                _range(first.headline.paper, Range()),
+                *(_range(by_traffic[t].found, by_traffic[t].half) if t in by_traffic else "-" for t in traffics),
+                _ratio(first.headline.paper, first.found),
+                ", ".join(by_traffic[t].met if t in by_traffic else "-" for t in traffics),
+            ]
+        )
+    return table(["", "fig.", "priced by", "paper", *traffics, "ours / paper", "met"], rows)
 
 
 def as_json(found: Sequence[Measured]) -> dict[str, Any]:

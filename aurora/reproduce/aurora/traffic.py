@@ -38,13 +38,9 @@ PATCHES = {"B/16": 196, "B/32": 49}  # of one image of 224 x 224
 
 @dataclass(frozen=True)
 class Workload:
-    """One draw of the traffic: one window, as many source ranks as experts, equal tokens per source.
+    """One draw of the traffic: one window, as many source ranks as experts, equal tokens per source."""
 
-    Args:
-        profiles_DM: profiles_DM[d][m] is the profile of model m on data set d.
-    """
-
-    profiles_DM: tuple[tuple[Profile, ...], ...]
+    profiles_DM: tuple[tuple[Profile, ...], ...]  # profiles_DM[d][m] is the profile of model m on data set d
 
     @property
     def layers(self) -> int:
@@ -67,20 +63,12 @@ def generated(rng: np.random.Generator, folder: Path | None) -> Workload:
     Popularity is Zipf with an exponent from SKEW, experts shuffled, separately for every model, data set and layer. Each
     source's
     own mix is drawn from a Dirichlet around it, its tokens from a multinomial.
-
-    Args:
-        rng: random generator.
-        folder: not used.
     """
     return _drawn(dict.fromkeys(MODELS, TOKENS), rng)
 
 
-def same_images(rng: np.random.Generator, folder: Path | None) -> Workload:
-    """Draws traffic with equal images instead of equal tokens: B/16 cuts four times as many patches as B/32.
-
-    Args:
-        rng, folder: as in `generated`.
-    """
+def _same_images(rng: np.random.Generator, folder: Path | None) -> Workload:
+    """Draws traffic with equal images instead of equal tokens: B/16 cuts four times as many patches as B/32."""
     return _drawn({model: TOKENS * PATCHES[model] // PATCHES["B/16"] for model in MODELS}, rng)
 
 
@@ -112,13 +100,6 @@ def recorded(rng: np.random.Generator, folder: Path | None) -> Workload:
     OLMoE (64 experts folded to 8, eight neighbours each) and Mixtral (8), top-k choices, of the layers that were recorded: 0, 7
     and 15. Source s draws TOKENS choices from the s-th domain of its data set, in turn. Token sizes and compute times stay
     those of the paper's models.
-
-    Args:
-        rng: random generator.
-        folder: of recorded data; None: none was named.
-
-    Raises:
-        BadInput: if the recording is absent.
     """
     layers, counts = _recorded_counts(folder)
 
@@ -156,16 +137,11 @@ def _recorded_counts(folder: Path | None) -> tuple[int, dict[tuple[str, str], In
     return next(iter(counts.values())).shape[0], counts
 
 
-TRAFFIC: dict[str, TrafficMaker] = {"generated": generated, "same-images": same_images, "recorded": recorded}
+TRAFFIC: dict[str, TrafficMaker] = {"generated": generated, "same-images": _same_images, "recorded": recorded}
 
 
 def profile(name: str, tokens_LSE: IntArray) -> Profile:
-    """Makes a profile of the paper's models: top-1, TOKEN_BYTES each way, compute times in proportion to tokens.
-
-    Args:
-        name: of model and data set.
-        tokens_LSE: (L, S, E) int64, of one window.
-    """
+    """Makes a profile of the paper's models: top-1, TOKEN_BYTES each way, compute times in proportion to tokens."""
     at = np.array([1.0, 1e6])
     curves = {phase: Curve(at, at * flops / FLOPS) for phase, flops in TOKEN_FLOPS.items()}
     return Profile(

@@ -17,17 +17,11 @@ JOBS = ("straggler_pai/job_1_norm.csv", "straggler_pai/job_3_norm.csv")
 
 @dataclass(frozen=True)
 class Times:
-    """Times of workers over iterations.
+    """Times of workers over iterations."""
 
-    Attributes:
-        compute_IW: (I, W) float64, seconds of a worker for its batches.
-        message_IW: (I, W) float64, when its message reaches the master.
-        receive_s: seconds that the master then takes for each message, one at a time.
-    """
-
-    compute_IW: FloatArray
-    message_IW: FloatArray
-    receive_s: float
+    compute_IW: FloatArray  # (I, W) float64, seconds of a worker for its batches
+    message_IW: FloatArray  # (I, W) float64, when its message reaches the master
+    receive_s: float  # seconds that the master then takes for each message, one at a time
 
 
 Delays = Callable[[int, int, int, np.random.Generator, Path | None], Times]  # iterations, workers, load, rng, recorded data
@@ -73,14 +67,6 @@ def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, fold
     """Draws (I, W) recorded times of a training step, each job's mean made 1.
 
     Each worker continues one recorded series from a random step on.
-
-    Args:
-        iterations, workers: I and W.
-        rng: chooses series and steps.
-        folder: of recorded data; None: none was named.
-
-    Raises:
-        BadInput: if the recordings cannot be read.
     """
     series = []
     for job in JOBS:

@@ -14,17 +14,11 @@ STEP = 0.2
 
 @dataclass(frozen=True)
 class Descent:
-    """The job's data. As a worker's work, (batch, model_F) -> the batch's sum of gradients at a model.
+    """The job's data. As a worker's work, (batch, model_F) -> the batch's sum of gradients at a model."""
 
-    Args:
-        features: F, of a point.
-        points: P, of each batch.
-        seed: of the data.
-    """
-
-    features: int
-    points: int
-    seed: int
+    features: int  # F, of a point
+    points: int  # P, of each batch
+    seed: int  # of the data
 
     def __call__(self, batch: int, model_F: NDArray[Any] | None) -> FloatArray:
         assert model_F is not None
@@ -36,13 +30,6 @@ def batch_of(descent: Descent, batch: int) -> tuple[FloatArray, FloatArray]:
     """Draws a batch: half of its points around each of two means, labels by a logistic model of true weights.
 
     As printed: y is 1 with probability 1 / (exp(x w*) + 1), else -1.
-
-    Args:
-        descent: the job.
-        batch: number of the batch.
-
-    Returns:
-        x_PF (P, F) and y_P (P,), float64.
     """
     truth_F = np.random.default_rng([descent.seed, 0]).choice([-1.0, 1.0], descent.features)
     rng = np.random.default_rng([descent.seed, 1, batch])
@@ -54,55 +41,32 @@ def batch_of(descent: Descent, batch: int) -> tuple[FloatArray, FloatArray]:
 
 
 def gradient(x_PF: FloatArray, y_P: FloatArray, model_F: FloatArray) -> FloatArray:
-    """Returns (F,): the sum over points of the gradient of log(1 + exp(-y x w)).
-
-    Args:
-        x_PF: (P, F) points.
-        y_P: (P,) labels, 1 or -1.
-        model_F: (F,) weights w.
-    """
+    """Returns (F,): the sum over points of the gradient of log(1 + exp(-y x w))."""
     margin_P = y_P * (x_PF @ model_F)
     return np.asarray(-(y_P * np.exp(-np.logaddexp(0.0, margin_P))) @ x_PF)
 
 
 def loss(descent: Descent, batches: int, model_F: FloatArray) -> float:
-    """Returns the mean of log(1 + exp(-y x w)) over all points.
-
-    Args:
-        descent: the job.
-        batches: number of batches.
-        model_F: (F,) weights w.
-    """
+    """Returns the mean of log(1 + exp(-y x w)) over all points."""
     losses = [np.logaddexp(0.0, -y_P * (x_PF @ model_F)).mean() for x_PF, y_P in (batch_of(descent, b) for b in range(batches))]
     return float(np.mean(losses))
 
 
 @dataclass(frozen=True)
-class Momentum:
-    """State of Nesterov's method.
+class _Momentum:
+    """State of Nesterov's method."""
 
-    Args:
-        model_F: (F,) the model.
-        ahead_F: (F,) where the next gradient is taken: one step beyond the model in the direction that it moved.
-        number: of steps so far.
-    """
+    model_F: FloatArray  # (F,) the model
+    ahead_F: FloatArray  # (F,) where the next gradient is taken: one step beyond the model in the direction that it moved
+    number: int = 0  # of steps so far
 
-    model_F: FloatArray
-    ahead_F: FloatArray
-    number: int = 0
-
-    def after(self, total_F: FloatArray, points: int) -> "Momentum":
-        """Returns the state after a step.
-
-        Args:
-            total_F: (F,) sum of gradients at ahead_F.
-            points: number of points that the sum is over.
-        """
+    def after(self, total_F: FloatArray, points: int) -> "_Momentum":
+        """Returns the state after a step."""
         model_F = self.ahead_F - STEP * total_F / points
         ahead_F = model_F + self.number / (self.number + 3) * (model_F - self.model_F)
-        return Momentum(model_F, ahead_F, self.number + 1)
+        return _Momentum(model_F, ahead_F, self.number + 1)
 
 
-def start(features: int) -> Momentum:
+def start(features: int) -> _Momentum:
     """Returns the state before the first step, at zero."""
-    return Momentum(np.zeros(features), np.zeros(features))
+    return _Momentum(np.zeros(features), np.zeros(features))

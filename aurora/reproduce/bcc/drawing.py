@@ -10,15 +10,7 @@ from aurora.reproduce.bcc.studies import SCHEMES
 
 
 def draw(found: BccResults, folder: Path) -> list[Path]:
-    """Draws Fig. 2, 4 and 5.
-
-    Args:
-        found: the results.
-        folder: to write to.
-
-    Returns:
-        The files written.
-    """
+    """Draws Fig. 2, 4 and 5."""
     return _fig_2(found, folder) + _fig_4(found, folder) + _fig_5(found, folder)
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aurora.reproduce.bcc.delays import DELAYS, recorded_exists
 from aurora.reproduce.bcc.studies import (
     PAPERS_CLUSTER,
     SCHEMES,
     Adapted,
-    MakePool,
     MixedFound,
     Threshold,
     Timing,
@@ -21,41 +21,30 @@ from aurora.reproduce.bcc.studies import (
 )
 from aurora.types import BccOptions
 
+if TYPE_CHECKING:
+    from aurora.runtime.distributed.coded_aggregation import CodedAggregator
+
+Timings = dict[int, dict[str, list[Timing]]]  # by number of workers, then by delays
 FIGURE_2 = 100  # examples and workers
 FIGURE_5 = 500  # examples
 
 
 @dataclass(frozen=True)
 class BccResults:
-    """All results of the evaluation.
+    """All results of the evaluation."""
 
-    Attributes:
-        options: of the evaluation.
-        thresholds: Fig. 2.
-        simulated, performed: Tables I and II by number of workers, then by delays; performed is empty without processes.
-        mixed: Fig. 5.
-        adapted: how much redundancy recorded stragglers ask for; empty without a recording.
-    """
-
-    options: BccOptions
-    thresholds: tuple[Threshold, ...]
-    simulated: dict[int, dict[str, list[Timing]]]
-    performed: dict[int, dict[str, list[Timing]]]
-    mixed: MixedFound
-    adapted: tuple[Adapted, ...]
+    options: BccOptions  # of the evaluation
+    thresholds: tuple[Threshold, ...]  # Fig. 2
+    simulated: Timings  # Tables I and II
+    performed: Timings  # the same by real processes; empty without
+    mixed: MixedFound  # Fig. 5
+    adapted: tuple[Adapted, ...]  # how much redundancy recorded stragglers ask for; empty without a recording
 
 
 def reproduce(
-    options: BccOptions, folder: Path | None, progress: Callable[[str, int, int], None], pool: MakePool
+    options: BccOptions, folder: Path | None, progress: Callable[[str, int, int], None], pool: "type[CodedAggregator]"
 ) -> BccResults:
-    """Runs every study, the same at every call except for what processes measure.
-
-    Args:
-        options: how many workers, iterations and draws.
-        folder: recorded data, None for none; studies of recorded stragglers are left out where it is absent.
-        progress: called with what is being done, how much of it is done, and how much there is in all.
-        pool: starts processes; not called if options.process_iterations is 0.
-    """
+    """Runs every study, the same at every call except for what processes measure."""
     names = [name for name in DELAYS if "recorded" not in name or recorded_exists(folder)]
     real = [name for name in names if name in ("as in the tables", "recorded")] if options.process_iterations else []
     steps = len(options.workers) * (len(names) + len(real) * len(SCHEMES)) + 2
@@ -66,8 +55,8 @@ def reproduce(
         done += 1
         progress("delays", done, steps)
 
-    by_clock: dict[int, dict[str, list[Timing]]] = {}
-    by_process: dict[int, dict[str, list[Timing]]] = {}
+    by_clock: Timings = {}
+    by_process: Timings = {}
     for workers in options.workers:
         by_clock[workers], by_process[workers] = {}, {}
         for name in names:
@@ -88,11 +77,6 @@ def reproduce(
 
 
 def reduction(timings: list[Timing], scheme: str, over: str) -> float:
-    """Returns how much shorter one scheme's time is than another's, as a part of the other's.
-
-    Args:
-        timings: of all schemes.
-        scheme, over: names of the two schemes.
-    """
+    """Returns how much shorter one scheme's time is than another's, as a part of the other's."""
     seconds = {timing.scheme: timing.seconds for timing in timings}
     return float(1 - seconds[scheme] / seconds[over])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from aurora.errors import BadInput, InfeasiblePlan
 from aurora.reproduce.bcc.recoverable_batches import add_drawn_batches
-from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.reproduce.bcc.waiting import harmonic
+from aurora.types.arrays import FloatArray, IntArray
 
 POINTS = 1000  # of a time's distribution
 TAIL = 1e-12  # probability that is left out at its ends
@@ -19,48 +19,21 @@ TAIL = 1e-12  # probability that is left out at its ends
 
 @dataclass(frozen=True)
 class MixedWorkers:
-    """Speeds of workers.
+    """Speeds of workers."""
 
-    Args:
-        shift_W: (W,) seconds per batch, a_i >= 0.
-        rate_W: (W,) mu_i > 0, one over the mean of further seconds per batch.
-
-    Raises:
-        BadInput: if lengths differ or values are out of range.
-    """
-
-    shift_W: FloatArray
-    rate_W: FloatArray
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shift_W", numbers("workers' shifts", self.shift_W))
-        object.__setattr__(self, "rate_W", numbers("workers' rates", self.rate_W))
-        if len(self.shift_W) != len(self.rate_W) or not len(self.rate_W):
-            raise BadInput(f"workers: expected a shift and a rate each, found {len(self.shift_W)} and {len(self.rate_W)}")
-        if (self.shift_W < 0).any() or (self.rate_W <= 0).any():
-            raise BadInput("workers: expected shifts of zero or more and rates above zero")
+    shift_W: FloatArray  # (W,) seconds per batch, a_i >= 0
+    rate_W: FloatArray  # (W,) mu_i > 0, one over the mean of further seconds per batch
 
     def __len__(self) -> int:
         return len(self.shift_W)
 
     def draw(self, load_W: IntArray, draws: int, rng: np.random.Generator) -> FloatArray:
-        """Draws (draws, W) seconds until each worker answers; infinite for workers without work.
-
-        Args:
-            load_W: (W,) batches of each worker.
-            draws: how many.
-            rng: random generator.
-        """
+        """Draws (draws, W) seconds until each worker answers; infinite for workers without work."""
         seconds = self.shift_W * load_W + rng.exponential(size=(draws, len(self))) * load_W / self.rate_W
         return np.where(load_W > 0, seconds, np.inf)
 
     def finished(self, load_W: IntArray | FloatArray, at_s: FloatArray) -> FloatArray:
-        """Returns (X, W): the probability that each worker has answered by each time.
-
-        Args:
-            load_W: (W,) or (X, W) batches of each worker.
-            at_s: (X,) seconds.
-        """
+        """Returns (X, W): the probability that each worker has answered by each time."""
         spare = np.maximum(at_s[:, None] - self.shift_W * load_W, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(load_W > 0, -np.expm1(-spare * self.rate_W / load_W), 0.0)
@@ -84,41 +57,20 @@ def seconds_a_batch(workers: MixedWorkers) -> FloatArray:
 
 
 def loads_by(workers: MixedWorkers, most: int, at_s: FloatArray) -> FloatArray:
-    """Returns (X, W) loads, not rounded, from which the most results are expected by each time.
-
-    Args:
-        workers: their speeds.
-        most: batches of a worker at most.
-        at_s: (X,) seconds.
-    """
+    """Returns (X, W) loads, not rounded, from which the most results are expected by each time."""
     with np.errstate(divide="ignore", invalid="ignore"):
         load_XW = np.minimum(at_s[:, None] / seconds_a_batch(workers), float(most))
     return np.where(at_s[:, None] > 0, load_XW, 0.0)
 
 
 def expected_by(workers: MixedWorkers, most: int, at_s: FloatArray) -> FloatArray:
-    """Returns (X,) the results that are expected by each time under `loads_by`: no allocation is expected to give more.
-
-    Args:
-        workers, most, at_s: as in `loads_by`.
-    """
+    """Returns (X,) the results that are expected by each time under `loads_by`: no allocation is expected to give more."""
     load_XW = loads_by(workers, most, at_s)
     return np.asarray((workers.finished(load_XW, at_s) * load_XW).sum(axis=1))
 
 
 def fluid_s(workers: MixedWorkers, batches: int, results: float) -> float:
-    """Returns the seconds after which a number of results is expected under `loads_by`.
-
-    Args:
-        workers: their speeds.
-        batches: of a worker at most.
-        results: that are expected.
-
-    Raises:
-        InfeasiblePlan: if all workers with all batches cannot give them.
-    """
-    if not 0 < results <= len(workers) * batches:
-        raise InfeasiblePlan(f"{len(workers)} workers of at most {batches} batches each cannot give {results:g} results")
+    """Returns the seconds after which a number of results is expected under `loads_by`."""
 
     def short(at_s: float) -> float:
         return float(expected_by(workers, batches, np.array([at_s]))[0]) - results * (1 - 1e-12)
@@ -166,18 +118,7 @@ def results_s(workers: MixedWorkers, load_W: IntArray, results: int) -> float:
     """Returns the expected seconds until workers have answered for `results` batches, repeated ones counted each time.
 
     Exact up to the numerical integral of its distribution. If `results` is the sum of the loads: until all have answered.
-
-    Args:
-        workers: their speeds.
-        load_W: (W,) batches of each worker.
-        results: that are needed.
-
-    Raises:
-        InfeasiblePlan: if the sum of the loads is less than `results`.
     """
-    load_W = counts("loads", load_W, 1)
-    if load_W.sum() < results:
-        raise InfeasiblePlan(f"loads: expected at least {results} batches in all, found {load_W.sum()}")
     low, high = 0.0, float((workers.shift_W * load_W + load_W / workers.rate_W).max()) + 1e-300
     while _late(workers, load_W, results, np.array([high]))[0] > TAIL:
         high *= 2
@@ -216,22 +157,11 @@ def theorem_2(workers: MixedWorkers, batches: int) -> tuple[float, float]:
 
     They are by the p2 loads, which are optimal for many workers.
 
-    Args:
-        workers: their speeds.
-        batches: of the sum.
-
-    Raises:
-        BadInput: if there are fewer than two batches.
-        InfeasiblePlan: if the workers cannot hold the upper bound's results.
-
     Source: BCC Thm 2.
     """
-    if batches < 2:
-        raise BadInput(f"theorem 2: expected at least two batches, found {batches}")
     shift, rate = float(workers.shift_W.max()), float(workers.rate_W.min())
-    harmonic = float((1 / np.arange(1, len(workers) + 1)).sum())
     log = float(np.log(batches))
-    results = int((2 + np.log(shift + harmonic / rate) / log) * batches * log)
+    results = int((2 + np.log(shift + harmonic(len(workers)) / rate) / log) * batches * log)
     lower, upper = (results_s(workers, _enough(workers, batches, s), s) for s in (batches, results))
     return lower, upper + 1
 
@@ -241,10 +171,6 @@ def lower_bound_s(workers: MixedWorkers, batches: int) -> float:
 
     By t at most expected_by(t) results are expected, so by Markov's inequality the sum is recoverable by t with at most that
     over `batches` as its probability.
-
-    Args:
-        workers: their speeds.
-        batches: of the sum.
     """
     end = fluid_s(workers, batches, batches)
     at_s = np.linspace(0.0, end, POINTS + 1)[1:]
@@ -262,31 +188,17 @@ def _enough(workers: MixedWorkers, batches: int, results: int) -> IntArray:
 
 @dataclass(frozen=True)
 class RecoveryTime:
-    """Seconds until the sum is recoverable.
+    """Seconds until the sum is recoverable."""
 
-    Args:
-        mean_s: over the draws where it is recoverable.
-        error_s: standard error of the mean.
-        impossible: share of the draws where it is not recoverable.
-    """
-
-    mean_s: float
-    error_s: float
-    impossible: float
+    mean_s: float  # over the draws where it is recoverable
+    error_s: float  # standard error of the mean
+    impossible: float  # share of the draws where it is not recoverable
 
 
 def random_recovery_time(
     workers: MixedWorkers, batches: int, load_W: IntArray, draws: int, rng: np.random.Generator
 ) -> RecoveryTime:
-    """Draws how long it takes until the answered batches are all of them, if each worker drew its batches at random.
-
-    Args:
-        workers: their speeds.
-        batches: of the sum.
-        load_W: (W,) how many different batches each worker draws.
-        draws: how many times are drawn.
-        rng: random generator.
-    """
+    """Draws how long it takes until the answered batches are all of them, if each worker drew its batches at random."""
     seconds_XW = workers.draw(load_W, draws, rng)
     times = np.full(draws, np.inf)
     for draw in range(draws):
@@ -301,12 +213,7 @@ def random_recovery_time(
 
 
 def unrecoverable_probability(batches: int, load_W: IntArray) -> float:
-    """Returns the probability that all workers' draws miss a batch; exact.
-
-    Args:
-        batches: of the sum.
-        load_W: (W,) how many different batches each worker draws.
-    """
+    """Returns the probability that all workers' draws miss a batch; exact."""
     met_B = np.zeros(batches + 1)
     met_B[0] = 1.0
     for load in load_W.tolist():
@@ -318,10 +225,6 @@ def recommend(workers: MixedWorkers, batches: int) -> tuple[str, IntArray, float
     """Returns (name, loads, expected seconds) of the quickest allocation in ALLOT that assigns every batch to one worker.
 
     The even split is among them, so nothing slower is recommended; ties go to it.
-
-    Args:
-        workers: their speeds.
-        batches: of the sum.
     """
     found = []
     for name in ("even", "by-pace", "load-balanced"):

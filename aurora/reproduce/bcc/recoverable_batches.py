@@ -15,25 +15,13 @@ MOST_BRANCHES = 1 << 17  # of an exact count
 
 
 def messages_needed(holds_WB: BoolArray, finished: Sequence[int]) -> int | None:
-    """Returns how many workers, in sequence, hold every batch between them; None if all of them do not.
-
-    Args:
-        holds_WB: (W, B) bool, whether a worker holds a batch.
-        finished: workers in the sequence in which they finished.
-    """
+    """Returns how many workers, in sequence, hold every batch between them; None if all of them do not."""
     enough_K = all_held(holds_WB[np.asarray(finished, dtype=np.int64)], np.tri(len(finished), dtype=np.bool_))
     return int(enough_K.argmax()) + 1 if enough_K.any() else None
 
 
 def recoverable_sets(holds_WB: BoolArray) -> list[int]:
-    """Returns, for k = 0..W, how many sets of k workers hold every batch between them; exact.
-
-    Args:
-        holds_WB: (W, B) bool, whether a worker holds a batch.
-
-    Raises:
-        BadInput: if counting takes more than MOST_BRANCHES branches.
-    """
+    """Returns, for k = 0..W, how many sets of k workers hold every batch between them; exact."""
     workers = len(holds_WB)
     if not holds_WB.any(axis=0).all():
         return [0] * (workers + 1)
@@ -44,22 +32,13 @@ def recoverable_sets(holds_WB: BoolArray) -> list[int]:
 
 
 def recoverable_share_K(holds_WB: BoolArray) -> FloatArray:
-    """Returns (W + 1,) float64: the probability that k workers hold every batch between them, all sets of k equally likely.
-
-    Args:
-        holds_WB: (W, B) bool, whether a worker holds a batch.
-    """
+    """Returns (W + 1,) float64: the probability that k workers hold every batch between them, all sets of k equally likely."""
     workers = len(holds_WB)
     return np.array([sets / comb(workers, k) for k, sets in enumerate(recoverable_sets(holds_WB))])
 
 
 def add_drawn_batches(met_B: FloatArray, load: int) -> FloatArray:
-    """Returns the distribution of how many batches are held, after one more worker drew different ones at random.
-
-    Args:
-        met_B: (B + 1,) float64, the probability that 0..B batches were held before.
-        load: how many it drew.
-    """
+    """Returns the distribution of how many batches are held, after one more worker drew different ones at random."""
     batches = len(met_B) - 1
     after_B = np.zeros_like(met_B)
     for new, share_B in enumerate(_new_share(batches, load)):

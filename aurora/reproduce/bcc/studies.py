@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aurora.errors import InfeasiblePlan
 from aurora.planner.gradient_codes import GradientCode, make_code
@@ -27,105 +25,50 @@ from aurora.reproduce.bcc.mixed_workers import (
 )
 from aurora.reproduce.bcc.redundancy import choose_load, code_by_speed, replay, scaled
 from aurora.reproduce.bcc.waiting import formula, waiting
-from aurora.types import AggregationResult, BccOptions, WorkerReport
-from aurora.types.arrays import FloatArray
+from aurora.types import BccOptions, WorkerReport
+from aurora.types.arrays import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 
 SCHEMES = ("uncoded", "cyclic", "bcc", "balanced")  # the paper's three, and ours
 DRAWS = 10  # placements of the simulated clock
 
 
-class Pool(Protocol):
-    """Processes that aggregate a sum, round after round."""
-
-    def aggregate(self, argument: NDArray[Any] | None = None, code: int = 0) -> AggregationResult:
-        """Performs one round.
-
-        Args:
-            argument: sent to all workers; None: nothing is sent.
-            code: index of the round's code.
-        """
-        ...
-
-
-class MakePool(Protocol):
-    """Starts a Pool.
-
-    Args:
-        work: (batch, argument) -> the batch's result; picklable.
-        codes: which workers hold which batches; each round uses one.
-        like: an array of the result's shape and type.
-        delay_s: (worker, round) -> seconds that the worker waits first.
-        watch: called with a report of each worker whenever one changes.
-    """
-
-    def __call__(
-        self,
-        work: Callable[[int, NDArray[Any] | None], NDArray[Any]],
-        codes: Sequence[GradientCode],
-        like: NDArray[Any],
-        *,
-        delay_s: Callable[[int, int], float],
-        watch: Callable[[Sequence[WorkerReport]], None],
-    ) -> AbstractContextManager[Pool]: ...
-
-
 @dataclass(frozen=True)
 class Threshold:
-    """One scheme at one load.
+    """One scheme at one load."""
 
-    Args:
-        scheme: its name.
-        load: batches of a worker.
-        formula: recovery threshold by the paper's formula; None without one.
-        exact: exact mean of the recovery threshold.
-        communication: load of communication, in batches' results.
-        impossible: the probability that the sum is not recoverable.
-    """
-
-    scheme: str
-    load: int
-    formula: float | None
-    exact: float
-    communication: float
-    impossible: float
+    scheme: str  # its name
+    load: int  # batches of a worker
+    formula: float | None  # recovery threshold by the paper's formula; None without one
+    exact: float  # exact mean of the recovery threshold
+    communication: float  # load of communication, in batches' results
+    impossible: float  # the probability that the sum is not recoverable
 
 
 def thresholds(batches: int, loads: Sequence[int]) -> list[Threshold]:
-    """Fig. 2: recovery thresholds with as many workers as batches.
-
-    Args:
-        batches: B, also the number of workers.
-        loads: batches of a worker; they leave one worker a batch or more.
-    """
+    """Fig. 2: recovery thresholds with as many workers as batches."""
     found = []
     for scheme in ("bcc", "balanced", "cyclic", "random"):
         for load in loads:
             exact = waiting(scheme, batches, batches, load)
-            printed = None if scheme == "balanced" else formula(scheme, batches, batches, load)[0]
+            printed = formula(scheme, batches, batches, load)
             found.append(Threshold(scheme, load, printed, exact.threshold, exact.communication, exact.impossible))
     return found
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One scheme's iterations.
+    """One scheme's iterations."""
 
-    Attributes:
-        scheme, iterations: which scheme, and how many.
-        waited: messages that the master waited for, the mean over iterations.
-        seconds: of all iterations.
-        compute_s: the longest computation among the workers waited for, summed over iterations.
-        error: the largest difference of a gradient from the serial one over its largest entry; None where none was computed.
-        losses: of the model before and after; None where none was computed.
-    """
-
-    scheme: str
-    iterations: int
-    waited: float
-    seconds: float
-    compute_s: float
-    error: float | None = None
-    losses: tuple[float, float] | None = None
+    scheme: str  # a name in SCHEMES
+    iterations: int  # how many
+    waited: float  # messages that the master waited for, the mean over iterations
+    seconds: float  # of all iterations
+    compute_s: float  # the longest computation among the workers waited for, summed over iterations
+    error: float | None = None  # of a gradient from the serial one, at most, over its largest entry; None: none computed
+    losses: tuple[float, float] | None = None  # of the model before and after; None where none was computed
 
 
 def _load_of(scheme: str, load: int) -> int:
@@ -144,16 +87,7 @@ def _drawn_code(scheme: str, workers: int, load: int, rng: np.random.Generator) 
 
 
 def simulated(delays: str, workers: int, load: int, iterations: int, seed: int, folder: Path | None) -> list[Timing]:
-    """Times each scheme by a simulated clock: the mean over DRAWS placements of the whole job.
-
-    Args:
-        delays: a name in DELAYS.
-        workers: how many.
-        load: batches of a worker.
-        iterations: of the job.
-        seed: of the random generator.
-        folder: of recorded data; None for none.
-    """
+    """Times each scheme by a simulated clock: the mean over DRAWS placements of the whole job."""
     found = []
     for scheme in SCHEMES:
         rng = np.random.default_rng([seed, workers])
@@ -169,7 +103,7 @@ def simulated(delays: str, workers: int, load: int, iterations: int, seed: int, 
     return found
 
 
-def _longest(times: Times, waited_I: NDArray[np.int64]) -> FloatArray:
+def _longest(times: Times, waited_I: IntArray) -> FloatArray:
     order_IW = np.argsort(times.message_IW, axis=1, kind="stable")
     sorted_IW = np.take_along_axis(times.compute_IW, order_IW, axis=1)
     return np.array([row[:k].max() for row, k in zip(sorted_IW, waited_I.tolist(), strict=True)])
@@ -177,37 +111,26 @@ def _longest(times: Times, waited_I: NDArray[np.int64]) -> FloatArray:
 
 @dataclass(frozen=True)
 class Injected:
-    """Delays that real workers wait for.
+    """Delays that real workers wait for."""
 
-    Args:
-        delay_IW: (I, W) seconds by round, from 1, and worker.
-    """
-
-    delay_IW: FloatArray
+    delay_IW: FloatArray  # (I, W) seconds by round, from 1, and worker
 
     def __call__(self, worker: int, number: int) -> float:
         return float(self.delay_IW[number - 1, worker])
 
 
 def performed(
-    names: Sequence[str], workers: int, options: BccOptions, folder: Path | None, pool: MakePool, advance: Callable[[], None]
+    names: Sequence[str],
+    workers: int,
+    options: BccOptions,
+    folder: Path | None,
+    pool: "type[CodedAggregator]",
+    advance: Callable[[], None],
 ) -> dict[str, list[Timing]]:
-    """Times each scheme by real processes that wait for the drawn delays, stretched.
+    """Times each scheme by real processes that wait for the drawn delays, stretched; by name one Timing per scheme.
 
     They do gradient descent, and every sum is compared with the serial one. Seconds are as measured, over the stretch. All
-    delays
-    and schemes use the same processes.
-
-    Args:
-        names: in DELAYS.
-        workers: how many.
-        options: load, iterations, stretch and the job's size.
-        folder: of recorded data; None for none.
-        pool: starts the processes.
-        advance: called after each scheme.
-
-    Returns:
-        By name, one Timing per scheme.
+    delays and schemes use the same processes. `advance` is called after each scheme.
     """
     iterations, seed, features = options.process_iterations, options.seed, options.features
     descent = Descent(features, options.points, seed)
@@ -257,28 +180,18 @@ class _Receiving:
 
 @dataclass(frozen=True)
 class MixedFound:
-    """Fig. 5, in expected seconds.
+    """Fig. 5, in expected seconds."""
 
-    Attributes:
-        wanted: floor(m log m), the results to which p2_s counts.
-        p2_s, balanced_s, even_s: with the paper's loads, until the load-balanced shares are all there, and the even ones.
-        recovery: until the sum is recoverable where p2's loads are drawn at random.
-        unrecoverable: the exact probability that it never is.
-        recommended, recommended_s: the quickest allocation that assigns every batch to one worker.
-        bounds_s: Theorem 2's.
-        lower_bound_s: below every allocation.
-    """
-
-    wanted: int
-    p2_s: float
-    balanced_s: float
-    recovery: RecoveryTime
-    unrecoverable: float
-    even_s: float
-    recommended: str
+    wanted: int  # floor(m log m), the results to which p2_s counts
+    p2_s: float  # with the paper's loads
+    balanced_s: float  # until the load-balanced shares are all there
+    recovery: RecoveryTime  # until the sum is recoverable where p2's loads are drawn at random
+    unrecoverable: float  # the exact probability that it never is
+    even_s: float  # until the even shares are all there
+    recommended: str  # the quickest allocation that assigns every batch to one worker
     recommended_s: float
-    bounds_s: tuple[float, float]
-    lower_bound_s: float
+    bounds_s: tuple[float, float]  # Theorem 2's
+    lower_bound_s: float  # below every allocation
 
     @property
     def saved(self) -> float:
@@ -287,14 +200,7 @@ class MixedFound:
 
 
 def mixed(batches: int, workers: MixedWorkers, draws: int, seed: int) -> MixedFound:
-    """Fig. 5: allocations of batches to workers of different speeds.
-
-    Args:
-        batches: of the sum.
-        workers: the paper's cluster or another.
-        draws: of random batches.
-        seed: of the random generator.
-    """
+    """Fig. 5: allocations of batches to workers of different speeds."""
     wanted = int(batches * np.log(batches))
     p2_W = ALLOT["p2"](workers, batches, wanted)
     name, _, seconds = recommend(workers, batches)
@@ -317,35 +223,20 @@ PAPERS_CLUSTER = MixedWorkers(np.full(100, 20.0), np.array([1.0] * 95 + [20.0] *
 
 @dataclass(frozen=True)
 class Adapted:
-    """The load that the first iterations ask for, and seconds per iteration in the later ones (recorded steps: mean 1).
+    """The load that the first iterations ask for, and seconds per iteration in the later ones (recorded steps: mean 1)."""
 
-    Attributes:
-        stragglers, work: what is slow, and how time grows with the load.
-        chosen, chosen_s: the load that a replay chooses, with groups dealt by the speeds seen so far.
-        random_s: with that load and random groups.
-        best, best_s: the best load and speeds in hindsight.
-        uncoded_s: with one batch each.
-    """
-
-    stragglers: str
-    work: str
-    chosen: int
+    stragglers: str  # what is slow
+    work: str  # how time grows with the load
+    chosen: int  # the load that a replay chooses, with groups dealt by the speeds seen so far
     chosen_s: float
-    random_s: float
-    best: int
+    random_s: float  # with that load and random groups
+    best: int  # the best load, with speeds in hindsight
     best_s: float
-    uncoded_s: float
+    uncoded_s: float  # with one batch each
 
 
 def adapted(workers: int, iterations: int, seed: int, folder: Path | None, stalled: bool) -> list[Adapted]:
-    """Chooses the redundancy for recorded stragglers, as they are and dealt anew.
-
-    Args:
-        workers, iterations: how many.
-        seed: of the random generator.
-        folder: of recorded data.
-        stalled: whether one worker in ten takes ten times as long on top.
-    """
+    """Chooses the redundancy for recorded stragglers, as they are and dealt anew."""
     found = []
     loads = [load for load in (1, 2, 5, 10) if load <= workers]
     for stragglers in ("persistent", "independent"):
@@ -357,26 +248,26 @@ def adapted(workers: int, iterations: int, seed: int, folder: Path | None, stall
             steps_IW = rng.permuted(steps_IW.ravel()).reshape(steps_IW.shape)
         early_IW, late_IW = np.split(steps_IW, [max(1, iterations // 4)])
         for work, work_s in (("grows with the load", None), ("a tenth of the step a batch", 0.1), ("is all delay", 0.0)):
-
-            def seconds(
-                codes: Sequence[GradientCode], load: int, late_IW: FloatArray = late_IW, work_s: float | None = work_s
-            ) -> float:
-                later_IW = scaled(late_IW, 1, load, work_s)
-                return float(np.mean([replay(code, later_IW)[0].mean() for code in codes]))
-
-            chosen = choose_load(early_IW, 1, loads, workers, work_s=work_s)
+            later = {load: scaled(late_IW, load, work_s) for load in loads}
+            chosen, code = choose_load(early_IW, loads, workers, work_s=work_s)
+            random = [make_code("balanced", workers, workers, chosen, rng) for _ in range(DRAWS)]
             hindsight_W = late_IW.mean(axis=0)
-            best = {load: seconds([code_by_speed(hindsight_W, workers, load)], load) for load in loads}
+            best = {load: _seconds([code_by_speed(hindsight_W, workers, load)], later[load]) for load in loads}
             found.append(
                 Adapted(
                     f"{stragglers}{', one in ten stalled' if stalled else ''}",
                     work,
-                    chosen.load,
-                    seconds([chosen.code], chosen.load),
-                    seconds([make_code("balanced", workers, workers, chosen.load, rng) for _ in range(DRAWS)], chosen.load),
+                    chosen,
+                    _seconds([code], later[chosen]),
+                    _seconds(random, later[chosen]),
                     min(best, key=lambda load: best[load]),
                     min(best.values()),
                     best[1],
                 )
             )
     return found
+
+
+def _seconds(codes: Sequence[GradientCode], seconds_IW: FloatArray) -> float:
+    """Seconds per iteration, the mean over codes."""
+    return float(np.mean([replay(code, seconds_IW)[0].mean() for code in codes]))

@@ -5,9 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from aurora.reproduce.bcc.delays import MEAN_S, NETWORK_S, RECEIVE_S, SHIFT_S
-from aurora.reproduce.bcc.evaluation import FIGURE_2, FIGURE_5, BccResults, reduction
-from aurora.reproduce.bcc.studies import SCHEMES, Timing
+from aurora.reproduce.bcc.evaluation import FIGURE_2, FIGURE_5, BccResults, Timings, reduction
+from aurora.reproduce.bcc.studies import Timing
 from aurora.reproduce.bcc.waiting import formula, waiting
+from aurora.reproduce.page import page, table
 
 PAPER = {  # workers: scheme -> threshold, communication, computation and total seconds; Tables I and II
     50: {"uncoded": (50, 28.556, 0.230, 28.786), "cyclic": (41, 12.031, 1.959, 13.990), "bcc": (11, 3.043, 1.162, 4.205)},
@@ -62,39 +63,22 @@ is worth knowing (below)."""
 
 
 def as_markdown(found: BccResults, pictures: Sequence[str]) -> str:
-    """Returns the page.
-
-    Args:
-        found: the results.
-        pictures: file names of the drawn figures.
-    """
-    options = found.options
+    """Returns the page."""
     lines = [
-        "# BCC's evaluation, ours beside",
-        "",
-        "The paper: arXiv:1710.09990. `aurora reproduce bcc` writes this page.",
-        "",
-        SETUP.format(load=options.load),
+        SETUP.format(load=found.options.load),
         "",
         *_headlines(found),
         *_tables(found),
         *_fig_2(found),
         *_fig_5(found),
         *_adapted(found),
-        *(f"![{picture}]({picture})" for picture in pictures),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    source = "The paper: arXiv:1710.09990. `aurora reproduce bcc` writes this page."
+    return page("BCC's evaluation, ours beside", source, lines, pictures)
 
 
 def _headlines(found: BccResults) -> list[str]:
-    lines = [
-        "## Headlines",
-        "",
-        f"Time less over {found.options.iterations} iterations by the simulated clock, and by real processes where they ran.",
-        "",
-        "| workers | delays | | paper | clock | processes |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for workers, by_delays in found.simulated.items():
         for delays, timings in by_delays.items():
             real = found.performed[workers].get(delays)
@@ -102,124 +86,109 @@ def _headlines(found: BccResults) -> list[str]:
                 for over, claim in zip(("uncoded", "cyclic"), CLAIMS.get(workers, (None, None)), strict=True):
                     printed = f"{claim:.1%}" if claim and scheme == "bcc" and delays == "as in the tables" else "-"
                     measured = f"{reduction(real, scheme, over):.1%}" if real else "-"
-                    name = f"{scheme} less than {over}"
-                    lines.append(
-                        f"| {workers} | {delays} | {name} | {printed} | {reduction(timings, scheme, over):.1%} | {measured} |"
-                    )
-    return [*lines, "", WHY, ""]
+                    clock = f"{reduction(timings, scheme, over):.1%}"
+                    rows.append([str(workers), delays, f"{scheme} less than {over}", printed, clock, measured])
+    said = f"Time less over {found.options.iterations} iterations by the simulated clock, and by real processes where they ran."
+    columns = ["workers", "delays", "", "paper", "clock", "processes"]
+    return ["## Headlines", "", said, "", *table(columns, rows), WHY, ""]
 
 
 def _tables(found: BccResults) -> list[str]:
+    options = found.options
     lines = ["## Tables I and II", ""]
     for workers, by_delays in found.simulated.items():
-        shares = {scheme: 1 if scheme == "uncoded" else found.options.load for scheme in SCHEMES}
-        lines += [
-            f"{workers} workers and batches. K: messages waited for, by formula, exactly on average, and found.",
-            "",
-            "| delays | | scheme | K formula | K exact | K | iterations | s | computing s | gradient off by | loss |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
+        rows = [
+            ["EC2", "paper", scheme, "-", "-", f"{threshold}", "100", f"{total:.2f}", f"{compute:.2f}", "-", "-"]
+            for scheme, (threshold, _, compute, total) in PAPER.get(workers, {}).items()
         ]
-        for scheme, (threshold, _, compute, total) in PAPER.get(workers, {}).items():
-            lines.append(f"| EC2 | paper | {scheme} | - | - | {threshold} | 100 | {total:.2f} | {compute:.2f} | - | - |")
         for delays, timings in by_delays.items():
             for how, some in (("clock", timings), ("processes", found.performed[workers].get(delays, []))):
-                for timing in some:
-                    load = shares[timing.scheme]
-                    printed = "-" if timing.scheme == "balanced" else f"{formula(timing.scheme, workers, workers, load)[0]:.1f}"
-                    exact = waiting(timing.scheme, workers, workers, load).threshold
-                    lines.append(f"| {delays} | {how} | {timing.scheme} | {printed} | {exact:.1f} | {_timing(timing)} |")
-        lines.append("")
+                rows += [[delays, how, *_timing(timing, workers, options.load)] for timing in some]
+        said = f"{workers} workers and batches. K: messages waited for, by formula, exactly on average, and found."
+        columns = "delays,,scheme,K formula,K exact,K,iterations,s,computing s,gradient off by,loss"
+        lines += [said, "", *table(columns.split(","), rows)]
+    return [*lines, PROCESSES.format(points=options.points, features=options.features, stretch=options.stretch), ""]
+
+
+def _timing(timing: Timing, workers: int, load: int) -> list[str]:
+    load = 1 if timing.scheme == "uncoded" else load
     return [
-        *lines,
-        PROCESSES.format(points=found.options.points, features=found.options.features, stretch=found.options.stretch),
-        "",
+        timing.scheme,
+        _number(formula(timing.scheme, workers, workers, load)),
+        f"{waiting(timing.scheme, workers, workers, load).threshold:.1f}",
+        f"{timing.waited:.1f}",
+        str(timing.iterations),
+        f"{timing.seconds:.2f}",
+        f"{timing.compute_s:.2f}",
+        "-" if timing.error is None else f"{timing.error:.1e}",
+        "-" if timing.losses is None else f"{timing.losses[0]:.4f}, {timing.losses[1]:.4f}",
     ]
 
 
-def _timing(timing: Timing) -> str:
-    error = "-" if timing.error is None else f"{timing.error:.1e}"
-    losses = "-" if timing.losses is None else f"{timing.losses[0]:.4f}, {timing.losses[1]:.4f}"
-    return f"{timing.waited:.1f} | {timing.iterations} | {timing.seconds:.2f} | {timing.compute_s:.2f} | {error} | {losses}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _fig_2(found: BccResults) -> list[str]:
-    lines = [
+    rows = [
+        [str(one.load), one.scheme, *map(_number, (one.formula, one.exact, FIGURE_2 / one.load, one.communication)),
+         f"{one.impossible:.2g}"]
+        for one in sorted(found.thresholds, key=lambda one: one.load)
+        if one.load in (1, 2, 5, 10, 20, 50, 100)
+    ]  # fmt: skip
+    return [
         "## Fig. 2",
         "",
         f"{FIGURE_2} examples and workers. Exact: the mean over all draws and orders of finishing from which the sum is",
         "recoverable; the formulas are for sufficiently many workers. Not recoverable: the probability that all workers miss",
         "a batch.",
         "",
-        "| load | scheme | K formula | K exact | K bound | L exact | not recoverable |",
-        "|---|---|---|---|---|---|---|",
+        *table(["load", "scheme", "K formula", "K exact", "K bound", "L exact", "not recoverable"], rows),
     ]
-    for one in sorted(found.thresholds, key=lambda one: one.load):
-        if one.load in (1, 2, 5, 10, 20, 50, 100):
-            printed = "-" if one.formula is None else f"{one.formula:.1f}"
-            lines.append(
-                f"| {one.load} | {one.scheme} | {printed} | {one.exact:.1f} | {FIGURE_2 / one.load:.1f} | "
-                f"{one.communication:.1f} | {one.impossible:.2g} |"
-            )
-    return [*lines, ""]
 
 
 def _fig_5(found: BccResults) -> list[str]:
     one = found.mixed
-    lines = [
-        "## Fig. 5",
-        "",
-        f"100 workers, {FIGURE_5} examples, a = 20, mu = 1 (95 workers) and 20 (5).",
-        "",
-        "| | seconds |",
-        "|---|---|",
-        f"| P2's loads, to floor(m log m) = {one.wanted} results, as the figure counts | {one.p2_s:.1f} |",
-        f"| load-balanced shares, all of them | {one.balanced_s:.1f} |",
-        "| P2's loads drawn at random, until the sum is recoverable, where it is | "
-        f"{one.recovery.mean_s:.1f} ± {one.recovery.error_s:.1f} |",
-        f"| even split, all of them | {one.even_s:.1f} |",
-        f"| recommended: {one.recommended} | {one.recommended_s:.1f} |",
-        f"| Theorem 2, lower and upper | {one.bounds_s[0]:.1f}, {one.bounds_s[1]:.1f} |",
-        f"| no allocation below (Markov) | {one.lower_bound_s:.1f} |",
-        "",
-    ]
-    return [
-        *lines,
-        FIG_5.format(
-            saved=one.saved,
-            paper=SAVED,
-            recovering=1 - one.recovery.mean_s / one.balanced_s,
-            unrecoverable=one.unrecoverable,
-            p2=one.p2_s / one.even_s,
-            balanced=one.balanced_s / one.even_s,
-            gap=one.recommended_s / one.bounds_s[0] - 1,
+    seconds = {
+        f"P2's loads, to floor(m log m) = {one.wanted} results, as the figure counts": f"{one.p2_s:.1f}",
+        "load-balanced shares, all of them": f"{one.balanced_s:.1f}",
+        "P2's loads drawn at random, until the sum is recoverable, where it is": (
+            f"{one.recovery.mean_s:.1f} ± {one.recovery.error_s:.1f}"
         ),
-        "",
-    ]
+        "even split, all of them": f"{one.even_s:.1f}",
+        f"recommended: {one.recommended}": f"{one.recommended_s:.1f}",
+        "Theorem 2, lower and upper": f"{one.bounds_s[0]:.1f}, {one.bounds_s[1]:.1f}",
+        "no allocation below (Markov)": f"{one.lower_bound_s:.1f}",
+    }
+    explained = FIG_5.format(
+        saved=one.saved,
+        paper=SAVED,
+        recovering=1 - one.recovery.mean_s / one.balanced_s,
+        unrecoverable=one.unrecoverable,
+        p2=one.p2_s / one.even_s,
+        balanced=one.balanced_s / one.even_s,
+        gap=one.recommended_s / one.bounds_s[0] - 1,
+    )
+    said = f"100 workers, {FIGURE_5} examples, a = 20, mu = 1 (95 workers) and 20 (5)."
+    return ["## Fig. 5", "", said, "", *table(["", "seconds"], seconds.items()), explained, ""]
 
 
 def _adapted(found: BccResults) -> list[str]:
     if not found.adapted:
         return []
-    lines = [
-        "## How much redundancy recorded stragglers ask for",
-        "",
-        ADAPTED,
-        "",
-        "| stragglers | a worker's time | chosen | s | random groups s | best | s | uncoded s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for one in found.adapted:
-        lines.append(
-            f"| {one.stragglers} | {one.work} | {one.chosen} | {one.chosen_s:.3f} | {one.random_s:.3f} | {one.best} | "
-            f"{one.best_s:.3f} | {one.uncoded_s:.3f} |"
-        )
-    return [*lines, ""]
+    rows = [
+        [one.stragglers, one.work, f"{one.chosen}", f"{one.chosen_s:.3f}", f"{one.random_s:.3f}", f"{one.best}",
+         f"{one.best_s:.3f}", f"{one.uncoded_s:.3f}"]
+        for one in found.adapted
+    ]  # fmt: skip
+    columns = ["stragglers", "a worker's time", "chosen", "s", "random groups s", "best", "s", "uncoded s"]
+    return ["## How much redundancy recorded stragglers ask for", "", ADAPTED, "", *table(columns, rows)]
 
 
 def as_json(found: BccResults) -> dict[str, Any]:
     """Returns the page's numbers for JSON; timings by number of workers, then by delays."""
 
-    def timings(by_workers: dict[int, dict[str, list[Timing]]]) -> dict[str, Any]:
+    def timings(by_workers: Timings) -> dict[str, Any]:
         return {str(w): {name: [asdict(t) for t in some] for name, some in by.items()} for w, by in by_workers.items()}
 
     return {

@@ -11,15 +11,7 @@ from aurora.reproduce.lazarus.text import KINDS
 
 
 def draw(made: LazarusEvaluation, folder: Path) -> list[Path]:
-    """Draws each figure, the paper's numbers marked, and throughput over the spot trace.
-
-    Args:
-        made: the evaluation.
-        folder: to write to.
-
-    Returns:
-        The files written.
-    """
+    """Draws each figure, the paper's numbers marked, and throughput over the spot trace."""
     return _figures(made, folder) + _spot_rates(made, folder)
 
 

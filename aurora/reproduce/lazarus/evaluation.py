@@ -1,6 +1,6 @@
 """Lazarus' evaluation (arXiv:2407.04656 §6) by formulas and replays: every figure, the paper's and ours."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -31,75 +31,49 @@ SLOW_START_S, SLOW_STORAGE = 180.0, 4.0
 
 @dataclass(frozen=True)
 class LazarusFigure:
-    """One number of a figure.
+    """One number of a figure."""
 
-    Attributes:
-        figure: which figure or table.
-        case: what is measured.
-        way: by which system or method.
-        paper: as the paper gives it, None where it does not.
-        ours: the mean; lowest and highest too where it is of several draws.
-    """
-
-    figure: str
-    case: str
-    way: str
-    paper: float | None
-    ours: Range
+    figure: str  # which figure or table
+    case: str  # what is measured
+    way: str  # by which system or method
+    paper: float | None  # as the paper gives it, None where it does not
+    ours: Range  # the mean; lowest and highest too where it is of several draws
 
 
 @dataclass(frozen=True)
 class LazarusEvaluation:
-    """The evaluation's results.
+    """The evaluation's results."""
 
-    Attributes:
-        found: the figures' numbers.
-        recorded: whether the spot trace is the recorded one.
-        spot: throughput over that trace, by job and system (time_s, nodes used, samples a second) at each change.
-    """
-
-    found: list[LazarusFigure]
-    recorded: bool
-    spot: Mapping[str, Mapping[str, list[tuple[float, int, float]]]]
+    found: list[LazarusFigure]  # the figures' numbers
+    recorded: bool  # whether the spot trace is the recorded one
+    spot: Mapping[str, Mapping[str, list[tuple[float, int, float]]]]  # by job and system: time_s, nodes used, samples a second
 
 
 def reproduce(folder: Path | None, progress: Callable[[str, int, int], None]) -> LazarusEvaluation:
-    """Runs every figure's study; the same at every call.
-
-    Args:
-        folder: recorded data, None for none; without it the spot trace is generated.
-        progress: called with what is being done, how much of it is done, and how much there is in all.
-    """
-    found: list[LazarusFigure] = []
-    trace, recorded = spot_trace(folder)
+    """Runs every figure's study; the same at every call. Without recorded data the spot trace is generated."""
+    recorded = is_recorded(folder, TRACE)
+    if recorded:
+        trace = limited(shifted(changes(load_failures(recorded_file(folder, TRACE))), TRACE_FROM_S), NODES)
+    else:
+        trace = limited(spot(NODES, SPOT_S, 0), NODES)
     runs = {name: {system: replay(job, how, trace, SPOT_S) for system, how in SYSTEMS.items()} for name, job in JOBS.items()}
     parts = (_plans, _theorem, _model, _single_failures, _rates, lambda: _spot(runs), _skew, _one_layer, _tutel, _moves, _large)
+    found: list[LazarusFigure] = []
     for number, part in enumerate(parts):
         progress("figures", number, len(parts))
         found += part()
     progress("figures", len(parts), len(parts))
-    return LazarusEvaluation(
-        found, recorded, {name: {system: run.rates for system, run in by.items()} for name, by in runs.items()}
-    )
+    rates = {name: {system: run.rates for system, run in by.items()} for name, by in runs.items()}
+    return LazarusEvaluation(found, recorded, rates)
 
 
-def spot_trace(folder: Path | None) -> tuple[list[MembershipEvent], bool]:
-    """Returns the recorded spot trace if it exists, for NODES nodes at most, else a generated one; and whether it is recorded.
-
-    Args:
-        folder: recorded data, None for none.
-    """
-    if not is_recorded(folder, TRACE):
-        return limited(spot(NODES, SPOT_S, 0), NODES), False
-    return limited(shifted(changes(load_failures(recorded_file(folder, TRACE))), TRACE_FROM_S), NODES), True
+Figures = Iterator[LazarusFigure]
 
 
-def _over(values: list[float]) -> Range:
-    return Range(min(values), float(np.mean(values)), max(values))
-
-
-def _one(value: float) -> Range:
-    return Range(None, float(value), None)
+def _figure(figure: str, case: str, way: str, paper: float | None, ours: float | list[float]) -> LazarusFigure:
+    """One number, or the mean over draws with the lowest and the highest."""
+    over = Range(min(ours), float(np.mean(ours)), max(ours)) if isinstance(ours, list) else Range(None, float(ours), None)
+    return LazarusFigure(figure, case, way, paper, over)
 
 
 def _hot(ratio: float) -> FloatArray:
@@ -109,30 +83,24 @@ def _hot(ratio: float) -> FloatArray:
     return load_E[None]
 
 
-def _plans() -> list[LazarusFigure]:
+def _plans() -> Figures:
     """Fig. 4: four experts of 2, 3, 3 and 12 replicas on five nodes of four slots, three of which fail."""
-    found = []
     for way in METHODS:
         p_K = survive(np.ones(4), FailureDomains.equal(5, 4), way, replicas=[2, 3, 3, 12]).survival_L[0].p_K
-        claim = 0.7 if way == "mro" else None
-        found.append(LazarusFigure("4", "3 of 5 nodes failed", way, claim, _one(p_K[2])))
-    return found
+        yield _figure("4", "3 of 5 nodes failed", way, 0.7 if way == "mro" else None, p_K[2])
 
 
-def _theorem() -> list[LazarusFigure]:
+def _theorem() -> Figures:
     """Where Theorem 1 fails: four nodes of three slots, four experts of three replicas."""
-    found = []
     for way in ("mro", "aurora"):
         p_K = survive(np.ones(4), FailureDomains.equal(4, 3), way, replicas=[3, 3, 3, 3]).survival_L[0].p_K
         for failures in (1, 2):
-            case = f"{failures} of 4 nodes failed"
-            found.append(LazarusFigure("Theorem 1", case, way, 1.0 if way == "mro" else None, _one(p_K[failures - 1])))
-    return found
+            claim = 1.0 if way == "mro" else None
+            yield _figure("Theorem 1", f"{failures} of 4 nodes failed", way, claim, p_K[failures - 1])
 
 
-def _model() -> list[LazarusFigure]:
+def _model() -> Figures:
     """Fig. 8: from how many sets of failed nodes all experts of all layers are left."""
-    found = []
     claims = {("GPT-L", 4, "mro"): 0.41, ("GPT-L", 4, "spread"): 0.12}
     for name in ("GPT-S", "GPT-L"):
         load_LE = JOBS[name].load_LE
@@ -147,20 +115,16 @@ def _model() -> list[LazarusFigure]:
                 alive_MW = np.ones((len(failed), NODES), dtype=bool)
                 np.put_along_axis(alive_MW, failed, False, axis=1)
                 p = all_held(held_WLE.reshape(NODES, -1), alive_MW).mean()
-                claim = claims.get((name, failures, way))
-                found.append(LazarusFigure("8", f"{name}, {failures} failed", way, claim, _one(p)))
-    return found
+                yield _figure("8", f"{name}, {failures} failed", way, claims.get((name, failures, way)), p)
 
 
-def _one_layer() -> list[LazarusFigure]:
+def _one_layer() -> Figures:
     """Fig. 10b: the same for a layer with one expert at 2 or 4 times the mean."""
-    return [
-        LazarusFigure("10b", f"{ratio}:1, {failures} failed", way, None, _one(made.survival_L[0].p_K[failures - 1]))
-        for ratio in (2, 4)
-        for way in METHODS
-        for made in [survive(_hot(ratio), FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)]
-        for failures in range(1, NODES // 2 + 1)
-    ]
+    for ratio in (2, 4):
+        for way in METHODS:
+            made = survive(_hot(ratio), FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)
+            for failures in range(1, NODES // 2 + 1):
+                yield _figure("10b", f"{ratio}:1, {failures} failed", way, None, made.survival_L[0].p_K[failures - 1])
 
 
 def _ratios(
@@ -174,7 +138,7 @@ def _ratios(
     }
 
 
-def _single_failures() -> list[LazarusFigure]:
+def _single_failures() -> Figures:
     """Fig. 6 and 7: samples against DeepSpeed while a node fails every 5 or 40 minutes until half are left."""
     claims = {
         ("6", "GPT-S", "DS"): 2.8, ("6", "GPT-S", "DS(FT)"): 1.4, ("6", "GPT-L", "DS"): 5.7, ("6", "GPT-L", "DS(FT)"): 2.8,
@@ -184,83 +148,63 @@ def _single_failures() -> list[LazarusFigure]:
         f"{name}, slow restarts": replace(job, storage_Bps=job.storage_Bps / SLOW_STORAGE, start_s=SLOW_START_S)
         for name, job in JOBS.items()
     }
-    found = []
     for figure, minutes, longer in (("6", 5, 1), ("7", 40, 4)):
         traces = [every(minutes * 60, NODES, seed, NODES // 2) for seed in range(DRAWS)]
         others = {name: replace(SYSTEMS[name], interval=SYSTEMS[name].interval * longer) for name in ("DS", "DS(FT)")}
         for name, job in (JOBS | slow).items():
             ratios = _ratios(job, traces, minutes * 360, SYSTEMS["aurora"], {"lazarus": SYSTEMS["lazarus"]} | others)
-            found += [
-                LazarusFigure(figure, name, way, claims.get((figure, name, way)), _over(some)) for way, some in ratios.items()
-            ]
-    return found
+            for way, over in ratios.items():
+                yield _figure(figure, name, way, claims.get((figure, name, way)), over)
 
 
-def _rates() -> list[LazarusFigure]:
+def _rates() -> Figures:
     """Steps and samples a second that the paper states."""
-    found = []
     trace = every(300, NODES, 0, NODES // 2)
     for name, claim in (("GPT-S", 2926), ("GPT-L", 1996)):
         run = replay(JOBS[name], SYSTEMS["aurora"], trace, 1800)
         step_s = float(np.mean([used * BATCH / rate for _, used, rate in run.rates]))
-        found.append(
-            LazarusFigure(
-                "Rates", f"{name}: steps in Fig. 6's 30 minutes", "aurora", claim, _one(run.seconds["compute"] / step_s)
-            )
-        )
+        yield _figure("Rates", f"{name}: steps in Fig. 6's 30 minutes", "aurora", claim, run.seconds["compute"] / step_s)
     for way, claim in (("aurora", 45), ("DS", 34)):
         rate = replay(JOBS["GPT-M"], SYSTEMS[way], trace, 60).rates[0][2]
-        found.append(LazarusFigure("Rates", "GPT-M: samples a second on 10 nodes", way, claim, _one(rate)))
-    return found
+        yield _figure("Rates", "GPT-M: samples a second on 10 nodes", way, claim, rate)
 
 
-def _spot(runs: Mapping[str, Mapping[str, Replay]]) -> list[LazarusFigure]:
+def _spot(runs: Mapping[str, Mapping[str, Replay]]) -> Figures:
     """Fig. 9 and 11: samples and the parts of the time on 80 minutes of a spot trace."""
     claims = {("GPT-S", "DS"): 2.3, ("GPT-L", "DS"): 3.4, ("GPT-S", "DS(FT)"): 1.2, ("GPT-L", "DS(FT)"): 1.8}
-    ratios = [
-        LazarusFigure("9", name, way, claims.get((name, way)), _one(by["aurora"].samples / by[way].samples))
-        for name, by in runs.items()
-        for way in ("lazarus", "DS", "DS(FT)")
-    ]
-    parts = [
-        LazarusFigure("11", f"{name}, {system}", phase, _claimed_part(name, system, phase), _one(seconds / SPOT_S))
-        for name, by in runs.items()
-        for system in ("aurora", "DS", "DS(FT)")
-        for phase, seconds in by[system].seconds.items()
-    ]
-    return ratios + parts
+    parts = {("GPT-L", "DS(FT)", "restart"): 0.27, ("GPT-S", "DS(FT)", "restart"): 0.0}
+    for name, by in runs.items():
+        for way in ("lazarus", "DS", "DS(FT)"):
+            yield _figure("9", name, way, claims.get((name, way)), by["aurora"].samples / by[way].samples)
+    for name, by in runs.items():
+        for system in ("aurora", "DS", "DS(FT)"):
+            for phase, seconds in by[system].seconds.items():
+                yield _figure("11", f"{name}, {system}", phase, parts.get((name, system, phase)), seconds / SPOT_S)
 
 
-def _claimed_part(name: str, system: str, phase: str) -> float | None:
-    return {("GPT-L", "DS(FT)", "restart"): 0.27, ("GPT-S", "DS(FT)", "restart"): 0.0}.get((name, system, phase))
-
-
-def _skew() -> list[LazarusFigure]:
+def _skew() -> Figures:
     """Fig. 10a: a layer's throughput with one expert at 1 to 4 times the mean, against its own when all are equal."""
-    found = []
     for way in ("aurora", "lazarus", "DS"):
         top = {ratio: busiest(replace(JOBS["GPT-S"], load_LE=_hot(ratio)), SYSTEMS[way], NODES) for ratio in (1, 2, 3, 4)}
-        claim = None if way == "DS" else 1.0
-        found += [LazarusFigure("10a", f"{ratio}:1", way, claim, _one(top[1] / top[ratio])) for ratio in top]
-    return found
+        for ratio, busy in top.items():
+            yield _figure("10a", f"{ratio}:1", way, None if way == "DS" else 1.0, top[1] / busy)
 
 
-def _tutel() -> list[LazarusFigure]:
+def _tutel() -> Figures:
     """Fig. 12: 16 nodes, one fails every 5 minutes until half are left."""
     claims = {("GPT-S", "Tutel(FT)"): 1.8, ("GPT-S", "Tutel"): 2.1, ("GPT-L", "Tutel(FT)"): 3.9, ("GPT-L", "Tutel"): 4.0}
     traces = [every(300, 16, seed, 8) for seed in range(DRAWS)]
     others = {name: SYSTEMS[name] for name in ("Tutel", "Tutel(FT)")}
-    return [
-        LazarusFigure("12", name, way, claims.get((name, way)), _over(values))
-        for name, job in JOBS.items()
-        for way, values in _ratios(job, traces, 2700, SYSTEMS["aurora"], others).items()
-    ]
+    for name, job in JOBS.items():
+        for way, over in _ratios(job, traces, 2700, SYSTEMS["aurora"], others).items():
+            yield _figure("12", name, way, claims.get((name, way)), over)
 
 
-def _moves() -> list[LazarusFigure]:
-    """Table 2: replicas moved and the seconds of their transfers after 2 to 5 of 10 nodes failed; by MRO also with greedy
-    relabelling, the paper's."""
-    found = []
+def _moves() -> Figures:
+    """Table 2: replicas moved and the seconds of their transfers after 2 to 5 of 10 nodes failed.
+
+    By MRO also with greedy relabelling, the paper's.
+    """
     cluster = Cluster("ten", tuple(Gpu(f"g{n}", "3090", n, PORT_BPS, PORT_BPS, 24 * 10**9) for n in range(NODES)))
     failure_domains = FailureDomains.equal(NODES, SLOTS)
     cases = (("GPT-S", 2, 11, 2.3), ("GPT-S", 3, 52, 3.0), ("GPT-L", 4, 160, 7.6), ("GPT-L", 5, 55, 7.8))
@@ -277,26 +221,16 @@ def _moves() -> list[LazarusFigure]:
                 made = recover(held, alive_N, load_LE, failure_domains, cluster, EXPERT_BYTES[name], 2, method, relabel=relabel)
                 moved.append(float(made.moved))
                 took.append(made.schedule.makespan_s)
-            papers = way == "mro, greedy"
-            found.append(
-                LazarusFigure("Table 2", f"{name}, {lost} lost: replicas", way, replicas if papers else None, _over(moved))
-            )
-            found.append(
-                LazarusFigure("Table 2", f"{name}, {lost} lost: seconds", way, seconds if papers else None, _over(took))
-            )
-    return found
+            for what, claim, over in (("replicas", replicas, moved), ("seconds", seconds, took)):
+                yield _figure("Table 2", f"{name}, {lost} lost: {what}", way, claim if relabel is greedy_moves else None, over)
 
 
-def _large() -> list[LazarusFigure]:
+def _large() -> Figures:
     """Fig. 13: time to train as many samples of DeepSeek V3, over that of the paper's method."""
     claims = {(64, 0.01): (2.9, 3.9), (64, 0.15): (3.6, 14.5), (32, 0.05): (2.9, 4.5), (128, 0.05): (3.5, 10.6)}
-    found = []
-    for (nodes, rate), (over_ft, over_ds) in claims.items():
+    others = {name: SYSTEMS[name] for name in ("DS(FT)", "DS")}
+    for (nodes, rate), papers in claims.items():
         traces = [hourly(nodes, rate, 24, seed) for seed in range(LARGE_DRAWS)]
-        others = {name: SYSTEMS[name] for name in ("DS(FT)", "DS")}
         ratios = _ratios(DEEPSEEK_V3, traces, 24 * 3600, SYSTEMS["lazarus"], others)
-        case = f"{nodes * 8} GPUs, {rate:.0%} an hour"
-        found += [
-            LazarusFigure("13", case, way, claim, _over(ratios[way])) for way, claim in (("DS(FT)", over_ft), ("DS", over_ds))
-        ]
-    return found
+        for (way, over), claim in zip(ratios.items(), papers, strict=True):
+            yield _figure("13", f"{nodes * 8} GPUs, {rate:.0%} an hour", way, claim, over)

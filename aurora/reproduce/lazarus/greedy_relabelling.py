@@ -8,15 +8,6 @@ from aurora.types.arrays import IntArray
 def greedy_moves(old_NE: IntArray, new_NE: IntArray, bytes_E: IntArray, alike_N: IntArray) -> IntArray:
     """Relabels nodes greedily: node after node gets the part of the new placement for which it must receive fewest bytes.
 
-    Args:
-        old_NE: (N, E) int64, 1 where a node holds an expert in the placement in force.
-        new_NE: (N, E) int64, the same of the new placement.
-        bytes_E: (E,) int64, the weights of each expert.
-        alike_N: (N,) int64, nodes with one number may be exchanged for each other.
-
-    Returns:
-        (N,) int64: the node that takes what the new placement gave to node n.
-
     Source:
         Lazarus (arXiv:2407.04656) §4.3.
     """

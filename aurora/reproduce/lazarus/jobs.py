@@ -16,13 +16,8 @@ GPT_M_STEP_S = NODES * BATCH / 45
 STATE_BYTES = 16  # a parameter: weights, gradients' copy and two moments in mixed precision
 
 
-def zipf_loads(experts: int, layers: int, seed: int) -> FloatArray:
-    """Returns (L, E) loads: Zipf with an exponent per layer from 0.4 to 1.6, experts shuffled.
-
-    Args:
-        experts, layers: how many.
-        seed: of the random generator.
-    """
+def _zipf_loads(experts: int, layers: int, seed: int) -> FloatArray:
+    """Returns (L, E) loads: Zipf with an exponent per layer from 0.4 to 1.6, experts shuffled."""
     rng = np.random.default_rng(seed)
     exponents = rng.uniform(0.4, 1.6, layers)
     return np.array([rng.permutation((1.0 + np.arange(experts)) ** -exponent) for exponent in exponents])
@@ -30,7 +25,7 @@ def zipf_loads(experts: int, layers: int, seed: int) -> FloatArray:
 
 def _gpt(experts: int, group: int, parameters: float, seed: int) -> TrainingJob:
     step_s = GPT_M_STEP_S * (parameters / 1.3e9) ** 0.5
-    loads = zipf_loads(experts, LAYERS, seed)
+    loads = _zipf_loads(experts, LAYERS, seed)
     return TrainingJob(loads, SLOTS, group, BATCH, (1 - SHARE) * step_s, SHARE * step_s, parameters * STATE_BYTES)
 
 
@@ -40,7 +35,7 @@ JOBS: dict[str, TrainingJob] = {
     "GPT-L": _gpt(16, 4, 1.7e9, 2),
 }
 DEEPSEEK_V3 = TrainingJob(
-    zipf_loads(256, 2, 3),
+    _zipf_loads(256, 2, 3),
     slots=32,
     group=8,
     batch=256,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aurora.reproduce.lazarus.evaluation import LazarusEvaluation, LazarusFigure
+from aurora.reproduce.page import page, table
 from aurora.reproduce.ranges import Range
 
 SETUP = """\
@@ -48,25 +49,19 @@ that can be tried out (3 to 5 nodes of up to 3 slots, up to 5 experts, every num
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Texts of a figure.
+class _Kind:
+    """Texts of a figure."""
 
-    Args:
-        title: what it shows.
-        axis: of its picture; empty: it has none.
-        why: why ours differs.
-    """
-
-    title: str
-    axis: str
-    why: str
+    title: str  # what it shows
+    axis: str  # of its picture; empty: it has none
+    why: str  # why ours differs
 
 
 RECOVERS, SAMPLES = "every expert is left", "samples: aurora / system"
-KINDS: dict[str, Kind] = {
-    "4": Kind("the same replicas placed otherwise", "", "MRO's is the paper's plan B; its plan A, by hand, has 0.5."),
-    "Theorem 1": Kind("where the paper's theorem fails", "", THEOREM),
-    "6": Kind(
+KINDS: dict[str, _Kind] = {
+    "4": _Kind("the same replicas placed otherwise", "", "MRO's is the paper's plan B; its plan A, by hand, has 0.5."),
+    "Theorem 1": _Kind("where the paper's theorem fails", "", THEOREM),
+    "6": _Kind(
         "a node fails every 5 minutes",
         SAMPLES,
         """\
@@ -74,14 +69,14 @@ Against DS(FT) of GPT-S the same, of GPT-L by the failing nodes drawn; against D
 seconds of a restart nor what its file server wrote; that DS spends over half of its time so on the spot trace (Fig. 11) asks
 for pauses longer than ours, and with "slow restarts" DS is where the paper has it or beyond. The rest is skew, see Rates.""",
     ),
-    "7": Kind(
+    "7": _Kind(
         "a node fails every 40 minutes",
         SAMPLES,
         """\
 Failures hardly count here: what is left is the loads' skew, and nodes that no group can use. DS over DS(FT) is as in the paper:
 it takes dropped nodes back when it restarts.""",
     ),
-    "Rates": Kind(
+    "Rates": _Kind(
         "what the paper says of steps and samples",
         "",
         """\
@@ -89,7 +84,7 @@ With no failure the paper has Lazarus at 1.32 times DS for GPT-M, ours is at 1.0
 experts more than 60 % of its steps. All ratios against DS and Tutel are lower here for it. GPT-L's steps are shorter in the
 paper than by the root of its parameters.""",
     ),
-    "8": Kind(
+    "8": _Kind(
         "several nodes fail, all layers",
         RECOVERS,
         """\
@@ -97,45 +92,45 @@ All 12 layers must be left at once. The paper's loads at its two steps are not k
 replicas at least, and MRO's groups lie on the same nodes in all layers, which loses layers together instead of one by one. The
 order of the three is the paper's. `aurora` is MRO here: nothing was found to improve.""",
     ),
-    "9": Kind(
+    "9": _Kind(
         "spot instances", SAMPLES, "As in Fig. 6; and the recorded segment is calmer than the paper's, no 4 nodes go at once."
     ),
-    "10a": Kind(
+    "10a": _Kind(
         "skewed loads",
         "throughput / its own at 1:1",
         """\
 Flat once skewed; the step down from 1:1 is that replicas are whole: 60 slots give the hot expert 15 or 30 of them only nearly
 where its load wants them. DS' falls by its busier half.""",
     ),
-    "10b": Kind(
+    "10b": _Kind(
         "several nodes fail, one skewed layer",
         RECOVERS,
         """\
 The paper gives no numbers. At 2:1 MRO is below round robin: eight experts on six slots are two groups, and the second gets
 what nodes are left. `aurora` is the better of both.""",
     ),
-    "11": Kind(
+    "11": _Kind(
         "where the time goes on spot instances",
         "part of 80 minutes",
         """\
 The paper also says: DS over one half in checkpoints and restarts (what is lost by them included), reconfiguration below 0.1.
 Ours restart faster, see Fig. 6; its 0.27 of DS(FT) on GPT-L is to be held against lost and restart together.""",
     ),
-    "12": Kind(
+    "12": _Kind(
         "against Tutel, a node fails every 5 minutes",
         SAMPLES,
         """\
 The paper accumulates gradients over 20 steps on a slow network and stores on AWS EFS, so that a checkpoint is further away and
 a restart costs more; here the GPUs and the storage are Fig. 6's. Skew as under Rates.""",
     ),
-    "13": Kind(
+    "13": _Kind(
         "DeepSeek V3, simulated",
         "time: system / lazarus",
         """\
 DS(FT) is near: it is the busiest GPU's load. DS is beyond the paper wherever a node fails more often than DS can
 restart and reach its next checkpoint, 50 steps on; the paper's seconds of a step and of a restart are not given.""",
     ),
-    "Table 2": Kind(
+    "Table 2": _Kind(
         "what moves when nodes are lost",
         "",
         """\
@@ -147,34 +142,24 @@ are those of ports of 50 Gbps, both ways at once, as two of the testbed's nodes 
 
 
 def as_markdown(made: LazarusEvaluation, pictures: Sequence[str]) -> str:
-    """Returns the page: set-up, then for each figure a table and why ours differs.
-
-    Args:
-        made: the evaluation.
-        pictures: file names of the drawn figures.
-    """
+    """Returns the page: set-up, then for each figure a table and why ours differs."""
     trace = "Recorded (Bamboo's g4dn, MIT licence), from its tenth minute on" if made.recorded else "Generated"
-    lines = ["# Lazarus' evaluation, ours beside", ""]
-    lines += ["The paper: arXiv:2407.04656, §6. `aurora reproduce lazarus` writes this page.", ""]
-    lines += [SETUP.format(trace=trace), ""]
+    lines = [SETUP.format(trace=trace), ""]
     for name, kind in KINDS.items():
-        if not (rows := [one for one in made.found if one.figure == name]):
-            continue
-        title = name if name[0].isalpha() else f"Fig. {name}"
-        lines += [f"## {title}: {kind.title}", "", kind.why, "", *_table(rows), ""]
-        lines += [
-            f"![{picture}]({picture})" for picture in pictures if picture.startswith((f"lazarus-{name}.", f"lazarus-{name}-"))
-        ]
-        lines += [""] if lines[-1] else []
-    return "\n".join(lines).rstrip() + "\n"
+        if rows := [one for one in made.found if one.figure == name]:
+            title = name if name[0].isalpha() else f"Fig. {name}"
+            own = [each for each in pictures if each.startswith((f"lazarus-{name}.", f"lazarus-{name}-"))]
+            lines += [f"## {title}: {kind.title}", "", kind.why, "", *_table(rows)]
+            lines += [*(f"![{picture}]({picture})" for picture in own), ""] if own else []
+    source = "The paper: arXiv:2407.04656, §6. `aurora reproduce lazarus` writes this page."
+    return page("Lazarus' evaluation, ours beside", source, lines)
 
 
 def _table(rows: Sequence[LazarusFigure]) -> list[str]:
-    """Markdown table with a row per case and a column per system or method."""
-    cases, ways = (list(dict.fromkeys(names)) for names in ([one.case for one in rows], [one.way for one in rows]))
-    cells = {(one.case, one.way): _cell(one) for one in rows}
-    lines = [f"| | {' | '.join(ways)} |", "|---|" + "---|" * len(ways)]
-    return lines + [f"| {case} | {' | '.join(cells.get((case, way), '-') for way in ways)} |" for case in cases]
+    """A row per case and a column per system or method."""
+    cases, ways = (list(dict.fromkeys(getattr(one, key) for one in rows)) for key in ("case", "way"))
+    cells = {(one.case, one.way): _range(one.ours) + ("" if one.paper is None else f" [{one.paper:g}]") for one in rows}
+    return table(["", *ways], ([case, *(cells.get((case, way), "-") for way in ways)] for case in cases))
 
 
 def as_json(made: LazarusEvaluation) -> dict[str, Any]:
@@ -184,10 +169,6 @@ def as_json(made: LazarusEvaluation) -> dict[str, Any]:
         for one in made.found
     ]
     return {"schema": 1, "paper": "arXiv:2407.04656", "recorded_trace": made.recorded, "figures": rows}
-
-
-def _cell(one: LazarusFigure) -> str:
-    return _range(one.ours) + ("" if one.paper is None else f" [{one.paper:g}]")
 
 
 def _range(found: Range) -> str:

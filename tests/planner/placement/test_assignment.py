@@ -13,9 +13,9 @@ from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.bottleneck_sum_matching import bottleneck_sum_matching
 from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.objective import exclusive
-from aurora.reproduce.aurora.coupled_requests import coupled_s
 from aurora.types import PlanOptions
 from tests.conftest import cluster
+from tests.planner.placement.coupled_requests import coupled_s
 from tests.planner.test_make_plan import profile
 from tests.strategies import clusters, profiles
 

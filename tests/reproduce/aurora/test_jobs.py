@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.cost_model import group_costs
 from aurora.reproduce.aurora.jobs import PRICINGS, job, lina_all, lina_half
-from aurora.reproduce.aurora.studies import colocate
+from aurora.reproduce.aurora.studies import StudySetting
 from aurora.reproduce.aurora.traffic import profile
 from aurora.types import Cluster, Curve, Gpu, Profile
 from tests.conftest import cluster
@@ -26,6 +26,10 @@ def tiny(tokens_SE, expert=0.0):
 
 def mixed(*rates):
     return Cluster("mixed", tuple(Gpu(f"g{i}", f"k{r}", 0, r, r, 10**9, r, 0.0) for i, r in enumerate(rates)))
+
+
+def setting(jobs, pricing):
+    return StudySetting(None, jobs[0].cluster, PRICINGS[pricing], np.random.default_rng(0))
 
 
 @st.composite
@@ -72,7 +76,7 @@ def test_two_models_by_hand():
     jobs = [job(cluster(1.0, 1.0), tiny([[0, 6], [2, 4]]), 0, True) for _ in range(2)]
     price = PRICINGS["printed"].price
     assert price(jobs, [np.array([0, 1]), np.array([0, 1])]).seconds == pytest.approx(24)
-    found = colocate("matching", jobs, PRICINGS["printed"], np.random.default_rng(0))
+    found = setting(jobs, "printed").colocate(jobs, "matching")
     assert price(jobs, found).seconds == pytest.approx(16)
 
 
@@ -81,8 +85,8 @@ def test_orders_are_timed_to_their_last_transfer():
     they meet at GPU 2: 1 + 2/1 with the shared port, against 2 for the best order, in both directions of the round."""
     one = job(cluster(1.0, 1.0, 1.0), tiny([[0, 1, 1], [1, 0, 1], [0, 0, 2]]), 0, True)
     held_G = np.arange(3)
-    assert PRICINGS["printed"].ordered(one, held_G, "birkhoff").seconds == pytest.approx(4)
-    assert PRICINGS["printed"].ordered(one, held_G, "sjf").seconds > 4
+    assert PRICINGS["printed"].price([one], [held_G], "birkhoff").seconds == pytest.approx(4)
+    assert PRICINGS["printed"].price([one], [held_G], "sjf").seconds > 4
 
 
 TOKENS = np.array([[1, 2, 3, 4], [5, 0, 7, 8], [9, 1, 3, 2], [4, 4, 4, 4]])  # columns sum to 19, 7, 17, 18
@@ -90,13 +94,13 @@ TOKENS = np.array([[1, 2, 3, 4], [5, 0, 7, 8], [9, 1, 3, 2], [4, 4, 4, 4]])  # c
 
 def test_lina_on_half_folds_most_with_least_and_their_shards():
     """Pairs (0, 1) and (2, 3): 19 with 7, 18 with 17."""
-    packed = lina_half(cluster(1.0, 2.0, 3.0, 4.0), tiny(TOKENS), 0, True)
+    packed = lina_half(job(cluster(1.0, 2.0, 3.0, 4.0), tiny(TOKENS), 0, True))
     assert packed.profile.tokens_TLSE[0, 0].tolist() == [[1 + 2 + 5 + 0, 3 + 4 + 7 + 8], [9 + 1 + 4 + 4, 3 + 2 + 4 + 4]]
     assert [gpu.out_Bps for gpu in packed.cluster.gpus] == [1.0, 3.0]
 
 
 def test_lina_on_all_halves_each_pairs_tokens():
-    shared = lina_all(cluster(1.0, 1.0, 1.0, 1.0), tiny(TOKENS), 0, True).profile.tokens_TLSE[0, 0]
+    shared = lina_all(job(cluster(1.0, 1.0, 1.0, 1.0), tiny(TOKENS), 0, True)).profile.tokens_TLSE[0, 0]
     assert shared[:, :2].tolist() == [[2, 1], [3, 2], [5, 5], [4, 4]]
     assert shared[:, 2:].tolist() == [[4, 3], [8, 7], [3, 2], [4, 4]]
 
@@ -108,12 +112,12 @@ def test_no_colocation_beats_every_arrangement_tried(name, seed):
     rng = np.random.default_rng(seed)
     pair = [tiny(rng.multinomial(40, rng.dirichlet(np.ones(4), size=4)), 0.3) for _ in range(2)]
     jobs = [job(mixed(4.0, 4.0, 2.0, 1.0), one, 0, True) for one in pair]
-    pricing = PRICINGS[name]
+    pricing, searched = PRICINGS[name], setting(jobs, name)
     orders = [np.array(p) for p in permutations(range(4))]
     best = min(pricing.price(jobs, [a, b]).seconds for a in orders for b in orders)
     for maker in COLOCATE:
-        assert pricing.price(jobs, colocate(maker, jobs, pricing, rng)).seconds >= best * (1 - 1e-9)
-    assert pricing.price(jobs, colocate("exact", jobs, pricing, rng)).seconds == pytest.approx(best)
+        assert pricing.price(jobs, searched.colocate(jobs, maker)).seconds >= best * (1 - 1e-9)
+    assert pricing.price(jobs, searched.colocate(jobs, "exact")).seconds == pytest.approx(best)
 
 
 def test_the_papers_models_compute_in_proportion_to_tokens():

@@ -13,12 +13,6 @@ def coupled_s(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray)
     The parts are gate and dispatch, experts and combine, and aggregation. In serving, requests stay where they are: there
     `group_costs` holds.
 
-    Args:
-        cluster: of G GPUs.
-        profile: the traffic.
-        layer: index of the MoE layer.
-        group_E: (E,) int64, the group of each expert.
-
     Source: Aurora §5 (arXiv:2410.17043).
     """
     tokens_TSE = profile.tokens_TLSE[:, layer]
