@@ -20,8 +20,7 @@ from aurora.profiler.compute_timing import measure_curves
 from aurora.profiler.partial_profile import PartialProfile, job_of
 from aurora.profiler.redundant_counting import count_with_workers
 from aurora.profiler.routing_counts import Batches, RoutingCounts, next_round, route_round
-from aurora.runtime.distributed.aggregation_worker import Delay
-from aurora.runtime.distributed.coded_aggregation import Watch
+from aurora.runtime.distributed.coded_aggregation import Delay, Watch
 from aurora.runtime.distributed.launcher import RankInfo, start_fork_server
 from aurora.types import CountingOptions, Profile, ProfileOptions
 from aurora.types.profile import CurvesByKind

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aurora.errors import BadInput, RankFailed
+from aurora.errors import BadInput
 from aurora.planner.alltoall.open_shop import DenseShop, openshop
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.nccl import NcclTransport
-from aurora.runtime.distributed.transport import Transport
+from aurora.runtime.distributed.transport import ThreadWork, Transport, lost_peer
 from aurora.types import Network, Order
 
 
@@ -29,26 +29,10 @@ def all_to_all(
     async_op: bool = False,
     order: Order | str | None = None,
 ) -> Any:
-    """Performs torch.distributed.all_to_all_single in an order; see `aurora.all_to_all`.
+    """Performs one all-to-all; see `aurora.all_to_all`.
 
     If `order` is a name, the order is made from the row counts, which all ranks exchange first; with async_op that happens
     before the call returns.
-
-    Args:
-        output: contiguous tensor that receives the rows; its first axis is rows.
-        input: contiguous tensor of the rows to send.
-        output_split_sizes: number of rows from each rank; None: equal parts.
-        input_split_sizes: number of rows to each rank; None: equal parts.
-        group: a gloo or NCCL process group; None: the default group.
-        async_op: whether to return a handle at once.
-        order: an Order, or the name of one; None: torch's own all-to-all.
-
-    Returns:
-        With async_op, a handle with `wait` and `is_completed`; else None.
-
-    Raises:
-        BadInput: if sizes, shapes or dtypes do not fit, or the order is unknown or not valid.
-        RankFailed: if a peer is lost.
     """
     if dist.get_rank(group) < 0:
         return None  # as torch does for ranks that are not in the group
@@ -83,20 +67,6 @@ def _sizes(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: 
     return list(sizes)
 
 
-class _Handle:
-    """Handle of an exchange in the background, like torch's Work."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def wait(self) -> bool:
-        self._future.result()
-        return True
-
-    def is_completed(self) -> bool:
-        return self._future.done()
-
-
 class _GroupState:
     """Shared state of the calls on one process group: transport, planning buffers and background exchanges, one at a time."""
 
@@ -124,11 +94,8 @@ class _GroupState:
         self, into: torch.Tensor, rows: torch.Tensor, out_sizes: list[int] | None, in_sizes: list[int] | None, async_op: bool
     ) -> Any:
         """torch's own collective. Returns its handle."""
-        try:
+        with lost_peer(self.transport.rank, None):
             return dist.all_to_all_single(into, rows, out_sizes, in_sizes, group=self.group, async_op=async_op)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise RankFailed(f"rank {self.transport.rank} lost the others: {reason}") from None
 
     def make_order(self, name: str, out_sizes: list[int], in_sizes: list[int]) -> Order:
         """Makes the order `name` from all ranks' sizes. Raises BadInput if a sender and its receiver disagree on a size."""
@@ -147,19 +114,19 @@ class _GroupState:
 
     def ordered(
         self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], async_op: bool
-    ) -> _Handle | None:
+    ) -> ThreadWork | None:
         """Exchanges after all earlier calls: over gloo in the background, over NCCL in this thread: its calls must not mix."""
         job = partial(self.transport.exchange, order, sends, recvs, lambda *_event: None)
         if async_op and self._device == "cpu":
             self._running = self._background.submit(job)
-            return _Handle(self._running)
+            return ThreadWork(self._running)
         if self._running is not None:
             wait([self._running])
             self._running = None
         job()
         done: Future[None] = Future()
         done.set_result(None)
-        return _Handle(done) if async_op else None
+        return ThreadWork(done) if async_op else None
 
 
 class _Exchange:

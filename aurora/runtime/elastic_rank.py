@@ -174,13 +174,13 @@ def _serve_epoch(
             LayerContext(index, transport, arbiters[index], PhaseRecorder(recorder, rank, index, began_s))
             for index, transport in enumerate(transports)
         ]
-        channel.set_busy_since(lambda: min((s for context in contexts if (s := context.busy_since) is not None), default=None))
+        channel.busy_since = lambda: min((s for context in contexts if (s := context.busy_since) is not None), default=None)
         for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):
             worker.perform(work.program, context)
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
         serve_interleaved(workers, arbiters, "cpu", groups.abort, channel.stopped)
     finally:
-        channel.set_busy_since(lambda: None)
+        channel.busy_since = lambda: None
         groups.abort()
         for context in contexts:
             context.leave()

@@ -5,5 +5,5 @@
   epoch; `rank_processes`: their processes; `control_channel`: the messages between them; `epoch_groups`: an epoch's process
   groups
 - `transport`: the interface; `ordered`: an order held by messages; `gloo`, `nccl`, `memory`, `shaped`: back ends
-- `coded_aggregation`: a sum from redundant workers; `aggregation_worker`: their side; `store_messages`: what they send
+- `coded_aggregation`: a sum from redundant workers
 """

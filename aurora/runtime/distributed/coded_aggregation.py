@@ -1,47 +1,46 @@
 """Coded aggregation: a sum over batches from redundant workers; a slow worker is not waited for if others hold its batches.
 
-This module is the master's side; `aggregation_worker` is the workers'. Source: BCC (arXiv:1710.09990).
+The master is `CodedAggregator`; a worker's process runs `_serve_rounds`. They talk through a store, which holds the number of
+the newest round, its argument, and a queue of results. Source: BCC (arXiv:1710.09990).
 """
 
+import datetime
+import io
+import json
 import multiprocessing.connection
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
-from aurora.runtime.distributed.aggregation_worker import (
-    FOREVER,
-    RESULTS_KEY,
-    AggregationJob,
-    Array,
-    Delay,
-    Work,
-    argument_key,
-    round_key,
-    run_worker,
-    serve_rounds,
-)
-from aurora.runtime.distributed.launcher import RankInfo, hosted_store, start_process
-from aurora.runtime.distributed.store_messages import pack_message, unpack_message
+from aurora.runtime.distributed.launcher import RankInfo, describe_error, end_processes, hosted_store, start_process
 from aurora.types import AggregationResult, WorkerReport
 
+Array = NDArray[Any]
+Work = Callable[[int, Array | None], Array]  # (batch, the round's argument) -> its result
+Delay = Callable[[int, int], float]  # (worker, round) -> seconds that it waits first: rehearses stragglers
 Watch = Callable[[Sequence[WorkerReport]], None]
 Message = tuple[dict[str, Any], Array | None]  # head, and the worker's sum
 
+RESULTS_KEY = "aggregation/results"
+FOREVER = datetime.timedelta(days=30)
+PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
 POLL_S = 0.001
 LIVENESS_S = 0.05  # between two looks at whether workers live
 ROUNDING = 0.05  # how far a decoded count may be from a whole number
 
 
 def coded_sum(
-    work: Callable[[int], Array],
+    work: Work,
     batches: int,
     workers: int,
     redundancy: int,
@@ -54,15 +53,14 @@ def coded_sum(
     watch: Watch = lambda _reports: None,
     rank_info: RankInfo | None = None,
 ) -> AggregationResult:
-    """Sums work(batch) over all batches by `workers` processes, each batch held by at least `redundancy` of them.
+    """Sums work(batch, None) over all batches by `workers` processes, each batch held by at least `redundancy` of them.
 
     A worker sums its batches and sends once. This process stops when what has arrived determines the sum, and ends the other
     workers. Integers are the serial sum bit for bit.
 
     Args:
-        work: picklable; called with a batch's number, returns an array with the shape and type of `like`.
-        batches: number of batches.
-        workers: number of processes to start.
+        work: picklable; its result has `like`'s shape and type.
+        batches, workers: how many.
         redundancy: how many workers hold each batch at least.
         scheme: name of the gradient code, which decides which workers hold which batches.
         like: an array with the sum's shape and type.
@@ -73,9 +71,6 @@ def coded_sum(
         rank_info: only under torchrun, where every rank calls this function: rank 0 aggregates; the other ranks are the
             workers, and their processes end with the aggregation.
 
-    Returns:
-        The sum, which workers it came from, and each worker's report.
-
     Raises:
         BadInput: if sizes or scheme do not fit.
         InfeasiblePlan: if the workers cannot hold all batches.
@@ -84,31 +79,18 @@ def coded_sum(
     Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
     """
     code = make_code(scheme, workers, batches, load_of(scheme, workers, batches, redundancy), rng)
-    job = _WithoutArgument(work)
     with CodedAggregator(
-        job, [code], like, timeout_s=timeout_s, delay_s=delay_s, watch=watch, rank_info=rank_info
+        work, [code], like, timeout_s=timeout_s, delay_s=delay_s, watch=watch, rank_info=rank_info
     ) as aggregator:  # fmt: skip
         return aggregator.aggregate()
-
-
-@dataclass(frozen=True)
-class _WithoutArgument:
-    work: Callable[[int], Array]
-
-    def __call__(self, batch: int, argument: Array | None) -> Array:
-        return self.work(batch)
 
 
 class CodedAggregator:
     """Worker processes that aggregate round after round. A context manager: no worker is left when the block ends.
 
     Args:
-        work: picklable; called with (batch, the round's argument), returns an array with the shape and type of `like`.
         codes: gradient codes, all for the same number of workers; each round uses one of them.
-        like, timeout_s, delay_s, watch, rank_info: as in `coded_sum`.
-
-    Raises:
-        BadInput: if the run has not as many ranks as the codes have workers.
+        work, like, timeout_s, delay_s, watch, rank_info: as in `coded_sum`.
     """
 
     def __init__(
@@ -126,7 +108,7 @@ class CodedAggregator:
         if rank_info is not None and rank_info.ranks != self._workers:
             raise BadInput(f"`workers`: expected the {rank_info.ranks} ranks of this run, found {self._workers}")
         assert all(len(code.code_WB) == self._workers for code in codes)
-        self._job = AggregationJob(work, tuple(codes), delay_s)
+        self._job = _Job(work, tuple(codes), delay_s)
         self._timeout_s, self._watch, self._rank_info = timeout_s, watch, rank_info
         self._store: Any = None
         self._hosted = ExitStack()
@@ -137,7 +119,7 @@ class CodedAggregator:
     def __enter__(self) -> Self:
         try:
             for rank_info in self._open_store():
-                self._children[rank_info.rank] = start_process(rank_info, run_worker, self._job)
+                self._children[rank_info.rank] = start_process(rank_info, _run_worker, self._job)
         except BaseException:
             self._close()
             raise
@@ -153,22 +135,18 @@ class CodedAggregator:
             self._store = TCPStore(host, port, is_master=False, timeout=FOREVER)
             return [RankInfo(w, workers, host, port, self._timeout_s, w, workers, launched=True) for w in range(workers)]
         if rank_info.rank:
-            serve_rounds(rank_info, self._job)
+            _serve_rounds(rank_info, self._job)
         agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun hosts it for all ranks
         self._store = TCPStore(rank_info.host, rank_info.port, is_master=not agent_store, wait_for_workers=False)
         return [rank_info]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._close()
 
     def _close(self) -> None:
         if self._store is not None:
-            self._store.set(round_key(self._number + 1), b"end")
-        for child, connection in self._children.values():
-            if child.is_alive():
-                child.kill()
-            child.join()
-            connection.close()
+            self._store.set(_round_key(self._number + 1), b"end")
+        end_processes(self._children.values())
         self._store = None
         self._hosted.close()
 
@@ -179,16 +157,13 @@ class CodedAggregator:
             argument: sent to all workers; None: nothing is sent.
             code: index of the code of this round.
 
-        Returns:
-            As `coded_sum`.
-
         Raises:
             RankFailed: as in `coded_sum`.
         """
         self._number += 1
-        key = argument_key(self._number)
-        self._store.set(key, pack_message(self._store, key, {"code": code}, argument))
-        self._store.set(round_key(self._number), b"go")
+        key = _argument_key(self._number)
+        self._store.set(key, _packed(self._store, key, {"code": code}, argument))
+        self._store.set(_round_key(self._number), b"go")
         current = _Round(self._number, self._job.codes[code], self._like, self._watch)
         for worker, reason in self._lost.items():
             current.set_state(worker, reason)
@@ -214,7 +189,7 @@ class CodedAggregator:
                 return None
             time.sleep(POLL_S)
         self._last_arrival_s = time.perf_counter()
-        return unpack_message(self._store, self._store.queue_pop(RESULTS_KEY), delete=True)
+        return _unpacked(self._store, self._store.queue_pop(RESULTS_KEY), delete=True)
 
     def _newly_lost(self) -> dict[int, str]:
         """Workers whose processes have ended since the last look, and how."""
@@ -303,7 +278,7 @@ class _Round:
     def result(self) -> AggregationResult:
         """The sum and what became of each worker, once `weights` are known."""
         weighted = zip(self._arrived, self.weights.tolist(), strict=True)
-        total = decode([(self._sums[worker], weight) for worker, weight in weighted if weight], self._code, self._like)
+        total = _decoded([(self._sums[worker], weight) for worker, weight in weighted if weight], self._code, self._like)
         seconds = time.perf_counter() - self.began_s
         reports = [replace(r, state="not waited for") if r.state == "working" else r for r in self._reports]
         self._watch(reports)
@@ -322,19 +297,8 @@ class _Round:
         return ""
 
 
-def decode(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
-    """Returns the weighted sum of the workers' messages, with the type of `like`.
-
-    If that type is an integer and the code has real coefficients, the sum is rounded to whole numbers.
-
-    Args:
-        weighted: (message, weight) of each worker that is used; messages have the shape of `like`.
-        code: the code with which workers made their messages.
-        like: an array with the sum's shape and type.
-
-    Raises:
-        RankFailed: if a decoded integer is further than ROUNDING from a whole number.
-    """
+def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
+    """The weighted sum of the workers' sums, in `like`'s type; integers that a code made real are rounded back."""
     if code.needed is None:
         total = np.zeros_like(like)
         for array, _ in weighted:
@@ -351,3 +315,125 @@ def decode(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Ar
     if error > ROUNDING:
         raise RankFailed(f"aggregation: decoded counts are up to {error:.2g} from whole numbers, expected {ROUNDING} at most")
     return counts.astype(like.dtype)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What workers are started with; each round names one of the codes by its index."""
+
+    work: Work
+    codes: tuple[GradientCode, ...]
+    delay_s: Delay | None
+
+
+def _run_worker(connection: Connection, rank_info: RankInfo, job: _Job) -> None:
+    """Main function of a worker's process: serves rounds, and sends an unexpected error to the master."""
+    try:
+        _serve_rounds(rank_info, job)
+    except BaseException as error:
+        connection.send(describe_error(error))
+
+
+def _serve_rounds(rank_info: RankInfo, job: _Job) -> NoReturn:
+    """Serves the newest round, again and again. The process ends when the master says so or is gone."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore(rank_info.host, rank_info.port, is_master=False, timeout=FOREVER)
+    newest, worker, number = _NewestRound(rank_info), rank_info.rank, 0
+    while True:
+        number = newest.after(number)
+        head, argument = _unpacked(store, store.get(_argument_key(number)), delete=False)
+        code = job.codes[head["code"]]
+        delay_s = job.delay_s(worker, number) if job.delay_s else 0.0
+        if delay_s and newest.after(number, delay_s) > number:
+            continue
+        began_s = time.perf_counter()
+        total, error = None, ""
+        try:
+            total = _weighted_sum(job.work, code, worker, argument, newest, number)
+        except Exception as failure:
+            lines = str(failure).strip().splitlines()
+            error = f"{type(failure).__name__}: {lines[0] if lines else 'no message'}"
+        if newest.number == number and code.code_WB[worker].any():
+            head = {"round": number, "worker": worker, "error": error, "seconds": time.perf_counter() - began_s}
+            message = _packed(store, f"aggregation/result/{number}/{worker}", head, total)
+            store.queue_push(RESULTS_KEY, message)
+
+
+def _weighted_sum(
+    work: Work, code: GradientCode, worker: int, argument: Array | None, newest: "_NewestRound", number: int
+) -> Array | None:
+    """Sums the worker's batches by the code's weights; None if it holds none. Stops early when a later round begins."""
+    total: Array | None = None
+    for batch in np.flatnonzero(code.code_WB[worker]).tolist():
+        result = work(batch, argument)
+        if code.needed is not None:
+            result = result * code.code_WB[worker, batch]
+        if total is not None and total.shape != result.shape:
+            raise BadInput(f"batch {batch}: expected shape {total.shape} like the batch before, found {result.shape}")
+        total = np.array(result) if total is None else total + result
+        if newest.number > number:
+            break
+    return total
+
+
+class _NewestRound:
+    """Follows the store's rounds in a thread, which also ends this process when the aggregation ends."""
+
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.number = 0
+        self._changed = threading.Condition()
+        threading.Thread(target=self._follow, args=(rank_info,), daemon=True, name="aurora-rounds").start()
+
+    def after(self, number: int, timeout_s: float | None = None) -> int:
+        """Waits for a round after `number`, at most timeout_s. Returns the newest."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.number > number, timeout_s)
+            return self.number
+
+    def _follow(self, rank_info: RankInfo) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        try:
+            store = TCPStore(rank_info.host, rank_info.port, is_master=False, timeout=FOREVER)
+            while store.get(_round_key(self.number + 1)) != b"end":
+                with self._changed:
+                    self.number += 1
+                    self._changed.notify_all()
+        finally:
+            os._exit(0)  # the master has what it wanted, or is gone
+
+
+def _round_key(number: int) -> str:
+    """The store's key that says that a round has begun (b"go"), or that there is none any more (b"end")."""
+    return f"aggregation/round/{number}"
+
+
+def _argument_key(number: int) -> str:
+    """The store's key of the message with a round's code and argument."""
+    return f"aggregation/argument/{number}"
+
+
+def _packed(store: Any, key: str, head: dict[str, Any], array: Array | None) -> bytes:
+    """A value of the store: head as JSON and array as npy, or the head alone if a large array's pieces lie under `key`."""
+    body = io.BytesIO()
+    if array is not None:
+        np.save(body, array, allow_pickle=False)
+    sent = body.getbuffer()
+    pieces = -(-len(sent) // PIECE_BYTES) if len(sent) > PIECE_BYTES else 0
+    for piece in range(pieces):
+        store.set(f"{key}/{piece}", bytes(sent[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES]))
+    line = json.dumps({**head, "key": key, "pieces": pieces, "empty": array is None})
+    return line.encode() + b"\n" + (b"" if pieces else bytes(sent))
+
+
+def _unpacked(store: Any, message: bytes, delete: bool) -> Message:
+    """Head and array of a message that `_packed` made; nothing is unpickled. With `delete`, an array's pieces are removed."""
+    line, _, body = message.partition(b"\n")
+    head = json.loads(line)
+    keys = [f"{head['key']}/{piece}" for piece in range(head["pieces"])]
+    if keys:
+        body = b"".join(store.get(key) for key in keys)
+        for key in keys if delete else ():
+            store.delete_key(key)
+    return head, None if head["empty"] else np.load(io.BytesIO(body), allow_pickle=False)

@@ -46,11 +46,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Rank to supervisor, every HEARTBEAT_S: this rank lives.
-
-    Args:
-        busy_s: seconds since the rank's present computation began; zero while it waits for other ranks.
-    """
+    """Rank to supervisor, every HEARTBEAT_S: seconds that it has been computing; zero while it waits for other ranks."""
 
     busy_s: float
 
@@ -95,33 +91,25 @@ class ControlChannel:
     Two threads serve it: one receives the supervisor's messages, one sends heartbeats. The process exits when the supervisor is
     gone.
 
-    Args:
-        connection: the rank's end of the pipe to its supervisor.
+    Attributes:
+        stopped: set while the last epoch is over and the next has not begun.
+        busy_since: returns when the computation in progress began (time.monotonic), None while this rank waits for others; the
+            supervisor ends a rank that computes for longer than its time-out.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
         self._changed = threading.Condition()
         self._next: EpochStart | Finish | None = None
         self._abort: Callable[[], None] = lambda: None
-        self._busy_since: Callable[[], float | None] = lambda: None
+        self.busy_since: Callable[[], float | None] = lambda: None
         threading.Thread(target=self._receive_messages, daemon=True, name="aurora-control").start()
         threading.Thread(target=self._send_heartbeats, daemon=True, name="aurora-heartbeat").start()
 
-    @property
-    def stopped(self) -> threading.Event:
-        """Event that is set between epochs: the last one is over and the next has not begun."""
-        return self._stopped
-
     def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | Finish:
-        """Waits for the supervisor's next message: an epoch, or the end of all work.
-
-        Args:
-            state: what this rank holds, for the coordinator.
-            lost: why this rank left its last epoch by itself; None: it was stopped.
-        """
+        """Sends this rank's MemberState, then waits for the supervisor's next message: an epoch, or the end of all work."""
         self._send(MemberState(state, lost))
         with self._changed:
             self._changed.wait_for(lambda: self._next is not None)
@@ -132,18 +120,8 @@ class ControlChannel:
     def on_stop(self, abort: Callable[[], None]) -> None:
         """Calls `abort` when the current epoch is over; at once if it is over already."""
         self._abort = abort
-        if self._stopped.is_set():
+        if self.stopped.is_set():
             abort()
-
-    def set_busy_since(self, busy_since: Callable[[], float | None]) -> None:
-        """Sets the function from which heartbeats learn how long this rank has been computing.
-
-        The supervisor kills a rank that computes for longer than the time-out.
-
-        Args:
-            busy_since: returns when the present computation began, by time.monotonic; None while this rank waits for others.
-        """
-        self._busy_since = busy_since
 
     def send_progress(self, value: Any) -> None:
         """Sends a value to the coordinator during an epoch."""
@@ -164,18 +142,18 @@ class ControlChannel:
             except (EOFError, OSError):
                 os._exit(1)  # the supervisor is gone
             if isinstance(message, Stop):
-                self._stopped.set()
+                self.stopped.set()
                 self._abort()
                 continue
             with self._changed:
-                self._stopped.clear()
+                self.stopped.clear()
                 self._abort = lambda: None
                 self._next = message
                 self._changed.notify_all()
 
     def _send_heartbeats(self) -> None:
         while True:
-            since = self._busy_since()
+            since = self.busy_since()
             try:
                 self._send(Heartbeat(0.0 if since is None else time.monotonic() - since))
             except OSError:
@@ -184,14 +162,7 @@ class ControlChannel:
 
 
 def run_member(connection: Connection, rank_info: RankInfo, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """Runs `target` as the main function of a supervised rank, and sends the error that ends it, if any.
-
-    Args:
-        connection: pipe to the supervisor.
-        rank_info: this rank and the store of its peers.
-        target: called as target(rank_info, control, *args), where `control` is this rank's ControlChannel.
-        args: further arguments of `target`.
-    """
+    """Main function of a supervised rank: runs `target(rank_info, control, *args)` and sends the error that ends it, if any."""
     if not os.environ.get("AURORA_DEBUG"):
         _silence_gloo()
     control = ControlChannel(connection)

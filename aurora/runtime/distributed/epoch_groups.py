@@ -24,10 +24,6 @@ class EpochGroups:
     on one of them, at either end, gets an error at once. One case is left: if a connection is shut just as gloo begins to send
     a message on it, gloo forgets the message, and the thread that waits for it waits until the group's time-out; see
     `unless_stopped`.
-
-    Args:
-        groups: the process groups, by model.
-        connections: the sockets of these groups.
     """
 
     def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
@@ -62,47 +58,43 @@ def join_epoch(
         RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
     """
     found: list[EpochGroups] = []
-    failed: list[Exception] = []
 
     def connect() -> None:
-        try:
-            timeout = datetime.timedelta(seconds=timeout_s)
-            # A client of its own: one that waits for members that never come keeps all others from using it.
-            client = TCPStore(*store, is_master=False, timeout=timeout)
-            before = _sockets()
-            made = [
-                ProcessGroupGloo(PrefixStore(f"epoch{epoch}/{group}", client), rank, ranks, timeout) for group in range(groups)
-            ]
-            new = (number for inode, number in _sockets().items() if inode not in before)
-            epoch_groups = EpochGroups(made, _connected(new))
-            if stopped.is_set():
-                epoch_groups.abort()
-            else:
-                found.append(epoch_groups)
-        except (RuntimeError, OSError) as error:
-            failed.append(error)
+        timeout = datetime.timedelta(seconds=timeout_s)
+        # A client of its own: one that waits for members that never come keeps all others from using it.
+        client = TCPStore(*store, is_master=False, timeout=timeout)
+        before = _sockets()
+        made = [ProcessGroupGloo(PrefixStore(f"epoch{epoch}/{group}", client), rank, ranks, timeout) for group in range(groups)]
+        new = (number for inode, number in _sockets().items() if inode not in before)
+        epoch_groups = EpochGroups(made, _connected(new))
+        if stopped.is_set():
+            epoch_groups.abort()
+        else:
+            found.append(epoch_groups)
 
-    connecting = threading.Thread(target=connect, daemon=True, name=f"aurora-epoch-{epoch}")
-    connecting.start()
-    while connecting.is_alive() and not stopped.is_set():
-        connecting.join(POLL_S)
-    if found:
-        return found[0]
-    reason = str(failed[0]).strip().splitlines()[0] if failed else "the epoch was over before all had joined"
-    raise RankFailed(f"rank {rank}: cannot join the other ranks of epoch {epoch}: {reason}")
+    reason = "the epoch was over before all had joined"
+    try:
+        _ends(connect, stopped, 0.0)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+    if not found:
+        raise RankFailed(f"rank {rank}: cannot join the other ranks of epoch {epoch}: {reason}")
+    return found[0]
 
 
 def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
     """Runs `call`, which waits for peers, in a thread, and abandons it when the epoch is over.
 
-    Args:
-        stopped: set when the epoch is over.
-        call: the function to run.
-
     Raises:
         RankFailed: if `call` has not ended STUCK_S seconds after `stopped` was set; its thread is left behind.
         Exception: whatever `call` raises.
     """
+    if not _ends(call, stopped, STUCK_S):
+        raise RankFailed("gloo waits on although its connections are shut")
+
+
+def _ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) -> bool:
+    """Runs a call in a thread. Returns whether it has ended grace_s after `stopped` was set; raises what it raises."""
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -115,11 +107,10 @@ def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
     waiting.start()
     while waiting.is_alive() and not stopped.is_set():
         waiting.join(POLL_S)
-    waiting.join(STUCK_S)
+    waiting.join(grace_s)
     if failed:
         raise failed[0]
-    if waiting.is_alive():
-        raise RankFailed("gloo waits on although its connections are shut")
+    return not waiting.is_alive()
 
 
 def _sockets() -> dict[int, int]:

@@ -16,14 +16,10 @@ PROBE = 2**31 - 1  # a tag that no message has
 
 
 class GlooTransport(OrderedTransport):
-    """An ordered transport over a gloo process group.
+    """An ordered transport over a gloo process group, the default one if it is None.
 
     A message waits at its sender until the receiver's request has come, over the same connection. Its size is its tag: if both
     ends do not agree on the size, the message never matches and ends by the time-out.
-
-    Args:
-        group: a gloo process group; None: the default group.
-        cluster: as in `OrderedTransport`.
     """
 
     def __init__(self, group: Any = None, cluster: Cluster | None = None) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -44,7 +44,7 @@ class RankInfo:
         rank, ranks: this rank's number, and how many ranks the whole run has.
         host, port: where the store listens.
         timeout_s: seconds to wait for a peer.
-        local_rank, local_ranks: this rank's number among the ranks of its machine, and how many ranks the machine has.
+        local_rank, local_ranks: the same among the ranks of its machine.
         launched: True if `launch` started the rank and hosts the store; False if torchrun did.
     """
 
@@ -59,14 +59,12 @@ class RankInfo:
 
 
 def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0, port: int = 0) -> list[Any]:
-    """Runs `target(rank_info, *args)` in `ranks` processes on this machine. All of them have ended on return.
+    """Runs the picklable `target(rank_info, *args)` in `ranks` processes on this machine. All of them are gone on return.
 
     The store of the rendezvous lives in this process, so it outlives every rank; it listens on loopback only.
 
     Args:
-        target: a picklable function; what it returns must be picklable too.
-        ranks: number of processes.
-        args: further arguments of `target`.
+        target, ranks, args: what runs, and how often.
         timeout_s: seconds that a rank waits for a peer.
         port: port of the store; 0: any free one.
 
@@ -86,19 +84,12 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
                 children.append(start_process(rank_info, _send_result, target, args))
             return _receive_results(children)
         finally:
-            for child, connection in children:
-                if child.is_alive():
-                    child.kill()
-                child.join()
-                connection.close()
+            end_processes(children)
 
 
 @contextmanager
 def hosted_store(port: int) -> Iterator[tuple[str, int]]:
-    """Context manager that hosts a TCPStore in this process, on loopback, and yields its host and port.
-
-    Args:
-        port: port to listen on; 0: any free one.
+    """Context manager that hosts a TCPStore on loopback and yields its host and port; port 0: any free one.
 
     Raises:
         BadInput: if the port cannot be used.
@@ -119,12 +110,7 @@ def hosted_store(port: int) -> Iterator[tuple[str, int]]:
 
 
 def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
-    """Starts a process that runs `main(connection, rank_info, *args)` and dies with this one.
-
-    Args:
-        rank_info: the process's rank and its peers.
-        main: a picklable function.
-        args: further arguments of `main`, picklable.
+    """Starts a process that runs the picklable `main(connection, rank_info, *args)` and dies with this one.
 
     Returns:
         The process, and this end of the pipe whose other end is `connection`.
@@ -138,18 +124,17 @@ def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) ->
     return child, ours
 
 
+def end_processes(children: Iterable[tuple[Any, Connection]]) -> None:
+    """Kills processes that `start_process` returned and closes their pipes; none is left on return."""
+    for child, connection in children:
+        if child.is_alive():
+            child.kill()
+        child.join()
+        connection.close()
+
+
 def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
-    """Runs `target(rank_info, *args)` in `ranks` threads of this process. There is no store.
-
-    Args:
-        target, ranks, args, timeout_s: as in `launch`.
-
-    Returns:
-        What each rank returned, by rank.
-
-    Raises:
-        Exception: the first one that a rank raised.
-    """
+    """As `launch`, in threads of this process and without a store. Raises the first error of a rank, whatever its kind."""
     answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
     def run(rank_info: RankInfo) -> None:

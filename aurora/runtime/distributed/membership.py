@@ -6,29 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.control_channel import EpochStart, MemberResult, MemberState, Stop
+from aurora.runtime.distributed.control_channel import EpochStart, MemberState, Stop
 from aurora.runtime.distributed.rank_processes import RankProcess
 
 MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the supervisor gives up
-
-
-@dataclass
-class Member:
-    """A running rank.
-
-    Args:
-        process: the rank's process and control channel.
-        state: the MemberState that it sent, while it waits for an epoch; else None.
-        serving: whether it takes part in the current epoch.
-        stop_sent: whether Stop has been sent to it in this epoch.
-        result: its last message; None until that has come.
-    """
-
-    process: RankProcess
-    state: MemberState | None = None
-    serving: bool = False
-    stop_sent: bool = False
-    result: MemberResult | None = None
 
 
 @dataclass
@@ -45,7 +26,7 @@ class Membership:
         idle_epochs: how many epochs these ranks have had since the work last advanced.
     """
 
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, RankProcess] = field(default_factory=dict)
     epoch: int = 0
     epoch_ranks: tuple[int, ...] = ()
     changed: bool = True
@@ -53,29 +34,15 @@ class Membership:
     progressed: bool = False
     idle_epochs: int = 0
 
-    def remove(self, rank: int) -> None:
-        """Removes a lost rank, which ends the epoch."""
-        del self.members[rank]
-        self.changed = True
-
     def leave_epoch(self, rank: int, state: MemberState) -> None:
-        """Records that a rank, which has left the current epoch or is new, waits for the next one.
-
-        Args:
-            rank: the rank that waits.
-            state: what it holds.
-        """
+        """Records that a rank, which has left the current epoch or is new, waits for the next one."""
         member = self.members[rank]
         if member.serving:
             self.changed = True
         else:
             self.joined = True
         member.state, member.serving = state, False
-        member.process.last_heard_s = time.monotonic()
-
-    def record_progress(self) -> None:
-        """Records that the work has advanced."""
-        self.idle_epochs, self.progressed = 0, True
+        member.last_heard_s = time.monotonic()
 
     def waiting(self) -> dict[int, MemberState]:
         """Returns the state of each rank that waits for an epoch, by ascending rank."""
@@ -85,7 +52,7 @@ class Membership:
         """Yields the ranks that have sent nothing for hang_s seconds."""
         now_s = time.monotonic()
         for rank, member in list(self.members.items()):
-            if now_s - member.process.last_heard_s > hang_s:
+            if now_s - member.last_heard_s > hang_s:
                 yield rank
 
     def stop_epoch(self) -> None:
@@ -93,28 +60,17 @@ class Membership:
         for member in self.members.values():
             if member.serving and not member.stop_sent:
                 member.stop_sent = True
-                member.process.send(Stop())
+                member.send(Stop())
 
     def ready(self, starting: int) -> bool:
-        """Returns whether the next epoch can begin: no rank serves, and at least one waits.
-
-        Args:
-            starting: number of processes that are still starting; the first epoch waits for them and all other ranks.
-        """
+        """Returns whether the next epoch can begin: none serves and one waits; the first waits for all `starting` too."""
         waiting = len(self.waiting())
         if self.epoch == 0 and waiting < len(self.members) + starting:
             return False
         return waiting > 0 and not any(member.serving for member in self.members.values())
 
     def count_idle(self, reason: str) -> None:
-        """Counts one more epoch that ended without progress, if the next one has the same ranks.
-
-        Args:
-            reason: why the last epoch ended.
-
-        Raises:
-            RankFailed: if the same ranks have had more than MAX_IDLE_EPOCHS such epochs.
-        """
+        """Counts an epoch that ended without progress, by `reason`. Raises RankFailed after too many of the same ranks."""
         self.idle_epochs += tuple(self.waiting()) == self.epoch_ranks
         if self.idle_epochs > MAX_IDLE_EPOCHS:
             raise RankFailed(f"nothing moved in {MAX_IDLE_EPOCHS} epochs; the last ended by {reason}")
@@ -129,4 +85,4 @@ class Membership:
         for rank in self.epoch_ranks:
             member = self.members[rank]
             member.state, member.serving, member.stop_sent = None, True, False
-            member.process.send(EpochStart(self.epoch, self.epoch_ranks, assignments[rank]))
+            member.send(EpochStart(self.epoch, self.epoch_ranks, assignments[rank]))

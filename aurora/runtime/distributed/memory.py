@@ -10,12 +10,7 @@ from aurora.types import Cluster
 
 
 class Memory:
-    """Matches the sends and receives of one group of ranks.
-
-    Args:
-        ranks: number of ranks.
-        timeout_s: seconds that a send waits for its receive, and a receive for its send.
-    """
+    """Matches the sends and receives of one group of ranks; each waits at most timeout_s for its other end."""
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
         self.ranks, self.timeout_s = ranks, timeout_s
@@ -23,13 +18,7 @@ class Memory:
         self._waiting: dict[tuple[int, int, bool], deque[_Half]] = defaultdict(deque)
 
     def post(self, src: int, dst: int, sent: bool, message: Message) -> "_Half":
-        """Posts one end of the next message from src to dst; data move once both ends are posted.
-
-        Args:
-            src, dst: the sending and the receiving rank.
-            sent: whether this is the sender's end.
-            message: the tensor to send, or the tensor to fill.
-        """
+        """Posts one end of the next message from src to dst; data move once both ends are posted."""
         half = _Half(message, self.timeout_s)
         with self._lock:
             others = self._waiting[src, dst, not sent]
@@ -68,13 +57,7 @@ class _Half:
 
 
 class MemoryTransport(OrderedTransport):
-    """One rank's ordered transport over a Memory.
-
-    Args:
-        memory: the Memory that all ranks of the group share.
-        rank: this rank.
-        cluster: as in `OrderedTransport`.
-    """
+    """One rank's ordered transport over the Memory that all ranks of the group share."""
 
     def __init__(self, memory: Memory, rank: int, cluster: Cluster | None = None) -> None:
         super().__init__(rank, memory.ranks, cluster)

@@ -21,8 +21,8 @@ class NcclTransport:
 
     Args:
         group: an NCCL process group.
-        control: a gloo group for `gather`, so that the NCCL calls of several models come in the port arbiter's sequence on
-            every rank; None: `gather` cannot be called.
+        control: a gloo group for `gather`, so that several models' NCCL calls come in the port arbiter's sequence on every
+            rank; None: nothing is gathered.
         device: this rank's CUDA device.
     """
 

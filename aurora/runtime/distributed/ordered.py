@@ -91,8 +91,8 @@ class _Window:
 class OrderedTransport(ABC):
     """A Transport over `_send` and `_receive` of single messages.
 
-    Each end posts a transfer only when it is among its first open ones, and data move once both ends have posted it. The first
-    transfer of the order that is not done is always posted at both ends, so there is no deadlock.
+    Both ends post a transfer only when it is among their first open ones, and data move once both have. The first transfer of
+    the order that is not done is always posted at both ends, so there is no deadlock.
 
     With one partner at a time, rows go in pieces. A receiver requests pieces in planned order, across rows: one piece, or as
     many as arrive while a request travels. So a sender has only a few pieces under way, because what it gives the network early
@@ -100,11 +100,8 @@ class OrderedTransport(ABC):
     thread.
 
     Paced orders are held by the senders' clocks, which start when all ranks know each other's sizes: messages leave at their
-    planned times, and receivers request everything at once.
-
-    Args:
-        rank, ranks: this rank in the process group, and the group's number of ranks.
-        cluster: gives the rates of paced orders; None: paced orders are refused, and no port counts as slow.
+    planned times, and receivers request everything at once. They need `cluster`, the ports' rates; without it no port counts as
+    slow.
     """
 
     cuts_rows = True  # whether rows are cut where one partner at a time is served

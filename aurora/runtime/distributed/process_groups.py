@@ -17,14 +17,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
-    """Returns this process's RankInfo from torchrun's variables; None where they are not set.
-
-    Args:
-        timeout_s: seconds to wait for a peer.
-
-    Raises:
-        BadInput: if the variables are incomplete or contradict each other.
-    """
+    """Returns this process's RankInfo from torchrun's variables, checked; None where they are not set."""
     if not all(name in os.environ for name in TORCHRUN):
         return None
     try:
@@ -72,10 +65,5 @@ def device_of(rank_info: RankInfo) -> str:
 
 
 def new_process_group(backend: str, timeout_s: float) -> Any:
-    """Makes a further process group of all ranks. Every rank must make its groups in the same sequence.
-
-    Args:
-        backend: "gloo" or "nccl".
-        timeout_s: seconds that a call on the group waits for a peer.
-    """
+    """Makes a further gloo or nccl group of all ranks. Every rank must make its groups in the same order."""
     return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))

@@ -10,11 +10,10 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from aurora.runtime.distributed.control_channel import MemberResult, MemberState
 from aurora.runtime.distributed.launcher import RankInfo, start_process
 
 EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
-
-Main = Callable[..., None]  # (connection, rank_info, *args)
 
 
 @dataclass(eq=False)
@@ -26,17 +25,20 @@ class RankProcess:
         process: its multiprocessing process.
         connection: the supervisor's end of the pipe.
         last_heard_s: when its last message came, by time.monotonic.
+        state: what it sent, while it waits for an epoch; else None.
+        serving: whether it is in the current epoch.
+        stop_sent: whether it has been sent Stop in this epoch.
+        result: its last message; None before.
     """
 
     rank: int
     process: Any
     connection: Connection
     last_heard_s: float
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return int(self.process.pid)
+    state: MemberState | None = None
+    serving: bool = False
+    stop_sent: bool = False
+    result: MemberResult | None = None
 
     def send(self, message: object) -> None:
         """Sends a message. If the process is dying, the message is dropped; `messages` then reports the connection's end."""
@@ -53,19 +55,14 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Starts `main(connection, rank_info, *args)` for ranks of one machine and collects their messages.
+    """Starts the picklable `main(connection, rank_info, *args)` for ranks of one machine and collects what they send.
 
     Processes are started and joined in a background thread, so that serving ranks do not wait for ranks that come or go.
-
-    Args:
-        main: a picklable function.
-        args: further arguments of `main`, picklable.
-        ranks: number of ranks of the run.
-        store: host and port of the store of the ranks' rendezvous.
-        timeout_s: seconds that a rank waits for a peer.
     """
 
-    def __init__(self, main: Main, args: tuple[Any, ...], ranks: int, store: tuple[str, int], timeout_s: float) -> None:
+    def __init__(
+        self, main: Callable[..., None], args: tuple[Any, ...], ranks: int, store: tuple[str, int], timeout_s: float
+    ) -> None:
         self._main, self._args, self._ranks, self._timeout_s = main, args, ranks, timeout_s
         self._host, self._port = store
         self._running: dict[int, RankProcess] = {}
@@ -86,11 +83,7 @@ class RankProcesses:
         self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
 
     def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
-        """Yields (rank, process) for each rank that has started since the last call; an OSError in place of a failed process.
-
-        Args:
-            wait: whether to wait for all ranks that are still starting.
-        """
+        """Yields each rank that has started since, with its process or what kept it from starting; can `wait` for all."""
         for rank, started in list(self._starting.items()):
             if not wait and not started.done():
                 continue

@@ -2,13 +2,14 @@
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.ordered import Message, Work
+from aurora.runtime.distributed.transport import ThreadWork
 from aurora.types import Cluster
 
 CHUNK_S = 0.004  # a chunk's time on the slower port: short enough to share ports fairly, long enough to sleep through
@@ -17,11 +18,7 @@ UNDER_WAY = 2  # chunks posted ahead, so that a transfer does not stop between c
 
 
 class Bucket:
-    """Token bucket of one direction of a port.
-
-    Args:
-        rate_Bps: the port's rate.
-    """
+    """Token bucket of one direction of a port."""
 
     def __init__(self, rate_Bps: float) -> None:
         self._rate = rate_Bps
@@ -29,11 +26,9 @@ class Bucket:
         self._lock = threading.Lock()
 
     def take(self, size: int, begun_before: bool = False) -> None:
-        """Sleeps until the bytes would have passed at the port's rate.
+        """Waits until `size` bytes would have passed at the port's rate.
 
-        Args:
-            size: bytes.
-            begun_before: the bytes have just arrived, so the seconds that they take at that rate count as past.
+        With `begun_before` the bytes have been arriving until now, so their own time counts backwards from now.
         """
         seconds = size / self._rate
         with self._lock:
@@ -46,12 +41,7 @@ class Bucket:
 
 
 class Port:
-    """Both directions of one rank's port, shared by all models on the rank.
-
-    Args:
-        cluster: gives the port's rates.
-        rank: the rank that has the port.
-    """
+    """Both directions of one rank's port, shared by all models on the rank."""
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster = cluster
@@ -60,12 +50,7 @@ class Port:
 
 
 class ShapedTransport(GlooTransport):
-    """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks.
-
-    Args:
-        group: a gloo process group.
-        port: this rank's port, shared with the transports of its other models.
-    """
+    """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks."""
 
     cuts_rows = False  # a request takes no time here
 
@@ -77,10 +62,10 @@ class ShapedTransport(GlooTransport):
         )
 
     def _send(self, message: Message) -> Work:
-        return _ShapedTransfer(self._sending[message.peer].submit(self._send_chunks, message))
+        return ThreadWork(self._sending[message.peer].submit(self._send_chunks, message))
 
     def _receive(self, message: Message) -> Work:
-        return _ShapedTransfer(self._receiving[message.peer].submit(self._receive_chunks, message))
+        return ThreadWork(self._receiving[message.peer].submit(self._receive_chunks, message))
 
     def _send_chunks(self, message: Message) -> None:
         here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
@@ -112,13 +97,3 @@ class ShapedTransport(GlooTransport):
         """Pieces of a message, cut the same way at both ends."""
         size = max(1024, int(rate_Bps * CHUNK_S))
         return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.flat, size)]
-
-
-class _ShapedTransfer:
-    """A message that one of our threads moves."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        self._future.result()

@@ -22,7 +22,7 @@ from aurora.runtime.distributed.control_channel import (
     run_member,
 )
 from aurora.runtime.distributed.launcher import hosted_store
-from aurora.runtime.distributed.membership import Member, Membership
+from aurora.runtime.distributed.membership import Membership
 from aurora.runtime.distributed.rank_processes import RankProcesses
 
 
@@ -38,38 +38,23 @@ class Coordinator(Protocol):
         """Whether the coordinator has a better assignment for the same members. The supervisor then begins a new epoch."""
 
     def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Returns each member's assignment, by rank.
-
-        Args:
-            epoch: number of the epoch that begins.
-            states: the value of the MemberState that each member sent, by rank.
-        """
+        """Returns each member's assignment in an epoch, by rank, from the values of the MemberStates that they sent."""
 
     def on_progress(self, rank: int, value: Any) -> bool:
-        """Takes a value that a member sent during an epoch. Returns whether it advances the work as a whole.
-
-        Args:
-            rank: the member.
-            value: the value it sent.
-        """
+        """Takes a value that a member sent during an epoch. Returns whether it advances the work as a whole."""
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """Takes note of a lost rank.
-
-        Args:
-            rank: the rank that was lost.
-            reason: why it was lost, as part of a sentence.
-        """
+        """Called for each lost rank, with the reason as part of a sentence."""
 
 
 class Supervisor:
-    """Runs `target(rank_info, control, *args)` in `ranks` processes until the coordinator is finished.
+    """Keeps `ranks` processes at the picklable `target(rank_info, control, *args)` until the coordinator is finished.
 
     Args:
         target: what a rank runs; it takes part in epoch after epoch through `control`, its ControlChannel.
         ranks: how many processes to start.
         coordinator: decides what the members of each epoch do.
-        args: further arguments of `target`, picklable.
+        args: further arguments of `target`.
         timeout_s: seconds that a rank waits for a peer; a rank that computes for longer without a pause is killed.
         hang_s: a rank that sends nothing for this many seconds, not even a heartbeat, is killed.
         respawn: how many times each lost rank is restarted; it joins the next epoch when it is ready.
@@ -99,10 +84,7 @@ class Supervisor:
         self._last_loss = ""
 
     def run(self) -> dict[int, Any]:
-        """Runs epochs until the coordinator is finished. No process is left when it returns or raises.
-
-        Returns:
-            The result of each rank that is left, by rank.
+        """Runs epochs until the coordinator is finished; no process is left then. Returns the result of each rank that is left.
 
         Raises:
             RankFailed: if no rank is left, or epochs of the same members end without progress.
@@ -125,10 +107,10 @@ class Supervisor:
             if isinstance(started, OSError):
                 self._record_loss(rank, f"did not start: {started}")
             else:
-                self._members[rank] = Member(started)
+                self._members[rank] = started
         for rank, message in self._processes.messages(HEARTBEAT_S):
             if message is None:
-                self._lose(rank, self._members[rank].process.exit_reason())
+                self._lose(rank, self._members[rank].exit_reason())
             else:
                 self._handle(rank, message)
         for rank in self._membership.silent(self._hang_s):
@@ -150,7 +132,7 @@ class Supervisor:
     def _handle(self, rank: int, message: Any) -> None:
         """Handles one message from a rank. Raises what the rank raised."""
         member = self._members[rank]
-        member.process.last_heard_s = max(member.process.last_heard_s, time.monotonic())
+        member.last_heard_s = max(member.last_heard_s, time.monotonic())
         match message:
             case Heartbeat(busy_s):
                 if busy_s > self._timeout_s:
@@ -161,7 +143,7 @@ class Supervisor:
                     self._last_loss = f"rank {rank}: {message.lost}"
             case Progress(value):
                 if self._coordinator.on_progress(rank, value):
-                    self._membership.record_progress()
+                    self._membership.idle_epochs, self._membership.progressed = 0, True
             case MemberResult(AuroraError() as error):
                 raise error
             case MemberResult(MemberCrashed(reason)):
@@ -171,7 +153,8 @@ class Supervisor:
 
     def _lose(self, rank: int, reason: str) -> None:
         """Kills a rank and ends the epoch."""
-        self._membership.remove(rank)
+        del self._members[rank]
+        self._membership.changed = True
         self._processes.kill(rank)
         self._record_loss(rank, reason)
 
@@ -199,7 +182,7 @@ class Supervisor:
         self._respawns_left = [0] * self._ranks
         for member in self._members.values():
             if member.serving:
-                member.process.send(Stop())
+                member.send(Stop())
         asked: set[int] = set()
         expected = {rank for rank, member in self._members.items() if member.serving or member.state is not None}
         deadline_s = time.monotonic() + self._hang_s
@@ -207,7 +190,7 @@ class Supervisor:
             expected &= self._members.keys()
             for rank in sorted(expected - asked):
                 if self._members[rank].state is not None:
-                    self._members[rank].process.send(Finish())
+                    self._members[rank].send(Finish())
                     asked.add(rank)
             if all(self._members[rank].result is not None for rank in expected):
                 break

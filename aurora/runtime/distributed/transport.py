@@ -1,6 +1,7 @@
 """Transport: the interface that carries tensors between ranks in a planned order, and what its back ends share."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -19,11 +20,8 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
     Args:
         order: each of its rows is a pair of ranks, and the share of the pair's tensor that travels.
         rank: the rank.
-        tensors: for each peer, the tensor that is sent to it or received from it.
+        tensors: for each peer, what is sent to it or received from it; what travels are slices along the first axis.
         sending: True for the rows that `rank` sends, False for the rows that it receives.
-
-    Returns:
-        (row, peer, slice) in sequence; slices are along the first axis of tensors[peer], and none is empty.
 
     Raises:
         BadInput: if the order leaves out a part of a tensor.
@@ -45,31 +43,34 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
     return [each for each in found if each[2].numel()]
 
 
+class ThreadWork:
+    """Handle of work in another thread, like torch's Work."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> bool:
+        """Waits until the work is done. Raises what it raised."""
+        self._future.result()
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns whether the work is done."""
+        return self._future.done()
+
+
 class Transport(Protocol):
-    """Interface of a back end that carries tensors between ranks.
+    """Interface of a back end that carries tensors between the `ranks` ranks of a process group, of which this is `rank`.
 
-    A transport belongs to one process group. One thread uses it at a time, and all ranks make the same calls in the same
-    sequence. A lost peer ends a call by RankFailed, at the latest after the group's time-out.
-
-    Attributes:
-        rank, ranks: this rank in the group, and the group's number of ranks.
+    One thread uses a transport at a time, and all ranks make the same calls in the same sequence. A lost peer ends a call by
+    RankFailed, at the latest after the group's time-out.
     """
 
     rank: int
     ranks: int
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers one small tensor (counts, sizes or times) from every rank. A collective call.
-
-        Args:
-            row: this rank's tensor, with the same shape and type on all ranks.
-
-        Returns:
-            (ranks, *row.shape) on the CPU, every rank's tensor.
-
-        Raises:
-            RankFailed: if a peer is lost.
-        """
+        """Collects a small tensor of the same shape and type from each rank: (ranks, *row.shape) on the CPU."""
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         """Performs one all-to-all in `order`. Returns when this rank's transfers are done.
@@ -91,11 +92,7 @@ class Transport(Protocol):
 
 @contextmanager
 def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
-    """Context manager that turns a back end's RuntimeError into the RankFailed of `peer_lost`.
-
-    Args:
-        rank, peer: as in `peer_lost`.
-    """
+    """Context manager that turns a back end's RuntimeError into the RankFailed of `peer_lost`."""
     try:
         yield
     except RuntimeError as error:
@@ -103,13 +100,7 @@ def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
 
 
 def peer_lost(rank: int, peer: int | None, error: RuntimeError) -> RankFailed:
-    """Returns the RankFailed, which names the lost peer, for a back end's error.
-
-    Args:
-        rank: this rank.
-        peer: the lost peer; None: it is not known which of the others.
-        error: the back end's error.
-    """
+    """Returns a back end's error as a RankFailed that names the lost peer; None: one of the others, unknown which."""
     reason = str(error).strip().splitlines()[0]
     whom = "the others" if peer is None else f"rank {peer}"
     return RankFailed(f"rank {rank} lost {whom}: {reason}")

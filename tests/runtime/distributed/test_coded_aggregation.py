@@ -26,11 +26,11 @@ def me():
     return int(multiprocessing.current_process().name.rsplit("-", 1)[1])
 
 
-def counts(batch):
+def counts(batch, _argument=None):
     return np.random.default_rng(batch).integers(0, 1000, COUNTS.shape)
 
 
-def reals(batch):
+def reals(batch, _argument=None):
     return np.random.default_rng(batch).standard_normal(5)
 
 
@@ -38,7 +38,7 @@ def serial(work, batches):
     return sum(work(batch) for batch in range(batches))
 
 
-def misbehave(how, workers, batch):
+def misbehave(how, workers, batch, _argument=None):
     """The workers named do `how`; the others work."""
     if me() in workers:
         if how == "stall":
@@ -193,7 +193,7 @@ def test_round_after_round_with_late_workers():
     assert {state for states in seen for state in states} <= {"working", "used", "not needed", "not waited for"}
 
 
-def large(batch):
+def large(batch, _argument):
     return np.full(3 << 20, batch + 1, dtype=np.int64)
 
 
