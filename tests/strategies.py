@@ -47,6 +47,7 @@ def profiles(draw, sources, max_experts=6, max_layers=3, name="drawn"):
     experts = draw(st.integers(1, max_experts))
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, max_layers)), sources, experts)
     tokens = draw(arrays(np.int64, shape, elements=st.integers(0, 30)))
+    tokens[~tokens.any(axis=(1, 2, 3))] = 1
     curve = st.tuples(st.floats(0, 0.5), st.floats(0, 0.2)).map(
         lambda c: Curve(np.array([1.0, 11.0]), np.array([c[0], c[0] + 10 * c[1]]))
     )

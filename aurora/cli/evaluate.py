@@ -18,8 +18,10 @@ def evaluate(
     from aurora import api
     from aurora.cli.as_json import evaluation_json
     from aurora.io import load_plan, load_profile
+    from aurora.planner.check.traffic import without_proof
     from aurora.reports.tables import evaluation_table
 
-    served = load_plan(plan)
-    found = api.evaluate(served, [load_profile(path) for path in profile])
-    show(as_json, evaluation_json(served, found), evaluation_table(served, found, None if layers else WORST))
+    served, traffic = load_plan(plan), [load_profile(path) for path in profile]
+    found = api.evaluate(served, traffic)
+    table = evaluation_table(served, found, None if layers else WORST)
+    show(as_json, evaluation_json(served, found), table, without_proof(served, traffic) or None)

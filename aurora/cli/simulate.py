@@ -45,6 +45,7 @@ def simulate(
     from aurora import api
     from aurora.cli.as_json import summary_json
     from aurora.io import load_plan, save
+    from aurora.planner.check.traffic import without_proof
     from aurora.reports.summary import summarise
     from aurora.reports.tables import summary_table
 
@@ -59,5 +60,6 @@ def simulate(
         as_json,
         {"output": target, **summary_json(found)},
         summary_table(found, most=None if layers else WORST),
+        without_proof(loaded, traffic) or None,
         f"wrote {target}",
     )

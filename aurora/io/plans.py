@@ -19,6 +19,7 @@ from aurora.types import Cluster, Cut, ModelPlan, Order, Plan, PlanOptions, SubC
 from aurora.types.arrays import FloatArray
 
 FORMAT = "aurora plan"
+_SIZES = ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes")  # of a model
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -50,7 +51,8 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Write a plan as readable JSON."""
+    """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
+    check_plan(plan)
     write_text(path, _compact(json.dumps(_plan_to_json(plan), indent=1, allow_nan=False)) + "\n")
 
 
@@ -78,6 +80,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                 "model": m.model,
                 "fingerprint": m.fingerprint,
                 "profile": {"path": m.profile_path, "digest": m.profile_digest},
+                **{name: getattr(m, name) for name in _SIZES},
                 **({"deduplicated": True} if m.deduplicated else {}),
                 "layers": [
                     {
@@ -108,6 +111,10 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 str(m["fingerprint"]),
                 str(m["profile"]["path"]),
                 str(m["profile"]["digest"]),
+                _whole(m, "top_k"),
+                _whole(m, "dispatch_bytes"),
+                _whole(m, "expert_bytes"),
+                _whole(m, "other_bytes"),
                 placement_from_json(layers),
                 tuple(_order_from_json(layer["dispatch"]) for layer in layers),
                 tuple(_order_from_json(layer["combine"]) for layer in layers),
@@ -147,6 +154,13 @@ def _options_from_json(found: Mapping[str, Any]) -> PlanOptions:
         if type(value) not in kinds[name]:
             raise BadInput(f"options, {name}: expected {kinds[name][0].__name__}, found {value!r}")
     return PlanOptions(**found)
+
+
+def _whole(found: Mapping[str, Any], name: str) -> int:
+    """A whole number of the JSON object, or BadInput."""
+    if type(found[name]) is not int:
+        raise BadInput(f"{name}: expected a whole number, found {found[name]!r}")
+    return int(found[name])
 
 
 _KINDS: dict[Any, tuple[type, ...]] = {  # types of JSON values by the declared type of PlanOptions' field

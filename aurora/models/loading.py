@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from aurora.errors import BadInput, MissingDependency
+from aurora.types.model_identity import ModelIdentity
 
 EXPERTS_SIGNATURE = ("hidden_states", "top_k_index", "top_k_weights")
 
@@ -93,6 +94,12 @@ class MoeModel:
     def other_bytes(self) -> int:
         """Bytes of all weights outside experts."""
         return _bytes(self.model) - self.expert_bytes * self.experts * len(self.layers)
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What tells the model from others."""
+        sizes = (len(self.layers), self.experts, self.top_k, self.row_bytes, self.expert_bytes)
+        return ModelIdentity(self.name, self.fingerprint(), *sizes)
 
     def fingerprint(self) -> str:
         """Returns the sha256 of the router weights, which decide where tokens go."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.make_plan import check_sources, make_plan
+from aurora.planner.check.traffic import check_traffic
+from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.deduplicated_layers import deduplicated_seconds
@@ -15,7 +16,6 @@ from aurora.planner.placement.scenarios import aimed_costs, tail_mean
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, gap
-from aurora.types.profile import same_model
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,7 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
         >>> evaluate(plan, [profile]).loss
         0.0
     """
-    if len(profiles) != len(plan.models):
-        raise BadInput(f"evaluate: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
-    for model, profile in zip(plan.models, profiles, strict=True):
-        check_sources(plan.cluster, profile)
-        found, expected = (profile.layers, profile.experts), (len(model.dispatch_L), model.placement.experts)
-        if found != expected or not same_model(profile.fingerprint, model.fingerprint):
-            raise BadInput(
-                f"profile of {profile.model!r}: expected {model.model!r} with {expected[0]} MoE layers of {expected[1]} "
-                f"experts, found {found[0]} of {found[1]}" + (" and other router weights" if found == expected else "")
-            )
+    check_traffic(plan, profiles)
     placements = [model.placement for model in plan.models]
     dispatch_s_ML = tuple(
         np.array(

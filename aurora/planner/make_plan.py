@@ -7,6 +7,7 @@ import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.plans import check_plan
+from aurora.planner.check.traffic import check_profile
 from aurora.planner.placement.colocated_layers import place_colocated
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
 from aurora.planner.placement.exclusive_layers import place_exclusive
@@ -16,7 +17,6 @@ from aurora.planner.resolve_options import resolve
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
-from aurora.types.profile import same_model
 
 
 def make_plan(
@@ -61,7 +61,7 @@ def make_plan(
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")
     colocated = len(profiles) == 2
     for profile in (*profiles, *domains):
-        check_sources(cluster, profile)
+        check_profile(cluster, profile)
     _check_domains(profiles, domains)
     options = resolve(options, cluster, profiles, domains)
     rng = np.random.default_rng(options.seed)
@@ -99,32 +99,18 @@ def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
     return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
 
 
-def check_sources(cluster: Cluster, profile: Profile) -> None:
-    """Checks that the profile has as many source ranks as the cluster has GPUs.
-
-    Args:
-        cluster: the GPUs.
-        profile: the model's traffic.
-
-    Raises:
-        BadInput: if not.
-    """
-    if profile.sources != len(cluster):
-        raise BadInput(
-            f"profile of {profile.model!r}: its prompts come from {profile.sources} source ranks, but cluster "
-            f"{cluster.name!r} has {len(cluster)} GPUs; profile with `sources` {len(cluster)}"
-        )
-
-
 def _check_domains(profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
-    """Raises BadInput unless there is one model and `domains` are further profiles of it."""
+    """Raises BadInput unless there is one model and `domains` are further profiles of it, at the same precision."""
     for domain in domains:
         found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
-        if len(profiles) > 1 or found != expected or not same_model(domain.fingerprint, profiles[0].fingerprint):
+        if len(profiles) > 1 or found != expected:
             raise BadInput(
                 f"`domain`: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
                 f"back {expected}), found {domain.model!r} with {found}"
             )
+        domain.identity.check_same(
+            profiles[0].identity, f"`domain`: expected another profile of the one model {profiles[0].model!r}"
+        )
 
 
 def _check_equal_shares(cluster: Cluster, profiles: Sequence[Profile]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.assignment import ASSIGN
@@ -58,9 +58,11 @@ def resolve(
 
     Raises:
         BadInput: if a name is unknown, or options contradict each other or the number of models.
+        InfeasiblePlan: if the cluster has fewer nodes, or GPUs of its one node, than `min_replicas`.
     """
     colocated = len(profiles) == 2
     _check_scenario(options, colocated)
+    _check_min_replicas(options, cluster)
     if options.coactivation:
         check_coactivation(options, profiles, domains)
     start = "matching" if colocated and cluster.equal else "exact"  # for one model, or before a joint search
@@ -102,7 +104,7 @@ def _check_scenario(options: PlanOptions, colocated: bool) -> None:
     """Raises BadInput for options of a single model if there are two models, and the other way round."""
     if not colocated:
         if options.time_slice != "auto":
-            raise BadInput("`time_slice`: expected two models that share the GPUs, found one alone")
+            raise BadInput("`time_slice`: is for two models that share the GPUs, found one model")
         return
     exclusive_only = {
         "slots_per_gpu": options.slots_per_gpu is not None,
@@ -111,7 +113,18 @@ def _check_scenario(options: PlanOptions, colocated: bool) -> None:
     }
     for name, given in exclusive_only.items():
         if given:
-            raise BadInput(f"`{name}`: expected one model alone, found two that share the GPUs")
+            raise BadInput(f"`{name}`: is for a plan of one model, found two models that share the GPUs")
+
+
+def _check_min_replicas(options: PlanOptions, cluster: Cluster) -> None:
+    """Raises InfeasiblePlan for more replicas than nodes; on a single node, than GPUs."""
+    nodes = len({gpu.node for gpu in cluster.gpus})
+    apart, what = (nodes, "nodes") if nodes > 1 else (len(cluster), "GPUs of one node")
+    if options.min_replicas is not None and options.min_replicas > apart:
+        raise InfeasiblePlan(
+            f"`min_replicas` {options.min_replicas}: replicas of an expert are on different nodes, cluster {cluster.name!r} "
+            f"has {apart} {what}"
+        )
 
 
 def _check_names(options: PlanOptions, known_by_name: Mapping[str, tuple[str, ...]]) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types import TRACE_PHASES, ModelPlan, Plan, Profile, Trace
-from aurora.types.profile import same_model
+from aurora.planner.check.traffic import check_traffic
+from aurora.types import TRACE_PHASES, Plan, Profile, Trace
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,8 @@ class ReportInputs:
         for name, trace in self.traces:
             _check_trace(self.plan, name, trace)
         for given in (self.profiles, self.later):
-            if given and len(given) != len(self.plan.models):
-                raise BadInput(f"`profile`: expected one for each of {len(self.plan.models)} models, found {len(given)}")
-            for model, profile in zip(self.plan.models, given, strict=False):
-                _check_profile(self.plan, model, profile)
+            if given:
+                check_traffic(self.plan, given)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -86,20 +84,4 @@ def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
         model, layer = int(trace.model_X[beyond][0]), int(trace.layer_X[beyond][0])
         raise BadInput(
             f"{name}: a trace of another plan: expected {layers_M[model]} MoE layers of {names[model]!r}, found layer {layer}"
-        )
-
-
-def _check_profile(plan: Plan, model: ModelPlan, profile: Profile) -> None:
-    expected = len(plan.cluster), len(model.dispatch_L), model.placement.experts
-    found = profile.sources, profile.layers, profile.experts
-    if expected != found or not same_model(profile.fingerprint, model.fingerprint):
-        raise BadInput(
-            f"profile of {profile.model!r}: expected {model.model!r} on {expected[0]} ranks with {expected[1]} MoE layers of "
-            f"{expected[2]} experts, found {found[0]} ranks, {found[1]} layers, {found[2]} experts"
-            + (" and other router weights" if expected == found else "")
-        )
-    if model.deduplicated and profile.routing is None:
-        raise BadInput(
-            f"profile of {profile.model!r}: the plan is deduplicated: expected token-level routing, found counts "
-            "alone; profile with `tokens`"
         )

@@ -29,7 +29,6 @@ from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.runtime.result import RankResult
 from aurora.types import Plan, RunOptions, TraceRecorder
-from aurora.types.profile import same_model
 
 LOADING = threading.Lock()  # transformers loads one model at a time in a process
 
@@ -46,13 +45,7 @@ def check_model(plan: Plan, index: int, model: MoeModel) -> None:
         BadInput: if the plan was made for another model.
     """
     planned = plan.models[index]
-    expected = (len(planned.dispatch_L), planned.placement.experts)
-    found = (len(model.layers), model.experts)
-    if found != expected or not same_model(model.fingerprint(), planned.fingerprint):
-        raise BadInput(
-            f"model {model.name!r}: the plan was made for {planned.model!r} with {expected[0]} MoE layers of {expected[1]} "
-            f"experts, found {found[0]} layers of {found[1]}" + (" and other router weights" if found == expected else "")
-        )
+    model.identity.check_same(planned.identity, f"the plan of {planned.model!r} cannot serve model {model.name!r}")
 
 
 def check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.check.plans import check_plan
+from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
 from aurora.planner.workload.traffic import deduplicated_tokens, tokens_on_gpu, tokens_to_gpus
@@ -28,7 +29,6 @@ from aurora.types import (
     TraceRecorder,
 )
 from aurora.types.arrays import IntArray
-from aurora.types.profile import same_model
 
 OrderBatch = Callable[[IntArray], Order]  # the order for one all-to-all's bytes (G, G)
 Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
@@ -52,17 +52,7 @@ def simulate_plan(
             sends tokens deduplicated.
     """
     check_plan(plan)
-    if len(profiles) != len(plan.models):
-        raise BadInput(f"simulate: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
-    for model, profile in zip(plan.models, profiles, strict=True):
-        expected = (len(plan.cluster), len(model.dispatch_L), model.placement.experts)
-        found = (profile.sources, profile.layers, profile.experts)
-        if found != expected or not same_model(profile.fingerprint, model.fingerprint):
-            raise BadInput(
-                f"profile of {profile.model!r}: expected {model.model!r} on {expected[0]} ranks with {expected[1]} MoE "
-                f"layers of {expected[2]} experts, found {found[0]} ranks, {found[1]} layers, {found[2]} experts"
-                + (" and other router weights" if found == expected else "")
-            )
+    check_traffic(plan, profiles)
     return simulate(compile_plan(plan), plan.cluster, profiles, barriers, ordered, interleave)
 
 

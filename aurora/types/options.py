@@ -121,7 +121,7 @@ class PlanOptions:
         slots_per_gpu: experts that each GPU holds, replicas included; None: what its memory holds.
         aim: what counts over windows or traffic domains: "mean", "cvar" (the worse half), "worst"; "sum" adds them to one.
         coactivation: count a token once per GPU, and place experts that tokens choose together on one GPU, where faster.
-        min_replicas: replicas that each expert has at least, each on another node; None: one.
+        min_replicas: replicas that each expert has at least, each on another node (of one node: on another GPU); None: one.
         time_slice: how long a port belongs to one of two models, "exchange" or "layer"; "auto": the faster in the simulator.
     """
 

@@ -8,6 +8,7 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, gap, locked, numbers
 from aurora.types.cluster import Cluster
 from aurora.types.fabric import Cut
+from aurora.types.model_identity import ModelIdentity
 from aurora.types.options import PlanOptions
 from aurora.types.placement import Placement
 from aurora.types.schedule import Order
@@ -23,6 +24,10 @@ class ModelPlan(Value):
         fingerprint: a hash of its router weights, as in Profile.
         profile_path: the file that its profile was read from, relative to the plan's file; empty if it came from memory.
         profile_digest: the profile's digest.
+        top_k: experts per token, as in Profile.
+        dispatch_bytes: payload of one (token, expert) pair, as in Profile.
+        expert_bytes: weights of one expert in one layer.
+        other_bytes: all other weights, which every rank holds.
         placement: which GPU holds which experts.
         dispatch_L: the order of each layer's dispatch.
         combine_L: the order of each layer's combine.
@@ -33,13 +38,17 @@ class ModelPlan(Value):
         deduplicated: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
 
     Raises:
-        BadInput: if there are not two orders for each layer, or a deduplicated model has replicas.
+        BadInput: if there are not two orders for each layer, a size is below zero, or a deduplicated model has replicas.
     """
 
     model: str
     fingerprint: str
     profile_path: str
     profile_digest: str
+    top_k: int
+    dispatch_bytes: int
+    expert_bytes: int
+    other_bytes: int
     placement: Placement
     dispatch_L: tuple[Order, ...]
     combine_L: tuple[Order, ...]
@@ -52,6 +61,9 @@ class ModelPlan(Value):
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
             object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=np.float64)))
+        for name in ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes"):
+            if getattr(self, name) < 0:
+                raise BadInput(f"plan of {self.model!r}: expected {name} of zero or more, found {getattr(self, name)}")
         layers = len(self.placement.slots_LG)
         if not len(self.dispatch_L) == len(self.combine_L) == layers:
             raise BadInput(
@@ -60,6 +72,12 @@ class ModelPlan(Value):
             )
         if self.deduplicated and self.placement.split_LG is not None:
             raise BadInput(f"plan of {self.model!r}: expected every expert held once where a token counts once, found replicas")
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What tells the model from others."""
+        sizes = (len(self.dispatch_L), self.placement.experts, self.top_k, self.dispatch_bytes, self.expert_bytes)
+        return ModelIdentity(self.model, self.fingerprint, *sizes)
 
     @property
     def bound_s_L(self) -> FloatArray:
@@ -103,7 +121,7 @@ class Plan(Value):
         if not 1 <= len(self.models) <= 2:
             raise BadInput(f"plan: expected one or two models, found {len(self.models)}")
         if self.colocated and any(model.deduplicated for model in self.models):
-            raise BadInput("plan: expected one model alone where tokens are deduplicated, found two")
+            raise BadInput("plan: tokens are deduplicated in plans of one model, found two models")
         if (self.options.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected min_replicas and survival together or neither")
         if self.survival_LK is not None:

@@ -11,6 +11,7 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 from aurora.types.cluster import Gpu
 from aurora.types.coactivation import CoActivation
+from aurora.types.model_identity import ModelIdentity
 from aurora.types.token_routing import TokenRouting
 from aurora.types.value import Value
 
@@ -176,6 +177,12 @@ class Profile(Value):
     def experts(self) -> int:
         """How many experts a layer has, E."""
         return int(self.tokens_TLSE.shape[3])
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What tells its model from others."""
+        sizes = (self.layers, self.experts, self.top_k, self.dispatch_bytes, self.expert_bytes)
+        return ModelIdentity(self.model, self.fingerprint, *sizes)
 
     @property
     def load_LE(self) -> IntArray:

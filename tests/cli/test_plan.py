@@ -70,7 +70,7 @@ def test_coactivation_from_profile_to_simulation(aurora, tmp_path):
     assert aurora(*synthetic, "--correlation", 0.9, "-o", counted)[0] == 0
     planning = ["plan", "--cluster", MIXED, "--co-activation", "-o", plan]
     refused(aurora(*planning, "--profile", counted), "--co-activation: .*expected token-level routing, found counts alone")
-    refused(aurora(*planning, "--profile", known, "--profile", known), "--co-activation: expected one model alone")
+    refused(aurora(*planning, "--profile", known, "--profile", known), "--co-activation: is for a plan of one model")
     assert not plan.exists()
     code, printed, err = aurora(*planning, "--profile", known, "--explain")
     assert (code, err) == (0, "")

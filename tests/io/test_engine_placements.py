@@ -172,7 +172,7 @@ def test_the_placement_of_a_plan(tmp_path):
     assert load_placement(tmp_path / "plan.json") == plan.models[0].placement
     older = json.loads((tmp_path / "plan.json").read_text()) | {"schema": 1}
     (tmp_path / "plan.json").write_text(json.dumps(older))
-    with pytest.raises(BadInput, match="expected schema = 2, found 1; make it anew with aurora plan"):
+    with pytest.raises(BadInput, match="expected schema = 3, found 1; make it anew with aurora plan"):
         load_placement(tmp_path / "plan.json")
 
 

@@ -275,7 +275,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [
-        (lambda p: p.update(schema=1), BadInput, "expected schema = 2, found 1; make it anew with aurora plan"),
+        (lambda p: p.update(schema=2), BadInput, "expected schema = 3, found 2; make it anew with aurora plan"),
         (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
         (lambda p: p.pop("models"), BadInput, "KeyError"),
         (
@@ -289,7 +289,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
         (lambda p: p.update(objective_s=float("nan")), BrokenPlan, "below its bound"),
         (lambda p: p.update(epoch=float("inf")), BadInput, "OverflowError"),
-        (lambda p: p.update(schema=True), BadInput, "expected schema = 2, found True"),
+        (lambda p: p.update(schema=True), BadInput, "expected schema = 3, found True"),
         (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BrokenPlan, "below the fluid bound"),
         (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
         (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be a text, found 5"),

@@ -65,7 +65,7 @@ def test_profiles_that_the_plan_is_not_for():
     machines, source = cluster(1.0, 1.0, 1.0, 1.0), drawn(0)
     plan = make_plan(machines, [source])
     for given_, message in (
-        ([source, source], "evaluate: expected 1 profiles as in the plan, found 2"),
+        ([source, source], "expected 1 profiles as in the plan, found 2"),
         ([drawn(0, sources=2)], "come from 2 source ranks"),
         ([drawn(0, experts=4)], "expected 'm' with 1 MoE layers of 8 experts, found 1 of 4"),
         ([replace(source, fingerprint="another")], "and other router weights"),

@@ -30,10 +30,10 @@ def test_traces_of_other_plans(alone):
 
 
 def test_profiles_of_other_plans(alone):
-    for other, found in ((profile(sources=3), "found 3 ranks"), (profile(layers=3), "4 ranks, 3 layers")):
+    for other, found in ((profile(sources=3), "come from 3 source ranks"), (profile(layers=3), "found 3 of 8")):
         with pytest.raises(BadInput, match=found):
             ReportInputs(alone.plan, (), (other,))
-    with pytest.raises(BadInput, match="expected one for each of 1 models, found 2"):
+    with pytest.raises(BadInput, match="expected 1 profiles as in the plan, found 2"):
         ReportInputs(alone.plan, (), (profile(), profile()))
     deduplicated = replace(alone.plan, models=(replace(alone.plan.models[0], deduplicated=True),))
     with pytest.raises(BadInput, match="expected token-level routing"):

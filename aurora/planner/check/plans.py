@@ -214,8 +214,9 @@ def _check_pair_hops(what: str, schedule: Schedule, rows: list[int], src: int, d
 def check_plan(plan: Plan) -> None:
     """Checks that a plan is consistent; its placements are checked when they are made.
 
-    Every order names each pair once. No layer is predicted faster than the fluid bound or its cut. The objective is not below
-    its bounds. With `min_replicas`, every expert is on enough GPUs and nodes.
+    Every order names each pair once. No layer is predicted faster than the fluid bound or its cut. Every GPU's memory holds the
+    weights that the models place there. The objective is not below its bounds. With `min_replicas`, every expert is on enough
+    GPUs and nodes.
 
     Raises:
         BrokenPlan: if any of this fails.
@@ -235,12 +236,25 @@ def check_plan(plan: Plan) -> None:
                     f"plan of {model.model!r}, layer {layer}: dispatch of {model.dispatch_s_L[layer]:.6g} s is below "
                     f"the fluid bound or cut of {bound_s:.6g} s"
                 )
+    _check_memory(plan)
     if not 0 <= plan.free_bound_s * (1 - 1e-6) <= plan.bound_s:
         raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
     if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
         raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")
     if plan.options.min_replicas is not None and plan.survival_LK is not None:
         _check_min_replicas(plan, plan.options.min_replicas, plan.survival_LK)
+
+
+def _check_memory(plan: Plan) -> None:
+    """Raises BrokenPlan if the weights on a GPU, those of all models, exceed its memory."""
+    for rank, gpu in enumerate(plan.cluster.gpus):
+        held_M = [sum(len(layer[rank]) for layer in model.placement.slots_LG) for model in plan.models]
+        need = sum(m.other_bytes + held * m.expert_bytes for m, held in zip(plan.models, held_M, strict=True))
+        if need > gpu.memory_bytes:
+            raise BrokenPlan(
+                f"plan: gpu {gpu.name!r} has {gpu.memory_bytes} bytes of memory, but the {sum(held_M)} experts of all layers "
+                f"and the other weights on it need {need}"
+            )
 
 
 def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) -> None:

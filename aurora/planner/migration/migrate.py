@@ -16,7 +16,6 @@ from aurora.planner.placement.scenarios import aimed_costs, tail_mean
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.profile import same_model
 
 
 @dataclass(frozen=True)
@@ -144,11 +143,10 @@ class _JointLayers:
 
 def _check_plans(new: Plan, old: Plan) -> None:
     """Raise BadInput unless both plans are for the same cluster and models."""
-    shapes = [(p.cluster, [(m.placement.experts, len(m.dispatch_L)) for m in p.models]) for p in (old, new)]
-    if shapes[0] != shapes[1] or not all(
-        same_model(*(m.fingerprint for m in pair)) for pair in zip(old.models, new.models, strict=True)
-    ):
+    if old.cluster != new.cluster or len(old.models) != len(new.models):
         raise BadInput("`previous`: expected a plan for the same cluster and the same models, their layers and experts")
+    for before, after in zip(old.models, new.models, strict=True):
+        before.identity.check_same(after.identity, f"`previous`: plan of {before.model!r}")
 
 
 def _relabelled(old: Sequence[Placement], new: Sequence[Placement], joint: _JointLayers, plan: Plan) -> list[Placement]:

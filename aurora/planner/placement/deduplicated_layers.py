@@ -100,7 +100,7 @@ def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domain
             no token-level routing.
     """
     if len(profiles) > 1:
-        raise BadInput("`coactivation`: expected one model alone, found two that share the GPUs")
+        raise BadInput("`coactivation`: is for a plan of one model, found two models that share the GPUs")
     for taken, what in (
         (options.place not in ("auto", SWAP_SEARCH), f"`place` {options.place}"),
         (options.assign not in ("auto", "exact"), f"`assign` {options.assign}"),

@@ -157,6 +157,8 @@ def survive(
     if min_replicas is None:
         min_replicas = default_min_replicas(experts, failure_domains) if given_E is None else int(given_E.min())
     check_min_replicas(experts, failure_domains, min_replicas)
+    if min_replicas > failure_domains.nodes:
+        raise InfeasiblePlan(f"`min_replicas` {min_replicas}: expected as many nodes, found {failure_domains.nodes}")
     aim = aim_of(min_replicas, failure_domains, alive)
     warm_up(method)
     began = time.perf_counter()

@@ -11,7 +11,6 @@ from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of
 from aurora.types import DriftOptions, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
-from aurora.types.profile import same_model
 
 
 @dataclass(frozen=True)
@@ -71,13 +70,10 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
     Raises:
         BadInput: if the profiles are of different models, or the plan was made for other profiles than `before`.
     """
-    found, expected = ((each.layers, each.experts) for each in (after, before))
-    if found != expected or not same_model(after.fingerprint, before.fingerprint):
-        raise BadInput(
-            f"drift: expected two profiles of one model, found {before.model!r} with {before.layers} MoE layers of "
-            f"{before.experts} experts and {after.model!r} with {after.layers} of {after.experts}"
-            + (", and other router weights" if found == expected else "")
-        )
+    after.identity.check_same(before.identity, f"drift from {before.model!r}: profile of {after.model!r}")
+    for profile in (before, after):
+        if not profile.tokens_TLSE.any():
+            raise BadInput(f"profile of {profile.model!r}: expected tokens, found none")
     if plan is not None and [model.profile_digest for model in plan.models] != [before.digest]:
         raise BadInput(f"drift: expected a plan for the first profile, {before.model!r} alone, found one made from others")
     hot = max(1, before.experts // 8) if options.hot is None else min(options.hot, before.experts)

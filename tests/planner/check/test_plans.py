@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from aurora.errors import BrokenPlan
+from aurora.io import load_plan, save
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_plan, check_schedule
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Network, Order, Schedule, SyntheticOptions
 from tests.conftest import cluster
 
@@ -110,3 +112,29 @@ def test_a_plan_that_promises_too_much():
     rushed = replace(model, dispatch_s_L=model.fluid_bound_s_L * 0.9)
     with pytest.raises(BrokenPlan, match="below the fluid bound"):
         check_plan(replace(plan, models=(rushed,)))
+
+
+def test_weights_that_a_gpu_has_no_memory_for(tmp_path):
+    """Refused wherever a plan passes: checked, saved, loaded, simulated, and for two models together."""
+    profile = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))
+    plan = make_plan(cluster(1e6, 1e6), [profile])
+    held = max(sum(len(layer[rank]) for layer in plan.models[0].placement.slots_LG) for rank in range(2))
+    need = profile.other_bytes + held * profile.expert_bytes
+    roomy, tight = (
+        replace(plan, cluster=replace(plan.cluster, gpus=tuple(replace(g, memory_bytes=most) for g in plan.cluster.gpus)))
+        for most in (need, need - 1)
+    )
+    check_plan(roomy)
+    save(plan, tmp_path / "plan.json")
+    (tmp_path / "tight.json").write_text((tmp_path / "plan.json").read_text().replace("1000000000", str(need - 1)))
+    refusals = (
+        lambda: check_plan(tight),
+        lambda: save(tight, tmp_path / "never.json"),
+        lambda: load_plan(tmp_path / "tight.json"),
+        lambda: simulate_plan(tight, [profile]),
+        lambda: check_plan(replace(roomy, models=roomy.models * 2)),
+    )
+    for refusal in refusals:
+        with pytest.raises(BrokenPlan, match=r"gpu 'g\d' has \d+ bytes of memory, but the \d+ experts of all layers"):
+            refusal()
+    assert not (tmp_path / "never.json").exists()

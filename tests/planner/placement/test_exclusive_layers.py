@@ -158,7 +158,7 @@ def test_more_slots_than_experts_are_as_many():
                                      PlanOptions("equal-split")])  # fmt: skip
 def test_two_models_are_placed_in_groups(options):
     pair = [drawn(seed) for seed in (0, 1)]
-    named = {4: "`slots_per_gpu`: expected one model alone"}.get(options.slots_per_gpu, "`aim`: expected one model alone")
+    named = {4: "`slots_per_gpu`: is for a plan of one model"}.get(options.slots_per_gpu, "`aim`: is for a plan of one model")
     message = named if options.place == "auto" else f"`place`: expected one of auto, balanced.*, found '{options.place}'"
     with pytest.raises(BadInput, match=message):
         make_plan(cluster(1.0, 1.0, 1.0, 1.0), pair, options)

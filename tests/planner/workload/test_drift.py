@@ -92,7 +92,7 @@ def test_the_loss_of_a_plan_is_what_evaluating_it_says():
 
 def test_profiles_of_other_models():
     before = drawn("zipf:1", 0)
-    with pytest.raises(BadInput, match="3 MoE layers of 8 experts and 'synthetic' with 2 of 8"):
+    with pytest.raises(BadInput, match="with 3 MoE layers of 8 experts, found 2 of 8"):
         drift(before, replace(before, tokens_TLSE=before.tokens_TLSE[:, :2]))
     with pytest.raises(BadInput, match="and other router weights"):
         drift(replace(before, fingerprint="a"), replace(before, fingerprint="b"))

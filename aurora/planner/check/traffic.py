@@ -1,0 +1,62 @@
+"""Checks that profiles are traffic that a plan can serve."""
+
+from collections.abc import Sequence
+
+from aurora.errors import BadInput
+from aurora.types import Cluster, Plan, Profile
+
+
+def check_profile(cluster: Cluster, profile: Profile) -> None:
+    """Checks that a profile holds traffic of as many source ranks as the cluster has GPUs.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic.
+
+    Raises:
+        BadInput: if not.
+    """
+    if profile.sources != len(cluster):
+        raise BadInput(
+            f"profile of {profile.model!r}: its prompts come from {profile.sources} source ranks, but cluster "
+            f"{cluster.name!r} has {len(cluster)} GPUs; profile with `sources` {len(cluster)}"
+        )
+    if not profile.tokens_TLSE.any():
+        raise BadInput(f"profile of {profile.model!r}: expected tokens, found none")
+
+
+def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
+    """Checks that profiles are of a plan's models and ranks.
+
+    Args:
+        plan: the plan.
+        profiles: one profile a model.
+
+    Raises:
+        BadInput: if there are not as many profiles as models, one is of another model or of other ranks, holds no tokens, or
+            holds counts alone where the plan sends tokens deduplicated.
+    """
+    if len(profiles) != len(plan.models):
+        raise BadInput(f"expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
+    for model, profile in zip(plan.models, profiles, strict=True):
+        check_profile(plan.cluster, profile)
+        profile.identity.check_same(model.identity, f"profile of {profile.model!r}")
+        if model.deduplicated:
+            _ = profile.required_routing
+
+
+def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
+    """Returns a sentence on the profiles that only sizes tell to be of the plan's models; empty if there is none.
+
+    Args:
+        plan: the plan.
+        profiles: its traffic, one profile a model.
+    """
+    unproved = [
+        repr(profile.model)
+        for model, profile in zip(plan.models, profiles, strict=True)
+        if profile.digest != model.profile_digest and not profile.identity.proves(model.identity)
+    ]
+    if not unproved:
+        return ""
+    return f"{' and '.join(unproved)}: a fingerprint is missing, so that the model is known by its sizes alone"

@@ -1,0 +1,67 @@
+"""What tells one model from another."""
+
+from dataclasses import dataclass
+
+from aurora.errors import BadInput
+
+PRECISIONS = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # how many times wider a number is than the same number at another precision
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """The sizes of a model and, where it is known, a digest of its router weights.
+
+    Args:
+        model: its name, which says little: folders are renamed.
+        fingerprint: a hash of its router weights; empty where there are none to read, as for a synthetic profile.
+        layers: MoE layers.
+        experts: experts of a layer.
+        top_k: experts a token.
+        row_bytes: payload of one (token, expert) pair.
+        expert_bytes: weights of one expert in one layer.
+    """
+
+    model: str
+    fingerprint: str
+    layers: int
+    experts: int
+    top_k: int
+    row_bytes: int
+    expert_bytes: int
+
+    def check_same(self, expected: "ModelIdentity", subject: str) -> None:
+        """Checks that this can be the expected model.
+
+        Equal fingerprints are proof. Where one is missing, what both know is compared: layers, experts, top-k, and the bytes of
+        experts and rows, which may be those of another precision.
+
+        Args:
+            expected: the model that it should be.
+            subject: what is checked, for the message.
+
+        Raises:
+            BadInput: if it is another model.
+        """
+        found, wanted = ((each.layers, each.experts) for each in (self, expected))
+        shape = (
+            f"{subject}: expected {expected.model!r} with {expected.layers} MoE layers of {expected.experts} experts, "
+            f"found {self.layers} of {self.experts}"
+        )
+        if found != wanted:
+            raise BadInput(shape)
+        if self.fingerprint and expected.fingerprint:
+            if self.fingerprint != expected.fingerprint:
+                raise BadInput(f"{shape} and other router weights")
+            return
+        wider = self.row_bytes / expected.row_bytes if expected.row_bytes else float(self.row_bytes == 0)
+        alike = self.expert_bytes * expected.row_bytes == expected.expert_bytes * self.row_bytes and wider in PRECISIONS
+        if self.top_k != expected.top_k or not alike:
+            raise BadInput(
+                f"{shape}, but expected top-{expected.top_k}, rows of {expected.row_bytes} and experts of "
+                f"{expected.expert_bytes} bytes, found top-{self.top_k}, {self.row_bytes} and {self.expert_bytes}; sizes are "
+                "compared because a fingerprint is missing"
+            )
+
+    def proves(self, other: "ModelIdentity") -> bool:
+        """Whether both have a fingerprint, so that `check_same` compared more than sizes."""
+        return bool(self.fingerprint and other.fingerprint)
