@@ -40,10 +40,10 @@ class _Stopwatch:
         self._flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device) if device != "cpu" else None
 
     def cool(self) -> None:
-        """Brings caches and core into the state in which a phase starts in a run.
+        """Brings caches and core into the state that they have when a phase starts in a run.
 
-        On a GPU, other experts' weights have been through the caches. On a CPU, the rank has waited for other ranks, which used
-        its core.
+        On a GPU, the weights of other experts have been through the caches. On a CPU, other ranks have used the core while this
+        rank waited.
         """
         if self._flush is not None:
             self._flush.zero_()
@@ -51,7 +51,7 @@ class _Stopwatch:
             time.sleep(WAIT_S)
 
     def mark(self) -> Any:
-        """Returns a mark: the present moment on the device's clock."""
+        """Marks the present moment on the device's clock. Returns the mark, to be given to `seconds`."""
         if self._flush is None:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -66,14 +66,14 @@ class _Stopwatch:
         return float(begin.elapsed_time(end)) / 1e3
 
     def median(self, measure: Callable[[], float]) -> float:
-        """Returns the median of REPEATS measurements after WARM_UP, which all processes begin at the same time."""
+        """Returns the median result of REPEATS calls of `measure`, after WARM_UP calls. All processes begin together."""
         dist.barrier()
         for _ in range(WARM_UP):
             measure()
         return statistics.median(measure() for _ in range(REPEATS))
 
     def took(self, job: Callable[[], object]) -> float:
-        """Returns the seconds that `job` takes."""
+        """Returns the seconds that a call of `job` takes."""
         self.cool()
         begin = self.mark()
         job()
@@ -81,15 +81,15 @@ class _Stopwatch:
 
 
 def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, processes: int = 1) -> ComputeCurves:
-    """Measures how long a model's phases take on this machine: gate, expert and aggregation, by tokens.
+    """Measures how long a model's gate, expert and aggregation take on this machine, by number of tokens.
 
     Each power of two up to `max_tokens` is timed in several processes at once; a curve is fitted to the medians.
 
     Args:
         path: the folder of a transformers MoE model.
-        max_tokens: the most tokens of a phase to time.
-        sequence_tokens: the most tokens of a sequence while the gate's phase, which includes attention, is timed.
-        processes: processes that measure at the same time, as many as ranks will compute on this machine at the same time.
+        max_tokens: largest number of tokens to time.
+        sequence_tokens: largest number of tokens of a sequence while the gate phase, which includes attention, is timed.
+        processes: number of processes that measure at the same time; as many as ranks will compute on this machine.
 
     Returns:
         ComputeCurves of this machine's kind of device, seconds by tokens, with provenance.

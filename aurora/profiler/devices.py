@@ -38,12 +38,12 @@ class Device:
     Attributes:
         index: its number in NVML.
         kind: its name in NVML.
-        memory_bytes: its memory.
-        pcie: the highest generation of its PCIe link, 0 if NVML does not know.
-        lanes: the highest width of its PCIe link, 0 if NVML does not know.
+        memory_bytes: size of its memory.
+        pcie: highest generation of its PCIe link; 0 if NVML does not know.
+        lanes: highest width of its PCIe link, in lanes; 0 if NVML does not know.
         nvlinks: how many of its NVLinks are up.
-        sm_MHz: the highest clock of its multiprocessors.
-        memory_MHz: the highest clock of its memory.
+        sm_MHz: highest clock of its multiprocessors.
+        memory_MHz: highest clock of its memory.
     """
 
     index: int
@@ -160,7 +160,7 @@ def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str
     Args:
         found: the machine's GPUs.
         kinds: datasheets by kind.
-        host: the machine's name, with which the ranks' names begin.
+        host: the machine's name, the first part of each GPU's name.
 
     Raises:
         BadInput: if NVML knows neither the NVLink nor the PCIe rate of a GPU.
@@ -186,7 +186,7 @@ class DeviceCluster:
     Attributes:
         cluster: one rank for each GPU.
         inventory: the GPUs that it was made from.
-        remarks: sentences for its file on the sources of its figures.
+        remarks: sentences on the sources of the figures, for the cluster's file.
     """
 
     cluster: Cluster
@@ -262,10 +262,10 @@ class UtilizationSampler:
 
     @property
     def busy_XG(self) -> FloatArray:
-        """(X, G) float64: the part of the time, 0 to 1, in which kernels ran, over NVML's own sampling period."""
+        """(X, G) float64: share of NVML's sampling period, 0 to 1, in which kernels ran on the GPU."""
         return np.array([busy for _, busy, _ in self._rows])
 
     @property
     def memory_XG(self) -> FloatArray:
-        """(X, G) float64: bytes of memory in use."""
+        """(X, G) float64: bytes of each GPU's memory in use."""
         return np.array([memory for _, _, memory in self._rows], dtype=np.float64)

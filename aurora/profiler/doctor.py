@@ -22,14 +22,14 @@ TRIPS = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """The state of one part.
+    """The state of one part of the installation.
 
     Attributes:
-        name: the part.
+        name: name of the part.
         state: WORKS, MISSING or BROKEN.
-        found: its version or what is wrong, in words.
-        mend: what to do; empty if nothing is needed.
-        basic: whether planning needs it.
+        found: the part's version, or what is wrong with it, in words.
+        mend: what the user can do; empty if nothing is needed.
+        basic: whether planning needs the part.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Examines every part by itself, basic parts first, whether or not others fail. Returns a Finding for each."""
+    """Examines every part of the installation, basic parts first, even if others fail. Returns one Finding per part."""
     ready = _begin_ranks()
     findings = [_python(), *(_library(name, basic=True) for name in ("numpy", "scipy", "networkx")), _numba()]
     findings += [_library("torch", "run"), _library("transformers", "run")]
@@ -174,10 +174,10 @@ def _ranks(ready: bool) -> Finding:
 
 
 def rendezvous(rank_info: "RankInfo") -> float:
-    """Checks one rank's connection to the others.
+    """Checks this rank's connection to the other ranks. A collective call: all ranks make it.
 
     Args:
-        rank_info: the rank.
+        rank_info: this rank and the store of its peers.
 
     Returns:
         The median seconds of a gather over gloo.

@@ -36,8 +36,8 @@ def import_profile(
         config: the model's transformers config.json.
         sources: source ranks that the tokens are dealt to.
         window: tokens of all sources in a window; None: each recorded step is a window.
-        wheres: selections of a CSV's rows, by column; empty: all rows.
-        coactivation: also count which experts tokens choose at the same time; token-level files only.
+        wheres: selections of a CSV's rows by their values in columns; empty: all rows.
+        coactivation: whether to count which experts tokens choose together; for token-level files only.
 
     Raises:
         BadInput: if a file is not of the format or not of the model, files differ in their layers, or a number is below one.

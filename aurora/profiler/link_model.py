@@ -24,7 +24,7 @@ class LinkMeasurements:
         out_Bps_G: (G,) float64, bytes per second that a rank's port sends to several others at once.
         in_Bps_G: (G,) float64, bytes per second that a rank's port receives from several others at once.
         senders_K: (K,) int64, numbers of senders to one receiver.
-        goodput_K: (K,) float64, what that many senders deliver, over what the ports allow; the median over receivers.
+        goodput_K: (K,) float64, rate that this many senders reach, as a share of what the ports allow; median over receivers.
     """
 
     startup_s_GG: FloatArray
@@ -37,7 +37,7 @@ class LinkMeasurements:
 
     @property
     def incast(self) -> float:
-        """The part of its rate that a receiving port loses for each sender beyond the first; zero for losses below NOISE."""
+        """Share of its rate that a receiving port loses for each sender beyond the first; zero for losses below NOISE."""
         several_K = self.senders_K > 1
         if not several_K.any() or self.goodput_K[several_K].min() > 1 - NOISE:
             return 0.0
@@ -50,10 +50,10 @@ class RankDevice:
     """The device that a rank computes on.
 
     Attributes:
-        host: the name of its machine.
+        host: name of the rank's machine.
         local_rank: the rank's number on its machine.
-        kind: the kind of GPU, or "cpu".
-        memory_bytes: memory of the GPU, or the rank's part of its machine's.
+        kind: kind of GPU, or "cpu".
+        memory_bytes: memory of the GPU; on a CPU, the rank's part of the machine's memory.
     """
 
     host: str
@@ -66,11 +66,11 @@ def fair_shares(most_X: FloatArray, total: float) -> FloatArray:
     """Returns the max-min fair shares of a total rate.
 
     Args:
-        most_X: (X,) float64, the largest share of each flow; a flow gets it if the total allows.
+        most_X: (X,) float64, the rate that each flow wants at most.
         total: the rate to divide, in the same unit.
 
     Returns:
-        (X,) float64, the shares.
+        (X,) float64, the rate that each flow gets.
 
     Source:
         Bertsekas and Gallager, Data Networks, 6.5.2.
@@ -88,12 +88,12 @@ def cluster_of(
     """Returns the Cluster that measured links describe.
 
     It has a fabric of servers if every host has several ranks and links inside hosts are TIERS times as fast as others. A
-    rank's start-up is the shortest of its messages: a message takes the longer of its two ends'.
+    rank's start-up is the shortest of its messages, because a message takes the longer start-up of its two ends.
 
     Args:
         links: the measured links.
         device_G: the ranks' devices.
-        speeds: relative speeds by kind; a kind without one has speed 1.
+        speeds: relative speed of each kind of device; kinds that are not there have speed 1.
         name: the cluster's name.
     """
     ranks = len(device_G)
@@ -144,7 +144,7 @@ class MeasuredCluster:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences for its file: how well the model fits, and the goodput of a receiver with several senders."""
+        """Sentences on the fit and on the goodput of a receiver with several senders, for the cluster's file."""
         links, pairs_GG = self.links, ~np.eye(len(self.cluster), dtype=bool)
         rate_Bps_X, error_X = links.rate_Bps_GG[pairs_GG], links.error_GG[pairs_GG]
         goodput = ", ".join(f"{k}: {part:.0%}" for k, part in zip(links.senders_K, links.goodput_K, strict=True))

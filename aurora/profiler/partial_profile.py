@@ -17,12 +17,12 @@ SAVE_S = 60.0  # from one saving of the counts to the next
 def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
     """Returns a hash of everything that decides what is counted.
 
-    It leaves out the precision at which counting ends, and the options of timing.
+    The hash leaves out the precision at which counting ends, and the options of timing.
 
     Args:
-        fingerprint: the model's.
+        fingerprint: the model's fingerprint.
         text: the provenance of the text: its files and their hashes.
-        options: of the profile.
+        options: options of the profile.
     """
     counted = replace(options, precision=None, seed=0, share=1)
     return hashlib.sha256(repr((fingerprint, text, counted)).encode()).hexdigest()
@@ -34,7 +34,7 @@ class PartialProfile:
     Args:
         path: the file; None: nothing is kept.
         job: the hash of `job_of`.
-        clock: returns seconds, of any origin.
+        clock: returns seconds since any fixed time.
     """
 
     def __init__(self, path: Path | None, job: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class PartialProfile:
         return replace(profile, provenance=provenance), RoutingCounts.of(profile, int(profile.provenance["served"]))
 
     def begin(self) -> None:
-        """Starts the time to the first saving, which is due SAVE_S from now."""
+        """Starts the clock: the first saving is due in SAVE_S seconds."""
         self._saved_s = self._clock()
 
     def save_if_due(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> None:

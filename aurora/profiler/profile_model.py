@@ -44,10 +44,10 @@ def profile_model(
         path: the folder of a transformers MoE model, or its name in the local hub cache.
         files: the text, as `aurora.models.prompts.Corpus` reads it: .txt, .jsonl or .npy.
         options: source ranks, prompt length, what is recorded, when to stop.
-        progress: called with what is being done, how much of it is done, and how much there is in all.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
         partial: a file for the counts so far, a valid profile, saved every minute and when interrupted. If it exists already,
             counting goes on from it.
-        clock: returns seconds, of any origin; decides when `partial` is saved.
+        clock: returns seconds since any fixed time; decides when `partial` is saved.
 
     Returns:
         The Profile: tokens_TLSE (window, layer, source, expert), compute curves of this machine's kind of device, and
@@ -110,9 +110,9 @@ def profile_with_workers(
     Args:
         path, files, options, progress: as in `profile_model`.
         counting: the number of workers, copies of each part, and the scheme of their distribution.
-        watch: called with a report of each worker whenever one changes.
-        rank_info: under torchrun, where every rank calls this and only rank 0 returns.
-        delay_s: (worker, round) -> seconds to sleep, to test with stragglers.
+        watch: called with the reports of all workers whenever one of them changes.
+        rank_info: only under torchrun, where every rank calls this function and only rank 0 returns from it.
+        delay_s: called with (worker, round); returns the seconds that the worker sleeps, to test with stragglers.
 
     Returns:
         The same Profile as `profile_model`.

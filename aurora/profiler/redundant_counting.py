@@ -36,12 +36,12 @@ def count_with_workers(
 ) -> RoutingCounts:
     """Counts routing by workers that each load the model, read all of the text and serve parts of it.
 
-    A part is every n-th batch of prompts. A worker sends the difference of its counts from stand-in counts: routing invented
-    from the prompts' lengths alone, the same for all workers. Differences add up, even in windows that no worker saw whole.
+    A part is every n-th batch of prompts. A worker sends its counts minus stand-in counts, which all workers invent alike from
+    the prompts' lengths. Such differences add up, even in windows that no worker saw whole.
 
     Args:
         model: the model at `path`, loaded in this process.
-        path: its folder.
+        path: the model's folder.
         files: the text, as in `profile_model`.
         options: what is counted, as in `profile_model`.
         counting, watch, rank_info, delay_s: as in `profile_with_workers`.
@@ -132,7 +132,7 @@ def _added(
 
 
 def packed(state: RoutingCounts) -> IntArray:
-    """Returns all counts in one array (N,) int64; arrays of the same prompts can be added."""
+    """Returns all counts as one array (N,) int64; the arrays of two counts of the same prompts can be added."""
     arrays = [*state.windows, *(experts_ULK for experts_ULK, *_ in state.kept)]
     if state.coactivation is not None:
         arrays += [state.coactivation.together_LEE, state.coactivation.next_LEE]
@@ -140,11 +140,11 @@ def packed(state: RoutingCounts) -> IntArray:
 
 
 def unpacked(total: IntArray, like: RoutingCounts) -> RoutingCounts:
-    """Returns the counts of which `packed` makes `total`.
+    """Returns the counts in an array; the inverse of `packed`.
 
     Args:
-        total: (N,) int64.
-        like: counts of the same prompts.
+        total: (N,) int64, as `packed` returns it, or a sum of such arrays.
+        like: any counts of the same prompts, which give the shapes.
     """
     at = 0
 

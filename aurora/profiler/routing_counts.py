@@ -56,7 +56,7 @@ def next_round(prompts: Iterator[list[int]], options: ProfileOptions) -> Batches
 
 @contextmanager
 def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
-    """Context manager that yields a list which every forward pass fills: for each layer the experts (N, K) of its N tokens.
+    """Context manager that yields a list; each forward pass fills it anew with, for each layer, its tokens' experts (N, K).
 
     The hooks compute and copy nothing, so they neither wait for the device nor change the output.
 
@@ -85,11 +85,12 @@ def count_choices(chosen_PL: Sequence[Sequence[torch.Tensor]], experts: int) -> 
     """Counts the choices of P forward passes.
 
     Args:
-        chosen_PL: for each pass the list of `record_choices`, (N, K) for each layer.
-        experts: experts of a layer.
+        chosen_PL: for each pass the list that `record_choices` filled, (N, K) for each layer.
+        experts: number of experts of a layer.
 
     Returns:
-        The experts of all tokens (U, L, K), pass by pass, on their device; and the tokens of each expert (P, L, E) int64.
+        (experts_ULK, counts_PLE): (U, L, K) the experts of all tokens, pass by pass, on the device of `chosen_PL`; and
+        (P, L, E) int64, the tokens of each expert.
     """
     chosen_ULK = torch.stack([torch.cat(of_layer) for of_layer in zip(*chosen_PL, strict=True)], dim=1)
     passes, layers, device = len(chosen_PL), len(chosen_PL[0]), chosen_ULK.device
@@ -103,13 +104,13 @@ def count_choices(chosen_PL: Sequence[Sequence[torch.Tensor]], experts: int) -> 
 def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tokens: int, keep: bool) -> list[ForwardPass]:
     """Serves one round and returns the routing of each of its forward passes.
 
-    Prompts of different lengths are padded; padding is not counted. A batch's passes are counted at its end, all at once.
+    Prompts of different lengths are padded; padding is not counted. All passes of a batch are counted together at its end.
 
     Args:
         model: serves the prompts by greedy decoding, in this process.
         batches: each source rank's prompts, as token ids; a rank may have none.
         new_tokens: tokens to generate for each prompt; 1 is the prefill alone.
-        keep: whether to record each token's experts too.
+        keep: whether to record each token's experts as well.
     """
     narrow = np.uint8 if model.experts <= 256 else np.uint16
     made = []
@@ -139,14 +140,15 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
 
 @dataclass(frozen=True)
 class RoutingCounts:
-    """The counts of all rounds so far; a value, so that stopping at any time leaves whole rounds.
+    """Counts of all whole rounds so far. It never changes: `add` returns new counts.
 
     Attributes:
         windows: for each window, (L, S, E) int64, the tokens by layer, source and expert.
         stages: the stage of each window, one of STAGES.
         prompts: how many prompts were served.
-        kept: each token's experts, pass by pass; empty if they are not recorded.
-        coactivation: how often experts are chosen at the same time; None if this is not counted.
+        kept: token-level routing in parts, each (experts_ULK, source_U, window_U, sequence_U) as in `TokenRouting`; empty if it
+            is not recorded.
+        coactivation: how often experts are chosen together; None if this is not counted.
     """
 
     windows: tuple[IntArray, ...] = ()
@@ -157,7 +159,7 @@ class RoutingCounts:
 
     @classmethod
     def of(cls, profile: Profile, prompts: int) -> Self:
-        """Returns the counts that a profile of `prompts` prompts holds, so that counting can go on."""
+        """Returns the counts in a profile that was made from `prompts` prompts, so that counting can go on."""
         assert profile.stage_T is not None
         kept: tuple[Kept, ...] = ()
         if (routing := profile.routing) is not None:
@@ -172,7 +174,7 @@ class RoutingCounts:
 
     @property
     def tokens_TLSE(self) -> IntArray:
-        """(T, L, S, E) int64: all windows."""
+        """(T, L, S, E) int64: the tokens by window, layer, source and expert."""
         return np.stack(self.windows)
 
     @property
@@ -197,7 +199,7 @@ class RoutingCounts:
             window: tokens of all sources after which a window closes, at the end of a pass; None: each pass is a window.
             top_k: experts per token.
             routing: whether to keep each token's experts.
-            coactivation: whether to count which experts tokens choose at the same time.
+            coactivation: whether to count which experts tokens choose together.
         """
         windows, stages, kept = list(self.windows), list(self.stages), list(self.kept)
         sources, (layers, experts) = len(batches), passes[0].counts_LE.shape

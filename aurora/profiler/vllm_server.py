@@ -19,12 +19,12 @@ def profile_vllm_server(url: str, folder: Path, seconds: float, sleep: Callable[
 
     Args:
         url: the server's address, e.g. "http://localhost:8000". It runs with aurora's plugin and VLLM_SERVER_DEV_MODE=1.
-        folder: where its ranks write their records and this process reads them; they must share the folder.
+        folder: folder in which the server's ranks write their records and this process reads them.
         seconds: how long to record.
-        sleep: called to wait that long.
+        sleep: called with `seconds` to wait.
 
     Raises:
-        BadInput: if no server answers, it takes no commands, the folder holds records already, or nothing was served.
+        BadInput: if no server answers or it takes no commands, the folder holds records already, or nothing was served.
     """
     if any(folder.glob("rank-*.npz")):
         raise BadInput(f"{folder}: expected a folder without records, found some")

@@ -19,7 +19,7 @@ SLACK = 0.03  # a gap to a bound
 
 
 def advice(found: ReportNumbers) -> list[str]:
-    """Returns sentences of advice, the most important first; one that says so where nothing stands out."""
+    """Returns sentences of advice, the most important first; if nothing stands out, one sentence that says so."""
     sentences = [*_drift(found), *_prediction(found), *_ports(found), *_experts(found), *_gaps(found), *_network(found)]
     return sentences or ["Nothing stands out: the plan is within a few percent of its bounds on what this report was given."]
 

@@ -16,10 +16,10 @@ class Sheet:
     """A text table.
 
     Args:
-        title: above it.
-        heads: of its columns.
-        rows: of cells, one per column.
-        note: below it.
+        title: text above the table.
+        heads: heads of the columns.
+        rows: the rows, each a cell for every column.
+        note: text below the table.
     """
 
     title: str
@@ -33,10 +33,10 @@ class Frame:
     """One view of a chart.
 
     Attributes:
-        text: what it shows, in words.
-        columns: its numbers by name, whole or float32.
-        lines: values by label that are drawn across.
-        scale: what a unit of its whole numbers is worth, in bytes or seconds.
+        text: what the view shows, in words.
+        columns: arrays of its numbers by name, integers or float32.
+        lines: (label, value) of each line that is drawn across.
+        scale: bytes or seconds that one unit of the integers stands for.
     """
 
     text: str
@@ -47,11 +47,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class Selector:
-    """What a reader selects of a chart.
+    """A control by which a reader selects a view of a chart.
 
     Args:
-        name: what is selected.
-        options: to select from; empty: a number.
+        name: what is selected, such as "layer".
+        options: the names to choose from; empty: views are chosen by number.
     """
 
     name: str
@@ -63,13 +63,13 @@ class Chart:
     """A chart of the page.
 
     Attributes:
-        name: unique on the page.
+        name: the chart's name, unique on the page.
         kind: "heat", "bars" or "spans", the script that draws it.
-        title: above it.
-        choices: what a reader selects, outermost first.
-        frames: the views, nested by the choices.
-        about: labels of its axes, as its kind reads them.
-        sheets: the tables behind it.
+        title: text above the chart.
+        choices: the controls by which a reader selects a view, outermost first.
+        frames: the views, in sequences nested like the choices.
+        about: labels of the axes, as the script of its kind reads them.
+        sheets: tables of the chart's numbers.
     """
 
     name: str
@@ -91,10 +91,10 @@ class Section:
     """A part of the page.
 
     Attributes:
-        name: its anchor.
-        title, text: above its charts.
-        charts, sheets: what it shows.
-        missing: what to give so that it shows more.
+        name: the section's anchor.
+        title, text: heading and text above the charts.
+        charts, sheets: the charts and tables in it.
+        missing: what the user must give so that it shows more.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Section:
 
 
 def sheet(table: Table) -> Sheet:
-    """Returns a terminal's table as one for a page."""
+    """Returns a rich Table as a Sheet for the page."""
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     heads = tuple(str(column.header) for column in table.columns)
     return Sheet(str(table.title or ""), heads, tuple(zip(*columns, strict=True)), str(table.caption or ""))
@@ -116,11 +116,11 @@ def ticks(start_s_X: NDArray[np.float64], end_s_X: NDArray[np.float64], bits: in
     """Rounds intervals to whole ticks, so that intervals that touch still touch.
 
     Args:
-        start_s_X, end_s_X: (X,) float64, when each begins and ends.
-        bits: the last end is 2**bits - 1 ticks.
+        start_s_X, end_s_X: (X,) float64, when each interval begins and ends.
+        bits: the latest end becomes 2**bits - 1 ticks.
 
     Returns:
-        Columns "start" and "length" in ticks, (X,) int64, and the seconds of a tick.
+        ({"start": (X,) int64, "length": (X,) int64}, in ticks; the seconds of a tick).
     """
     tick_s = float(end_s_X.max(initial=0.0)) / (2**bits - 1) or 1.0
     start_X, end_X = (np.rint(column / tick_s).astype(np.int64) for column in (start_s_X, end_s_X))

@@ -17,9 +17,9 @@ class PhaseError:
     """One phase of one model, summed over steps and layers.
 
     Attributes:
-        model, phase: which one.
-        predicted_s: None for a phase that is not predicted.
-        measured_s: seconds on the slowest rank.
+        model, phase: names of the model and the phase.
+        predicted_s: predicted seconds; None if the phase is not predicted.
+        measured_s: measured seconds on the slowest rank.
     """
 
     model: str
@@ -29,18 +29,18 @@ class PhaseError:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, minus one; None where nothing is predicted."""
+        """predicted_s / measured_s - 1; None if the phase is not predicted."""
         return None if self.predicted_s is None else gap(self.predicted_s, self.measured_s)
 
 
 @dataclass(frozen=True)
 class CaseErrors:
-    """Errors |predicted / measured - 1| over cases, each a phase of one (model, step, layer).
+    """Errors |predicted / measured - 1| over cases; a case is one phase of one (model, step, layer).
 
     Attributes:
-        cases: how many there are.
-        median, worst: of their errors.
-        worst_at: the model, step, layer and phase of the worst, in words.
+        cases: number of cases.
+        median, worst: median and largest error.
+        worst_at: model, step, layer and phase of the case with the largest error, in words.
     """
 
     cases: int
@@ -54,9 +54,9 @@ class Comparison:
     """A prediction compared with a measurement.
 
     Attributes:
-        predicted_s, measured_s: from start to end.
-        phases: by model, in the order of TRACE_PHASES.
-        network, compute: errors over the cases of either kind; None where there is none.
+        predicted_s, measured_s: seconds of the whole run.
+        phases: the error of each phase, by model, in the sequence of TRACE_PHASES.
+        network, compute: errors over the exchanges, and over all other phases; None if there are none.
         unmatched: how many cases only one of the traces has.
     """
 
@@ -69,18 +69,18 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, minus one, of the whole run."""
+        """predicted_s / measured_s - 1."""
         return gap(self.predicted_s, self.measured_s)
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
     """Compares a predicted with a measured trace, case by case.
 
-    An exchange takes from when its first transfer could begin, both of its ends being ready, until the last one's end; any
-    other phase takes as long as on its slowest rank.
+    An exchange counts from the moment when both ends of its first transfer are ready until its last transfer ends. Any other
+    phase counts with the seconds of its slowest rank.
 
     Args:
-        predicted, measured: traces of the same models on as many ranks.
+        predicted, measured: traces of the same models on equally many ranks.
 
     Returns:
         Seconds and errors by phase, and over all cases.

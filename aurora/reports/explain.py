@@ -11,11 +11,11 @@ from aurora.types.arrays import gap
 
 
 def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Table]:
-    """Returns two tables per layer: its terms, and the GPUs that are slowest in one of them with their phases and experts.
+    """Returns two tables per layer: the terms of its time, and the slowest GPU of each term with its phases and experts.
 
     Args:
-        plan: that was explained.
-        explained: layers of the plan.
+        plan: the plan that was explained.
+        explained: what `explain` returned for it.
     """
     return [table for one in explained for table in (_terms(plan, one), _gpus(plan, one))]
 

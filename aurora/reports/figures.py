@@ -27,11 +27,11 @@ def draw(inputs: ReportInputs, folder: Path) -> list[Path]:
     """Draws traffic, loads and schedule of each model's slowest layer, loads of all layers, and a timeline of each trace.
 
     Args:
-        inputs: of the report.
-        folder: where the pictures are written.
+        inputs: the plan, its traces and its traffic.
+        folder: folder to write the pictures to.
 
     Returns:
-        The files written.
+        Paths of the files written.
     """
     found = ReportNumbers(inputs)
     written: list[Path] = []

@@ -19,7 +19,7 @@ class ReportInputs:
         traces: by name, in the order given; all are compared with the first.
         profiles: the traffic, one profile for each model of the plan, or none.
         later: newer traffic of the same models, or none.
-        without: how to get profiles, for readers of a report that has none.
+        without: for a report without profiles, a sentence on how to get them.
 
     Raises:
         BadInput: if a trace or a profile is of another plan.
@@ -51,11 +51,11 @@ class ReportInputs:
 
 
 def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> dict[str, Trace]:
-    """Returns traces by name: the file's name; its path if two files have one name, numbered if a path is given again.
+    """Returns traces by name: the file's name, or its path if two files share a name; repeated paths are numbered.
 
     Args:
-        paths: of the files.
-        traces: read from them.
+        paths: paths of the traces' files.
+        traces: the traces, in the sequence of `paths`.
     """
     short = [path.rsplit("/", 1)[-1] for path in paths]
     names = short if len(set(short)) == len(short) else list(paths)

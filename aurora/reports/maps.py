@@ -15,10 +15,10 @@ def map_markdown(
     """Returns a Markdown page of speed-ups over a grid of settings: a table, then the pictures.
 
     Args:
-        grid: values by setting; points of the grid are counted with the last setting fastest.
-        speedups: by name, for each point.
-        pays: what pays at each point, in words.
-        pictures: file names.
+        grid: the values of each setting, by its name; points are all combinations, the last setting fastest.
+        speedups: for each point, the speed-ups by name.
+        pays: for each point, what pays there, in words.
+        pictures: file names of the pictures.
     """
     heads = [*grid, *speedups[0], "pays"]
     lines = ["# What pays", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -34,10 +34,10 @@ def draw_map(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping[str
 
     Args:
         grid, speedups: as in `map_markdown`.
-        folder: to write to.
+        folder: folder to write to.
 
     Returns:
-        The files written.
+        Paths of the files written.
     """
     (row_key, row_values), (column_key, column_values) = [("", [0.0])] * (2 - len(grid)) + list(grid.items())
     shape = len(row_values), len(column_values)

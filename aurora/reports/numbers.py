@@ -21,7 +21,7 @@ class ReportNumbers:
     """Numbers of a report: what its plan promises, what its traces took and what its profiles hold.
 
     Attributes:
-        of: the report's inputs.
+        of: the inputs of the report.
     """
 
     of: ReportInputs
@@ -34,12 +34,12 @@ class ReportNumbers:
 
     @cached_property
     def objective_s(self) -> tuple[float, float]:
-        """Seconds of all layers without the plan and with it; needs profiles."""
+        """(without the plan, with the plan), the seconds of all layers; needs profiles."""
         return objective_s(self.of.plan, self.of.profiles)
 
     @cached_property
     def planned_MLW(self) -> tuple[tuple[tuple[TransferSpans, TransferSpans], ...], ...]:
-        """Each model's and layer's (dispatch, combine) of the whole profile in the plan's orders; empty without profiles."""
+        """planned_MLW[m][l] is (dispatch, combine) of the whole profile in the plan's orders; empty without profiles."""
         cluster = self.of.plan.cluster
         found = []
         for model, flows, profile in zip(self.of.plan.models, self.traffic_M, self.of.profiles, strict=False):
@@ -51,7 +51,7 @@ class ReportNumbers:
 
     @cached_property
     def drift_M(self) -> tuple[Drift, ...]:
-        """Each model's drift; empty without later profiles. It has a loss where the plan was made from the profile only."""
+        """Each model's drift; empty without later profiles. A drift has a loss only if the plan was made from that profile."""
         plan = self.of.plan
         pairs = zip(self.of.profiles, self.of.later, strict=False)
         made_from = [model.profile_digest for model in plan.models]
@@ -74,7 +74,7 @@ class ReportNumbers:
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """The first predicted trace against the first measured one; None where there are not both."""
+        """The first predicted trace compared with the first measured one; None unless there are both."""
         if self.predicted is None or self.measured is None:
             return None
         return compare(self.of.traces[self.predicted][1], self.of.traces[self.measured][1])

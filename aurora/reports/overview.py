@@ -22,8 +22,8 @@ class Tile:
 
     Attributes:
         title: the question.
-        value: the number with its unit, or a dash.
-        note: what it is compared with, or how to get it.
+        value: the number with its unit; a dash if it is unknown.
+        note: what the number is compared with, or how to get it.
     """
 
     title: str
@@ -92,7 +92,7 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
 
     Args:
         found: the report's numbers.
-        tables: behind the chart.
+        tables: tables of the chart's numbers.
     """
     columns = {
         f"s{i}": np.array([phases[phase] for phase in TRACE_PHASES], dtype=np.float32) for i, phases in enumerate(found.phases)

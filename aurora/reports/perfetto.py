@@ -21,7 +21,7 @@ MOST_LEVELS = 1000  # of one track, side by side at most
 
 
 def perfetto(inputs: ReportInputs, packed: bool = False) -> bytes:
-    """Makes one file of all traces, each from its own start.
+    """Returns one Perfetto file of all traces; each begins at time zero.
 
     Args:
         inputs: the traces, and the names of the plan's models.

@@ -13,7 +13,7 @@ def canvas(width: float, height: float) -> Any:
     """Returns a matplotlib figure that needs no screen.
 
     Args:
-        width, height: inches.
+        width, height: size in inches.
     """
     import matplotlib
 
@@ -28,8 +28,8 @@ def save_picture(drawn: Any, folder: Path, name: str) -> list[Path]:
 
     Args:
         drawn: a matplotlib figure.
-        folder: to write to.
-        name: of the files.
+        folder: folder to write to.
+        name: name of the files, without suffix.
     """
     import matplotlib
 
@@ -55,13 +55,13 @@ def draw_maps(
     """Draws heat maps side by side and writes them as SVG and PNG.
 
     Args:
-        values_RC: by title, (R, C) values.
-        rows, columns: their labels.
+        values_RC: by the map's title, (R, C) values.
+        rows, columns: labels of the R rows and the C columns.
         axes: labels of the vertical and the horizontal axis.
         folder, name: as in `save_picture`.
 
     Returns:
-        The files written.
+        Paths of the files written.
     """
     drawn = canvas(max(3.2, 0.7 * len(columns) + 1.6) * len(values_RC), max(2.4, 0.5 * len(rows) + 1.6))
     for number, (title, value_RC) in enumerate(values_RC.items()):

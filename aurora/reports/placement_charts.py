@@ -8,7 +8,7 @@ from aurora.types.arrays import IntArray
 
 
 def placement_section(found: ReportNumbers) -> Section:
-    """Returns the section on experts by GPU; with replicas also their number, and which losses of GPUs they survive."""
+    """Returns the section on the experts of each GPU; with replicas also on replica counts and on survival of lost GPUs."""
     plan = found.of.plan
     rows = []
     for name, model in zip(found.of.models, plan.models, strict=True):

@@ -17,10 +17,10 @@ class TransferSpans:
     """The transfers of one all-to-all, in the order of their starts.
 
     Attributes:
-        src_X, dst_X: (X,) int64 ranks that send and receive.
-        bytes_X: (X,) int64.
-        start_s_X, end_s_X: (X,) float64, from the start of the first.
-        bound_s: seconds before which no order ends.
+        src_X, dst_X: (X,) int64, sending and receiving ranks.
+        bytes_X: (X,) int64, bytes of each transfer.
+        start_s_X, end_s_X: (X,) float64, seconds since the start of the first transfer.
+        bound_s: lower bound on `seconds` for all orders.
     """
 
     src_X: IntArray
@@ -32,19 +32,19 @@ class TransferSpans:
 
     @property
     def seconds(self) -> float:
-        """When the last transfer ends."""
+        """Seconds from the start of the first transfer to the end of the last."""
         return float(self.end_s_X.max(initial=0.0))
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Phases of ranks: one bar for each rank, model, step, layer and phase, from its first event to its last, by start.
+    """Phases as bars, by start: one bar per rank, model, step, layer and phase, from its first event to its last.
 
     Attributes:
-        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, which rank, model, step, layer and phase; phases by their index
-            in TRACE_PHASES.
-        bytes_X: (X,) int64, what the rank sends in it.
-        start_s_X, end_s_X: (X,) float64, from the start of the first.
+        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, rank, model, step, layer and phase of each bar; phases by their
+            index in TRACE_PHASES.
+        bytes_X: (X,) int64, bytes that the rank sends in the phase.
+        start_s_X, end_s_X: (X,) float64, seconds since the start of the first bar.
     """
 
     rank_X: IntArray
@@ -57,25 +57,25 @@ class Bars:
     end_s_X: FloatArray
 
     def first_steps(self, most: int) -> "Bars":
-        """Returns the first steps, whole, within `most` bars; one step at least."""
+        """Returns as many whole steps from the start as have at most `most` bars in all; at least one step."""
         upto = np.bincount(self.step_X).cumsum()
         kept = self.step_X < max(1, int((upto <= most).sum()))
         return Bars(*(column[kept] for column in vars(self).values()))
 
 
 def planned(order: Order, bytes_GG: IntArray, cluster: Cluster) -> TransferSpans:
-    """Prices an order: all ranks begin at once.
+    """Returns the transfers of an order, timed with all ranks beginning at once.
 
     Args:
-        order: of the all-to-all.
-        bytes_GG: (G, G) int64, from each rank to each.
-        cluster: whose network carries them.
+        order: the order of the all-to-all.
+        bytes_GG: (G, G) int64, bytes from each rank to each.
+        cluster: the GPUs and their network.
     """
     return whole(timed(order, bytes_GG, cluster.network))
 
 
 def whole(schedule: Schedule) -> TransferSpans:
-    """Returns a schedule's transfers; pieces of one transfer are merged where the next begins as the last ends."""
+    """Returns a schedule's transfers; pieces of one transfer are merged if the second begins when the first ends."""
     by_pair = np.lexsort((schedule.start_s_X, schedule.dst_X, schedule.src_X))
     src_X, dst_X, bytes_X = (column[by_pair] for column in (schedule.src_X, schedule.dst_X, schedule.bytes_X))
     start_s_X, end_s_X = schedule.start_s_X[by_pair], schedule.end_s_X[by_pair]
@@ -93,10 +93,10 @@ def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster:
     """Returns one all-to-all of a trace as its senders saw it, from its first transfer's start.
 
     Args:
-        trace: predicted or measured.
-        model, step, layer: indices.
+        trace: a predicted or measured trace.
+        model, step, layer: index of the model, of the step and of the MoE layer.
         phase: "dispatch" or "combine".
-        cluster: whose ports give the bound.
+        cluster: the GPUs, whose port rates give the bound.
     """
     rows = trace.sent_X & (trace.model_X == model) & (trace.step_X == step) & (trace.layer_X == layer)
     rows &= trace.phase_X == TRACE_PHASES.index(phase)
@@ -110,7 +110,7 @@ def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster:
 
 
 def bars(trace: Trace) -> Bars:
-    """Returns a trace as bars, from its first start."""
+    """Returns a trace as bars; their times begin with the first event."""
     keys = trace.rank_X, trace.model_X, trace.step_X, trace.layer_X, trace.phase_X
     shape = tuple(int(column.max()) + 1 for column in keys)
     found, bar_X = np.unique(np.ravel_multi_index(keys, shape), return_inverse=True)
@@ -126,10 +126,10 @@ def bars(trace: Trace) -> Bars:
 
 
 def phase_seconds(found: Bars, ranks: int) -> dict[str, float]:
-    """Returns the seconds that a rank spends in each phase, the mean over ranks; two models' phases may overlap.
+    """Returns the seconds of each phase by its name, averaged over ranks; phases of two models may overlap.
 
     Args:
-        found: bars of a trace.
+        found: the bars of a trace.
         ranks: number of ranks.
     """
     total = np.bincount(found.phase_X, weights=found.end_s_X - found.start_s_X, minlength=len(TRACE_PHASES)) / ranks
@@ -141,10 +141,10 @@ def interval_colouring(track_X: IntArray, start_X: FloatArray, end_X: FloatArray
 
     Args:
         track_X: (X,) the track of each interval.
-        start_X, end_X: (X,) when it starts and ends; intervals are in the order of their starts.
+        start_X, end_X: (X,) when each interval starts and ends, by rising start.
 
     Returns:
-        (X,) int64 levels from 0; each is the lowest that is free on its track when the interval starts.
+        (X,) int64, each interval's level from 0: the lowest that is free on its track when the interval starts.
     """
     slack = TOUCHING * end_X.max(initial=0.0)
     by_track = np.argsort(track_X, kind="stable")

@@ -17,10 +17,10 @@ class LayerSummary:
     """One MoE layer of one model, summed over all steps.
 
     Attributes:
-        model, layer: which one.
-        seconds: from the first event of a step to its last.
-        dispatch_s, combine_s: from the start of a step's first transfer to the end of its last.
-        bound_s: the fluid bound of the same transfers, dispatch and combine added.
+        model, layer: the model's name and the index of the MoE layer.
+        seconds: seconds from the layer's first event in a step to its last.
+        dispatch_s, combine_s: seconds from the start of the first transfer in a step to the end of the last.
+        bound_s: fluid bound of the same transfers, in seconds, dispatch plus combine.
     """
 
     model: str
@@ -32,7 +32,7 @@ class LayerSummary:
 
     @property
     def gap(self) -> float:
-        """Both exchanges over their bound, minus one."""
+        """(dispatch_s + combine_s) / bound_s - 1."""
         return gap(self.dispatch_s + self.combine_s, self.bound_s)
 
 
@@ -42,9 +42,9 @@ class Summary:
 
     Attributes:
         kind: "predicted" or "measured".
-        seconds: from the first event of the run to its last.
-        utilisation_G: (G,) float64, compute time over run time of each rank.
-        layers: by model, then by layer.
+        seconds: seconds from the first event of the run to the last.
+        utilisation_G: (G,) float64, compute time of each rank divided by the seconds of the run.
+        layers: one LayerSummary per layer, by model and then by layer.
     """
 
     kind: str
@@ -54,12 +54,12 @@ class Summary:
 
     @property
     def utilisation(self) -> float:
-        """Mean over ranks."""
+        """Mean of utilisation_G."""
         return float(self.utilisation_G.mean())
 
     @property
     def exchange_gap(self) -> float:
-        """All exchanges of the run over their fluid bounds, minus one."""
+        """Seconds of all exchanges of the run, divided by the sum of their fluid bounds, minus one."""
         return gap(sum(x.dispatch_s + x.combine_s for x in self.layers), sum(x.bound_s for x in self.layers))
 
 
@@ -67,8 +67,8 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
     """Summarises a trace.
 
     Args:
-        trace: a predicted or measured one.
-        cluster: its ports' rates give the bounds; a fabric is ignored.
+        trace: a predicted or measured trace.
+        cluster: the GPUs, whose port rates give the bounds; a fabric is ignored.
 
     Returns:
         The run's and each layer's seconds, and each rank's utilisation.

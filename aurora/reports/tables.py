@@ -35,7 +35,7 @@ def seconds(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Formats a part of one in percent: one decimal, none from 100 % on."""
+    """Formats a share (1.0 is the whole) in percent, with one decimal below 100 % and none from there on."""
     return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
 
 
@@ -43,9 +43,9 @@ def add_worst(table: Table, rows: Sequence[Row], most: int | None) -> Table:
     """Adds rows to a table, or only the worst of them.
 
     Args:
-        table: to add to; its caption says what is left out.
-        rows: how bad each layer is, and its cells.
-        most: how many to add, the worst in their sequence; None: all.
+        table: the table to add to; its caption says what is left out.
+        rows: for each layer, how bad it is and its cells.
+        most: how many rows to add, the worst ones, without changing their sequence; None: all.
     """
     kept = list(range(len(rows)))
     if most is not None and most < len(rows):
@@ -62,7 +62,7 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: 
 
     Args:
         profile: the traffic.
-        loads: confidence intervals of the loads; adds how well the hottest expert's share is known. None: no such column.
+        loads: confidence intervals of the loads, for a column on the hottest expert's share; None: no such column.
         most: number of layers to show, the most skewed; None: all.
     """
     table = Table(title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
@@ -90,7 +90,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
     """Returns a table of each model's layers: predicted dispatch, its bounds and gap.
 
     Args:
-        plan: to show.
+        plan: the plan to show.
         most: number of layers to show, with the largest gaps; None: all.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
@@ -124,7 +124,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
 
 
 def move_table(move: "Migration") -> Table:
-    """Returns a table of the weights that travel from the plan in force to the new one: bytes, time, and what it saves."""
+    """Returns a table of a migration: the bytes of weights that travel, how long it takes, and what it saves."""
     layers = ", ".join(map(str, move.layers)) or "none"
     table = Table(title=f"moving from the plan in force: layers {layers}")
     for column in ("bytes", "takes", "bound", "objective before", "as planned", "after"):
@@ -139,7 +139,7 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
 
     Args:
         plan: the plan.
-        evaluation: of the plan on the other traffic.
+        evaluation: the evaluation of `plan` on the other traffic.
         most: number of layers to show, with the largest losses in dispatch; None: all.
     """
     own = evaluation.own
@@ -160,10 +160,10 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
 
 
 def drift_table(drift: "Drift", most: int | None = None) -> Table:
-    """Returns a table of how far two profiles' traffic is apart, beside what chance makes of it.
+    """Returns a table of the drift in each layer, beside the drift that chance alone would show.
 
     Args:
-        drift: from the one profile to the other.
+        drift: the drift between two profiles.
         most: number of layers to show, the furthest apart; None: all.
     """
     table = Table(title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}")
@@ -178,8 +178,8 @@ def summary_table(summary: Summary, bounded: bool = True, most: int | None = Non
     """Returns a table of the time of each layer and of its exchanges.
 
     Args:
-        summary: of a trace.
-        bounded: whether to show fluid bounds and gaps, where the run's ports had the cluster's rates.
+        summary: the summary of a trace.
+        bounded: whether to show fluid bounds and gaps, which hold only if the run's ports had the cluster's rates.
         most: number of layers to show, the slowest; None: all.
     """
     caption = f"utilisation {percent(summary.utilisation)}"
@@ -216,8 +216,8 @@ def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
     """Returns a table of each pair's rate and start-up time: senders down, receivers across.
 
     Args:
-        rate_Bps_GG: (G, G) float64, from each rank to each.
-        startup_s_GG: (G, G) float64, of a message from each rank to each.
+        rate_Bps_GG: (G, G) float64, bytes per second from each rank to each.
+        startup_s_GG: (G, G) float64, start-up seconds of a message from each rank to each.
     """
     table = Table(title="messages from row to column, one at a time: GB/s, start-up")
     table.add_column("rank", justify="right")
@@ -233,7 +233,7 @@ def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
     """Returns a table of each phase's compute time at a few token counts.
 
     Args:
-        model: its name, for the title.
+        model: the model's name, for the title.
         kinds: by kind of GPU, a curve for each of PHASES.
     """
     table = Table(title=f"{model}: compute times")
@@ -248,7 +248,7 @@ def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
 
 
 def comparison_table(found: Comparison) -> Table:
-    """Returns a table of predicted and measured seconds by phase and for the whole run; the cases' errors in the caption."""
+    """Returns a table of predicted and measured seconds by phase and in all; the caption gives the errors of single cases."""
     kinds = (("network", found.network), ("compute", found.compute))
     caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
     if found.unmatched:
@@ -331,7 +331,7 @@ def layout_table(layout: ReplicaPlacement) -> Table:
 
 
 def survival_table(made: ResilientPlacement) -> Table:
-    """Returns a table of each layer's survival probability after failures, beside what no placement exceeds."""
+    """Returns a table of each layer's survival probability after failures, beside its upper bound."""
     table = Table(title=f"{made.method}: at least {made.min_replicas} replicas each, placed in {seconds(made.seconds)}")
     for title in ("layer", "failures", "survives", "at most"):
         table.add_column(title, justify="right")
@@ -342,11 +342,11 @@ def survival_table(made: ResilientPlacement) -> Table:
 
 
 def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, float]]]) -> Table:
-    """Returns a table of systems that trained through one trace of failures: samples, restarts, and parts of the time by phase.
+    """Returns a table of systems that trained through one trace of failures: samples, restarts, and the share of each phase.
 
     Args:
-        title: of the table.
-        runs: by system: samples trained, number of restarts, and seconds by phase. Samples are compared with the first's.
+        title: title of the table.
+        runs: for each system (samples trained, restarts, seconds by phase); samples are compared with the first system's.
     """
     table = Table("", *runs, title=title)
     for column in table.columns[1:]:
@@ -364,12 +364,12 @@ def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, f
 def gantt(schedule: Schedule, ranks: int, width: int) -> str:
     """Returns a text Gantt chart: one line per sender.
 
-    A character is the last digit of the receiver's rank; `+` where the sender sends to several at once.
+    A character is the last digit of the receiver's rank, or `+` while the sender sends to several ranks at once.
 
     Args:
-        schedule: to show.
-        ranks: number of ranks; 40 lines at most.
-        width: of a line, characters.
+        schedule: the schedule to show.
+        ranks: number of ranks, of which at most 40 get a line.
+        width: characters of a line.
     """
     columns = max(10, width - 8)
     sender_X = schedule.src_X if schedule.hop_X2 is None else schedule.hop_X2[:, 0]
@@ -392,7 +392,7 @@ def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
 
     Args:
         parts: tables and lines.
-        width: of a line, characters.
+        width: characters of a line.
     """
     buffer = StringIO()
     console = Console(file=buffer, width=width, color_system=None, markup=False)

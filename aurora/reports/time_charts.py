@@ -19,7 +19,7 @@ WAYS = ("dispatch", "combine")
 
 
 def schedule_section(found: ReportNumbers) -> Section:
-    """Returns the section on transfers by port: of the whole profile as planned, and of every trace's first step."""
+    """Returns the section on the transfers of each port: for the whole profile as planned, and for each trace's first step."""
     text = "The transfers of one all-to-all by time. Colours and numbers in the bars tell the other end of a transfer."
     gpus = found.of.gpus
     shown: dict[str, list[list[list[Frame]]]] = {}

@@ -17,14 +17,14 @@ from aurora.types.arrays import FloatArray, IntArray, gap
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of one model's whole profile and the loads that it makes. First axis: experts in index order, then as planned.
+    """Traffic of one model's whole profile, and the loads that it makes. On the first axis 0 is index order, 1 the plan.
 
     Attributes:
-        tokens_BLGG: (2, L, G, G) int64 of the dispatch, zero diagonals.
+        tokens_BLGG: (2, L, G, G) int64, tokens of the dispatch from GPU to GPU, zero diagonals.
         row_bytes: bytes of one token's row.
-        port_s_BLG: (2, L, G) float64, seconds that each GPU's port needs for its share of the dispatch.
-        expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts, a replica for its part of the load.
-        expert_bound_s_L: (L,) float64, no placement's slowest GPU needs less for its experts.
+        port_s_BLG: (2, L, G) float64, seconds that each GPU's port needs for its transfers of the dispatch.
+        expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts; a replica takes its part of the load.
+        expert_bound_s_L: (L,) float64, lower bound on the slowest GPU's seconds for its experts, for all placements.
     """
 
     tokens_BLGG: IntArray
@@ -46,9 +46,9 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
     """Computes the traffic of a profile under the model's plan and without it.
 
     Args:
-        cluster: of the plan.
-        model: the model's plan.
-        profile: of the same model.
+        cluster: the plan's cluster.
+        model: the model's part of the plan.
+        profile: a profile of the same model.
     """
     placements = contiguous(profile), model.placement
     row_bytes = profile.row_bytes(model.deduplicated)
@@ -70,11 +70,11 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
 
 
 def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
-    """Returns the seconds of all layers by the plan's objective: with experts in the order of their numbers, and as planned.
+    """Returns (without, with), the seconds of all layers by the plan's objective: experts in index order, and as planned.
 
     Args:
         plan: the plan.
-        profiles: one for each of its models.
+        profiles: one profile for each of its models.
     """
     ways = [contiguous(profile) for profile in profiles], [model.placement for model in plan.models]
     before_s, after_s = (float(layer_seconds(plan, way, profiles).sum()) for way in ways)
@@ -82,5 +82,5 @@ def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
 
 
 def skew(value_G: FloatArray) -> float:
-    """Returns how far the largest of (G,) values lies above their mean, as a part of it."""
+    """Returns the largest of (G,) values divided by their mean, minus one."""
     return gap(float(value_G.max()), float(value_G.mean()))

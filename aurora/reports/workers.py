@@ -9,7 +9,7 @@ from aurora.types import WorkerReport
 
 
 def workers_table(shares: Sequence[WorkerReport]) -> Table:
-    """Returns a table of workers: each one's batches and what became of it; the title says how many were waited for."""
+    """Returns a table of each worker's batches and final state; the title says how many workers were waited for."""
     waited = [share for share in shares if share.state in ("used", "not needed") and share.seconds is not None]
     last = max((share.seconds or 0.0 for share in waited), default=0.0)
     table = Table(title=f"waited for {len(waited)} of {len(shares)} workers, {seconds(last)}")

@@ -16,11 +16,11 @@ class ReportForm:
     """A form that reports are written in.
 
     Attributes:
-        write: writes the report on its inputs to exactly this file or folder.
-        about: what it is, for help texts.
+        write: called with (inputs, path); writes the report to exactly this file or folder.
+        about: what the form is, for help texts.
         output: default name of the file or folder.
-        folder: whether it is a folder.
-        needs: the modules that it imports and that come with the extra "report".
+        folder: whether the output is a folder.
+        needs: modules that the form imports and that come with the extra "report".
     """
 
     write: Callable[[ReportInputs, Path], None]
@@ -38,11 +38,11 @@ def report(
     form: str,
     missing_profiles: str = "",
 ) -> None:
-    """Writes a report; used by `aurora.report` and the command.
+    """Writes a report, for `aurora.report` and the command.
 
     Args:
         plan, traces, profiles, output, form: as in `aurora.report`.
-        missing_profiles: why there are no profiles, for readers of the report.
+        missing_profiles: for a report without profiles, why there are none, in words.
 
     Raises:
         BadInput: if the number of profiles does not fit the plan, or as in `write`.
@@ -62,7 +62,7 @@ def write(inputs: ReportInputs, form: str, output: Path) -> None:
     Args:
         inputs: the plan, its traces and its traffic.
         form: one of FORMS.
-        output: the file, exactly; a folder, which is made, for forms of several files.
+        output: exact path of the file; for forms of several files the folder, which is made.
 
     Raises:
         BadInput: if the form is unknown, needs a trace and has none, or the output cannot be written.

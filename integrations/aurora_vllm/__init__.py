@@ -2,7 +2,7 @@
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`: vLLM calls it in every process, before any configuration exists."""
+    """Registers the plugin with vLLM, which calls this entry point in every process before any configuration exists."""
     from aurora_vllm.vllm_internals.worker_hook import install_worker_hook
 
     install_worker_hook()

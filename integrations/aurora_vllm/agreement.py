@@ -12,7 +12,7 @@ class Verdict(NamedTuple):
     """Verdict that the ranks agreed on.
 
     Args:
-        refusal: why they do not serve by the plan; None if they do.
+        refusal: why the ranks do not serve by the plan; None if they do.
         report_here: whether this rank is the one that logs the refusal.
     """
 
@@ -32,9 +32,9 @@ def agree(
         key: prefix of the store's keys.
         rank: this rank.
         ranks: number of ranks.
-        fingerprint: of the plan and settings; must be equal on all ranks.
+        fingerprint: digest of the plan and settings, which must be equal on all ranks.
         refusal: why this rank cannot serve by the plan; None if it can.
-        timeout_s: how long rank 0 waits for the others.
+        timeout_s: seconds that rank 0 waits for the others.
     """
 
     def decoded(verdict: bytes) -> Verdict:

@@ -23,11 +23,12 @@ ReportPhase = Callable[[str, int, float, IntArray], None]  # phase, layer, secon
 class DispatchedBatch:
     """A layer's batch between dispatch and combine.
 
-    layout: which token's row goes to which rank.
-    rows_GG: rows from each rank to each.
-    combine_order: the order in which results return.
-    received: rows that came to this rank.
-    aggregate_s: seconds of the weighted sum at the end; set by `combine`.
+    Args:
+        layout: which token's row goes to which rank.
+        rows_GG: rows_GG[s][d] is the number of rows from rank s to rank d.
+        combine_order: the order of the combine.
+        received: number of rows that came to this rank.
+        aggregate_s: seconds of the weighted sum at the end; set by `combine`.
     """
 
     layout: RowPerRank
@@ -40,18 +41,17 @@ class DispatchedBatch:
 class LayerAllToAll:
     """Dispatch and combine of one MoE layer on one rank.
 
-    If no rank sends another as much as SMALL_BYTES, all messages go at once: to wait for the port would take longer than to
-    send
-    at the same time as others.
+    If every rank sends less than SMALL_BYTES to each other rank, all messages go at once, which is faster than taking turns.
 
     Args:
         layer: the MoE layer's index.
-        transport: to the other expert-parallel ranks.
-        slots_G: the experts that each rank holds, in the order of its weights.
-        planned_orders: of dispatch and combine; None makes an open-shop order for every batch, the same on all ranks.
-        network: between the ranks, for orders made per batch; None takes equal ports.
-        report: called with the phase, layer, seconds and bytes_GG (G, G) of each all-to-all.
-        device: of the tokens.
+        transport: carries tensors between the expert-parallel ranks.
+        slots_G: for each rank, the experts it holds, in the sequence of its weights.
+        planned_orders: (order of the dispatch, order of the combine); None: an open-shop order is made for every batch, the
+            same on all ranks.
+        network: the ranks' network, for orders made per batch; None: equal ports.
+        report: called with (phase, layer, seconds, bytes_GG (G, G)) of each all-to-all.
+        device: device of the tokens.
     """
 
     def __init__(
@@ -81,12 +81,13 @@ class LayerAllToAll:
         """Sends this rank's tokens to the ranks of their experts. A collective call: all ranks make it.
 
         Args:
-            hidden: (N, H), this rank's tokens.
-            weights, index: (N, K), the weights and experts that the router chose.
+            hidden: (N, H), hidden states of this rank's tokens.
+            weights, index: (N, K), the weights and the experts that the router chose for each token.
 
         Returns:
-            The P rows that came to this rank (P, H), their weights and experts (P, K), and what `combine` needs. A choice that
-            another rank serves has weight zero and an expert that is not on this rank.
+            (rows, weights, index, batch): the P rows that came to this rank (P, H), their weights (P, K), their experts (P, K),
+            and the DispatchedBatch for `combine`. A choice that another rank serves has weight zero and an expert that is not
+            on this rank.
         """
         rank = self._transport.rank
         began_s = time.perf_counter()
@@ -105,14 +106,14 @@ class LayerAllToAll:
         return received.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
     def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:
-        """Returns the experts' results to the tokens' ranks and sums them. A collective call: all ranks make it.
+        """Sends the experts' results back to the tokens' ranks and sums them. A collective call: all ranks make it.
 
         Args:
-            answers: (P, H), results for the rows that `dispatch` received.
-            batch: from `dispatch`.
+            answers: (P, H), the local experts' results for the P rows of `dispatch`.
+            batch: the DispatchedBatch that `dispatch` returned.
 
         Returns:
-            (N, H), this rank's tokens, summed over their experts.
+            (N, H), for each of this rank's tokens the sum over its experts.
         """
         assert len(answers) == batch.received
         rank = self._transport.rank

@@ -16,7 +16,7 @@ class PeerProcesses:
     """Host and process id of every rank, exchanged once over a torch.distributed Store.
 
     Args:
-        store: that all ranks reach.
+        store: a Store that all ranks reach.
         key: prefix of the store's keys.
         rank: this rank, whose process is published.
         ranks: number of ranks.
@@ -66,7 +66,7 @@ def naming_lost_ranks(processes: PeerProcesses | None) -> Iterator[None]:
     """Context manager that turns a RuntimeError into a RankFailed that names the lost ranks, if there are any.
 
     Args:
-        processes: of all ranks; None: unknown, and no error is changed.
+        processes: the processes of all ranks; None: they are unknown, and no error is changed.
 
     Raises:
         RankFailed: if a rank is lost.

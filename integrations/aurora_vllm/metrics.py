@@ -19,12 +19,12 @@ RANK = ("ep_rank",)
 
 
 class Metrics:
-    """Counters and gauges of one rank. Bounds and drift are against the plan's cluster and profile, so they need a plan.
+    """Counters and gauges of one rank. Bounds come from the plan's cluster and drift from its profile.
 
     Args:
         rank: this expert-parallel rank, the label `ep_rank`.
-        plan: that is served; None: vLLM's own placement, without bounds and drift.
-        settings: name the plan's file and the metrics' port.
+        plan: the plan that is served; None: vLLM's own placement, without bounds and drift.
+        settings: give the plan's file and the metrics' port.
     """
 
     def __init__(self, rank: int, plan: Plan | None, settings: Settings) -> None:
@@ -50,8 +50,8 @@ class Metrics:
 
         Args:
             phase: "dispatch" or "combine".
-            seconds: that it took on this rank, waiting for others included.
-            bytes_GG: (G, G) bytes from each rank to each; the diagonal is not sent.
+            seconds: how long it took on this rank, waiting for others included.
+            bytes_GG: (G, G) bytes from each rank (row) to each rank; the diagonal is not sent.
         """
         between_GG = bytes_GG.copy()
         np.fill_diagonal(between_GG, 0)
@@ -70,7 +70,7 @@ class Metrics:
         """Updates the gauges of the plan's age and drift.
 
         Args:
-            load_LE: (L, E) tokens of this rank by MoE layer and expert since its record began.
+            load_LE: (L, E) this rank's tokens by MoE layer and expert, since its record began.
         """
         self._update_age()
         if self._planned_LE is not None and load_LE.any():
@@ -85,7 +85,7 @@ DRIFT = "How far this rank's recorded loads are from the plan's profile: the par
 
 
 def drift(load_LE: IntArray | FloatArray, planned_LE: IntArray | FloatArray) -> float:
-    """Returns how far two load tables are apart, from 0 to 1: total variation of each layer's shares, mean over layers.
+    """Returns the distance of two load tables, from 0 to 1: the total variation of a layer's shares, averaged over layers.
 
     Args:
         load_LE: (L, E) recorded tokens.

@@ -22,8 +22,8 @@ class Checkpoint:
     """Identity of a model's routing.
 
     Args:
-        layers: the decoder layers that have experts.
-        fingerprint: a hash of their routers' weights.
+        layers: indices of the decoder layers that have experts.
+        fingerprint: a hash of these layers' router weights.
     """
 
     layers: tuple[int, ...]
@@ -34,7 +34,7 @@ def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
     """Reads the routers' weights from the safetensors of a model.
 
     Args:
-        folder: the model's.
+        folder: the model's folder.
         experts: number of experts per layer, which is the number of rows of a router's weight.
 
     Returns:
@@ -56,7 +56,7 @@ def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
 
 
 def experts_in(folder: Path) -> int | None:
-    """Returns the number of experts per layer by the config.json in `folder`; None if it does not say."""
+    """Returns the number of experts per layer from the config.json in `folder`; None if it is not there."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
@@ -70,14 +70,14 @@ def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> N
     """Checks that vLLM can serve this model by the plan.
 
     Args:
-        plan: to serve by.
-        checkpoint: of the model.
+        plan: the plan to serve by.
+        checkpoint: the model's layers and fingerprint.
         experts: the model's number of experts per layer.
         ranks: number of expert-parallel ranks that vLLM runs.
 
     Raises:
         BadInput: if the plan is for another model or another number of ranks.
-        InfeasiblePlan: if it needs what vLLM cannot do.
+        InfeasiblePlan: if the plan needs what vLLM cannot do.
     """
     check_engine(plan, "vllm")
     planned = plan.models[0]

@@ -13,10 +13,10 @@ class ServedPlan:
     """The plan and the all-to-all's order of one expert-parallel rank; without a plan, vLLM's placement.
 
     Args:
-        settings: name the plan's file and the order.
+        settings: give the plan's file and the order.
         rank: this expert-parallel rank.
         ranks: number of expert-parallel ranks.
-        checkpoint: of the model that will be loaded; None if it cannot be read beforehand, which no plan fits.
+        checkpoint: identity of the model that will be loaded; None if it cannot be read beforehand, so that no plan fits.
         experts: the model's number of experts per layer; None if unknown.
     """
 
@@ -46,7 +46,7 @@ class ServedPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what must be equal on all ranks: placement, orders and the settings that they all obey."""
+        """Hash of what must be equal on all ranks: placement, orders, and the settings that hold for all of them."""
         models = [] if self.plan is None else [(m.profile_digest, m.placement.slots_LG) for m in self.plan.models]
         orders = [] if self.plan is None else [[order.pairs_X2.tolist() for order in self.plan.models[0].dispatch_L]]
         shared = (self._settings.order, self._settings.colocate, models, orders)
@@ -58,20 +58,20 @@ class ServedPlan:
         return None if self.plan is None else self.plan.cluster
 
     def moe_layer(self, decoder_layer: int) -> int | None:
-        """Returns the index among MoE layers of a decoder layer; None if the checkpoint does not have it, like draft layers."""
+        """Returns the MoE layer's index of a decoder layer; None if it is not in the checkpoint, as draft layers are not."""
         if self.checkpoint is None:
             return decoder_layer
         layers = self.checkpoint.layers
         return layers.index(decoder_layer) if decoder_layer in layers else None
 
     def local_experts(self, layer: int | None) -> tuple[int, ...] | None:
-        """Returns the experts of this rank in a MoE layer, ascending; None if vLLM places them, which it does with replicas."""
+        """Returns this rank's experts in a MoE layer, ascending; None if vLLM places them, as it does if there are replicas."""
         if self.plan is None or layer is None or self.plan.models[0].placement.split_LG is not None:
             return None
         return self.plan.models[0].placement.slots_LG[layer][self._rank]
 
     def planned_orders(self, layer: int) -> tuple[Order, Order] | None:
-        """Returns the plan's orders of a MoE layer's dispatch and combine; None if they are made for every batch."""
+        """Returns the planned (dispatch, combine) orders of a MoE layer; None if orders are made for every batch."""
         if self.plan is None or self.order != "plan":
             return None
         model = self.plan.models[0]

@@ -19,13 +19,13 @@ class Settings:
 
     Args:
         plan: file of the plan that placement and orders come from; None: vLLM's own placement.
-        order: of the all-to-all; "plan", "online" (an order made for every batch) or "stock" (vLLM's allgather and
+        order: what orders all-to-alls: "plan", "online" (a new order for every batch) or "stock" (vLLM's allgather and
             reduce-scatter). By default "plan" if there is a plan, else "stock".
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes.
-        colocate: name that servers share that use the same GPUs in time slices; None: this server has its GPUs to itself.
-        metrics_port: rank r serves its metrics at this port + r, where vLLM's /metrics cannot show them.
-        agree_s: how long ranks wait for each other's report before the model is built.
+        colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
+        metrics_port: rank r serves its metrics at this port + r, if vLLM's own /metrics cannot show them.
+        agree_s: seconds that ranks wait for each other's report before the model is built.
 
     Raises:
         BadInput: if a value is out of range, or two do not fit each other.
@@ -59,7 +59,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
     """Reads the settings; None if the plugin is not configured.
 
     Args:
-        given: what additional_config holds under "aurora"; None without it.
+        given: the value of "aurora" in vLLM's additional_config; None if there is none.
         environ: environment variables; a value in `given` has precedence.
 
     Raises:

@@ -24,9 +24,9 @@ class TimeSlices:
     """This rank's use of its GPU, granted by a port arbiter.
 
     Args:
-        arbiter: shared with the other servers' ranks on this GPU.
-        holds_between_layers: whether the GPU stays this server's between two all-to-alls of a forward pass. False under tensor
-            parallelism, whose ranks wait for each other there.
+        arbiter: port arbiter of this server on this GPU.
+        holds_between_layers: whether this server keeps the GPU between the all-to-alls of a forward pass. False under tensor
+            parallelism, because its ranks wait for each other there.
     """
 
     def __init__(self, arbiter: PortArbiter, holds_between_layers: bool) -> None:
@@ -59,8 +59,8 @@ class TimeSlicedTransport:
     """A transport whose exchanges wait for the arbiter to grant the port.
 
     Args:
-        transport: that performs the exchanges.
-        arbiter: of this rank's port.
+        transport: performs the exchanges.
+        arbiter: grants this rank's port.
     """
 
     def __init__(self, transport: Transport, arbiter: PortArbiter) -> None:
@@ -72,11 +72,7 @@ class TimeSlicedTransport:
         return self._transport.gather(row)
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        """Performs one all-to-all once the port is granted; see `Transport.exchange`.
-
-        Args:
-            order, sends, recvs, observe: as there.
-        """
+        """Performs one all-to-all once the port is granted; see `Transport.exchange`."""
         with self._arbiter.exchange():
             self._transport.exchange(order, sends, recvs, observe)
 
@@ -90,9 +86,9 @@ def join_port_arbiter(
         store: a torch.distributed Store that all ranks of this server reach.
         key: prefix of the store's keys.
         rank: this rank; its GPU is the one with the same number.
-        folder: where the servers' shared table lies.
-        timeout_s: how long other ranks wait for rank 0's slot.
-        finish: waits for the work that was launched on the GPU.
+        folder: the folder of the table that the servers share.
+        timeout_s: seconds that other ranks wait for rank 0's slot.
+        finish: called before the GPU is released; waits for the work launched on it.
 
     Returns:
         This rank's access to its GPU and port.

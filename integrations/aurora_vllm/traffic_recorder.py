@@ -18,20 +18,20 @@ PENDING_LIMIT = 256  # observations and timings that are accumulated together
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What a record says about the model and the rank, beside its traffic.
+    """Facts about the model and the rank that a record states beside the traffic.
 
     Args:
-        model: its name.
-        fingerprint: of the model's routers; empty if unknown.
-        engine: name and version.
-        kind: of GPU, or "cpu".
-        rank, ranks: this expert-parallel rank, and how many there are.
+        model: the model's name.
+        fingerprint: a hash of the router weights; empty if unknown.
+        engine: the engine's name and version.
+        kind: kind of GPU, or "cpu".
+        rank, ranks: this expert-parallel rank, and the number of ranks.
         top_k: experts that a token chooses.
-        layers: MoE layers of the whole model.
-        experts: per layer.
-        dispatch_bytes, combine_bytes: of a token's row.
-        expert_bytes: of one expert in one layer.
-        other_bytes: of all other weights.
+        layers: number of MoE layers of the whole model.
+        experts: experts per layer.
+        dispatch_bytes, combine_bytes: bytes of a token's row in either all-to-all.
+        expert_bytes: bytes of one expert's weights in one layer.
+        other_bytes: bytes of all other weights.
     """
 
     model: str
@@ -57,9 +57,9 @@ class LayerObservation:
         step: the forward pass's number, the same on all ranks.
         layer: the MoE layer's index.
         experts_NK: (N, K) experts chosen for all rows on this rank.
-        own_rows: the rows that this rank counts as its own.
-        gate_s: seconds since the last MoE layer; None in the first.
-        expert_s: seconds of the experts; None where they are timed apart from the exchange.
+        own_rows: the rows that this rank counts; other tensor-parallel ranks count the rest.
+        gate_s: seconds since the last MoE layer; None in the first layer.
+        expert_s: seconds of the experts; None if `add_timing` reports them.
     """
 
     step: int
@@ -71,12 +71,12 @@ class LayerObservation:
 
 
 class TrafficRecorder:
-    """Counts tokens by forward pass, in at most MAX_WINDOWS windows: then their width doubles, so that memory is bounded.
+    """Counts tokens by forward pass, in at most MAX_WINDOWS windows. When they are full, the width of all windows doubles.
 
     Observations and timings are only appended at first; `accumulate` adds up many of them at once, which is cheaper.
 
     Args:
-        facts: of the model and this rank.
+        facts: facts about the model and this rank, for the record.
     """
 
     def __init__(self, facts: EngineFacts) -> None:
@@ -100,19 +100,19 @@ class TrafficRecorder:
         Args:
             layer: the MoE layer's index.
             phase: a name in TIMED.
-            seconds: that it took.
-            tokens: rows that it handled; 0: the time does not enter the compute curves.
+            seconds: how long it took.
+            tokens: number of rows in the phase; 0: the time does not enter the compute curves.
             active: number of experts with tokens.
         """
         self._timings.append((layer, TIMED.index(phase), seconds, tokens, active))
 
     def end_pass(self) -> None:
-        """Ends a forward pass: accumulates if enough is pending."""
+        """Ends a forward pass, and calls `accumulate` if enough is pending."""
         if len(self._timings) + 2 * len(self._observations) >= PENDING_LIMIT:
             self.accumulate()
 
     def accumulate(self) -> None:
-        """Adds up all that is pending."""
+        """Adds all pending observations and timings to the record."""
         if self._observations:
             self._accumulate_observations()
         timings, self._timings = np.array(self._timings, dtype=np.float64).reshape(-1, 5), []
@@ -150,12 +150,12 @@ class TrafficRecorder:
         return np.bincount(shifted, minlength=len(experts_S) * experts).reshape(-1, experts)
 
     def count(self, step: int, layers: Sequence[int], load_SE: IntArray) -> None:
-        """Adds the chosen experts of some layers of one forward pass.
+        """Adds counts of chosen experts in some layers of one forward pass.
 
         Args:
             step: the forward pass's number.
-            layers: S indices of MoE layers.
-            load_SE: (S, E) how often each expert was chosen in each of them.
+            layers: indices of S MoE layers.
+            load_SE: (S, E) how often each expert was chosen in each of these layers.
         """
         window = step // self._width
         while window not in self._windows and len(self._windows) >= MAX_WINDOWS:

@@ -30,14 +30,14 @@ Slots = tuple[tuple[int, ...], ...]
 
 @dataclass
 class LayerInFlight:
-    """The MoE layer that a thread computes, and its all-to-all once dispatched.
+    """The MoE layer that a thread is computing, and its batch between dispatch and combine.
 
     Args:
-        layer: its index.
-        experts_from_s: when its experts began to compute, by time.perf_counter.
+        layer: the MoE layer's index.
+        experts_from_s: when the layer's experts began to compute, by time.perf_counter.
         batch: the dispatched batch; None before dispatch and after combine.
         index, weights: (P, K), experts and weights of the dispatched rows.
-        exchanged: whether it had aurora's all-to-all.
+        exchanged: whether aurora performed the layer's all-to-all.
     """
 
     layer: int
@@ -62,10 +62,10 @@ class WorkerIntegration:
         settings: the plugin's settings.
         rank: this expert-parallel rank.
         ranks: number of expert-parallel ranks.
-        checkpoint: of the model that will be loaded; None if it cannot be read beforehand.
+        checkpoint: identity of the model that will be loaded; None if it cannot be read beforehand.
         experts: the model's number of experts per layer; None if unknown.
-        row_share: (part, parts): the part of a batch's rows that this rank counts as its own, where `parts` tensor-parallel
-            ranks have all rows.
+        row_share: (part, parts): if each of `parts` tensor-parallel ranks has all rows of a batch, this rank counts the part
+            with index `part`.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class WorkerIntegration:
         self._thread = _Thread()
 
     def connect(self, make_transport: Callable[[], Transport]) -> None:
-        """Sets how the transport to the other ranks is made, on first use."""
+        """Sets the function that makes the transport to the other ranks, on first use."""
         self._make_transport = make_transport
 
     def begin_serving(self, facts: EngineFacts, first_layer: int) -> None:
-        """Begins records and metrics, and compiles what serving needs, once the model is loaded.
+        """Begins records and metrics, and compiles what serving needs. Called once the model is loaded.
 
         Args:
-            facts: of the model and this rank.
-            first_layer: this process's first MoE layer; a forward pass begins with it.
+            facts: facts about the model and this rank.
+            first_layer: index of this process's first MoE layer, with which a forward pass begins.
         """
         self._first_layer, self._on_gpu = first_layer, torch.cuda.is_available()
         if self.served.order == "online":  # compiled now, not in the first batch
@@ -116,7 +116,7 @@ class WorkerIntegration:
 
     @contextmanager
     def forward_pass(self, real_tokens: int) -> Iterator[None]:
-        """Context manager of one forward pass.
+        """Context manager in which this thread runs one forward pass.
 
         Args:
             real_tokens: number of this rank's tokens; 0 in warm-up and in an idle rank's dummy batches.
@@ -136,7 +136,7 @@ class WorkerIntegration:
         """Context manager in which this thread computes a MoE layer.
 
         Args:
-            layer: its index.
+            layer: the MoE layer's index.
             experts_NK: (N, K) experts chosen by the router for the rows on this rank.
             sequence_parallel: whether rows are divided over tensor-parallel ranks.
         """
@@ -168,7 +168,7 @@ class WorkerIntegration:
         return slice(min(real, part * share), min(real, (part + 1) * share))
 
     def hold_gpu(self) -> None:
-        """Takes the GPU for a forward pass, unless it is taken for the experts only."""
+        """Takes the GPU for a forward pass, unless this rank takes it only while its experts compute."""
         if self._real_tokens and self.time_slices.holds_between_layers:
             self.time_slices.hold_gpu()
 
@@ -176,7 +176,7 @@ class WorkerIntegration:
 
     @property
     def orders_alltoall(self) -> bool:
-        """Whether the layer that this thread computes has aurora's all-to-all."""
+        """Whether aurora performs the all-to-all of the layer that this thread computes."""
         return self.served.order != "stock" and self._thread.in_flight is not None
 
     @property
@@ -187,14 +187,15 @@ class WorkerIntegration:
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, slots_of_layer: Callable[[int], Slots]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Sends tokens to their experts' ranks.
+        """Sends the tokens of the layer in `moe_layer` to the ranks of their experts. A collective call.
 
         Args:
-            hidden, weights, index: as in `LayerAllToAll.dispatch`.
-            slots_of_layer: returns the experts that each rank holds in a layer; called once per layer.
+            hidden: (N, H), hidden states of this rank's tokens.
+            weights, index: (N, K), the weights and the experts that the router chose for each token.
+            slots_of_layer: called with a MoE layer's index at the layer's first dispatch; returns each rank's experts.
 
         Returns:
-            The P rows that came to this rank (P, H), their weights and experts (P, K).
+            (rows, weights, index): the P rows that came to this rank (P, H), their weights (P, K) and experts (P, K).
         """
         in_flight = self._thread.in_flight
         assert in_flight is not None
@@ -212,10 +213,10 @@ class WorkerIntegration:
         """Sends the experts' results back to the tokens' ranks and sums them.
 
         Args:
-            answers: (P, H), results for the rows that `dispatch` returned.
+            answers: (P, H), the local experts' results for the P rows of `dispatch`.
 
         Returns:
-            (N, H), this rank's tokens, summed over their experts.
+            (N, H), for each of this rank's tokens the sum over its experts.
         """
         in_flight = self._thread.in_flight
         assert in_flight is not None

@@ -16,7 +16,7 @@ class WorkerRecords:
     """Starts, stops and writes one rank's record.
 
     Args:
-        settings: name the record's folder and how often it is written.
+        settings: give the record's folder and how often it is written.
         rank: this expert-parallel rank.
 
     Attributes:
@@ -30,7 +30,7 @@ class WorkerRecords:
         self._written_s = time.monotonic()
 
     def begin(self, facts: EngineFacts) -> None:
-        """Begins to record, once the model is loaded, if the settings name a folder."""
+        """Begins to record if the settings name a folder. Called once the model is loaded."""
         self._facts = facts
         if self._folder is not None:
             self.recorder = TrafficRecorder(facts)
@@ -40,7 +40,7 @@ class WorkerRecords:
 
         Args:
             name: "start" (a new record), "write", or "stop" (writes, then stops).
-            folder: to record into, for "start"; None: the folder of before.
+            folder: for "start", the folder to record into; None: the last one.
 
         Raises:
             BadInput: if the command is unknown, or there is no folder to record into.
@@ -61,7 +61,7 @@ class WorkerRecords:
         return f"rank {self._rank}: wrote {path}"
 
     def write_if_due(self) -> bool:
-        """Writes the record once `record_every_s` has passed. Returns whether that time had come.
+        """Writes the record if `record_every_s` has passed since the last time. Returns whether it had.
 
         If the file cannot be written, recording stops with one warning.
         """

@@ -22,7 +22,7 @@ class ApiCheck:
     Args:
         what: the purpose that needs it, for messages.
         where: "module:name.name".
-        needs: parameters that it must take, or names that a property's code must use.
+        needs: parameters that the function or class must take, or names that the property's code must use.
     """
 
     what: str
@@ -30,7 +30,7 @@ class ApiCheck:
     needs: tuple[str, ...] = ()
 
     def missing(self) -> str | None:
-        """Returns what is missing, as part of a sentence; None if nothing is."""
+        """Returns what vLLM lacks, as part of a sentence; None if it lacks nothing."""
         try:
             found = find(self.where)
         except (ImportError, AttributeError):
@@ -105,10 +105,10 @@ def find(where: str) -> Any:
 
 
 def check_api(checks: tuple[ApiCheck, ...]) -> None:
-    """Checks that this vLLM is new enough and passes all checks.
+    """Checks that the installed vLLM is new enough and passes all checks.
 
     Raises:
-        BadInput: if it is not.
+        BadInput: if it is too old or fails a check.
     """
     try:
         found = version("vllm")

@@ -22,13 +22,13 @@ LOG = logging.getLogger("vllm.aurora")
 
 
 def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: PeerProcesses | None) -> None:
-    """Wraps the methods of a worker and its model runner.
+    """Wraps methods of a vLLM worker and its model runner.
 
     Args:
-        worker: vLLM's; it gets a method `aurora` for `collective_rpc`.
+        worker: vLLM's worker; it gets a method `aurora` for `collective_rpc`.
         patched: holds the integration.
-        config: vLLM's.
-        processes: of all ranks, so that a lost one is named; None if unknown.
+        config: vLLM's configuration.
+        processes: the processes of all ranks, so that errors can name lost ranks; None if unknown.
     """
     integration = patched.integration
     assert integration is not None

@@ -33,7 +33,7 @@ class PatchedWorker:
         self.layers: list[Any] = []
 
     def slots(self, layer: int) -> Slots:
-        """Returns the experts that each rank holds in a MoE layer, in the order of its weights. All ranks must call it."""
+        """Returns the experts that each rank holds in a MoE layer, in the sequence of its weights. A collective call."""
         from aurora.runtime.distributed.gloo import GlooTransport
 
         experts = next(each for each in self.layers if each.aurora_layer == layer)
@@ -78,7 +78,7 @@ def set_local_experts(manager: Any, moe_config: Any, experts: tuple[int, ...]) -
     Args:
         manager: vLLM's expert map manager of the layer.
         moe_config: vLLM's configuration of the layer.
-        experts: of this rank; a rank without experts has one slot.
+        experts: this rank's experts; a rank without experts gets one slot.
     """
     expert_map = torch.full_like(manager._expert_map, -1)
     expert_map[list(experts)] = torch.arange(len(experts), dtype=expert_map.dtype)
@@ -87,7 +87,7 @@ def set_local_experts(manager: Any, moe_config: Any, experts: tuple[int, ...]) -
 
 
 def patch_all2all_manager(worker: PatchedWorker) -> None:
-    """Replaces the manager of `allgather_reducescatter` by one that uses aurora's all-to-all where it can."""
+    """Replaces vLLM's manager for `allgather_reducescatter` by one that uses aurora's all-to-all where it can."""
     vllm_manager = find(f"{ALL2ALL}:AgRsAll2AllManager")
 
     class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc, valid-type]
@@ -127,7 +127,7 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
 
 
 def disable_cuda_graphs(config: Any) -> None:
-    """Turns CUDA graphs off: sizes that only the host knows cannot be captured."""
+    """Turns CUDA graphs off, because they cannot capture sizes that only the host knows."""
     config.compilation_config.cudagraph_mode = find("vllm.config.compilation:CUDAGraphMode").NONE
 
 
@@ -135,13 +135,13 @@ def patch_eplb_policy(slots_LG: tuple[Slots, ...]) -> None:
     """Makes vLLM's load balancer (EPLB) return the plan's replicas.
 
     Args:
-        slots_LG: the experts that each rank holds in each layer.
+        slots_LG: by layer and rank, the experts in the rank's slots.
     """
     find("vllm.distributed.eplb.policy:EPLB_POLICIES")["default"] = planned_eplb_policy(slots_LG)
 
 
 def planned_eplb_policy(slots_LG: tuple[Slots, ...]) -> Any:
-    """Returns an EPLB policy that always answers with the plan: physical expert p of a layer is the p-th slot, by rank.
+    """Returns an EPLB policy that always answers with the plan; physical expert p is the p-th slot, counted rank by rank.
 
     Args:
         slots_LG: as in `patch_eplb_policy`.

@@ -16,7 +16,7 @@ LOG = logging.getLogger("vllm.aurora")  # among vLLM's own lines
 
 
 def install_worker_hook() -> None:
-    """Wraps the worker's initialization, once. Logs a warning if this vLLM does not have it."""
+    """Wraps the initialization of vLLM's worker, once. Logs a warning if this vLLM has no such method."""
     try:
         check_api(API_CHECKS[:1])
     except BadInput as error:
@@ -41,13 +41,13 @@ def install_worker_hook() -> None:
 def prepare_worker(config: Any) -> Callable[[Any], None] | None:
     """Installs the patches that the settings ask for.
 
-    Without settings, or where something is not as expected, vLLM stays as it is; the latter is logged once.
+    Without settings vLLM stays as it is. It also does if something is not as expected, which is logged once.
 
     Args:
-        config: vLLM's.
+        config: vLLM's configuration.
 
     Returns:
-        What is left to do with the worker when its ranks are connected; None if there is nothing.
+        A function to call with the worker once its ranks are connected; None if there is nothing to do then.
     """
     given = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
     settings, refusal = Settings(), None

@@ -46,7 +46,7 @@ class WorkerStartup:
         self._patched = PatchedWorker()
 
     def install_patches(self) -> None:
-        """Patches the classes that build experts and all-to-alls, unless the plugin is refused already."""
+        """Patches the classes that build experts and all-to-alls, unless there is a refusal already."""
         if self._refusal is not None:
             return
         patch_routed_experts(self._patched)
