@@ -15,47 +15,29 @@ CLOSE = 1e-12  # relative: sums of float odds
 
 
 class SurvivalAim(NamedTuple):
-    """What the search minimises: first what experts lack of their guarantee, then odds of losing an expert.
+    """What the search minimises: first what experts lack of their guarantee, then odds of losing an expert."""
 
-    Attributes:
-        nodes_D: (D,) int64, the nodes of each domain.
-        distinct_domains: on how many domains each expert should be.
-        distinct_nodes: on how many nodes each expert should be.
-        odds_F: (F,) float64, the odds of each set of failed domains, by its bits; empty where sets are not listed.
-        size_F: (F,) int64, the number of domains in each set; empty where sets are not listed.
-        rank_K: (D + 1,) int64: entry k is the measure's index for sets of k failed domains, 0 if they do not count. Index 0 of
-            the measure is the guarantee.
-    """
-
-    nodes_D: Any
-    distinct_domains: Any
-    distinct_nodes: Any
-    odds_F: Any
-    size_F: Any
-    rank_K: Any
+    nodes_D: Any  # (D,) int64, the nodes of each domain
+    distinct_domains: Any  # on how many domains each expert should be
+    distinct_nodes: Any  # on how many nodes each expert should be
+    odds_F: Any  # (F,) float64, the odds of each set of failed domains, by its bits; empty where sets are not listed
+    size_F: Any  # (F,) int64, the number of domains in each set; empty where sets are not listed
+    rank_K: Any  # (D + 1,) int64: the measure's index for sets of k failed domains, 0 (the guarantee) if they do not count
 
 
 class SwapState(NamedTuple):
-    """A placement during the search. The last row of arrays by expert stands for empty slots.
+    """A placement during the search. The last row of arrays by expert stands for empty slots."""
 
-    Attributes:
-        expert_X: (X,) int64, the expert in each slot; the number of experts for an empty slot.
-        domain_X: (X,) int64, the domain of each slot.
-        held_ED: (E + 1, D) int64, the replicas of each expert in each domain.
-        mask_E: (E + 1,) int64, the domains of each expert as bits.
-        lack_E: (E + 1,) int64, how many domains and nodes each expert lacks of its guarantee.
-    """
-
-    expert_X: Any
-    domain_X: Any
-    held_ED: Any
-    mask_E: Any
-    lack_E: Any
+    expert_X: Any  # (X,) int64, the expert in each slot; the number of experts for an empty slot
+    domain_X: Any  # (X,) int64, the domain of each slot
+    held_ED: Any  # (E + 1, D) int64, the replicas of each expert in each domain
+    mask_E: Any  # (E + 1,) int64, the domains of each expert as bits
+    lack_E: Any  # (E + 1,) int64, how many domains and nodes each expert lacks of its guarantee
 
 
 @njit(cache=True)
 def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
-    """Swap replicas while that lowers the measure, with random restarts.
+    """Swaps replicas while that lowers the measure, with random restarts; returns the measure of the best placement.
 
     After each descent come two random swaps (a kick) and another descent; the result is kept unless it is worse than the best.
 
@@ -65,21 +47,18 @@ def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
         aim: the measure.
         kick_R2: (R, 2) draws in [0, 1), a row for each kick.
         most: evaluations of the measure at most.
-
-    Returns:
-        (1 + K,) float64, the measure of the best placement.
     """
     state = _initial_state(count_ED, slots_D, aim)
     slots = len(state.expert_X)
     mark_F = np.zeros(len(aim.odds_F), np.bool_)
     now_V, next_V, best_V = np.empty(aim.rank_K.max() + 1), np.empty(aim.rank_K.max() + 1), np.empty(aim.rank_K.max() + 1)
-    measure(state, aim, mark_F, now_V)
+    _measure(state, aim, mark_F, now_V)
     best_V[:] = now_V
     best_X = state.expert_X.copy()
     taken = 0
     for kick in range(len(kick_R2) + 1):
         taken = _descend(state, aim, mark_F, now_V, next_V, taken, most)
-        if compare(now_V, best_V) <= 0:
+        if _compare(now_V, best_V) <= 0:
             best_V[:] = now_V
             best_X[:] = state.expert_X
         elif kick < len(kick_R2):
@@ -92,7 +71,7 @@ def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
             y = int(kick_R2[kick, 1 - part] * slots * slots) % slots
             if state.domain_X[x] != state.domain_X[y] and state.expert_X[x] != state.expert_X[y]:
                 _swap(x, y, state, aim)
-        measure(state, aim, mark_F, now_V)
+        _measure(state, aim, mark_F, now_V)
     count_ED[:] = 0
     for x in range(slots):
         if best_X[x] < len(count_ED):
@@ -101,14 +80,10 @@ def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
 
 
 @njit(cache=True)
-def measure(state, aim, mark_F, value_V):
-    """Evaluate the measure of a placement.
+def _measure(state, aim, mark_F, value_V):
+    """Evaluates the measure of a placement into value_V; mark_F (F,) bool is working memory.
 
-    Args:
-        state: the placement.
-        aim: the measure.
-        mark_F: (F,) bool, working memory.
-        value_V: receives what experts lack of their guarantee, then at aim.rank_K the odds of the sets that lose an expert.
+    First comes what experts lack of their guarantee, then at aim.rank_K the odds of the sets that lose an expert.
     """
     mask_E = state.mask_E[:-1]
     value_V[:] = 0.0
@@ -144,8 +119,8 @@ def _mark_losing_sets(mask_E, mark_F):
 
 
 @njit(cache=True)
-def compare(a_V, b_V):
-    """Returns -1, 0 or 1 if measure a_V is less than, equal to or more than b_V; the first entry that differs decides."""
+def _compare(a_V, b_V):
+    """-1, 0 or 1 if measure a_V is less than, equal to or more than b_V; the first entry that differs decides."""
     for at in range(len(a_V)):
         slack = CLOSE * max(a_V[at], b_V[at])
         if a_V[at] < b_V[at] - slack:
@@ -192,8 +167,8 @@ def _descend(state, aim, mark_F, now_V, next_V, taken, most):
                 if not _swap(x, y, state, aim):
                     continue  # the measure does not change
                 taken += 1
-                measure(state, aim, mark_F, next_V)
-                if compare(next_V, now_V) < 0:
+                _measure(state, aim, mark_F, next_V)
+                if _compare(next_V, now_V) < 0:
                     now_V[:] = next_V
                     lowered = True
                 else:

@@ -10,20 +10,13 @@ Source: DeepSeek-V3 (arXiv:2412.19437) §3.4, and EPLB's notes.
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.planner.replication.slot_packing import counts_by_load
 from aurora.types import GpuSlots
 from aurora.types.arrays import FloatArray, IntArray
 
 
 def balanced_packing(weight_X: FloatArray, packs: int) -> IntArray:
-    """Pack items, heaviest first, into the lightest pack that is not full.
-
-    Args:
-        weight_X: (X,) float64, the weight of each item.
-        packs: how many packs; each takes X / packs items.
-
-    Returns:
-        (X,) int64, the pack of each item.
-    """
+    """Packs items of weight_X (X,), heaviest first, into the lightest of `packs` that is not full; returns the pack of each."""
     spare_J = np.full(packs, len(weight_X) // packs)
     weight_J = np.zeros(packs)
     pack_X = np.empty(len(weight_X), dtype=np.int64)
@@ -35,33 +28,12 @@ def balanced_packing(weight_X: FloatArray, packs: int) -> IntArray:
     return pack_X
 
 
-def greedy_counts(load_E: FloatArray, slots: int) -> IntArray:
-    """Choose replica counts: one slot each, then each further slot to the expert with the largest load per replica.
+def eplb(
+    load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator
+) -> tuple[IntArray, FloatArray]:
+    """Places one layer as DeepSeek's EPLB, the baseline, does; hierarchically where `slots` has several nodes and groups.
 
-    Args:
-        load_E: (E,) float64, the loads.
-        slots: how many slots to fill, E at least.
-
-    Returns:
-        (E,) int64, the replicas of each expert.
-    """
-    count_E = np.ones(len(load_E), dtype=np.int64)
-    for _ in range(slots - len(load_E)):
-        count_E[np.argmax(load_E / count_E)] += 1
-    return count_E
-
-
-def eplb_slots(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None) -> tuple[IntArray, FloatArray]:
-    """Place one layer as EPLB does; hierarchically where `slots` has several nodes and groups.
-
-    Args:
-        load_E: (E,) float64, the loads.
-        slots: GPUs that are alike.
-        count_E: (E,) int64, the replicas of each expert; None: chosen by `greedy_counts`.
-
-    Returns:
-        The expert in each slot, (G, P) int64 with -1 for an empty slot, and the part of its expert's load that the slot takes,
-        (G, P) float64.
+    Args and returns: as in `registry.equal_split`; `rng` is not used.
 
     Raises:
         BadInput: if GPUs differ, groups do not divide the experts, nodes do not divide the groups, or `count_E` is given for
@@ -86,7 +58,7 @@ def eplb_slots(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None) ->
     split_GP = np.zeros((slots.gpus, per_gpu))
     for node in range(nodes):
         expert_E = np.flatnonzero(node_E == node)
-        own_E = greedy_counts(load_E[expert_E], within * per_gpu) if count_E is None else count_E
+        own_E = counts_by_load(load_E[expert_E], within * per_gpu, within * per_gpu) if count_E is None else count_E
         replica_X = np.repeat(np.arange(len(expert_E)), own_E)
         gpu_X = node * within + balanced_packing((load_E[expert_E] / own_E)[replica_X], within)
         for gpu in range(node * within, (node + 1) * within):

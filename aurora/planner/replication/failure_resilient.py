@@ -18,10 +18,15 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.replication.domain_swaps import MAX_LISTED_DOMAINS, SurvivalAim, swap_local_search
 from aurora.planner.replication.mro import BASELINES, NodePlacement, ranked
 from aurora.planner.replication.recoverability import minimal_holders, recoverable_odds
-from aurora.planner.replication.replica_counts import allocate, check_min_replicas, default_min_replicas
-from aurora.planner.replication.survival_probability import survival
+from aurora.planner.replication.replica_counts import (
+    allocate,
+    check_min_replicas,
+    checked_counts,
+    default_min_replicas,
+)
+from aurora.planner.replication.survival_probability import relative_odds, survival
 from aurora.types import FailureDomains, ResilientPlacement
-from aurora.types.arrays import IntArray, counts
+from aurora.types.arrays import IntArray
 from aurora.types.replica_placement import expert_loads
 
 DEFAULT = "aurora"
@@ -33,16 +38,10 @@ MAX_SWAP_DOMAINS = 62  # the swap search keeps domains as bits of one integer
 
 @dataclass(frozen=True)
 class Aim:
-    """What a failure-resilient placement guarantees and optimises.
+    """What a failure-resilient placement guarantees and optimises."""
 
-    Attributes:
-        min_replicas: every expert is on at least min(min_replicas, N) distinct nodes and min(min_replicas, D) domains.
-        failures: the numbers of failed domains after which survival is optimised, the most important first; later ones
-            break ties.
-    """
-
-    min_replicas: int
-    failures: tuple[int, ...]
+    min_replicas: int  # every expert is on at least min(min_replicas, N) distinct nodes and min(min_replicas, D) domains
+    failures: tuple[int, ...]  # numbers of failed domains after which survival is optimised, the most important first
 
 
 FailureStrategy = Callable[[IntArray, FailureDomains, Aim, np.random.Generator], IntArray]
@@ -72,42 +71,29 @@ def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None
 
 
 def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
-    """Place by swap local search from the baselines, and take the best result that keeps `min_replicas`.
+    """Places by swap local search from the baselines, and takes the best result that keeps `min_replicas`.
 
     The search starts from each baseline on nodes and on failure domains, and from a placement that keeps `min_replicas`
     wherever slots allow. For every number of failures the result survives at least as likely as `mro`, unless no such
     candidate keeps `min_replicas`.
 
-    Args:
-        count_E: (E,) int64, the replicas of each expert.
-        failure_domains: the nodes, their slots and domains.
-        aim: the guarantee and the objective.
-        rng: for the random restarts.
-
-    Returns:
-        (E, N) int64, the replicas of each expert on each node.
+    Args and returns: as the module says.
     """
     starts = [_by_domain(make(count_E, failure_domains.slots_N), failure_domains) for make in BASELINES.values()]
     if failure_domains.domains < failure_domains.nodes:
         starts += [make(count_E, failure_domains.slots_D) for make in BASELINES.values()]
     starts.append(_guaranteed(count_E, failure_domains, aim))
-    baseline = starts[0]
     candidates = [*starts, *_improved(starts, failure_domains, aim, rng)]
     kept = [count_ED for count_ED in candidates if _keeps_min_replicas(count_ED, failure_domains, aim)]
-    return deal_to_nodes(_best(kept, baseline, failure_domains, aim), failure_domains)
+    return _deal_to_nodes(_best(kept, starts[0], failure_domains, aim), failure_domains)
 
 
-def on_nodes(make: NodePlacement) -> FailureStrategy:
-    """Returns a baseline as a FailureStrategy, which ignores failure domains and the aim."""
-
-    def placed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
-        """Place by the baseline; arguments as in FailureStrategy."""
-        return make(count_E, failure_domains.slots_N)
-
-    return placed
+def _on_nodes(make: NodePlacement) -> FailureStrategy:
+    """A baseline as a FailureStrategy, which ignores failure domains and the aim."""
+    return lambda count_E, failure_domains, aim, rng: make(count_E, failure_domains.slots_N)
 
 
-SURVIVE: dict[str, FailureStrategy] = {DEFAULT: aurora, **{name: on_nodes(make) for name, make in BASELINES.items()}}
+SURVIVE: dict[str, FailureStrategy] = {DEFAULT: aurora, **{name: _on_nodes(make) for name, make in BASELINES.items()}}
 
 
 def survive(
@@ -119,41 +105,16 @@ def survive(
     alive: int | None = None,
     seed: int = 0,
 ) -> ResilientPlacement:
-    """Place the replicas of each layer on nodes that may fail, and compute how likely every expert survives.
-
-    Args:
-        load_LE: (L, E) loads of zero or more, a row for each layer; (E,) for one layer.
-        failure_domains: the nodes, their slots, and which nodes fail together.
-        method: one of SURVIVE.
-        min_replicas: replicas of each expert at least; None: the smallest of `replicas`, else 2, or 1 if 2 do not fit.
-        replicas: (E,) replicas of each expert, in every layer; None: in proportion to load, see `allocate`.
-        alive: the number of failure domains left to optimise for first; None: the fewest failures come first.
-        seed: of the random restarts and samples.
-
-    Returns:
-        The experts on each node by layer, and the survival probability after 1, 2, ... failures.
-
-    Raises:
-        BadInput: if an argument is out of range.
-        InfeasiblePlan: if the slots do not suffice.
-
-    Source:
-        The problem and `mro`: Lazarus (arXiv:2407.04656) §4.1.
-
-    Example:
-        >>> from aurora.planner.replication.failure_resilient import survive
-        >>> from aurora.types import FailureDomains
-        >>> placed = survive([1, 1, 1, 1], FailureDomains.equal(nodes=4, slots=3), replicas=[3, 3, 3, 3])
-        >>> placed.survival_L[0].p_K.tolist()
-        [1.0, 1.0, 0.0]
-    """
+    """See `aurora.place_for_failures`."""
     load_LE = expert_loads("loads", load_LE)
     experts = load_LE.shape[1]
     if method not in SURVIVE:
         raise BadInput(f"`method`: expected one of {', '.join(SURVIVE)} to survive failures, found {method!r}")
     if seed < 0:
         raise BadInput(f"`seed`: expected zero or more, found {seed}")
-    given_E = None if replicas is None else _checked_replicas(replicas, experts, failure_domains, min_replicas)
+    given_E = (
+        None if replicas is None else checked_counts(replicas, experts, min_replicas or 1, failure_domains.slots_N, "nodes")
+    )
     if min_replicas is None:
         min_replicas = default_min_replicas(experts, failure_domains) if given_E is None else int(given_E.min())
     check_min_replicas(experts, failure_domains, min_replicas)
@@ -176,18 +137,11 @@ def survive(
     return ResilientPlacement(method, min_replicas, slots_LN, survival_L, seconds)
 
 
-def deal_to_nodes(count_ED: IntArray, failure_domains: FailureDomains) -> IntArray:
-    """Distributes the replicas of each failure domain over its nodes; replicas of an expert go to different nodes if possible.
+def _deal_to_nodes(count_ED: IntArray, failure_domains: FailureDomains) -> IntArray:
+    """(E, N) int64: the replicas count_ED (E, D) of each domain on its nodes, those of an expert on as many as possible.
 
     In each round every expert places one replica on each of as many nodes as it has replicas left. Experts with the most
     replicas left go first, to the nodes with the most empty slots.
-
-    Args:
-        count_ED: (E, D) int64, the replicas of each expert in each failure domain.
-        failure_domains: the nodes, their slots and domains.
-
-    Returns:
-        (E, N) int64, the replicas of each expert on each node.
     """
     held_EN = np.zeros((len(count_ED), failure_domains.nodes), dtype=np.int64)
     for domain in range(failure_domains.domains):
@@ -210,25 +164,9 @@ def warm_up(method: str) -> None:
     SURVIVE[method](np.ones(3, dtype=np.int64), failure_domains, aim_of(1, failure_domains), np.random.default_rng(0))
 
 
-def _checked_replicas(
-    replicas: Sequence[int], experts: int, failure_domains: FailureDomains, min_replicas: int | None
-) -> IntArray:
-    """The replica counts as (E,) int64, or BadInput or InfeasiblePlan."""
-    count_E = counts("`replicas`", replicas, 1)
-    if len(count_E) != experts or (count_E < (min_replicas or 1)).any():
-        raise BadInput(f"`replicas`: expected {experts} counts of {min_replicas or 1} or more, found {count_E.tolist()}")
-    if count_E.sum() > failure_domains.slots_N.sum():
-        raise InfeasiblePlan(
-            f"{count_E.sum()} replicas need as many slots; {failure_domains.nodes} nodes have {failure_domains.slots_N.sum()}"
-        )
-    return count_E
-
-
 def _by_domain(held_EN: IntArray, failure_domains: FailureDomains) -> IntArray:
     """(E, D) int64: the replicas of each expert in each failure domain."""
-    count_ED = np.zeros((len(held_EN), failure_domains.domains), dtype=np.int64)
-    np.add.at(count_ED.T, failure_domains.domain_N, held_EN.T)
-    return count_ED
+    return np.asarray(held_EN @ (failure_domains.domain_N[:, None] == np.arange(failure_domains.domains)))
 
 
 def _guaranteed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim) -> IntArray:
@@ -300,10 +238,7 @@ def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: F
     Candidates whose exact count takes too long are left out. If that leaves none, the candidate with the fewest experts on few
     domains is taken.
     """
-    odds = [
-        int(odd) if (failure_domains.odds_D == failure_domains.odds_D[0]).all() else odd
-        for odd in (failure_domains.odds_D / failure_domains.odds_D[0]).tolist()
-    ]
+    odds = relative_odds(failure_domains)
 
     def survived(count_ED: IntArray) -> list[float]:
         """The odds of the sets of 1, 2, ... failures that lose no expert; empty if counting takes too long."""

@@ -55,11 +55,7 @@ def slots_by_counting(load_E: FloatArray, slots: GpuSlots, most: float) -> int:
 def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
     """Returns a bound for given replica counts: the mean load, or the load of an expert alone on the fastest GPUs.
 
-    Args:
-        load_E: (E,) float64, the loads.
-        slots: the GPUs.
-        count_E: (E,) int64, the replicas of each expert.
-        divided_evenly: whether each replica takes the same part of its expert's load.
+    divided_evenly: whether each replica takes the same part of its expert's load.
     """
     speed_R = np.sort(1 / slots.cost_G)[::-1]
     carried_R = speed_R * np.arange(1, slots.gpus + 1) if divided_evenly else np.cumsum(speed_R)
@@ -69,10 +65,7 @@ def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided
 def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
     """Returns a bound for any load split: mean load, counting, and on equal GPUs certificates (`_free_certified`).
 
-    Args:
-        load_E: (E,) float64, the loads.
-        slots: the GPUs.
-        value: the largest load of a known placement; thresholds below it are tried.
+    Thresholds below `value`, the largest load of a known placement, are tried.
     """
     base = max(mean_load(load_E, slots), by_counting(load_E, slots))
     if not slots.alike or base <= 0:
@@ -82,11 +75,7 @@ def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
-    """Returns a bound for even splits: as `free_split`, and in small cases on equal GPUs certificates (`_equal_certified`).
-
-    Args:
-        load_E, slots, value: as in `free_split`.
-    """
+    """Returns a bound for even splits: as `free_split`, in small cases on equal GPUs certificates too (`_equal_certified`)."""
     base = free_split(load_E, slots, value)
     slots_G = slots.useful_G(len(load_E))
     if not slots.alike or base <= 0 or (count_VE := _every_count(len(load_E), int(slots_G.sum()))) is None:
@@ -165,17 +154,14 @@ def _too_large(x: FloatArray, slots: int) -> FloatArray:
     return np.where(x > 1 + SLACK, np.inf, 0.0)
 
 
-def _step(small: float) -> Weight:
-    """A weight: 1 for a replica above 1 - small, 0 below small, otherwise its size."""
-    return lambda x, slots: np.where(x > 1 - small + SLACK, 1.0, np.where(x < small + SLACK, 0.0, x))
+def _step(small: float, exclusive: bool) -> Weight:
+    """A weight: 1 for a replica above 1 - small, 0 below small, otherwise its size, or with `exclusive` 1 / slots.
 
-
-def _exclusive(small: float) -> Weight:
-    """A weight: 1 for a replica above 1 - small, 0 below small, otherwise 1 / slots.
-
-    Only replicas below small fit beside one above 1 - small.
+    1 / slots is valid because only replicas below small fit beside one above 1 - small.
     """
-    return lambda x, slots: np.where(x > 1 - small + SLACK, 1.0, np.where(x < small + SLACK, 0.0, 1 / slots))
+    return lambda x, slots: np.where(
+        x > 1 - small + SLACK, 1.0, np.where(x < small + SLACK, 0.0, 1 / slots if exclusive else x)
+    )
 
 
 def _stairs(parts: int) -> Weight:
@@ -183,5 +169,7 @@ def _stairs(parts: int) -> Weight:
     return lambda x, slots: np.maximum(0.0, np.ceil((parts + 1) * x - SLACK) - 1) / parts
 
 
-_SMALL = tuple(0.02 * step for step in range(26))
-_WEIGHTS: tuple[Weight, ...] = (*map(_step, _SMALL), *map(_exclusive, _SMALL), *map(_stairs, (1, 2, 3, 4)))
+_WEIGHTS: tuple[Weight, ...] = (
+    *(_step(0.02 * step, exclusive) for exclusive in (False, True) for step in range(26)),
+    *map(_stairs, (1, 2, 3, 4)),
+)

@@ -25,24 +25,17 @@ def minimise_max_time(held_GP, cost_G, part_GP):
     Returns:
         The largest time of a GPU, its load times its cost.
     """
-    gpus = held_GP.shape[0]
     first_E, owner_X = _slots_by_expert(held_GP)
     load_G = part_GP.sum(axis=1)
     target = load_G.sum() / (1.0 / cost_G).sum()
     tiny = max(target, (load_G * cost_G).max()) * CLOSE
-    from_G = np.empty(gpus, dtype=np.int64)  # the slot, of the GPU before it in the chain, that load leaves
-    into_G = np.empty(gpus, dtype=np.int64)  # the slot of this GPU that the load comes to
-    queue_G = np.empty(gpus, dtype=np.int64)
     while True:
         start = np.argmax(load_G * cost_G)
         over = load_G[start] - target / cost_G[start]
         if over * cost_G[start] <= tiny:
             return (load_G * cost_G).max()
-        end, reached = _find_chain(
-            start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, owner_X, from_G, into_G, queue_G
-        )
+        end, reached_X, from_G, into_G = _find_chain(start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, owner_X)
         if end < 0:
-            reached_X = queue_G[:reached]
             target = max(target * (1.0 + CLOSE), load_G[reached_X].sum() / (1.0 / cost_G[reached_X]).sum())
         else:
             moved = _shift_along_chain(end, min(over, target / cost_G[end] - load_G[end]), from_G, into_G, part_GP)
@@ -72,15 +65,17 @@ def _slots_by_expert(held_GP):
 
 
 @njit(cache=True)
-def _find_chain(start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, owner_X, from_G, into_G, queue_G):
+def _find_chain(start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, owner_X):
     """Breadth-first search from GPU `start` over shared experts for a GPU below the target.
 
-    Fills from_G and into_G for the GPUs reached, and queue_G with the reached GPUs. Returns the GPU found (-1: none) and how
-    many were reached.
+    Returns the GPU found (-1: none), the GPUs that were reached, and by GPU the slot of the GPU before it that load leaves and
+    its own slot that the load comes to.
     """
-    slots = held_GP.shape[1]
+    gpus, slots = held_GP.shape
     seen_E = np.zeros(first_E.shape[0] - 1, dtype=np.bool_)
-    from_G[:] = UNREACHED
+    queue_G = np.empty(gpus, dtype=np.int64)
+    into_G = np.empty(gpus, dtype=np.int64)
+    from_G = np.full(gpus, UNREACHED)
     from_G[start] = START
     queue_G[0] = start
     head, tail = 0, 1
@@ -101,8 +96,8 @@ def _find_chain(start, target, tiny, held_GP, cost_G, part_GP, load_G, first_E, 
                 queue_G[tail] = other
                 tail += 1
                 if load_G[other] * cost_G[other] < target - tiny:
-                    return other, tail
-    return -1, tail
+                    return other, queue_G[:tail], from_G, into_G
+    return -1, queue_G[:tail], from_G, into_G
 
 
 @njit(cache=True)

@@ -15,22 +15,12 @@ from aurora.planner.replication.slot_packing import CLOSE, EMPTY
 
 
 @njit(cache=True)
-def group_experts(load_E, gpus, slots, most, group_E, gpus_J):
-    """Form groups greedily so that their load per GPU is at most `most`.
+def _group_experts(load_E, gpus, slots, most, group_E, gpus_J):
+    """Forms groups greedily so that their load per GPU is at most `most`; returns their number, -1 if GPUs do not suffice.
 
     The largest ungrouped expert opens a group, with as few GPUs as can also take the smallest companions. Its companions are
     then chosen one by one, each the largest that still fits, so that small experts are left for the groups that need them.
-
-    Args:
-        load_E: (E,) float64, the loads.
-        gpus: how many GPUs there are.
-        slots: slots of each GPU.
-        most: load per GPU at most.
-        group_E: (E,) int64, receives the group of each expert.
-        gpus_J: (E,) int64, receives the number of GPUs of each group.
-
-    Returns:
-        The number of groups, or -1 if they need more than `gpus` GPUs.
+    Fills group_E (E,) with each expert's group and gpus_J (E,) with each group's number of GPUs.
     """
     falling_E = np.argsort(-load_E, kind="mergesort")
     companions_X = np.empty(load_E.shape[0], dtype=np.int64)  # the smallest experts that are left, rising
@@ -190,17 +180,8 @@ def _choose_experts(left_X, slots, cap):
 
 
 @njit(cache=True)
-def wrap_groups(load_E, group_E, gpus_J, slots, held_GP, part_GP):
-    """Cut each group over its own GPUs by `wrap_around`, with the same load on each GPU of a group.
-
-    Args:
-        load_E, slots, held_GP, part_GP: as in `wrap_around`, with `slots` slots on each GPU.
-        group_E: (E,) int64, the group of each expert.
-        gpus_J: (J,) int64, the number of GPUs of each group.
-
-    Returns:
-        Whether every expert found a slot.
-    """
+def _wrap_groups(load_E, group_E, gpus_J, slots, held_GP, part_GP):
+    """Cuts each group over its own GPUs by `wrap_around`, with equal loads; returns whether every expert found a slot."""
     gpus = held_GP.shape[0]
     held_GP[:] = EMPTY
     part_GP[:] = 0.0
@@ -217,12 +198,11 @@ def wrap_groups(load_E, group_E, gpus_J, slots, held_GP, part_GP):
 
 @njit(cache=True)
 def place_by_groups(load_E, gpus, slots, bound, held_GP, part_GP):
-    """Place by groups: `group_experts` for the smallest largest load that it finds, then `wrap_groups`.
+    """Places by groups: `_group_experts` for the smallest largest load that it finds, then `_wrap_groups`.
 
     Args:
         load_E: (E,) float64, the loads.
-        gpus: how many equal GPUs there are.
-        slots: slots of each GPU.
+        gpus, slots: how many equal GPUs there are, and the slots of each.
         bound: a lower bound on the largest load, where the search starts.
         held_GP, part_GP: as in `wrap_around`.
 
@@ -242,28 +222,28 @@ def place_by_groups(load_E, gpus, slots, bound, held_GP, part_GP):
         load_J[group_E[expert]] += load_E[expert]
     for _ in range(gpus - gpus_J[:groups].sum()):  # GPUs left over
         gpus_J[np.argmax(load_J / gpus_J[:groups])] += 1
-    if not wrap_groups(load_E, group_E, gpus_J[:groups], slots, held_GP, part_GP):
+    if not _wrap_groups(load_E, group_E, gpus_J[:groups], slots, held_GP, part_GP):
         return np.inf
     return (load_J / gpus_J[:groups]).max()
 
 
 @njit(cache=True)
 def _best_groups(load_E, gpus, slots, bound, group_E, gpus_J):
-    """Fill group_E and gpus_J for the smallest largest load that `group_experts` finds, by bisection. Returns their number."""
+    """Fill group_E and gpus_J for the smallest largest load that `_group_experts` finds, by bisection. Returns their number."""
     try_E = np.zeros_like(group_E)
     try_J = np.zeros_like(gpus_J)
     low = bound
     high = bound
-    groups = group_experts(load_E, gpus, slots, bound, group_E, gpus_J)
+    groups = _group_experts(load_E, gpus, slots, bound, group_E, gpus_J)
     while groups < 0:
         low = high
         high *= 1.25
-        groups = group_experts(load_E, gpus, slots, high, group_E, gpus_J)
+        groups = _group_experts(load_E, gpus, slots, high, group_E, gpus_J)
     for _ in range(40):
         if high - low <= low * 1e-9:
             break
         middle = (low + high) / 2
-        found = group_experts(load_E, gpus, slots, middle, try_E, try_J)
+        found = _group_experts(load_E, gpus, slots, middle, try_E, try_J)
         if found < 0:
             low = middle
         else:

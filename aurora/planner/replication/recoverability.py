@@ -5,7 +5,9 @@ bits of one integer. An item is lost when all its holders have failed.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
+from itertools import zip_longest
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -16,25 +18,15 @@ Polynomial = list[float]  # coefficient k: the summed odds of sets of k failures
 
 
 def all_held(held_WE: BoolArray, alive_MW: BoolArray) -> BoolArray:
-    """Returns whether the alive holders have every item.
-
-    Args:
-        held_WE: (W, E) bool, whether holder w has item e.
-        alive_MW: (..., W) bool, sets of alive holders.
-
-    Returns:
-        (...) bool, one value for each set.
-    """
+    """Returns (...) bool, whether the alive holders alive_MW (..., W) have every item; held_WE (W, E): who holds what."""
     return np.asarray((alive_MW.astype(np.float32) @ held_WE.astype(np.float32) > 0).all(axis=-1))
 
 
 def minimal_holders(count_ED: NDArray[Any]) -> tuple[int, ...]:
     """Returns each expert's set of holders as bits, without duplicates and without supersets of other sets.
 
-    An expert whose holders include all holders of a second expert is lost only if the second is lost too.
-
-    Args:
-        count_ED: (E, D), above zero where domain d holds expert e.
+    count_ED (E, D) is above zero where domain d holds expert e. An expert whose holders include all holders of a second expert
+    is lost only if the second is lost too.
     """
     bits = {sum(1 << int(domain) for domain in np.flatnonzero(count_D)) for count_D in count_ED}
     return _without_supersets(bits)
@@ -74,12 +66,12 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
         spent += 1
         if spent > branches:
             raise _TooManyBranches
-        union = _union(sets)
+        union = reduce(or_, sets)
         if len(sets) == 1:
             return [odd * (number < union.bit_count()) for number, odd in enumerate(subset_odds(union, odds, left))]
         parts = _components(sets)
         if len(parts) > 1:
-            return _product([within(part, _union(part), left) for part in parts], left)
+            return _product([within(part, reduce(or_, part), left) for part in parts], left)
         pivot = _most_frequent_domain(sets)
         rest = union & ~pivot
         alive = within(tuple(each for each in sets if not each & pivot), rest, left)
@@ -92,7 +84,7 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
     def within(sets: tuple[int, ...], universe: int, left: int) -> Polynomial:
         """The same over all domains of `universe`."""
         short = tuple(each for each in sets if each.bit_count() <= left)  # larger sets cannot fail entirely
-        free = subset_odds(universe & ~_union(short), odds, left)
+        free = subset_odds(universe & ~reduce(or_, short, 0), odds, left)
         return _product([counted(short, left), free], left) if short else free
 
     try:
@@ -108,14 +100,6 @@ def subset_odds(bits: int, odds: Sequence[float], most: int) -> Polynomial:
         if bits >> domain & 1:
             found = _sum(found, [0, *(odd * value for value in found)])[: most + 1]
     return found
-
-
-def _union(sets: tuple[int, ...]) -> int:
-    """All domains that are in some set, as bits."""
-    union = 0
-    for each in sets:
-        union |= each
-    return union
 
 
 def _components(sets: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -146,8 +130,7 @@ def _most_frequent_domain(sets: tuple[int, ...]) -> int:
 
 def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
     """The sum of two polynomials."""
-    long, short = (a, b) if len(a) >= len(b) else (b, a)
-    return [value + (short[at] if at < len(short) else 0) for at, value in enumerate(long)]
+    return [x + y for x, y in zip_longest(a, b, fillvalue=0)]
 
 
 def _product(factors: Sequence[Polynomial], most: int) -> Polynomial:

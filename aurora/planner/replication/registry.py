@@ -19,18 +19,13 @@ from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.replication import load_bounds
-from aurora.planner.replication.eplb import eplb_slots
+from aurora.planner.replication.eplb import eplb
 from aurora.planner.replication.load_split import minimise_max_time
 from aurora.planner.replication.mcnaughton_wrap_around import place_by_groups, wrap_around
-from aurora.planner.replication.slot_packing import (
-    EMPTY,
-    fill_empty_slots,
-    fill_harmless_slots,
-    pack,
-    pack_with_best_counts,
-)
+from aurora.planner.replication.replica_counts import checked_counts
+from aurora.planner.replication.slot_packing import EMPTY, fill_slots, pack, pack_with_best_counts
 from aurora.types import GpuSlots, Placement, ReplicaPlacement
-from aurora.types.arrays import FloatArray, IntArray, counts
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.replica_placement import expert_loads
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
@@ -44,33 +39,17 @@ MOST_STEPS = 3000  # of a walk over counts
 
 
 class Strategy(NamedTuple):
-    """A replica placement by name.
+    """A replica placement by name."""
 
-    Attributes:
-        make: makes the placement of a layer.
-        bound: called with (loads, slots, the largest load reached); returns a lower bound on the largest load.
-        divided_evenly: whether each replica takes the same part of its expert's load.
-    """
-
-    make: ReplicaStrategy
-    bound: Bound
-    divided_evenly: bool
+    make: ReplicaStrategy  # makes the placement of a layer
+    bound: Bound  # called with (loads, slots, the largest load reached); returns a lower bound on the largest load
+    divided_evenly: bool  # whether each replica takes the same part of its expert's load
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Place replicas that each take the same part of their expert's load.
+    """Places replicas that each take the same part of their expert's load; args and returns as the module says.
 
     The counts come from several rules and a random walk. Each is packed and improved by swaps; the best packing is kept.
-
-    Args:
-        load_E: (E,) float64, the loads.
-        slots: the GPUs.
-        count_E: (E,) int64, the replicas of each expert; None: chosen.
-        rng: for the walk.
-
-    Returns:
-        The expert in each slot, (G, P) int64 with -1 for an empty slot, and the part of its expert's load that each slot
-        takes, (G, P) float64.
 
     Raises:
         InfeasiblePlan: if given counts do not fit into the slots.
@@ -83,7 +62,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
         draws_X3 = rng.random((int(min(MOST_STEPS, WALK_OPERATIONS / (useful_G.sum() * slots.gpus))), 3))
         mean = load_E.sum() / slots.gpus
         top = pack_with_best_counts(load_E, useful_G, slots.cost_G, mean, SIZES, draws_X3, enough, count_E, held_GP)
-        fill_harmless_slots(load_E, useful_G, slots.cost_G, top, count_E, held_GP)
+        fill_slots(load_E, useful_G, slots.cost_G, top, count_E, held_GP)
     else:
         wanted, count_E = count_E, count_E.copy()
         pack(load_E, count_E, useful_G, slots.cost_G, enough, held_GP)
@@ -104,23 +83,14 @@ def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rn
     """
     if not load_E.any():
         return equal_split(load_E, slots, count_E, rng)
-    wrapped = _wrapped_around(load_E, slots) if count_E is None else None
-    top = minimise_max_time(wrapped[0], slots.cost_G, wrapped[1]) if wrapped else np.inf
-    if wrapped and top <= (1 + ENOUGH) * load_bounds.mean_load(load_E, slots):
-        return wrapped[0], _normalised(*wrapped, load_E)
-    held_GP, split_GP = equal_split(load_E, slots, count_E, rng)
-    part_GP = split_GP * load_E[held_GP]
-    if minimise_max_time(held_GP, slots.cost_G, part_GP) < top or wrapped is None:
-        return held_GP, _normalised(held_GP, part_GP, load_E)
-    return wrapped[0], _normalised(*wrapped, load_E)
-
-
-def eplb(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Places as DeepSeek's EPLB, the baseline, does; where EPLB puts an expert twice on a GPU, one slot stays empty.
-
-    Args and returns: as in `equal_split`; `rng` is not used.
-    """
-    return eplb_slots(load_E, slots, count_E)
+    best = _wrapped_around(load_E, slots) if count_E is None else None
+    top = minimise_max_time(best[0], slots.cost_G, best[1]) if best else np.inf
+    if best is None or top > (1 + ENOUGH) * load_bounds.mean_load(load_E, slots):
+        held_GP, split_GP = equal_split(load_E, slots, count_E, rng)
+        part_GP = split_GP * load_E[held_GP]
+        if minimise_max_time(held_GP, slots.cost_G, part_GP) < top or best is None:
+            best = held_GP, part_GP
+    return best[0], _normalised(*best, load_E)
 
 
 REPLICAS: dict[str, Strategy] = {
@@ -137,38 +107,18 @@ def place(
     replicas: Sequence[int] | None = None,
     seed: int = 0,
 ) -> ReplicaPlacement:
-    """Place the experts of each layer and their replicas into the slots of GPUs, with a bound on the largest load.
-
-    Args:
-        load_LE: (L, E) loads of zero or more, a row for each layer; (E,) for one layer.
-        slots: how many experts each GPU holds; `GpuSlots.equal(gpus, slots)` if GPUs are alike.
-        method: one of REPLICAS.
-        replicas: (E,) replicas of each expert, in every layer; None: chosen by the method.
-        seed: of the random search over replica counts.
-
-    Returns:
-        The placement with its largest load, mean load and lower bound by layer.
-
-    Raises:
-        BadInput: if an argument is out of range.
-        InfeasiblePlan: if the slots do not suffice.
-
-    Example:
-        >>> from aurora.planner.replication.registry import place
-        >>> from aurora.types import GpuSlots
-        >>> placed = place([600, 560, 120, 120, 20, 10, 10, 10], GpuSlots.equal(gpus=8, slots=2))
-        >>> [len(held) for held in placed.placement.slots_LG[0]]
-        [2, 2, 2, 2, 2, 2, 2, 2]
-        >>> bool(placed.bound_L[0] <= placed.max_load_L[0])
-        True
-    """
+    """See `aurora.place`."""
     load_LE = expert_loads("loads", load_LE).copy()  # a copy, since locked arrays would compile a second version of the code
     experts = load_LE.shape[1]
     if method not in REPLICAS:
         raise BadInput(f"`method`: expected one of {', '.join(REPLICAS)}, found {method!r}")
     if seed < 0:
         raise BadInput(f"`seed`: expected zero or more, found {seed}")
-    count_E = _checked_replicas(replicas, experts, slots)
+    count_E = None if replicas is None else checked_counts(replicas, experts, 1, slots.slots_G, "GPUs")
+    if count_E is not None and (count_E > slots.gpus).any():
+        raise InfeasiblePlan(
+            f"expert {count_E.argmax()} has {count_E.max()} replicas for {slots.gpus} GPUs, one on each at most"
+        )
     if experts > slots.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
     strategy = REPLICAS[method]
@@ -241,22 +191,6 @@ def warm_up(method: str) -> None:
     REPLICAS[method].make(np.array([3.0, 1.0, 1.0, 1.0]), GpuSlots.equal(2, 2), None, np.random.default_rng(0))
 
 
-def _checked_replicas(replicas: Sequence[int] | None, experts: int, slots: GpuSlots) -> IntArray | None:
-    """The replica counts as (E,) int64, or BadInput or InfeasiblePlan."""
-    if replicas is None:
-        return None
-    count_E = counts("`replicas`", replicas, 1)
-    if len(count_E) != experts or (count_E < 1).any():
-        raise BadInput(f"`replicas`: expected {experts} counts of one or more, found {count_E.tolist()}")
-    if (count_E > slots.gpus).any():
-        raise InfeasiblePlan(
-            f"expert {count_E.argmax()} has {count_E.max()} replicas for {slots.gpus} GPUs, one on each at most"
-        )
-    if count_E.sum() > slots.slots_G.sum():
-        raise InfeasiblePlan(f"{count_E.sum()} replicas need as many slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
-    return count_E
-
-
 def _wrapped_around(load_E: FloatArray, slots: GpuSlots) -> SlotTables | None:
     """Slots and loads by McNaughton's wrap-around; None if slots do not allow it. Spare slots get replicas without load."""
     useful_G = slots.useful_G(len(load_E))
@@ -272,7 +206,8 @@ def _wrapped_around(load_E: FloatArray, slots: GpuSlots) -> SlotTables | None:
         )
     if not done:
         return None
-    fill_empty_slots(load_E, useful_G, held_GP)
+    count_E = np.bincount(held_GP[held_GP >= 0], minlength=len(load_E))
+    fill_slots(load_E, useful_G, slots.cost_G, np.inf, count_E, held_GP)
     return held_GP, part_GP
 
 

@@ -1,12 +1,13 @@
 """Replica counts in proportion to load, and never below a minimum. Source: Lazarus (arXiv:2407.04656) Eq. 1."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import FailureDomains
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, counts
 
 DEFAULT_MIN_REPLICAS = 2  # every expert survives any one failure
 
@@ -21,14 +22,8 @@ def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min
         failure_domains: the nodes and their slots.
         min_replicas: replicas of each expert at least.
 
-    Returns:
-        (E,) int64 replica counts, whose sum is the number of slots.
-
     Raises:
         BadInput, InfeasiblePlan: as `check_min_replicas`.
-
-    Source:
-        Lazarus (arXiv:2407.04656) Eq. 1.
     """
     experts = len(load_E)
     check_min_replicas(experts, failure_domains, min_replicas)
@@ -44,17 +39,9 @@ def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min
 
 
 def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntArray:
-    """Limit replica counts to `most` for each expert.
+    """Limits the replica counts count_E (E,) to `most` for each expert.
 
     Replicas above the limit go one by one to the expert below it with the largest load per replica.
-
-    Args:
-        count_E: (E,) int64, the replicas of each expert.
-        load_E: (E,) loads.
-        most: replicas of each expert at most.
-
-    Returns:
-        (E,) int64, the limited counts.
     """
     count_E = np.minimum(spare_E := count_E, most)
     for _ in range(min(int((spare_E - count_E).sum()), int((most - count_E).sum()))):
@@ -68,16 +55,9 @@ def default_min_replicas(experts: int, failure_domains: FailureDomains) -> int:
 
 
 def check_min_replicas(experts: int, failure_domains: FailureDomains, min_replicas: int) -> None:
-    """Raise unless every expert can have `min_replicas` replicas on distinct nodes, or on all nodes if these are fewer.
+    """Raises BadInput or InfeasiblePlan unless every expert can have `min_replicas` replicas on distinct nodes.
 
-    Args:
-        experts: how many there are.
-        failure_domains: the nodes and their slots.
-        min_replicas: replicas of each expert at least.
-
-    Raises:
-        BadInput: if `min_replicas` is below one.
-        InfeasiblePlan: if the slots do not suffice.
+    If there are fewer nodes than `min_replicas`, it is enough that every expert can be on all nodes.
     """
     if min_replicas < 1:
         raise BadInput(f"`min_replicas`: expected one or more, found {min_replicas}")
@@ -93,3 +73,13 @@ def check_min_replicas(experts: int, failure_domains: FailureDomains, min_replic
             f"`min_replicas` {min_replicas}: {experts} experts on {distinct} distinct nodes each need {experts * distinct} "
             f"slots; of {have} slots {useful} can hold different experts"
         )
+
+
+def checked_counts(replicas: Sequence[int], experts: int, least: int, slots_X: IntArray, holders: str) -> IntArray:
+    """Returns `replicas` as (E,) int64, after checking that each expert has `least`, and that the holders' slots suffice."""
+    count_E = counts("`replicas`", replicas, 1)
+    if len(count_E) != experts or (count_E < least).any():
+        raise BadInput(f"`replicas`: expected {experts} counts of {least} or more, found {count_E.tolist()}")
+    if count_E.sum() > slots_X.sum():
+        raise InfeasiblePlan(f"{count_E.sum()} replicas need as many slots; {len(slots_X)} {holders} have {slots_X.sum()}")
+    return count_E

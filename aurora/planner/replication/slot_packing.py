@@ -24,16 +24,7 @@ CLOSE = 1e-12  # relative: values that differ by less are equal
 
 @njit(cache=True)
 def counts_by_load(load_E, slots, most):
-    """Choose replica counts: one slot each, then each further slot to the expert with the largest load per replica.
-
-    Args:
-        load_E: as in the module.
-        slots: slots to fill.
-        most: replicas of an expert at most.
-
-    Returns:
-        (E,) int64, the replicas of each expert.
-    """
+    """Chooses replica counts (E,): one each, then each further slot to the largest load per replica, up to `most` each."""
     count_E = np.ones(load_E.shape[0], dtype=np.int64)
     for _ in range(slots - load_E.shape[0]):
         chosen = -1
@@ -49,7 +40,7 @@ def counts_by_load(load_E, slots, most):
 
 
 @njit(cache=True)
-def holds(held_P, expert):
+def _holds(held_P, expert):
     """Returns whether the slots held_P, (P,) int64, of a GPU hold the expert."""
     for held in held_P:  # noqa: SIM110 (numba compiles no generators)
         if held == expert:
@@ -58,25 +49,17 @@ def holds(held_P, expert):
 
 
 @njit(cache=True)
-def longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G):
-    """Pack replicas, largest first, each onto the GPU with an empty slot that ends first with it.
+def _longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G):
+    """Packs replicas, largest first, each onto the GPU with an empty slot that ends first with it; fills held_GP and time_G.
 
     If only GPUs that hold the expert have empty slots, another replica moves there from a full GPU without the expert, which
     frees a slot. A replica that still finds no slot is taken off count_E.
-
-    Args:
-        load_E, slots_G, cost_G: as in the module.
-        count_E: as in the module; lowered for replicas that find no slot.
-        held_GP, time_G: as in the module; written.
-
-    Returns:
-        How many replicas found no slot.
     """
     gpus = slots_G.shape[0]
     held_GP[:] = EMPTY
     time_G[:] = 0.0
     used_G = np.zeros(gpus, dtype=np.int64)
-    lost = 0
+    lost = False
     for expert in np.argsort(-(load_E / count_E), kind="mergesort"):
         size = load_E[expert] / count_E[expert]
         left = count_E[expert]
@@ -85,22 +68,21 @@ def longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G):
             best = np.inf
             for gpu in range(gpus):
                 ends = time_G[gpu] + size * cost_G[gpu]
-                if used_G[gpu] < slots_G[gpu] and ends < best * (1.0 - CLOSE) and not holds(held_GP[gpu], expert):
+                if used_G[gpu] < slots_G[gpu] and ends < best * (1.0 - CLOSE) and not _holds(held_GP[gpu], expert):
                     chosen = gpu
                     best = ends
             if chosen < 0:
                 chosen = _free_slot(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert)
             if chosen < 0:
                 count_E[expert] -= left
-                lost += left
+                lost = True
                 break
             held_GP[chosen, used_G[chosen]] = expert
             used_G[chosen] += 1
             time_G[chosen] += size * cost_G[chosen]
             left -= 1
-    if lost > 0:
-        gpu_times(load_E, count_E, cost_G, held_GP, time_G)
-    return lost
+    if lost:
+        _gpu_times(load_E, count_E, cost_G, held_GP, time_G)
 
 
 @njit(cache=True)
@@ -110,11 +92,11 @@ def _free_slot(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert
         if used_G[open_gpu] == slots_G[open_gpu]:
             continue
         for full in range(slots_G.shape[0]):
-            if holds(held_GP[full], expert):
+            if _holds(held_GP[full], expert):
                 continue
             for slot in range(used_G[full]):
                 other = held_GP[full, slot]
-                if not holds(held_GP[open_gpu], other):
+                if not _holds(held_GP[open_gpu], other):
                     size = load_E[other] / count_E[other]
                     held_GP[open_gpu, used_G[open_gpu]] = other
                     used_G[open_gpu] += 1
@@ -128,13 +110,8 @@ def _free_slot(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert
 
 
 @njit(cache=True)
-def gpu_times(load_E, count_E, cost_G, held_GP, time_G):
-    """Recompute time_G from the slots. Returns the largest time.
-
-    Args:
-        load_E, count_E, cost_G, held_GP: as in the module.
-        time_G: written.
-    """
+def _gpu_times(load_E, count_E, cost_G, held_GP, time_G):
+    """Recomputes time_G from the slots; returns the largest time."""
     for gpu in range(held_GP.shape[0]):
         load = 0.0
         for slot in range(held_GP.shape[1]):
@@ -146,18 +123,11 @@ def gpu_times(load_E, count_E, cost_G, held_GP, time_G):
 
 
 @njit(cache=True)
-def swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
-    """Swap replicas of the slowest GPU for smaller ones, or for empty slots, of other GPUs while that lowers its time.
+def _swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
+    """Swaps replicas of the slowest GPU for smaller ones, or for empty slots, of other GPUs while that lowers its time.
 
-    Each step takes the swap that leaves the lowest maximum of the two GPUs' times.
-
-    Args:
-        load_E, count_E, slots_G, cost_G: as in the module.
-        held_GP, time_G: changed in place.
-        enough: a largest time at which the descent stops.
-
-    Returns:
-        The largest time.
+    Each step takes the swap that leaves the lowest maximum of the two GPUs' times. It stops at the largest time `enough`.
+    Returns the largest time.
     """
     gpus = held_GP.shape[0]
     while True:
@@ -181,12 +151,12 @@ def swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
                     if less <= 0.0:
                         continue
                     after = max(top - less * cost_G[worst], time_G[gpu] + less * cost_G[gpu])
-                    if after < best and not holds(held_GP[gpu], mine) and (theirs < 0 or not holds(held_GP[worst], theirs)):
+                    if after < best and not _holds(held_GP[gpu], mine) and (theirs < 0 or not _holds(held_GP[worst], theirs)):
                         best = after
                         found = True
                         at_slot, at_gpu, at_place = slot, gpu, place
         if not found:
-            return gpu_times(load_E, count_E, cost_G, held_GP, time_G)
+            return _gpu_times(load_E, count_E, cost_G, held_GP, time_G)
         mine = held_GP[worst, at_slot]
         theirs = held_GP[at_gpu, at_place]
         less = load_E[mine] / count_E[mine] - (0.0 if theirs < 0 else load_E[theirs] / count_E[theirs])
@@ -197,20 +167,12 @@ def swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
 
 
 @njit(cache=True)
-def counts_by_size(load_E, size, slots, most):
-    """Choose replica counts so that no replica is larger than `size`; spare slots go to the largest load / count^2.
+def _counts_by_size(load_E, size, slots, most):
+    """Chooses replica counts (E,) so that no replica is larger than `size`; spare slots go to the largest load / count^2.
 
     Replicas a little smaller than a GPU's mean load can share a GPU with the small experts. Spare slots then help more if they
-    split experts of medium load than if they split the hottest expert once more.
-
-    Args:
-        load_E: as in the module.
-        size: load of a replica at most.
-        slots: slots to fill.
-        most: replicas of an expert at most.
-
-    Returns:
-        (E,) int64, the replicas of each expert; all zero if there are too few slots.
+    split experts of medium load than if they split the hottest expert once more. All counts are zero if there are too few
+    slots.
     """
     count_E = np.ones(load_E.shape[0], dtype=np.int64)
     for expert in range(load_E.shape[0]):
@@ -233,41 +195,10 @@ def counts_by_size(load_E, size, slots, most):
 
 
 @njit(cache=True)
-def fill_empty_slots(load_E, slots_G, held_GP):
-    """Fill each empty slot with the expert of the largest load per replica that its GPU does not hold.
+def fill_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
+    """Fills each empty slot with the expert of the largest load per replica that keeps its GPU's time within `most`.
 
-    Args:
-        load_E, slots_G: as in the module.
-        held_GP: changed in place.
-    """
-    count_E = np.zeros(load_E.shape[0], dtype=np.int64)
-    for expert in held_GP.flat:
-        if expert >= 0:
-            count_E[expert] += 1
-    for gpu in range(held_GP.shape[0]):
-        for slot in range(slots_G[gpu]):
-            if held_GP[gpu, slot] >= 0:
-                continue
-            chosen = -1
-            for expert in range(load_E.shape[0]):
-                if (chosen < 0 or load_E[expert] * count_E[chosen] > load_E[chosen] * count_E[expert]) and not holds(
-                    held_GP[gpu], expert
-                ):
-                    chosen = expert
-            held_GP[gpu, slot] = chosen
-            count_E[chosen] += 1
-
-
-@njit(cache=True)
-def fill_harmless_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
-    """Fill each empty slot with the expert of the largest load per replica that keeps its GPU's time within `most`.
-
-    A slot stays empty if no expert fits that its GPU does not hold already.
-
-    Args:
-        load_E, slots_G, cost_G: as in the module.
-        most: time of a GPU at most.
-        count_E, held_GP: changed in place.
+    A slot stays empty if no expert fits that its GPU does not hold already. Changes count_E and held_GP.
     """
     for gpu in range(held_GP.shape[0]):
         for slot in range(slots_G[gpu]):
@@ -281,7 +212,7 @@ def fill_harmless_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
                 if (
                     (chosen < 0 or load_E[expert] * count_E[chosen] > load_E[chosen] * count_E[expert])
                     and (load + load_E[expert] / (count_E[expert] + 1)) * cost_G[gpu] <= most
-                    and not holds(held_GP[gpu], expert)
+                    and not _holds(held_GP[gpu], expert)
                 ):
                     chosen = expert
             if chosen >= 0:
@@ -291,25 +222,18 @@ def fill_harmless_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
 
 @njit(cache=True)
 def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
-    """Pack given counts: `longest_processing_time`, then `swap_descent`.
+    """Packs given counts by `_longest_processing_time`, then `_swap_descent` down to `enough`; returns the largest time.
 
-    Args:
-        load_E, slots_G, cost_G: as in the module.
-        count_E: as in the module; lowered for replicas that find no slot.
-        enough: a largest time at which the descent stops.
-        held_GP: filled.
-
-    Returns:
-        The largest time.
+    Fills held_GP, and lowers count_E for replicas that find no slot.
     """
     time_G = np.zeros(slots_G.shape[0])
-    longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G)
-    return swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough)
+    _longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G)
+    return _swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough)
 
 
 @njit(cache=True)
 def pack_with_best_counts(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, count_E, held_GP):
-    """Search the replica counts whose packing has the smallest largest time.
+    """Searches the replica counts whose packing has the smallest largest time, and returns that time.
 
     Args:
         load_E, slots_G, cost_G: as in the module.
@@ -318,9 +242,6 @@ def pack_with_best_counts(load_E, slots_G, cost_G, share, sizes_X, draws_X3, eno
         draws_X3: (X, 3) draws in [0, 1), a row for each step of the walk over counts.
         enough: a largest time at which the search stops.
         count_E, held_GP: filled with the best counts and their packing.
-
-    Returns:
-        The largest time of the best packing.
     """
     best = _pack_by_rules(load_E, slots_G, cost_G, share, sizes_X, enough, count_E, held_GP)
     if best > enough:
@@ -338,7 +259,7 @@ def _pack_by_rules(load_E, slots_G, cost_G, share, sizes_X, enough, count_E, hel
         if attempt == sizes_X.shape[0]:
             try_E = counts_by_load(load_E, slots, most)
         elif share > 0.0:
-            try_E = counts_by_size(load_E, sizes_X[attempt] * share, slots, most)
+            try_E = _counts_by_size(load_E, sizes_X[attempt] * share, slots, most)
         else:
             continue
         if try_E[0] == 0:

@@ -18,20 +18,17 @@ Z_95 = 1.96  # standard deviations of a 95 % interval
 
 
 def held_by(slots_N: Sequence[Sequence[int]], failure_domains: FailureDomains, experts: int) -> IntArray:
-    """Count the replicas of each expert in each failure domain.
-
-    Args:
-        slots_N: the experts in the slots of each node.
-        failure_domains: the domain of each node.
-        experts: how many there are.
-
-    Returns:
-        (E, D) int64.
-    """
+    """Returns (E, D) int64, the replicas of each expert in each failure domain, from the experts in each node's slots."""
     count_ED = np.zeros((experts, failure_domains.domains), dtype=np.int64)
     for held, domain in zip(slots_N, failure_domains.domain_N.tolist(), strict=True):
         np.add.at(count_ED, (list(held), domain), 1)
     return count_ED
+
+
+def relative_odds(failure_domains: FailureDomains) -> list[float]:
+    """Returns the odds of each domain to fail, over the first one's; integers if all are equal, for exact sums."""
+    odds = (failure_domains.odds_D / failure_domains.odds_D[0]).tolist()
+    return [1] * len(odds) if set(odds) == {1.0} else odds
 
 
 def survival(count_ED: IntArray, failure_domains: FailureDomains, rng: np.random.Generator) -> SurvivalProbability:
@@ -46,10 +43,7 @@ def survival(count_ED: IntArray, failure_domains: FailureDomains, rng: np.random
         rng: for the samples.
     """
     domains = failure_domains.domains
-    odds = [
-        int(odd) if (failure_domains.odds_D == failure_domains.odds_D[0]).all() else odd
-        for odd in (failure_domains.odds_D / failure_domains.odds_D[0]).tolist()
-    ]
+    odds = relative_odds(failure_domains)
     found: Polynomial = []
     for most in dict.fromkeys((domains, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)):
         counted = recoverable_odds(minimal_holders(count_ED), odds, most, BRANCHES) if most <= domains else []
@@ -57,7 +51,7 @@ def survival(count_ED: IntArray, failure_domains: FailureDomains, rng: np.random
         if (most == domains) == bool(counted):  # all is counted, or a part takes too long
             break
     return SurvivalProbability(
-        *_with_samples(found, count_ED, failure_domains, odds, rng), upper_bound_K(count_ED.sum(axis=1), failure_domains)
+        *_with_samples(found, count_ED, failure_domains, odds, rng), _upper_bound_K(count_ED.sum(axis=1), failure_domains)
     )
 
 
@@ -81,12 +75,7 @@ def _with_samples(
 
 
 def wilson(p: float, draws: int) -> tuple[float, float]:
-    """Returns the centre and half-width of Wilson's 95 % interval.
-
-    Args:
-        p: the observed frequency.
-        draws: the number of samples.
-    """
+    """Returns the centre and half-width of Wilson's 95 % interval of a frequency `p` among `draws` samples."""
     shrink = 1 + Z_95**2 / draws
     half = Z_95 / shrink * float(np.sqrt(p * (1 - p) / draws + Z_95**2 / (4 * draws**2)))
     centre = (p + Z_95**2 / (2 * draws)) / shrink
@@ -94,16 +83,9 @@ def wilson(p: float, draws: int) -> tuple[float, float]:
 
 
 def sample_failures(odds_D: FloatArray, failures: int, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw sets of exactly `failures` failed domains; a set's probability is proportional to the product of its odds.
+    """Draws (M, D) bool, `draws` sets of exactly `failures` failed domains.
 
-    Args:
-        odds_D: (D,) float64, the odds that each domain fails.
-        failures: failed domains of each set.
-        draws: how many sets.
-        rng: draws them.
-
-    Returns:
-        (M, D) bool, whether each domain has failed in each set.
+    A set's probability is proportional to the product of its domains' odds_D (D,).
     """
     domains = len(odds_D)
     odds_D = odds_D / np.exp(np.log(odds_D).mean())
@@ -121,19 +103,14 @@ def sample_failures(odds_D: FloatArray, failures: int, draws: int, rng: np.rando
     return failed_MD
 
 
-def upper_bound_K(count_E: IntArray, failure_domains: FailureDomains) -> FloatArray:
+def _upper_bound_K(count_E: IntArray, failure_domains: FailureDomains) -> FloatArray:
     """Returns an upper bound on the survival probability after 1, 2, ... failures, for all placements of the replicas.
 
     The slots of k failed domains hold all replicas of only so many experts. So the probability of losing some expert is at
     least the sum of the probabilities of losing each expert, divided by the number of experts that one set of failures can
     lose. An expert is lost least often on the domains least likely to fail.
 
-    Args:
-        count_E: (E,) int64, the replicas of each expert.
-        failure_domains: the domains, their slots and their odds to fail.
-
-    Returns:
-        (D - 1,) float64.
+    Returns (D - 1,) float64 for the replica counts count_E (E,).
     """
     domains, count_E = failure_domains.domains, np.sort(count_E)
     odds = np.sort(failure_domains.odds_D / failure_domains.odds_D.max()).tolist()

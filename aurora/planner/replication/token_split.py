@@ -21,22 +21,15 @@ class TokenSplit:
 
     Of n tokens of expert e, replica x takes the tokens from (n * start_X[x] + phase_E[e]) // whole_E[e] up to, but not
     including, (n * stop_X[x] + phase_E[e]) // whole_E[e].
-
-    Attributes:
-        expert_X, rank_X: (X,) int64, the expert and the rank of each replica.
-        start_X, stop_X: (X,) int64, the replica's interval within 0..whole_E[expert].
-        first_E: (E,) int64, where each expert's replicas begin.
-        whole_E: (E,) int64, the units that an expert is divided into.
-        phase_E: (E,) int64, an offset that keeps single tokens of different experts from all going to one rank.
     """
 
     expert_X: IntArray
     rank_X: IntArray
-    start_X: IntArray
+    start_X: IntArray  # the replica's interval within 0..whole_E[expert]
     stop_X: IntArray
-    first_E: IntArray
-    whole_E: IntArray
-    phase_E: IntArray
+    first_E: IntArray  # where each expert's replicas begin
+    whole_E: IntArray  # the units that an expert is divided into
+    phase_E: IntArray  # an offset that keeps single tokens of different experts from all going to one rank
 
 
 def token_split(slots_G: Sequence[Sequence[int]], split_G: Sequence[Sequence[float]] | None = None) -> TokenSplit:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.replicas import check_layout
 from aurora.planner.replication import load_bounds
-from aurora.planner.replication.eplb import balanced_packing, greedy_counts
+from aurora.planner.replication.eplb import balanced_packing
 from aurora.planner.replication.registry import REPLICAS, place, slots_needed
+from aurora.planner.replication.slot_packing import counts_by_load
 from aurora.types import GpuSlots
 
 SKEWED = [600, 560, 120, 120, 20, 10, 10, 10]
@@ -176,7 +177,7 @@ def test_no_load_is_divided_evenly():
 
 
 def test_eplb_by_hand():
-    assert greedy_counts(np.array([90.0, 40, 10]), 6).tolist() == [3, 2, 1]
+    assert counts_by_load(np.array([90.0, 40, 10]), 6, 6).tolist() == [3, 2, 1]
     assert balanced_packing(np.array([30.0, 30, 30, 20, 20, 10]), 3).tolist() == [0, 1, 2, 0, 1, 2]
     made = place([90, 40, 10], GpuSlots.equal(3, 2), "eplb")
     assert made.max_load_L[0] == 50
@@ -201,7 +202,7 @@ def test_eplb_keeps_groups_on_their_node():
     [
         ([1] * 5, GpuSlots.equal(2, 2), {}, InfeasiblePlan, "5 experts need 5 slots; 2 GPUs have 4"),
         ([1, 2], GpuSlots.equal(2, 2), {"replicas": [1]}, BadInput, "expected 2 counts"),
-        ([1, 2], GpuSlots.equal(2, 2), {"replicas": [0, 2]}, BadInput, "counts of one or more"),
+        ([1, 2], GpuSlots.equal(2, 2), {"replicas": [0, 2]}, BadInput, "counts of 1 or more"),
         ([1, 2], GpuSlots.equal(2, 2), {"replicas": [3, 1]}, InfeasiblePlan, "3 replicas for 2 GPUs"),
         ([1, 2], GpuSlots.equal(2, 1), {"replicas": [2, 1]}, InfeasiblePlan, "3 replicas need as many slots; 2 GPUs have 2"),
         ([1, -2], GpuSlots.equal(2, 2), {}, BadInput, "zero or more, found -2"),
