@@ -73,7 +73,7 @@ def load(path: str | Path, kind: type[Any] | None = None) -> Any:
     Args:
         path: a cluster (.toml), a plan (.json), or a profile, a trace or compute curves (.npz). A name without a suffix is one
             of the clusters that come with the package, such as "demo-4" or "paper-mixed-8".
-        kind: the class that the value must have, such as `aurora.Profile`; None: any. Type checkers then know it.
+        kind: the class that the value must have, such as `aurora.Profile`, which type checkers then know; None: any class.
 
     Returns:
         The value, checked; plans are replayed by the checker.
@@ -98,7 +98,7 @@ def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Pa
 
     Args:
         value: a Cluster becomes TOML, a Plan JSON, anything else npz.
-        path: the file, exactly; one that exists is replaced.
+        path: exact path of the file, which is replaced if it exists.
 
     Raises:
         BadInput: if `value` has no file format or the file cannot be written.
@@ -129,10 +129,10 @@ def profile(
         model: the folder of a transformers MoE model.
         text: files of text, prompts or chats (.txt, .jsonl) that are served through it.
         options: how many source ranks the prompts are divided over, their length, when to stop.
-        workers: count with redundant worker processes, some of which may stall or die; None: in this process.
-        partial: without workers: a file that keeps what is counted so far; where it exists, counting goes on from it.
-        progress: called with what is being done, how much of it is done, and how much there is in all.
-        watch: with workers: called with what has become of each of them whenever that changes.
+        workers: options of redundant worker processes that count, some of which may stall or die; None: this process counts.
+        partial: without workers, a file that keeps the counts so far; if it exists already, counting goes on from it.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
+        watch: with workers, called with the reports of all workers whenever one of them changes.
 
     Returns:
         The Profile: (token, expert) pairs by window, layer, source rank and expert, and compute curves of this GPU kind.
@@ -169,7 +169,7 @@ def synthetic_profile(
 
     Args:
         skew: "uniform" or "zipf:S", the exponent of the experts' popularity, shuffled for each layer.
-        config: a model's transformers config.json, or what it holds.
+        config: path of a model's transformers config.json, or the content of one.
         options: source ranks, tokens, windows, correlation and seed.
         gpu_kinds: kinds of GPUs, by the names of the shipped datasheets, that get compute curves of their own.
 
@@ -212,13 +212,13 @@ def plan(
         options: strategies by name; "auto" follows the scenario. The objective "simulated" plans by several strategies and
             keeps the plan that the simulator finds shortest.
         domains: further profiles of the one model that the plan must serve as well; `options.aim` says how they count.
-        profile_paths: where the profiles lie, as the plan should name them.
+        profile_paths: the profiles' files, as the plan should name them.
 
     Returns:
         A checked Plan with its objective, a proved lower bound and the gap to it.
 
     Raises:
-        BadInput: if profiles, cluster and options do not go together.
+        BadInput: if profiles, cluster and options do not fit each other.
         InfeasiblePlan: if the experts or their replicas do not fit into the GPUs' memory.
 
     Source:
@@ -254,18 +254,19 @@ def migrate(
     max_move_bytes: int | None = None,
     domains: Sequence[Profile] = (),
 ) -> tuple[Plan, Migration]:
-    """Turn a new plan into the one that follows the plan in force while few expert weights move.
+    """Adapt a new plan to the plan in force, so that few expert weights move.
 
     Args:
         plan: the new plan, made for `profiles` and `domains`.
         previous: the plan in force, for the same cluster and models.
-        profiles: the traffic, one profile a model.
-        max_move_bytes: move the layers that save most within so many bytes; None: every layer that saves time.
+        profiles: the traffic, one profile per model.
+        max_move_bytes: bytes of weights that may move at most; the layers that save the most time move. None: all layers that
+            save time.
         domains: the further profiles that `plan` was made for.
 
     Returns:
-        The next plan, one epoch on, with GPUs relabelled so that the fewest bytes move; and the Migration: what moves, in
-        which order, and what it gains.
+        (next plan, migration): the plan to run next, one epoch after `previous`, with GPUs relabelled so that the fewest bytes
+        move; and what moves, in which order, and what it gains.
 
     Raises:
         BadInput: if the plans are for other clusters or models.
@@ -287,20 +288,22 @@ def place(
     replicas: Sequence[int] | None = None,
     seed: int = 0,
 ) -> ReplicaPlacement:
-    """Place experts and their replicas by load alone, as EPLB does: how many of each, where, and how its load divides.
+    """Place experts and their replicas by load alone, as EPLB does.
+
+    This decides how many replicas each expert has, on which GPUs they are, and which part of its load each takes.
 
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         slots: how many experts fit on each GPU; `GpuSlots.equal(gpus, slots)` for equal GPUs.
         method: "equal-split", "free-split" or "eplb".
-        replicas: how many replicas each expert has; None: the method decides.
-        seed: for strategies that draw.
+        replicas: (E,) number of replicas of each expert; None: the method decides.
+        seed: for strategies that draw at random.
 
     Returns:
         The placement with its largest load and a lower bound for every layer.
 
     Raises:
-        BadInput: if an argument is not what it should be.
+        BadInput: if an argument is out of range.
         InfeasiblePlan: if the slots do not suffice.
 
     Example:
@@ -324,22 +327,22 @@ def place_for_failures(
     alive: int | None = None,
     seed: int = 0,
 ) -> ResilientPlacement:
-    """Place replicas on nodes that may fail so that every expert is still held after failures, as likely as can be.
+    """Place replicas on nodes that may fail, so that every expert is as likely as possible to be still held after failures.
 
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         failure_domains: the nodes' slots and which nodes fail together; `FailureDomains.equal(nodes, slots)` for equal nodes.
         method: "aurora", or the baselines "mro" (Lazarus), "spread" and "compact".
-        min_replicas: replicas of each expert at least, on as many nodes; None: two where they fit.
-        replicas: how many replicas each expert has; None: by its load.
-        alive: optimise for so many failure domains left; None: for all numbers of failures.
-        seed: for strategies that draw.
+        min_replicas: replicas of each expert at least, each on another node; None: two, or one if two do not fit.
+        replicas: (E,) number of replicas of each expert; None: in proportion to load.
+        alive: the number of failure domains left to optimise for first; None: the fewest failures come first.
+        seed: for strategies that draw at random.
 
     Returns:
         The placement with the probability that every expert survives 1, 2, ... failures.
 
     Raises:
-        BadInput: if an argument is not what it should be.
+        BadInput: if an argument is out of range.
         InfeasiblePlan: if the slots do not suffice.
 
     Source:
@@ -368,9 +371,9 @@ def order(
     Args:
         bytes_GG: (G, G) integers, the bytes that rank i sends to rank j; the diagonal does not travel.
         cluster: the network; None: equal ports of 100 Gbit/s.
-        method: an order by name, "two-tier" for servers, or "auto", the shorter of two.
-        seed: for orders that draw.
-        startup_s: seconds that each message costs, instead of the cluster's.
+        method: the name of an order, "two-tier" for servers, or "auto", the shorter of two orders.
+        seed: for orders that draw at random.
+        startup_s: fixed seconds of a message, in place of the cluster's; None: the cluster's.
 
     Returns:
         The Schedule, with the fluid bound and the one-to-one bound.
@@ -393,14 +396,14 @@ def order(
 
 
 def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
-    """Tell what a plan takes on traffic that it was not made for, beside a plan made for that traffic.
+    """Price a plan on traffic that it was not made for, beside a plan made for that traffic.
 
     Args:
-        plan: the plan in question.
-        profiles: the traffic, one profile a model.
+        plan: the plan to price.
+        profiles: the traffic, one profile per model.
 
     Returns:
-        The Evaluation: seconds of each layer, the loss against a plan of its own, and each layer's dispatch.
+        The Evaluation: seconds of each layer, the loss against a plan made for this traffic, and each layer's dispatch.
 
     Raises:
         BadInput: if a profile is not of the plan's model, or comes from another number of source ranks.
@@ -420,13 +423,13 @@ def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions | None = None) -> Drift:
-    """Tell whether traffic has moved by more than chance, and whether another plan is worth it.
+    """Measure whether traffic has moved by more than chance explains, and whether planning again pays.
 
     Args:
         before: the traffic that was planned for.
         after: the traffic now, of the same model.
-        plan: the plan made for `before`; None: the loss is that of experts balanced for `before`.
-        options: from which loss planning again pays, and how many experts count as hot.
+        plan: the plan made for `before`; None: the loss is computed for groups of experts balanced for `before`.
+        options: the loss above which planning again pays, the number of hot experts, and the seed.
 
     Returns:
         The Drift: distance by layer beside what chance explains, and the loss.
@@ -454,15 +457,15 @@ def simulate(
     orders: str = "plan",
     interleave: str = "on",
 ) -> Trace:
-    """Predict what serving the profiles under a plan takes, event by event, one step for each window.
+    """Predict how long serving the profiles under a plan takes, event by event, one step per window.
 
     Args:
         plan: the plan.
-        profiles: the traffic, one profile a model.
-        barriers: who waits for whom: "gpu" for its own transfers and the token counts, "none" not for those, "global" all for
-            all.
-        orders: "plan" keeps the plan's orders; "batch" orders each all-to-all anew from its own bytes.
-        interleave: "on" runs two models side by side, "off" one after the other.
+        profiles: the traffic, one profile per model.
+        barriers: what a GPU waits for: "gpu": its own transfers, and the token counts of all ranks; "none": its own transfers
+            only; "global": all ranks, after every phase.
+        orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes.
+        interleave: "on": two models run side by side; "off": one after the other.
 
     Returns:
         The predicted Trace.
@@ -498,21 +501,21 @@ def run(
     *,
     profiles: Sequence[Profile] = (),
 ) -> RunResult | None:
-    """Serve prompts under a plan on real processes, one a rank, and measure what happens.
+    """Serve prompts under a plan on real processes, one per rank, and measure what happens.
 
     Args:
-        plan: the plan; it says on how many ranks.
-        models: the folders of the plan's models, in its order.
+        plan: the plan, which sets the number of ranks.
+        models: folders of the plan's models, in its sequence.
         prompts: for each model its prompts, each a list of token ids.
         options: tokens to produce, transport, interleaving, survival of lost ranks.
-        profiles: with `options.survive`: the traffic, one profile a model, by which experts of lost ranks move; none:
-            all experts count the same.
+        profiles: with `options.survive`, the traffic by which experts of lost ranks are placed anew, one profile per model;
+            empty: all experts count the same.
 
     Returns:
         Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere.
 
     Raises:
-        BadInput: if plan, models, prompts and ranks do not go together.
+        BadInput: if plan, models, prompts and ranks do not fit each other.
         RankFailed: if a rank is lost, unless `options.survive` is set.
 
     Example:
@@ -548,16 +551,16 @@ def all_to_all(
     """Exchange rows as torch.distributed.all_to_all_single does, in a planned order.
 
     Args:
-        output: rows received, by rank; written.
-        input: rows to send, by rank; any dtype.
-        output_split_sizes, input_split_sizes: rows from and to each rank; None: evenly.
+        output: filled with the received rows, by rank.
+        input: the rows to send, by rank; any dtype.
+        output_split_sizes, input_split_sizes: number of rows from each rank, and to each rank; None: equal parts.
         group: a torch process group; None: the default one.
-        async_op: return a handle with wait().
-        order: a plan's Order; or an order's name, which every rank makes from this call's sizes; None or "all-at-once" is
-            torch's own collective. All ranks pass the same.
+        async_op: return at once, with a handle that has wait().
+        order: an Order, such as a plan's; or the name of an order, which is then made from this call's sizes; None or
+            "all-at-once": torch's own collective. All ranks pass the same.
 
     Returns:
-        A handle if async_op, else None. Where `input` requires grad, gradients travel back in the reversed order.
+        A handle if async_op, else None. If `input` requires grad, gradients travel back in the reversed order.
 
     Raises:
         BadInput: if sizes or dtypes do not fit.
@@ -588,14 +591,15 @@ def report(
     output: str | Path,
     format: str = "html",
 ) -> None:
-    """Show a plan: what it is worth, what it took, what to do next.
+    """Write a report on a plan: what it is worth, how long it took, what to do next.
 
     Args:
         plan: the plan.
-        traces: predicted and measured traces of it by name; all are compared with the first.
-        profiles: the traffic, one a model; as many again: later traffic, for drift.
+        traces: predicted and measured traces of the plan, by name; all are compared with the first.
+        profiles: the traffic, one profile per model; for drift as many more, of later traffic.
         output: the file to write; for "svg" a folder.
-        format: "html" (one page), "svg" (figures for papers) or "perfetto" (for ui.perfetto.dev; .gz packs it).
+        format: "html" (one page), "svg" (figures for papers) or "perfetto" (for ui.perfetto.dev; compressed if `output` ends in
+            .gz).
 
     Raises:
         BadInput: if a trace or profile is not of the plan, or the output cannot be written.

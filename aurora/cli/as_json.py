@@ -53,7 +53,7 @@ def plan_json(plan: Plan) -> Found:
 
 
 def migration_json(moved: Migration | None) -> Found | None:
-    """Returns what a migration from the current plan moves, how long that takes, and the objective before and after."""
+    """Returns a migration's layers, bytes and seconds, and the objective before and after; None without one."""
     if moved is None:
         return None
     times = {"takes_s": moved.schedule.makespan_s, "bound_s": moved.schedule.fluid_bound_s}

@@ -38,7 +38,7 @@ def check_output(*outputs: Path | None, inputs: Sequence[Path]) -> None:
     """Check, before any work, that results can be written.
 
     Args:
-        outputs: the files to write; None: one that is not wanted.
+        outputs: the files to write; None stands for a file that is not wanted.
         inputs: files that the command reads.
 
     Raises:

@@ -33,7 +33,7 @@ class Way:
         slug: name in file names.
         name: name in tables.
         together: whether both models share the GPUs at the same time, or run one after the other.
-        options: how it is planned.
+        options: the options of its plan.
     """
 
     slug: str
@@ -48,7 +48,7 @@ class DemoOutcome:
 
     Attributes:
         predicted_s, measured_s: seconds, summed over its runs.
-        differences: answers that differ from the plain models'.
+        differences: answers that differ from those of the unchanged models.
     """
 
     predicted_s: float = 0.0
@@ -180,7 +180,7 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
 
 
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
-    """Returns a table: seconds predicted and measured, speed-up over the first way, whether outputs are the plain models'."""
+    """Returns a table of the ways: predicted and measured seconds, speed-up over the first way, whether answers are equal."""
     table = Table(
         title="the same prompts, three ways",
         caption="in turn: one model after the other, experts placed contiguously; together: sharing the GPUs under the plan",

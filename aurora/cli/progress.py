@@ -12,7 +12,7 @@ from aurora.types import WorkerReport
 
 @contextmanager
 def shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Context manager: gives a function (what, done, total) that moves one progress bar per `what`."""
+    """Context manager that yields a function; called with (what, done, total), it moves the progress bar of `what`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -33,7 +33,7 @@ def shown() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def workers_shown(printed: bool = True) -> Iterator[Callable[[Sequence[WorkerReport]], None]]:
-    """Context manager: gives a function that shows its reports as a live table; with `printed` the last table stays."""
+    """Context manager that yields a function; called with reports, it shows them as a live table. `printed`: the last stays."""
     from rich.live import Live
 
     from aurora.reports.workers import workers_table

@@ -56,7 +56,7 @@ def report(
 
 
 def report_files(plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str) -> None:
-    """Write the report on what these files hold; profiles that the plan names are used if they are unchanged."""
+    """Write the report on the plan and traces in these files; without `profiles` those that the plan names, if unchanged."""
     from aurora.io import load_plan, load_trace
     from aurora.reports.inputs import named_traces
     from aurora.reports.write import report as written

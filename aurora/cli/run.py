@@ -207,7 +207,7 @@ def _show(
 
 @contextmanager
 def sampled(wanted: bool) -> Iterator[list[str]]:
-    """Context manager: gives a list that holds, after the block, a sentence per GPU of this machine; empty unless `wanted`."""
+    """Context manager that yields a list; after the block it holds a sentence per GPU of this machine, none unless `wanted`."""
     said: list[str] = []
     if not wanted:
         yield said

@@ -61,7 +61,7 @@ def as_options(message: str, params: Iterable[Any]) -> str:
 
 
 def option(kind: type, field: str, *flags: str, more: str = "", panel: str | None = None, choices: Iterable[str] = ()) -> Any:
-    """Returns the typer option of a field of an options dataclass, with the help that its docstring gives.
+    """Returns the typer option of a field of an options dataclass, with the help text from the class's docstring.
 
     Args:
         kind: the dataclass, with a line for each field under Args in its docstring.
@@ -77,13 +77,13 @@ def option(kind: type, field: str, *flags: str, more: str = "", panel: str | Non
 
 @cache
 def documented(kind: type) -> dict[str, str]:
-    """Returns, by field, the line under Args in the docstring of the dataclass `kind`."""
+    """Returns a dict from each field of the dataclass `kind` to its description under Args in the docstring."""
     lines = (re.match(r"    (\w+): (.+)\.$", line) for line in inspect.getdoc(kind).splitlines())  # type: ignore[union-attr]
     return {line[1]: line[2] for line in lines if line}
 
 
 def chosen(kind: type[Chosen], context: typer.Context, **more: Any) -> Chosen:
-    """Returns a `kind` made from the command line's parameters of the same names; `more` overrides them."""
+    """Returns an instance of `kind` with the command line's parameters of the same names as fields; `more` overrides them."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in context.params.items() if name in known} | more)
 

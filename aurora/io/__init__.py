@@ -84,7 +84,7 @@ def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Pa
 
     Args:
         value: what to write.
-        path: the file, exactly.
+        path: exact path of the file.
 
     Raises:
         BadInput: if the value is of another type or the file cannot be written.

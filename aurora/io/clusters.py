@@ -56,7 +56,7 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
 
     Args:
         cluster: the cluster.
-        path: the file, exactly.
+        path: exact path of the file.
         remarks: comments for the top of the file, one per line.
     """
     lines = [*(f"# {_plain(remark)}" for remark in remarks), "schema = 1", f"name = {_quoted(cluster.name)}"]
@@ -103,7 +103,7 @@ def read_gpus(path: str, row: Any, index: int) -> list[Gpu]:
     Args:
         path: the file's name, for messages.
         row: the table.
-        index: the rank of its first GPU, for messages.
+        index: the rank of the table's first GPU, for messages.
 
     Raises:
         BadInput: if a key is unknown, missing or has a wrong value.

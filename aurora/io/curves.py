@@ -31,7 +31,7 @@ def curves_from_arrays(about: dict[str, Any], arrays: Arrays) -> ComputeCurves:
 
 
 def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
-    """Returns an array (2, X) for each curve, token counts and seconds, named "curve_<index of the kind>_<phase>".
+    """Returns one array (2, X) per curve, token counts above seconds, by the name "curve_<index of the kind>_<phase>".
 
     Args:
         kinds: curves by kind of GPU and phase.
@@ -44,11 +44,11 @@ def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
 
 
 def kinds_from_arrays(kinds: list[str], arrays: Arrays) -> CurvesByKind:
-    """Returns the curves in the arrays of `kinds_to_arrays`.
+    """Returns the curves that `kinds_to_arrays` made into arrays.
 
     Args:
-        kinds: the kinds of GPUs, in the order of their indices.
-        arrays: arrays by name; others are ignored.
+        kinds: the kinds of GPUs, in the sequence of their indices.
+        arrays: arrays by name; other names are ignored.
     """
     curves = {}
     for index, kind in enumerate(kinds):

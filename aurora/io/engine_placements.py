@@ -29,8 +29,8 @@ class PlacementFormat:
     """How an engine keeps a placement in a file.
 
     Attributes:
-        read: takes the file, the number of GPUs (None: unknown) and the number of dense layers before the MoE layers.
-        write: takes the placement and the number of dense layers, and returns text; None for a format that is only imported.
+        read: called with (file, number of GPUs or None, number of dense layers before the MoE layers); returns a Placement.
+        write: called with (placement, number of dense layers); returns text. None for a format that is only imported.
     """
 
     read: Callable[[Path, int | None, int], Placement]
@@ -114,7 +114,7 @@ def _physical(placement: Placement) -> Physical:
 
 
 def off_by(placement: Placement, form: str) -> float:
-    """Returns how far an export is from the placement, since engines divide an expert's tokens evenly over its replicas.
+    """Returns how far an export differs from the placement, because engines divide tokens evenly over replicas.
 
     Args:
         placement: the placement.

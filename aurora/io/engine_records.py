@@ -27,21 +27,21 @@ class EngineRecord:
         kind: the kind of GPU.
         date: when it was recorded.
         rank: this rank.
-        ranks: ranks of the engine.
+        ranks: number of ranks of the engine.
         top_k: experts per token.
         dispatch_bytes: bytes of a token on its way to an expert.
         combine_bytes: bytes of a token's result on its way back.
         expert_bytes: bytes of one expert's weights.
         other_bytes: bytes of all other weights.
-        width: forward passes of a window, a power of two.
-        window_T: (T,) int64, ascending numbers of windows; window n has `width` forward passes from pass width * n on.
+        width: number of forward passes of a window, a power of two.
+        window_T: (T,) int64, ascending numbers of windows; window n has the `width` forward passes from pass width * n on.
         tokens_TLE: (T, L, E) int64, (token, expert) pairs that started on this rank.
         seconds_LP: (L, P) float64, seconds of each layer and phase in TIMED, summed over the timed passes.
         passes_L: (L,) int64, how many passes were timed.
         gram_P22, target_P2: (P, 2, 2) and (P, 2) float64, for each of PHASES the normal equations of seconds = a x + b y over
             timed passes, where x is the number of active experts (1 for other phases) and y the tokens. They can be summed
             over ranks.
-        most_P: (P,) int64, for each of PHASES the most tokens of one pass.
+        most_P: (P,) int64, for each of PHASES the largest number of tokens of one pass.
     """
 
     model: str
@@ -85,7 +85,7 @@ def save_record(record: EngineRecord, folder: Path) -> Path:
 
     Args:
         record: the record of rank R.
-        folder: made if it does not exist.
+        folder: folder to write to, which is made if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{record.rank}.npz"

@@ -60,7 +60,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` whole or not at all, as `write_text`."""
+    """Write `content` whole or not at all. Raises BadInput if the file cannot be written."""
     write_whole(path, lambda file: file.write(content))
 
 
@@ -68,8 +68,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file under a temporary name in the same folder, then rename it. A symbolic link stays; its target is replaced.
 
     Args:
-        path: the file, exactly.
-        write: writes the contents to an open binary file.
+        path: exact path of the file.
+        write: called with an open binary file, writes the contents to it.
 
     Raises:
         BadInput: if the file cannot be written.

@@ -18,7 +18,7 @@ def load_failures(path: str | Path) -> list[tuple[float, str, str]]:
         (time_s, event, node) of each row; events are "add" and "remove".
 
     Raises:
-        BadInput: if the file cannot be read or a row is not of these columns.
+        BadInput: if the file cannot be read or a row has other columns.
     """
     header, *rows = [line.strip().split(",") for line in read_text(Path(path)).splitlines() if line.strip()] or [[]]
     if header != COLUMNS:

@@ -19,7 +19,7 @@ def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[st
     """Write a header and arrays to exactly `path`, whole or not at all.
 
     Args:
-        path: the file, exactly.
+        path: exact path of the file.
         form: the format, such as "aurora profile"; readers of other formats refuse the file.
         about: the header's scalars, which JSON can hold.
         arrays: arrays by name, none of them called "about".
@@ -36,7 +36,7 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
 
     Args:
         path: the file.
-        readers: by expected format, a function that makes the value from the header's scalars and the arrays.
+        readers: by name of each accepted format, a function called with (the header's scalars, arrays) that returns the value.
 
     Returns:
         The value.

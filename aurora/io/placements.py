@@ -14,7 +14,7 @@ FORMAT = "aurora placement"
 
 
 def layers_json(placement: Placement) -> list[dict[str, Any]]:
-    """Returns by layer the slots, a list of experts for each GPU, and with replicas each expert's [GPU, share] pairs."""
+    """Returns a dict per layer: "slots" has each GPU's experts; with replicas "split" has each expert's [GPU, share] pairs."""
     layers: list[dict[str, Any]] = []
     for layer, held_G in enumerate(placement.slots_LG):
         layers.append({"slots": [list(held) for held in held_G]})
@@ -28,10 +28,10 @@ def layers_json(placement: Placement) -> list[dict[str, Any]]:
 
 
 def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
-    """Returns the placement in the layers of `layers_json`.
+    """Returns the placement that `layers_json` made into dicts.
 
     Args:
-        layers: by layer "slots" and optionally "split"; without a split, replicas take even parts of an expert's load.
+        layers: for each layer "slots" and perhaps "split"; without "split", replicas take even parts of an expert's load.
     """
     slots = tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)
     if not any("split" in layer for layer in layers):
@@ -94,8 +94,8 @@ def save_placement(placement: Placement, method: str, path: Path) -> None:
 
     Args:
         placement: the placement.
-        method: how it was made, for readers.
-        path: the file, exactly.
+        method: name of the method that made it, for readers.
+        path: exact path of the file.
     """
     layers = layers_json(placement)
     write_text(path, json.dumps({"schema": schema_of(FORMAT), "format": FORMAT, "method": method, "layers": layers}) + "\n")

@@ -26,7 +26,7 @@ def load_plan(path: str | Path) -> Plan:
     """Read a plan and check it from first principles (`check_plan`).
 
     Args:
-        path: the JSON file, of the present schema; an older plan must be made again from its profiles.
+        path: the JSON file. Plans of older schemas are refused; they must be made again from their profiles.
 
     Raises:
         BadInput: if the file is missing, damaged, or of another format or schema.
@@ -173,7 +173,7 @@ _KINDS: dict[Any, tuple[type, ...]] = {  # types of JSON values by the declared 
 
 
 def by_failures(p_K: FloatArray) -> dict[str, float]:
-    """Returns probabilities p_K, (K,), by the number of failures from one on."""
+    """Returns probabilities p_K (K,) as a dict; the keys "1", "2", ... are numbers of failures."""
     return {str(failures): p for failures, p in enumerate(p_K.tolist(), 1)}
 
 

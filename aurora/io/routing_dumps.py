@@ -35,12 +35,12 @@ Where = Mapping[str, str]  # selects rows of a CSV: the value that each column m
 
 @dataclass(frozen=True)
 class RecordedRouting:
-    """Routing as recorded, without source ranks.
+    """Routing as an engine recorded it, without source ranks.
 
     Attributes:
         counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step; token-level files are one step.
         experts_ULK: (U, L, K) integers, the experts that each token chose; None unless the file is token-level.
-        lengths_Q: (Q,) int64, the tokens of each sequence, sequence by sequence; None unless the file is token-level.
+        lengths_Q: (Q,) int64, the number of tokens of each sequence; None unless the file is token-level.
         layers: the numbers of the layers; None if the file does not name them.
     """
 
@@ -60,7 +60,7 @@ class RoutingFormat:
     """How to read one kind of recording.
 
     Attributes:
-        read: takes the file, the model's shape and a selection of a CSV's rows.
+        read: called with (file, the model's Shape, selection of a CSV's rows); returns a RecordedRouting.
         files: the files' suffixes or contents, for help texts.
     """
 
@@ -78,7 +78,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
         where: the value that each column of a CSV must have for a row to count; empty: all rows.
 
     Raises:
-        BadInput: if the file is not of that format, not of a model of this shape, or holds no token.
+        BadInput: if the file has another format, is from a model of another shape, or holds no token.
     """
     try:
         if form not in ROUTING_FORMATS:

@@ -12,7 +12,11 @@ from aurora.types.arrays import FloatArray
 def bar_chart(
     title: str, axis: str, cases: Sequence[str], shown: Mapping[str, FloatArray], papers: Mapping[str, FloatArray] | None = None
 ) -> Any:
-    """Draws a group of bars for each case, with whiskers from the smallest to the largest value."""
+    """Draws a group of bars for each of C cases and returns the matplotlib figure.
+
+    `shown` has by label (3, C): heights, and lower and upper ends of the whiskers. `papers` has by label (C,) the paper's
+    numbers, drawn as marks.
+    """
     drawn = canvas(max(6.0, 0.8 * len(cases)), 3.6)
     axes = drawn.add_subplot()
     at_C, width = np.arange(len(cases)), 0.8 / len(shown)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """A range over cases or draws; None where a number is not given."""
+    """The lowest, mean and highest value over some cases or draws; a number that is not known is None."""
 
     lowest: float | None = None
     mean: float | None = None

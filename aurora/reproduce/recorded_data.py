@@ -6,7 +6,7 @@ from aurora.errors import BadInput
 
 
 def recorded_file(folder: Path | None, name: str) -> Path:
-    """Returns the path of one recording, which need not exist."""
+    """Returns the path of the recording `name` in `folder`, which need not exist. Raises BadInput if `folder` is None."""
     if folder is None:
         raise BadInput(f"`recorded`: expected the folder of recorded data, which holds {name}, or AURORA_DATA, found neither")
     return folder / name

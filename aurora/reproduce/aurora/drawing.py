@@ -12,7 +12,7 @@ from aurora.reproduce.drawing import bar_chart
 
 
 def draw(runs: Sequence[Run], names: Sequence[str], folder: Path) -> list[Path]:
-    """Draws figures for each traffic, with the paper's pricing.
+    """Draws the figures `names` for each traffic, with the paper's pricing. Returns the paths of the files written.
 
     Bars are means over seeds, whiskers the smallest and the largest value.
     """

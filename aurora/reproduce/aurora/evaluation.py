@@ -18,7 +18,10 @@ NOT_SIMULATED = ("same-images",)  # a variation on the generated traffic; simula
 
 
 def reproduce(options: ReproduceOptions, folder: Path | None, progress: Callable[[str, int, int], None]) -> list[Run]:
-    """Runs the studies behind the chosen figures; the same at every call."""
+    """Runs the studies behind the chosen figures. Equal arguments give equal results.
+
+    `folder` has the recorded data; None leaves recorded traffic out. `progress` is called with (what, runs done, runs in all).
+    """
     figures = _chosen("`figure`", options.figure, FIGURES)
     traffics = _chosen("`traffic`", options.traffic, TRAFFIC)
     if options.traffic == "all" and not is_recorded(folder, COUNTS):

@@ -25,7 +25,7 @@ class Run:
 
     @classmethod
     def of(cls, study: str, traffic: str, pricing: str, seeds: Sequence[Mapping[tuple[str, str], LayerOutcome]]) -> Self:
-        """Returns the run of several seeds: of each the outcome by method and case."""
+        """Returns the Run of several seeds, given as one mapping per seed from (method, case) to the outcome."""
         ways, cases = (tuple(dict.fromkeys(names)) for names in zip(*seeds[0], strict=True))
         seconds_WSC, utilisation_WSC = (
             np.array([[[getattr(found[way, case], name) for case in cases] for found in seeds] for way in ways])
@@ -38,7 +38,7 @@ class Run:
         return np.asarray(self.seconds_WSC[self.ways.index(way)])
 
     def utilisation(self, way: str) -> FloatArray:
-        """Returns (S, C) utilisation of one method of `ways`, as a part of one."""
+        """Returns (S, C) utilisation, from 0 to 1, of one method of `ways`."""
         return np.asarray(self.utilisation_WSC[self.ways.index(way)])
 
 
@@ -52,7 +52,7 @@ class Figure:
     title: str  # what it is about
     study: str  # name of the study whose runs it shows
     axis: str  # what its numbers are
-    shown: Callable[[Run], Shown]  # (run) -> by label (S, C), the bars of each case, or the points of each level
+    shown: Callable[[Run], Shown]  # returns a run's numbers (S, C) by label: bars of each case, or points of each level
 
 
 def _seconds(run: Run) -> Shown:
@@ -69,7 +69,7 @@ def _over_optimum(run: Run) -> Shown:
 
 
 def acceleration(run: Run, level: int) -> FloatArray:
-    """Returns (S, C): the random baseline's seconds over Aurora's."""
+    """Returns (S, C), the random baseline's seconds divided by Aurora's, with `level` per cent of foreign traffic."""
     random = next(way for way in run.ways if way.startswith("RGA"))
     return run.seconds(f"{random.split(',')[0]}, {level} %") / run.seconds(f"Aurora, {level} %")
 

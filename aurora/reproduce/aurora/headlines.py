@@ -16,14 +16,14 @@ ENDS = ("lowest", "mean", "highest")
 
 @dataclass(frozen=True)
 class Headline:
-    """A claim of the paper, or the same quantity for another method or reading, to be shown beside a claim."""
+    """A quantity that the paper claims, or that is shown beside a claim for another method or reading."""
 
     name: str  # the quantity
     figure: str  # name of the figure whose study gives it
     paper: Range  # as the paper states it
-    values: Callable[[Run], FloatArray]  # (run of that study) -> (S, C) float64
-    why: str = ""  # what to know where a claim is not met; empty if it is no claim
-    at_most: bool = False  # whether a claim is met from below
+    values: Callable[[Run], FloatArray]  # returns (S, C) float64 from a run of that study
+    why: str = ""  # why a claim is not met, if it is not; empty if this is no claim
+    at_most: bool = False  # whether the claim is an upper limit
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Measured:
 
     @property
     def met(self) -> str:
-        """Whether every figure that the paper gives is reached: "yes", "no", "nearly" or "-".
+        """Whether every number that the paper claims is reached: "yes", "no", "nearly" or "-".
 
-        "nearly" says that only the confidence interval reaches it, "-" that the paper gives none.
+        "nearly" means that only the confidence interval reaches it, "-" that the paper claims none.
         """
         sign = -1 if self.headline.at_most else 1
         short = []  # by how much, and by how many half-widths it may be
@@ -57,7 +57,7 @@ class Measured:
 
 
 def measure(headline: Headline, run: Run) -> Measured:
-    """Computes a headline."""
+    """Computes a headline from a run of its study, with confidence intervals over seeds."""
     values_SC = headline.values(run)
     seeds = len(values_SC)
     ends_3S = np.stack([values_SC.min(axis=1), values_SC.mean(axis=1), values_SC.max(axis=1)])

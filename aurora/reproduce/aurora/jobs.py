@@ -21,8 +21,8 @@ from aurora.types.arrays import FloatArray, IntArray
 class LayerJob:
     """One layer of one model with as many experts as the cluster has GPUs, for ASSIGN and COLOCATE to place.
 
-    Coupled, the shard of tokens that sits with an expert moves with it, row and column alike, as in the paper; equal tokens per
-    source are assumed. Otherwise the requests' shards stay on their GPUs and only the column moves.
+    If `coupled`, as in the paper, the source shard with an expert's number moves with it (row and column of the traffic);
+    all sources must have equally many tokens. Otherwise source shards stay on their GPUs and only experts (columns) move.
     """
 
     name: str  # of model, data set and layer
@@ -32,13 +32,16 @@ class LayerJob:
     costs: GroupCosts  # by which placements are searched
 
     def placed(self, held_G: IntArray) -> Profile:
-        """Returns the profile with expert held_G[g], and its shard where coupled, renamed to g."""
+        """Returns the profile with expert held_G[g] in place of expert g; held_G is (G,) int64, the expert on each GPU.
+
+        If `coupled`, source shard held_G[g] also takes the place of source g.
+        """
         rows = held_G if self.coupled else np.arange(len(held_G))
         return replace(self.profile, tokens_TLSE=self.profile.tokens_TLSE[:, :, rows][:, :, :, held_G])
 
 
 def job(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJob:
-    """Makes the LayerJob of one layer, with experts and shards numbered like the GPUs."""
+    """Returns the LayerJob of one layer of a profile; expert g and source shard g belong to GPU g at first."""
     n = len(cluster)
     one = replace(profile, tokens_TLSE=profile.tokens_TLSE[:, [layer]])
     costs = group_costs(cluster, one, 0, np.arange(n))
@@ -52,16 +55,16 @@ def job(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJ
 
 @dataclass(frozen=True)
 class LayerOutcome:
-    """Time of a layer."""
+    """Seconds and GPU utilisation of a layer."""
 
-    seconds: float  # until it has ended on all GPUs
-    utilisation: float  # compute time over that, the mean over GPUs
+    seconds: float  # until the layer has ended on all GPUs
+    utilisation: float  # compute time divided by `seconds`, the mean over GPUs
 
 
 class Price(Protocol):
-    """Price of one job, or of two that share all GPUs, with held[j][g] the expert of job j on GPU g.
+    """Function that returns the outcome of one job, or of two that share all GPUs; held[j][g] is job j's expert on GPU g.
 
-    An order by name is for one job; without one every all-to-all has its best order.
+    `order`, a name of ORDER, may be given for a single job; with None every all-to-all has its best order.
     """
 
     def __call__(self, jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str | None = None) -> LayerOutcome: ...
@@ -113,7 +116,7 @@ def _planned(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str) -> 
 
 @dataclass(frozen=True)
 class Pricing:
-    """A way to find outcomes."""
+    """A way to price layer jobs, and how random baselines are drawn."""
 
     name: str  # for tables
     price: Price
@@ -131,10 +134,10 @@ PRICINGS: dict[str, Pricing] = {
 
 
 def lina_half(one: LayerJob) -> LayerJob:
-    """Returns the job in Lina's packing on half of the GPUs: every second one, and thus half of each kind.
+    """Returns the job in Lina's packing on every second GPU, which is half of each kind of GPU.
 
-    The most popular expert is paired with the least popular, the second with the second least, and so on; both shards of a pair
-    sit with it.
+    The most popular expert is paired with the least popular, the second with the second least, and so on. A pair is on one GPU,
+    with both source shards.
     """
     half = replace(one.cluster, gpus=one.cluster.gpus[::2])
     tokens_SE, pair_E = _lina_pairs(one)
@@ -144,10 +147,9 @@ def lina_half(one: LayerJob) -> LayerJob:
 
 
 def lina_all(one: LayerJob) -> LayerJob:
-    """Returns the job in Lina's packing on all GPUs, of which a model then has twice as many as it has pairs.
+    """Returns the job in Lina's packing on all GPUs: every pair of experts (see `lina_half`) is held by two GPUs.
 
-    Every pair of experts is held by two GPUs, the tokens that each source sends it halved between them (the odd one to the
-    first).
+    The tokens that a source sends to a pair are halved between the two GPUs; an odd token goes to the first.
     """
     tokens_SE, pair_E = _lina_pairs(one)
     shared_SE = np.empty_like(tokens_SE)

@@ -27,7 +27,7 @@ LEVELS = (0, 25, 50, 75)  # per cent of foreign traffic
 
 @dataclass(frozen=True)
 class StudySetting:
-    """What a study runs on: one draw of the traffic, a cluster, and how outcomes and random baselines are found."""
+    """What a study runs on: one draw of the traffic, a cluster, a pricing, and the generator of random placements."""
 
     workload: Workload
     cluster: Cluster
@@ -35,41 +35,41 @@ class StudySetting:
     rng: np.random.Generator
 
     def pairs(self) -> Iterator[list[LayerJob]]:
-        """Yields both models' jobs on one data set and in one layer: one bar of the colocated figures."""
+        """Yields [first model's job, second model's job] for each data set and layer: one bar of the colocated figures."""
         for profiles in self.workload.profiles_DM:
             for layer in range(self.workload.layers):
                 yield self.jobs(profiles, layer)
 
     def jobs(self, profiles: Sequence[Profile], layer: int = 0) -> list[LayerJob]:
-        """Returns the jobs of one layer."""
+        """Returns the LayerJob of one layer of each profile."""
         return [job(self.cluster, profile, layer, self.pricing.coupled) for profile in profiles]
 
     def assign(self, one: LayerJob, name: str) -> IntArray:
-        """Returns (G,) the expert on each GPU, by a strategy of ASSIGN."""
+        """Returns (G,) int64, the expert on each GPU, as the strategy `name` of ASSIGN places it."""
         return ASSIGN[name](one.costs, self.rng)
 
     def assigned(self, one: LayerJob, name: str) -> LayerOutcome:
-        """Prices one job as assigned by a strategy of ASSIGN."""
+        """Returns the outcome of one job that the strategy `name` of ASSIGN places."""
         return self.pricing.price([one], [self.assign(one, name)])
 
     def colocate(self, jobs: Sequence[LayerJob], name: str) -> tuple[IntArray, IntArray]:
-        """Returns for each of two jobs, of which both may move, (G,) the expert on each GPU, by a strategy of COLOCATE."""
+        """Returns, for each of two jobs, (G,) int64, the expert on each GPU, as the strategy `name` of COLOCATE places both."""
         a, b = (one.costs for one in jobs)
         problem = ColocationProblem(a, b, np.arange(len(a.load_J)), objective=self.pricing.objective)
         found = COLOCATE[name](problem, self.rng)
         return found.a_G, found.b_G
 
     def colocated(self, jobs: Sequence[LayerJob], name: str) -> LayerOutcome:
-        """Prices two jobs as colocated by a strategy of COLOCATE."""
+        """Returns the outcome of two jobs that the strategy `name` of COLOCATE places."""
         return self.pricing.price(jobs, self.colocate(jobs, name))
 
     def drawn(self, *jobs: LayerJob) -> LayerOutcome:
-        """Prices jobs with every job's experts on random GPUs."""
+        """Returns the outcome of jobs with experts on random GPUs, the mean over `pricing.draws` placements."""
         n = len(jobs[0].cluster)
         return self.mean(jobs, ([self.rng.permutation(n) for _ in jobs] for _ in range(self.pricing.draws)))
 
     def mean(self, jobs: Sequence[LayerJob], held: Iterable[Sequence[IntArray]]) -> LayerOutcome:
-        """Prices jobs by the mean over placements."""
+        """Returns the mean outcome of jobs over placements; each element of `held` has (G,) int64 per job."""
         outcomes = [self.pricing.price(jobs, each) for each in held]
         seconds, utilisation = zip(*((outcome.seconds, outcome.utilisation) for outcome in outcomes), strict=True)
         return LayerOutcome(float(np.mean(seconds)), float(np.mean(utilisation)))
@@ -155,10 +155,10 @@ def _foreign(
 
 
 def with_foreign(profile: Profile, level: int) -> Profile:
-    """Mixes other layers' traffic into the first's: one layer of eight passes. Exact for 0, 25, 50 and 75 %.
+    """Returns a profile of one layer: the first layer's traffic with `level` per cent of other layers' mixed in.
 
-    `level` per cent come, in equal parts, from the next level / 25 layers, or from as many as there are; the rest comes from
-    the first layer.
+    These per cent come, in equal parts, from the next level / 25 layers, or from all if there are fewer. The levels are 0, 25,
+    50 and 75; token counts are eight times those of one layer.
     """
     quarters = level // 25
     layers = min(quarters, profile.layers - 1)

@@ -35,7 +35,7 @@ ways are means of 16 draws, in the simulator of one."""
 
 
 def as_markdown(found: Sequence[Measured], runs: Sequence[Run], pictures: Sequence[str]) -> str:
-    """Returns the page: set-up, the table of headlines, why some are not met, other readings beside them, the figures."""
+    """Returns the Markdown page: set-up, the table of headlines, why some are not met, other readings, the figures."""
     seeds = found[0].seeds
     traffics = [name for name in TRAFFIC if any(one.traffic == name for one in found)]
     half = f", ± half of the {CONFIDENCE:.0%} confidence interval (Student's t over seeds)" if seeds > 1 else ""
@@ -86,7 +86,7 @@ def _table(found: Sequence[Measured], traffics: Sequence[str]) -> list[str]:
 
 
 def as_json(found: Sequence[Measured]) -> dict[str, Any]:
-    """Returns the table's numbers for JSON; ranges as lowest, mean, highest."""
+    """Returns the headlines' numbers for JSON; a range has the keys lowest, mean and highest."""
     rows = [
         {
             "headline": cells[0].headline.name,

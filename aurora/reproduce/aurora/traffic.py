@@ -48,7 +48,7 @@ class Workload:
         return self.profiles_DM[0][0].layers
 
     def pairs(self) -> Iterator[tuple[tuple[Profile, ...], int]]:
-        """Yields both models' profiles on one data set, and a layer: one bar of the colocated figures."""
+        """Yields (both models' profiles, layer) for each data set and layer: one bar of the colocated figures."""
         for profiles in self.profiles_DM:
             for layer in range(self.layers):
                 yield profiles, layer
@@ -58,11 +58,10 @@ TrafficMaker = Callable[[np.random.Generator, Path | None], Workload]
 
 
 def generated(rng: np.random.Generator, folder: Path | None) -> Workload:
-    """Draws traffic with equal tokens for both models.
+    """Draws synthetic traffic with equally many tokens for both models. `folder` is not used.
 
-    Popularity is Zipf with an exponent from SKEW, experts shuffled, separately for every model, data set and layer. Each
-    source's
-    own mix is drawn from a Dirichlet around it, its tokens from a multinomial.
+    For every model, data set and layer, popularity is Zipf with an exponent from SKEW, and experts are shuffled. Each source
+    draws its mix of experts from a Dirichlet around this popularity, and its tokens from a multinomial.
     """
     return _drawn(dict.fromkeys(MODELS, TOKENS), rng)
 
@@ -95,11 +94,11 @@ COUNTS = "olmoe_mixtral_domains/counts_dev.csv"
 
 
 def recorded(rng: np.random.Generator, folder: Path | None) -> Workload:
-    """Draws traffic from recorded routing in the same set-up.
+    """Draws traffic in the same set-up from the recorded routing in `folder`.
 
-    OLMoE (64 experts folded to 8, eight neighbours each) and Mixtral (8), top-k choices, of the layers that were recorded: 0, 7
-    and 15. Source s draws TOKENS choices from the s-th domain of its data set, in turn. Token sizes and compute times stay
-    those of the paper's models.
+    The models are OLMoE (64 experts, every eight neighbours folded to one) and Mixtral (8 experts), with top-k choices in the
+    recorded layers 0, 7 and 15. Sources take the domains of a data set in turn, and each draws TOKENS choices from its domain.
+    Token sizes and compute times are those of the paper's models.
     """
     layers, counts = _recorded_counts(folder)
 
@@ -141,7 +140,7 @@ TRAFFIC: dict[str, TrafficMaker] = {"generated": generated, "same-images": _same
 
 
 def profile(name: str, tokens_LSE: IntArray) -> Profile:
-    """Makes a profile of the paper's models: top-1, TOKEN_BYTES each way, compute times in proportion to tokens."""
+    """Returns a profile with tokens_LSE (L, S, E): top-1, TOKEN_BYTES each way, compute times in proportion to tokens."""
     at = np.array([1.0, 1e6])
     curves = {phase: Curve(at, at * flops / FLOPS) for phase, flops in TOKEN_FLOPS.items()}
     return Profile(

@@ -17,10 +17,10 @@ JOBS = ("straggler_pai/job_1_norm.csv", "straggler_pai/job_3_norm.csv")
 
 @dataclass(frozen=True)
 class Times:
-    """Times of workers over iterations."""
+    """When workers compute and answer, in each iteration."""
 
     compute_IW: FloatArray  # (I, W) float64, seconds of a worker for its batches
-    message_IW: FloatArray  # (I, W) float64, when its message reaches the master
+    message_IW: FloatArray  # (I, W) float64, seconds until a worker's message reaches the master
     receive_s: float  # seconds that the master then takes for each message, one at a time
 
 
@@ -64,9 +64,9 @@ DELAYS: dict[str, Delays] = {
 
 
 def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, folder: Path | None) -> FloatArray:
-    """Draws (I, W) recorded times of a training step, each job's mean made 1.
+    """Returns (I, W) times of training steps from the recordings in `folder`, scaled so that each job's mean is 1.
 
-    Each worker continues one recorded series from a random step on.
+    Each worker follows one recorded series from a random step on.
     """
     series = []
     for job in JOBS:
@@ -82,5 +82,5 @@ def recorded_steps(iterations: int, workers: int, rng: np.random.Generator, fold
 
 
 def recorded_exists(folder: Path | None) -> bool:
-    """Returns whether `recorded_steps` finds its files in a folder."""
+    """Returns whether `folder` has the files that `recorded_steps` reads."""
     return is_recorded(folder, *JOBS)

@@ -14,7 +14,7 @@ STEP = 0.2
 
 @dataclass(frozen=True)
 class Descent:
-    """The job's data. As a worker's work, (batch, model_F) -> the batch's sum of gradients at a model."""
+    """The data of the training job. Called with (batch, model_F), returns the batch's sum of gradients (F,) at the model."""
 
     features: int  # F, of a point
     points: int  # P, of each batch
@@ -27,9 +27,10 @@ class Descent:
 
 @lru_cache(maxsize=128)
 def batch_of(descent: Descent, batch: int) -> tuple[FloatArray, FloatArray]:
-    """Draws a batch: half of its points around each of two means, labels by a logistic model of true weights.
+    """Returns a batch's points (P, F) and labels (P,), the same at every call.
 
-    As printed: y is 1 with probability 1 / (exp(x w*) + 1), else -1.
+    Half of the points lie around each of two means. As the paper prints it, a label is 1 with probability
+    1 / (exp(x w*) + 1) for true weights w*, else -1.
     """
     truth_F = np.random.default_rng([descent.seed, 0]).choice([-1.0, 1.0], descent.features)
     rng = np.random.default_rng([descent.seed, 1, batch])
@@ -41,13 +42,13 @@ def batch_of(descent: Descent, batch: int) -> tuple[FloatArray, FloatArray]:
 
 
 def gradient(x_PF: FloatArray, y_P: FloatArray, model_F: FloatArray) -> FloatArray:
-    """Returns (F,): the sum over points of the gradient of log(1 + exp(-y x w))."""
+    """Returns (F,), the gradient of log(1 + exp(-y x w)) with respect to w = model_F, summed over points."""
     margin_P = y_P * (x_PF @ model_F)
     return np.asarray(-(y_P * np.exp(-np.logaddexp(0.0, margin_P))) @ x_PF)
 
 
 def loss(descent: Descent, batches: int, model_F: FloatArray) -> float:
-    """Returns the mean of log(1 + exp(-y x w)) over all points."""
+    """Returns the mean of log(1 + exp(-y x w)) over all points of `batches` batches, w being model_F."""
     losses = [np.logaddexp(0.0, -y_P * (x_PF @ model_F)).mean() for x_PF, y_P in (batch_of(descent, b) for b in range(batches))]
     return float(np.mean(losses))
 
@@ -68,5 +69,5 @@ class _Momentum:
 
 
 def start(features: int) -> _Momentum:
-    """Returns the state before the first step, at zero."""
+    """Returns the state of Nesterov's method before the first step, with all weights zero."""
     return _Momentum(np.zeros(features), np.zeros(features))

@@ -10,7 +10,7 @@ from aurora.reproduce.bcc.studies import SCHEMES
 
 
 def draw(found: BccResults, folder: Path) -> list[Path]:
-    """Draws Fig. 2, 4 and 5."""
+    """Draws Fig. 2, 4 and 5 of the paper. Returns the paths of the files written."""
     return _fig_2(found, folder) + _fig_4(found, folder) + _fig_5(found, folder)
 
 

@@ -36,7 +36,7 @@ class BccResults:
     options: BccOptions  # of the evaluation
     thresholds: tuple[Threshold, ...]  # Fig. 2
     simulated: Timings  # Tables I and II
-    performed: Timings  # the same by real processes; empty without
+    performed: Timings  # Tables I and II by real processes; empty if none ran
     mixed: MixedFound  # Fig. 5
     adapted: tuple[Adapted, ...]  # how much redundancy recorded stragglers ask for; empty without a recording
 
@@ -44,7 +44,11 @@ class BccResults:
 def reproduce(
     options: BccOptions, folder: Path | None, progress: Callable[[str, int, int], None], pool: "type[CodedAggregator]"
 ) -> BccResults:
-    """Runs every study, the same at every call except for what processes measure."""
+    """Runs every study. Equal arguments give equal results, except for what real processes measure.
+
+    `folder` has the recorded data, or is None. `progress` is called with (what, steps done, steps in all). `pool` is the class
+    CodedAggregator, which a caller passes because it needs torch.
+    """
     names = [name for name in DELAYS if "recorded" not in name or recorded_exists(folder)]
     real = [name for name in names if name in ("as in the tables", "recorded")] if options.process_iterations else []
     steps = len(options.workers) * (len(names) + len(real) * len(SCHEMES)) + 2
@@ -77,6 +81,6 @@ def reproduce(
 
 
 def reduction(timings: list[Timing], scheme: str, over: str) -> float:
-    """Returns how much shorter one scheme's time is than another's, as a part of the other's."""
+    """Returns by what share the seconds of `scheme` are below those of the scheme `over`; 0.1 is 10 % less."""
     seconds = {timing.scheme: timing.seconds for timing in timings}
     return float(1 - seconds[scheme] / seconds[over])

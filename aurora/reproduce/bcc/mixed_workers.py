@@ -19,7 +19,7 @@ TAIL = 1e-12  # probability that is left out at its ends
 
 @dataclass(frozen=True)
 class MixedWorkers:
-    """Speeds of workers."""
+    """Workers' speeds: worker w answers for r batches after r * shift + an exponential time of mean r / rate seconds."""
 
     shift_W: FloatArray  # (W,) seconds per batch, a_i >= 0
     rate_W: FloatArray  # (W,) mu_i > 0, one over the mean of further seconds per batch
@@ -28,21 +28,22 @@ class MixedWorkers:
         return len(self.shift_W)
 
     def draw(self, load_W: IntArray, draws: int, rng: np.random.Generator) -> FloatArray:
-        """Draws (draws, W) seconds until each worker answers; infinite for workers without work."""
+        """Draws (draws, W) seconds until each worker answers for load_W (W,) batches; infinite for workers without any."""
         seconds = self.shift_W * load_W + rng.exponential(size=(draws, len(self))) * load_W / self.rate_W
         return np.where(load_W > 0, seconds, np.inf)
 
     def finished(self, load_W: IntArray | FloatArray, at_s: FloatArray) -> FloatArray:
-        """Returns (X, W): the probability that each worker has answered by each time."""
+        """Returns (X, W), the probability that each worker has answered for its load, (W,) or (X, W), by at_s (X,) seconds."""
         spare = np.maximum(at_s[:, None] - self.shift_W * load_W, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(load_W > 0, -np.expm1(-spare * self.rate_W / load_W), 0.0)
 
 
 def seconds_a_batch(workers: MixedWorkers) -> FloatArray:
-    """Returns (W,) x such that t / x batches are each worker's best load for any time t.
+    """Returns (W,) x, seconds per batch: for any time t, a worker's best load is t / x batches.
 
-    Best is the load from which most results are expected by t. x is the positive root of exp(mu x) = exp(a mu) (mu x + 1).
+    The best load is the one from which most results are expected by t. x is the positive root of
+    exp(mu x) = exp(a mu) (mu x + 1).
 
     Source: Reisizadeh, Prakash, Pedarsani, Avestimehr, arXiv:1701.05973 (the paper's [16]).
     """
@@ -57,20 +58,23 @@ def seconds_a_batch(workers: MixedWorkers) -> FloatArray:
 
 
 def loads_by(workers: MixedWorkers, most: int, at_s: FloatArray) -> FloatArray:
-    """Returns (X, W) loads, not rounded, from which the most results are expected by each time."""
+    """Returns (X, W), the loads up to `most` batches from which the most results are expected by at_s (X,) seconds.
+
+    Loads are not rounded.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         load_XW = np.minimum(at_s[:, None] / seconds_a_batch(workers), float(most))
     return np.where(at_s[:, None] > 0, load_XW, 0.0)
 
 
 def expected_by(workers: MixedWorkers, most: int, at_s: FloatArray) -> FloatArray:
-    """Returns (X,) the results that are expected by each time under `loads_by`: no allocation is expected to give more."""
+    """Returns (X,), the results expected by at_s (X,) seconds with the loads of `loads_by`: the most for any allocation."""
     load_XW = loads_by(workers, most, at_s)
     return np.asarray((workers.finished(load_XW, at_s) * load_XW).sum(axis=1))
 
 
 def fluid_s(workers: MixedWorkers, batches: int, results: float) -> float:
-    """Returns the seconds after which a number of results is expected under `loads_by`."""
+    """Returns the seconds until `results` results are expected, with the loads of `loads_by` up to `batches` batches."""
 
     def short(at_s: float) -> float:
         return float(expected_by(workers, batches, np.array([at_s]))[0]) - results * (1 - 1e-12)
@@ -115,9 +119,9 @@ ALLOT: dict[str, Allot] = {"p2": _p2, "load-balanced": _load_balanced, "even": _
 
 
 def results_s(workers: MixedWorkers, load_W: IntArray, results: int) -> float:
-    """Returns the expected seconds until workers have answered for `results` batches, repeated ones counted each time.
+    """Returns the expected seconds until workers have answered for `results` batches in all; repeated batches count again.
 
-    Exact up to the numerical integral of its distribution. If `results` is the sum of the loads: until all have answered.
+    load_W is (W,) batches of each worker, with at least `results` in all. The only error is that of numerical integration.
     """
     low, high = 0.0, float((workers.shift_W * load_W + load_W / workers.rate_W).max()) + 1e-300
     while _late(workers, load_W, results, np.array([high]))[0] > TAIL:
@@ -153,9 +157,9 @@ def _late(workers: MixedWorkers, load_W: IntArray, results: int, at_s: FloatArra
 
 
 def theorem_2(workers: MixedWorkers, batches: int) -> tuple[float, float]:
-    """Returns (lower, upper) bounds on the least expected seconds until the sum is recoverable, the paper's coverage time.
+    """Returns the paper's (lower, upper) bounds on the expected seconds until the sum is recoverable (coverage time).
 
-    They are by the p2 loads, which are optimal for many workers.
+    Both use the p2 loads, which are optimal for many workers.
 
     Source: BCC Thm 2.
     """
@@ -167,10 +171,10 @@ def theorem_2(workers: MixedWorkers, batches: int) -> tuple[float, float]:
 
 
 def lower_bound_s(workers: MixedWorkers, batches: int) -> float:
-    """Returns a lower bound of every allocation's expected seconds to a recoverable sum, however few the workers.
+    """Returns a lower bound on the expected seconds until the sum is recoverable, for any allocation and number of workers.
 
-    By t at most expected_by(t) results are expected, so by Markov's inequality the sum is recoverable by t with at most that
-    over `batches` as its probability.
+    At most expected_by(t) results are expected by time t. So, by Markov's inequality, the sum is recoverable by t with
+    probability expected_by(t) / batches at most.
     """
     end = fluid_s(workers, batches, batches)
     at_s = np.linspace(0.0, end, POINTS + 1)[1:]
@@ -188,7 +192,7 @@ def _enough(workers: MixedWorkers, batches: int, results: int) -> IntArray:
 
 @dataclass(frozen=True)
 class RecoveryTime:
-    """Seconds until the sum is recoverable."""
+    """Expected seconds until the sum is recoverable, from random draws."""
 
     mean_s: float  # over the draws where it is recoverable
     error_s: float  # standard error of the mean
@@ -198,7 +202,7 @@ class RecoveryTime:
 def random_recovery_time(
     workers: MixedWorkers, batches: int, load_W: IntArray, draws: int, rng: np.random.Generator
 ) -> RecoveryTime:
-    """Draws how long it takes until the answered batches are all of them, if each worker drew its batches at random."""
+    """Simulates `draws` times how long the sum takes to be recoverable, if workers choose load_W batches at random."""
     seconds_XW = workers.draw(load_W, draws, rng)
     times = np.full(draws, np.inf)
     for draw in range(draws):
@@ -213,7 +217,7 @@ def random_recovery_time(
 
 
 def unrecoverable_probability(batches: int, load_W: IntArray) -> float:
-    """Returns the probability that all workers' draws miss a batch; exact."""
+    """Returns the exact probability that no worker holds some batch, if workers choose load_W (W,) batches at random."""
     met_B = np.zeros(batches + 1)
     met_B[0] = 1.0
     for load in load_W.tolist():
@@ -222,9 +226,9 @@ def unrecoverable_probability(batches: int, load_W: IntArray) -> float:
 
 
 def recommend(workers: MixedWorkers, batches: int) -> tuple[str, IntArray, float]:
-    """Returns (name, loads, expected seconds) of the quickest allocation in ALLOT that assigns every batch to one worker.
+    """Returns (name, loads (W,), expected seconds) of the quickest allocation in ALLOT that repeats no batch.
 
-    The even split is among them, so nothing slower is recommended; ties go to it.
+    Ties go to the even split.
     """
     found = []
     for name in ("even", "by-pace", "load-balanced"):

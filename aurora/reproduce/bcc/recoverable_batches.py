@@ -15,13 +15,16 @@ MOST_BRANCHES = 1 << 17  # of an exact count
 
 
 def messages_needed(holds_WB: BoolArray, finished: Sequence[int]) -> int | None:
-    """Returns how many workers, in sequence, hold every batch between them; None if all of them do not."""
+    """Returns how many of the workers in `finished`, from its start, hold every batch together; None if all do not.
+
+    holds_WB is (W, B) bool, whether a worker holds a batch.
+    """
     enough_K = all_held(holds_WB[np.asarray(finished, dtype=np.int64)], np.tri(len(finished), dtype=np.bool_))
     return int(enough_K.argmax()) + 1 if enough_K.any() else None
 
 
 def recoverable_sets(holds_WB: BoolArray) -> list[int]:
-    """Returns, for k = 0..W, how many sets of k workers hold every batch between them; exact."""
+    """Returns, for k = 0..W, the exact number of sets of k workers that hold every batch; holds_WB is (W, B) bool."""
     workers = len(holds_WB)
     if not holds_WB.any(axis=0).all():
         return [0] * (workers + 1)
@@ -32,13 +35,16 @@ def recoverable_sets(holds_WB: BoolArray) -> list[int]:
 
 
 def recoverable_share_K(holds_WB: BoolArray) -> FloatArray:
-    """Returns (W + 1,) float64: the probability that k workers hold every batch between them, all sets of k equally likely."""
+    """Returns (W + 1,) float64: the probability that k random workers hold every batch, for k = 0..W."""
     workers = len(holds_WB)
     return np.array([sets / comb(workers, k) for k, sets in enumerate(recoverable_sets(holds_WB))])
 
 
 def add_drawn_batches(met_B: FloatArray, load: int) -> FloatArray:
-    """Returns the distribution of how many batches are held, after one more worker drew different ones at random."""
+    """Returns the distribution of the number of held batches after one more worker chose `load` batches at random.
+
+    met_B and the result are (B + 1,): entry n is the probability that n batches are held.
+    """
     batches = len(met_B) - 1
     after_B = np.zeros_like(met_B)
     for new, share_B in enumerate(_new_share(batches, load)):

@@ -10,7 +10,11 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def replay(code: GradientCode, seconds_IW: FloatArray, receive_s: float = 0.0) -> tuple[FloatArray, IntArray]:
-    """Replays iterations: when the master can recover the sum in each, and from how many messages."""
+    """Replays iterations with a code; seconds_IW are (I, W) seconds until each worker's message reaches the master.
+
+    Returns (I,) seconds until the master can recover the sum, infinite if it cannot, and (I,) the messages it waited for. The
+    master takes receive_s seconds per message.
+    """
     ended_I, waited_I = np.full(len(seconds_IW), np.inf), np.zeros(len(seconds_IW), dtype=np.int64)
     for iteration, seconds_W in enumerate(seconds_IW):
         order = np.argsort(seconds_W, kind="stable")
@@ -32,9 +36,9 @@ def _fewest(code: GradientCode, order: IntArray) -> int:
 
 
 def code_by_speed(seconds_W: FloatArray, batches: int, load: int) -> GradientCode:
-    """Returns a balanced code whose groups are dealt by speed, back and forth.
+    """Returns a balanced code whose groups are dealt to workers by rising seconds_W (W,), back and forth.
 
-    Fast workers hold different groups; slow workers hold the same groups again.
+    Fast workers hold different groups; slow workers repeat them. `load` is the batches of a worker.
     """
     workers = len(seconds_W)
     check_sizes("balanced", workers, batches, load)
@@ -47,9 +51,9 @@ def code_by_speed(seconds_W: FloatArray, batches: int, load: int) -> GradientCod
 
 
 def scaled(seconds_IW: FloatArray, load: int, work_s: float | None) -> FloatArray:
-    """Returns seconds that were observed with one batch a worker as they are with `load` batches.
+    """Converts seconds_IW, observed with one batch per worker, to the seconds with `load` batches per worker.
 
-    One batch more adds work_s seconds; None: time grows like the load.
+    Each further batch adds work_s seconds; None: seconds are in proportion to the load.
     """
     return np.asarray(seconds_IW * load if work_s is None else np.maximum(seconds_IW + work_s * (load - 1), 0.0))
 
@@ -57,11 +61,11 @@ def scaled(seconds_IW: FloatArray, load: int, work_s: float | None) -> FloatArra
 def choose_load(
     seconds_IW: FloatArray, loads: Sequence[int], batches: int, *, work_s: float | None = None
 ) -> tuple[int, GradientCode]:
-    """Replays iterations that were observed with one batch a worker at other loads; returns the quickest load and its code.
+    """Replays iterations, observed with one batch per worker, at each of `loads`; returns (quickest load, its code).
 
-    Ties go to the smaller load. Groups are dealt to workers by their speed, so that slow ones repeat what quick ones hold.
-    Speeds are of the first half of the iterations, and the second half judges them; the code that is returned uses all
-    iterations.
+    Ties go to the smaller load. Codes are those of `code_by_speed`, with mean seconds of the first half of the iterations; the
+    second half is replayed. The returned code uses the means of all iterations. `batches` is the number of batches, `work_s`
+    as in `scaled`.
     """
     half = len(seconds_IW) // 2
     learned_W = seconds_IW[: max(1, half)].mean(axis=0)

@@ -37,7 +37,7 @@ DRAWS = 10  # placements of the simulated clock
 
 @dataclass(frozen=True)
 class Threshold:
-    """One scheme at one load."""
+    """Recovery threshold and communication load of one scheme at one load."""
 
     scheme: str  # its name
     load: int  # batches of a worker
@@ -48,7 +48,7 @@ class Threshold:
 
 
 def thresholds(batches: int, loads: Sequence[int]) -> list[Threshold]:
-    """Fig. 2: recovery thresholds with as many workers as batches."""
+    """Computes Fig. 2: recovery thresholds of each scheme at each load, with as many workers as batches."""
     found = []
     for scheme in ("bcc", "balanced", "cyclic", "random"):
         for load in loads:
@@ -60,7 +60,7 @@ def thresholds(batches: int, loads: Sequence[int]) -> list[Threshold]:
 
 @dataclass(frozen=True)
 class Timing:
-    """One scheme's iterations."""
+    """Measured or simulated times of one scheme's iterations."""
 
     scheme: str  # a name in SCHEMES
     iterations: int  # how many
@@ -87,7 +87,10 @@ def _drawn_code(scheme: str, workers: int, load: int, rng: np.random.Generator) 
 
 
 def simulated(delays: str, workers: int, load: int, iterations: int, seed: int, folder: Path | None) -> list[Timing]:
-    """Times each scheme by a simulated clock: the mean over DRAWS placements of the whole job."""
+    """Returns one Timing per scheme by a simulated clock, the mean over DRAWS placements of the batches.
+
+    `delays` is a name in DELAYS, `load` the batches of a worker, `folder` the recorded data or None.
+    """
     found = []
     for scheme in SCHEMES:
         rng = np.random.default_rng([seed, workers])
@@ -111,7 +114,7 @@ def _longest(times: Times, waited_I: IntArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Injected:
-    """Delays that real workers wait for."""
+    """Delays that real workers wait for. Called with (worker, round from 1), returns the seconds."""
 
     delay_IW: FloatArray  # (I, W) seconds by round, from 1, and worker
 
@@ -127,10 +130,11 @@ def performed(
     pool: "type[CodedAggregator]",
     advance: Callable[[], None],
 ) -> dict[str, list[Timing]]:
-    """Times each scheme by real processes that wait for the drawn delays, stretched; by name one Timing per scheme.
+    """Returns, for each name of DELAYS in `names`, one Timing per scheme, measured with real processes.
 
-    They do gradient descent, and every sum is compared with the serial one. Seconds are as measured, over the stretch. All
-    delays and schemes use the same processes. `advance` is called after each scheme.
+    The processes do gradient descent and wait for the drawn delays times `options.stretch`, by which measured seconds are then
+    divided. Every sum is compared with the serial one. All delays and schemes use the same processes. `advance` is called after
+    each scheme.
     """
     iterations, seed, features = options.process_iterations, options.seed, options.features
     descent = Descent(features, options.points, seed)
@@ -180,7 +184,7 @@ class _Receiving:
 
 @dataclass(frozen=True)
 class MixedFound:
-    """Fig. 5, in expected seconds."""
+    """The numbers of Fig. 5; all times are expected seconds."""
 
     wanted: int  # floor(m log m), the results to which p2_s counts
     p2_s: float  # with the paper's loads
@@ -195,12 +199,12 @@ class MixedFound:
 
     @property
     def saved(self) -> float:
-        """The part of the time that P2's loads save; 29.28 % in the paper."""
+        """Share of the load-balanced allocation's time that P2's loads save; 29.28 % in the paper."""
         return 1 - self.p2_s / self.balanced_s
 
 
 def mixed(batches: int, workers: MixedWorkers, draws: int, seed: int) -> MixedFound:
-    """Fig. 5: allocations of batches to workers of different speeds."""
+    """Computes Fig. 5: allocations of batches to workers of different speeds."""
     wanted = int(batches * np.log(batches))
     p2_W = ALLOT["p2"](workers, batches, wanted)
     name, _, seconds = recommend(workers, batches)
@@ -223,7 +227,7 @@ PAPERS_CLUSTER = MixedWorkers(np.full(100, 20.0), np.array([1.0] * 95 + [20.0] *
 
 @dataclass(frozen=True)
 class Adapted:
-    """The load that the first iterations ask for, and seconds per iteration in the later ones (recorded steps: mean 1)."""
+    """The load chosen from the first iterations, and seconds per iteration of the later ones (recorded steps have mean 1)."""
 
     stragglers: str  # what is slow
     work: str  # how time grows with the load
@@ -236,7 +240,10 @@ class Adapted:
 
 
 def adapted(workers: int, iterations: int, seed: int, folder: Path | None, stalled: bool) -> list[Adapted]:
-    """Chooses the redundancy for recorded stragglers, as they are and dealt anew."""
+    """Chooses the load for recorded stragglers, as they are and dealt anew, for three ways in which time grows with the load.
+
+    With `stalled`, one worker in ten takes ten times as long. `folder` has the recorded data.
+    """
     found = []
     loads = [load for load in (1, 2, 5, 10) if load <= workers]
     for stragglers in ("persistent", "independent"):

@@ -63,7 +63,7 @@ is worth knowing (below)."""
 
 
 def as_markdown(found: BccResults, pictures: Sequence[str]) -> str:
-    """Returns the page."""
+    """Returns the Markdown page of the evaluation."""
     lines = [
         SETUP.format(load=found.options.load),
         "",
@@ -186,7 +186,7 @@ def _adapted(found: BccResults) -> list[str]:
 
 
 def as_json(found: BccResults) -> dict[str, Any]:
-    """Returns the page's numbers for JSON; timings by number of workers, then by delays."""
+    """Returns the page's numbers for JSON; timings are keyed by number of workers and then by delays."""
 
     def timings(by_workers: Timings) -> dict[str, Any]:
         return {str(w): {name: [asdict(t) for t in some] for name, some in by.items()} for w, by in by_workers.items()}

@@ -36,7 +36,7 @@ class _WaitingTime:
 
 
 def waiting(scheme: str, workers: int, batches: int, load: int) -> _WaitingTime:
-    """Returns the exact distribution of a scheme in WAITING, for workers that hold `load` batches each."""
+    """Returns the exact distribution of the messages that a scheme in WAITING needs, if workers hold `load` batches each."""
     share_K = WAITING[scheme](workers, batches, load)
     return _WaitingTime(np.diff(share_K, prepend=0.0), load if scheme == "random" else 1)
 
@@ -86,7 +86,7 @@ def harmonic(n: int) -> float:
 
 
 def formula(scheme: str, workers: int, batches: int, load: int) -> float | None:
-    """Returns the recovery threshold as the paper gives it, for sufficiently many workers; None for a scheme of ours.
+    """Returns the recovery threshold by the paper's formula, for sufficiently many workers; None for schemes of ours.
 
     Source: BCC Thm 1 and Eq. 5 to 8.
     """

@@ -11,7 +11,7 @@ from aurora.reproduce.lazarus.text import KINDS
 
 
 def draw(made: LazarusEvaluation, folder: Path) -> list[Path]:
-    """Draws each figure, the paper's numbers marked, and throughput over the spot trace."""
+    """Draws each figure with the paper's numbers as marks, and throughput over the spot trace. Returns the files' paths."""
     return _figures(made, folder) + _spot_rates(made, folder)
 
 

@@ -31,7 +31,7 @@ SLOW_START_S, SLOW_STORAGE = 180.0, 4.0
 
 @dataclass(frozen=True)
 class LazarusFigure:
-    """One number of a figure."""
+    """One number of a figure or table: the paper's and ours."""
 
     figure: str  # which figure or table
     case: str  # what is measured
@@ -42,7 +42,7 @@ class LazarusFigure:
 
 @dataclass(frozen=True)
 class LazarusEvaluation:
-    """The evaluation's results."""
+    """All results of the evaluation."""
 
     found: list[LazarusFigure]  # the figures' numbers
     recorded: bool  # whether the spot trace is the recorded one
@@ -50,7 +50,10 @@ class LazarusEvaluation:
 
 
 def reproduce(folder: Path | None, progress: Callable[[str, int, int], None]) -> LazarusEvaluation:
-    """Runs every figure's study; the same at every call. Without recorded data the spot trace is generated."""
+    """Runs the study of every figure. Equal arguments give equal results.
+
+    `folder` has the recorded spot trace; without it a trace is generated. `progress` is called with (what, done, in all).
+    """
     recorded = is_recorded(folder, TRACE)
     if recorded:
         trace = limited(shifted(changes(load_failures(recorded_file(folder, TRACE))), TRACE_FROM_S), NODES)

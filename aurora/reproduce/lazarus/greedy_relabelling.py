@@ -6,7 +6,11 @@ from aurora.types.arrays import IntArray
 
 
 def greedy_moves(old_NE: IntArray, new_NE: IntArray, bytes_E: IntArray, alike_N: IntArray) -> IntArray:
-    """Relabels nodes greedily: node after node gets the part of the new placement for which it must receive fewest bytes.
+    """Relabels nodes greedily: each node in turn takes the part of the new placement for which it receives the fewest bytes.
+
+    Arguments are as in `fewest_moves`, for N nodes: old_NE and new_NE (N, E) say which node holds which expert, bytes_E (E,)
+    are the weights of each expert, and nodes with equal numbers in alike_N (N,) may exchange their parts. Returns (N,) int64:
+    entry n is the node that takes what the new placement gives to node n.
 
     Source:
         Lazarus (arXiv:2407.04656) §4.3.

@@ -142,7 +142,7 @@ are those of ports of 50 Gbps, both ways at once, as two of the testbed's nodes 
 
 
 def as_markdown(made: LazarusEvaluation, pictures: Sequence[str]) -> str:
-    """Returns the page: set-up, then for each figure a table and why ours differs."""
+    """Returns the Markdown page: set-up, then for each figure a table and why our numbers differ."""
     trace = "Recorded (Bamboo's g4dn, MIT licence), from its tenth minute on" if made.recorded else "Generated"
     lines = [SETUP.format(trace=trace), ""]
     for name, kind in KINDS.items():
@@ -163,7 +163,7 @@ def _table(rows: Sequence[LazarusFigure]) -> list[str]:
 
 
 def as_json(made: LazarusEvaluation) -> dict[str, Any]:
-    """Returns the page's numbers for JSON; ranges as lowest, mean, highest."""
+    """Returns the page's numbers for JSON; a range has the keys lowest, mean and highest."""
     rows = [
         {"figure": one.figure, "case": one.case, "way": one.way, "paper": one.paper, "ours": vars(one.ours)}
         for one in made.found
