@@ -9,8 +9,10 @@ import numpy as np
 from machine import machine
 
 from aurora.io import load_cluster, shipped
-from aurora.planner.placement.deduplicated_layers import deduplicated_seconds, place_deduplicated
+from aurora.planner.placement.cost_model import group_costs
+from aurora.planner.placement.deduplicated_layers import place_deduplicated
 from aurora.planner.placement.exclusive_layers import place_exclusive
+from aurora.planner.placement.objective import exclusive
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.profiler.profile_model import profile_model
@@ -30,7 +32,10 @@ def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile,
         return int(rows * (profile.row_bytes(deduplicated) + profile.combine_bytes))
 
     def seconds(source: Profile, placement: Placement) -> float:
-        return sum(deduplicated_seconds(cluster, source, layer, placement.gpu_E(layer)) for layer in range(source.layers))
+        costs = (
+            group_costs(cluster, source, layer, placement.gpu_E(layer), deduplicated=True) for layer in range(source.layers)
+        )
+        return sum(exclusive(each.phase_times()) for each in costs)
 
     before, after = start.placements_M[0], near.placements_M[0]
     every, dedup, together = moved(before, False), moved(before, True), moved(after, True)

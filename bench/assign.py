@@ -19,7 +19,7 @@ from order import kinds, ratios
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import objective
 from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_sum_matching import bottleneck_sum_matching
+from aurora.planner.placement.bottleneck_matching import bottleneck_sum_matching
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, group_costs
@@ -49,6 +49,17 @@ def drawn(name: str, n: int, seed: int, model: int = 0, layers: int = 1) -> Prof
     at = np.array([1.0, 2.0])
     phases = {phase: Curve(at, at * second * share) for phase, share in (("gate", 0.3), ("expert", 1.0), ("aggregate", 0.1))}
     return Profile(name, "", tokens_LSE[None], 1, TOKEN_BYTES, TOKEN_BYTES, 1, 1, {"reference": phases})
+
+
+def sum_of_maxima(parts_XGJ: np.ndarray, group_G: np.ndarray) -> float:
+    return float(parts_XGJ[:, np.arange(len(group_G)), group_G].max(axis=1).sum())
+
+
+def coupled_optimum(parts_XGJ: np.ndarray) -> float:
+    """The least sum of three bottlenecks: the best matching of the first two under each limit on the third."""
+    first, second, third = parts_XGJ
+    under = (bottleneck_sum_matching(np.where(third <= limit, first, np.inf), second) for limit in np.unique(third))
+    return min(sum_of_maxima(parts_XGJ, group_G) for group_G in under if (group_G >= 0).all())
 
 
 def drawn_costs(name: str, n: int, seed: int, model: int = 0) -> GroupCosts:
@@ -90,11 +101,8 @@ def exclusive() -> list[str]:
                     parts = [part[np.arange(8), every].max(axis=1) for part in (first, second)]
                     agree += bool(abs((parts[0] + parts[1]).min() + costs.aggregate_s_G.max() - best) <= 1e-12 * best)
                     moved = coupled_s(mixed(n), drawn(name, n, seed), 0, np.arange(n))
-                    worth = [
-                        sum(part[np.arange(n), held].max() for part in moved)
-                        for held in (ASSIGN["by-load"](costs, np.random.default_rng(0)), bottleneck_sum_matching(*moved))
-                    ]
-                    coupled.append(worth[0] / worth[1])
+                    by_load = ASSIGN["by-load"](costs, np.random.default_rng(0))
+                    coupled.append(sum_of_maxima(moved, by_load) / coupled_optimum(moved))
             brute = f"{agree} of {cases}" if n == 8 else "-"
             cells = " | ".join(ratios(found[method]) for method in methods)
             sorted_ = ratios(coupled) if coupled else "-"

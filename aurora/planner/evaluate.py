@@ -9,10 +9,8 @@ from aurora.errors import BadInput
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
-from aurora.planner.placement.cost_model import layer_costs
-from aurora.planner.placement.deduplicated_layers import deduplicated_seconds
-from aurora.planner.placement.objective import OBJECTIVE
-from aurora.planner.placement.scenarios import aimed_costs, tail_mean
+from aurora.planner.placement.cost_model import aimed_costs, group_costs, layer_costs
+from aurora.planner.placement.objective import OBJECTIVE, exclusive
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, gap
@@ -55,29 +53,24 @@ def layer_seconds(
     Raises:
         BadInput: with deduplicated tokens, if the placement has replicas or the profile holds no token-level routing.
     """
-    if plan.models[0].deduplicated:
-        return _deduplicated_seconds(plan, placements[0], profiles[0])
-    if len(profiles) == 1:
-        (profile,), (placement,) = profiles, placements
-        aimed = [aimed_costs(plan.cluster, profile, domains, layer, plan.options.aim) for layer in range(profile.layers)]
-        return np.array([tail_mean(costs.seconds(placement.split_EG(l)), worst) for l, (costs, worst) in enumerate(aimed)])
+    if plan.models[0].deduplicated and placements[0].split_LG is not None:
+        raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
     seconds = []
     for layer in range(max(profile.layers for profile in profiles)):
-        a, b = (
-            layer_costs(plan.cluster, profile, at).phase_times(0, placement.split_EG(at))
-            for profile, placement, at in zip(profiles, placements, (layer % p.layers for p in profiles), strict=True)
-        )
-        seconds.append(OBJECTIVE[plan.objective](a, b))
+        at_M = [layer % profile.layers for profile in profiles]
+        if plan.models[0].deduplicated:
+            costs = group_costs(plan.cluster, profiles[0], layer, placements[0].gpu_E(layer), deduplicated=True)
+            seconds.append(exclusive(costs.phase_times()))
+        elif len(profiles) == 1:
+            aimed = aimed_costs(plan.cluster, profiles[0], domains, layer, plan.options.aim)
+            seconds.append(aimed.value_s(placements[0].split_EG(layer)))
+        else:
+            times = (
+                layer_costs(plan.cluster, profile, at).phase_times(placement.split_EG(at))
+                for profile, placement, at in zip(profiles, placements, at_M, strict=True)
+            )
+            seconds.append(OBJECTIVE[plan.objective](*times))
     return np.array(seconds)
-
-
-def _deduplicated_seconds(plan: Plan, placement: Placement, profile: Profile) -> FloatArray:
-    """(L,) seconds of each layer with deduplicated tokens."""
-    if placement.split_LG is not None:
-        raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
-    return np.array(
-        [deduplicated_seconds(plan.cluster, profile, layer, placement.gpu_E(layer)) for layer in range(len(placement.slots_LG))]
-    )
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:

@@ -12,7 +12,7 @@ from aurora.planner.make_plan import surviving
 from aurora.planner.migration.byte_budget import worth_moving
 from aurora.planner.migration.pricing import migration_schedule, moved_bytes
 from aurora.planner.migration.relabelling import fewest_moves, holds
-from aurora.planner.placement.scenarios import aimed_costs, tail_mean
+from aurora.planner.placement.cost_model import aimed_costs
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
@@ -227,4 +227,4 @@ def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Prof
     if final[0].split_LG is None or len(profiles) > 1:
         return new.free_bound_s
     aimed = [aimed_costs(new.cluster, profiles[0], domains, layer, new.options.aim) for layer in range(profiles[0].layers)]
-    return sum(tail_mean(costs.bounds(replicated=True), worst) for costs, worst in aimed)
+    return sum(costs.bound_s(replicated=True) for costs in aimed)

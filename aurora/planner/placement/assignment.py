@@ -8,74 +8,46 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aurora.planner.placement.bottleneck_matching import bottleneck_matching
-from aurora.planner.placement.bottleneck_sum_matching import bottleneck_sum_matching
+from aurora.planner.placement.bottleneck_matching import bottleneck_matching, bottleneck_sum_matching
 from aurora.planner.placement.cost_model import GroupCosts
+from aurora.planner.placement.objective import exclusive
 from aurora.types.arrays import IntArray
 
 AssignmentStrategy = Callable[[GroupCosts, np.random.Generator], IntArray]
 
 
 def exact(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Minimises Eq. 1, max(gate + dispatch) + max(experts + combine) + max(aggregate), exactly.
-
-    Experts move; requests stay on their ranks.
-
-    Args:
-        costs: the layer's costs by GPU and group.
-        rng: not used.
-
-    Returns:
-        (G,) int64, the group on each GPU.
-
-    Source:
-        Aurora (arXiv:2410.17043) Eq. 1.
-    """
+    """Minimises Eq. 1 of Aurora (arXiv:2410.17043), max(gate + dispatch) + max(experts + combine) + max(aggregate), exactly."""
     return bottleneck_sum_matching(costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ)
 
 
 def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
     """Assigns the busiest group to the strongest GPU, the next busiest to the next strongest, and so on.
 
-    Args: as in `exact`.
-
-    Returns:
-        As `exact`. The assignment is optimal only where rows and columns of the traffic are proportional.
+    GPUs are ranked by their time for all experts, then by their slower port. It is optimal only where rows and columns of the
+    traffic are proportional.
 
     Source:
         Aurora (arXiv:2410.17043) Thm 5.1.
     """
+    strongest_first = np.lexsort((-np.minimum(costs.out_Bps, costs.in_Bps), costs.expert_s_GJ.sum(axis=1)))
     group_G = np.empty(len(costs.load_J), dtype=np.int64)
-    group_G[costs.strongest_first] = np.argsort(-costs.load_J, kind="stable")
+    group_G[strongest_first] = np.argsort(-costs.load_J, kind="stable")
     return group_G
 
 
 def matching(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Minimises the largest dispatch + experts + combine seconds of any GPU, exactly.
-
-    Args and returns: as in `exact`.
-    """
+    """Minimises the largest dispatch + experts + combine seconds of any GPU, exactly."""
     return bottleneck_matching(costs.exclusive_s_GJ)
 
 
 def contiguous(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns group g to GPU g. Args and returns: as in `exact`."""
+    """Assigns group g to GPU g."""
     return np.arange(len(costs.load_J))
 
 
 def shuffled(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns groups to GPUs at random.
-
-    Args:
-        costs: as in `exact`.
-        rng: draws the permutation.
-
-    Returns:
-        As `exact`.
-
-    Source:
-        RGA, random GPU assignment: Aurora (arXiv:2410.17043) §8.1.
-    """
+    """Assigns groups to GPUs at random (RGA of Aurora, arXiv:2410.17043, §8.1)."""
     return rng.permutation(len(costs.load_J))
 
 
@@ -86,3 +58,8 @@ ASSIGN: dict[str, AssignmentStrategy] = {
     "contiguous": contiguous,
     "random": shuffled,
 }
+
+
+def best_exclusive_s(costs: GroupCosts) -> float:
+    """Returns the seconds of Eq. 1 under the best assignment of these groups."""
+    return exclusive(costs.phase_times(exact(costs, np.random.default_rng(0))))

@@ -17,17 +17,17 @@ def branch_and_bound(problem: ColocationProblem, a_G: IntArray, b_G: IntArray) -
 
     Linear programmes rule out most edges (a group on a GPU) or prove the start optimal. A depth-first search covers the rest,
     starting at the GPU with the fewest pairs of groups. A branch ends where the programme's bound plus its edges' spare seconds
-    reaches the best value, or its longest path does. If `problem.running` ends the search first, bisection raises the bound: a
+    reaches the best value, or its longest path does. If `problem.until_s` ends the search first, bisection raises the bound: a
     smaller target value rules out more edges.
 
     Args:
-        problem: both models' costs and the objective; `problem.running` says whether the search may go on.
+        problem: both models' costs, the objective and the time limit.
         a_G: (G,) int64, the group of model a on each GPU at the start.
         b_G: (G,) int64, the same for model b.
 
     Returns:
         (a_G, b_G, bound): (G,) int64 each, never worse than the start; and the lower bound in seconds. The assignment is
-        optimal unless `problem.running` ended the search.
+        optimal unless the time limit ended the search.
     """
     value_s = problem.value_s(a_G, b_G)
     proof = prove_bound(problem, value_s)
@@ -55,7 +55,7 @@ def _searched(
     used = np.zeros((2, n), dtype=np.bool_)
     while depth[0] >= 0:
         best_s = _dive(*arrays, *choices, cursor, most, spent_s, used, depth, best_s, a_G, b_G, NODES)
-        if depth[0] >= 0 and not problem.running():
+        if depth[0] >= 0 and problem.clock() >= problem.until_s:
             return best_s, False
     return best_s, True
 

@@ -86,10 +86,9 @@ def deduplicated_bound(
     slots_G: IntArray,
     expert_s_GE: FloatArray,
     gate_s_G: FloatArray,
-    aggregate_s_G: FloatArray,
     port_s_XG: FloatArray,
 ) -> float:
-    """Returns a lower bound on Eq. 1 for deduplicated tokens that no unreplicated placement beats.
+    """Returns a lower bound on Eq. 1 without aggregation for deduplicated tokens that no unreplicated placement beats.
 
     A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
     A source sends at least `_sent_G`.
@@ -100,7 +99,6 @@ def deduplicated_bound(
         slots_G: (G,) int64, how many experts each GPU can hold.
         expert_s_GE: (G, E) seconds of each expert on each GPU.
         gate_s_G: (G,) seconds of the gate.
-        aggregate_s_G: (G,) seconds of the aggregation.
         port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
 
     Returns:
@@ -122,7 +120,7 @@ def deduplicated_bound(
     idle_GE = np.zeros_like(expert_s_GE)
     first_s = max(float((gate_s_G + sent_G * send_s_G).max()), float(gate_s_G.min()) + either(idle_GE, recv_s_G))
     second_s = max(float((sent_G * crecv_s_G).max()), either(expert_s_GE, csend_s_G))
-    return first_s + second_s + float(aggregate_s_G.max())
+    return first_s + second_s
 
 
 def _shared_GE(counts_SEE: IntArray, arriving_GE: IntArray, slots_G: IntArray) -> FloatArray:

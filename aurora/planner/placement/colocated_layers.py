@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -34,30 +33,6 @@ class GroupedLayer:
     group_E: IntArray
     group_costs: GroupCosts
 
-    @classmethod
-    def of(cls, cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> "GroupedLayer":
-        """Groups the experts of one layer.
-
-        Args:
-            cluster: the GPUs.
-            profile: the model's traffic.
-            layer: which MoE layer.
-            place: name of a strategy of PLACE.
-            rng: for strategies that draw.
-        """
-        costs = layer_costs(cluster, profile, layer)
-        own_G = even_slots(profile.experts, np.full(len(cluster), profile.experts))
-        group_E = PLACE[place](costs.load_WE[0], own_G, rng)
-        return cls(costs, group_E, costs.grouped(group_E))
-
-    def placed(self, held_G: IntArray) -> Placement:
-        """Returns the layer's Placement.
-
-        Args:
-            held_G: (G,) int64, the group on each GPU.
-        """
-        return unreplicated(np.argsort(held_G)[self.group_E], len(held_G))
-
 
 def place_colocated(
     cluster: Cluster,
@@ -77,12 +52,9 @@ def place_colocated(
         options: resolved, so `place`, `assign` and `colocate` name strategies.
         rng: for strategies that draw.
         clock: returns seconds; for searches with a time limit.
-
-    Returns:
-        Both models' placements, with their time and its bounds.
     """
     first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
-    layers_ML = [[GroupedLayer.of(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
+    layers_ML = [[_grouped(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
     held_MLG: list[list[IntArray]] = [[], []]
     objective_s = bound_s = free_bound_s = 0.0
     end_s = clock() + options.time_limit_s
@@ -93,7 +65,7 @@ def place_colocated(
         held_G = ASSIGN[options.assign](a.group_costs, rng) if movable else held_MLG[first][partner]
         until_s = clock() + (end_s - clock()) / (profiles[second].layers - layer)
         problem = ColocationProblem(
-            a.group_costs, b.group_costs, held_G, movable, options.objective, first == 0, partial(_before, clock, until_s)
+            a.group_costs, b.group_costs, held_G, movable, options.objective, first == 0, clock, until_s
         )
         found = COLOCATE[options.colocate](problem, rng)
         if movable:
@@ -101,43 +73,37 @@ def place_colocated(
         held_MLG[second].append(found.b_G)
         value_s = problem.value_s(found.a_G, found.b_G)
         known_s = found.bound_s if movable else 0.0  # where a was fixed, the search did not try other places for it
-        free_s = free_bound(options.objective, *((a.costs, b.costs) if first == 0 else (b.costs, a.costs)))
+        free_s = _free_bound(options.objective, *((a.costs, b.costs) if first == 0 else (b.costs, a.costs)))
         objective_s += value_s
         free_bound_s += free_s
         bound_s += max(known_s or prove_bound(replace(problem, movable=True), value_s).bound_s, free_s)
     placements = tuple(
-        Placement.stack([layer.placed(held_G) for layer, held_G in zip(*both, strict=True)])
-        for both in zip(layers_ML, held_MLG, strict=True)
+        Placement.stack([unreplicated(np.argsort(held_G)[layer.group_E], len(cluster)) for layer, held_G in both])
+        for both in (zip(*own, strict=True) for own in zip(layers_ML, held_MLG, strict=True))
     )
     return PlacedModels(placements, objective_s, bound_s, free_bound_s)
 
 
-def _before(clock: Callable[[], float], until_s: float) -> bool:
-    """Whether the clock reads less than until_s."""
-    return clock() < until_s
+def _grouped(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> GroupedLayer:
+    """One layer with its experts grouped by the strategy `place` of PLACE."""
+    costs = layer_costs(cluster, profile, layer)
+    own_G = even_slots(profile.experts, np.full(len(cluster), profile.experts))
+    group_E = PLACE[place](costs.load_WE[0], own_G, rng)
+    return GroupedLayer(costs, group_E, costs.grouped(group_E))
 
 
-def free_bound(name: str, a: LayerCosts, b: LayerCosts) -> float:
-    """Returns a lower bound on the time of a layer for every placement of both models' experts.
+def _free_bound(name: str, a: LayerCosts, b: LayerCosts) -> float:
+    """A lower bound on the seconds of a layer for every placement of both models' experts; a is the model Table 2 starts with.
 
     Each term of the objective is replaced by its own least value, so the bound is attained only if one placement minimises all
     terms.
-
-    Args:
-        name: a name of OBJECTIVE.
-        a: costs of the model that Table 2 starts with, for a single scenario.
-        b: costs of the other model, for a single scenario.
-
-    Returns:
-        Seconds.
-
-    Source:
-        Aurora (arXiv:2410.17043) Table 2.
     """
     fixed = [float(own_WG.max()) for own_WG in (a.gate_s_WG, b.gate_s_WG, a.aggregate_s_WG, b.aggregate_s_WG)]
-    arriving = [costs.load_WE[0] - costs.own_WGE[0] for costs in (a, b)]
-    dispatch = [each * costs.recv_s_G[:, None] for each, costs in zip(arriving, (a, b), strict=True)]
-    combine = [each * costs.csend_s_G[:, None] for each, costs in zip(arriving, (a, b), strict=True)]
+    dispatch, combine = [], []
+    for costs in (a, b):
+        _, dispatch_GE, combine_GE, _ = (costs.load_WE[0] - costs.own_WGE[0]) * costs.port_s_XG[:, :, None]
+        dispatch.append(dispatch_GE)
+        combine.append(combine_GE)
     expert = [costs.expert_s_WGE[0] for costs in (a, b)]
     both_there, both_back = np.concatenate(dispatch, axis=1), np.concatenate(combine, axis=1)
     moved = [*dispatch, both_there, *expert, *combine, both_back]

@@ -40,29 +40,17 @@ def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedP
 
     Minimises the longest dispatch of both models, |N_a + N_b|, exactly, given the place of model a.
 
-    Args:
-        problem: both models' costs, and the place of model a.
-        rng: not used.
-
-    Returns:
-        The groups of both models.
-
     Source:
         Aurora (arXiv:2410.17043) §6.2, case II.
     """
     gpus = np.arange(len(problem.held_G))
     held_XG = problem.a.seconds_XGJ[:2, gpus, problem.held_G]
-    return ColocatedPlacement(
-        problem.held_G, bottleneck_matching((held_XG[:, :, None] + problem.b.seconds_XGJ[:2]).max(axis=0))
-    )
+    both_s_GJ = (held_XG[:, :, None] + problem.b.seconds_XGJ[:2]).max(axis=0)
+    return ColocatedPlacement(problem.held_G, bottleneck_matching(both_s_GJ))
 
 
 def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Pairs a's groups by rising load with b's groups by falling load.
-
-    Optimal where each GPU sends as much as it receives.
-
-    Args and returns: as in `matching`.
+    """Pairs a's groups by rising load with b's groups by falling load; optimal where each GPU sends as much as it receives.
 
     Source:
         Aurora (arXiv:2410.17043) Thm 6.2, case I.
@@ -77,8 +65,6 @@ def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> Colocated
 
     The first matching ignores which GPU a pair sits on; the second minimises the longest time of a pair on its GPU. If model a
     may not move, b's groups alone are matched with GPUs, which minimises the same time.
-
-    Args and returns: as in `matching`.
 
     Source:
         Aurora (arXiv:2410.17043) §7.2.
@@ -101,54 +87,27 @@ def local_search(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
 
     The starts are `decoupled`, `matching` and each model's own optimum; the result is never worse than any of them. A step
     swaps the groups of a, of b or of both between two GPUs.
-
-    Args:
-        problem: both models' costs, the place of model a and the objective.
-        rng: for the random swaps.
-
-    Returns:
-        The groups of both models.
     """
-    own_optima = ColocatedPlacement(
-        ASSIGN["exact"](problem.a, rng) if problem.movable else problem.held_G, ASSIGN["exact"](problem.b, rng)
-    )
+    own_a_G = ASSIGN["exact"](problem.a, rng) if problem.movable else problem.held_G
+    own_optima = ColocatedPlacement(own_a_G, ASSIGN["exact"](problem.b, rng))
     starts = decoupled(problem, rng), matching(problem, rng), own_optima
     found = [ColocatedPlacement(*anneal(problem, start.a_G, start.b_G, rng)) for start in starts]
     return min(found, key=lambda one: problem.value_s(one.a_G, one.b_G))
 
 
 def exact(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Finds the optimum of the objective by branch and bound, starting from `local_search`.
-
-    Args:
-        problem: as in `local_search`; `problem.running` may end the search.
-        rng: as in `local_search`.
-
-    Returns:
-        The optimum, or the best assignment found if the search was ended; with a bound.
-    """
+    """Finds the optimum of the objective by branch and bound, starting from `local_search`; the best found if time is up."""
     start = local_search(problem, rng)
     return ColocatedPlacement(*branch_and_bound(problem, start.a_G, start.b_G))
 
 
 def contiguous(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Puts b's group g on GPU g. Args and returns: as in `matching`."""
+    """Puts b's group g on GPU g."""
     return ColocatedPlacement(problem.held_G, np.arange(len(problem.held_G)))
 
 
 def shuffled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Puts b's groups on GPUs at random.
-
-    Args:
-        problem: as in `matching`.
-        rng: draws the permutation.
-
-    Returns:
-        As `matching`.
-
-    Source:
-        REC, random expert colocation: Aurora (arXiv:2410.17043) §8.1.
-    """
+    """Puts b's groups on GPUs at random (REC of Aurora, arXiv:2410.17043, §8.1)."""
     return ColocatedPlacement(problem.held_G, rng.permutation(len(problem.held_G)))
 
 

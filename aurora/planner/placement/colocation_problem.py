@@ -1,5 +1,6 @@
 """The colocation problem: one layer of two models that share the GPUs, as COLOCATE strategies see it."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,11 +10,6 @@ import numpy as np
 from aurora.planner.placement.cost_model import GroupCosts
 from aurora.planner.placement.objective import FIXED, OBJECTIVE, path_counts
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
-
-
-def always() -> bool:
-    """Returns True: a search without a time limit may always go on."""
-    return True
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,8 @@ class ColocationProblem:
         movable: whether model a's groups may still move.
         objective: the function to minimise, a name of OBJECTIVE.
         leads: whether a is the model that Table 2 of Aurora (arXiv:2410.17043) starts with; otherwise b is.
-        running: returns whether a search may go on.
+        clock: returns seconds.
+        until_s: a search ends when the clock reads more.
     """
 
     a: GroupCosts
@@ -36,15 +33,11 @@ class ColocationProblem:
     movable: bool = True
     objective: str = "causal"
     leads: bool = True
-    running: Callable[[], bool] = always
+    clock: Callable[[], float] = time.monotonic
+    until_s: float = np.inf
 
     def value_s(self, a_G: IntArray, b_G: IntArray) -> float:
-        """Returns the seconds of the layer.
-
-        Args:
-            a_G: (G,) int64, the group of model a on each GPU.
-            b_G: (G,) int64, the group of model b on each GPU.
-        """
+        """Returns the seconds of the layer with the groups a_G and b_G (G,) on the GPUs."""
         a, b = self.a.phase_times(a_G), self.b.phase_times(b_G)
         return OBJECTIVE[self.objective](a, b) if self.leads else OBJECTIVE[self.objective](b, a)
 
@@ -61,9 +54,8 @@ class ColocationProblem:
     @cached_property
     def base_P(self) -> FloatArray:
         """(P,) seconds of each path's FIXED terms."""
-        gates = float(self.a.gate_s_G.max()), float(self.b.gate_s_G.max())
-        fixed = np.array([*gates, float(self.a.aggregate_s_G.max()), float(self.b.aggregate_s_G.max())])
-        return np.asarray(path_counts(self.objective, self.leads)[:, : len(FIXED)] @ fixed)
+        fixed = self.a.gate_s_G, self.b.gate_s_G, self.a.aggregate_s_G, self.b.aggregate_s_G
+        return np.asarray(path_counts(self.objective, self.leads)[:, : len(FIXED)] @ [each.max() for each in fixed])
 
     @cached_property
     def open_MGJ(self) -> BoolArray:

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.placement import objective
-from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.cost_model import LayerCosts, layer_costs
+from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
+from aurora.planner.placement.cost_model import LayerCosts, aimed_costs, layer_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
-from aurora.planner.placement.scenarios import aimed_costs, tail_mean
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, slots_G
 from aurora.planner.placement.swap_search import swap_search
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of
 from aurora.planner.replication.registry import REPLICAS, best_divided, place
 from aurora.planner.replication.replica_counts import allocate, capped
 from aurora.types import Cluster, FailureDomains, GpuSlots, Placement, PlanOptions, Profile
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import IntArray
 
 SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
 
@@ -27,16 +25,14 @@ SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
 class ExclusiveProblem:
     """One layer of a model that has the GPUs to itself, as placement strategies see it.
 
-    Args:
+    Attributes:
         costs: the layer in every scenario that the placement must serve.
-        worst: how many of the scenarios count, the longest first.
         own_costs: the layer over the whole profile, without the profiles of further domains.
         slots_G: (G,) int64, how many experts each GPU can hold.
         domains: which GPUs fail together.
     """
 
     costs: LayerCosts
-    worst: int
     own_costs: LayerCosts
     slots_G: IntArray
     domains: FailureDomains
@@ -51,34 +47,6 @@ class ExclusiveProblem:
         """Whether every GPU has slots for the largest of equal groups of experts."""
         return bool((self.slots_G >= -(-len(self.load_E) // len(self.slots_G))).all())
 
-    def value_s(self, split_EG: FloatArray) -> float:
-        """Returns the mean seconds of Eq. 1 over the scenarios that count.
-
-        Args:
-            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-
-        Source:
-            Aurora (arXiv:2410.17043) Eq. 1.
-        """
-        return tail_mean(self.costs.seconds(split_EG), self.worst)
-
-    def bound_s(self, replicated: bool) -> float:
-        """Returns a lower bound in seconds on `value_s` that holds for all placements.
-
-        Args:
-            replicated: whether the bound covers placements with replicas.
-        """
-        return tail_mean(self.costs.bounds(replicated), self.worst)
-
-    def same_groups_s(self, gpu_E: IntArray) -> float:
-        """Returns the seconds of the best assignment of the same groups of experts to GPUs.
-
-        Args:
-            gpu_E: (E,) int64, the GPU of each expert, which makes the groups.
-        """
-        costs = self.own_costs.grouped(gpu_E)
-        return objective.exclusive(costs.phase_times(ASSIGN["exact"](costs, np.random.default_rng(0))))
-
 
 def place_exclusive(
     cluster: Cluster, profile: Profile, domains: Sequence[Profile], options: PlanOptions, rng: np.random.Generator
@@ -92,9 +60,6 @@ def place_exclusive(
         options: resolved, so `options.place` names a strategy.
         rng: for random strategies and restarts of searches.
 
-    Returns:
-        The placement of all layers, its time and bounds.
-
     Raises:
         InfeasiblePlan: if the experts do not fit.
     """
@@ -103,32 +68,26 @@ def place_exclusive(
     placements: list[Placement] = []
     objective_s = bound_s = free_bound_s = 0.0
     for layer in range(profile.layers):
-        costs, worst = aimed_costs(cluster, profile, domains, layer, options.aim)
-        problem = ExclusiveProblem(costs, worst, layer_costs(cluster, profile, layer), capacity_G, nodes)
+        costs = aimed_costs(cluster, profile, domains, layer, options.aim)
+        problem = ExclusiveProblem(costs, layer_costs(cluster, profile, layer), capacity_G, nodes)
         if options.place in PLACE and not problem.any_group_fits:
             raise InfeasiblePlan(
                 f"`place` {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "
                 f"`place` {SWAP_SEARCH} gives the larger GPUs more"
             )
-        placement = place_layer(problem, options, rng)
-        value_s = problem.value_s(placement.split_EG(0))
-        free_s = min(problem.bound_s(options.place in (*REPLICAS, *SURVIVE)), value_s)
+        placement = _place_layer(problem, options, rng)
+        value_s = costs.value_s(placement.split_EG(0))
+        free_s = min(costs.bound_s(options.place in (*REPLICAS, *SURVIVE)), value_s)
         plain = placement.split_LG is None and len(costs.own_WGE) == 1 and not domains
         objective_s += value_s
         free_bound_s += free_s
-        bound_s += min(problem.same_groups_s(placement.gpu_E(0)), value_s) if plain else free_s
+        bound_s += min(best_exclusive_s(problem.own_costs.grouped(placement.gpu_E(0))), value_s) if plain else free_s
         placements.append(placement)
     return PlacedModels((Placement.stack(placements),), objective_s, bound_s, free_bound_s)
 
 
-def place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
-    """Places one layer by the strategy `options.place`.
-
-    Args:
-        problem: the layer.
-        options: resolved, so `options.place` names a strategy.
-        rng: for random strategies and restarts of searches.
-    """
+def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
+    """One layer placed by the strategy `options.place`."""
     if options.place in SURVIVE:
         return _failure_resilient(problem, options, rng)
     if options.place in REPLICAS:
@@ -144,7 +103,7 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
         held_G = ASSIGN[assign](problem.own_costs.grouped(gpu_E), rng)
         gpu_E = np.argsort(held_G)[gpu_E]
     if place == SWAP_SEARCH:
-        gpu_E = swap_search(problem.costs, gpu_E, problem.slots_G, problem.worst, rng)
+        gpu_E = swap_search(problem.costs, gpu_E, problem.slots_G, rng)
     return unreplicated(gpu_E, len(problem.slots_G))
 
 
@@ -154,7 +113,7 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
     cost_G = np.ones(len(problem.slots_G)) if options.place == "eplb" else problem.costs.token_s_G  # EPLB treats GPUs as equal
     packed = place(problem.load_E, GpuSlots(problem.slots_G, cost_G), options.place, seed=options.seed).placement
     searched = _swapped_replicas(problem, packed, REPLICAS[options.place].divided_evenly, rng)
-    return min(single, packed, searched, key=lambda each: problem.value_s(each.split_EG(0)))
+    return min(single, packed, searched, key=lambda each: problem.costs.value_s(each.split_EG(0)))
 
 
 def _swapped_replicas(problem: ExclusiveProblem, placement: Placement, evenly: bool, rng: np.random.Generator) -> Placement:
@@ -165,7 +124,7 @@ def _swapped_replicas(problem: ExclusiveProblem, placement: Placement, evenly: b
     slots = [(expert, gpu) for gpu, held in enumerate(placement.slots_LG[0]) for expert in held]
     expert_P, gpu_P = (np.array(column) for column in zip(*slots, strict=True))
     share_P = placement.split_EG(0)[expert_P, gpu_P]
-    found_P = swap_search(problem.costs.of_replicas(expert_P, share_P), gpu_P, problem.slots_G, problem.worst, rng)
+    found_P = swap_search(problem.costs.of_replicas(expert_P, share_P), gpu_P, problem.slots_G, rng)
     split_EG = np.zeros((placement.experts, placement.gpus))
     np.add.at(split_EG, (expert_P, found_P), share_P)
     if evenly:

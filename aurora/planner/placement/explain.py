@@ -8,9 +8,9 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import GroupCosts, group_costs
+from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.lp_relaxation import lp_bound, prove_bound
-from aurora.planner.placement.objective import FIXED, OBJECTIVE, TERMS, exclusive_G, path_counts, shared_XG
+from aurora.planner.placement.objective import FIXED, OBJECTIVE, TERMS, exclusive_XG, path_counts, shared_XG
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -51,9 +51,6 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
         plan: the plan.
         profiles: the profiles that it was made from, one a model.
 
-    Returns:
-        One explanation a layer.
-
     Raises:
         BadInput: if the plan holds replicas.
     """
@@ -65,35 +62,34 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
 
 def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExplanation:
     """The explanation of one layer."""
-    own = [layer % profile.layers for profile in profiles]
     costs = [
         group_costs(plan.cluster, profile, at, model.placement.gpu_E(at), model.deduplicated)
-        for profile, model, at in zip(profiles, plan.models, own, strict=True)
+        for profile, model, at in zip(profiles, plan.models, (layer % p.layers for p in profiles), strict=True)
     ]
-    gpus = np.arange(len(plan.cluster))
-    phases_MYG = np.stack([_phases_YG(one) for one in costs])
+    times = [one.phase_times() for one in costs]
     if len(costs) == 1:
         names: tuple[str, ...] = PARTS
-        part_XG = exclusive_G(costs[0].phase_times(gpus))
+        part_XG = exclusive_XG(times[0])
         times_X = np.ones(len(names), dtype=np.int64)
-        least_X = exclusive_G(costs[0].phase_times(ASSIGN["exact"](costs[0], np.random.default_rng(0)))).max(axis=1)
-        value_s, bound_s = float(part_XG.max(axis=1).sum()), float(least_X.sum())
-        bound_term = names[int(least_X.argmax())]
+        longest_X = exclusive_XG(costs[0].phase_times(ASSIGN["exact"](costs[0], np.random.default_rng(0)))).max(axis=1)
+        value_s, bound_s = float(part_XG.max(axis=1).sum()), float(longest_X.sum())
     else:
-        names, part_XG = TERMS, shared_XG(costs[0].phase_times(gpus), costs[1].phase_times(gpus))
-        problem = ColocationProblem(costs[0], costs[1], gpus, objective=plan.objective)
-        value_s = OBJECTIVE[plan.objective](costs[0].phase_times(gpus), costs[1].phase_times(gpus))
+        names, part_XG = TERMS, shared_XG(*times)
+        problem = ColocationProblem(costs[0], costs[1], np.arange(len(plan.cluster)), objective=plan.objective)
+        value_s = OBJECTIVE[plan.objective](*times)
         bound_s = prove_bound(problem, value_s).bound_s
         count_PX = path_counts(plan.objective)
         times_X = count_PX[int((count_PX @ part_XG.max(axis=1)).argmax())]
         least_X = np.concatenate([part_XG[: len(FIXED)].max(axis=1), lp_bound(problem, problem.open_MGJ).term_X])
         longest_X = count_PX[int((count_PX @ least_X).argmax())] * least_X
-        bound_term = names[int(longest_X.argmax())]
-    seconds_X, gpu_X = part_XG.max(axis=1), part_XG.argmax(axis=1)
-    return LayerExplanation(layer, tuple(names), seconds_X, gpu_X, times_X, value_s, bound_s, bound_term, phases_MYG)
-
-
-def _phases_YG(costs: GroupCosts) -> FloatArray:
-    """(5, G) seconds of gate, dispatch, experts, combine and aggregation, group g on GPU g."""
-    terms = costs.phase_times(np.arange(len(costs.out_Bps)))
-    return np.stack([terms.gate_G, terms.dispatch_G, terms.expert_G, terms.combine_G, terms.aggregate_G])
+    return LayerExplanation(
+        layer,
+        names,
+        part_XG.max(axis=1),
+        part_XG.argmax(axis=1),
+        times_X,
+        value_s,
+        bound_s,
+        names[int(longest_X.argmax())],
+        np.stack([[t.gate_G, t.dispatch_G, t.expert_G, t.combine_G, t.aggregate_G] for t in times]),
+    )

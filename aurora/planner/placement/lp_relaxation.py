@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from aurora.planner.placement.annealing import C_A, C_AB, C_B, CRECV, CSEND, D_A, D_AB, D_B, EXPERT, F_A, F_B, RECV, SEND
-from aurora.planner.placement.bottleneck_sum_matching import bottleneck_value
+from aurora.planner.placement.bottleneck_matching import bottleneck_value
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.types.arrays import BoolArray, FloatArray
 
@@ -94,7 +94,7 @@ def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
         problem: both models' costs and the objective.
         open_MGJ: (2, G, J) bool, the edges that assignments may use.
     """
-    least_X = term_lower_bounds(problem.seconds_MXGJ, open_MGJ)
+    least_X = _least_X(problem.seconds_MXGJ, open_MGJ)
     nothing_MGJ = np.zeros(open_MGJ.shape)
     if not np.isfinite(least_X).all():
         return LpBound(np.inf, nothing_MGJ, least_X, least_X)
@@ -163,7 +163,7 @@ def _solved(
     return solved.x[count : count + 8], dual[top:], dual[:top].reshape(len(parts), n), price_MJ
 
 
-def term_lower_bounds(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
+def _least_X(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
     """Returns a lower bound on each of MOVED alone, by bottleneck matchings.
 
     Args:

@@ -48,17 +48,7 @@ PATHS: dict[str, tuple[Path, ...]] = {
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Seconds of one model's phases on each GPU.
-
-    Attributes:
-        gate_G: (G,) seconds of the gate.
-        send_G: (G,) seconds that each GPU sends in the dispatch.
-        recv_G: (G,) seconds that each GPU receives in the dispatch.
-        csend_G: (G,) seconds that each GPU sends in the combine.
-        crecv_G: (G,) seconds that each GPU receives in the combine.
-        expert_G: (G,) seconds of the experts.
-        aggregate_G: (G,) seconds of the aggregation.
-    """
+    """Seconds of one model's phases on each GPU; `send` and `recv` are of the dispatch, `csend` and `crecv` of the combine."""
 
     gate_G: FloatArray
     send_G: FloatArray
@@ -82,24 +72,14 @@ class PhaseTimes:
 def exclusive(a: PhaseTimes) -> float:
     """Returns the seconds of a layer of one model, max(gate + dispatch) + max(experts + combine) + max(aggregate).
 
-    Args:
-        a: the model's phases.
-
     Source:
         Aurora (arXiv:2410.17043) Eq. 1.
     """
-    return float(exclusive_G(a).max(axis=1, initial=0.0).sum())
+    return float(exclusive_XG(a).max(axis=1, initial=0.0).sum())
 
 
-def exclusive_G(a: PhaseTimes) -> FloatArray:
-    """Returns the parts of Eq. 1 on each GPU.
-
-    Args:
-        a: the model's phases.
-
-    Returns:
-        (3, G) seconds: gate + dispatch, experts + combine, aggregation.
-    """
+def exclusive_XG(a: PhaseTimes) -> FloatArray:
+    """Returns (3, G) seconds of the parts of Eq. 1 on each GPU: gate + dispatch, experts + combine, aggregation."""
     return np.stack([a.gate_G + a.dispatch_G, a.expert_G + a.combine_G, a.aggregate_G])
 
 
@@ -122,8 +102,6 @@ def causal(a: PhaseTimes, b: PhaseTimes) -> float:
     As printed, Table 2 lets C_a end before F_a, and N_b ignore G_b (G gate, N dispatch, F experts, C combine). Here N_b ends at
     max(|N_a + N_b|, G_b + |N_b|). With s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b ends at
     max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is Table 2. `paper` <= `causal` where combines mirror dispatches.
-
-    Args and source: as in `paper`.
     """
     return longest("causal", shared_XG(a, b).max(axis=1, initial=0.0))
 
@@ -132,44 +110,24 @@ OBJECTIVE: dict[str, Callable[[PhaseTimes, PhaseTimes], float]] = {"causal": cau
 
 
 def shared_XG(a: PhaseTimes, b: PhaseTimes) -> FloatArray:
-    """Returns the seconds of each of TERMS on each GPU; an all-to-all of both models counts its busier port.
-
-    Args:
-        a: phases of the model that Table 2 starts with.
-        b: phases of the other model.
-
-    Returns:
-        (X, G) seconds.
-    """
+    """Returns (X, G) seconds of each of TERMS on each GPU; an all-to-all of both models counts its busier port."""
     dispatch_ab = np.maximum(a.send_G + b.send_G, a.recv_G + b.recv_G)
     combine_ab = np.maximum(a.csend_G + b.csend_G, a.crecv_G + b.crecv_G)
-    return np.stack(
-        [
-            *(a.gate_G, b.gate_G, a.aggregate_G, b.aggregate_G, a.dispatch_G, b.dispatch_G, dispatch_ab),
-            *(a.expert_G, b.expert_G, a.combine_G, b.combine_G, combine_ab),
-        ]
-    )
+    fixed = a.gate_G, b.gate_G, a.aggregate_G, b.aggregate_G
+    there = a.dispatch_G, b.dispatch_G, dispatch_ab
+    back = a.combine_G, b.combine_G, combine_ab
+    return np.stack([*fixed, *there, a.expert_G, b.expert_G, *back])
 
 
 def path_counts(objective: str, leads: bool = True) -> IntArray:
-    """Returns how often each path holds each of TERMS.
+    """Returns (P, X) int64, how often each path of an objective holds each of TERMS.
 
-    Args:
-        objective: a name of OBJECTIVE.
-        leads: whether model a is the one that Table 2 starts with; otherwise the terms of a and b change places.
-
-    Returns:
-        (P, X) int64.
+    leads: whether model a is the one that Table 2 starts with; otherwise the terms of a and b change places.
     """
     terms = TERMS if leads else [OTHER.get(term, term) for term in TERMS]
     return np.array([[path.count(term) for term in terms] for path in PATHS[objective]], dtype=np.int64)
 
 
 def longest(objective: str, term_X: FloatArray) -> float:
-    """Returns the seconds of the longest path, which never fall when a term rises.
-
-    Args:
-        objective: a name of OBJECTIVE.
-        term_X: (X,) seconds of each of TERMS.
-    """
+    """Returns the seconds of an objective's longest path, from (X,) seconds of TERMS; it never falls when a term rises."""
     return float((path_counts(objective) @ term_X).max())

@@ -12,7 +12,7 @@ from aurora.types.arrays import IntArray
 class PlacedModels:
     """A placement of each model, all layers.
 
-    Args:
+    Attributes:
         placements_M: one Placement a model.
         objective_s: seconds of all layers in the planning model.
         bound_s: seconds; no assignment of the same groups of experts to GPUs takes less.
@@ -28,10 +28,5 @@ class PlacedModels:
 
 
 def unreplicated(gpu_E: IntArray, gpus: int) -> Placement:
-    """Returns the Placement of one layer that holds each expert once.
-
-    Args:
-        gpu_E: (E,) int64, the GPU of each expert.
-        gpus: number of GPUs.
-    """
+    """Returns the Placement of one layer whose expert e is on GPU gpu_E[e] alone."""
     return Placement((tuple(tuple(np.flatnonzero(gpu_E == gpu).tolist()) for gpu in range(gpus)),))

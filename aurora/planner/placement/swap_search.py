@@ -69,7 +69,7 @@ class Prices(NamedTuple):
 
 
 def swap_search(
-    costs: LayerCosts, gpu_E: IntArray, slots_G: IntArray, worst: int, rng: np.random.Generator, kicks: int = KICKS
+    costs: LayerCosts, gpu_E: IntArray, slots_G: IntArray, rng: np.random.Generator, kicks: int = KICKS
 ) -> IntArray:
     """Moves and swaps single experts to lower the `tail_mean` of Eq. 1 over the scenarios.
 
@@ -80,7 +80,6 @@ def swap_search(
         costs: one layer in W scenarios.
         gpu_E: (E,) int64, the GPU of each expert to start from.
         slots_G: (G,) int64, how many experts each GPU can hold.
-        worst: how many scenarios count, the longest first.
         rng: for the restarts.
         kicks: number of restarts.
 
@@ -88,7 +87,7 @@ def swap_search(
         (E,) int64, the GPU of each expert; never worse than gpu_E.
     """
     experts, best_E = len(gpu_E), gpu_E.copy()
-    layer = _layer(costs, slots_G, worst)
+    layer = _layer(costs, slots_G)
     best_s = _descend(layer, best_E)
     for _ in range(kicks):
         trial_E = best_E.copy()
@@ -103,7 +102,7 @@ def swap_search(
     return best_E
 
 
-def _layer(costs: LayerCosts, slots_G: IntArray, worst: int) -> Layer:
+def _layer(costs: LayerCosts, slots_G: IntArray) -> Layer:
     """The layer's costs as arrays for compiled code."""
     load_WGE = np.broadcast_to(costs.load_WE[:, None], costs.own_WGE.shape)
     return Layer(
@@ -111,9 +110,9 @@ def _layer(costs: LayerCosts, slots_G: IntArray, worst: int) -> Layer:
         np.add.accumulate(costs.own_WGE, axis=2)[:, :, -1].astype(np.float64),
         costs.gate_s_WG,
         costs.aggregate_s_WG.max(axis=1),
-        np.stack([costs.send_s_G, costs.recv_s_G, costs.csend_s_G, costs.crecv_s_G], axis=1),
+        np.ascontiguousarray(costs.port_s_XG.T),
         slots_G,
-        worst,
+        costs.worst,
     )
 
 

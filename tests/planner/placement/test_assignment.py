@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_sum_matching import bottleneck_sum_matching
+from aurora.planner.placement.bottleneck_matching import bottleneck_sum_matching
 from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.objective import exclusive
 from aurora.types import PlanOptions
@@ -19,9 +19,7 @@ from tests.planner.placement.coupled_requests import coupled_s
 from tests.planner.test_make_plan import profile
 from tests.strategies import clusters, profiles
 
-MATRICES = st.tuples(st.integers(1, 5), st.integers(2, 3)).flatmap(
-    lambda shape: arrays(np.float64, (shape[1], shape[0], shape[0]), elements=st.integers(0, 12).map(float))
-)
+MATRICES = st.integers(1, 5).flatmap(lambda n: arrays(np.float64, (2, n, n), elements=st.integers(0, 12).map(float)))
 
 
 def used(matrices, group_G):
@@ -47,7 +45,6 @@ def test_the_first_threshold_rises_where_the_second_pays_for_it():
     """The identity is best for the first matrix (1 against 3) and loses 9 by the second."""
     first, second = np.array([[1.0, 3], [3, 1]]), np.array([[9.0, 0], [0, 9]])
     assert bottleneck_sum_matching(first, second).tolist() == [1, 0]
-    assert bottleneck_sum_matching(first, second, np.array([[0.0, 8], [8, 0]])).tolist() == [0, 1]
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=2))))

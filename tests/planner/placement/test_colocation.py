@@ -42,7 +42,12 @@ def random_problem(seed, n, objective="causal"):
         load_J = tokens_SJ.sum(axis=0)
         send, recv = tokens_SJ.sum(axis=1)[:, None] - tokens_SJ, load_J - tokens_SJ
         compute = load_J / speed_G[:, None] * rng.choice([0.25, 1.0, 4.0])
-        costs.append(GroupCosts(load_J, send, recv, 1, 1, compute, 1000 / speed_G, 300 / speed_G, speed_G, speed_G))
+        costs.append(
+            GroupCosts(
+                load_J=load_J, send_GJ=send, recv_GJ=recv, dispatch_bytes=1, combine_bytes=1, expert_s_GJ=compute,
+                gate_s_G=1000 / speed_G, aggregate_s_G=300 / speed_G, out_Bps=speed_G, in_Bps=speed_G,
+            )
+        )  # fmt: skip
     return ColocationProblem(*costs, np.arange(n), objective=objective)
 
 
@@ -129,7 +134,7 @@ def test_a_search_without_time_still_gives_a_bound_below_the_optimum(monkeypatch
     monkeypatch.setattr("aurora.planner.placement.branch_and_bound.NODES", 1)
     for seed in range(3):
         problem = random_problem(seed, 4)
-        rushed = replace(problem, running=lambda: False)
+        rushed = replace(problem, until_s=0.0)
         a_G, b_G, bound_s = branch_and_bound(rushed, np.arange(4), np.arange(4))
         assert lp_bound(problem, problem.open_MGJ).seconds <= bound_s <= optimum(problem)
         assert problem.value_s(a_G, b_G) >= optimum(problem) * (1 - 1e-12)
@@ -157,8 +162,11 @@ def test_which_model_leads_is_a_matter_of_names(problem):
 
 
 def test_annealing_with_nothing_to_gain_stays():
-    still = GroupCosts(*[np.zeros(1, dtype=np.int64)] + [np.zeros((1, 1), dtype=np.int64)] * 2, 1, 1, np.zeros((1, 1)),
-                       np.zeros(1), np.zeros(1), np.ones(1), np.ones(1))  # fmt: skip
+    none, nothing = np.zeros((1, 1), dtype=np.int64), np.zeros(1)
+    still = GroupCosts(
+        load_J=none[0], send_GJ=none, recv_GJ=none, dispatch_bytes=1, combine_bytes=1, expert_s_GJ=np.zeros((1, 1)),
+        gate_s_G=nothing, aggregate_s_G=nothing, out_Bps=np.ones(1), in_Bps=np.ones(1),
+    )  # fmt: skip
     a_G, b_G = anneal(ColocationProblem(still, still, np.arange(1)), np.arange(1), np.arange(1), np.random.default_rng(0))
     assert (a_G.tolist(), b_G.tolist()) == ([0], [0])
 
