@@ -25,7 +25,7 @@ def simulated_plan(
 
     Args:
         cluster: the GPUs.
-        profiles: one profile a model.
+        profiles: one profile per model.
         options: strategies by name or "auto".
         profile_paths: the profiles' files, as the plan should name them.
 
@@ -49,7 +49,7 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
 
     Args:
         plan: a plan of two models.
-        profiles: one profile a model.
+        profiles: one profile per model.
     """
     pairs = max(1, len(plan.cluster) * (len(plan.cluster) - 1))
     windows = TRANSFERS // (2 * pairs * sum(len(model.dispatch_L) for model in plan.models))

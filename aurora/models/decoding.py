@@ -19,7 +19,7 @@ class GreedyBatch:
         pad: the token for padding.
 
     Attributes:
-        tokens: by prompt, the tokens generated so far.
+        tokens: the tokens generated so far, one list per prompt.
     """
 
     def __init__(

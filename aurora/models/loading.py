@@ -120,7 +120,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     Args:
         path: a model folder, or a name in the local hub cache.
         device: where its weights go.
-        dtype: of the weights; None: float32 on the CPU, the model's own elsewhere.
+        dtype: dtype of the weights; None: float32 on the CPU, elsewhere that of the model's files.
 
     Raises:
         BadInput: if there is no model, weights are missing, no experts module has EXPERTS_SIGNATURE, or MoE layers have

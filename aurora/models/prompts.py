@@ -16,8 +16,8 @@ class Corpus:
 
     Iterating yields each prompt's token ids, at most `length` of them:
 
-    - .jsonl: a prompt a line, in any form of `aurora.io.prompts.ROW_FIELDS`; longer ones are cut
-    - .npy: a prompt a row of token ids, longer ones cut; an array of one axis is read like text
+    - .jsonl: one prompt per line, in any form of `aurora.io.prompts.ROW_FIELDS`; longer ones are cut
+    - .npy: one prompt of token ids per row, longer ones cut; an array of one axis is read like text
     - any other: UTF-8 text, cut into prompts of exactly `length` tokens; a shorter rest at its end is not used
 
     Args:
@@ -135,7 +135,7 @@ def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
 
     Args:
         tokenizer: a transformers tokenizer; it adds no special tokens.
-        file: one prompt a line, or a .jsonl file.
+        file: one prompt per line, or a .jsonl file.
 
     Returns:
         The token ids of each prompt.

@@ -22,8 +22,8 @@ class Evaluation:
 
     Args:
         served_s_L: (L,) seconds of each layer by the plan's objective and aim.
-        own: a plan made for this traffic with the same options.
-        dispatch_s_ML: for each model, (L,) seconds of each layer's whole dispatch in the plan's order.
+        own: a plan made for this traffic with the options of the evaluated plan.
+        dispatch_s_ML: one array (L,) per model, seconds of each layer's whole dispatch in the plan's order.
     """
 
     served_s_L: FloatArray
@@ -43,8 +43,8 @@ def layer_seconds(
 
     Args:
         plan: gives the cluster, the objective, the aim, and whether tokens are deduplicated.
-        placements: one Placement a model.
-        profiles: one profile a model.
+        placements: one Placement per model.
+        profiles: one profile per model.
         domains: further profiles that the placement of a single model must serve.
 
     Returns:
@@ -78,7 +78,7 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
 
     Args:
         plan: the plan.
-        profiles: one profile a model. Profiles of further domains that the plan was made for are not considered.
+        profiles: one profile per model. Profiles of further domains that the plan was made for are not considered.
 
     Returns:
         The plan's seconds on this traffic, and a plan made for it.

@@ -146,7 +146,7 @@ def misses(workers: int, groups: int) -> float:
     """Returns the probability that independent uniform draws miss at least one group.
 
     Args:
-        workers: number of draws, one a worker.
+        workers: number of draws, one per worker.
         groups: number of groups.
     """
     return 1.0 - float(drawn_share_K(workers, groups)[-1])

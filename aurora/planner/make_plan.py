@@ -33,7 +33,7 @@ def make_plan(
 
     Args:
         cluster: the machines; rank r is its r-th GPU.
-        profiles: one profile a model, each from as many source ranks as the cluster has GPUs.
+        profiles: one profile per model, each from as many source ranks as the cluster has GPUs.
         options: strategies by name; "auto" is resolved from the cluster and the profiles.
         profile_paths: the profiles' files, as the plan should name them.
         clock: returns seconds; for searches with a time limit.

@@ -53,7 +53,7 @@ def resolve(
     Args:
         options: strategies by name or "auto".
         cluster: the GPUs.
-        profiles: one profile a model.
+        profiles: one profile per model.
         domains: further profiles of a single model.
 
     Raises:

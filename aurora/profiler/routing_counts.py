@@ -48,7 +48,7 @@ def next_round(prompts: Iterator[list[int]], options: ProfileOptions) -> Batches
 
     Args:
         prompts: token ids of each prompt; up to `options.batch` for each source are taken.
-        options: of the profile.
+        options: options of the profile.
     """
     some = list(islice(prompts, options.sources * options.batch))
     return [some[source :: options.sources] for source in range(options.sources)]

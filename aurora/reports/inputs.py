@@ -16,7 +16,7 @@ class ReportInputs:
 
     Attributes:
         plan: the plan.
-        traces: by name, in the order given; all are compared with the first.
+        traces: (name, trace) in the sequence given; all are compared with the first.
         profiles: the traffic, one profile for each model of the plan, or none.
         later: newer traffic of the same models, or none.
         without: for a report without profiles, a sentence on how to get them.

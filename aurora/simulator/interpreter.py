@@ -71,13 +71,13 @@ def simulate(
     expert compute that waits, and at its preemption points, PREEMPTION_INTERVAL_S apart.
 
     Args:
-        program: of any number of models.
-        cluster: its GPUs' speeds and its network.
+        program: a program of any number of models.
+        cluster: the GPUs' speeds and the network.
         profiles: one per model, which runs one step for each window of its profile.
         barriers: "gpu": a rank continues when its own transfers are done, and a Barrier releases all ranks of the model at
             once. "none": as "gpu", without Barriers. "global": every phase of a model ends on all ranks together, and only
             then are GPU and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
-        ordered: makes the order of each all-to-all from its bytes; None keeps the program's orders.
+        ordered: called with an all-to-all's bytes (G, G), returns its order; None: the program's orders are used.
         interleave: whether the models run side by side, or one after the other on every rank.
 
     Returns:

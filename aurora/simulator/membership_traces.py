@@ -24,7 +24,7 @@ class MembershipEvent:
 
 
 def changes(rows: Sequence[tuple[float, str, str]]) -> list[MembershipEvent]:
-    """Returns the membership changes of a recorded trace by rising time, one for all events of the same time.
+    """Returns the membership changes of a recorded trace by rising time; events at one time become one change.
 
     Args:
         rows: (time_s, event, node) in any sequence; an event is "add" or "remove".

@@ -13,10 +13,10 @@ class WorkerReport:
     """One worker's part in an aggregation round.
 
     Attributes:
-        worker: its number.
-        batches: the batches that it holds.
+        worker: the worker's number.
+        batches: numbers of the batches that it holds.
         state: "working", "used", "not needed" (its batches had come already), "not waited for", or what was wrong with it.
-        seconds: from the start of the round until its message came or it was given up; None before that.
+        seconds: seconds from the start of the round until its message came or it was given up; None before that.
     """
 
     worker: int

@@ -116,7 +116,7 @@ def leaf_spine(
 
 
 def servers(node_G: Sequence[int], out_Bps: Sequence[float], in_Bps: Sequence[float], nic_Bps: float) -> Fabric:
-    """Returns a fabric of servers: GPUs reach those of their own server at their ports' rates, and others through one NIC each.
+    """Returns a fabric of servers. GPUs reach GPUs of their server at their ports' rates; for others each has one NIC.
 
     The NICs are linked to a switch that never blocks.
 

@@ -12,13 +12,13 @@ class ModelIdentity:
     """The sizes of a model and, where it is known, a digest of its router weights.
 
     Args:
-        model: its name, which says little: folders are renamed.
-        fingerprint: a hash of its router weights; empty where there are none to read, as for a synthetic profile.
-        layers: MoE layers.
+        model: the model's name, which proves nothing, because folders are renamed.
+        fingerprint: a hash of its router weights; empty if there are none to read, as for a synthetic profile.
+        layers: number of MoE layers.
         experts: experts of a layer.
-        top_k: experts a token.
-        row_bytes: payload of one (token, expert) pair.
-        expert_bytes: weights of one expert in one layer.
+        top_k: experts per token.
+        row_bytes: payload bytes of one (token, expert) pair.
+        expert_bytes: bytes of one expert's weights in one layer.
     """
 
     model: str

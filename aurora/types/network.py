@@ -20,7 +20,7 @@ class Network(Value):
         in_Bps_G: (G,) float64, bytes per second that each port receives.
         startup_s_G: (G,) float64, fixed seconds of one message; a transfer takes that of its slower end. Zeros by default.
         fabric: the links between the GPUs; None is a big switch, where only ports limit (Aurora §2.4).
-        incast: from 0 to 1, the part of its rate that a receiving port loses for each concurrent sender beyond the first, down
+        incast: part of its rate, 0 to 1, that a receiving port loses for each concurrent sender beyond the first, down
             to a tenth of the rate; zero loses nothing. Bounds leave incast out; timed schedules and simulations include it. It
             is the simplest model of the measured throughput collapse: goodput falls with the number of senders, at worst by an
             order of magnitude.

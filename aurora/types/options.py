@@ -185,7 +185,7 @@ class RunOptions:
         survive: continue with the remaining ranks when some are lost.
         respawn: with survive: how many times each lost rank is restarted.
         hang_s: with survive: seconds without a message after which a rank is lost.
-        local_first: a rank's own replicas take its tokens first; costs one more exchange of counts per layer.
+        local_first: replicas on a token's rank take it first; costs one more exchange of counts per layer.
     """
 
     max_new_tokens: int = 16

@@ -96,7 +96,7 @@ class Plan(Value):
             "auto" where they decide nothing, or each layer for itself.
         objective_s: seconds of all layers in the planning model `objective`; windows and domains are summed, or weighed as
             `options.aim` says. The planning model knows ports, not the links of a fabric; orders are timed on both.
-        bound_s: proved seconds; no assignment of the same groups of experts, one group a GPU, takes less.
+        bound_s: proved seconds; no assignment of the same groups of experts, one group per GPU, takes less.
         free_bound_s: proved seconds; no placement at all takes less.
         epoch: how many plans were in force before this one.
         survival_LK: (L, D-1) float64: with `options.min_replicas`, how likely every expert is still held after 1, 2, ... of the

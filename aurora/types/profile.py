@@ -26,7 +26,7 @@ class Curve(Value):
 
     Attributes:
         tokens_X: (X,) float64, token counts, rising from zero or more.
-        seconds_X: (X,) float64, the seconds that so many tokens take.
+        seconds_X: (X,) float64, the seconds at these token counts.
     """
 
     tokens_X: FloatArray
@@ -83,9 +83,9 @@ class Profile(Value):
             between two MoE layers (attention, norms, router) against its tokens, `expert` one expert against the tokens that it
             receives, `aggregate` the weighted sum against the rank's own tokens.
         provenance: how, where and from what it was measured.
-        routing: the same routing token by token, where it was kept; its counts are exactly tokens_TLSE.
-        stage_T: which of STAGES the tokens of each window belong to, where that is known.
-        coactivation: pair counts of all tokens, where they were counted; their sums fit tokens_TLSE.
+        routing: the routing token by token, whose counts are exactly tokens_TLSE; None if it was not kept.
+        stage_T: the stage of each window's tokens, one of STAGES; None if unknown.
+        coactivation: pair counts of all tokens, whose sums fit tokens_TLSE; None if they were not counted.
 
     Raises:
         BadInput: if a field is out of range, or fields contradict each other.
@@ -214,7 +214,7 @@ class Profile(Value):
 
     @property
     def digest(self) -> str:
-        """sha256 of everything that planning reads, by which a plan recognises its profile."""
+        """The sha256 of everything that planning reads; a plan keeps it to recognise its profile."""
         sha = hashlib.sha256(self.tokens_TLSE.tobytes())
         sizes = (self.dispatch_bytes, self.combine_bytes, self.expert_bytes, self.other_bytes)
         sha.update(repr((self.model, self.fingerprint, self.tokens_TLSE.shape, self.top_k, sizes)).encode())
@@ -228,7 +228,7 @@ class Profile(Value):
         return sha.hexdigest()
 
     def seconds(self, phase: str, gpu: Gpu, tokens: ArrayLike) -> FloatArray:
-        """Seconds that a GPU takes in one phase: by its kind's own curve, else by the reference curve over its speed.
+        """Returns the seconds of one phase on a GPU: by the curve of its kind, else by the reference curve over its speed.
 
         Args:
             phase: one of PHASES.
@@ -236,7 +236,7 @@ class Profile(Value):
             tokens: token counts of any shape.
 
         Returns:
-            float64 of the same shape.
+            float64 seconds, with the shape of `tokens`.
         """
         own = self.curves.get(gpu.kind)
         if own is not None:

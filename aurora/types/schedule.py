@@ -97,7 +97,7 @@ class Order(Value):
 
     @cached_property
     def ends(self) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[tuple[int, int]]]]:
-        """(sends, recvs): by rank, the (row, peer) of what it sends and of what it receives, in sequence."""
+        """(sends, recvs): each maps a rank to the (row, peer) pairs that it sends, or receives, in sequence."""
         sends: dict[int, list[tuple[int, int]]] = {}
         recvs: dict[int, list[tuple[int, int]]] = {}
         for row, (src, dst) in enumerate(self.pairs_X2.tolist()):
@@ -106,7 +106,7 @@ class Order(Value):
         return sends, recvs
 
     def cuts(self, sizes_X: IntArray, rows_X: IntArray | None = None) -> IntArray:
-        """Returns which units of its pair's work each row carries.
+        """Returns which units of work each row carries, if the work of its pair has sizes_X units.
 
         The rows of a pair cover its units without gap or overlap.
 

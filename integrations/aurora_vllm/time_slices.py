@@ -85,7 +85,7 @@ def join_port_arbiter(
     Args:
         store: a torch.distributed Store that all ranks of this server reach.
         key: prefix of the store's keys.
-        rank: this rank; its GPU is the one with the same number.
+        rank: this rank, which uses the GPU with its number.
         folder: the folder of the table that the servers share.
         timeout_s: seconds that other ranks wait for rank 0's slot.
         finish: called before the GPU is released; waits for the work launched on it.

@@ -79,7 +79,7 @@ def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
 
     Args:
         lacks_row: (n,) int64, row sums.
-        lacks_column: (n,) int64, column sums, of the same total.
+        lacks_column: (n,) int64, column sums, whose total is that of the row sums.
 
     Returns:
         (n, n) int64.

@@ -138,7 +138,7 @@ class DenseShop:
 
         Args:
             seconds_GG: as in `run`.
-            tries: how many drawn priorities, and as many drawn rings, to try after the plain ones.
+            tries: number of drawn priorities to try after the plain ones, and number of drawn rings.
             bound_s: a lower bound on the makespan, in seconds.
             rng: draws priorities and rings.
 

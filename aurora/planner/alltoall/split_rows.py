@@ -71,7 +71,7 @@ def ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:
 
     Args:
         work_GG: (n, n), work in any unit.
-        whole: the whole, in the same unit.
+        whole: an amount of work in that unit, which becomes 2^40.
 
     Returns:
         (n, n) int64.

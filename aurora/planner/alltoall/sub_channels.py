@@ -43,8 +43,8 @@ def sub_channels(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
 def sub_channel_counts(bytes_GG: IntArray, network: Network) -> tuple[IntArray, IntArray]:
     """Chooses the number of sub-channels of each port.
 
-    All sub-channels have the same rate. The slowest port that carries bytes gets as few as keep the all-to-all within LOSS of
-    its fluid bound, or the best number up to MOST_SUB_CHANNELS.
+    All sub-channels have about one rate. The slowest port that carries bytes gets the smallest number of them that keeps the
+    all-to-all within LOSS of its fluid bound; if none up to MOST_SUB_CHANNELS does, the best.
 
     Args:
         bytes_GG: (G, G) int64, as in `sub_channels`.

@@ -26,15 +26,15 @@ def check_profile(cluster: Cluster, profile: Profile) -> None:
 
 
 def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
-    """Checks that profiles are of a plan's models and ranks.
+    """Checks that profiles belong to a plan's models and have its number of ranks.
 
     Args:
         plan: the plan.
-        profiles: one profile a model.
+        profiles: one profile per model.
 
     Raises:
-        BadInput: if there are not as many profiles as models, one is of another model or of other ranks, holds no tokens, or
-            holds counts alone where the plan sends tokens deduplicated.
+        BadInput: if the number of profiles is not that of the models; or if a profile is of another model, has another number
+            of ranks, has no tokens, or has counts alone although the plan sends tokens deduplicated.
     """
     if len(profiles) != len(plan.models):
         raise BadInput(f"expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
@@ -46,11 +46,11 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
 
 
 def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
-    """Returns a sentence on the profiles that only sizes tell to be of the plan's models; empty if there is none.
+    """Returns a sentence on the profiles whose model is known by sizes alone, not by a fingerprint; empty if there are none.
 
     Args:
         plan: the plan.
-        profiles: its traffic, one profile a model.
+        profiles: the traffic, one profile per model.
     """
     unproved = [
         repr(profile.model)

@@ -64,7 +64,7 @@ def recover(
         expert_bytes: bytes of one expert's weights.
         min_replicas: replicas of each expert at least, as far as the slots left allow.
         method: one of SURVIVE.
-        seed: of the placement.
+        seed: for the placement method.
         relabel: relabels the nodes if each is a failure domain of its own; otherwise `fewest_moves` is used.
 
     Raises:
@@ -104,7 +104,7 @@ def order_among(order: Order, alive_N: NDArray[np.bool_]) -> Order:
     """Returns the order of the alive ranks alone, renumbered; transfers keep their sequence and sub-channels.
 
     Args:
-        order: of N ranks.
+        order: an order of N ranks.
         alive_N: (N,) bool, whether each rank is alive.
     """
     number_N = np.cumsum(alive_N) - 1

@@ -34,7 +34,7 @@ def fewest_moves(
 
     Args:
         old_GE: (G, E) int64, 1 where GPU g holds expert e in the present placement.
-        new_GE: (G, E) int64, the same of the new placement. Two colocated models have their experts side by side.
+        new_GE: (G, E) int64, 1 where GPU g holds expert e in the new placement. Two colocated models' experts are side by side.
         bytes_E: (E,) int64, bytes of each expert's weights.
         alike_G: (G,) int64, equal numbers for GPUs that may be exchanged.
         node_G: (G,) int64, the node of each GPU, if only nodes as a whole may be exchanged; None: each GPU by itself.

@@ -22,7 +22,7 @@ def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[Flo
     replicas go, heaviest first, to the rank with the least load; ties go to a rank that has the weights.
 
     Args:
-        program: of all ranks.
+        program: the program of all ranks.
         alive: the surviving ranks, ascending.
         load_MLE: for each model, (L, E) tokens of each expert.
         held_R: for each surviving rank, the experts whose weights it has, by model and layer.
@@ -51,7 +51,7 @@ def restored(
     A rank has as many slots as the plan gave it experts, and more if all experts need them.
 
     Args:
-        program: of all ranks, for one model.
+        program: the program of all ranks, for one model.
         cluster: all ranks' GPUs; those of a node fail as a whole.
         alive: the surviving ranks, ascending.
         load_LE: (L, E), the tokens of each expert.
@@ -121,7 +121,7 @@ def expert_transfers(program: Program, held_R: Sequence[HeldML], expert_bytes_M:
     If several ranks have the weights, the one that has sent the fewest bytes so far sends them.
 
     Args:
-        program: of the surviving ranks.
+        program: the program of the surviving ranks.
         held_R: for each surviving rank, the experts whose weights it has.
         expert_bytes_M: bytes of one expert's weights, for each model.
     """

@@ -37,7 +37,7 @@ class Costs(NamedTuple):
     Attributes:
         expert_s_GE: (G, E) seconds of each expert on each GPU.
         gate_s_G: (G,) seconds of the gate.
-        port_s_XG: (4, G) seconds a token: sent and received in the dispatch, sent and received in the combine.
+        port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
         slots_G: (G,) int64, how many experts each GPU can hold.
     """
 
@@ -96,7 +96,7 @@ def coactivation_search(
         slots_G: (G,) int64, how many experts each GPU can hold.
         expert_s_GE: (G, E) seconds of each expert on each GPU.
         gate_s_G: (G,) seconds of the gate.
-        port_s_XG: (4, G) seconds a token: sent and received in the dispatch, sent and received in the combine.
+        port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
         rng: for the restarts.
         kicks: number of restarts.
 

@@ -21,7 +21,7 @@ from aurora.types.arrays import IntArray
 
 @dataclass(frozen=True)
 class GroupedLayer:
-    """One layer of one model with its experts in groups of equal size, one group a GPU.
+    """One layer of one model with its experts in groups of equal size, one group per GPU.
 
     Attributes:
         costs: the layer's costs, expert by expert.

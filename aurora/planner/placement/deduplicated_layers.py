@@ -26,8 +26,8 @@ def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domain
     """Checks that `options.coactivation` goes with the other options, the number of models and their profiles.
 
     Args:
-        options: with `coactivation` set.
-        profiles: one profile a model.
+        options: options in which `coactivation` is set.
+        profiles: one profile per model.
         domains: further profiles of the model.
 
     Raises:

@@ -49,7 +49,7 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
 
     Args:
         plan: the plan.
-        profiles: the profiles that it was made from, one a model.
+        profiles: the profiles that it was made from, one per model.
 
     Raises:
         BadInput: if the plan holds replicas.

@@ -14,7 +14,7 @@ def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
 
     Args:
         cluster: the GPUs and their memory.
-        profiles: one profile a model.
+        profiles: one profile per model.
 
     Returns:
         (G,) int64, at most the number of experts.

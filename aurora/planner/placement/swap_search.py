@@ -24,7 +24,7 @@ class Layer(NamedTuple):
         own_WG: (W, G) tokens of each rank.
         gate_s_WG: (W, G) seconds of the gate.
         aggregate_s_W: (W,) seconds of the aggregation on the slowest GPU.
-        port_s_GX: (G, 4) seconds a token: sent and received in the dispatch, sent and received in the combine.
+        port_s_GX: (G, 4) seconds per token: sent and received in the dispatch, sent and received in the combine.
         slots_G: (G,) int64, how many experts each GPU can hold.
         worst: how many scenarios count, the longest first.
     """

@@ -20,7 +20,7 @@ class CurveFit:
     Attributes:
         curve: seconds by number of tokens.
         median_error: median of |curve / measured - 1| over the points that it was fitted to.
-        worst_error: maximum of the same.
+        worst_error: largest |curve / measured - 1| over these points.
     """
 
     curve: Curve

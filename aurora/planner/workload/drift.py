@@ -15,15 +15,15 @@ from aurora.types.arrays import FloatArray, IntArray, gap
 
 @dataclass(frozen=True)
 class Drift:
-    """How far a second profile is from the first, and what the first one's plan loses on it.
+    """How far the traffic of a second profile is from that of a first, and what a plan made for the first loses on it.
 
     Attributes:
         variation_L: (L,) float64, total variation of the experts' shares between the profiles, from 0 (equal) to 1 (disjoint).
-        noise_L: (L,) float64, what variation_L stays below with probability LEVEL if both profiles are of the same traffic.
-        noise: the same for the mean of variation_L.
+        noise_L: (L,) float64, below which variation_L stays with probability LEVEL if the traffic has not changed.
+        noise: below which the mean of variation_L stays with probability LEVEL if the traffic has not changed.
         overlap_L: (L,) float64, Jaccard index of the `hot` most loaded experts of both profiles.
         hot: how many most loaded experts `overlap_L` compares.
-        loss: how much longer the first profile's placement takes on the second than one made for the second, as a share.
+        loss: extra time on the second profile of the first one's placement over one made for the second, as a share.
         threshold: the loss above which planning again pays, as a share.
     """
 
@@ -37,7 +37,7 @@ class Drift:
 
     @property
     def moved(self) -> bool:
-        """Whether the traffic differs by more than two samples of the same traffic would."""
+        """Whether the mean variation is above `noise`, so that traffic has changed."""
         return float(self.variation_L.mean()) > self.noise
 
     @property
@@ -64,7 +64,7 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
     Args:
         before: the earlier profile.
         after: the later profile.
-        plan: a plan made for `before`. Without it, `loss` is the `balance_loss` of groups of experts, one a source rank.
+        plan: a plan made for `before`. Without it, `loss` is the `balance_loss` of groups of experts, one per source rank.
         options: number of hot experts, threshold and seed.
 
     Raises:

@@ -65,7 +65,7 @@ def load_intervals(
     rng: np.random.Generator,
     replicates: int = REPLICATES,
 ) -> LoadIntervals:
-    """Computes intervals of every expert's load and of a placement's bottleneck.
+    """Computes confidence intervals of every expert's load and of a placement's bottleneck, by the bootstrap.
 
     The intervals of loads are percentiles. The largest of several noisy loads is biased upwards, and resampling adds to the
     bias. So the bottleneck's interval is reflected at the value (the "basic" bootstrap), which removes the bias.
@@ -93,7 +93,7 @@ def load_intervals(
 
 
 def rounds_of(tokens_TLSE: IntArray, stage_T: tuple[str, ...] | None) -> IntArray:
-    """Sums windows to rounds, each a prefill with the windows that follow it until the next prefill.
+    """Sums windows to rounds; a round is a prefill window and the windows until the next prefill.
 
     Args:
         tokens_TLSE: (T, L, S, E) int64, tokens of each window.
@@ -133,7 +133,7 @@ def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
     Args: as in `rounds_again`.
 
     Returns:
-        (B, L, E) float64, tokens of each expert in each resample of as many tokens as there are.
+        (B, L, E) float64, tokens of each expert in each resample; a resample has as many tokens as the rounds.
     """
     load_LE = rounds_ULSE.sum(axis=(0, 2))
     drawn_LBE = [
@@ -170,8 +170,8 @@ def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
     """Computes `load_intervals` of a profile under `contiguous_split`, a placement that does not depend on the counts.
 
     Args:
-        profile: the profile; one GPU a source rank.
-        seed: of the resampling.
+        profile: the profile; one GPU per source rank.
+        seed: for resampling.
     """
     split_EG = contiguous_split(profile.experts, profile.sources)
     split_LEG = np.broadcast_to(split_EG, (profile.layers, *split_EG.shape))

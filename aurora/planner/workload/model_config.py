@@ -23,7 +23,7 @@ class Shape:
         layers: number of MoE layers.
         dense: number of layers without experts, which come before the MoE layers.
         experts: experts of a layer.
-        top_k: experts a token.
+        top_k: experts per token.
         hidden: width of a token.
         inner: width of an expert.
     """
@@ -74,11 +74,11 @@ class Shape:
             provenance: where the traffic comes from.
             routing: token-level routing.
             pairs: co-activation counts.
-            kinds: GPU kinds that get curves of their own, from the peaks of their datasheets.
+            kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
         """
         expert_bytes, row_bytes = 2 * 3 * self.hidden * self.inner, 2 * self.hidden
         gate = 4 * self.hidden * self.hidden + self.hidden * self.experts  # weights: attention's and the router's
-        work = {  # of a phase: floating-point operations a token, bytes a token, bytes independent of tokens
+        work = {  # of a phase: floating-point operations a token, bytes per token, bytes independent of tokens
             "gate": (2 * gate, 2 * row_bytes, 2 * gate),
             "expert": (6 * self.hidden * self.inner, 2 * row_bytes, expert_bytes),
             "aggregate": (2 * self.top_k * self.hidden, (self.top_k + 1) * row_bytes, 0),

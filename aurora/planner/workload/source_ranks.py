@@ -33,13 +33,13 @@ def sources_of(domain: int, domains: int, sources: int) -> IntArray:
     """Returns the source ranks that serve a domain of traffic.
 
     Args:
-        domain: which domain.
+        domain: index of the domain.
         domains: number of domains.
         sources: number of source ranks.
 
     Returns:
-        int64, every `domains`-th rank from `domain`, which serve no other domain; or one rank that serves several domains, if
-        there are more domains than ranks.
+        int64 ranks: every `domains`-th rank from `domain` on, which serve no other domain. If there are more domains than
+        ranks: one rank, which also serves other domains.
     """
     return np.arange(domain, sources, domains) if domains <= sources else np.array([domain % sources])
 

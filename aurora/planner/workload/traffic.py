@@ -52,7 +52,7 @@ def tokens_on_gpu(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArr
     Args:
         tokens_SE: as in `tokens_to_gpus`.
         split_EG: as in `tokens_to_gpus`.
-        gpu: which GPU.
+        gpu: index of the GPU.
 
     Returns:
         (E,) int64.
@@ -93,7 +93,7 @@ def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArra
         gpus: number of GPUs.
 
     Returns:
-        (G, G) int64; the diagonal counts the tokens that have an expert on their own GPU.
+        (G, G) int64, from GPU (row) to GPU; the diagonal counts the tokens that have an expert on the GPU they start on.
     """
     at_UK = np.sort(gpu_E[experts_UK], axis=1)
     first_UK = np.ones(at_UK.shape, dtype=np.bool_)
@@ -117,7 +117,7 @@ def contiguous_split(experts: int, gpus: int) -> FloatArray:
 
 
 def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
-    """Returns the bytes of one layer's dispatch over the whole profile under `contiguous_split`, with one GPU a source rank.
+    """Returns the bytes of one layer's dispatch over the whole profile under `contiguous_split`, with one GPU per source rank.
 
     Args:
         profile: the recorded routing.

@@ -31,7 +31,7 @@ FLOPS = 100e12
 TOKEN_FLOPS = {"gate": 2 * HIDDEN * EXPERTS, "expert": 4 * HIDDEN * INNER, "aggregate": 2 * HIDDEN}
 
 TOKENS = 8192  # of each source in one forward pass; without start-ups only proportions matter
-SKEW = (0.4, 1.2)  # Zipf exponents of expert popularity, uniform, one a model, data set and layer
+SKEW = (0.4, 1.2)  # Zipf exponents of expert popularity, uniform, one per model, data set and layer
 CONCENTRATION = 40.0  # Dirichlet: how close a source's own mix is to the popularity
 PATCHES = {"B/16": 196, "B/32": 49}  # of one image of 224 x 224
 
