@@ -50,7 +50,7 @@ class FlowNetwork:
         return np.asarray(sets_CV[:, self.tail_A] & ~sets_CV[:, self.head_A])
 
     def worse(self, best: CutResult, load_C: IntArray, arcs_CA: BoolArray) -> CutResult:
-        """Returns the worst of the cuts load_C (C,) bytes over arcs_CA (C, A); `best` unless one needs clearly more seconds."""
+        """Returns the slowest of C cuts that load_C (C,) bytes cross by arcs_CA (C, A), or `best` if none is clearly slower."""
         seconds_C = self._seconds(load_C, arcs_CA)
         at = int(seconds_C.argmax())
         if seconds_C[at] <= best[0] * (1 + SLACK):
@@ -124,7 +124,7 @@ class FlowNetwork:
                 inside = tried[int(self._seconds(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
 
     def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
-        """Returns (V,) bool, the source side of the minimum cut when bytes_GG, of one source or to one GPU, take within_s."""
+        """Returns (V,) bool, the source side of the minimum cut if bytes_GG, all from or to one GPU, take within_s seconds."""
         graph = nx.DiGraph()
         for tail, head, rate in zip(self.tail_A.tolist(), self.head_A.tolist(), self.Bps_A.tolist(), strict=True):
             graph.add_edge(tail, head, capacity=int(rate * within_s * EXACT))

@@ -10,7 +10,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Returns (G,) float64, the seconds that each GPU needs to send, or to receive, all its bytes, whichever is longer."""
+    """Returns (G,) float64, the longer of the seconds in which each GPU sends, and receives, all its bytes."""
     return np.asarray(np.maximum(bytes_GG.sum(axis=1) / network.out_Bps_G, bytes_GG.sum(axis=0) / network.in_Bps_G))
 
 
@@ -30,7 +30,7 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
 
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Returns (G, G) float64, the seconds of each transfer alone on both of its ports, with the start-up of its slower end."""
+    """Returns (G, G) float64, the seconds of each transfer if it has both ports to itself, with its slower end's start-up."""
     seconds_GG = bytes_GG / network.pair_Bps_GG
     return np.where(bytes_GG > 0, seconds_GG + network.pair_startup_s_GG, 0.0)
 
@@ -38,8 +38,8 @@ def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
 def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
     """Returns the one-to-one bound in seconds: the largest row or column sum of `pair_seconds`.
 
-    No all-to-all is shorter in which each GPU sends to one GPU and receives from one at a time, with one message a pair.
-    Without start-ups it is the optimum where transfers may be split.
+    It bounds all-to-alls in which each GPU sends to one GPU and receives from one at a time, with one message per pair. Without
+    start-ups, and if transfers may be split, it is the optimum.
 
     Source: Gonzalez & Sahni 1976.
     """

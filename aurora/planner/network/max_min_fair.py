@@ -19,7 +19,7 @@ HEAP, STAMP, DIRTY, DONE, LOGGED = range(5)  # indices into SharedResources.coun
 
 
 class FlowRows(NamedTuple):
-    """Columns (X,) of the rows of all all-to-alls under way; `next` and `prev` are (X, K)."""
+    """The rows of all all-to-alls under way, as columns (X,); `next` and `prev` are (X, K)."""
 
     src: IntArray  # sending rank
     dst: IntArray  # receiving rank
@@ -92,7 +92,7 @@ def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, ra
 
 @njit(cache=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
-    """See `Switch.run`. Returns False if `log`, written only with `logging`, is too small to go on: enlarge it, call again."""
+    """See `Switch.run`. Returns False if `log`, which only `logging` fills, is too small: enlarge it and call again."""
     count = net.counter
     while True:
         if logging and count[LOGGED] + 2 * count[HEAP] > log.row.shape[0]:

@@ -32,7 +32,7 @@ class Routes:
 
 
 def route(network: Network) -> Routes:
-    """Returns the routes of a network: two ports a flow on a big switch, and on a fabric the shortest paths between them too.
+    """Returns the routes of a network: a flow uses its two ports, and on a fabric the shortest paths between them too.
 
     Shortest paths are those with the fewest links. A flow is divided equally over all shortest paths of its pair: equal-cost
     multipath in its ideal form, packet by packet. Hashing whole flows onto one path can only balance worse.

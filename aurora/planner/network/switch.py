@@ -26,7 +26,7 @@ FIRST_LOG = 4096  # rows that a log holds before it grows
 
 @dataclass(frozen=True)
 class Transfers:
-    """Transfers of all-to-alls, in their order, (X,) each: ranks, bytes carried, and when each started, start-up included."""
+    """Transfers of an all-to-all, in its order, as columns (X,): ranks, bytes, and times from start-up to end."""
 
     src_X: IntArray
     dst_X: IntArray
@@ -43,10 +43,10 @@ class Pieces(Transfers):
 
 
 def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
-    """Selects the rows of an order that carry bytes: (X,) each their indices, bytes, and the rates that they never exceed.
+    """Returns, for the rows of an order that carry bytes, (their indices, their bytes, their rate limits), (X,) each.
 
-    The limit is the sub-channels' share of the slower port where the order has sub-channels, the row's bytes over the fluid
-    optimum where it is paced (coflow MADD), and infinite otherwise.
+    A row's limit is its sub-channels' share of the slower port if the order has sub-channels, the row's bytes over the fluid
+    optimum if it is paced (coflow MADD), and infinite otherwise.
     """
     n = len(bytes_GG)
     src_X, dst_X = order.pairs_X2.T
@@ -67,9 +67,9 @@ class Switch:
     """All-to-alls under way on one network.
 
     A transfer starts when both of its ranks have joined the all-to-all and it is among the next transfers that each of them may
-    have under way. It first takes the start-up of its slower end, without bandwidth, then flows at its max-min fair rate. An
-    event costs time in the number of flows that are connected to the ports it touches: O(log X) where every rank has one
-    partner at a time.
+    have under way. It first takes the start-up of its slower end, without bandwidth, then flows at its max-min fair rate. The
+    cost of an event grows with the number of flows that share ports with it, directly or through other flows; it is O(log X) if
+    every rank has one partner at a time.
 
     Args:
         network: ports, start-ups, fabric and incast.
@@ -100,7 +100,7 @@ class Switch:
         return bool(self._net.counter[HEAP])
 
     def open(self, order: Order, bytes_GG: IntArray) -> int:
-        """Adds an all-to-all of bytes_GG (G, G) in which no rank takes part yet, and returns its number."""
+        """Adds an all-to-all of bytes_GG (G, G), in which no rank takes part yet. Returns its number."""
         row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, self._routes)
         slot, first = self._allocate(len(row_X))
         own = slice(first, first + len(row_X))
@@ -120,7 +120,7 @@ class Switch:
         return slot
 
     def join(self, number: int, rank: int) -> bool:
-        """Lets a rank take part in an all-to-all from now on; True if it has nothing to send or receive, and is done."""
+        """Lets a rank take part in an all-to-all from now on. Returns True if it has nothing to send or receive: it is done."""
         join(self._rows, self._queues, self._net, number, rank)
         return not self._queues.unfinished[number, :, rank].any()
 
@@ -137,7 +137,7 @@ class Switch:
         return done
 
     def close(self, number: int) -> Transfers:
-        """Removes an all-to-all with which all ranks are done, and returns its transfers; its number may be given again."""
+        """Removes an all-to-all that all ranks have finished, and returns its transfers; its number may be used again."""
         assert not self._queues.unfinished[number].any(), "an all-to-all is closed before its end"
         span = self._spans[number]
         assert span is not None

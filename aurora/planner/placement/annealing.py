@@ -43,9 +43,8 @@ def gpu_terms(cost, g, a, b, out):
     Args:
         cost: (2, 5, G, J) seconds, as ColocationProblem.seconds_MXGJ.
         g: the GPU.
-        a: the group of model a on it.
-        b: the group of model b on it.
-        out: (8,) seconds, written to.
+        a, b: the groups of models a and b on this GPU.
+        out: (8,) filled with the seconds.
     """
     sa, ra = cost[0, SEND, g, a], cost[0, RECV, g, a]
     sb, rb = cost[1, SEND, g, b], cost[1, RECV, g, b]
@@ -63,12 +62,12 @@ def gpu_terms(cost, g, a, b, out):
 
 @njit(cache=True)
 def longest_path(count_PX, base_P, most):
-    """Returns the seconds of the longest path.
+    """Returns the seconds of the objective's longest path.
 
     Args:
         count_PX: (P, 8), how often each path holds each of MOVED.
         base_P: (P,) seconds of each path's FIXED terms.
-        most: (8,) seconds of each of MOVED.
+        most: (8,) seconds of each of MOVED, the largest of a GPU.
     """
     value = 0.0
     for p in range(len(base_P)):

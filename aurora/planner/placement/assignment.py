@@ -17,15 +17,17 @@ AssignmentStrategy = Callable[[GroupCosts, np.random.Generator], IntArray]
 
 
 def exact(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Minimises Eq. 1 of Aurora (arXiv:2410.17043), max(gate + dispatch) + max(experts + combine) + max(aggregate), exactly."""
+    """Returns (G,) int64, the group on each GPU that minimises Eq. 1, exactly; `rng` is not used.
+
+    Eq. 1 of Aurora (arXiv:2410.17043) is max(gate + dispatch) + max(experts + combine) + max(aggregate)."""
     return bottleneck_sum_matching(costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ)
 
 
 def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns the busiest group to the strongest GPU, the next busiest to the next strongest, and so on.
+    """Assigns the busiest group to the strongest GPU, the next busiest to the next strongest, and so on. Returns as `exact`.
 
-    GPUs are ranked by their time for all experts, then by their slower port. It is optimal only where rows and columns of the
-    traffic are proportional.
+    GPUs are ranked by their time for all experts, then by their slower port. The assignment is optimal only if rows and columns
+    of the traffic are proportional.
 
     Source:
         Aurora (arXiv:2410.17043) Thm 5.1.
@@ -37,17 +39,17 @@ def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
 
 
 def matching(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Minimises the largest dispatch + experts + combine seconds of any GPU, exactly."""
+    """Returns the assignment, as `exact`, that minimises the largest dispatch + experts + combine seconds of a GPU, exactly."""
     return bottleneck_matching(costs.exclusive_s_GJ)
 
 
 def contiguous(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns group g to GPU g."""
+    """Assigns group g to GPU g. Returns as `exact`."""
     return np.arange(len(costs.load_J))
 
 
 def shuffled(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns groups to GPUs at random (RGA of Aurora, arXiv:2410.17043, §8.1)."""
+    """Assigns groups to GPUs at random (RGA of Aurora, arXiv:2410.17043, §8.1). Returns as `exact`."""
     return rng.permutation(len(costs.load_J))
 
 
@@ -61,5 +63,5 @@ ASSIGN: dict[str, AssignmentStrategy] = {
 
 
 def best_exclusive_s(costs: GroupCosts) -> float:
-    """Returns the seconds of Eq. 1 under the best assignment of these groups."""
+    """Returns the seconds of Eq. 1 under the best assignment of these groups to GPUs."""
     return exclusive(costs.phase_times(exact(costs, np.random.default_rng(0))))

@@ -16,9 +16,9 @@ def branch_and_bound(problem: ColocationProblem, a_G: IntArray, b_G: IntArray) -
     """Finds the best assignment of two models' groups to GPUs, with a lower bound.
 
     Linear programmes rule out most edges (a group on a GPU) or prove the start optimal. A depth-first search covers the rest,
-    starting at the GPU with the fewest pairs of groups. A branch ends where the programme's bound plus its edges' spare seconds
-    reaches the best value, or its longest path does. If `problem.until_s` ends the search first, bisection raises the bound: a
-    smaller target value rules out more edges.
+    starting at the GPU with the fewest pairs of groups. A branch ends when the programme's bound plus the spare seconds of the
+    branch's edges reaches the best value, or when its longest path does. If `problem.until_s` ends the search first, bisection
+    raises the bound: a smaller target value rules out more edges.
 
     Args:
         problem: both models' costs, the objective and the time limit.

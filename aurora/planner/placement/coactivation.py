@@ -88,7 +88,7 @@ def deduplicated_bound(
     gate_s_G: FloatArray,
     port_s_XG: FloatArray,
 ) -> float:
-    """Returns a lower bound on Eq. 1 without aggregation for deduplicated tokens that no unreplicated placement beats.
+    """Returns a lower bound on Eq. 1 without aggregation, for all unreplicated placements, if tokens are deduplicated.
 
     A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
     A source sends at least `_sent_G`.

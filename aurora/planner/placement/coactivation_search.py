@@ -18,10 +18,10 @@ class Tokens(NamedTuple):
 
     Attributes:
         experts_VK: (V, K) int64, the experts of each distinct token.
-        source_V: (V,) int64, its source rank.
-        count_V: (V,) int64, how many tokens are like it.
+        source_V: (V,) int64, the source rank of each distinct token.
+        count_V: (V,) int64, how many tokens are equal to it.
         of_expert_X: (V * K,) int64, distinct tokens by expert: those of expert e are of_expert_X[start_E[e] : start_E[e + 1]].
-        start_E: (E + 1,) int64, where each expert's tokens begin.
+        start_E: (E + 1,) int64, the index in of_expert_X at which each expert's tokens begin.
     """
 
     experts_VK: IntArray
@@ -57,7 +57,7 @@ class Tables(NamedTuple):
         total_ES: (E, S) int64, tokens of each expert by source.
         hits_VG: (V, G) uint8, how many of a distinct token's experts sit on each GPU.
         rows_SG: (S, G) int64, deduplicated tokens from each source to each GPU.
-        joint_ESG: (E, S, G) int64, tokens of an expert that have another of their experts on the GPU.
+        joint_ESG: (E, S, G) int64, tokens of an expert for which the GPU holds another of the token's experts.
         sole_EES: (E, E, S) int64, tokens that choose both experts and have no other expert on the first one's GPU.
     """
 
@@ -89,9 +89,7 @@ def coactivation_search(
     best placement after a few random moves and swaps. Deterministic for a given `rng`.
 
     Args:
-        experts_VK: (V, K) int64, the experts of each distinct token.
-        source_V: (V,) int64, its source rank.
-        count_V: (V,) int64, how many tokens are like it.
+        experts_VK, source_V, count_V: distinct tokens as `coactivation.distinct_tokens` returns them.
         gpu_E: (E,) int64, the GPU of each expert to start from.
         slots_G: (G,) int64, how many experts each GPU can hold.
         expert_s_GE: (G, E) seconds of each expert on each GPU.

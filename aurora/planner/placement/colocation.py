@@ -36,9 +36,9 @@ ColocationStrategy = Callable[[ColocationProblem, np.random.Generator], Colocate
 
 
 def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Places model b by bottleneck matching on the port time of both dispatches, max(send_a + send_b, recv_a + recv_b).
+    """Places model b so that both models' joint dispatch, given the place of model a, is as short as possible, exactly.
 
-    Minimises the longest dispatch of both models, |N_a + N_b|, exactly, given the place of model a.
+    This is a bottleneck matching on the port time of both dispatches, max(send_a + send_b, recv_a + recv_b) on each GPU.
 
     Source:
         Aurora (arXiv:2410.17043) §6.2, case II.
@@ -96,7 +96,7 @@ def local_search(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
 
 
 def exact(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Finds the optimum of the objective by branch and bound, starting from `local_search`; the best found if time is up."""
+    """Finds the optimum of the objective by branch and bound from `local_search`; returns the best found if time is up."""
     start = local_search(problem, rng)
     return ColocatedPlacement(*branch_and_bound(problem, start.a_G, start.b_G))
 

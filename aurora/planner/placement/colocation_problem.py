@@ -24,7 +24,7 @@ class ColocationProblem:
         objective: the function to minimise, a name of OBJECTIVE.
         leads: whether a is the model that Table 2 of Aurora (arXiv:2410.17043) starts with; otherwise b is.
         clock: returns seconds.
-        until_s: a search ends when the clock reads more.
+        until_s: searches end when the clock returns more.
     """
 
     a: GroupCosts

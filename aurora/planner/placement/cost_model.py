@@ -28,8 +28,8 @@ class PortCosts:
     """Bytes of a token and rates of the ports that it crosses.
 
     Attributes:
-        dispatch_bytes: bytes a token in the dispatch.
-        combine_bytes: bytes a token in the combine.
+        dispatch_bytes: bytes per token in the dispatch.
+        combine_bytes: bytes per token in the combine.
         out_Bps: (G,) bytes per second of each sending port.
         in_Bps: (G,) bytes per second of each receiving port.
     """
@@ -154,7 +154,7 @@ class LayerCosts(PortCosts):
         )
 
     def grouped(self, group_E: IntArray) -> GroupCosts:
-        """Returns the costs of groups of experts, for a single scenario.
+        """Returns the costs of groups of experts; only for costs with a single scenario.
 
         Args:
             group_E: (E,) int64, the group of each expert, one group for each GPU.
@@ -190,7 +190,7 @@ class LayerCosts(PortCosts):
 
         Args:
             split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-            w: which scenario.
+            w: index of the scenario.
         """
         own_GE, at_GE = self.own_WGE[w], split_EG.T
         local_G = (own_GE * at_GE).sum(axis=1)
@@ -227,7 +227,7 @@ def layer_costs(cluster: Cluster, profile: Profile, layer: int, deduplicated: bo
     Args:
         cluster: the GPUs.
         profile: the model's traffic.
-        layer: which MoE layer.
+        layer: index of the MoE layer.
         deduplicated: whether a token is counted once for a group that holds several of its experts.
 
     Raises:
@@ -248,7 +248,7 @@ def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], 
         cluster: the GPUs.
         profile: the model's traffic.
         domains: further profiles of the same model.
-        layer: which MoE layer.
+        layer: index of the MoE layer.
         aim: "sum" or a name of AIMS.
     """
     windows = [slice(t, t + 1) for t in range(profile.windows)] if aim in AIMS and not domains else [slice(None)]
@@ -281,12 +281,12 @@ def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], la
 
 
 def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray, deduplicated: bool = False) -> GroupCosts:
-    """Returns the GroupCosts of one layer over the whole profile; `group_E` as in `LayerCosts.grouped`, else `layer_costs`."""
+    """Returns the GroupCosts of one layer over the whole profile; arguments as in `layer_costs` and `LayerCosts.grouped`."""
     return layer_costs(cluster, profile, layer, deduplicated).grouped(group_E)
 
 
 def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArray:
-    """Returns (S, J) int64: tokens (S, E) from each source summed over the experts of each of J groups, group_E (E,)."""
+    """Returns (S, J) int64, tokens_SE (S, E) summed over the experts of each of J groups; group_E (E,) is the group of each."""
     tokens_SJ = np.zeros((len(tokens_SE), groups), dtype=np.int64)
     np.add.at(tokens_SJ.T, group_E, tokens_SE.T)
     return tokens_SJ

@@ -44,7 +44,7 @@ class ExclusiveProblem:
 
     @property
     def any_group_fits(self) -> bool:
-        """Whether every GPU has slots for the largest of equal groups of experts."""
+        """Whether every GPU has slots for any group if experts are divided into one group per GPU, as equally as possible."""
         return bool((self.slots_G >= -(-len(self.load_E) // len(self.slots_G))).all())
 
 

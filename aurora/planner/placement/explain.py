@@ -22,13 +22,13 @@ class LayerExplanation:
     """The time of one layer and what it consists of.
 
     Attributes:
-        layer: which MoE layer.
+        layer: index of the MoE layer.
         terms: names of the X terms that make up a layer's time.
         seconds_X: (X,) seconds of each term.
         gpu_X: (X,) int64, the GPU that takes longest in each term.
         times_X: (X,) int64, how often the longest path holds each term.
         value_s: seconds of the layer, the sum of seconds_X times times_X.
-        bound_s: seconds; no assignment of the same groups of experts takes less.
+        bound_s: lower bound on `value_s` for all assignments of these groups of experts to GPUs.
         bound_term: the name of the largest term of the relaxed optimum behind `bound_s`.
         phases_MYG: (M, 5, G) seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
     """

@@ -48,7 +48,7 @@ class OptimalityProof:
     """What linear programmes prove about assignments that beat a given value.
 
     Attributes:
-        bound_s: seconds; no assignment takes less.
+        bound_s: lower bound in seconds on all assignments.
         closed: whether no assignment beats the value by more than SLACK.
         open_MGJ: (2, G, J) bool, the only edges that an assignment which beats the value can use; none if `closed`.
         lp: the bound of the last linear programme, or of the first if `closed`.

@@ -97,7 +97,7 @@ def paper(a: PhaseTimes, b: PhaseTimes) -> float:
 
 
 def causal(a: PhaseTimes, b: PhaseTimes) -> float:
-    """Returns the seconds of a layer of two colocated models when no transfer ends before the phase that it waits for.
+    """Returns the seconds of a layer of two colocated models, if every transfer waits for the phases that it depends on.
 
     As printed, Table 2 lets C_a end before F_a, and N_b ignore G_b (G gate, N dispatch, F experts, C combine). Here N_b ends at
     max(|N_a + N_b|, G_b + |N_b|). With s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b ends at
@@ -122,7 +122,7 @@ def shared_XG(a: PhaseTimes, b: PhaseTimes) -> FloatArray:
 def path_counts(objective: str, leads: bool = True) -> IntArray:
     """Returns (P, X) int64, how often each path of an objective holds each of TERMS.
 
-    leads: whether model a is the one that Table 2 starts with; otherwise the terms of a and b change places.
+    `leads` is whether model a is the one that Table 2 starts with; otherwise the terms of a and b change places.
     """
     terms = TERMS if leads else [OTHER.get(term, term) for term in TERMS]
     return np.array([[path.count(term) for term in terms] for path in PATHS[objective]], dtype=np.int64)

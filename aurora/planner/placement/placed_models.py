@@ -13,10 +13,10 @@ class PlacedModels:
     """A placement of each model, all layers.
 
     Attributes:
-        placements_M: one Placement a model.
+        placements_M: one Placement per model.
         objective_s: seconds of all layers in the planning model.
-        bound_s: seconds; no assignment of the same groups of experts to GPUs takes less.
-        free_bound_s: seconds; no placement at all takes less.
+        bound_s: lower bound on `objective_s` for all assignments of these groups of experts to GPUs.
+        free_bound_s: lower bound on `objective_s` for all placements.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
     """
 

@@ -39,7 +39,7 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
     Args:
         cluster: the GPUs and their memory.
         profile: the model.
-        options: `slots_per_gpu` is read.
+        options: only `slots_per_gpu` is used.
 
     Returns:
         (G,) int64, at most the number of experts.

@@ -71,7 +71,7 @@ class Prices(NamedTuple):
 def swap_search(
     costs: LayerCosts, gpu_E: IntArray, slots_G: IntArray, rng: np.random.Generator, kicks: int = KICKS
 ) -> IntArray:
-    """Moves and swaps single experts to lower the `tail_mean` of Eq. 1 over the scenarios.
+    """Moves and swaps single experts to lower `LayerCosts.value_s`, the seconds of Eq. 1 over the scenarios.
 
     It descends steepest first among the experts of the slowest GPUs. Then it restarts `kicks` times, from the best placement
     after a few random moves and swaps. Deterministic for a given `rng`.

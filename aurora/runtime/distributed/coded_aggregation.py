@@ -59,8 +59,8 @@ def coded_sum(
     workers. Integers are the serial sum bit for bit.
 
     Args:
-        work: picklable; its result has `like`'s shape and type.
-        batches, workers: how many.
+        work: picklable; called with a batch's number, returns an array with the shape and type of `like`.
+        batches, workers: number of batches, and of processes to start.
         redundancy: how many workers hold each batch at least.
         scheme: name of the gradient code, which decides which workers hold which batches.
         like: an array with the sum's shape and type.

@@ -93,8 +93,8 @@ class ControlChannel:
 
     Attributes:
         stopped: set while the last epoch is over and the next has not begun.
-        busy_since: returns when the computation in progress began (time.monotonic), None while this rank waits for others; the
-            supervisor ends a rank that computes for longer than its time-out.
+        busy_since: function that returns when the present computation began, by time.monotonic, or None while this rank waits
+            for others; the supervisor kills a rank that computes for longer than the time-out.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -109,7 +109,7 @@ class ControlChannel:
         threading.Thread(target=self._send_heartbeats, daemon=True, name="aurora-heartbeat").start()
 
     def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | Finish:
-        """Sends this rank's MemberState, then waits for the supervisor's next message: an epoch, or the end of all work."""
+        """Sends this rank's MemberState (`state`, `lost`), then waits for the next epoch or the end of all work."""
         self._send(MemberState(state, lost))
         with self._changed:
             self._changed.wait_for(lambda: self._next is not None)

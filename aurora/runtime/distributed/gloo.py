@@ -28,7 +28,7 @@ class GlooTransport(OrderedTransport):
         _yield_to_posters()
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Collects a small tensor of each rank; see `Transport.gather`."""
+        """Gathers every rank's small tensor; see `Transport.gather`."""
         if self.ranks == 2:
             return super().gather(row)
         # One collective in which every rank sends the same to all: only gloo's threads wait there.

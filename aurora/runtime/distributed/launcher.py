@@ -44,7 +44,7 @@ class RankInfo:
         rank, ranks: this rank's number, and how many ranks the whole run has.
         host, port: where the store listens.
         timeout_s: seconds to wait for a peer.
-        local_rank, local_ranks: the same among the ranks of its machine.
+        local_rank, local_ranks: this rank's number among the ranks of its machine, and how many ranks the machine has.
         launched: True if `launch` started the rank and hosts the store; False if torchrun did.
     """
 
@@ -64,7 +64,7 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
     The store of the rendezvous lives in this process, so it outlives every rank; it listens on loopback only.
 
     Args:
-        target, ranks, args: what runs, and how often.
+        target, ranks, args: the function, the number of processes, and further arguments.
         timeout_s: seconds that a rank waits for a peer.
         port: port of the store; 0: any free one.
 

@@ -63,14 +63,14 @@ class Membership:
                 member.send(Stop())
 
     def ready(self, starting: int) -> bool:
-        """Returns whether the next epoch can begin: none serves and one waits; the first waits for all `starting` too."""
+        """Returns whether an epoch can begin: no rank serves and one waits; before the first, all ranks wait, none starts."""
         waiting = len(self.waiting())
         if self.epoch == 0 and waiting < len(self.members) + starting:
             return False
         return waiting > 0 and not any(member.serving for member in self.members.values())
 
     def count_idle(self, reason: str) -> None:
-        """Counts an epoch that ended without progress, by `reason`. Raises RankFailed after too many of the same ranks."""
+        """Counts an epoch that ended, for `reason`, without progress. Raises RankFailed after too many with the same ranks."""
         self.idle_epochs += tuple(self.waiting()) == self.epoch_ranks
         if self.idle_epochs > MAX_IDLE_EPOCHS:
             raise RankFailed(f"nothing moved in {MAX_IDLE_EPOCHS} epochs; the last ended by {reason}")

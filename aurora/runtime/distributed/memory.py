@@ -10,7 +10,7 @@ from aurora.types import Cluster
 
 
 class Memory:
-    """Matches the sends and receives of one group of ranks; each waits at most timeout_s for its other end."""
+    """Matches the sends and receives of one group of ranks; each end waits at most timeout_s seconds for the other."""
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
         self.ranks, self.timeout_s = ranks, timeout_s

@@ -22,7 +22,7 @@ class NcclTransport:
     Args:
         group: an NCCL process group.
         control: a gloo group for `gather`, so that several models' NCCL calls come in the port arbiter's sequence on every
-            rank; None: nothing is gathered.
+            rank; None: `gather` cannot be called.
         device: this rank's CUDA device.
     """
 
@@ -33,7 +33,7 @@ class NcclTransport:
         self._control = GlooTransport(control) if control is not None else None
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Collects a small tensor of each rank, over gloo; see `Transport.gather`."""
+        """Gathers every rank's small tensor over gloo; see `Transport.gather`."""
         assert self._control is not None
         return self._control.gather(row.cpu())
 

@@ -121,7 +121,7 @@ class OrderedTransport(ABC):
         """Posts the receipt of a message from its peer into its tensor. Raises RuntimeError if the peer is lost."""
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Collects a small tensor of each rank; see `Transport.gather`."""
+        """Gathers every rank's small tensor; see `Transport.gather`."""
         # Every pair directly: a third of all_gather's time at 4 ranks, whose ring takes a wake-up a step.
         row = row.contiguous()
         rows = torch.stack([row] * self.ranks)

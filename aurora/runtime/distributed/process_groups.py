@@ -17,7 +17,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
-    """Returns this process's RankInfo from torchrun's variables, checked; None where they are not set."""
+    """Returns this process's RankInfo from torchrun's environment variables, checked; None if they are not set."""
     if not all(name in os.environ for name in TORCHRUN):
         return None
     try:

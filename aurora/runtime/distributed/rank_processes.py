@@ -25,10 +25,10 @@ class RankProcess:
         process: its multiprocessing process.
         connection: the supervisor's end of the pipe.
         last_heard_s: when its last message came, by time.monotonic.
-        state: what it sent, while it waits for an epoch; else None.
-        serving: whether it is in the current epoch.
-        stop_sent: whether it has been sent Stop in this epoch.
-        result: its last message; None before.
+        state: the MemberState that the rank sent, while it waits for an epoch; else None.
+        serving: whether the rank takes part in the current epoch.
+        stop_sent: whether Stop has been sent to it in this epoch.
+        result: its last message; None until that has come.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Starts the picklable `main(connection, rank_info, *args)` for ranks of one machine and collects what they send.
+    """Starts the picklable `main(connection, rank_info, *args)` for ranks of one machine and collects their messages.
 
     Processes are started and joined in a background thread, so that serving ranks do not wait for ranks that come or go.
     """
@@ -83,7 +83,7 @@ class RankProcesses:
         self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
 
     def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
-        """Yields each rank that has started since, with its process or what kept it from starting; can `wait` for all."""
+        """Yields (rank, process, or the error of its start) of ranks started since the last call; `wait` waits for all."""
         for rank, started in list(self._starting.items()):
             if not wait and not started.done():
                 continue

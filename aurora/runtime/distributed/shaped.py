@@ -26,9 +26,9 @@ class Bucket:
         self._lock = threading.Lock()
 
     def take(self, size: int, begun_before: bool = False) -> None:
-        """Waits until `size` bytes would have passed at the port's rate.
+        """Sleeps until `size` bytes would have passed at the port's rate.
 
-        With `begun_before` the bytes have been arriving until now, so their own time counts backwards from now.
+        With `begun_before` the bytes have just arrived, so the seconds that they take at that rate count as past.
         """
         seconds = size / self._rate
         with self._lock:

@@ -38,17 +38,17 @@ class Coordinator(Protocol):
         """Whether the coordinator has a better assignment for the same members. The supervisor then begins a new epoch."""
 
     def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Returns each member's assignment in an epoch, by rank, from the values of the MemberStates that they sent."""
+        """Returns each member's assignment in an epoch, by rank; `states` are the values of the members' MemberStates."""
 
     def on_progress(self, rank: int, value: Any) -> bool:
         """Takes a value that a member sent during an epoch. Returns whether it advances the work as a whole."""
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """Called for each lost rank, with the reason as part of a sentence."""
+        """Takes note of a lost rank; `reason` is part of a sentence."""
 
 
 class Supervisor:
-    """Keeps `ranks` processes at the picklable `target(rank_info, control, *args)` until the coordinator is finished.
+    """Runs the picklable `target(rank_info, control, *args)` in `ranks` processes until the coordinator is finished.
 
     Args:
         target: what a rank runs; it takes part in epoch after epoch through `control`, its ControlChannel.
@@ -84,7 +84,7 @@ class Supervisor:
         self._last_loss = ""
 
     def run(self) -> dict[int, Any]:
-        """Runs epochs until the coordinator is finished; no process is left then. Returns the result of each rank that is left.
+        """Runs epochs until the coordinator is finished, and ends all processes. Returns the result of each rank still there.
 
         Raises:
             RankFailed: if no rank is left, or epochs of the same members end without progress.

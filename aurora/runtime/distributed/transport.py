@@ -15,12 +15,12 @@ Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, 
 
 
 def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> list[tuple[int, int, torch.Tensor]]:
-    """Returns the rows of an order that `rank` sends or receives, with the slice of a tensor that each row carries.
+    """Returns (row, peer, slice of the peer's tensor) of each row of an order that `rank` sends or receives, in sequence.
 
     Args:
         order: each of its rows is a pair of ranks, and the share of the pair's tensor that travels.
         rank: the rank.
-        tensors: for each peer, what is sent to it or received from it; what travels are slices along the first axis.
+        tensors: for each peer, the tensor that is sent to it or received from it; rows are slices along its first axis.
         sending: True for the rows that `rank` sends, False for the rows that it receives.
 
     Raises:
@@ -44,13 +44,13 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
 
 
 class ThreadWork:
-    """Handle of work in another thread, like torch's Work."""
+    """Handle of work that runs in another thread, like torch's Work."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
 
     def wait(self) -> bool:
-        """Waits until the work is done. Raises what it raised."""
+        """Waits until the work is done and returns True. Raises the error that the work raised."""
         self._future.result()
         return True
 
@@ -70,7 +70,7 @@ class Transport(Protocol):
     ranks: int
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Collects a small tensor of the same shape and type from each rank: (ranks, *row.shape) on the CPU."""
+        """Gathers every rank's small tensor `row`, all of one shape and type. Returns (ranks, *row.shape) on the CPU."""
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         """Performs one all-to-all in `order`. Returns when this rank's transfers are done.
@@ -100,7 +100,7 @@ def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
 
 
 def peer_lost(rank: int, peer: int | None, error: RuntimeError) -> RankFailed:
-    """Returns a back end's error as a RankFailed that names the lost peer; None: one of the others, unknown which."""
+    """Returns the RankFailed, which names the lost peer (None: unknown which), for a back end's error."""
     reason = str(error).strip().splitlines()[0]
     whom = "the others" if peer is None else f"rank {peer}"
     return RankFailed(f"rank {rank} lost {whom}: {reason}")
