@@ -180,7 +180,7 @@ class Profile(Value):
 
     @property
     def identity(self) -> ModelIdentity:
-        """What tells its model from others."""
+        """The identity of the profile's model, by which it is told from other models."""
         sizes = (self.layers, self.experts, self.top_k, self.dispatch_bytes, self.expert_bytes)
         return ModelIdentity(self.model, self.fingerprint, *sizes)
 

@@ -68,7 +68,7 @@ class TimeSlicedTransport:
         self.rank, self.ranks = transport.rank, transport.ranks
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Collects a small tensor of each rank, without the port; see `Transport.gather`."""
+        """Gathers every rank's small tensor, without the port; see `Transport.gather`."""
         return self._transport.gather(row)
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:

@@ -66,7 +66,7 @@ def _by_sender(method: str, pairs: list[tuple[int, int]], ranks: int) -> Order:
 
 
 def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Aurora's Algorithm 1, read literally, with one partner at a time.
+    """Orders by Aurora's Algorithm 1, read literally, with one partner at a time.
 
     First come the busiest GPU's transfers in random order, then those of the other GPUs, busiest GPU first. Each transfer takes
     the earliest time at which both of its ends are still free.

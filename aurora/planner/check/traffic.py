@@ -7,14 +7,14 @@ from aurora.types import Cluster, Plan, Profile
 
 
 def check_profile(cluster: Cluster, profile: Profile) -> None:
-    """Checks that a profile holds traffic of as many source ranks as the cluster has GPUs.
+    """Checks that a profile has tokens, and one source rank for each GPU of the cluster.
 
     Args:
         cluster: the GPUs.
         profile: the model's traffic.
 
     Raises:
-        BadInput: if not.
+        BadInput: if it has not.
     """
     if profile.sources != len(cluster):
         raise BadInput(

@@ -85,14 +85,17 @@ class RateLog(NamedTuple):
 
 @njit(cache=True)
 def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, rank: int) -> None:
-    """See `Switch.join`; `slot` is the number of the all-to-all."""
+    """Lets a rank take part in the all-to-all with number `slot` from now on; see `Switch.join`."""
     for side in (SENDS, RECVS):
         _admit(rows, queues, net, slot, side, rank)
 
 
 @njit(cache=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
-    """See `Switch.run`. Returns False if `log`, which only `logging` fills, is too small: enlarge it and call again."""
+    """Advances until a rank is done with an all-to-all, or to until_s; see `Switch.run`. Returns False if `log` must grow first.
+
+    `log` is filled only with `logging`.
+    """
     count = net.counter
     while True:
         if logging and count[LOGGED] + 2 * count[HEAP] > log.row.shape[0]:

@@ -15,7 +15,7 @@ CLOSE = 1e-12  # relative: sums of float odds
 
 
 class SurvivalAim(NamedTuple):
-    """What the search minimises: first what experts lack of their guarantee, then odds of losing an expert."""
+    """What the search minimises: first the domains and nodes that experts lack, then the odds of losing an expert."""
 
     nodes_D: Any  # (D,) int64, the nodes of each domain
     distinct_domains: Any  # on how many domains each expert should be
@@ -45,8 +45,8 @@ def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
         count_ED: (E, D) int64, the replicas of each expert in each domain; changed in place.
         slots_D: (D,) int64, slots of each domain.
         aim: the measure.
-        kick_R2: (R, 2) draws in [0, 1), a row for each kick.
-        most: evaluations of the measure at most.
+        kick_R2: (R, 2) random numbers in [0, 1), a row for each kick.
+        most: how often the measure is evaluated at most.
     """
     state = _initial_state(count_ED, slots_D, aim)
     slots = len(state.expert_X)

@@ -16,7 +16,10 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def balanced_packing(weight_X: FloatArray, packs: int) -> IntArray:
-    """Packs items of weight_X (X,), heaviest first, into the lightest of `packs` that is not full; returns the pack of each."""
+    """Packs items, heaviest first, into the lightest pack that is not full. Returns (X,) int64, the pack of each item.
+
+    weight_X is (X,); each of the `packs` packs takes X / packs items.
+    """
     spare_J = np.full(packs, len(weight_X) // packs)
     weight_J = np.zeros(packs)
     pack_X = np.empty(len(weight_X), dtype=np.int64)

@@ -77,7 +77,7 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
     wherever slots allow. For every number of failures the result survives at least as likely as `mro`, unless no such
     candidate keeps `min_replicas`.
 
-    Args and returns: as the module says.
+    Returns (E, N) int64, the replicas of each expert on each node; count_E (E,) are the replicas of each expert.
     """
     starts = [_by_domain(make(count_E, failure_domains.slots_N), failure_domains) for make in BASELINES.values()]
     if failure_domains.domains < failure_domains.nodes:
@@ -105,7 +105,7 @@ def survive(
     alive: int | None = None,
     seed: int = 0,
 ) -> ResilientPlacement:
-    """See `aurora.place_for_failures`."""
+    """Places replicas on nodes that may fail, layer by layer; see `aurora.place_for_failures`."""
     load_LE = expert_loads("loads", load_LE)
     experts = load_LE.shape[1]
     if method not in SURVIVE:
@@ -159,7 +159,7 @@ def _deal_to_nodes(count_ED: IntArray, failure_domains: FailureDomains) -> IntAr
 
 @cache
 def warm_up(method: str) -> None:
-    """Compile the method's code now rather than in its first placement; numba caches it on disk."""
+    """Compiles the code of `method`, a name of SURVIVE, now rather than in its first placement; numba caches it on disk."""
     failure_domains = FailureDomains.equal(3, 1)
     SURVIVE[method](np.ones(3, dtype=np.int64), failure_domains, aim_of(1, failure_domains), np.random.default_rng(0))
 

@@ -29,7 +29,7 @@ def mean_load(load_E: FloatArray, slots: GpuSlots) -> float:
 
 
 def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
-    """Returns the smallest threshold T for which the slots suffice if each expert is on as few GPUs as can carry it within T.
+    """Returns the smallest T for which the slots suffice if each expert is on as few GPUs as carry it in time T.
 
     Each expert is counted on the fastest GPUs. On equal GPUs with P slots in all, T is the smallest value with
     sum_e max(1, ceil(load_e / T)) <= P. The bound holds for every load split.
@@ -53,9 +53,9 @@ def slots_by_counting(load_E: FloatArray, slots: GpuSlots, most: float) -> int:
 
 
 def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
-    """Returns a bound for given replica counts: the mean load, or the load of an expert alone on the fastest GPUs.
+    """Returns the bound for given replica counts: the larger of the mean load and of any expert's load on the fastest GPUs.
 
-    divided_evenly: whether each replica takes the same part of its expert's load.
+    `divided_evenly` is whether each replica takes the same part of its expert's load.
     """
     speed_R = np.sort(1 / slots.cost_G)[::-1]
     carried_R = speed_R * np.arange(1, slots.gpus + 1) if divided_evenly else np.cumsum(speed_R)
@@ -63,9 +63,9 @@ def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided
 
 
 def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
-    """Returns a bound for any load split: mean load, counting, and on equal GPUs certificates (`_free_certified`).
+    """Returns the bound for any load split, the largest by mean load, counting and, on equal GPUs, certificates.
 
-    Thresholds below `value`, the largest load of a known placement, are tried.
+    Certificates are tried for thresholds below `value`, the largest load of a known placement.
     """
     base = max(mean_load(load_E, slots), by_counting(load_E, slots))
     if not slots.alike or base <= 0:
@@ -75,7 +75,7 @@ def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
-    """Returns a bound for even splits: as `free_split`, in small cases on equal GPUs certificates too (`_equal_certified`)."""
+    """Returns the bound if replicas of an expert take equal parts: as `free_split`, in small cases with more certificates."""
     base = free_split(load_E, slots, value)
     slots_G = slots.useful_G(len(load_E))
     if not slots.alike or base <= 0 or (count_VE := _every_count(len(load_E), int(slots_G.sum()))) is None:

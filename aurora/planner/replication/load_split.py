@@ -11,11 +11,11 @@ START = -1
 
 @njit(cache=True)
 def minimise_max_time(held_GP, cost_G, part_GP):
-    """Move load between replicas until no split has a smaller largest time.
+    """Moves load between replicas until no split has a smaller largest time.
 
     Load moves from a GPU above the target along the shortest chain of shared experts to a GPU below the target. If there is no
-    such chain, the load of the GPUs that chains reach can be nowhere else. Their mean is then a lower bound and becomes the
-    target (Newton's method on the cuts of a flow).
+    such chain, the load of the GPUs that chains reach can be nowhere else. The mean time of these GPUs is then a lower bound
+    and becomes the target (Newton's method on the cuts of a flow).
 
     Args:
         held_GP: (G, P) int64, the expert in each slot, EMPTY for an empty slot.

@@ -198,7 +198,9 @@ def _wrap_groups(load_E, group_E, gpus_J, slots, held_GP, part_GP):
 
 @njit(cache=True)
 def place_by_groups(load_E, gpus, slots, bound, held_GP, part_GP):
-    """Places by groups: `_group_experts` for the smallest largest load that it finds, then `_wrap_groups`.
+    """Divides experts into groups that have GPUs of their own, and cuts each group over its GPUs (`wrap_around`).
+
+    The groups are those with the smallest largest load that a greedy search finds.
 
     Args:
         load_E: (E,) float64, the loads.

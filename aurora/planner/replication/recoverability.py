@@ -18,7 +18,7 @@ Polynomial = list[float]  # coefficient k: the summed odds of sets of k failures
 
 
 def all_held(held_WE: BoolArray, alive_MW: BoolArray) -> BoolArray:
-    """Returns (...) bool, whether the alive holders alive_MW (..., W) have every item; held_WE (W, E): who holds what."""
+    """Returns (...) bool, whether the alive holders, alive_MW (..., W), together have every item; held_WE is (W, E)."""
     return np.asarray((alive_MW.astype(np.float32) @ held_WE.astype(np.float32) > 0).all(axis=-1))
 
 
@@ -49,13 +49,13 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
     """Returns the summed odds of the sets of 0..most failures that lose no item, by branching over domains.
 
     Args:
-        holders: the holders of each item as bits, as `minimal_holders` returns them; no set of them may fail entirely.
+        holders: the sets of holders as bits, as `minimal_holders` returns them; an item is lost if one set fails entirely.
         odds: (D,) the odds that each domain fails, relative to the others.
-        most: failures to count up to.
-        branches: branches of the search at most.
+        most: largest number of failures.
+        branches: largest number of branches of the search.
 
     Returns:
-        Coefficients 0..most; empty if the search takes more branches.
+        The sums for 0, 1, ..., most failures; empty if the search would take more branches.
     """
     spent = 0
 
@@ -94,7 +94,7 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
 
 
 def subset_odds(bits: int, odds: Sequence[float], most: int) -> Polynomial:
-    """Returns the summed odds of all sets of 0..most of the domains in `bits`."""
+    """Returns, for k = 0..most, the summed odds of all sets of k of the domains in `bits`; odds multiply within a set."""
     found: Polynomial = [1]
     for domain, odd in enumerate(odds):
         if bits >> domain & 1:

@@ -47,9 +47,11 @@ class Strategy(NamedTuple):
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Places replicas that each take the same part of their expert's load; args and returns as the module says.
+    """Places replicas that each take the same part of their expert's load.
 
-    The counts come from several rules and a random walk. Each is packed and improved by swaps; the best packing is kept.
+    Replica counts, unless count_E (E,) gives them, come from several rules and a random walk over counts. Each is packed and
+    improved by swaps; the best packing is kept. Returns the expert in each slot, (G, P) int64 with -1 for none, and the part of
+    the expert's load that the slot takes, (G, P).
 
     Raises:
         InfeasiblePlan: if given counts do not fit into the slots.
@@ -107,7 +109,7 @@ def place(
     replicas: Sequence[int] | None = None,
     seed: int = 0,
 ) -> ReplicaPlacement:
-    """See `aurora.place`."""
+    """Places experts and their replicas into the slots of GPUs, layer by layer; see `aurora.place`."""
     load_LE = expert_loads("loads", load_LE).copy()  # a copy, since locked arrays would compile a second version of the code
     experts = load_LE.shape[1]
     if method not in REPLICAS:
@@ -168,11 +170,11 @@ def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: 
         load_E: (E,) float64, the loads.
         slots: the GPUs, with the slots to start from.
         utilisation: the target, in (0, 1].
-        seed: of the placements that are tried.
+        seed: for the placements that are tried.
 
     Returns:
-        Two slot counts: a lower bound by counting, below which no placement reaches the target; and the first at which
-        `free-split` reaches it when slots are added evenly to all GPUs.
+        (a lower bound by counting, below which no placement reaches the target; the smallest number at which `free-split`
+        reaches it, with slots added evenly to all GPUs).
     """
     load_E = load_E.copy()
     most = load_bounds.mean_load(load_E, slots) / utilisation
@@ -187,7 +189,7 @@ def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: 
 
 @cache
 def warm_up(method: str) -> None:
-    """Compile the method's code now rather than in its first placement: up to half a minute, then cached on disk."""
+    """Compiles the code of `method`, a name of REPLICAS, now rather than in its first placement; numba caches it on disk."""
     REPLICAS[method].make(np.array([3.0, 1.0, 1.0, 1.0]), GpuSlots.equal(2, 2), None, np.random.default_rng(0))
 
 

@@ -39,9 +39,9 @@ def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min
 
 
 def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntArray:
-    """Limits the replica counts count_E (E,) to `most` for each expert.
+    """Returns the replica counts count_E (E,), limited to `most` for each expert.
 
-    Replicas above the limit go one by one to the expert below it with the largest load per replica.
+    Replicas above the limit go one by one to the expert with the largest load per replica among those below it.
     """
     count_E = np.minimum(spare_E := count_E, most)
     for _ in range(min(int((spare_E - count_E).sum()), int((most - count_E).sum()))):

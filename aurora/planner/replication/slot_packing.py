@@ -24,7 +24,9 @@ CLOSE = 1e-12  # relative: values that differ by less are equal
 
 @njit(cache=True)
 def counts_by_load(load_E, slots, most):
-    """Chooses replica counts (E,): one each, then each further slot to the largest load per replica, up to `most` each."""
+    """Returns replica counts (E,), up to `most` each, that fill `slots` slots.
+
+    Each expert gets one; each further slot goes to the expert with the largest load per replica."""
     count_E = np.ones(load_E.shape[0], dtype=np.int64)
     for _ in range(slots - load_E.shape[0]):
         chosen = -1
@@ -196,9 +198,9 @@ def _counts_by_size(load_E, size, slots, most):
 
 @njit(cache=True)
 def fill_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
-    """Fills each empty slot with the expert of the largest load per replica that keeps its GPU's time within `most`.
+    """Fills each empty slot with the expert of the largest load per replica that keeps the GPU's time within `most`.
 
-    A slot stays empty if no expert fits that its GPU does not hold already. Changes count_E and held_GP.
+    A slot stays empty if all experts that fit are on its GPU already. Changes count_E and held_GP in place.
     """
     for gpu in range(held_GP.shape[0]):
         for slot in range(slots_G[gpu]):
@@ -222,9 +224,10 @@ def fill_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
 
 @njit(cache=True)
 def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
-    """Packs given counts by `_longest_processing_time`, then `_swap_descent` down to `enough`; returns the largest time.
+    """Packs replicas, count_E of each expert, into GPU slots, and returns the largest time of a GPU.
 
-    Fills held_GP, and lowers count_E for replicas that find no slot.
+    Longest processing time first, then swaps until the largest time is `enough` or less. Fills held_GP, and lowers count_E for
+    replicas that find no slot.
     """
     time_G = np.zeros(slots_G.shape[0])
     _longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G)
@@ -233,13 +236,13 @@ def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
 
 @njit(cache=True)
 def pack_with_best_counts(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, count_E, held_GP):
-    """Searches the replica counts whose packing has the smallest largest time, and returns that time.
+    """Searches for the replica counts whose packing has the smallest largest time, and returns that time.
 
     Args:
         load_E, slots_G, cost_G: as in the module.
         share: mean load of a GPU.
-        sizes_X: (X,) float64, replica loads to try first, over `share`.
-        draws_X3: (X, 3) draws in [0, 1), a row for each step of the walk over counts.
+        sizes_X: (X,) float64, largest loads of a replica to try first, divided by `share`.
+        draws_X3: (X, 3) random numbers in [0, 1), a row for each step of the walk over counts.
         enough: a largest time at which the search stops.
         count_E, held_GP: filled with the best counts and their packing.
     """

@@ -18,7 +18,7 @@ Z_95 = 1.96  # standard deviations of a 95 % interval
 
 
 def held_by(slots_N: Sequence[Sequence[int]], failure_domains: FailureDomains, experts: int) -> IntArray:
-    """Returns (E, D) int64, the replicas of each expert in each failure domain, from the experts in each node's slots."""
+    """Returns (E, D) int64, the replicas of each expert in each failure domain; slots_N[n] are the experts on node n."""
     count_ED = np.zeros((experts, failure_domains.domains), dtype=np.int64)
     for held, domain in zip(slots_N, failure_domains.domain_N.tolist(), strict=True):
         np.add.at(count_ED, (list(held), domain), 1)
@@ -26,7 +26,7 @@ def held_by(slots_N: Sequence[Sequence[int]], failure_domains: FailureDomains, e
 
 
 def relative_odds(failure_domains: FailureDomains) -> list[float]:
-    """Returns the odds of each domain to fail, over the first one's; integers if all are equal, for exact sums."""
+    """Returns the odds of each domain to fail, relative to the first domain's; integers if all are equal, for exact sums."""
     odds = (failure_domains.odds_D / failure_domains.odds_D[0]).tolist()
     return [1] * len(odds) if set(odds) == {1.0} else odds
 

@@ -134,7 +134,7 @@ def end_processes(children: Iterable[tuple[Any, Connection]]) -> None:
 
 
 def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
-    """As `launch`, in threads of this process and without a store. Raises the first error of a rank, whatever its kind."""
+    """Runs as `launch` does, but in threads of this process and without a store. Raises the first error of a rank."""
     answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
     def run(rank_info: RankInfo) -> None:
