@@ -92,7 +92,7 @@ def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, ra
 
 @njit(cache=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
-    """Advances until a rank is done with an all-to-all, or to until_s; see `Switch.run`. Returns False if `log` must grow first.
+    """Advances until a rank is done with an all-to-all, or to until_s, as `Switch.run`. Returns False if `log` must grow first.
 
     `log` is filled only with `logging`.
     """
