@@ -48,7 +48,7 @@ def by_one(model: MoeModel, text: Path) -> IntArray:
     state = RoutingCounts()
     while any(batches := next_round(prompts, OPTIONS)):
         passes = route_round(model, batches, OPTIONS.max_new_tokens, keep=False)
-        state = state.add(passes, batches, OPTIONS.window, model.top_k, routing=False, coactivation=False)
+        state = state.add(passes, batches, OPTIONS, model.top_k)
     return state.tokens_TLSE
 
 

@@ -30,11 +30,7 @@ Times = dict[str, list[float]]
 
 
 class _Stopwatch:
-    """Times work on the device's own clock: CUDA events, or the host's clock on a CPU.
-
-    Args:
-        device: the torch device.
-    """
+    """Times work on the device's own clock: CUDA events, or the host's clock on a CPU."""
 
     def __init__(self, device: str) -> None:
         self._flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device) if device != "cpu" else None

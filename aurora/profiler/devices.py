@@ -3,7 +3,6 @@
 import datetime
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,64 +20,34 @@ from aurora.types.gpu_kind import PCIE_LANE_Bps
 Nvml = Any  # the module pynvml, or a stand-in
 INTERVAL_S = 0.1
 NOT_SUPPORTED = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # for features that the GPU does not have
-CONNECTIONS = (
-    "same board",
-    "PCIe switch",
-    "PCIe switches",
-    "PCIe host bridge",
-    "NUMA node",
-    "between sockets",
-)  # by NVML's level / 10
+# by NVML's level / 10
+CONNECTIONS = ("same board", "PCIe switch", "PCIe switches", "PCIe host bridge", "NUMA node", "between sockets")
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        index: its number in NVML.
-        kind: its name in NVML.
-        memory_bytes: size of its memory.
-        pcie: highest generation of its PCIe link; 0 if NVML does not know.
-        lanes: highest width of its PCIe link, in lanes; 0 if NVML does not know.
-        nvlinks: how many of its NVLinks are up.
-        sm_MHz: highest clock of its multiprocessors.
-        memory_MHz: highest clock of its memory.
-    """
-
-    index: int
-    kind: str
-    memory_bytes: int
-    pcie: int
-    lanes: int
-    nvlinks: int
-    sm_MHz: int
-    memory_MHz: int
+    index: int  # its number in NVML
+    kind: str  # its name in NVML
+    memory_bytes: int  # its memory
+    pcie: int  # the highest generation of its PCIe link, 0 if NVML does not know
+    lanes: int  # the highest width of its PCIe link, 0 if NVML does not know
+    nvlinks: int  # how many of its NVLinks are up
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """All GPUs of a machine.
+    """All GPUs of a machine."""
 
-    Attributes:
-        driver: the driver's version.
-        devices: the GPUs, by index.
-        connections_GG: (G, G) how two GPUs are connected: "NVLink", one of CONNECTIONS, or "unknown"; empty on the diagonal.
-    """
-
-    driver: str
-    devices: tuple[Device, ...]
-    connections_GG: tuple[tuple[str, ...], ...]
+    driver: str  # the driver's version
+    devices: tuple[Device, ...]  # the GPUs, by index
+    connections_GG: tuple[tuple[str, ...], ...]  # "NVLink", one of CONNECTIONS, or "unknown"; empty on the diagonal
 
 
 @contextmanager
 def open_nvml() -> Iterator[Nvml]:
-    """Yields the module pynvml, initialised inside the block.
-
-    Raises:
-        MissingDependency: if pynvml is not installed.
-        BadInput: if the machine has no NVIDIA driver.
-    """
+    """Yields the module pynvml, initialised inside the block."""
     try:
         import pynvml
     except ImportError as error:
@@ -94,11 +63,7 @@ def open_nvml() -> Iterator[Nvml]:
 
 
 def inventory(nvml: Nvml) -> Inventory:
-    """Returns all GPUs of this machine.
-
-    Raises:
-        BadInput: if there is no GPU, one is split by MIG, or one does not answer.
-    """
+    """Returns all GPUs of this machine."""
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         devices = tuple(_device(nvml, index, handle) for index, handle in enumerate(handles))
@@ -127,8 +92,6 @@ def _device(nvml: Nvml, index: int, handle: Any) -> Device:
         _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0,
         _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0,
         sum(state == nvml.NVML_FEATURE_ENABLED for state in links),
-        _if_supported(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM) or 0,
-        _if_supported(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM) or 0,
     )
 
 
@@ -156,14 +119,6 @@ def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str
 
     Ports have NVLink's rate if NVLink is up and the kind is known, else PCIe's. Speeds are the kinds' half-precision peaks,
     relative to the first GPU's; an unknown kind has speed 1.
-
-    Args:
-        found: the machine's GPUs.
-        kinds: datasheets by kind.
-        host: the machine's name, the first part of each GPU's name.
-
-    Raises:
-        BadInput: if NVML knows neither the NVLink nor the PCIe rate of a GPU.
     """
     first = kinds.get(found.devices[0].kind)
     gpus = []
@@ -181,28 +136,15 @@ def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str
 
 @dataclass(frozen=True)
 class DeviceCluster:
-    """This machine's GPUs as a Cluster.
+    """This machine's GPUs as a Cluster."""
 
-    Attributes:
-        cluster: one rank for each GPU.
-        inventory: the GPUs that it was made from.
-        remarks: sentences on the sources of the figures, for the cluster's file.
-    """
-
-    cluster: Cluster
-    inventory: Inventory
-    remarks: tuple[str, ...]
+    cluster: Cluster  # one rank for each GPU
+    inventory: Inventory  # the GPUs that it was made from
+    remarks: tuple[str, ...]  # sentences for its file on the sources of its figures
 
 
 def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
     """Describes this machine's GPUs as a Cluster, at datasheet rates and speeds; nothing is measured.
-
-    Args:
-        kinds: datasheets by kind; None: the shipped ones.
-
-    Raises:
-        MissingDependency: if pynvml is not installed.
-        BadInput: as in `open_nvml`, `inventory` and `cluster_of_devices`.
 
     Example:
         >>> find_devices().cluster.gpus[0].kind  # doctest: +SKIP
@@ -223,17 +165,12 @@ def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
 
 
 class UtilizationSampler:
-    """Context manager that samples all GPUs' utilization in a thread.
-
-    Args:
-        nvml: the module pynvml, initialised.
-        interval_s: seconds between samples.
-    """
+    """Context manager that samples all GPUs' utilization in a thread."""
 
     def __init__(self, nvml: Nvml, interval_s: float = INTERVAL_S) -> None:
         self._nvml, self._interval_s = nvml, interval_s
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        self._rows: list[tuple[float, list[float], list[int]]] = []
+        self._rows: list[tuple[list[float], list[int]]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="aurora-utilisation", daemon=True)
 
@@ -247,25 +184,19 @@ class UtilizationSampler:
 
     def _sample(self) -> None:
         """Sample until the context ends."""
-        began_s = time.perf_counter()
         while True:
             busy = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
             memory = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles]
-            self._rows.append((time.perf_counter() - began_s, busy, memory))
+            self._rows.append((busy, memory))
             if self._stop.wait(self._interval_s):
                 return
 
     @property
-    def at_s_X(self) -> FloatArray:
-        """(X,) float64: when each sample was taken, in seconds since sampling began."""
-        return np.array([at_s for at_s, _, _ in self._rows])
-
-    @property
     def busy_XG(self) -> FloatArray:
-        """(X, G) float64: share of NVML's sampling period, 0 to 1, in which kernels ran on the GPU."""
-        return np.array([busy for _, busy, _ in self._rows])
+        """(X, G) float64: the part of the time, 0 to 1, in which kernels ran, over NVML's own sampling period."""
+        return np.array([busy for busy, _ in self._rows])
 
     @property
     def memory_XG(self) -> FloatArray:
-        """(X, G) float64: bytes of each GPU's memory in use."""
-        return np.array([memory for _, _, memory in self._rows], dtype=np.float64)
+        """(X, G) float64: bytes of memory in use."""
+        return np.array([memory for _, memory in self._rows], dtype=np.float64)

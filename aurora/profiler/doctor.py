@@ -22,21 +22,13 @@ TRIPS = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """The state of one part of the installation.
+    """The state of one part."""
 
-    Attributes:
-        name: name of the part.
-        state: WORKS, MISSING or BROKEN.
-        found: the part's version, or what is wrong with it, in words.
-        mend: what the user can do; empty if nothing is needed.
-        basic: whether planning needs the part.
-    """
-
-    name: str
-    state: str
-    found: str
-    mend: str = ""
-    basic: bool = False
+    name: str  # the part
+    state: str  # WORKS, MISSING or BROKEN
+    found: str  # its version or what is wrong, in words
+    mend: str = ""  # what to do; empty if nothing is needed
+    basic: bool = False  # whether planning needs it
 
 
 def examine() -> list[Finding]:
@@ -174,17 +166,7 @@ def _ranks(ready: bool) -> Finding:
 
 
 def rendezvous(rank_info: "RankInfo") -> float:
-    """Checks this rank's connection to the other ranks. A collective call: all ranks make it.
-
-    Args:
-        rank_info: this rank and the store of its peers.
-
-    Returns:
-        The median seconds of a gather over gloo.
-
-    Raises:
-        RankFailed: if wrong numbers arrive.
-    """
+    """Checks one rank's connection to the others."""
     import torch
 
     from aurora.runtime.distributed.gloo import GlooTransport

@@ -50,7 +50,7 @@ def import_profile(
         raise BadInput(f"import: expected the same layers in every file, found {' and '.join(sorted(layers))}")
     about = {
         "tool": f"aurora import --format {form}",
-        "traffic": ", ".join(f"{path.name} sha256:{_sha256(path)}" for path in files),
+        "traffic": ", ".join(f"{path.name} sha256:{file_digest(path)}" for path in files),
         "sources": f"{len(domains)} domains dealt to {sources} sources, which the files do not name",
     }
     if any(wheres):
@@ -99,7 +99,10 @@ def _routing(domains: Sequence[RecordedRouting], sources: int, window: int | Non
     return TokenRouting(*(np.concatenate(parts) for parts in (experts, source, at, sequence)))
 
 
-def _sha256(path: Path) -> str:
-    """The first 16 digits of a file's sha256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+def file_digest(path: str | Path) -> str:
+    """Returns the first 16 digits of a file's sha256, or raises BadInput."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None

@@ -15,25 +15,15 @@ NOISE = 0.03  # a smaller loss of goodput counts as none
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """Links between ranks, as measured.
+    """Links between ranks, as measured."""
 
-    Attributes:
-        startup_s_GG: (G, G) float64, start-up seconds of a message from rank to rank.
-        rate_Bps_GG: (G, G) float64, bytes per second from rank to rank.
-        error_GG: (G, G) float64, median |predicted / measured - 1| over message sizes.
-        out_Bps_G: (G,) float64, bytes per second that a rank's port sends to several others at once.
-        in_Bps_G: (G,) float64, bytes per second that a rank's port receives from several others at once.
-        senders_K: (K,) int64, numbers of senders to one receiver.
-        goodput_K: (K,) float64, rate that this many senders reach, as a share of what the ports allow; median over receivers.
-    """
-
-    startup_s_GG: FloatArray
-    rate_Bps_GG: FloatArray
-    error_GG: FloatArray
-    out_Bps_G: FloatArray
-    in_Bps_G: FloatArray
-    senders_K: IntArray
-    goodput_K: FloatArray
+    startup_s_GG: FloatArray  # (G, G) float64, start-up seconds of a message from rank to rank
+    rate_Bps_GG: FloatArray  # (G, G) float64, bytes per second from rank to rank
+    error_GG: FloatArray  # (G, G) float64, median |predicted / measured - 1| over message sizes
+    out_Bps_G: FloatArray  # (G,) float64, bytes per second that a rank's port sends to several others at once
+    in_Bps_G: FloatArray  # (G,) float64, bytes per second that a rank's port receives from several others at once
+    senders_K: IntArray  # (K,) int64, numbers of senders to one receiver
+    goodput_K: FloatArray  # (K,) float64, what that many senders deliver, over what the ports allow; the median over receivers
 
     @property
     def incast(self) -> float:
@@ -47,30 +37,16 @@ class LinkMeasurements:
 
 @dataclass(frozen=True)
 class RankDevice:
-    """The device that a rank computes on.
+    """The device that a rank computes on."""
 
-    Attributes:
-        host: name of the rank's machine.
-        local_rank: the rank's number on its machine.
-        kind: kind of GPU, or "cpu".
-        memory_bytes: memory of the GPU; on a CPU, the rank's part of the machine's memory.
-    """
-
-    host: str
-    local_rank: int
-    kind: str
-    memory_bytes: int
+    host: str  # the name of its machine
+    local_rank: int  # the rank's number on its machine
+    kind: str  # the kind of GPU, or "cpu"
+    memory_bytes: int  # memory of the GPU, or the rank's part of its machine's
 
 
 def fair_shares(most_X: FloatArray, total: float) -> FloatArray:
     """Returns the max-min fair shares of a total rate.
-
-    Args:
-        most_X: (X,) float64, the rate that each flow wants at most.
-        total: the rate to divide, in the same unit.
-
-    Returns:
-        (X,) float64, the rate that each flow gets.
 
     Source:
         Bertsekas and Gallager, Data Networks, 6.5.2.
@@ -88,13 +64,7 @@ def cluster_of(
     """Returns the Cluster that measured links describe.
 
     It has a fabric of servers if every host has several ranks and links inside hosts are TIERS times as fast as others. A
-    rank's start-up is the shortest of its messages, because a message takes the longer start-up of its two ends.
-
-    Args:
-        links: the measured links.
-        device_G: the ranks' devices.
-        speeds: relative speed of each kind of device; kinds that are not there have speed 1.
-        name: the cluster's name.
+    rank's start-up is the shortest of its messages: a message takes the longer of its two ends'.
     """
     ranks = len(device_G)
     hosts = list(dict.fromkeys(device.host for device in device_G))
@@ -130,17 +100,11 @@ def cluster_of(
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """A measured Cluster.
+    """A measured Cluster."""
 
-    Attributes:
-        cluster: the ranks' GPUs and network.
-        links: the measurements that it was made from.
-        transport: "gloo" or "nccl", over which the links were measured.
-    """
-
-    cluster: Cluster
-    links: LinkMeasurements
-    transport: str
+    cluster: Cluster  # the ranks' GPUs and network
+    links: LinkMeasurements  # the measurements that it was made from
+    transport: str  # "gloo" or "nccl", over which the links were measured
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -110,13 +110,8 @@ def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
 def time_links(transport: Transport, device: str = "cpu") -> LinkMeasurements:
     """Measures the links of a transport. A collective call: all ranks make it and get the same measurements.
 
-    For each pair of ranks it times messages of SIZES, each with a small answer, up to PATIENCE_S; half of the smallest round
-    trip is subtracted. For each port it times about SPAN_S of sending to all other ranks, and of receiving from 1, 2, 4, ...
-    and all other ranks.
-
-    Args:
-        transport: the transport to measure.
-        device: the torch device of its tensors.
+    Pairs: messages of SIZES that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
+    subtracted. Ports: each rank sends to all others, and 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
     """
     return _LinkTimer(transport, device).measure()
 

@@ -17,35 +17,20 @@ SAVE_S = 60.0  # from one saving of the counts to the next
 def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
     """Returns a hash of everything that decides what is counted.
 
-    The hash leaves out the precision at which counting ends, and the options of timing.
-
-    Args:
-        fingerprint: the model's fingerprint.
-        text: the provenance of the text: its files and their hashes.
-        options: options of the profile.
+    It leaves out the precision at which counting ends, and the options of timing.
     """
     counted = replace(options, precision=None, seed=0, share=1)
     return hashlib.sha256(repr((fingerprint, text, counted)).encode()).hexdigest()
 
 
 class PartialProfile:
-    """The file that keeps the counts of a job so far.
-
-    Args:
-        path: the file; None: nothing is kept.
-        job: the hash of `job_of`.
-        clock: returns seconds since any fixed time.
-    """
+    """The file that keeps the counts of a job so far."""
 
     def __init__(self, path: Path | None, job: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._job, self._clock, self._saved_s = path, job, clock, 0.0
 
     def load(self) -> tuple[Profile, RoutingCounts] | None:
-        """Returns the profile so far and its counts; None if there is no file yet.
-
-        Raises:
-            BadInput: if the file is another job's, or a finished profile.
-        """
+        """Returns the profile so far and its counts; None if there is no file yet."""
         if self._path is None or not self._path.exists():
             return None
         profile = load_profile(self._path)

@@ -1,7 +1,6 @@
 """Profile of a model: its routing counted on text, and its phases timed on this machine."""
 
 import datetime
-import hashlib
 import os
 import platform
 import time
@@ -17,10 +16,11 @@ from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
 from aurora.profiler.compute_timing import measure_curves
+from aurora.profiler.import_routing import file_digest
 from aurora.profiler.partial_profile import PartialProfile, job_of
 from aurora.profiler.redundant_counting import count_with_workers
-from aurora.profiler.routing_counts import Batches, RoutingCounts, next_round, route_round
-from aurora.runtime.distributed.coded_aggregation import Delay, Watch
+from aurora.profiler.routing_counts import Batches, RoutingCounts, keeps_choices, next_round, route_round
+from aurora.runtime.distributed.coded_aggregation import Watch
 from aurora.runtime.distributed.launcher import RankInfo, start_fork_server
 from aurora.types import CountingOptions, Profile, ProfileOptions
 from aurora.types.profile import CurvesByKind
@@ -38,31 +38,10 @@ def profile_model(
     partial: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """Profiles a model's routing: times its phases on this machine, then serves text through it and counts where tokens go.
+    """See `aurora.profile`.
 
-    Args:
-        path: the folder of a transformers MoE model, or its name in the local hub cache.
-        files: the text, as `aurora.models.prompts.Corpus` reads it: .txt, .jsonl or .npy.
-        options: source ranks, prompt length, what is recorded, when to stop.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
-        partial: a file for the counts so far, a valid profile, saved every minute and when interrupted. If it exists already,
-            counting goes on from it.
-        clock: returns seconds since any fixed time; decides when `partial` is saved.
-
-    Returns:
-        The Profile: tokens_TLSE (window, layer, source, expert), compute curves of this machine's kind of device, and
-        provenance. It does not depend on a placement.
-
-    Raises:
-        BadInput: if there is no MoE model at `path`, a file cannot be read, the text has less than one prompt for each source,
-            or `partial` is of another model, text or options.
-        KeyboardInterrupt: if interrupted; its message says what `partial` keeps.
-
-    Example:
-        >>> from aurora.io import shipped
-        >>> options = ProfileOptions(sources=2, prompt_tokens=16, limit=4)
-        >>> profile_model(shipped("models/mixtral-topics"), [shipped("models/train.py")], options).tokens_TLSE.shape[1:]
-        (4, 2, 8)
+    `partial` is saved every minute by the clock, which returns seconds of any origin, and when interrupted; the message of that
+    KeyboardInterrupt says what it keeps.
     """
     model, corpus, provenance = _open(path, files, options)
     prompts = islice(corpus, options.limit)
@@ -89,7 +68,7 @@ def profile_model(
             unfinished.save_if_due(builder.profile, counts)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(unfinished.save_interrupted(builder.profile, counts)) from None
-    return builder.with_provenance(prompts=_served(counts, options), **precision.provenance(counts)).profile(counts)
+    return builder.profile(counts, prompts=_served(counts, options), **precision.provenance(counts))
 
 
 def profile_with_workers(
@@ -101,21 +80,8 @@ def profile_with_workers(
     *,
     watch: Watch = lambda _reports: None,
     rank_info: RankInfo | None = None,
-    delay_s: Delay | None = None,
 ) -> Profile:
-    """Profiles a model like `profile_model`, but counts in several worker processes, some of which may be slow or fail.
-
-    A worker is not waited for if others count its part of the text.
-
-    Args:
-        path, files, options, progress: as in `profile_model`.
-        counting: the number of workers, copies of each part, and the scheme of their distribution.
-        watch: called with the reports of all workers whenever one of them changes.
-        rank_info: only under torchrun, where every rank calls this function and only rank 0 returns from it.
-        delay_s: called with (worker, round); returns the seconds that the worker sleeps, to test with stragglers.
-
-    Returns:
-        The same Profile as `profile_model`.
+    """See `aurora.profile` with `workers`. Under torchrun every rank calls this and only rank 0 returns.
 
     Raises:
         BadInput: as in `profile_model` and `coded_sum`; if options.precision is set, since workers cannot stop early.
@@ -126,11 +92,9 @@ def profile_with_workers(
     model, corpus, provenance = _open(path, files, options)
     first = next_round(islice(corpus, options.limit), options)
     _check_enough(first, files, options)
-    counts = count_with_workers(
-        model, path, files, options, counting, watch=watch, rank_info=rank_info, delay_s=delay_s
-    )  # fmt: skip
+    counts = count_with_workers(model, path, files, options, counting, watch=watch, rank_info=rank_info)
     builder = _timed(path, model, first, options, provenance, progress)
-    return builder.with_provenance(prompts=_served(counts, options)).profile(counts)
+    return builder.profile(counts, prompts=_served(counts, options))
 
 
 @dataclass(frozen=True)
@@ -141,12 +105,8 @@ class _Builder:
     curves: CurvesByKind
     provenance: Mapping[str, str]
 
-    def with_provenance(self, **more: str) -> "_Builder":
-        """A builder with further entries of provenance."""
-        return _Builder(self.model, self.curves, {**self.provenance, **more})
-
-    def profile(self, counts: RoutingCounts) -> Profile:
-        """The Profile of the counts."""
+    def profile(self, counts: RoutingCounts, **more: str) -> Profile:
+        """The Profile of the counts, with further entries of provenance."""
         return Profile(
             model=self.model.name,
             fingerprint=self.model.fingerprint(),
@@ -157,7 +117,7 @@ class _Builder:
             expert_bytes=self.model.expert_bytes,
             other_bytes=self.model.other_bytes,
             curves=self.curves,
-            provenance=self.provenance,
+            provenance={**self.provenance, **more},
             routing=counts.routing,
             stage_T=counts.stages,
             coactivation=counts.coactivation,
@@ -218,9 +178,7 @@ def _timed(
     """Time the phases, up to twice the largest number of tokens of a source in the `first` round."""
     progress("timing phases", 0, 1)
     most = max(sum(map(len, prompts)) for prompts in first)
-    measured = measure_curves(
-        path, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share
-    )  # fmt: skip
+    measured = measure_curves(path, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share)
     progress("timing phases", 1, 1)
     return _Builder(model, measured.kinds, {**provenance, **measured.provenance})
 
@@ -234,11 +192,10 @@ def _rounds(
     model: MoeModel, counts: RoutingCounts, first: Batches, prompts: Iterator[list[int]], options: ProfileOptions
 ) -> Iterator[RoutingCounts]:
     """Yield the counts after each further round, until the prompts end."""
-    keep = options.token_level or options.coactivation
     batches = first or next_round(prompts, options)
     while any(batches):
-        passes = route_round(model, batches, options.max_new_tokens, keep)
-        counts = counts.add(passes, batches, options.window, model.top_k, options.token_level, options.coactivation)
+        passes = route_round(model, batches, options.max_new_tokens, keeps_choices(options))
+        counts = counts.add(passes, batches, options, model.top_k)
         yield counts
         batches = next_round(prompts, options)
 
@@ -259,17 +216,8 @@ def _provenance(model: MoeModel, files: Sequence[str | Path], options: ProfileOp
     return {
         "tool": "aurora profile",
         "architecture": type(model.model).__name__,
-        "text": ", ".join(f"{Path(f).name} sha256:{_sha256(Path(f))}" for f in files),
+        "text": ", ".join(f"{Path(f).name} sha256:{file_digest(f)}" for f in files),
         "compute": f"{options.share} processes at a time on {os.cpu_count()} cores, {platform.machine()}, {device}",
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-def _sha256(path: Path) -> str:
-    """The first 16 digits of a file's sha256, or BadInput."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
-from aurora.profiler.routing_counts import Batches, ForwardPass, RoutingCounts, next_round, route_round
+from aurora.profiler.routing_counts import Batches, ForwardPass, RoutingCounts, keeps_choices, next_round, route_round
 from aurora.runtime.distributed.coded_aggregation import Delay, Watch, coded_sum
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.types import CoActivation, CountingOptions, ProfileOptions
@@ -36,25 +36,12 @@ def count_with_workers(
 ) -> RoutingCounts:
     """Counts routing by workers that each load the model, read all of the text and serve parts of it.
 
-    A part is every n-th batch of prompts. A worker sends its counts minus stand-in counts, which all workers invent alike from
-    the prompts' lengths. Such differences add up, even in windows that no worker saw whole.
-
-    Args:
-        model: the model at `path`, loaded in this process.
-        path: the model's folder.
-        files: the text, as in `profile_model`.
-        options: what is counted, as in `profile_model`.
-        counting, watch, rank_info, delay_s: as in `profile_with_workers`.
-
-    Returns:
-        The counts that one process would make.
-
-    Raises:
-        BadInput, InfeasiblePlan, RankFailed: as in `coded_sum`.
+    A part is every n-th batch of prompts. A worker sends the difference of its counts from stand-in counts: routing invented
+    from the prompts' lengths alone, the same for all workers. Differences add up, even in windows that no worker saw whole.
     """
     stand_in, batches = RoutingCounts(), 0
     for round_ in _rounds(model, files, options):
-        stand_in = _added(stand_in, _stand_in(model, round_, options), round_, model, options)
+        stand_in = stand_in.add(_stand_in(model, round_, options), round_, options, model.top_k)
         batches += sum(map(bool, round_))
     parts = min(counting.workers, batches)
     result = coded_sum(
@@ -91,11 +78,11 @@ class _Part:
             for prompts in round_:
                 mine.append(prompts if (before % self.parts) == number else [])
                 before += bool(prompts)
-            served = route_round(model, mine, self.options.max_new_tokens, _keeps(self.options)) if any(mine) else []
+            served = route_round(model, mine, self.options.max_new_tokens, keeps_choices(self.options)) if any(mine) else []
             others = [each for each in invented if not mine[each.source]]
             passes = sorted(served + others, key=lambda each: each.source)
-            state = _added(state, passes, round_, model, self.options)
-            stand_in = _added(stand_in, invented, round_, model, self.options)
+            state = state.add(passes, round_, self.options, model.top_k)
+            stand_in = stand_in.add(invented, round_, self.options, model.top_k)
         return packed(state) - packed(stand_in)
 
 
@@ -115,20 +102,9 @@ def _stand_in(model: MoeModel, round_: Batches, options: ProfileOptions) -> list
             counts_LE = np.zeros((len(model.layers), model.experts), dtype=np.int64)
             counts_LE[:, 0] = len(prompt_U) * model.top_k
             shape = (len(prompt_U), len(model.layers), model.top_k)
-            made.append(ForwardPass(source, step, counts_LE, np.zeros(shape, np.uint8) if _keeps(options) else None, prompt_U))
+            experts_ULK = np.zeros(shape, np.uint8) if keeps_choices(options) else None
+            made.append(ForwardPass(source, step, counts_LE, experts_ULK, prompt_U))
     return made
-
-
-def _keeps(options: ProfileOptions) -> bool:
-    """Whether each token's experts are recorded."""
-    return options.token_level or options.coactivation
-
-
-def _added(
-    state: RoutingCounts, passes: Sequence[ForwardPass], round_: Batches, model: MoeModel, options: ProfileOptions
-) -> RoutingCounts:
-    """The counts with one more round."""
-    return state.add(passes, round_, options.window, model.top_k, options.token_level, options.coactivation)
 
 
 def packed(state: RoutingCounts) -> IntArray:
@@ -140,12 +116,7 @@ def packed(state: RoutingCounts) -> IntArray:
 
 
 def unpacked(total: IntArray, like: RoutingCounts) -> RoutingCounts:
-    """Returns the counts in an array; the inverse of `packed`.
-
-    Args:
-        total: (N,) int64, as `packed` returns it, or a sum of such arrays.
-        like: any counts of the same prompts, which give the shapes.
-    """
+    """Returns the counts of which `packed` makes `total`."""
     at = 0
 
     def next_like(array: NDArray[Any]) -> IntArray:

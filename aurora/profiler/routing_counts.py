@@ -21,21 +21,13 @@ Kept = tuple[NDArray[Any], IntArray, IntArray, IntArray]  # experts_ULK, source_
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Routing of one forward pass of one source rank.
+    """Routing of one forward pass of one source rank."""
 
-    Attributes:
-        source: the rank.
-        step: 0 for the prefill, n for the n-th decode pass.
-        counts_LE: (L, E) int64, the tokens of each expert.
-        experts_ULK: (U, L, K) uint8 or uint16, each token's experts; None if they are not recorded.
-        prompt_U: (U,) int64, the prompt in the batch that each token belongs to.
-    """
-
-    source: int
-    step: int
-    counts_LE: IntArray
-    experts_ULK: NDArray[Any] | None
-    prompt_U: IntArray
+    source: int  # the rank
+    step: int  # 0 for the prefill, n for the n-th decode pass
+    counts_LE: IntArray  # (L, E) int64, the tokens of each expert
+    experts_ULK: NDArray[Any] | None  # (U, L, K) uint8 or uint16, each token's experts; None if they are not recorded
+    prompt_U: IntArray  # (U,) int64, the prompt in the batch that each token belongs to
 
     @property
     def stage(self) -> str:
@@ -44,14 +36,14 @@ class ForwardPass:
 
 
 def next_round(prompts: Iterator[list[int]], options: ProfileOptions) -> Batches:
-    """Returns the next round of prompts by source, dealt out round robin.
-
-    Args:
-        prompts: token ids of each prompt; up to `options.batch` for each source are taken.
-        options: options of the profile.
-    """
+    """Returns the next round of prompts by source, dealt out round robin."""
     some = list(islice(prompts, options.sources * options.batch))
     return [some[source :: options.sources] for source in range(options.sources)]
+
+
+def keeps_choices(options: ProfileOptions) -> bool:
+    """Returns whether each token's experts are recorded, not only their counts."""
+    return options.token_level or options.coactivation
 
 
 @contextmanager
@@ -59,9 +51,6 @@ def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
     """Context manager that yields a list; each forward pass fills it anew with, for each layer, its tokens' experts (N, K).
 
     The hooks compute and copy nothing, so they neither wait for the device nor change the output.
-
-    Args:
-        model: the model whose forward passes are recorded.
     """
     chosen_L: list[torch.Tensor] = [torch.empty(0)] * len(model.layers)
 
@@ -104,13 +93,7 @@ def count_choices(chosen_PL: Sequence[Sequence[torch.Tensor]], experts: int) -> 
 def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tokens: int, keep: bool) -> list[ForwardPass]:
     """Serves one round and returns the routing of each of its forward passes.
 
-    Prompts of different lengths are padded; padding is not counted. All passes of a batch are counted together at its end.
-
-    Args:
-        model: serves the prompts by greedy decoding, in this process.
-        batches: each source rank's prompts, as token ids; a rank may have none.
-        new_tokens: tokens to generate for each prompt; 1 is the prefill alone.
-        keep: whether to record each token's experts as well.
+    Prompts of different lengths are padded; padding is not counted. A batch's passes are counted at its end, all at once.
     """
     narrow = np.uint8 if model.experts <= 256 else np.uint16
     made = []
@@ -140,22 +123,13 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
 
 @dataclass(frozen=True)
 class RoutingCounts:
-    """Counts of all whole rounds so far. It never changes: `add` returns new counts.
+    """The counts of all rounds so far; a value, so that stopping at any time leaves whole rounds."""
 
-    Attributes:
-        windows: for each window, (L, S, E) int64, the tokens by layer, source and expert.
-        stages: the stage of each window, one of STAGES.
-        prompts: how many prompts were served.
-        kept: token-level routing in parts, each (experts_ULK, source_U, window_U, sequence_U) as in `TokenRouting`; empty if it
-            is not recorded.
-        coactivation: how often experts are chosen together; None if this is not counted.
-    """
-
-    windows: tuple[IntArray, ...] = ()
-    stages: tuple[str, ...] = ()
-    prompts: int = 0
-    kept: tuple[Kept, ...] = ()
-    coactivation: CoActivation | None = None
+    windows: tuple[IntArray, ...] = ()  # for each window, (L, S, E) int64, the tokens by layer, source and expert
+    stages: tuple[str, ...] = ()  # the stage of each window, one of STAGES
+    prompts: int = 0  # how many prompts were served
+    kept: tuple[Kept, ...] = ()  # each token's experts, pass by pass; empty if they are not recorded
+    coactivation: CoActivation | None = None  # how often experts are chosen at the same time; None if this is not counted
 
     @classmethod
     def of(cls, profile: Profile, prompts: int) -> Self:
@@ -183,23 +157,11 @@ class RoutingCounts:
         return TokenRouting(*(np.concatenate(parts) for parts in zip(*self.kept, strict=True))) if self.kept else None
 
     def add(
-        self,
-        passes: Sequence[ForwardPass],
-        batches: Sequence[Sequence[list[int]]],
-        window: int | None,
-        top_k: int,
-        routing: bool,
-        coactivation: bool,
+        self, passes: Sequence[ForwardPass], batches: Sequence[Sequence[list[int]]], options: ProfileOptions, top_k: int
     ) -> Self:
-        """Returns the counts with one more round. Windows hold either prefill or decode passes.
+        """Returns the counts with one more round: its passes, as `route_round` returns them for its prompts by source.
 
-        Args:
-            passes: the round's passes, as `route_round` returns them for `batches`.
-            batches: the round's prompts, by source.
-            window: tokens of all sources after which a window closes, at the end of a pass; None: each pass is a window.
-            top_k: experts per token.
-            routing: whether to keep each token's experts.
-            coactivation: whether to count which experts tokens choose together.
+        Windows hold either prefill or decode passes. A window closes at the end of the pass that fills it.
         """
         windows, stages, kept = list(self.windows), list(self.stages), list(self.kept)
         sources, (layers, experts) = len(batches), passes[0].counts_LE.shape
@@ -207,19 +169,19 @@ class RoutingCounts:
         for step in sorted({each.step for each in passes}):
             of_step = [each for each in passes if each.step == step]
             stage = of_step[0].stage
-            at = _open_window(windows, stages, stage, window, top_k)
+            at = _open_window(windows, stages, stage, options.window, top_k)
             if at == len(windows):
                 windows.append(np.zeros((layers, sources, experts), dtype=np.int64))
                 stages.append(stage)
             counts_LSE = windows[at].copy()
             for each in of_step:
                 counts_LSE[:, each.source] += each.counts_LE
-                if routing and each.experts_ULK is not None:
+                if options.token_level and each.experts_ULK is not None:
                     source_U = np.full(len(each.prompt_U), each.source)
                     # Prompt i of the corpus went to source i mod S of its round.
                     sequence_U = self.prompts + each.prompt_U * sources + each.source
                     kept.append((each.experts_ULK, source_U, np.full_like(source_U, at), sequence_U))
-                if coactivation and each.experts_ULK is not None:
+                if options.coactivation and each.experts_ULK is not None:
                     sums.append(CoActivation.of(each.experts_ULK, experts))
             windows[at] = counts_LSE
         served = self.prompts + sum(map(len, batches))

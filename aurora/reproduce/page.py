@@ -1,15 +1,20 @@
-"""Markdown pages of evaluations."""
+"""Markdown pages of evaluations: each paper's folder has a template, page.md, that the evaluation fills in."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
-def page(title: str, source: str, lines: Iterable[str], pictures: Sequence[str] = ()) -> str:
-    """Returns a Markdown page of a title, a source, lines, and pictures given by their file names."""
-    shown = (f"![{picture}]({picture})" for picture in pictures)
-    return "\n".join([f"# {title}", "", source, "", *lines, *shown]).rstrip() + "\n"
+def template(module: str) -> str:
+    """Returns the template beside a module, given its __file__."""
+    return Path(module).with_name("page.md").read_text(encoding="utf-8")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the lines of a Markdown table and an empty line after it; every row has a cell per column."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table."""
     lines = ("|".join(["", *(f" {cell} " if cell else " " for cell in row), ""]) for row in (columns, *rows))
-    return [next(lines), "|" + "---|" * len(columns), *lines, ""]
+    return "\n".join([next(lines), "|" + "---|" * len(columns), *lines, ""])
+
+
+def show_pictures(names: Sequence[str]) -> str:
+    """Returns the pictures with an empty line before them; nothing without pictures."""
+    return "\n".join(["", *(f"![{name}]({name})" for name in names), ""]) if names else ""

@@ -39,12 +39,7 @@ class CoActivation(Value):
 
     @classmethod
     def of(cls, experts_ULK: NDArray[Any], experts: int) -> Self:
-        """Counts the pairs of token-level routing.
-
-        Args:
-            experts_ULK: (U, L, K), the experts that each token chose in each layer.
-            experts: how many experts a layer has.
-        """
+        """Returns the pair counts of token-level routing."""
         tokens, layers, _ = experts_ULK.shape
         together_LEE = np.zeros((layers, experts, experts), dtype=np.int64)
         next_LEE = np.zeros((layers - 1, experts, experts), dtype=np.int64)
@@ -63,15 +58,7 @@ class CoActivation(Value):
         return cls(sum(within[1:], start=within[0]), sum(after[1:], start=after[0]))
 
     def check(self, load_LE: IntArray, top_k: int) -> None:
-        """Checks these counts against the load of each expert.
-
-        Args:
-            load_LE: (L, E) int64, how many tokens chose each expert.
-            top_k: experts per token.
-
-        Raises:
-            BadInput: if shapes, diagonals or sums do not fit.
-        """
+        """Raises BadInput unless shapes, diagonals and sums fit the load of each expert."""
         if self.together_LEE.shape != (*load_LE.shape, load_LE.shape[1]):
             raise BadInput(
                 f"pairs: expected {load_LE.shape[1]} experts in {load_LE.shape[0]} layers, found {self.together_LEE.shape}"

@@ -50,9 +50,6 @@ class ComputeCurves(Value):
     def into(self, other: "Profile | ComputeCurves") -> "Profile | ComputeCurves":
         """Returns `other` with these kinds added; a kind that it already has is replaced. Its first kind stays the reference.
 
-        Args:
-            other: a Profile or ComputeCurves of the same model.
-
         Raises:
             BadInput: if `other` is of another model, or of the same at another precision.
         """

@@ -58,12 +58,7 @@ class FailureDomains(Value):
 
     @classmethod
     def equal(cls, nodes: int, slots: int) -> Self:
-        """Returns nodes with equal slots; each is a failure domain of its own, and all are equally likely to fail.
-
-        Args:
-            nodes: number of nodes.
-            slots: experts that fit on each node.
-        """
+        """Returns nodes with equal slots; each is a failure domain of its own, and all are equally likely to fail."""
         if nodes < 1:
             raise BadInput(f"`nodes`: expected one or more, found {nodes}")
         if slots > np.iinfo(np.int64).max:

@@ -60,22 +60,13 @@ class Network(Value):
 
     @classmethod
     def equal(cls, gpus: int, Bps: float = 1.0, startup_s: float = 0.0) -> "Network":
-        """Returns a big switch whose ports all have one rate.
-
-        Args:
-            gpus: number of GPUs.
-            Bps: bytes per second that each port sends, and receives.
-            startup_s: fixed seconds of one message.
-        """
+        """Returns a big switch whose ports all send and receive at one rate."""
         return cls(np.full(gpus, float(Bps)), np.full(gpus, float(Bps)), np.full(gpus, float(startup_s)))
 
     @property
     def gpus(self) -> int:
         """How many GPUs there are, G."""
         return len(self.out_Bps_G)
-
-    def __len__(self) -> int:
-        return self.gpus
 
     @property
     def equal_ports(self) -> bool:

@@ -212,16 +212,13 @@ class RunOptions:
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
         if self.respawn < 0 or (self.respawn and not self.survive):
             raise BadInput(f"`respawn`: expected zero or more, above zero with `survive`, found {self.respawn}")
-        if self.interleave not in INTERLEAVE:
-            raise BadInput(f"`interleave`: expected one of {', '.join(INTERLEAVE)}, found {self.interleave!r}")
+        for name, known in (("interleave", INTERLEAVE), ("order", RUN_ORDERS), ("transport", TRANSPORTS)):
+            if getattr(self, name) not in known:
+                raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
         if (self.colocate is not None) != (self.interleave == "processes"):
             raise BadInput("`colocate`: expected with `interleave` processes, and only there")
         if self.colocate is not None and not re.fullmatch(r"[\w.-]{1,40}", self.colocate):
             raise BadInput(f"`colocate`: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
-        if self.order not in RUN_ORDERS:
-            raise BadInput(f"`order`: expected one of {', '.join(RUN_ORDERS)}, found {self.order!r}")
-        if self.transport not in TRANSPORTS:
-            raise BadInput(f"`transport`: expected one of {', '.join(TRANSPORTS)}, found {self.transport!r}")
         if not 0 <= self.port < 65536:
             raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
 

@@ -54,14 +54,7 @@ CurvesByKind = Mapping[str, Mapping[str, Curve]]  # by GPU kind and phase
 
 
 def same_model(found: str, planned: str) -> bool:
-    """Whether two fingerprints can belong to one model.
-
-    A synthetic profile has no fingerprint, and fits any model of its shape.
-
-    Args:
-        found: one fingerprint; empty if there is none.
-        planned: the other.
-    """
+    """Whether two fingerprints can belong to one model: a synthetic profile has none, and fits any model of its shape."""
     return not found or not planned or found == planned
 
 
@@ -228,16 +221,7 @@ class Profile(Value):
         return sha.hexdigest()
 
     def seconds(self, phase: str, gpu: Gpu, tokens: ArrayLike) -> FloatArray:
-        """Returns the seconds of one phase on a GPU: by the curve of its kind, else by the reference curve over its speed.
-
-        Args:
-            phase: one of PHASES.
-            gpu: the GPU.
-            tokens: token counts of any shape.
-
-        Returns:
-            float64 seconds, with the shape of `tokens`.
-        """
+        """Returns a phase's seconds, in the shape of `tokens`: by the kind's own curve, else the reference over its speed."""
         own = self.curves.get(gpu.kind)
         if own is not None:
             return own[phase](tokens)

@@ -55,13 +55,7 @@ class GpuSlots(Value):
 
     @classmethod
     def equal(cls, gpus: int, slots: int, nodes: int = 1, groups: int = 1) -> Self:
-        """Returns equal GPUs with cost 1.
-
-        Args:
-            gpus: number of GPUs.
-            slots: experts that fit on each GPU.
-            nodes, groups: as in the class.
-        """
+        """Returns equal GPUs with cost 1."""
         if gpus < 1:
             raise BadInput(f"`gpus`: expected one or more, found {gpus}")
         if slots > np.iinfo(np.int64).max:
@@ -116,16 +110,9 @@ class ReplicaPlacement(Value):
 
 
 def expert_loads(what: str, value: ArrayLike) -> FloatArray:
-    """Loads of experts as a locked (L, E) float64 array.
+    """Returns loads of experts, (L, E) or (E,) for one layer, as a locked (L, E) float64 array; a BadInput names them `what`.
 
     Loads below TINY become zero, so that what is divided by GPUs and slots stays a normal float.
-
-    Args:
-        what: how errors name the loads.
-        value: (L, E), or (E,) for one layer.
-
-    Raises:
-        BadInput: unless there is at least one layer and one expert, and all loads are finite and zero or more.
     """
     array = np.asarray(value)
     table = numbers(what, array[None, :] if array.ndim == 1 else array, 2)

@@ -67,30 +67,14 @@ class TokenRouting(Value):
         return np.unique(self.sequence_U, return_counts=True)[1].astype(np.int64)
 
     def layer(self, number: int, window: int | None = None) -> tuple[NDArray[Any], IntArray]:
-        """The routing of one layer.
-
-        Args:
-            number: the layer.
-            window: one window; None: all of them.
-
-        Returns:
-            experts_UK (U, K) and source_U (U,).
-        """
+        """Returns experts_UK (U, K) and source_U (U,) of one layer, in one window or in all of them."""
         if window is None:
             return self.experts_ULK[:, number], self.source_U
         some = slice(*np.searchsorted(self.window_U, (window, window + 1)).tolist())
         return self.experts_ULK[some, number], self.source_U[some]
 
     def tokens_TLSE(self, windows: int, sources: int, experts: int) -> IntArray:
-        """Counts the (token, expert) pairs, as a Profile holds them.
-
-        Args:
-            windows: number of windows, T.
-            sources: number of source ranks, S.
-            experts: number of experts of a layer, E.
-
-        Returns:
-            (T, L, S, E) int64.
+        """Returns (T, L, S, E) int64, the (token, expert) pairs as a Profile holds them.
 
         Raises:
             BadInput: if a token lies outside the windows, sources or experts.

@@ -80,13 +80,7 @@ class Trace(Value):
 
 
 class TraceRecorder:
-    """Collects events and makes a Trace of them, for simulator and runtime alike.
-
-    Args:
-        kind: "predicted" or "measured".
-        names_M: the models' names.
-        ranks: number of ranks.
-    """
+    """Collects events and makes a Trace of them, for simulator and runtime alike; its arguments are the Trace's."""
 
     def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int) -> None:
         self.kind, self.names_M, self.ranks = kind, names_M, ranks
@@ -96,26 +90,11 @@ class TraceRecorder:
         self._blocks: list[tuple[NDArray[Any], ...]] = []
 
     def begin(self, epoch: int, ranks_R: Sequence[int]) -> None:
-        """Begins an epoch: later events belong to it.
-
-        Args:
-            epoch: the epoch's number.
-            ranks_R: the rank in the trace of each rank of the epoch.
-        """
+        """Begins an epoch, to which later events belong; ranks_R[r] is the rank in the trace of its rank r."""
         self._epoch, self._ranks_R = epoch, ranks_R
 
     def add(self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float) -> None:
-        """Records a compute phase or a barrier of one rank.
-
-        Args:
-            rank: the rank, as numbered in the epoch.
-            model: the model's index.
-            step: the step of the run.
-            layer: the MoE layer.
-            phase: one of TRACE_PHASES.
-            start_s: seconds since the start of the run.
-            end_s: seconds since the start of the run.
-        """
+        """Records a compute phase or barrier of a rank, numbered as in the epoch; seconds are since the start of the run."""
         here = self._ranks_R[rank]
         self.rows.append((start_s, end_s, here, self._epoch, model, step, layer, TRACE_PHASES.index(phase), -1, False, 0))
 
@@ -132,20 +111,7 @@ class TraceRecorder:
         start_s: float,
         end_s: float,
     ) -> None:
-        """Records one end of a transfer.
-
-        Args:
-            rank: the rank at this end, as numbered in the epoch.
-            model: as in `add`.
-            step: as in `add`.
-            layer: as in `add`.
-            phase: as in `add`.
-            peer: the rank at the other end.
-            sent: whether `rank` is the sender.
-            size: bytes.
-            start_s: as in `add`.
-            end_s: as in `add`.
-        """
+        """Records the end of a transfer at `rank`, as in `add`; `peer` is at the other end, and `size` is in bytes."""
         here, there = self._ranks_R[rank], self._ranks_R[peer]
         which = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))
         self.rows.append((start_s, end_s, here, *which, there, sent, size))
@@ -162,19 +128,7 @@ class TraceRecorder:
         start_s_X: FloatArray,
         end_s_X: FloatArray,
     ) -> None:
-        """Records both ends of all transfers of an all-to-all.
-
-        Args:
-            model: as in `add`.
-            step: as in `add`.
-            layer: as in `add`.
-            phase: as in `add`.
-            src_X: (X,) int64, sending ranks, as numbered in the trace.
-            dst_X: (X,) int64, receiving ranks.
-            bytes_X: (X,) int64, bytes.
-            start_s_X: (X,) float64, starts in seconds.
-            end_s_X: (X,) float64, ends in seconds.
-        """
+        """Records both ends of all transfers of an all-to-all, as in `add`, but by the ranks of the trace."""
         same = [np.full(len(src_X), value) for value in (self._epoch, model, step, layer, TRACE_PHASES.index(phase))]
         for rank_X, peer_X, sent in ((src_X, dst_X, True), (dst_X, src_X, False)):
             sent_X = np.full(len(src_X), sent)

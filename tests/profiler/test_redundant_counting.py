@@ -40,7 +40,7 @@ def by_one(model, files, options):
     state, keep = RoutingCounts(), options.token_level or options.coactivation
     while any(batches := next_round(prompts, options)):
         passes = route_round(model, batches, options.max_new_tokens, keep)
-        state = state.add(passes, batches, options.window, model.top_k, options.token_level, options.coactivation)
+        state = state.add(passes, batches, options, model.top_k)
     return state
 
 

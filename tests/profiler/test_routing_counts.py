@@ -36,7 +36,7 @@ def passes(*sizes):
 def test_windows_close_when_they_are_full_and_keep_stages_apart():
     state = RoutingCounts()
     for _ in range(5):
-        state = state.add(passes(4, 1, 1), [[[0]]], window=8, top_k=2, routing=False, coactivation=False)
+        state = state.add(passes(4, 1, 1), [[[0]]], ProfileOptions(window=8), 2)
     assert state.stages == ("prefill", "decode", "prefill", "prefill", "decode")
     assert [int(each[0].sum()) // 2 for each in state.windows] == [8, 8, 8, 4, 2]
     assert state.rounds == 3
@@ -44,7 +44,7 @@ def test_windows_close_when_they_are_full_and_keep_stages_apart():
 
 
 def test_without_a_window_every_pass_is_one():
-    state = RoutingCounts().add(passes(4, 1, 1), [[[0]]], window=None, top_k=2, routing=False, coactivation=False)
+    state = RoutingCounts().add(passes(4, 1, 1), [[[0]]], ProfileOptions(), 2)
     assert state.stages == ("prefill", "decode", "decode")
     assert state.routing is None
 

@@ -7,7 +7,20 @@ import numpy as np
 from aurora.reports.pictures import canvas, save_picture
 from aurora.reproduce.drawing import bar_chart
 from aurora.reproduce.lazarus.evaluation import SPOT_S, LazarusEvaluation
-from aurora.reproduce.lazarus.text import KINDS
+from aurora.reproduce.lazarus.text import SECTIONS
+
+SAMPLES = "samples: aurora / system"
+AXES = {
+    "6": SAMPLES,
+    "7": SAMPLES,
+    "8": "every expert is left",
+    "9": SAMPLES,
+    "10a": "throughput / its own at 1:1",
+    "10b": "every expert is left",
+    "11": "part of 80 minutes",
+    "12": SAMPLES,
+    "13": "time: system / lazarus",
+}
 
 
 def draw(made: LazarusEvaluation, folder: Path) -> list[Path]:
@@ -18,10 +31,10 @@ def draw(made: LazarusEvaluation, folder: Path) -> list[Path]:
 def _figures(made: LazarusEvaluation, folder: Path) -> list[Path]:
     """A group of bars a case, a bar a system."""
     written: list[Path] = []
-    for name, kind in KINDS.items():
+    for name, axis in AXES.items():
         rows = [one for one in made.found if one.figure == name]
         cases, ways = (list(dict.fromkeys(getattr(one, key) for one in rows)) for key in ("case", "way"))
-        if not kind.axis or not rows:
+        if not rows:
             continue
         shown = {way: np.full((3, len(cases)), np.nan) for way in ways}
         papers = {way: np.full(len(cases), np.nan) for way in ways}
@@ -30,7 +43,7 @@ def _figures(made: LazarusEvaluation, folder: Path) -> list[Path]:
             ends = (mean, one.ours.lowest, one.ours.highest)
             shown[one.way][:, at] = [mean if end is None else end for end in ends]
             papers[one.way][at] = np.nan if one.paper is None else one.paper
-        drawn = bar_chart(f"Fig. {name}: {kind.title}", kind.axis, cases, shown, papers)
+        drawn = bar_chart(SECTIONS[name].split("\n")[0], axis, cases, shown, papers)
         written += save_picture(drawn, folder, f"lazarus-{name}")
     return written
 

@@ -8,7 +8,7 @@ import pytest
 from aurora.reproduce.lazarus import evaluation as lazarus
 from aurora.reproduce.lazarus.drawing import draw
 from aurora.reproduce.lazarus.evaluation import reproduce
-from aurora.reproduce.lazarus.text import KINDS, as_json, as_markdown
+from aurora.reproduce.lazarus.text import SECTIONS, as_json, as_markdown
 from aurora.simulator.membership_traces import hourly, spot
 
 
@@ -22,7 +22,7 @@ def made(tmp_path_factory):
 
 
 def test_every_figure_is_there_and_finite(made, tmp_path):
-    assert {one.figure for one in made.found} == set(KINDS) - {"13"}
+    assert {one.figure for one in made.found} == set(SECTIONS) - {"13"}
     assert all(isfinite(one.ours.mean) for one in made.found)
     pictures = draw(made, tmp_path)
     assert {"lazarus-8.svg", "lazarus-9-GPT-L.png"} <= {picture.name for picture in pictures}
