@@ -35,7 +35,7 @@ from aurora.io import shipped  # noqa: E402
 from aurora.planner.make_plan import make_plan  # noqa: E402
 from aurora.profiler.profile_model import profile_model  # noqa: E402
 from aurora.reports.compare import Comparison, compare  # noqa: E402
-from aurora.reports.summary import summarise  # noqa: E402
+from aurora.reports.trace_times import summarise  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters  # noqa: E402
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder  # noqa: E402

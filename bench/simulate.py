@@ -17,7 +17,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import fluid_pieces, timed
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.reports.summary import summarise
+from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, Network, PlanOptions, Profile, SyntheticOptions
 

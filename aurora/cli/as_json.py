@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aurora.planner.placement.explain import LayerExplanation
     from aurora.planner.workload.drift import Drift
     from aurora.reports.compare import Comparison
-    from aurora.reports.summary import Summary
+    from aurora.reports.trace_times import Summary
     from aurora.types.arrays import FloatArray, IntArray
 
 Found = dict[str, Any]
@@ -108,7 +108,7 @@ def drift_json(found: Drift) -> Found:
 def summary_json(summary: Summary) -> Found:
     """Returns a trace's times, utilisation and gaps."""
     layers = [{**asdict(layer), "gap": layer.gap} for layer in summary.layers]
-    head = {name: getattr(summary, name) for name in ("kind", "seconds", "utilisation", "exchange_gap")}
+    head = {name: getattr(summary, name) for name in ("kind", "seconds", "phases", "utilisation", "exchange_gap")}
     return {**head, "layers": layers}
 
 

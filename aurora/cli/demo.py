@@ -16,8 +16,10 @@ from aurora.cli.common import make_folder, need
 from aurora.cli.verb import Json, show, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_cluster, save, shipped, write_text
-from aurora.reports.tables import as_text, percent, plan_table, profile_table, seconds
+from aurora.reports.inputs import Baseline
+from aurora.reports.tables import as_text, percent, plan_table, profile_table, seconds, speedup
 from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions
+from aurora.types.arrays import gap
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8
@@ -55,6 +57,11 @@ class DemoOutcome:
     measured_s: float = 0.0
     differences: int = 0
 
+    @property
+    def error(self) -> float:
+        """Predicted over measured, minus one."""
+        return gap(self.predicted_s, self.measured_s)
+
 
 NAIVE = PlanOptions("contiguous", "contiguous", "contiguous")
 WAYS = (
@@ -86,8 +93,13 @@ def demo(
     with shown() as progress:
         outcomes = serve_all(output, timeout, progress)
     traces = [output / f"{WAYS[-1].slug}.{kind}.npz" for kind in ("predicted", "measured")]
-    report_files(output / f"{WAYS[-1].slug}.plan.json", traces, [], output / "report.html", "html")
-    ways = [{"way": way.name, **asdict(outcome)} for way, outcome in zip(WAYS, outcomes, strict=True)]
+    first = outcomes[0]
+    baseline = Baseline(WAYS[0].name, {"predicted": first.predicted_s, "measured": first.measured_s})
+    report_files(output / f"{WAYS[-1].slug}.plan.json", traces, [], output / "report.html", "html", baseline)
+    ways = [
+        {"way": way.name, **asdict(outcome), "error": outcome.error, "speedup": gap(first.measured_s, outcome.measured_s) + 1}
+        for way, outcome in zip(WAYS, outcomes, strict=True)
+    ]
     holds = f"{output}/ holds profiles, plans, traces (predicted and measured), report.txt and report.html"
     show(as_json, {"output": output, "ways": ways}, outcome_table(outcomes), holds)
     if sum(outcome.differences for outcome in outcomes):
@@ -186,15 +198,15 @@ def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
         caption="in turn: one model after the other, experts placed contiguously; together: sharing the GPUs under the plan",
     )
     table.add_column("way", no_wrap=True)
-    for column in ("predicted", "measured", "off", "speed-up", "equal"):
+    for column in ("predicted", "measured", "prediction error", "speed-up", "equal"):
         table.add_column(column, justify="right")
     for way, outcome in zip(WAYS, outcomes, strict=True):
         table.add_row(
             way.name,
             seconds(outcome.predicted_s),
             seconds(outcome.measured_s),
-            percent(outcome.predicted_s / outcome.measured_s - 1),
-            f"{outcomes[0].measured_s / outcome.measured_s:.2f}x",
+            percent(outcome.error),
+            speedup(outcomes[0].measured_s, outcome.measured_s),
             "no" if outcome.differences else "yes",
         )
     return table

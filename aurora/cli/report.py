@@ -9,6 +9,7 @@ from aurora.cli.choices import completed
 from aurora.cli.common import check_output, need, profiles_of
 from aurora.cli.verb import Json, show
 from aurora.errors import BadInput
+from aurora.reports.inputs import Baseline, named_traces
 from aurora.reports.write import FORMS
 
 if TYPE_CHECKING:
@@ -55,16 +56,17 @@ def report(
     show(as_json, {"output": target, "format": form}, f"wrote {target}")
 
 
-def report_files(plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str) -> None:
+def report_files(
+    plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str, baseline: Baseline = Baseline()
+) -> None:
     """Write the report on the plan and traces in these files; without `profiles` those that the plan names, if unchanged."""
     from aurora.io import load_plan, load_trace
-    from aurora.reports.inputs import named_traces
     from aurora.reports.write import report as written
 
     loaded = load_plan(plan)
     named = named_traces([str(path) for path in traces], [load_trace(path) for path in traces])
     traffic, missing = _traffic(loaded, plan, profiles)
-    written(loaded, named, traffic, output, form, missing)
+    written(loaded, named, traffic, output, form, missing, baseline)
 
 
 def _traffic(plan: "Plan", path: Path, given: list[Path]) -> tuple["Sequence[Profile]", str]:

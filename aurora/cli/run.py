@@ -169,8 +169,8 @@ def _show(
 ) -> None:
     from aurora.cli.as_json import comparison_json, summary_json
     from aurora.reports.compare import compare
-    from aurora.reports.summary import summarise
     from aurora.reports.tables import comparison_table, network_line, summary_table
+    from aurora.reports.trace_times import summarise
 
     summary = summarise(result.trace, plan.cluster)
     compared = None if expected is None else compare(expected, result.trace)

@@ -46,8 +46,8 @@ def simulate(
     from aurora.cli.as_json import summary_json
     from aurora.io import load_plan, save
     from aurora.planner.check.traffic import without_proof
-    from aurora.reports.summary import summarise
     from aurora.reports.tables import summary_table
+    from aurora.reports.trace_times import summarise
 
     target = trace or plan.with_suffix(".predicted.npz")
     check_output(target, inputs=[plan, *(profile or [])])

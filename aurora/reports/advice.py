@@ -4,23 +4,27 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
+from aurora.planner.placement.slot_counts import memory_slots_G
+from aurora.planner.replication.failure_resilient import SURVIVE
+from aurora.planner.replication.registry import REPLICAS
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.summary import COMPUTE, EXCHANGES
 from aurora.reports.tables import percent, seconds
+from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 from aurora.reports.traffic_loads import skew
-from aurora.types import TRACE_PHASES
 from aurora.types.arrays import gap
 
 # thresholds for a sentence, each a part of the quantity named
 OFF = 0.1  # a prediction off by more
-NETWORK = 0.5  # of a rank's time in exchanges
+MOST = 0.5  # of a rank's time
 LOPSIDED = 0.2  # the busiest port or GPU above the mean
-SLACK = 0.03  # a gap to a bound
+SLACK = 0.03  # what a bound leaves to gain
+SEARCHES = ("local-search", "exact")  # of COLOCATE
 
 
 def advice(found: ReportNumbers) -> list[str]:
     """Returns sentences of advice, the most important first; if nothing stands out, one sentence that says so."""
-    sentences = [*_drift(found), *_prediction(found), *_ports(found), *_experts(found), *_gaps(found), *_network(found)]
+    sentences = [*_drift(found), *_prediction(found), *_placement(found), *_orders(found), *_time(found)]
     return sentences or ["Nothing stands out: the plan is within a few percent of its bounds on what this report was given."]
 
 
@@ -37,60 +41,87 @@ def _drift(found: ReportNumbers) -> Iterator[str]:
 
 def _prediction(found: ReportNumbers) -> Iterator[str]:
     both = found.comparison
-    if both is None:
+    if both is None or abs(both.error) <= OFF:
         return
-    predicted_s, measured_s = both.predicted_s, both.measured_s
-    if abs(off := gap(measured_s, predicted_s)) > OFF:
-        differs = dict.fromkeys(TRACE_PHASES, 0.0)
-        for one in both.phases:
-            differs[one.phase] += one.measured_s - (one.predicted_s or 0.0)
-        phase = max(differs, key=lambda p: abs(differs[p]))
-        mend = "what counts and waiting cost" if phase == "counts" else "ports and start-up costs in the cluster file"
-        if TRACE_PHASES.index(phase) in COMPUTE:
-            mend = "compute times (aurora profile on this machine, as many processes at a time)"
+    differs = dict.fromkeys(TIMED_PHASES, 0.0)
+    for one in both.phases:
+        differs["gate" if one.phase == "head" else one.phase] += one.measured_s - one.predicted_s
+    phase = max(differs, key=lambda p: abs(differs[p]))
+    mend = "what delays ranks, as other processes on their cores do"
+    if phase in EXCHANGES:
+        mend = "ports and start-up costs in the cluster file"
+    elif phase in COMPUTE:
+        mend = "compute times (aurora profile on this machine, as many processes at a time)"
+    yield (
+        f"Check {mend} before trusting predictions to better than {percent(abs(both.error))}: the run took "
+        f"{seconds(both.measured_s)}, {seconds(both.predicted_s)} were predicted, and the largest difference is in {phase}, "
+        f"{seconds(abs(differs[phase]))} {'more' if differs[phase] > 0 else 'less'} on a rank, the mean."
+    )
+
+
+def _placement(found: ReportNumbers) -> Iterator[str]:
+    """One verdict on the placement, then the busiest port and the experts, with what helps there if anything does."""
+    plan, bounds_s, slots = found.of.plan, found.placement_bounds_s, None
+    replicated = plan.options.place in (*REPLICAS, *SURVIVE)
+    kind = "no placement" if replicated else "no placement without replicas"
+    saved = _saved(plan.objective_s, plan.free_bound_s)
+    if bounds_s is not None:  # of the given traffic, which may be other than the plan was made from
+        planned_s = found.objective_s[1]
+        saved, replicas = _saved(planned_s, bounds_s[replicated]), _saved(planned_s, bounds_s[1])
+        slots = _next_slots(found) if not replicated and replicas > saved + SLACK else None
+    searched = plan.options.colocate in SEARCHES if plan.colocated else replicated or plan.options.place == SWAP_SEARCH
+    if slots:
         yield (
-            f"Check {mend} before trusting predictions to better than {percent(abs(off))}: the run took {seconds(measured_s)}, "
-            f"{seconds(predicted_s)} were predicted, and the largest difference is in {phase}, {seconds(abs(differs[phase]))} "
-            f"{'more' if differs[phase] > 0 else 'less'} on the slowest ranks."
+            f"Try replicas (aurora plan --slots-per-gpu {slots}): no placement without them is more than {percent(saved)} "
+            f"shorter, with them the bound is {percent(replicas)} below this plan."
         )
+    elif saved > SLACK and not searched:
+        other = f"--colocate {' or '.join(SEARCHES)}" if plan.colocated else f"--place {SWAP_SEARCH}"
+        yield f"Try {other}: this plan was not searched for, and {kind} is known to be less than {percent(saved)} shorter."
+    elif saved <= SLACK:
+        yield f"Moving experts has no more to give: {kind} is more than {percent(saved)} shorter."
+    mend = "replicate" if slots else "move" if saved > SLACK else ""
+    yield from _ports(found, mend)
+    if mend:
+        yield from _experts(found, mend)
 
 
-def _ports(found: ReportNumbers) -> Iterator[str]:
-    """The port that costs most above its layer's mean, over all models."""
-    worst: tuple[float, str] | None = None
-    for number, (model, flows) in enumerate(zip(found.of.models, found.traffic_M, strict=False)):
-        port_s_LG = flows.port_s_BLG[1]
-        lost_L = port_s_LG.max(axis=1) - port_s_LG.mean(axis=1)
-        layer = int(lost_L.argmax())
-        if skew(port_s_LG[layer]) <= LOPSIDED or (worst and worst[0] >= lost_L[layer]):
-            continue
-        gpu = int(port_s_LG[layer].argmax())
-        planned = found.of.plan.models[number]
-        split_E = planned.placement.split_EG(layer)[:, gpu]
-        tokens_SE = found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=0)
-        into_E = np.delete(tokens_SE, gpu, axis=0).sum(axis=0) * split_E
-        sends = tokens_SE[gpu].sum() - (tokens_SE[gpu] * split_E).sum()
-        over = percent(skew(port_s_LG[layer]))
-        at = f"The port of GPU {gpu} is the bottleneck of {model}, layer {layer}: {over} above the mean"
+def _saved(value_s: float, bound_s: float) -> float:
+    """The part of `value_s` that is saved at most."""
+    return 1 - bound_s / value_s if value_s > bound_s else 0.0
+
+
+def _next_slots(found: ReportNumbers) -> int | None:
+    """The fewest slots a GPU that give room for replicas; None if the memory of the GPUs does not hold them."""
+    slots = max(len(held) for layer in found.of.plan.models[0].placement.slots_LG for held in layer) + 1
+    return slots if memory_slots_G(found.of.plan.cluster, found.of.profiles).min() >= slots else None
+
+
+def _ports(found: ReportNumbers, mend: str) -> Iterator[str]:
+    """The port that costs most above its layer's mean, over all models. mend: what helps against a hot expert, if anything."""
+    lost = []
+    for number, flows in enumerate(found.traffic_M):
+        lost_L = flows.port_s_BLG[1].max(axis=1) - flows.port_s_BLG[1].mean(axis=1)
+        lost.append((float(lost_L.max()), number, int(lost_L.argmax())))
+    _, number, layer = max(lost, default=(0.0, 0, 0))
+    if not lost or skew(found.traffic_M[number].port_s_BLG[1, layer]) <= LOPSIDED:
+        return
+    port_s_G, cluster = found.traffic_M[number].port_s_BLG[1, layer], found.of.plan.cluster
+    gpu = int(port_s_G.argmax())
+    split_E = found.of.plan.models[number].placement.split_EG(layer)[:, gpu]
+    tokens_SE = found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=0)
+    into_E = np.delete(tokens_SE, gpu, axis=0).sum(axis=0) * split_E
+    sends = tokens_SE[gpu].sum() - (tokens_SE[gpu] * split_E).sum()
+    model, over = found.of.models[number], percent(skew(port_s_G))
+    at = f"The port of GPU {gpu} is the bottleneck of {model}, layer {layer}: {over} above the mean"
+    if into_E.sum() / cluster.in_Bps_G[gpu] < sends / cluster.out_Bps_G[gpu]:
+        yield f"{at}, by what it sends: deal its requests over more ranks, or give it the faster port."
+    elif mend:
         expert = int(into_E.argmax())
-        share = into_E[expert] / max(into_E.sum(), 1.0)
-        cluster = found.of.plan.cluster
-        if into_E.sum() / cluster.in_Bps_G[gpu] < sends / cluster.out_Bps_G[gpu]:
-            sentence = f"{at}, by what it sends: deal its requests over more ranks, or give it the faster port."
-        elif share > 0.5 and planned.placement.split_LG is None and len(found.of.models) == 1:
-            slots = max(map(len, planned.placement.slots_LG[layer])) + 1
-            sentence = (
-                f"{at}. Replicate expert {expert}, to which {percent(share)} of what it receives goes "
-                f"(aurora plan --slots-per-gpu {slots})."
-            )
-        else:
-            sentence = f"{at}; expert {expert} draws {percent(share)} of what it receives: move or replicate it first."
-        worst = float(lost_L[layer]), sentence
-    if worst:
-        yield worst[1]
+        yield f"{at}; {mend} expert {expert} first, which draws {percent(into_E[expert] / into_E.sum())} of what it receives."
 
 
-def _experts(found: ReportNumbers) -> Iterator[str]:
+def _experts(found: ReportNumbers, mend: str) -> Iterator[str]:
     for number, (model, flows) in enumerate(zip(found.of.models, found.traffic_M, strict=False)):
         before_s, after_s = flows.expert_s_BLG.max(axis=2).sum(axis=1).tolist()
         over = gap(after_s, float(flows.expert_bound_s_L.sum()))
@@ -99,14 +130,13 @@ def _experts(found: ReportNumbers) -> Iterator[str]:
             top = int(found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=(0, 1)).argmax())
             yield (
                 f"Experts of {model} are uneven: the slowest GPUs compute {seconds(after_s)} over all layers, "
-                f"{percent(over)} above what a perfect placement could reach ({seconds(before_s)} without the plan); most is "
-                f"lost in layer {layer}, whose hottest expert is {top}."
+                f"{percent(over)} above their bound ({seconds(before_s)} without the plan); most is lost in layer {layer}, "
+                f"where expert {top} is the first to {mend}."
             )
 
 
-def _gaps(found: ReportNumbers) -> Iterator[str]:
-    plan = found.of.plan
-    for model, planned in zip(found.of.models, plan.models, strict=True):
+def _orders(found: ReportNumbers) -> Iterator[str]:
+    for model, planned in zip(found.of.models, found.of.plan.models, strict=True):
         over = gap(float(planned.dispatch_s_L.sum()), float(planned.bound_s_L.sum()))
         if over > SLACK:
             layer = int((planned.dispatch_s_L - planned.bound_s_L).argmax())
@@ -114,35 +144,24 @@ def _gaps(found: ReportNumbers) -> Iterator[str]:
                 f"Try other orders for {model} (aurora order PROFILE --layer {layer} --method all): its dispatches take "
                 f"{percent(over)} longer than their bounds, most in layer {layer}."
             )
-    if plan.gap > SLACK:
-        other = "--colocate local-search or exact" if len(plan.models) == 2 else "--place swap-search"
-        yield (
-            f"Try {other}: the placement is {percent(plan.gap)} above what its groups of experts allow "
-            f"({seconds(plan.objective_s)} against {seconds(plan.bound_s)})."
-        )
-    elif (above := gap(plan.objective_s, plan.free_bound_s)) <= SLACK:
-        yield f"Moving experts has no more to give: no placement at all is more than {percent(above)} shorter."
 
 
-def _network(found: ReportNumbers) -> Iterator[str]:
+def _time(found: ReportNumbers) -> Iterator[str]:
+    """What ranks do with their time in the measured trace, else in the predicted one."""
     number = found.measured if found.measured is not None else found.predicted
     if number is None:
         return
-    phases, colocated = found.phases[number], found.of.plan.colocated
-    exchange_s = sum(phases[TRACE_PHASES[i]] for i in EXCHANGES)
-    compute_s = sum(phases[TRACE_PHASES[i]] for i in COMPUTE)
-    share = exchange_s / max(exchange_s + compute_s, 1e-30)
-    name = found.of.traces[number][0]
-    what = f"exchanges, with the waiting inside them, are {share:.0%} of what ranks do in {name}"
-    if share > NETWORK and not colocated:
-        yield f"Share these GPUs with a second model (two --profile): {what}, and its computing would fill that time."
-    elif share > NETWORK:
-        yield f"Faster ports would help most: {what}, though two models share the GPUs."
-    elif compute_s:
-        yield f"Faster GPUs would help most: computing is {1 - share:.0%} of what ranks do in {name}."
-    utilisation_G = found.summaries[number].utilisation_G
-    if skew(utilisation_G) > LOPSIDED:
+    name, one = found.of.traces[number][0], found.summaries[number]
+    network, compute = (sum(one.phases[phase] for phase in phases) / max(one.seconds, 1e-30) for phases in (EXCHANGES, COMPUTE))
+    what = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
+    if compute < MOST and not found.of.plan.colocated:
+        yield f"Share these GPUs with a second model (two --profile): {what}, and its computing would fill the rest."
+    elif max(network, compute) > MOST:
+        yield f"Faster {'ports' if network > compute else 'GPUs'} would help most: {what}."
+    else:
+        yield f"See the timeline for what ranks wait for: {what}."
+    if skew(one.utilisation_G) > LOPSIDED:
         yield (
-            f"GPU {int(utilisation_G.argmax())} computes {percent(skew(utilisation_G))} more than the mean in {name}, while "
-            f"GPU {int(utilisation_G.argmin())} computes least: move experts or requests between them."
+            f"GPU {int(one.utilisation_G.argmax())} computes {percent(skew(one.utilisation_G))} more than the mean in {name}, "
+            f"while GPU {int(one.utilisation_G.argmin())} computes least: deal requests to ranks with that in mind."
         )

@@ -10,17 +10,16 @@ from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.pictures import canvas, save_picture
 from aurora.reports.spans import TransferSpans, interval_colouring
-from aurora.reports.summary import COMPUTE
 from aurora.reports.tables import seconds
+from aurora.reports.trace_times import COMPUTE_INDICES, TIMED_PHASES
 from aurora.reports.traffic_loads import Traffic
-from aurora.types import TRACE_PHASES
 from aurora.types.arrays import FloatArray, IntArray
 
 PEERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7b6bb5", "#8a8d1b")
 TONES = (
-    ("#9ecae1", "#dbe3ea", "#08519c", "#4a98cf", "#2171b5", "#c6dbef"),
-    ("#fdc08a", "#f1e4d8", "#a63603", "#f58a3c", "#d95f0e", "#fddcc0"),
-)  # a model's phases
+    ("#9ecae1", "#dbe3ea", "#08519c", "#4a98cf", "#2171b5", "#c6dbef", "#6baed6", "#f2f4f7"),
+    ("#fdc08a", "#f1e4d8", "#a63603", "#f58a3c", "#d95f0e", "#fddcc0", "#fd8d3c", "#faf5f0"),
+)  # a model's phases, waiting last
 
 
 def draw(inputs: ReportInputs, folder: Path) -> list[Path]:
@@ -113,7 +112,7 @@ def _timeline(found: ReportNumbers, number: int, folder: Path) -> list[Path]:
     shown, ranks = found.bars[number].first_steps(1), len(found.of.plan.cluster)
     drawn = canvas(8.4, max(2.8, 0.32 * ranks + 1.6))
     plot = drawn.add_subplot()
-    track_X = shown.rank_X * 2 + ~np.isin(shown.phase_X, COMPUTE)
+    track_X = shown.rank_X * 2 + ~np.isin(shown.phase_X, COMPUTE_INDICES)
     colours = [TONES[model][phase] for model, phase in zip(shown.model_X.tolist(), shown.phase_X.tolist(), strict=True)]
     _spans(plot, track_X, shown.start_s_X, shown.end_s_X, colours)
     names = [f"{rank} {what}" for rank in range(ranks) for what in ("computes", "network")]
@@ -121,7 +120,7 @@ def _timeline(found: ReportNumbers, number: int, folder: Path) -> list[Path]:
     plot.set_ylim(2 * ranks - 0.4, -0.6)
     plot.set_title(f"{name} ({trace.kind}), first step", fontsize="medium")
     for model, label in enumerate(found.of.models):
-        for phase, tone in zip(TRACE_PHASES, TONES[model], strict=True):
+        for phase, tone in zip(TIMED_PHASES, TONES[model], strict=True):
             plot.barh(0, 0, color=tone, label=f"{label}: {phase}")
     plot.set_xlim(0, float(shown.end_s_X.max()))
     drawn.legend(fontsize="x-small", ncols=4, loc="outside lower center")

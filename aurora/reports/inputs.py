@@ -1,13 +1,26 @@
 """Inputs of a report: a plan, traces of it, and the traffic that it serves."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.check.traffic import check_traffic
 from aurora.types import TRACE_PHASES, Plan, Profile, Trace
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a plan's traces are compared with: another way of serving the same requests.
+
+    Attributes:
+        name: of that way.
+        seconds: it took, by kind of trace.
+    """
+
+    name: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -20,6 +33,7 @@ class ReportInputs:
         profiles: the traffic, one profile for each model of the plan, or none.
         later: newer traffic of the same models, or none.
         without: for a report without profiles, a sentence on how to get them.
+        baseline: what the last trace is compared with, instead of the first.
 
     Raises:
         BadInput: if a trace or a profile is of another plan.
@@ -30,6 +44,7 @@ class ReportInputs:
     profiles: tuple[Profile, ...] = ()
     later: tuple[Profile, ...] = ()
     without: str = "Give the traffic that the plan serves: --profile, once a model."
+    baseline: Baseline = Baseline()
 
     def __post_init__(self) -> None:
         for name, trace in self.traces:

@@ -1,6 +1,5 @@
 """Numbers that a report's figures are drawn from, each computed when it is first needed."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -10,10 +9,27 @@ import numpy as np
 from aurora.planner.workload.drift import Drift, drift
 from aurora.reports.compare import Comparison, compare
 from aurora.reports.inputs import ReportInputs
-from aurora.reports.spans import Bars, TransferSpans, bars, phase_seconds, planned
-from aurora.reports.summary import Summary, summarise
-from aurora.reports.traffic_loads import Traffic, objective_s, traffic
+from aurora.reports.spans import TransferSpans, planned
+from aurora.reports.trace_times import Bars, Summary, bars, summarise
+from aurora.reports.traffic_loads import Traffic, objective_s, placement_bounds_s, traffic
 from aurora.types.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How much sooner a run is done.
+
+    Attributes:
+        by: "measured", "predicted", or "by the objective" where there are no two runs.
+        before, after: what is compared.
+        before_s, after_s: their seconds.
+    """
+
+    by: str
+    before: str
+    before_s: float
+    after: str
+    after_s: float
 
 
 @dataclass(frozen=True)
@@ -68,16 +84,32 @@ class ReportNumbers:
         return tuple(bars(trace) for _, trace in self.of.traces)
 
     @cached_property
-    def phases(self) -> tuple[Mapping[str, float], ...]:
-        """Mean seconds of a rank in each phase, for each trace."""
-        return tuple(phase_seconds(found, len(self.of.plan.cluster)) for found in self.bars)
-
-    @cached_property
     def comparison(self) -> Comparison | None:
         """The first predicted trace compared with the first measured one; None unless there are both."""
         if self.predicted is None or self.measured is None:
             return None
         return compare(self.of.traces[self.predicted][1], self.of.traces[self.measured][1])
+
+    @cached_property
+    def speedup(self) -> Speedup | None:
+        """The last measured trace against the baseline or the first, else the same of predicted ones, else by the objective."""
+        for kind in ("measured", "predicted"):
+            runs = [(self.of.baseline.name, seconds) for by, seconds in self.of.baseline.seconds.items() if by == kind]
+            runs += [(name, trace.seconds) for name, trace in self.of.traces if trace.kind == kind]
+            if len(runs) > 1:
+                return Speedup(kind, *runs[0], *runs[-1])
+        if not self.of.profiles:
+            return None
+        before_s, after_s = self.objective_s
+        return Speedup("by the objective", "experts in the order of their numbers", before_s, "as planned", after_s)
+
+    @cached_property
+    def placement_bounds_s(self) -> tuple[float, float] | None:
+        """Seconds on the given traffic that no placement without replicas beats, and none with; None where not known."""
+        plan = self.of.plan
+        if not self.of.profiles or plan.colocated or plan.models[0].deduplicated:
+            return None
+        return placement_bounds_s(plan, self.of.profiles[0])
 
     @property
     def predicted(self) -> int | None:

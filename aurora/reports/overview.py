@@ -1,6 +1,5 @@
 """Overview of a report: speed-ups and the gap to the bound at its beginning, the provenance of its inputs at its end."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -8,10 +7,8 @@ import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Sheet
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.summary import COMPUTE, EXCHANGES
-from aurora.reports.tables import percent, seconds
-from aurora.types import TRACE_PHASES
-from aurora.types.arrays import gap
+from aurora.reports.tables import bounds_line, percent, seconds, speedup
+from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 
 DASH = "\N{EN DASH}"
 
@@ -32,37 +29,21 @@ class Tile:
 
 
 def tiles(found: ReportNumbers) -> list[Tile]:
-    """Returns predicted and measured speed-up, the prediction's error, and the gap to the bound."""
-    return [_predicted_speedup(found), *_traced_speedup(found), _prediction_error(found), _gap(found)]
+    """Returns the speed-up, the prediction's error or the time of the one trace, and the gap to the bound."""
+    plan = found.of.plan
+    return [_speedup(found), _prediction_error(found), Tile("Gap to the bound", percent(plan.gap), bounds_line(plan))]
 
 
-def _predicted_speedup(found: ReportNumbers) -> Tile:
-    title = "Speed-up by the plan, predicted"
-    if not found.of.profiles:
-        return Tile(title, DASH, found.of.without)
-    before_s, after_s = found.objective_s
-    against = (
-        f"{seconds(after_s)} against {seconds(before_s)} with experts in the order of their numbers, both by the plan's own "
-        f"objective ({found.of.plan.objective}) on the given traffic"
-    )
-    return Tile(title, f"{gap(before_s, after_s) + 1:.2f}\N{MULTIPLICATION SIGN}", against)
-
-
-def _traced_speedup(found: ReportNumbers) -> list[Tile]:
-    """The last measured trace over the first, else the same of predicted ones."""
-    for kind in ("measured", "predicted"):
-        shown = [(name, trace.seconds) for name, trace in found.of.traces if trace.kind == kind]
-        if len(shown) > 1:
-            (first, first_s), (last, last_s) = shown[0], shown[-1]
-            value = f"{gap(first_s, last_s) + 1:.2f}\N{MULTIPLICATION SIGN}"
-            return [
-                Tile(f"Speed-up between runs, {kind}", value, f"{last}, {seconds(last_s)}, against {first}, {seconds(first_s)}")
-            ]
-    return []
+def _speedup(found: ReportNumbers) -> Tile:
+    its = found.speedup
+    if its is None:
+        return Tile("Speed-up", DASH, found.of.without)
+    note = f"{its.after}, {seconds(its.after_s)}, against {its.before}, {seconds(its.before_s)}"
+    return Tile(f"Speed-up, {its.by}", speedup(its.before_s, its.after_s), note)
 
 
 def _prediction_error(found: ReportNumbers) -> Tile:
-    title = "Measured against predicted"
+    title = "Prediction error"
     if not found.of.traces:
         return Tile(title, DASH, "No trace was given: aurora simulate writes a predicted one, aurora run a measured one")
     both = found.comparison
@@ -71,20 +52,11 @@ def _prediction_error(found: ReportNumbers) -> Tile:
         lacking, verb = ("predicted", "simulate") if found.predicted is None else ("measured", "run")
         note = f"{name}, from start to end; no {lacking} trace was given: aurora {verb} writes one"
         return Tile(f"Time, {trace.kind}", seconds(trace.seconds), note)
-    predicted_s, measured_s = both.predicted_s, both.measured_s
     names = [found.of.traces[i][0] for i in (found.predicted, found.measured)]
-    note = f"{seconds(measured_s)} measured ({names[1]}), {seconds(predicted_s)} predicted ({names[0]})"
-    return Tile(title, f"{gap(measured_s, predicted_s):+.1%}", note)
-
-
-def _gap(found: ReportNumbers) -> Tile:
-    plan = found.of.plan
-    groups = f"no assignment of the same groups of experts below {seconds(plan.bound_s)}, "
     note = (
-        f"{seconds(plan.objective_s)} by the plan's objective; {groups if plan.bound_s > plan.free_bound_s else ''}"
-        f"no placement at all below {seconds(plan.free_bound_s)}"
+        f"{seconds(both.predicted_s)} predicted ({names[0]}) over {seconds(both.measured_s)} measured ({names[1]}), minus one"
     )
-    return Tile("Gap to the bound", percent(plan.gap), note)
+    return Tile(title, percent(both.error), note)
 
 
 def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
@@ -94,21 +66,19 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
         found: the report's numbers.
         tables: tables of the chart's numbers.
     """
-    columns = {
-        f"s{i}": np.array([phases[phase] for phase in TRACE_PHASES], dtype=np.float32) for i, phases in enumerate(found.phases)
-    }
+    shown = [
+        (name, f"s{i}", one.phases) for i, ((name, _), one) in enumerate(zip(found.of.traces, found.summaries, strict=True))
+    ]
+    columns = {key: np.array([*phases.values()], dtype=np.float32) for _, key, phases in shown}
     words = " ".join(
-        f"{name}: exchanges {seconds(_sum(phases, EXCHANGES))}, computing {seconds(_sum(phases, COMPUTE))}, waiting for counts "
-        f"{seconds(phases['counts'])} a rank."
-        for (name, _), phases in zip(found.of.traces, found.phases, strict=True)
+        f"{name}: exchanges {seconds(sum(map(phases.__getitem__, EXCHANGES)))}, "
+        f"computing {seconds(sum(map(phases.__getitem__, COMPUTE)))}, waiting "
+        f"{seconds(phases['counts'] + phases['waiting'])} a rank."
+        for name, _, phases in shown
     )
-    series = [[name, f"s{i}"] for i, (name, _) in enumerate(found.of.traces)]
-    about = {"axis": "phase", "names": list(TRACE_PHASES), "series": series, "unit": "s"}
+    series = [[name, key] for name, key, _ in shown]
+    about = {"axis": "phase", "names": list(TIMED_PHASES), "series": series, "unit": "s"}
     return Chart("phases", "bars", "Where the time goes", (), Frame(words, columns), about, tables)
-
-
-def _sum(phases: Mapping[str, float], which: tuple[int, ...]) -> float:
-    return sum(phases[TRACE_PHASES[number]] for number in which)
 
 
 def provenance(found: ReportNumbers) -> list[Sheet]:

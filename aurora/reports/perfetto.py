@@ -1,4 +1,4 @@
-"""Traces as Chrome trace events, which ui.perfetto.dev opens: ranks are processes, models and phases their tracks.
+"""Traces as Chrome trace events, which ui.perfetto.dev opens: ranks are processes, models and their transfers tracks.
 
 Source: the Trace Event Format's phases M (names), X (slices), s and f (flows) and C (counters); times in microseconds.
 """
@@ -6,6 +6,8 @@ Source: the Trace Event Format's phases M (names), X (slices), s and f (flows) a
 import gzip
 import json
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.spans import interval_colouring
+from aurora.reports.trace_times import TIMED_PHASES, Bars, bars, transfer_ends
 from aurora.types import TRACE_PHASES, Trace
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray
 
 Event = dict[str, Any]
 MOST_LEVELS = 1000  # of one track, side by side at most
+AFTER_LAYERS = -1
 
 
 def perfetto(inputs: ReportInputs, packed: bool = False) -> bytes:
@@ -45,31 +49,34 @@ def perfetto(inputs: ReportInputs, packed: bool = False) -> bytes:
 
 
 def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, first_flow: int) -> Iterator[Event]:
-    """Rank r is process first_pid + r; flows count from first_flow."""
-    track_X, tracks = _tracks(trace, models)
+    """Rank r is process first_pid + r, flows count from first_flow; a model's tracks are its steps, sends and receives."""
     began = trace.start_s_X.min()
     start_us_X, end_us_X = ((column - began) * 1e6 for column in (trace.start_s_X, trace.end_s_X))
-    level_X = interval_colouring(trace.rank_X * len(tracks) + track_X, trace.start_s_X, trace.end_s_X)
+    names = [f"{model}{what}" for model in models for what in ("", ": sends", ": receives")]
+    track_X = trace.model_X * 3 + np.where(trace.sent_X, 1, 2)
+    level_X = interval_colouring(trace.rank_X * len(names) + track_X, trace.start_s_X, trace.end_s_X)
     tid_X = 1 + track_X * MOST_LEVELS + np.minimum(level_X, MOST_LEVELS - 1)  # 0 is the idle thread to readers
+    moved_X = trace.peer_X >= 0
     for rank in range(trace.ranks):
         pid = first_pid + rank
         yield _named("process_name", pid, 1, name=f"rank {rank}: {name} ({trace.kind})")
         yield _named("process_sort_index", pid, 1, sort_index=pid)
-        for tid in np.unique(tid_X[trace.rank_X == rank]).tolist():
+        of_rank = trace.rank_X == rank
+        nested = 1 + np.unique(trace.model_X[of_rank]) * 3 * MOST_LEVELS
+        for tid in sorted({*nested.tolist(), *tid_X[of_rank & moved_X].tolist()}):
             track, level = divmod(tid - 1, MOST_LEVELS)
-            yield _named("thread_name", pid, tid, name=tracks[track] + (f", {level + 1}" if level else ""))
+            yield _named("thread_name", pid, tid, name=names[track] + (f", {level + 1}" if level else ""))
             yield _named("thread_sort_index", pid, tid, sort_index=tid)
-    for row in range(len(trace)):
-        phase, peer = TRACE_PHASES[trace.phase_X[row]], int(trace.peer_X[row])
-        args: Event = {"step": int(trace.step_X[row]), "layer": int(trace.layer_X[row])}
-        if peer >= 0:
-            args |= {"peer": peer, "bytes": int(trace.bytes_X[row])}
-        yield {
-            "ph": "X", "name": phase if peer < 0 else f"{phase} {'to' if trace.sent_X[row] else 'from'} {peer}",
-            "cat": models[trace.model_X[row]], "pid": first_pid + int(trace.rank_X[row]), "tid": int(tid_X[row]),
-            "ts": float(start_us_X[row]), "dur": float(end_us_X[row] - start_us_X[row]), "args": args,
-        }  # fmt: skip
-    for flow, (sent, received) in enumerate(_pairs(trace).tolist()):
+    yield from _nested(bars(trace), models, first_pid)
+    for row in np.flatnonzero(moved_X):
+        where = {"pid": first_pid + int(trace.rank_X[row]), "tid": int(tid_X[row])}
+        times_us = float(start_us_X[row]), float(end_us_X[row])
+        args = {what: int(getattr(trace, f"{what}_X")[row]) for what in ("step", "layer", "peer", "bytes")}
+        words = f"{TRACE_PHASES[trace.phase_X[row]]} {'to' if trace.sent_X[row] else 'from'} {args['peer']}"
+        yield _slice(words, models[trace.model_X[row]], where, *times_us, args)
+    ends_F2 = transfer_ends(trace)
+    ends_F2 = ends_F2[trace.end_s_X[ends_F2[:, 1]] > trace.start_s_X[ends_F2[:, 0]]]
+    for flow, (sent, received) in enumerate(ends_F2.tolist()):
         phase, model = TRACE_PHASES[trace.phase_X[sent]], models[trace.model_X[sent]]
         later_us = max(start_us_X[sent], start_us_X[received])
         for kind, row, ts, bound in (("s", sent, start_us_X[sent], {}), ("f", received, later_us, {"bp": "e"})):
@@ -80,29 +87,30 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
     yield from _counters(trace, first_pid, start_us_X, end_us_X)
 
 
-def _tracks(trace: Trace, models: tuple[str, ...]) -> tuple[IntArray, list[str]]:
-    """(X,) int64 the track of each event, and the tracks' names: a model's phases, there and back apart."""
-    names = [f"{model}: {phase}{way}" for model in models for phase in TRACE_PHASES for way in ("", " out", " in")]
-    way_X = np.where(trace.peer_X < 0, 0, np.where(trace.sent_X, 1, 2))
-    return (trace.model_X * len(TRACE_PHASES) + trace.phase_X) * 3 + way_X, names
+def _nested(found: Bars, models: tuple[str, ...], first_pid: int) -> Iterator[Event]:
+    """Slices of steps, in them those of layers, and in these those of phases; the head follows the last layer."""
+    layer_X = np.where(found.phase_X == TIMED_PHASES.index("head"), AFTER_LAYERS, found.layer_X)
+    by_worker = np.lexsort((found.start_s_X, found.model_X, found.rank_X))
+    columns = found.rank_X, found.model_X, found.step_X, layer_X, found.phase_X, found.start_s_X * 1e6, found.end_s_X * 1e6
+    rows: list[list[Any]] = []
+    reach_us = 0.0
+    for *key, start_us, end_us in zip(*(column[by_worker].tolist() for column in columns), strict=True):
+        reach_us = reach_us if rows and key[:2] == rows[-1][:2] else 0.0  # a GPU's clock and its host's may differ a little
+        start_us, reach_us = max(start_us, reach_us), max(end_us, reach_us)
+        rows.append([*key, start_us, reach_us])
+    for depth, what in ((3, "step"), (4, "layer"), (5, "phase")):
+        for key, group in groupby(rows, key=itemgetter(*range(depth))):
+            pieces, (rank, model, step, *inner) = list(group), key
+            if depth == 4 and inner[0] == AFTER_LAYERS:
+                continue
+            words = TIMED_PHASES[inner[1]] if depth == 5 else f"{what} {key[-1]}"
+            args = {"step": step} | ({"layer": inner[0]} if inner and inner[0] != AFTER_LAYERS else {})
+            where = {"pid": first_pid + rank, "tid": 1 + model * 3 * MOST_LEVELS}
+            yield _slice(words, models[model], where, pieces[0][5], pieces[-1][6], args)
 
 
-def _pairs(trace: Trace) -> IntArray:
-    """(F, 2) int64 rows of a transfer's two ends that overlap or touch in this order: sent, received."""
-    ends = []
-    for sent in (True, False):
-        rows = np.flatnonzero((trace.peer_X >= 0) & (trace.sent_X == sent))
-        src_X, dst_X = (trace.rank_X, trace.peer_X) if sent else (trace.peer_X, trace.rank_X)
-        columns = (trace.start_s_X, dst_X, src_X, trace.phase_X, trace.layer_X, trace.step_X, trace.model_X)
-        rows = rows[np.lexsort([column[rows] for column in columns])]
-        key_XK = np.stack([column[rows] for column in columns[:0:-1]], axis=1)
-        same = (np.diff(key_XK, axis=0) == 0).all(axis=1)
-        first = np.flatnonzero(np.concatenate([[True], ~same])[: len(rows)])
-        turn_X = np.arange(len(rows)) - np.repeat(first, np.diff(np.append(first, len(rows))))
-        keys = map(tuple, np.column_stack([key_XK, turn_X]).tolist())
-        ends.append(dict(zip(keys, rows.tolist(), strict=True)))
-    found = np.array([(row, ends[1][key]) for key, row in ends[0].items() if key in ends[1]], dtype=np.int64).reshape(-1, 2)
-    return found[trace.end_s_X[found[:, 1]] > trace.start_s_X[found[:, 0]]]
+def _slice(name: str, model: str, where: Event, start_us: float, end_us: float, args: Event) -> Event:
+    return {"ph": "X", "name": name, "cat": model, **where, "ts": start_us, "dur": end_us - start_us, "args": args}
 
 
 def _counters(trace: Trace, first_pid: int, start_us_X: FloatArray, end_us_X: FloatArray) -> Iterator[Event]:

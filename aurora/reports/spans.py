@@ -1,4 +1,4 @@
-"""Spans: intervals in which ports and ranks are busy, for Gantt charts and timelines."""
+"""Spans: intervals in which ports are busy, and how intervals merge and stack."""
 
 from dataclasses import dataclass
 
@@ -35,32 +35,12 @@ class TransferSpans:
         """Seconds from the start of the first transfer to the end of the last."""
         return float(self.end_s_X.max(initial=0.0))
 
-
-@dataclass(frozen=True)
-class Bars:
-    """Phases as bars, by start: one bar per rank, model, step, layer and phase, from its first event to its last.
-
-    Attributes:
-        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, rank, model, step, layer and phase of each bar; phases by their
-            index in TRACE_PHASES.
-        bytes_X: (X,) int64, bytes that the rank sends in the phase.
-        start_s_X, end_s_X: (X,) float64, seconds since the start of the first bar.
-    """
-
-    rank_X: IntArray
-    model_X: IntArray
-    step_X: IntArray
-    layer_X: IntArray
-    phase_X: IntArray
-    bytes_X: IntArray
-    start_s_X: FloatArray
-    end_s_X: FloatArray
-
-    def first_steps(self, most: int) -> "Bars":
-        """Returns as many whole steps from the start as have at most `most` bars in all; at least one step."""
-        upto = np.bincount(self.step_X).cumsum()
-        kept = self.step_X < max(1, int((upto <= most).sum()))
-        return Bars(*(column[kept] for column in vars(self).values()))
+    @property
+    def busiest_s(self) -> float:
+        """Seconds of the direction of a port that is busy longest."""
+        ports = np.concatenate([self.src_X * 2, self.dst_X * 2 + 1])
+        row_X, first, start_s, end_s = union(ports, np.tile(self.start_s_X, 2), np.tile(self.end_s_X, 2))
+        return float(np.bincount(ports[row_X][first], weights=end_s - start_s).max(initial=0.0))
 
 
 def planned(order: Order, bytes_GG: IntArray, cluster: Cluster) -> TransferSpans:
@@ -75,18 +55,15 @@ def planned(order: Order, bytes_GG: IntArray, cluster: Cluster) -> TransferSpans
 
 
 def whole(schedule: Schedule) -> TransferSpans:
-    """Returns a schedule's transfers; pieces of one transfer are merged if the second begins when the first ends."""
-    by_pair = np.lexsort((schedule.start_s_X, schedule.dst_X, schedule.src_X))
-    src_X, dst_X, bytes_X = (column[by_pair] for column in (schedule.src_X, schedule.dst_X, schedule.bytes_X))
-    start_s_X, end_s_X = schedule.start_s_X[by_pair], schedule.end_s_X[by_pair]
-    apart = start_s_X[1:] > end_s_X[:-1] + TOUCHING * schedule.makespan_s
-    first = np.flatnonzero(np.concatenate([[True], (np.diff(src_X) != 0) | (np.diff(dst_X) != 0) | apart])[: len(src_X)])
-    last = np.append(first[1:], len(src_X)) - 1 if len(first) else first
-    size_X = np.add.reduceat(bytes_X, first) if len(first) else bytes_X
-    by_start = np.lexsort((dst_X[first], src_X[first], start_s_X[first]))
-    at = first[by_start]
+    """Returns a schedule's transfers; pieces of one transfer are merged where the next begins as the last ends."""
+    ranks = int(max(schedule.src_X.max(initial=0), schedule.dst_X.max(initial=0))) + 1
+    pair_X = schedule.src_X * ranks + schedule.dst_X
+    row_X, first, start_s, end_s = union(pair_X, schedule.start_s_X, schedule.end_s_X)
+    src, dst = np.divmod(pair_X[row_X][first], ranks)
+    size = np.add.reduceat(schedule.bytes_X[row_X], first) if len(first) else first
+    by_start = np.lexsort((dst, src, start_s))
     bound_s = max(schedule.fluid_bound_s, schedule.cut.bound_s if schedule.cut else 0.0)
-    return TransferSpans(src_X[at], dst_X[at], size_X[by_start], start_s_X[at], end_s_X[last][by_start], bound_s)
+    return TransferSpans(src[by_start], dst[by_start], size[by_start], start_s[by_start], end_s[by_start], bound_s)
 
 
 def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster: Cluster) -> TransferSpans:
@@ -109,31 +86,25 @@ def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster:
     return TransferSpans(src_X, dst_X, bytes_X, start_s_X - began, end_s_X - began, bound_s)
 
 
-def bars(trace: Trace) -> Bars:
-    """Returns a trace as bars; their times begin with the first event."""
-    keys = trace.rank_X, trace.model_X, trace.step_X, trace.layer_X, trace.phase_X
-    shape = tuple(int(column.max()) + 1 for column in keys)
-    found, bar_X = np.unique(np.ravel_multi_index(keys, shape), return_inverse=True)
-    start_s, end_s = np.full(len(found), np.inf), np.zeros(len(found))
-    np.minimum.at(start_s, bar_X, trace.start_s_X)
-    np.maximum.at(end_s, bar_X, trace.end_s_X)
-    sent = np.zeros(len(found), dtype=np.int64)
-    np.add.at(sent, bar_X, np.where(trace.sent_X, trace.bytes_X, 0))
-    by_start = np.lexsort((found, start_s))
-    began = trace.start_s_X.min()
-    columns = (*np.unravel_index(found, shape), sent, start_s - began, end_s - began)
-    return Bars(*(column[by_start] for column in columns))
-
-
-def phase_seconds(found: Bars, ranks: int) -> dict[str, float]:
-    """Returns the seconds of each phase by its name, averaged over ranks; phases of two models may overlap.
+def union(key_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    """Merges intervals of the same key that overlap or touch.
 
     Args:
-        found: the bars of a trace.
-        ranks: number of ranks.
+        key_X: (X,) int64 the key of each interval.
+        start_X, end_X: (X,) when it starts and ends.
+
+    Returns:
+        The rows by key and start, (X,) int64; where in them each merged interval begins; and when those start and end.
     """
-    total = np.bincount(found.phase_X, weights=found.end_s_X - found.start_s_X, minlength=len(TRACE_PHASES)) / ranks
-    return dict(zip(TRACE_PHASES, total.tolist(), strict=True))
+    slack = TOUCHING * (end_X.max(initial=0.0) - start_X.min(initial=np.inf)) if len(key_X) else 0.0
+    row_X = np.lexsort((start_X, key_X))
+    key_X, start_X, end_X = key_X[row_X], start_X[row_X], end_X[row_X]
+    known_X, rank_X = np.unique(end_X, return_inverse=True)
+    other_X = np.diff(key_X) != 0
+    group_X = np.concatenate([[0], other_X.cumsum()])[: len(row_X)] * len(row_X)
+    reach_X = known_X[np.maximum.accumulate(rank_X + group_X) - group_X]  # the last end so far, key by key
+    first = np.flatnonzero(np.concatenate([[True], other_X | (start_X[1:] > reach_X[:-1] + slack)])[: len(row_X)])
+    return row_X, first, start_X[first], reach_X[np.append(first, len(row_X))[1:] - 1]
 
 
 def interval_colouring(track_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> IntArray:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from aurora.planner.replication.failure_resilient import SURVIVE
+from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.compare import CaseErrors, Comparison
-from aurora.reports.summary import Summary
+from aurora.reports.trace_times import Summary
 from aurora.types import PHASES, Cluster, Curve, Cut, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import FloatArray, gap
 
@@ -37,6 +39,18 @@ def seconds(value: float) -> str:
 def percent(value: float) -> str:
     """Formats a share (1.0 is the whole) in percent, with one decimal below 100 % and none from there on."""
     return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
+
+
+def speedup(before_s: float, after_s: float) -> str:
+    """Formats how much sooner something is done."""
+    return f"{gap(before_s, after_s) + 1:.2f}x"
+
+
+def bounds_line(plan: Plan) -> str:
+    """Returns a line on a plan's objective and what no other placement can reach."""
+    groups = f"no assignment of these groups below {seconds(plan.bound_s)}, " if plan.bound_s > plan.free_bound_s else ""
+    placement = "no placement" if plan.options.place in (*REPLICAS, *SURVIVE) else "no placement without replicas"
+    return f"{plan.objective} objective {seconds(plan.objective_s)}, {groups}{placement} below {seconds(plan.free_bound_s)}"
 
 
 def add_worst(table: Table, rows: Sequence[Row], most: int | None) -> Table:
@@ -94,11 +108,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
         most: number of layers to show, with the largest gaps; None: all.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
-    groups = f", no assignment of these groups below {seconds(plan.bound_s)}" if plan.bound_s > plan.free_bound_s else ""
-    caption = (
-        f"{plan.objective} objective {seconds(plan.objective_s)}{groups}, gap {percent(plan.gap)}; "
-        f"no placement at all below {seconds(plan.free_bound_s)}"
-    )
+    caption = f"{bounds_line(plan)}; gap {percent(plan.gap)}"
     if plan.cluster.fabric is not None:
         caption += "; these by the ports only, dispatch on the fabric"
     table = Table(title=f"{plan.scenario}: {strategies}", caption=caption)
@@ -175,23 +185,24 @@ def drift_table(drift: "Drift", most: int | None = None) -> Table:
 
 
 def summary_table(summary: Summary, bounded: bool = True, most: int | None = None) -> Table:
-    """Returns a table of the time of each layer and of its exchanges.
+    """Returns a table of the time of each layer, of the busiest port in its exchanges, and that a rank waits, the mean.
 
     Args:
         summary: the summary of a trace.
         bounded: whether to show fluid bounds and gaps, which hold only if the run's ports had the cluster's rates.
         most: number of layers to show, the slowest; None: all.
     """
-    caption = f"utilisation {percent(summary.utilisation)}"
+    spent = ", ".join(f"{phase} {seconds(value)}" for phase, value in summary.phases.items() if value)
+    caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
     if bounded:
-        caption += f", exchanges {percent(summary.exchange_gap)} above the fluid bound"
+        caption += f", busiest ports {percent(summary.exchange_gap)} above the fluid bound"
     table = Table(title=f"{summary.kind}: {seconds(summary.seconds)}", caption=caption)
     table.add_column("model")
-    for column in ("layer", "time", "dispatch", "combine", *(("fluid bound", "gap") if bounded else ())):
+    for column in ("layer", "time", "dispatch", "combine", "waiting", *(("fluid bound", "gap") if bounded else ())):
         table.add_column(column, justify="right")
     rows: list[Row] = []
     for row in summary.layers:
-        cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s)]
+        cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s, row.waiting_s)]
         bounds = (seconds(row.bound_s), percent(row.gap)) if bounded else ()
         rows.append((row.seconds, (row.model, str(row.layer), *cells, *bounds)))
     return add_worst(table, rows, most)
@@ -253,14 +264,14 @@ def comparison_table(found: Comparison) -> Table:
     caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
     if found.unmatched:
         caption += f"; {found.unmatched} cases are in only one trace"
-    table = Table(title="the prediction over the measurement", caption=caption)
+    table = Table(title=f"prediction error {percent(found.error)}", caption=f"a rank's seconds, the mean; {caption}")
     table.add_column("model")
     table.add_column("phase")
     for column in ("predicted", "measured", "error"):
         table.add_column(column, justify="right")
     for row in found.phases:
-        predicted = ["-", "-"] if row.predicted_s is None else [seconds(row.predicted_s), percent(row.error or 0.0)]
-        table.add_row(row.model, row.phase, predicted[0], seconds(row.measured_s), predicted[1])
+        off = "-" if row.error is None else percent(row.error)
+        table.add_row(row.model, row.phase, seconds(row.predicted_s), seconds(row.measured_s), off)
     table.add_row("whole run", "", seconds(found.predicted_s), seconds(found.measured_s), percent(found.error))
     return table
 

@@ -6,11 +6,10 @@ import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet, ticks
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.spans import Bars, TransferSpans, interval_colouring, traced
-from aurora.reports.summary import COMPUTE
+from aurora.reports.spans import TransferSpans, interval_colouring, traced
 from aurora.reports.tables import comparison_table, percent, plan_table, seconds, summary_table
-from aurora.types import TRACE_PHASES
-from aurora.types.arrays import FloatArray, IntArray, gap
+from aurora.reports.trace_times import COMPUTE_INDICES, TIMED_PHASES, Bars
+from aurora.types.arrays import FloatArray, IntArray
 
 MOST_TRANSFERS = 600_000  # that a page holds; what is planned comes first
 MOST_BARS = 60_000
@@ -34,9 +33,9 @@ def schedule_section(found: ReportNumbers) -> Section:
         for model, of_LW in zip(found.of.models, all_MLW, strict=True):
             shown[source].append([])
             for layer, of_W in enumerate(of_LW):
-                cells_W = [(seconds(one.seconds), seconds(one.bound_s), percent(gap(one.seconds, one.bound_s))) for one in of_W]
+                cells_W = [tuple(map(seconds, (one.seconds, one.busiest_s, one.bound_s))) for one in of_W]
                 words = [
-                    f"{model}, layer {layer}, {way}: {a}, its bound {b}, gap {c}."
+                    f"{model}, layer {layer}, {way}: {a} from start to end, {b} of the busiest port, its bound {c}."
                     for way, (a, b, c) in zip(WAYS, cells_W, strict=True)
                 ]
                 shown[source][-1].append([_gantt(each, one, len(gpus)) for each, one in zip(words, of_W, strict=True)])
@@ -49,7 +48,7 @@ def schedule_section(found: ReportNumbers) -> Section:
         return Section("schedule", "Schedule", text, sheets=(own_table,), missing=found.of.without + " Or give a trace.")
     choices = Selector("source", tuple(shown)), Selector("model", found.of.models), Selector("layer"), Selector("phase", WAYS)
     about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": []}
-    heads = ("source", "model", "layer", "phase", "takes", "bound", "gap", "transfers")
+    heads = ("source", "model", "layer", "phase", "start to end", "busiest port", "bound", "transfers")
     tables = (Sheet("All-to-alls", heads, tuple(rows)), own_table)
     chart = Chart("gantt", "spans", "Transfers by port", choices, list(shown.values()), about, tables)
     return Section("schedule", "Schedule", text, (chart,))
@@ -80,7 +79,7 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
 def timeline_section(found: ReportNumbers) -> Section:
     """Returns the section on what every rank computes and exchanges, one view per trace."""
     title = "Interleaving" if len(found.of.plan.models) == 2 else "Timeline"
-    text = "What every rank computes and exchanges; each bar is one phase of one layer, from its first event to its last."
+    text = "What every rank computes and exchanges, and when it waits; a bar is a piece of one phase of one layer."
     if not found.of.traces:
         missing = "Give traces: aurora simulate PLAN writes a predicted one, aurora run PLAN a measured one."
         return Section("timeline", title, text, missing=missing)
@@ -94,7 +93,7 @@ def timeline_section(found: ReportNumbers) -> Section:
         )
         frames.append(_ranks(words, shown, len(found.of.gpus)))
     names = [f"{rank} {what}" for rank in found.of.gpus for what in ("computes", "network")]
-    fields = [["model", list(found.of.models)], ["step", None], ["layer", None], ["phase", list(TRACE_PHASES)]]
+    fields = [["model", list(found.of.models)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
     about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(found)}
     tables = *phase_sheets(found), *(sheet(summary_table(summary)) for summary in found.summaries)
     traces = Selector("trace", tuple(name for name, _ in found.of.traces))
@@ -106,15 +105,15 @@ def _legend(found: ReportNumbers) -> list[list[object]]:
     """Legend entries: each model's name without a colour, followed by its phases with theirs."""
     entries: list[list[object]] = []
     for number, model in enumerate(found.of.models):
-        entries += [[model, None], *([phase, number * len(TRACE_PHASES) + i] for i, phase in enumerate(TRACE_PHASES))]
+        entries += [[model, None], *([phase, number * len(TIMED_PHASES) + i] for i, phase in enumerate(TIMED_PHASES))]
     return entries
 
 
 def _ranks(words: str, shown: Bars, ranks: int) -> Frame:
     columns, tick_s = ticks(shown.start_s_X, shown.end_s_X, TIMELINE_BITS)
-    track_X = shown.rank_X * 2 + ~np.isin(shown.phase_X, COMPUTE)
+    track_X = shown.rank_X * 2 + ~np.isin(shown.phase_X, COMPUTE_INDICES)
     columns |= _tracks(0, track_X, shown.start_s_X, shown.end_s_X, ranks * 2)
-    columns |= {"hue": shown.model_X * len(TRACE_PHASES) + shown.phase_X, "bytes": shown.bytes_X.astype(np.float32)}
+    columns |= {"hue": shown.model_X * len(TIMED_PHASES) + shown.phase_X, "bytes": shown.bytes_X.astype(np.float32)}
     columns |= {"field0": shown.model_X, "field1": shown.step_X, "field2": shown.layer_X, "field3": shown.phase_X}
     return Frame(words, columns, scale=tick_s)
 
@@ -130,7 +129,7 @@ def _tracks(view: int, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatA
 def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
     """Returns the tables of a rank's seconds by phase and trace, and of prediction against measurement if there are both."""
     heads = ("phase", *(name for name, _ in found.of.traces))
-    rows = [(phase, *(seconds(phases[phase]) for phases in found.phases)) for phase in TRACE_PHASES]
+    rows = [(phase, *(seconds(summary.phases[phase]) for summary in found.summaries)) for phase in TIMED_PHASES]
     rows.append(("start to end", *(seconds(summary.seconds) for summary in found.summaries)))
     means = Sheet("Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases of two models may overlap.")
     return (means,) if found.comparison is None else (means, sheet(comparison_table(found.comparison)))

@@ -9,6 +9,7 @@ from aurora.planner.evaluate import layer_seconds
 from aurora.planner.network.lower_bounds import port_seconds, spread, spread_split
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.scenarios import aimed_costs, tail_mean
 from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
@@ -79,6 +80,20 @@ def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
     ways = [contiguous(profile) for profile in profiles], [model.placement for model in plan.models]
     before_s, after_s = (float(layer_seconds(plan, way, profiles).sum()) for way in ways)
     return before_s, after_s
+
+
+def placement_bounds_s(plan: Plan, profile: Profile) -> tuple[float, float]:
+    """Returns the seconds of all layers that no placement of one model beats: without replicas, and with them.
+
+    Args:
+        plan: gives the cluster and the aim.
+        profile: the traffic.
+    """
+    aimed = [aimed_costs(plan.cluster, profile, (), layer, plan.options.aim) for layer in range(profile.layers)]
+    single_s, replicated_s = (
+        sum(tail_mean(costs.bounds(replicas), worst) for costs, worst in aimed) for replicas in (False, True)
+    )
+    return single_s, replicated_s
 
 
 def skew(value_G: FloatArray) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.io.files import write_bytes, write_text
-from aurora.reports.inputs import ReportInputs
+from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.types import Plan, Profile, Trace
 
 
@@ -37,12 +37,14 @@ def report(
     output: Path,
     form: str,
     missing_profiles: str = "",
+    baseline: Baseline = Baseline(),
 ) -> None:
     """Writes a report, for `aurora.report` and the command.
 
     Args:
         plan, traces, profiles, output, form: as in `aurora.report`.
-        missing_profiles: for a report without profiles, why there are none, in words.
+        missing_profiles: why there are no profiles, for readers of the report.
+        baseline: as of ReportInputs.
 
     Raises:
         BadInput: if the number of profiles does not fit the plan, or as in `write`.
@@ -50,7 +52,7 @@ def report(
     many = len(plan.models)
     if len(profiles) not in (0, many, 2 * many):
         raise BadInput(f"`profile`: expected {many}, or {2 * many} to show drift, found {len(profiles)}")
-    inputs = ReportInputs(plan, tuple(traces.items()), tuple(profiles[:many]), tuple(profiles[many:]))
+    inputs = ReportInputs(plan, tuple(traces.items()), tuple(profiles[:many]), tuple(profiles[many:]), baseline=baseline)
     if missing_profiles:
         inputs = replace(inputs, without=f"{missing_profiles}. {inputs.without}")
     write(inputs, form, output)

@@ -135,7 +135,7 @@ class ModelWorker:
         self.context.next_step(None if bool(mask.all()) else mask)
         self.context.start_compute()
         logits_BV = batch.step()
-        self.context.stop_compute("gate", len(self.layers) - 1)
+        self.context.stop_compute("head", len(self.layers) - 1)
         return [
             Token(
                 request.index,
@@ -154,7 +154,7 @@ class ModelWorker:
         self.context.start_compute()
         for layer in self.layers:
             layer.idle(self._model.top_k, like)
-        self.context.stop_compute("gate", len(self.layers) - 1)
+        self.context.stop_compute("head", len(self.layers) - 1)
 
 
 def serve_interleaved(

@@ -11,7 +11,7 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
 from aurora.types.value import Value
 
-TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate")
+TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +27,8 @@ class Trace(Value):
         model_X: (X,) int64, the model.
         step_X: (X,) int64, the step of the run.
         layer_X: (X,) int64, the MoE layer.
-        phase_X: (X,) int64, index into TRACE_PHASES.
+        phase_X: (X,) int64, index into TRACE_PHASES; "head" is the work after the last layer, which predictions spread over
+            the gates.
         peer_X: (X,) int64, the other rank of a transfer; -1 otherwise.
         sent_X: (X,) bool, whether the row is the sender's end of a transfer.
         start_s_X: (X,) float64, seconds since the start of the run.

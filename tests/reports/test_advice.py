@@ -1,36 +1,88 @@
 """What to do next follows from figures."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aurora.planner.make_plan import make_plan
 from aurora.reports.advice import advice
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
-from aurora.types import Profile
+from aurora.reports.tables import as_text, plan_table
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import Cluster, PlanOptions, Profile, TraceRecorder
 from tests.conftest import cluster
-from tests.reports.conftest import profile
+from tests.reports.conftest import measured, profile
+from tests.strategies import profiles
 
 
 def told(inputs, word):
     return [sentence for sentence in advice(ReportNumbers(inputs)) if word in sentence]
 
 
-def test_a_hot_expert_is_to_be_replicated():
+def hot_expert():
+    """Four experts on four GPUs; expert 2 draws almost all tokens."""
     tokens_SE = np.full((4, 4), 10)
     tokens_SE[:, 2] = 200
-    hot = Profile("m", "", tokens_SE[None, None], 1, 100, 100, 10, 10, profile().curves)
+    return Profile("m", "", tokens_SE[None, None], 1, 100, 100, 10, 10, profile().curves)
+
+
+def test_a_hot_expert_is_to_be_replicated():
+    hot = hot_expert()
     plan = make_plan(cluster(*[1e6] * 4), [hot])
-    (sentence,) = told(ReportInputs(plan, (), (hot,)), "Replicate expert 2")
+    inputs = ReportInputs(plan, (), (hot,))
+    assert told(inputs, "Try replicas (aurora plan --slots-per-gpu 2): no placement without them")
+    (port,) = told(inputs, "replicate expert 2 first")
     gpu = next(g for g, held in enumerate(plan.models[0].placement.slots_LG[0]) if 2 in held)
-    assert f"The port of GPU {gpu} is the bottleneck of m, layer 0" in sentence
-    assert "--slots-per-gpu 2" in sentence
+    assert f"The port of GPU {gpu} is the bottleneck of m, layer 0" in port
+    assert not told(inputs, "has no more to give")
+    better = make_plan(plan.cluster, [hot], PlanOptions(slots_per_gpu=2))
+    assert better.objective_s < plan.free_bound_s  # what "no placement at all" said of it would be false
+    assert "no placement without replicas below" in as_text([plan_table(plan)]).replace("\n", " ")
+    assert "without replicas" not in as_text([plan_table(better)])
+
+
+def test_replicas_that_no_memory_holds_are_not_advised():
+    hot = hot_expert()
+    small = tuple(replace(gpu, memory_bytes=hot.other_bytes + hot.expert_bytes) for gpu in cluster(*[1e6] * 4).gpus)
+    inputs = ReportInputs(make_plan(Cluster("full", small), [hot]), (), (hot,))
+    assert not [s for s in advice(ReportNumbers(inputs)) if "slots-per-gpu" in s or "replicate" in s]
+
+
+@given(profiles(sources=2), st.sampled_from(["contiguous", "random", "swap-search"]), st.booleans())
+def test_no_two_sentences_contradict_each_other_and_no_plan_disproves_one(drawn, place, replicas):
+    """What is said to have no more to give is not advised, and no other plan beats a bound that is told."""
+    ports = cluster(2.0, 3.0)
+    options = PlanOptions(slots_per_gpu=drawn.experts) if replicas else PlanOptions(place=place)
+    plan = make_plan(ports, [drawn], options)
+    predicted = simulate_plan(plan, [drawn])
+    sentences = advice(ReportNumbers(ReportInputs(plan, (("p", predicted), ("m", measured(predicted))), (drawn,))))
+    finished = [s for s in sentences if "no more to give" in s]
+    improving = [
+        s
+        for s in sentences
+        if re.search(r"Try (replicas|--place|--colocate)|; (move|replicate) expert|to (move|replicate)\.", s)
+    ]
+    assert not (finished and improving)
+    assert len([s for s in sentences if "would help most" in s or "second model" in s or "See the timeline" in s]) == 1
+    assert len([s for s in sentences if s.startswith(("Try replicas", "Try --"))]) <= 1
+    others = [make_plan(ports, [drawn], PlanOptions(slots_per_gpu=drawn.experts))] if plan.models[0].placement.split_LG else []
+    others += [make_plan(ports, [drawn], PlanOptions(place=other)) for other in ("contiguous", "balanced", "swap-search")]
+    for sentence in sentences:
+        for words in re.findall(r"no placement[a-z ]* (?:more|less) than ([0-9.]+)% shorter", sentence):
+            for other in others:
+                assert other.objective_s >= plan.objective_s * (1 - float(words) / 100 - 6e-4), sentence
+        for words in re.findall(r"with them the bound is ([0-9.]+)% below", sentence):
+            with_replicas = make_plan(ports, [drawn], PlanOptions(slots_per_gpu=drawn.experts))
+            assert with_replicas.objective_s >= plan.objective_s * (1 - float(words) / 100 - 6e-4), sentence
 
 
 def test_prediction_drift_and_network(alone, together):
     (sentence,) = told(alone, "were predicted")
-    assert "25.0%" in sentence
+    assert "20.0%" in sentence
     near = tuple(
         (name, replace(trace, kind="measured" if name == "b.npz" else "predicted"))
         for name, trace in (alone.traces[0], ("b.npz", alone.traces[0][1]))
@@ -40,6 +92,20 @@ def test_prediction_drift_and_network(alone, together):
     assert not any("Replan two" in sentence for sentence in told(together, "Replan"))
     assert told(alone, "second model")
     assert told(together, "Faster ports")
+
+
+def test_waiting_is_not_taken_for_the_network():
+    """Ranks that only wait for a slow one ask for no faster ports, though their exchanges last as long as its experts."""
+    recorder = TraceRecorder("predicted", ("one",), 4)
+    recorder.add(0, 0, 0, 0, "expert", 0.0, 10.0)
+    for rank in (1, 2, 3):
+        for peer, end_s in ((0, 10.1), (rank % 3 + 1, 0.2)):
+            recorder.transfer(rank, 0, 0, 0, "combine", peer, False, 6, end_s - 0.1, end_s)
+            recorder.transfer(peer, 0, 0, 0, "combine", rank, True, 6, end_s - 0.1, end_s)
+    plan = make_plan(cluster(*[1e6] * 4), [profile()])
+    sentences = advice(ReportNumbers(ReportInputs(plan, (("p", recorder.trace()),))))
+    assert not [s for s in sentences if "Faster ports" in s]
+    assert any("a rank's port is busy 1.7% of the time, its GPU 24.8%" in s for s in sentences)
 
 
 def test_something_is_always_said(alone):

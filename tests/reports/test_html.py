@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from aurora.reports.inputs import ReportInputs
+from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.reports.numbers import ReportNumbers
 
 pytest.importorskip("jinja2")
@@ -125,13 +125,17 @@ def test_numbers_arrive_as_they_were(shown, together):
 def test_the_answer_comes_first(alone):
     text = page(alone)
     assert text.index("What to do next") < text.index("<figure")
-    assert "+25.0%" in text
+    assert "-20.0%" in text
     before_s, after_s = ReportNumbers(alone).objective_s
-    assert f"{before_s / after_s:.2f}\N{MULTIPLICATION SIGN}" in text
+    assert "Speed-up, by the objective" in text
+    assert f"{before_s / after_s:.2f}x" in text
     (_, trace), slow = alone.traces
     runs = replace(alone, traces=(slow, ("c.npz", replace(trace, kind="measured"))))
-    assert "Speed-up between runs, measured" in (found := page(runs))
-    assert "1.25\N{MULTIPLICATION SIGN}" in found
+    assert "Speed-up, measured" in (found := page(runs))
+    assert "1.25x" in found
+    baseline = Baseline("in turn", {"predicted": 1.0, "measured": 5 * slow[1].seconds})
+    assert "5.00x" in (found := page(replace(alone, baseline=baseline)))
+    assert "against in turn" in found
 
 
 def test_what_is_missing_is_asked_for(alone):

@@ -1,4 +1,6 @@
-"""Bars, transfers and stacked intervals, from first principles."""
+"""Transfers, merged and stacked intervals, from first principles."""
+
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
@@ -6,32 +8,10 @@ from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import timed
-from aurora.reports.spans import bars, interval_colouring, phase_seconds, planned, traced, whole
-from aurora.types import Schedule, TraceRecorder
+from aurora.reports.spans import interval_colouring, planned, traced, union, whole
+from aurora.types import Schedule
 from tests.conftest import cluster
 from tests.strategies import traffics
-
-
-def test_bars_go_from_first_to_last_event_and_count_what_is_sent():
-    recorder = TraceRecorder("measured", ("m",), 2)
-    recorder.add(0, 0, 0, 0, "gate", 5.0, 6.0)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 6, 7.0, 9.0)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 1, False, 4, 6.0, 8.0)
-    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 6, 7.0, 9.0)
-    found = bars(recorder.trace())
-    rows = zip(
-        *(column.tolist() for column in (found.rank_X, found.phase_X, found.bytes_X, found.start_s_X, found.end_s_X)),
-        strict=True,
-    )
-    assert list(rows) == [(0, 0, 0, 0.0, 1.0), (0, 2, 6, 1.0, 4.0), (1, 2, 0, 2.0, 4.0)]
-    assert phase_seconds(found, 2) == {"gate": 0.5, "counts": 0, "dispatch": 2.5, "expert": 0, "combine": 0, "aggregate": 0}
-
-
-def test_the_first_steps_are_whole(alone):
-    whole_run = bars(alone.traces[0][1])
-    one = int((whole_run.step_X == 0).sum())
-    assert len(whole_run.first_steps(1).step_X) == one
-    assert len(whole_run.first_steps(2 * one).step_X) == len(whole_run.step_X)
 
 
 def test_pieces_that_touch_are_one_transfer():
@@ -89,3 +69,16 @@ def test_levels_never_overlap_and_are_as_few_as_can_be(drawn):
         own = track_X == track
         most = max(((start_X[own] <= t) & (t < end_X[own])).sum() for t in range(30))
         assert len(set(level_X[own].tolist())) == most
+
+
+@given(spans)
+def test_a_union_covers_the_same_moments_in_as_few_intervals(drawn):
+    key_X, start_X = np.array([r[0] for r in drawn], dtype=int), np.array([float(r[1]) for r in drawn])
+    end_X = start_X + np.array([r[2] for r in drawn], dtype=float)
+    row_X, first, start, end = union(key_X, start_X, end_X)
+    for key in range(3):
+        covered = {t + 0.5 for a, b in zip(start_X[key_X == key], end_X[key_X == key], strict=True) for t in np.arange(a, b)}
+        own = key_X[row_X][first] == key
+        merged = sorted(zip(start[own].tolist(), end[own].tolist(), strict=True))
+        assert covered == {t + 0.5 for a, b in merged for t in np.arange(a, b)}
+        assert all(later[0] > earlier[1] for earlier, later in pairwise(merged))

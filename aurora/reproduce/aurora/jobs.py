@@ -11,7 +11,7 @@ from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.cost_model import GroupCosts, group_costs, group_tokens
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import PhaseTimes, causal, exclusive, paper
-from aurora.reports.summary import summarise
+from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Order, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray

@@ -1,0 +1,114 @@
+"""Numbers from a trace, by hand."""
+
+import numpy as np
+import pytest
+
+from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.reports.tables import as_text, percent, plan_table, profile_table, seconds, summary_table
+from aurora.reports.trace_times import TIMED_PHASES, bars, phase_seconds, summarise
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import SyntheticOptions, TraceRecorder
+from tests.conftest import cluster
+
+CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
+
+
+def test_times_bounds_and_utilisation_by_hand():
+    """Rank 0 computes 0..2 and sends 6 bytes to rank 1 in 2..8 over ports of 2 B/s, whose bound is 3 s; the other end is ready at 1.
+
+    Rank 1 waits for rank 0 from 1 to 2, which is no network time.
+    """
+    recorder = TraceRecorder("measured", ("m",), 2)
+    recorder.add(0, 0, 0, 0, "gate", 0.0, 2.0)
+    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 6, 2.0, 8.0)
+    recorder.add(1, 0, 0, 0, "gate", 0.0, 1.0)
+    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 6, 1.0, 8.0)
+    recorder.add(1, 0, 0, 0, "expert", 8.0, 10.0)
+    recorder.add(1, 0, 0, 0, "head", 11.0, 13.0)
+    found = summarise(recorder.trace(), cluster(2.0, 2.0))
+    assert found.seconds == 13
+    assert found.utilisation_G.tolist() == pytest.approx([2 / 13, 5 / 13])
+    assert found.phases == dict.fromkeys(TIMED_PHASES, 0.0) | {
+        "gate": 1.5, "dispatch": 6.0, "expert": 1.0, "head": 1.0, "waiting": 1.0,
+    }  # fmt: skip
+    (layer,) = found.layers
+    assert (layer.seconds, layer.dispatch_s, layer.combine_s, layer.waiting_s, layer.bound_s) == (13, 6, 0, 1, 3)
+    assert layer.gap == 1
+
+
+def test_a_rank_that_waits_within_an_exchange_is_not_on_the_network():
+    """Rank 1 sends at once, rank 2 only after its experts: what rank 0 waits between the two is waiting."""
+    recorder = TraceRecorder("predicted", ("m",), 3)
+    recorder.add(2, 0, 0, 0, "expert", 0.0, 5.0)
+    for peer, start_s, end_s in ((1, 1.0, 2.0), (2, 5.0, 6.0)):
+        recorder.transfer(0, 0, 0, 0, "combine", peer, False, 2, start_s, end_s)
+        recorder.transfer(peer, 0, 0, 0, "combine", 0, True, 2, start_s, end_s)
+    found = summarise(recorder.trace(), cluster(2.0, 2.0, 2.0))
+    assert (found.phases["combine"], found.phases["waiting"]) == pytest.approx((4 / 3, 1.0))
+    assert found.exchange_gap == 0
+
+
+def test_bars_are_pieces_that_count_what_is_sent():
+    recorder = TraceRecorder("measured", ("m",), 2)
+    recorder.add(0, 0, 0, 0, "gate", 4.0, 5.0)
+    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 6, 7.0, 9.0)
+    recorder.transfer(0, 0, 0, 0, "dispatch", 1, False, 4, 6.0, 8.0)
+    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 6, 7.0, 9.0)
+    recorder.transfer(1, 0, 0, 0, "dispatch", 0, True, 4, 6.0, 8.0)
+    trace = recorder.trace()
+    found = bars(trace)
+    columns = found.rank_X, found.phase_X, found.bytes_X, found.start_s_X, found.end_s_X
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
+        (0, 0, 0, 0.0, 1.0), (0, TIMED_PHASES.index("waiting"), 0, 1.0, 2.0), (0, 2, 6, 2.0, 5.0), (1, 2, 4, 2.0, 5.0),
+    ]  # fmt: skip
+    (phases,) = phase_seconds(trace, found)
+    assert (phases["gate"], phases["dispatch"], phases["waiting"]) == (0.5, 3.0, 0.5)
+
+
+def test_a_second_event_of_a_phase_adds_its_own_time_and_not_what_lies_between():
+    recorder = TraceRecorder("measured", ("m",), 1)
+    for phase, start_s in (("gate", 0.0), ("expert", 1.0), ("gate", 7.0), ("head", 9.0)):
+        recorder.add(0, 0, 0, 0, phase, start_s, start_s + 0.5)
+    phases = summarise(recorder.trace(), cluster(1.0)).phases
+    assert (phases["gate"], phases["expert"], phases["head"], phases["waiting"]) == (1.0, 0.5, 0.5, 7.5)
+
+
+def test_the_first_steps_are_whole(alone):
+    whole_run = bars(alone.traces[0][1])
+    one = int((whole_run.step_X == 0).sum())
+    assert len(whole_run.first_steps(1).step_X) == one
+    assert len(whole_run.first_steps(len(whole_run.step_X)).step_X) == len(whole_run.step_X) > one
+
+
+def test_a_run_without_events_took_no_time():
+    found = summarise(TraceRecorder("measured", ("m",), 2).trace(), cluster(1.0, 1.0))
+    assert (found.seconds, found.layers, sum(found.phases.values())) == (0.0, (), 0.0)
+
+
+def test_a_simulated_exclusive_plan_is_at_its_own_bound():
+    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=1, window_tokens=32))
+    trace = simulate_plan(make_plan(cluster(1e6), [p]), [p])
+    found = summarise(trace, cluster(1e6))
+    assert found.utilisation == pytest.approx(1.0)  # one rank sends nothing
+    assert found.exchange_gap == 0
+
+
+def test_tables_show_every_layer_of_every_model():
+    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32))
+    plan = make_plan(cluster(1e6, 1e6), [p, p])
+    trace = simulate_plan(plan, [p, p])
+    text = as_text([profile_table(p), plan_table(plan), summary_table(summarise(trace, plan.cluster))])
+    assert text.count("synthetic") == 1 + 4 + 4
+    assert "colocated, equal GPUs" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0 ns"), (2e-9, "2 ns"), (1e-6, "1 us"), (2.5e-3, "2.5 ms"), (1.234, "1.23 s"), (2500, "2500 s")]
+)
+def test_seconds_have_units(value, text):
+    assert seconds(value) == text
+
+
+def test_percent():
+    assert percent(np.float64(0.1234)) == "12.3%"
