@@ -7,9 +7,8 @@ import numpy as np
 
 from aurora.planner.evaluate import layer_seconds
 from aurora.planner.network.lower_bounds import port_seconds, spread, spread_split
-from aurora.planner.placement.cost_model import layer_costs
+from aurora.planner.placement.cost_model import aimed_costs, layer_costs
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.scenarios import aimed_costs, tail_mean
 from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
@@ -90,10 +89,7 @@ def placement_bounds_s(plan: Plan, profile: Profile) -> tuple[float, float]:
         profile: the traffic.
     """
     aimed = [aimed_costs(plan.cluster, profile, (), layer, plan.options.aim) for layer in range(profile.layers)]
-    single_s, replicated_s = (
-        sum(tail_mean(costs.bounds(replicas), worst) for costs, worst in aimed) for replicas in (False, True)
-    )
-    return single_s, replicated_s
+    return sum(costs.bound_s(False) for costs in aimed), sum(costs.bound_s(True) for costs in aimed)
 
 
 def skew(value_G: FloatArray) -> float:
