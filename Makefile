@@ -1,10 +1,11 @@
-# `make demo` and `make test` need Python >= 3.11, a C compiler and the package index; each sets up .venv by itself.
+# `make demo`, `make test`, `make docs` and `make dist` need Python >= 3.11, a C compiler and the package index; each sets up .venv by itself.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
+export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo test test-vllm install clean
+.PHONY: demo test test-vllm docs dist install clean
 
 demo: install
 	$(BIN)/aurora demo -o demo
@@ -16,6 +17,15 @@ test: install
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.compile_kernels
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+
+# The site, in site/. A link or heading that is missing is an error.
+docs: install
+	$(BIN)/mkdocs build --strict --quiet
+
+# Wheel and source distribution, in dist/.
+dist: install
+	rm -rf dist
+	$(BIN)/python -m build --quiet
 
 # A CPU build of vLLM in an environment of its own (3.5 GB). SELECT='-m "not slow"' runs the tests that take two minutes, as CI does.
 SELECT ?=
@@ -36,4 +46,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm demo
+	rm -rf $(VENV) $(VENV)-vllm demo site dist

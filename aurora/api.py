@@ -553,7 +553,8 @@ def all_to_all(
     Args:
         output: filled with the received rows, by rank.
         input: the rows to send, by rank; any dtype.
-        output_split_sizes, input_split_sizes: number of rows from each rank, and to each rank; None: equal parts.
+        output_split_sizes: number of rows from each rank; None: the same from each.
+        input_split_sizes: number of rows to each rank; None: the same to each.
         group: a torch process group; None: the default one.
         async_op: return at once, with a handle that has wait().
         order: an Order, such as a plan's; or the name of an order, which is then made from this call's sizes; None or

@@ -1,10 +1,9 @@
-"""The README's commands and Python run as they stand there, in order, in one folder."""
+"""The commands and Python of README and docs run as they stand there, page by page, each page in a folder of its own."""
 
 import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,42 +12,47 @@ from aurora.cli.choices import names
 from aurora.io import load_cluster
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+PAGES = {
+    str(file.relative_to(ROOT)): re.findall(r"^```(\w+)\n(.*?)^```", file.read_text(), re.MULTILINE | re.DOTALL)
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+EXPECTED = {  # what the last block of a page prints, or a part of it
+    "docs/how-to/python.md": "tensor([0., 1., 2., 3.])\n",
+    "README.md": "exclusive, equal GPUs gap ",
+}
 
 
-@pytest.mark.timeout(1800)  # fifty commands, each a process of its own
-def test_every_example_runs(tmp_path):
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if {"bash", "python"} & {kind for kind, _ in blocks}])
+def test_every_example_runs(page, tmp_path):
     for name in ("profiles", "aurora", "LICENSE", "README.md"):
         (tmp_path / name).symlink_to(ROOT / name)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    printed = {}
-    for language, text in BLOCKS:
-        if language == "toml":
+    printed = []
+    for language, text in PAGES[page]:
+        if language not in ("bash", "python") or "pip install" in text:
             continue
         command = ["bash", "-euc", text] if language == "bash" else [sys.executable, "-c", text]
         done = subprocess.run(
             command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-        printed[text] = done.stdout
-    assert sum("verified: same greedy tokens" in out for out in printed.values()) == 2
-    (api,) = (out for text, out in printed.items() if "aurora.plan(" in text)
-    assert api.startswith("colocated, equal GPUs gap ")
-    assert "1.00 of the bound" in api
-    (single,) = (out for text, out in printed.items() if "all_to_all(" in text)
-    assert single == "tensor([0., 1., 2., 3.])\n"
+        assert ("--verify" in text) == ("verified: same greedy tokens" in done.stdout)
+        printed.append(done.stdout)
+    assert EXPECTED.get(page, "") in printed[-1]
 
 
 def test_the_cluster_example_is_a_cluster(tmp_path):
-    (text,) = (text for language, text in BLOCKS if language == "toml")
+    (text,) = (text for language, text in PAGES["docs/how-to/cluster.md"] if language == "toml")
     (tmp_path / "c.toml").write_text(text)
-    assert len(load_cluster(tmp_path / "c.toml")) == 8
-    assert tomllib.loads(text)["name"] == "two-kinds"
+    cluster = load_cluster(tmp_path / "c.toml")
+    assert (cluster.name, len(cluster)) == ("two-kinds", 8)
 
 
 @pytest.mark.parametrize("kind", ["place", "survive", "assign", "colocate", "order", "objective", "aim", "transport", "scheme"])
-def test_every_name_that_is_registered_is_in_the_readme(kind):
-    text = (ROOT / "README.md").read_text()
+def test_every_name_that_is_registered_is_in_the_docs(kind):
+    page = "how-to/run.md" if kind == "transport" else "reference/strategies.md"
+    text = (ROOT / "docs" / page).read_text()
     assert [name for name in names(kind) if f"`{name}`" not in text and name != "auto"] == []
 
 
