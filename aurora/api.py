@@ -16,6 +16,7 @@ from aurora.types import (
     CountingOptions,
     DriftOptions,
     FailureDomains,
+    GpuKind,
     GpuSlots,
     Order,
     Plan,
@@ -163,7 +164,7 @@ def synthetic_profile(
     config: str | Path | Mapping[str, Any],
     options: SyntheticOptions | None = None,
     *,
-    gpu_kinds: Sequence[str] = (),
+    gpu_kinds: Sequence[str | GpuKind] = (),
 ) -> Profile:
     """Draw a profile for planning before there is traffic: invented routing, and compute times by arithmetic.
 
@@ -171,7 +172,8 @@ def synthetic_profile(
         skew: "uniform" or "zipf:S", the exponent of the experts' popularity, shuffled for each layer.
         config: path of a model's transformers config.json, or the content of one.
         options: source ranks, tokens, windows, correlation and seed.
-        gpu_kinds: kinds of GPUs, by the names of the shipped datasheets, that get compute curves of their own.
+        gpu_kinds: kinds of GPUs that get compute curves of their own: names of shipped datasheets, or kinds with figures of your
+            own (`aurora.io.load_gpus` reads them from a file).
 
     Returns:
         A Profile whose provenance says that it was not measured.
@@ -189,10 +191,10 @@ def synthetic_profile(
     from aurora.planner.workload.synthetic import synthetic_profile as drawn
 
     known = io.load_gpus()
-    if unknown := [kind for kind in gpu_kinds if kind not in known]:
-        raise BadInput(f"`gpu`: expected one of {', '.join(known)}, found {unknown[0]!r}")
+    if unknown := [kind for kind in gpu_kinds if isinstance(kind, str) and kind not in known]:
+        raise BadInput(f"`gpu_kinds`: expected one of {', '.join(known)}, found {unknown[0]!r}")
     shape = config if isinstance(config, Mapping) else io.load_json(config)
-    return drawn(skew, shape, options or SyntheticOptions(), [known[kind] for kind in gpu_kinds])
+    return drawn(skew, shape, options or SyntheticOptions(), [known[kind] if isinstance(kind, str) else kind for kind in gpu_kinds])
 
 
 def plan(

@@ -24,10 +24,11 @@ def synthetic(
     windows: Annotated[int, option(SyntheticOptions, "windows")] = DEFAULTS.windows,
     token_level: Annotated[bool, option(SyntheticOptions, "token_level", "--tokens")] = DEFAULTS.token_level,
     correlation: Annotated[float, option(SyntheticOptions, "correlation")] = DEFAULTS.correlation,
-    gpu: Annotated[
+    gpu_kinds: Annotated[
         list[str] | None,
         typer.Option(
-            help="a GPU kind to add compute curves for, from its datasheet; repeat it: {gpu_kind}",
+            "--gpu-kind",
+            help="a GPU kind to add compute curves for, from its datasheet; repeat it: a .toml file of kinds, or {gpu_kind}",
             autocompletion=completed("gpu_kind"),
         ),
     ] = None,
@@ -37,9 +38,10 @@ def synthetic(
 ) -> None:
     """Make a synthetic profile, for planning before there is traffic: random routing, compute times from operation counts."""
     from aurora import api
-    from aurora.io import save
+    from aurora.io import load_gpus, save
 
     check_output(output, inputs=[shape])
-    made = api.synthetic_profile(skew, shape, chosen(SyntheticOptions, context), gpu_kinds=gpu or [])
+    kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
+    made = api.synthetic_profile(skew, shape, chosen(SyntheticOptions, context), gpu_kinds=kinds)
     save(made, output)
     shown_profile(made, output, layers, as_json, seed)
