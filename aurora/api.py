@@ -170,10 +170,11 @@ def synthetic_profile(
 
     Args:
         skew: "uniform" or "zipf:S", the exponent of the experts' popularity, shuffled for each layer.
-        config: path of a model's transformers config.json, or the content of one.
+        config: path of a model's transformers config.json or of its folder, the name of a shipped model, or the content of a
+            config.json.
         options: source ranks, tokens, windows, correlation and seed.
-        gpu_kinds: kinds of GPUs that get compute curves of their own: names of shipped datasheets, or kinds with figures of your
-            own (`aurora.io.load_gpus` reads them from a file).
+        gpu_kinds: kinds of GPUs that get compute curves of their own: names of shipped datasheets, or kinds with figures of
+            your own (`aurora.io.load_gpus` reads them from a file).
 
     Returns:
         A Profile whose provenance says that it was not measured.
@@ -183,9 +184,7 @@ def synthetic_profile(
 
     Example:
         >>> import aurora
-        >>> from aurora.io import shipped
-        >>> config = shipped("models/mixtral-topics/config.json")
-        >>> aurora.synthetic_profile("zipf:0.8", config, aurora.SyntheticOptions(sources=8)).tokens_TLSE.shape
+        >>> aurora.synthetic_profile("zipf:0.8", "mixtral-topics", aurora.SyntheticOptions(sources=8)).tokens_TLSE.shape
         (1, 4, 8, 8)
     """
     from aurora.planner.workload.synthetic import synthetic_profile as drawn
@@ -193,8 +192,10 @@ def synthetic_profile(
     known = io.load_gpus()
     if unknown := [kind for kind in gpu_kinds if isinstance(kind, str) and kind not in known]:
         raise BadInput(f"`gpu_kinds`: expected one of {', '.join(known)}, found {unknown[0]!r}")
-    shape = config if isinstance(config, Mapping) else io.load_json(config)
-    return drawn(skew, shape, options or SyntheticOptions(), [known[kind] if isinstance(kind, str) else kind for kind in gpu_kinds])
+    shape = config if isinstance(config, Mapping) else io.load_model_config(config)
+    return drawn(
+        skew, shape, options or SyntheticOptions(), [known[kind] if isinstance(kind, str) else kind for kind in gpu_kinds]
+    )
 
 
 def plan(
@@ -228,8 +229,7 @@ def plan(
 
     Example:
         >>> import aurora
-        >>> from aurora.io import shipped
-        >>> config = shipped("models/mixtral-topics/config.json")
+        >>> config = "mixtral-topics"
         >>> traffic = aurora.synthetic_profile("zipf:0.8", config, aurora.SyntheticOptions(sources=8))
         >>> plan = aurora.plan(aurora.load("paper-mixed-8"), traffic)
         >>> plan.scenario, plan.bound_s <= plan.objective_s
@@ -412,8 +412,7 @@ def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
 
     Example:
         >>> import aurora
-        >>> from aurora.io import shipped
-        >>> config, cluster = shipped("models/mixtral-topics/config.json"), aurora.load("demo-4")
+        >>> config, cluster = "mixtral-topics", aurora.load("demo-4")
         >>> now, later = (aurora.synthetic_profile("zipf:1", config, aurora.SyntheticOptions(seed=s)) for s in (0, 1))
         >>> plan = aurora.plan(cluster, now)
         >>> aurora.evaluate(plan, now).loss, aurora.evaluate(plan, later).loss > 0
@@ -441,8 +440,7 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
 
     Example:
         >>> import aurora
-        >>> from aurora.io import shipped
-        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
         >>> aurora.drift(traffic, traffic).replan
         False
     """
@@ -477,8 +475,7 @@ def simulate(
 
     Example:
         >>> import aurora
-        >>> from aurora.io import shipped
-        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
         >>> plan = aurora.plan(aurora.load("demo-4"), traffic)
         >>> aurora.simulate(plan, traffic).kind
         'predicted'
@@ -610,8 +607,7 @@ def report(
 
     Example:
         >>> import aurora, tempfile, pathlib
-        >>> from aurora.io import shipped
-        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
         >>> plan = aurora.plan(aurora.load("demo-4"), traffic)
         >>> page = pathlib.Path(tempfile.mkdtemp()) / "report.html"
         >>> aurora.report(plan, {"predicted": aurora.simulate(plan, traffic)}, [traffic], output=page)

@@ -34,7 +34,7 @@ def command_line() -> str:
 def _described(name: str, command: Any) -> list[str]:
     """Returns the paragraphs on one subcommand, and on those below it."""
     parts = [f"## {name}", (command.help or "").replace("\b", "")]
-    if rows := [_row(param) for param in command.params if param.name != "help"]:
+    if rows := [_row(param) for param in command.params if param.name != "help" and not getattr(param, "hidden", False)]:
         parts.append("| option | meaning | default |\n|---|---|---|\n" + "\n".join(rows))
     for below, each in getattr(command, "commands", {}).items():
         parts += _described(f"{name} {below}", each)

@@ -61,7 +61,7 @@ def import_(
         int | None, typer.Option(help="number of GPUs, if the file does not say", rich_help_panel=PLACEMENT)
     ] = None,
     dense_layers: Dense = 0,
-    shape: Annotated[Path | None, typer.Option(help="the model's transformers config.json", rich_help_panel=ROUTING)] = None,
+    shape: Annotated[Path | None, typer.Option(help="the model's config.json or folder", rich_help_panel=ROUTING)] = None,
     sources: Annotated[
         int, typer.Option(help="source ranks that the traffic is dealt to, evenly", rich_help_panel=ROUTING)
     ] = DEFAULTS.sources,
@@ -136,12 +136,14 @@ def _routing(
     wheres: list[str],
     coactivation: bool,
 ) -> Profile:
-    from aurora.io import load_json
+    from aurora.io import load_model_config
     from aurora.profiler.import_routing import import_profile
 
     if shape is None:
         raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
-    return import_profile(files, form, load_json(shape), sources, window, [_where(each) for each in wheres], coactivation)
+    return import_profile(
+        files, form, load_model_config(shape), sources, window, [_where(each) for each in wheres], coactivation
+    )
 
 
 def _where(text: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import typer
 from aurora.cli.common import make_folder, need
 from aurora.cli.verb import Json, show
 
-SHAPE, CLUSTER = "models/mixtral-topics/config.json", "paper-equal-8"
+SHAPE, CLUSTER = "mixtral-topics", "paper-equal-8"
 
 
 def sweep(
@@ -21,7 +21,7 @@ def sweep(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the table and the maps")],
-    shape: Annotated[Path | None, typer.Option(help="a transformers config.json; default: a shipped Mixtral's")] = None,
+    shape: Annotated[Path | None, typer.Option(help="a model's config.json or folder; default: a shipped Mixtral")] = None,
     cluster: Annotated[
         Path, typer.Option(help="cluster TOML, or a shipped cluster's name; `bandwidth` replaces its rates")
     ] = Path(CLUSTER),
@@ -32,13 +32,13 @@ def sweep(
     """Map when ordering transfers, colocating models, both or neither pays: one MoE layer of synthetic traffic, simulated."""
     need(*(("matplotlib",) if plots else ()), extra="report")
     from aurora.cli.progress import shown
-    from aurora.io import load_cluster, load_json, shipped, write_text
+    from aurora.io import load_cluster, load_model_config, write_text
     from aurora.reports.maps import draw_map, map_markdown
     from aurora.simulator.sweep import read_axis
     from aurora.simulator.sweep import sweep as swept
 
     axes = [read_axis(each) for each in grid]
-    machines, config = load_cluster(cluster), load_json(shape or shipped(SHAPE))
+    machines, config = load_cluster(cluster), load_model_config(shape or SHAPE)
     make_folder(output)
     with shown() as progress:
         points = swept(machines, config, axes, seed, progress)

@@ -17,7 +17,7 @@ DEFAULTS = SyntheticOptions()
 def synthetic(
     context: typer.Context,
     skew: Annotated[str, typer.Argument(help="popularity of experts: uniform or zipf:EXPONENT")],
-    shape: Annotated[Path, typer.Argument(help="the model's transformers config.json")],
+    shape: Annotated[Path, typer.Argument(help="the model's config.json or folder, or the name of a shipped model")],
     output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write")] = Path("profile.npz"),
     sources: Annotated[int, option(SyntheticOptions, "sources")] = DEFAULTS.sources,
     window_tokens: Annotated[int, option(SyntheticOptions, "window_tokens")] = DEFAULTS.window_tokens,

@@ -20,7 +20,7 @@ from aurora.errors import BadInput
 from aurora.io import curves, profiles, traces
 from aurora.io.clusters import load_cluster, save_cluster
 from aurora.io.curves import load_curves, save_curves
-from aurora.io.files import load_json, read_text, shipped, write_text
+from aurora.io.files import load_json, load_model_config, read_text, shipped, write_text
 from aurora.io.gpu_kinds import load_gpus
 from aurora.io.matrices import load_loads, load_matrix
 from aurora.io.membership_traces import load_failures
@@ -39,6 +39,7 @@ __all__ = [
     "load_json",
     "load_loads",
     "load_matrix",
+    "load_model_config",
     "load_plan",
     "load_profile",
     "load_trace",

@@ -46,6 +46,18 @@ def load_json(path: str | Path) -> dict[str, Any]:
     return found
 
 
+def load_model_config(source: str | Path) -> dict[str, Any]:
+    """Reads a model's transformers config.json. Raises BadInput if it is missing or not JSON.
+
+    Args:
+        source: the file, the model's folder, or the name of a model that comes with the package, such as "mixtral-topics".
+    """
+    path = Path(source)
+    if not path.exists() and path.name == str(source) and (named := shipped(f"models/{source}")).is_dir():
+        path = named
+    return load_json(path / "config.json" if path.is_dir() else path)
+
+
 def load_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises BadInput if it cannot be read."""
     try:
