@@ -21,17 +21,8 @@ def simulated_plan(
     """Makes candidate plans and returns the one that serves the profiles' windows soonest in the simulator.
 
     For two models the candidates are every objective with every colocation of COLOCATIONS, for one model every placement of
-    EXCLUSIVE_PLACES. A strategy that `options` name is kept. Of equal candidates the first is returned.
-
-    Args:
-        cluster: the GPUs.
-        profiles: one profile per model.
-        options: strategies by name or "auto".
-        profile_paths: the profiles' files, as the plan should name them.
-
-    Raises:
-        BadInput: as `make_plan`; and if the options leave nothing to choose.
-        InfeasiblePlan: as `make_plan`.
+    EXCLUSIVE_PLACES. A strategy that `options` name is kept. Of equal candidates the first is returned. Arguments and errors
+    are those of `make_plan`; BadInput also if the options leave nothing to choose.
     """
     candidates = list(_candidates(options, len(profiles) == 2))
     if len(candidates) < 2:

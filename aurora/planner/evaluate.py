@@ -74,26 +74,9 @@ def layer_seconds(
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
-    """Evaluates a plan on other profiles of its models.
+    """Evaluates a plan on other profiles of its models; see `aurora.evaluate`.
 
-    Args:
-        plan: the plan.
-        profiles: one profile per model. Profiles of further domains that the plan was made for are not considered.
-
-    Returns:
-        The plan's seconds on this traffic, and a plan made for it.
-
-    Raises:
-        BadInput: if a profile is of another model, if its number of source ranks is not the cluster's number of GPUs, or if
-            there are not as many profiles as models.
-
-    Example:
-        >>> from aurora.io import load_cluster, load_json, shipped
-        >>> from aurora.planner.workload.synthetic import synthetic_profile
-        >>> profile = synthetic_profile("zipf:1", load_json(shipped("models/mixtral-topics/config.json")))
-        >>> plan = make_plan(load_cluster(shipped("clusters/demo-4.toml")), [profile])
-        >>> evaluate(plan, [profile]).loss
-        0.0
+    Profiles of further domains that the plan was made for are not considered.
     """
     check_traffic(plan, profiles)
     placements = [model.placement for model in plan.models]

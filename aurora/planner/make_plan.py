@@ -27,35 +27,9 @@ def make_plan(
     clock: Callable[[], float] = time.monotonic,
     domains: Sequence[Profile] = (),
 ) -> Plan:
-    """Plans one model that has the GPUs to itself, or two that share every GPU.
+    """Plans one model that has the GPUs to itself, or two that share every GPU; see `aurora.plan`.
 
-    Requests stay on their ranks; only experts move.
-
-    Args:
-        cluster: the machines; rank r is its r-th GPU.
-        profiles: one profile per model, each from as many source ranks as the cluster has GPUs.
-        options: strategies by name; "auto" is resolved from the cluster and the profiles.
-        profile_paths: the profiles' files, as the plan should name them.
-        clock: returns seconds; for searches with a time limit.
-        domains: further profiles of the one model that the placement must serve as well; `options.aim` says how they count.
-
-    Returns:
-        A Plan that the checker has passed, with its objective and two lower bounds. Its options are resolved.
-
-    Raises:
-        BadInput: if profiles, cluster and options contradict one another.
-        InfeasiblePlan: if the experts or their replicas do not fit.
-
-    Source:
-        Aurora (arXiv:2410.17043) §4-§7.
-
-    Example:
-        >>> from aurora.io import load_cluster, load_json, shipped
-        >>> from aurora.planner.workload.synthetic import synthetic_profile
-        >>> config = load_json(shipped("models/mixtral-topics/config.json"))
-        >>> plan = make_plan(load_cluster(shipped("clusters/demo-4.toml")), [synthetic_profile("zipf:1", config)])
-        >>> plan.options.place, plan.bound_s <= plan.objective_s
-        ('swap-search', True)
+    Requests stay on their ranks; only experts move. The clock returns seconds, for searches with a time limit.
     """
     if not 1 <= len(profiles) <= 2:
         raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")

@@ -34,19 +34,6 @@ def run(
 
     Starts one local process per planned rank, or one thread with the memory transport. Under torchrun's environment variables
     this process is one rank, and only rank 0 gets a result.
-
-    Args:
-        plan: the plan to serve by.
-        models: folders of the plan's models, in its sequence.
-        prompts: each model's prompts, as token ids.
-        options: options of the run.
-
-    Returns:
-        The result; None under torchrun on ranks other than 0.
-
-    Raises:
-        BadInput: if plan, models, prompts, options and machine do not fit each other.
-        RankFailed: if a rank is lost.
     """
     _check(plan, models, prompts, options)
     if options.survive:

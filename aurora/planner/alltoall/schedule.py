@@ -37,21 +37,7 @@ def order(
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:
-    """Computes the checked schedule of one all-to-all.
-
-    Args:
-        bytes_GG: (G, G) integers, bytes from each rank to each other; the diagonal does not travel.
-        cluster: the GPUs and their network; None: a big switch with ports of DEFAULT_BPS.
-        method: a name in ORDER, "two-tier" or "auto".
-        seed: for drawn priorities.
-        startup_s: fixed seconds of a message, in place of the cluster's; None: the cluster's.
-
-    Raises:
-        BadInput: if the matrix is not square, integer and non-negative or does not fit the cluster, if `method` is unknown, if
-            `seed` or `startup_s` is below zero, or if two-tier does not apply to the network.
-
-    Source: Aurora Thm 4.2.
-    """
+    """Computes the checked schedule of one all-to-all; see `aurora.order`."""
     matrix = square_bytes("traffic", bytes_GG)
     n = len(matrix)
     if cluster is not None and len(cluster) != n:

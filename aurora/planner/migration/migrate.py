@@ -46,27 +46,10 @@ def move(
     max_bytes: int | None = None,
     domains: Sequence[Profile] = (),
 ) -> tuple[Plan, Migration]:
-    """Makes the plan that replaces `old`: `new` with its GPUs relabelled, layer by layer, so that the fewest bytes move.
+    """Makes the plan that replaces `old`, with the fewest bytes moved; see `aurora.migrate`.
 
     Only GPUs that are alike are exchanged. A layer keeps its old placement unless the new one saves time or the old one has too
     few replicas. Layers of two colocated models that run at the same time move or stay as one.
-
-    Args:
-        new: the new plan.
-        old: the present plan, for the same cluster and the same models.
-        profiles: the traffic that `new` was made for, one profile per model.
-        max_bytes: bytes that may move at most; the layers that save the most time move. None: all layers that save time.
-        domains: the further profiles that `new` was made for.
-
-    Returns:
-        The plan that results, one epoch after `old`, and its Migration.
-
-    Raises:
-        BadInput: if the plans are for other clusters or models, or `max_bytes` is negative.
-        InfeasiblePlan: if moving the replicas that `min_replicas` requires takes more than `max_bytes`.
-
-    Source:
-        Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
     """
     _check_plans(new, old)
     if max_bytes is not None and max_bytes < 0:

@@ -59,16 +59,9 @@ class Drift:
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
-    """Measures the drift between two profiles of one model.
+    """Measures the drift between two profiles of one model; see `aurora.drift`.
 
-    Args:
-        before: the earlier profile.
-        after: the later profile.
-        plan: a plan made for `before`. Without it, `loss` is the `balance_loss` of groups of experts, one per source rank.
-        options: number of hot experts, threshold and seed.
-
-    Raises:
-        BadInput: if the profiles are of different models, or the plan was made for other profiles than `before`.
+    Without a plan, `loss` is the `balance_loss` of groups of experts, one per source rank.
     """
     after.identity.check_same(before.identity, f"drift from {before.model!r}: profile of {after.model!r}")
     for profile in (before, after):

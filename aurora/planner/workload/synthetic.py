@@ -17,17 +17,10 @@ MOST_CHOICES = 1 << 30  # experts chosen by tokens that token-level routing keep
 def synthetic_profile(
     skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions(), kinds: Sequence[GpuKind] = ()
 ) -> Profile:
-    """Makes a profile with synthetic traffic, and compute times calculated from the model's shape; its provenance says so.
+    """Makes a profile of synthetic traffic; see `aurora.synthetic_profile`.
 
-    Args:
-        skew: "uniform" or "zipf:S" with the exponent S >= 0 of the experts' popularity, which is shuffled for every layer.
-        config: the content of the model's transformers config.json.
-        options: windows, source ranks, tokens and seed. `correlation` is the probability that a token draws one random number
-            for both experts of a pair; pairs are shuffled for every layer.
-        kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
-
-    Raises:
-        BadInput: if `skew` or `config` cannot be read, or token-level routing would not fit in memory.
+    `options.correlation` is the probability that a token draws one random number for both experts of a pair; pairs are shuffled
+    for every layer.
     """
     exponent = _exponent(skew)
     shape = Shape.of(config)
