@@ -17,11 +17,11 @@ from machine import machine
 
 from aurora.planner.alltoall.birkhoff import birkhoff, slots
 from aurora.planner.alltoall.branch_and_bound import MOST_RANKS
-from aurora.planner.alltoall.open_shop import DenseShop
+from aurora.planner.alltoall.open_shop import NO_CUTS, dense
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.split_transfers import CutShop, best_whole, search_tries, warm_up
+from aurora.planner.alltoall.split_transfers import CutShop, best_whole, search_tries
 from aurora.planner.alltoall.sub_channels import sub_channels
-from aurora.planner.alltoall.two_tier import TwoTier, two_tier_schedule
+from aurora.planner.alltoall.two_tier import balanced_order, two_tier_schedule
 from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, pair_seconds, two_tier_bound
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Network, Order
@@ -242,19 +242,20 @@ def servers() -> list[str]:
         for name, make in kinds().items():
             if name.startswith("recorded") and 64 % n:
                 continue
-            tiers, rng = TwoTier(count, 8), np.random.default_rng(0)
+            rng = np.random.default_rng(0)
             took, moves, nics, whole, plain = [], [], [], [], []
             for bytes_GG in matrices(make, n, 10 if count < 40 else 3):
                 bound_s = two_tier_bound(bytes_GG, node_G, NIC_BPS, INSIDE_BPS)
-                nics.append(tiers.run(bytes_GG, NIC_BPS, rng) / bound_s)
+                move_X4, made = balanced_order(bytes_GG, 8, NIC_BPS, rng)
+                nics.append(made.makespan_s / bound_s)
                 began = time.perf_counter()
                 for _ in range(20):
-                    tiers.run(bytes_GG, NIC_BPS, rng)
+                    balanced_order(bytes_GG, 8, NIC_BPS, rng)
                 took.append((time.perf_counter() - began) / 20)
-                moves.append(tiers.count)
+                moves.append(len(move_X4))
                 if count < 40:
-                    made = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, INSIDE_BPS, np.zeros(n), rng=rng)
-                    whole.append(made.makespan_s / bound_s)
+                    hops = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, INSIDE_BPS, np.zeros(n), rng=rng)
+                    whole.append(hops.makespan_s / bound_s)
                 plain.append(fluid_bound(np.where(outside_GG, bytes_GG, 0), Network.equal(n, NIC_BPS)) / bound_s)
             lines.append(
                 f"| {n} | {name} | {statistics.median(took) * 1e6:.4g} us | {np.mean(moves):.0f} | {ratios(nics)} "
@@ -334,14 +335,14 @@ def reuse() -> list[str]:
 def times() -> list[str]:
     names = ("uniform", "zipf 0.8", "recorded OLMoE")
     lines = [
-        "## Time of one dense open-shop schedule (`DenseShop.run`, in buffers; each matrix over and over)",
+        "## Time of one dense open-shop schedule (`open_shop.dense`; each matrix over and over)",
         "",
-        f"| n | {' | '.join(names)} | buffers, bytes / n^2 |",
-        "|---|---|---|---|---|",
+        f"| n | {' | '.join(names)} |",
+        "|---|---|---|---|",
     ]
     medians: dict[str, dict[int, float]] = {name: {} for name in names}
     for n in (8, 16, 32, 64, 128, 320, 1024):
-        shop, cells = DenseShop(n), []
+        cells = []
         for name in names:
             make = kinds().get(name)
             if make is None or (name.startswith("recorded") and 64 % n):
@@ -350,15 +351,15 @@ def times() -> list[str]:
             took = []
             for bytes_GG in matrices(make, n, 9 if n < 500 else 3):
                 seconds_GG = pair_seconds(bytes_GG, Network.equal(n))
-                shop.run(seconds_GG)
+                dense(seconds_GG, np.zeros(2 * n), NO_CUTS)
                 repeats = max(1, min(200, 200_000 // n**2))
                 began = time.perf_counter()
                 for _ in range(repeats):
-                    shop.run(seconds_GG)
+                    dense(seconds_GG, np.zeros(2 * n), NO_CUTS)
                 took.append((time.perf_counter() - began) / repeats)
             medians[name][n] = statistics.median(took)
             cells.append(f"{medians[name][n] * 1e6:.4g} us")
-        lines.append(f"| {n} | {' | '.join(cells)} | {shop.buffer_bytes / n**2:.1f} |")
+        lines.append(f"| {n} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     lines += ["", f"Growth from n = 64 to 1024: {', '.join(growth(name, medians[name]) for name in names[:2])}."]
     print(lines[-1], flush=True)
@@ -375,7 +376,7 @@ def growth(name: str, seconds_by_n: dict[int, float]) -> str:
 def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     parts = [[f"# Orders, {today}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]]
-    warm_up()
+    ORDER["openshop-best"](next(matrices(uniform, 4)), Network.equal(4), rng=np.random.default_rng(0))  # compiles
     for part in (times, equal_ports, baselines, mixed_ports, caps, servers, startups, reuse):
         parts.append(part())
     out = Path(__file__).parent / "results" / f"order-{today}.md"

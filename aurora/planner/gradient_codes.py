@@ -18,18 +18,11 @@ TOLERANCE = 1e-6  # largest error of a decoded sum, relative to the largest batc
 
 @dataclass(frozen=True)
 class GradientCode:
-    """A gradient code: worker w sends the sum over batches b of code_WB[w, b] times the result of batch b.
-
-    Attributes:
-        scheme: its name in SCHEMES.
-        code_WB: (W, B) float64 coefficients, zero where the worker does not compute the batch.
-        needed: number of messages that suffice to decode, from any workers. None if workers hold equal or disjoint groups of
-            batches and send plain sums, so that the first message of each group is enough.
-    """
+    """A gradient code: worker w sends the sum over batches b of code_WB[w, b] times the result of batch b."""
 
     scheme: str
-    code_WB: FloatArray
-    needed: int | None = None
+    code_WB: FloatArray  # zero where the worker does not compute the batch
+    needed: int | None = None  # messages, from any workers, that suffice; None: the first of each of disjoint groups of workers
 
     @property
     def holds_WB(self) -> BoolArray:
@@ -39,20 +32,18 @@ class GradientCode:
     def weights(self, arrived: Sequence[int]) -> FloatArray | None:
         """Returns the factors with which the arrived messages add up to the sum over all batches.
 
-        Args:
-            arrived: the workers whose messages have arrived, in order of arrival.
+        arrived: the workers whose messages have arrived, in order of arrival.
 
-        Returns:
-            (K,) float64, a factor for each message (of plain sums, 1 for the first copy and 0 for further copies); None if the
-            messages do not suffice yet.
+        Returns (K,) float64, a factor for each message (of plain sums, 1 for the first copy and 0 for further copies); None if
+        the messages do not suffice yet.
         """
         code_KB = self.code_WB[np.asarray(arrived, dtype=np.int64)]
         if self.needed is None:
             if not all_held(code_KB != 0, np.ones(len(code_KB), dtype=np.bool_)):
                 return None
-            held_KB = np.logical_or.accumulate(code_KB != 0, axis=0)
-            before_KB = np.vstack([np.zeros_like(held_KB[:1]), held_KB[:-1]])
-            return np.asarray(((code_KB != 0) & ~before_KB).any(axis=1), dtype=np.float64)
+            weights_K = np.zeros(len(code_KB))
+            weights_K[(code_KB != 0).argmax(axis=0)] = 1.0  # the first message that has a batch
+            return weights_K
         if len(arrived) < self.needed:
             return None
         weights_K = np.asarray(np.linalg.lstsq(code_KB.T, np.ones(code_KB.shape[1]), rcond=None)[0], dtype=np.float64)
@@ -85,14 +76,7 @@ def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random
 
 
 def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
-    """Checks a scheme's name and sizes, without drawing a code.
-
-    Args: as in `make_code`.
-
-    Raises:
-        BadInput: if the scheme is unknown, or a size is out of range.
-        InfeasiblePlan: if the workers cannot hold every batch.
-    """
+    """Checks a scheme's name and sizes as `make_code` does, without drawing a code."""
     if scheme not in SCHEMES:
         raise BadInput(f"`scheme`: expected one of {', '.join(SCHEMES)}, found {scheme!r}")
     if workers < 1 or batches < 1:
@@ -106,16 +90,7 @@ def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
 
 
 def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
-    """Returns the load at which at least `redundancy` workers compute every batch (BCC: on average).
-
-    Args:
-        scheme: a name of SCHEMES.
-        workers: number of workers.
-        batches: number of batches.
-        redundancy: number of workers that compute each batch.
-
-    Returns:
-        Batches per worker.
+    """Returns the load, in batches, at which at least `redundancy` workers compute every batch (BCC: on average).
 
     Raises:
         BadInput: if `redundancy` is not from 1 to the number of workers, or not 1 with the uncoded scheme, or there are no
@@ -133,35 +108,17 @@ def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
 
 
 def group_count(batches: int, load: int) -> int:
-    """Returns how many groups of at most `load` batches hold `batches` batches.
-
-    Args:
-        batches: number of batches.
-        load: largest number of batches of a group.
-    """
+    """Returns how many groups of at most `load` batches hold `batches` batches."""
     return -(-batches // load)
 
 
 def misses(workers: int, groups: int) -> float:
-    """Returns the probability that independent uniform draws miss at least one group.
-
-    Args:
-        workers: number of draws, one per worker.
-        groups: number of groups.
-    """
+    """Returns the probability that `workers` independent uniform draws miss at least one group."""
     return 1.0 - float(drawn_share_K(workers, groups)[-1])
 
 
 def drawn_share_K(workers: int, groups: int) -> FloatArray:
-    """Returns the probability that k independent uniform draws include every group (coupon collector).
-
-    Args:
-        workers: largest number of draws W.
-        groups: number of groups.
-
-    Returns:
-        (W + 1,) float64, for k = 0 to W.
-    """
+    """Returns (W + 1,) float64, the probability that k = 0 to W uniform draws include every group (coupon collector)."""
     met_J = np.zeros(groups + 1)
     met_J[0] = 1.0
     share_K = np.zeros(workers + 1)
@@ -174,13 +131,9 @@ def drawn_share_K(workers: int, groups: int) -> FloatArray:
 
 
 def grouped_code(scheme: str, group_W: IntArray, batches: int, groups: int) -> GradientCode:
-    """Makes a code of groups of consecutive batches, of nearly equal size; each worker sends the plain sum of one group.
+    """Makes a code of groups of consecutive batches, of nearly equal size; each worker sends the plain sum of its group.
 
-    Args:
-        scheme: the name of the scheme.
-        group_W: (W,) int64, the group that each worker computes.
-        batches: number of batches.
-        groups: number of groups.
+    group_W (W,) int64 is the group that each worker computes.
     """
     code_JB = np.zeros((groups, batches))
     for group, members in enumerate(np.array_split(np.arange(batches), groups)):

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
-from aurora.planner.alltoall.open_shop import DenseShop, openshop
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.runtime.distributed.gloo import GlooTransport
@@ -76,7 +75,6 @@ class _GroupState:
         self._device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
         self.transport: Transport = NcclTransport(group, None, self._device) if on_gpu else GlooTransport(group)
         self.ranks = self.transport.ranks
-        self._order_functions = {**ORDER, "openshop": partial(openshop, shop=DenseShop(self.ranks))}
         self._network = Network.equal(self.ranks)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-all-to-all")
         self._running: Future[None] | None = None
@@ -110,7 +108,7 @@ class _GroupState:
                 f"all_to_all: rank {src} sends {rows_RR[src, dst]} rows to rank {dst}, which expects {expected_RR[src, dst]}"
             )
         np.fill_diagonal(rows_RR, 0)
-        return self._order_functions[name](rows_RR, self._network, rng=np.random.default_rng(0))
+        return ORDER[name](rows_RR, self._network, rng=np.random.default_rng(0))
 
     def ordered(
         self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], async_op: bool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from aurora.planner.alltoall.open_shop import DenseShop, openshop
+from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerRank
 from aurora.runtime.distributed.transport import Transport
@@ -70,7 +70,6 @@ class LayerAllToAll:
         remote = next((expert for experts in slots_G for expert in experts if expert not in local), 0)
         self._expert_S = torch.tensor([*local, remote], device=device)  # the last stands for choices of other ranks
         self._network = Network.equal(transport.ranks) if network is None else network
-        self._shop = DenseShop(transport.ranks)
         no_bytes_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
         at_once = ORDER["all-at-once"](no_bytes_GG, self._network, rng=np.random.default_rng(0))
         self._at_once, self._planned_orders = (at_once, at_once.reversed), planned_orders
@@ -135,7 +134,7 @@ class LayerAllToAll:
             return self._at_once
         if self._planned_orders is not None:
             return self._planned_orders
-        order = openshop(between_GG, self._network, rng=np.random.default_rng(0), shop=self._shop)
+        order = openshop(between_GG, self._network, rng=np.random.default_rng(0))
         return order, order.reversed
 
     def _exchange(self, order: Order, rows: torch.Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> torch.Tensor:

@@ -1,31 +1,29 @@
-"""Orders that need no search: all transfers at once, paced or not, and the orders that papers compare with."""
+"""Orders that need no search: all transfers at once, paced or not, and the orders that papers compare with.
+
+All are called as `registry.OrderStrategy` says.
+"""
 
 from bisect import insort
 from dataclasses import replace
 
 import numpy as np
 
-from aurora.planner.alltoall.pairs import all_pairs, order_of
+from aurora.planner.alltoall.pairs import all_pairs, silent_pairs
 from aurora.planner.network.lower_bounds import pair_seconds, port_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
 
 
 def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """All-at-once: every transfer starts at once, and ports are shared.
-
-    Args: as in `registry.OrderStrategy`.
-    """
+    """All-at-once: every transfer starts at once, and ports are shared."""
     n = len(bytes_GG)
-    return order_of("all-at-once", all_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
+    return Order("all-at-once", all_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
 
 
 def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """Paced: every transfer starts at once, each held to its bytes / T, where T is the fluid bound (coflow MADD).
 
     All transfers end at T, on any ports.
-
-    Args: as in `registry.OrderStrategy`.
     """
     return replace(all_at_once(bytes_GG, network, rng=rng), method="paced", paced=True)
 
@@ -33,36 +31,31 @@ def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> 
 def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """SJF: every sender sends its smallest transfer first, one at a time; a receiver takes all that are sent to it.
 
-    Args: as in `registry.OrderStrategy`.
-
     Source: Aurora §8.1.
     """
-    return _by_sender("sjf", sorted(all_pairs(len(bytes_GG)), key=lambda p: (bytes_GG[p], p)), len(bytes_GG))
+    pairs_X2 = all_pairs(len(bytes_GG))
+    return _by_sender("sjf", pairs_X2[np.argsort(bytes_GG[*pairs_X2.T], kind="stable")], len(bytes_GG))
 
 
 def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """RCS: every sender sends in random order, one at a time; a receiver takes all that are sent to it.
 
-    Args: as in `registry.OrderStrategy`.
-
     Source: Aurora §8.1.
     """
-    pairs = all_pairs(len(bytes_GG))
-    return _by_sender("random", [pairs[i] for i in rng.permutation(len(pairs))], len(bytes_GG))
+    pairs_X2 = all_pairs(len(bytes_GG))
+    return _by_sender("random", pairs_X2[rng.permutation(len(pairs_X2))], len(bytes_GG))
 
 
 def spread_out(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Spread-out: in step s rank i sends to (i + s) mod G, one at a time; a receiver takes all that are sent to it.
-
-    Args: as in `registry.OrderStrategy`.
-    """
+    """Spread-out: in step s rank i sends to (i + s) mod G, one at a time; a receiver takes all that are sent to it."""
     n = len(bytes_GG)
-    return _by_sender("spread-out", [(i, (i + step) % n) for step in range(1, n) for i in range(n)], n)
+    pairs = [(i, (i + step) % n) for step in range(1, n) for i in range(n)]
+    return _by_sender("spread-out", np.array(pairs, dtype=np.int64).reshape(-1, 2), n)
 
 
-def _by_sender(method: str, pairs: list[tuple[int, int]], ranks: int) -> Order:
+def _by_sender(method: str, pairs_X2: IntArray, ranks: int) -> Order:
     """An order in which senders have one transfer under way and receivers any number."""
-    return order_of(method, pairs, recvs_open=max(1, ranks - 1))
+    return Order(method, pairs_X2, recvs_open=max(1, ranks - 1))
 
 
 def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
@@ -70,8 +63,6 @@ def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generato
 
     First come the busiest GPU's transfers in random order, then those of the other GPUs, busiest GPU first. Each transfer takes
     the earliest time at which both of its ends are still free.
-
-    Args: as in `registry.OrderStrategy`.
 
     Source: Aurora §4.2.
     """
@@ -91,8 +82,8 @@ def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generato
                 insort(busy[port], (begin, begin + float(seconds_GG[src, dst])))
             started.append((begin, src, dst))
             left_GG[src, dst] = 0
-    silent = [pair for pair in all_pairs(n) if bytes_GG[pair] == 0]
-    return order_of("aurora-alg1", [(src, dst) for _, src, dst in sorted(started)] + silent)
+    pairs = [(src, dst) for _, src, dst in sorted(started)]
+    return Order("aurora-alg1", np.array(pairs + silent_pairs(bytes_GG).tolist(), dtype=np.int64).reshape(-1, 2))
 
 
 def _earliest(a: list[tuple[float, float]], b: list[tuple[float, float]], seconds: float) -> float:

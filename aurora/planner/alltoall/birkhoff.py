@@ -1,15 +1,19 @@
 """Birkhoff decomposition: splits an integer matrix into slots in which each rank has one partner, largest slot first."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from aurora.planner.alltoall.split_rows import SLOTS, SplitRows, ticks
+from aurora.planner.alltoall.open_shop import NO_CUTS, dense
+from aurora.planner.alltoall.pairs import silent_pairs
 from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
-from aurora.types import Network, Order
-from aurora.types.arrays import IntArray
+from aurora.types import Network, Order, SubChannels
+from aurora.types.arrays import FloatArray, IntArray
+
+SLOTS = 8  # slots per rank at most; Birkhoff's largest-first matchings need fewer on most traffic
 
 
 def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
@@ -18,10 +22,7 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
     It meets the one-to-one bound exactly: on equal ports in bytes, on mixed ports in units of a 2^40th of the bound. Every slot
     costs a start-up.
 
-    Args:
-        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
-        network: port rates.
-        rng: not used.
+    Args: as in `registry.OrderStrategy`; `rng` is not used.
         most: slots to make at most; None: SLOTS * G. What is left after them goes last, in dense open-shop order.
 
     Source: Aurora Thm 4.2.
@@ -75,15 +76,7 @@ def _padding(work_GG: IntArray) -> IntArray:
 
 
 def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
-    """Returns a matrix with given row and column sums by the north-west corner rule.
-
-    Args:
-        lacks_row: (n,) int64, row sums.
-        lacks_column: (n,) int64, column sums, whose total is that of the row sums.
-
-    Returns:
-        (n, n) int64.
-    """
+    """Returns (n, n) int64 with these row and column sums, of one total, by the north-west corner rule."""
     lacks_row, lacks_column = lacks_row.copy(), lacks_column.copy()
     padding_GG = np.zeros((len(lacks_row), len(lacks_column)), dtype=np.int64)
     i = j = 0
@@ -113,3 +106,45 @@ def _fattest_matching(total_GG: IntArray) -> IntArray:
             best, low = match, middle + 1
     assert best is not None, "a matrix with equal row and column sums has a perfect matching"
     return np.asarray(best, dtype=np.int64)
+
+
+class SplitRows:
+    """Collects the rows of an order that splits transfers: parts of work_GG (n, n), units from each sender to each receiver."""
+
+    def __init__(self, work_GG: IntArray) -> None:
+        self._work_GG, self._done_GG = work_GG, np.zeros_like(work_GG)
+        self._rows: list[tuple[int, int, float, float, int]] = []  # source, destination, share from and to, sub-channels
+
+    def serve(self, src: int, dst: int, units: int, sub_channels: int = 1) -> None:
+        """Appends a row that carries the next `units` of the pair's work, over so many sub-channels of both ports."""
+        before, whole = int(self._done_GG[src, dst]), int(self._work_GG[src, dst])
+        self._done_GG[src, dst] += units
+        self._rows.append((src, dst, before / whole, (before + units) / whole, sub_channels))
+
+    def order(self, method: str, sub_channels: tuple[IntArray, IntArray] | None = None) -> Order:
+        """Returns an order of the rows served so far, then of the work that is left, in dense open-shop order.
+
+        Args:
+            method: the order's name.
+            sub_channels: (n,) int64 each, of the sending and of the receiving ports; None: one partner at a time. What is left
+                takes all sub-channels that both of its ports have.
+        """
+        n = len(self._work_GG)
+        width_GG = np.ones((n, n)) if sub_channels is None else np.minimum(sub_channels[0][:, None], sub_channels[1][None, :])
+        left_GG = self._work_GG - self._done_GG
+        if left_GG.any():
+            for src, dst in dense(left_GG / width_GG, np.zeros(2 * n), NO_CUTS)[0].tolist():
+                self.serve(src, dst, int(left_GG[src, dst]), int(width_GG[src, dst]))
+        silent = [(src, dst, 0.0, 1.0, 1) for src, dst in silent_pairs(self._work_GG).tolist()]
+        row_X5 = np.array(self._rows + silent).reshape(-1, 5)
+        made = Order(method, row_X5[:, :2].astype(np.int64), share_X2=row_X5[:, 2:4])
+        return (
+            made
+            if sub_channels is None
+            else replace(made, sub_channels=SubChannels(row_X5[:, 4].astype(np.int64), *sub_channels))
+        )
+
+
+def ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:
+    """Returns work as integers, in units of a 2^40th of a whole, rounded up."""
+    return np.ceil(work_GG / max(whole, 1e-300) * 2**40).astype(np.int64)

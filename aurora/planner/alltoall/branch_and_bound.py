@@ -14,12 +14,8 @@ def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, fl
     It tries every active schedule, in which nothing can start earlier without delaying something else, except those that a
     port's remaining load rules out. One of the active schedules is an optimum.
 
-    Args:
-        seconds_GG: (n, n) float64, how long each transfer takes alone; zero if there is none.
-        known_s: the makespan to beat, in seconds.
-
-    Returns:
-        (pairs_X2, makespan_s): (X, 2) int64 pairs by start, and seconds. None if no schedule is shorter than known_s.
+    Returns (X, 2) int64 pairs by start and the makespan, for transfers that take seconds_GG (n, n) alone; None if no schedule
+    is shorter than known_s.
 
     Source: Giffler & Thompson 1960.
     """

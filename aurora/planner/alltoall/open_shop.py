@@ -1,8 +1,11 @@
-"""Dense open-shop schedules: one message a pair, one partner at a time, found in microseconds. Compiled; buffers are reused.
+"""Dense open-shop schedules: one message a pair, one partner at a time, found in microseconds. Compiled.
 
-For traffic that is nearly equal, where dense schedules are up to 15 % above the bound, ring schedules are tried too. Without
-numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python, for debugging.
+A schedule is dense when no sender and receiver that still have something for each other are ever both free. For traffic that is
+nearly equal, where dense schedules are up to 15 % above the bound, ring schedules are tried too. Without numba's JIT
+(NUMBA_DISABLE_JIT=1) the same code runs in plain Python, for debugging.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -13,17 +16,25 @@ from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_CUTS = 4
-NO_CUT_C2: IntArray = np.zeros((0, 2), dtype=np.int64)
-NO_PART_S_C2: FloatArray = np.zeros((0, 2))
+NO_CUTS: FloatArray = np.zeros((0, 4))
 DE_BRUIJN = 0x077CB531  # times a power of two below 2^32: bits 27 to 31 differ for each
 BIT_INDEX = np.zeros(32, dtype=np.int64)
 BIT_INDEX[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32)
 SMALL = 12  # ranks; below this, a single priority can be far from the bound, and trying more is cheap
 SMALL_TRIES = 64
 AMPLITUDES = (0.1, 0.3, 1.0)  # of drawn priorities, as shares of the bound, in turn
+FAST = {"nnan", "nsz"}  # infinities keep their meaning
 
 
-def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, shop: "DenseShop | None" = None) -> Order:
+class DenseSchedule(NamedTuple):
+    """Transfers by start, with one partner at a time."""
+
+    pairs_X2: IntArray  # (source, destination)
+    span_s_X2: FloatArray  # start and end in seconds
+    makespan_s: float
+
+
+def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """Dense open shop: whenever a sender and a receiver are both free and have traffic for each other, it starts.
 
     One message a pair, one partner at a time, no splits, no barriers. Of the ports that become free, the one with the largest
@@ -31,162 +42,75 @@ def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
     further priorities are drawn and the shortest schedule is kept. Like any dense schedule it is shorter than twice the
     one-to-one bound.
 
-    Args:
-        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
-        network: port rates and start-ups.
-        rng: for the drawn priorities.
-        shop: buffers of G ranks to work in, for callers that order every batch; None: new ones.
+    Args: as in `registry.OrderStrategy`.
 
     Source: Gonzalez & Sahni 1976.
     """
-    n = len(bytes_GG)
-    shop = DenseShop(n) if shop is None else shop
-    tries = SMALL_TRIES if n < SMALL else 0
-    shop.search(pair_seconds(bytes_GG, network), tries, one_to_one_bound(bytes_GG, network) * (1 + 1e-12), rng)
-    planned_X2 = np.stack([shop.src_X[: shop.count], shop.dst_X[: shop.count]], axis=1)
-    return Order("openshop", np.concatenate([planned_X2, silent_pairs(bytes_GG)]))
+    tries = SMALL_TRIES if len(bytes_GG) < SMALL else 0
+    found = search(pair_seconds(bytes_GG, network), tries, one_to_one_bound(bytes_GG, network) * (1 + 1e-12), rng)
+    return Order("openshop", np.concatenate([found.pairs_X2, silent_pairs(bytes_GG)]))
 
 
-class DenseShop:
-    """Buffers for dense open-shop schedules of `ranks` senders and receivers. One thread at a time.
+def search(seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator) -> DenseSchedule:
+    """Returns the shortest schedule found among dense ones and rings; stops as soon as one meets bound_s.
 
-    A schedule is dense when no sender and receiver that still have something for each other are ever both free.
+    Deterministic for the state of rng.
 
-    Attributes:
-        ranks: number of senders, and of receivers.
-        count: number of transfers of the last schedule made by `run`, `ring` or `search`; only rows [:count] below are valid.
-        src_X: int64, sending ranks, by start.
-        dst_X: int64, receiving ranks.
-        start_s_X: float64, starts in seconds.
-        end_s_X: float64, ends in seconds.
+    Args:
+        seconds_GG: (G, G) float64, how long each transfer takes alone; zero if there is none.
+        tries: number of drawn priorities to try after the plain ones, and number of drawn rings.
+        bound_s: a lower bound on the makespan, in seconds.
+        rng: draws priorities and rings.
     """
+    return DenseSchedule(*_search(seconds_GG, tries, bound_s, rng if tries else None))
 
-    def __init__(self, ranks: int) -> None:
-        rows = ranks * ranks + MOST_CUTS
-        words = (ranks + 31) // 32
-        self.ranks = ranks
-        self.count = 0
-        self.src_X: IntArray = np.zeros(rows, dtype=np.int64)
-        self.dst_X: IntArray = np.zeros(rows, dtype=np.int64)
-        self.start_s_X: FloatArray = np.zeros(rows)
-        self.end_s_X: FloatArray = np.zeros(rows)
-        self._plain, self._drawn, self._best = np.zeros((3, 2 * ranks))
-        self._identity = np.arange(ranks)
-        self._scratch = (
-            np.zeros(2 * ranks),  # remaining load of each port, senders first
-            np.zeros(2 * ranks, dtype=np.int64),  # transfers left on each port
-            np.zeros((2 * ranks, words), dtype=np.int64),  # the partners that a port has yet to serve, as bits
-            np.zeros((2, words), dtype=np.int64),  # free senders, free receivers
-            np.zeros(2 * ranks + 2),  # heap of ends, infinite beyond the last
-            np.zeros(2 * ranks + 2, dtype=np.int64),  # the pairs that end then
-            np.zeros(2 * ranks, dtype=np.int64),  # ports that have just become free
-            np.zeros(MOST_CUTS, dtype=np.int64),  # parts of each cut that have begun
-        )
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of all buffers."""
-        outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
-        return sum(array.nbytes for array in (*outputs, *self._scratch, self._plain, self._drawn, self._best))
-
-    def run(
-        self,
-        seconds_GG: FloatArray,
-        bias_s: FloatArray | None = None,
-        cut_C2: IntArray = NO_CUT_C2,
-        part_s_C2: FloatArray = NO_PART_S_C2,
-    ) -> float:
-        """Makes the schedule that serves the port with the largest remaining load first.
-
-        Args:
-            seconds_GG: (ranks, ranks) float64, how long each transfer takes alone; zero if there is none.
-            bias_s: (2 * ranks,) float64, seconds added to the load of each port, senders first; None: zeros.
-            cut_C2: (C, 2) int64, up to MOST_CUTS pairs whose transfers go in two parts, one after the other.
-            part_s_C2: (C, 2) float64, seconds of the two parts.
-
-        Returns:
-            The makespan in seconds.
-        """
-        bias_s = self._plain if bias_s is None else bias_s
-        outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
-        self.count, makespan_s = _dense(seconds_GG, bias_s, cut_C2, part_s_C2, *outputs, *self._scratch)
-        return float(makespan_s)
-
-    def ring(self, seconds_GG: FloatArray, ring_G: IntArray) -> float:
-        """Makes a ring schedule: each rank sends to the next rank of the ring, then to the next but one, and so on.
-
-        There are no barriers between the steps: a transfer starts when both of its ports have ended the one before.
-
-        Args:
-            seconds_GG: as in `run`.
-            ring_G: (ranks,) int64, the ranks in the sequence of the ring.
-
-        Returns:
-            The makespan in seconds.
-        """
-        outputs = (self.src_X, self.dst_X, self.start_s_X, self.end_s_X)
-        self.count, makespan_s = _ring(seconds_GG, ring_G, *outputs, self._scratch[0])
-        by_start = np.argsort(self.start_s_X[: self.count], kind="stable")
-        for column in outputs:
-            column[: self.count] = column[by_start]
-        return float(makespan_s)
-
-    def search(self, seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator) -> float:
-        """Makes the shortest schedule found among dense ones and rings; stops as soon as one meets bound_s.
-
-        Deterministic for the state of rng.
-
-        Args:
-            seconds_GG: as in `run`.
-            tries: number of drawn priorities to try after the plain ones, and number of drawn rings.
-            bound_s: a lower bound on the makespan, in seconds.
-            rng: draws priorities and rings.
-
-        Returns:
-            The makespan in seconds.
-        """
-        makespan_s = found_s = self.run(seconds_GG)
-        best, ring = self._plain, self._identity
-        ring_s = _ring_seconds(seconds_GG, ring, self._scratch[0])
+@njit(cache=True)
+def _search(seconds_GG, tries, bound_s, rng):
+    """The search; rng may be None if there are no tries."""
+    n = seconds_GG.shape[0]
+    best = dense(seconds_GG, np.zeros(2 * n), NO_CUTS)
+    around = ring(seconds_GG, np.arange(n))
+    if rng is not None:
         for number in range(tries):
-            if min(makespan_s, ring_s) <= bound_s:
+            if min(best[2], around[2]) <= bound_s:
                 break
-            amplitude_s = AMPLITUDES[number % len(AMPLITUDES)] * bound_s
-            self._drawn[:] = (rng.random(2 * self.ranks) - 0.5) * amplitude_s
-            drawn_s = found_s = self.run(seconds_GG, self._drawn)
-            if drawn_s < makespan_s:
-                self._best, self._drawn = self._drawn, self._best
-                makespan_s, best = drawn_s, self._best
-            drawn_ring = rng.permutation(self.ranks)
-            drawn_s = _ring_seconds(seconds_GG, drawn_ring, self._scratch[0])
-            if drawn_s < ring_s:
-                ring_s, ring = drawn_s, drawn_ring
-        if ring_s < makespan_s:
-            return self.ring(seconds_GG, ring)
-        return found_s if found_s == makespan_s else self.run(seconds_GG, best)
-
-
-FAST = {"nnan", "nsz"}  # infinities keep their meaning
+            drawn = dense(seconds_GG, (rng.random(2 * n) - 0.5) * (AMPLITUDES[number % len(AMPLITUDES)] * bound_s), NO_CUTS)
+            if drawn[2] < best[2]:
+                best = drawn
+            drawn = ring(seconds_GG, rng.permutation(np.arange(n)))
+            if drawn[2] < around[2]:
+                around = drawn
+    if around[2] >= best[2]:
+        return best
+    pairs_X2, span_s_X2, makespan_s = around
+    by_start = np.argsort(span_s_X2[:, 0], kind="mergesort")
+    return pairs_X2[by_start], span_s_X2[by_start], makespan_s
 
 
 @njit(cache=True, fastmath=FAST)
-def _dense(
-    seconds_GG, bias_s, cut_C2, part_s_C2, src_X, dst_X, start_X, end_X,
-    load_s, todo, waits, free, heap_s, heap_p, fresh, begun_C,
-):  # fmt: skip
-    """Whenever ports become free, the busiest of them first takes its busiest free partner; returns (transfers, makespan).
+def dense(seconds_GG, bias_s, cut_C4):
+    """Whenever ports become free, the busiest of them first takes its busiest free partner.
 
     Only pairs with a port that has just become free are looked at: two ports that have both been free for a while have nothing
-    for each other. Ports are numbered senders first; bias_s is added to a port's load. The arguments after it are DenseShop's
-    buffers. Sets of partners are bits, 32 to a word, so that the search for a partner touches only ports that are free and have
-    traffic for this one. The steps take arrays one by one: taking an array out of a tuple counts a reference, which in all made
-    a schedule a third slower.
+    for each other. Ports are numbered senders first. Sets of partners are bits, 32 to a word, so that the search for a partner
+    touches only ports that are free and have traffic for this one.
+
+    Args:
+        seconds_GG: (G, G) float64, as in `search`.
+        bias_s: (2 G,) float64, seconds added to the load of each port, senders first.
+        cut_C4: (C, 4) float64, up to MOST_CUTS transfers that go in two parts, one after the other: source, destination, and
+            the seconds of both parts.
+
+    Returns:
+        The fields of a DenseSchedule.
     """
     n = seconds_GG.shape[0]
-    _load(seconds_GG, bias_s, load_s, todo, waits)
-    _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo)
-    arrivals = _free_all(todo, free, fresh)
-    heap_s[:] = np.inf
+    load_s, todo, waits = _loads(seconds_GG, bias_s)
+    begun_C = _add_cuts(seconds_GG, cut_C4, load_s, todo)
+    free, fresh, arrivals = _free_all(todo, waits.shape[1])
+    heap_s, heap_p = np.full(2 * n + 2, np.inf), np.zeros(2 * n + 2, np.int64)  # ends, infinite beyond the last; their pairs
+    pairs_X2, span_s_X2 = np.empty((todo.sum() // 2, 2), np.int64), np.empty((todo.sum() // 2, 2))
     ended = False  # whether the heap's first transfer has ended and may be replaced
     in_flight = done = 0
     now = 0.0
@@ -199,13 +123,12 @@ def _dense(
                 continue
             src, dst = (port, partner) if port < n else (partner, port - n)
             _flip(waits, free, src, dst, n)
-            took = _part(seconds_GG, cut_C2, part_s_C2, begun_C, src, dst)
-            load_s[src] -= took
-            load_s[n + dst] -= took
-            todo[src] -= 1
-            todo[n + dst] -= 1
+            took = _part(seconds_GG, cut_C4, begun_C, src, dst)
+            for end_port in (src, n + dst):
+                load_s[end_port] -= took
+                todo[end_port] -= 1
             end = now + took
-            src_X[done], dst_X[done], start_X[done], end_X[done] = src, dst, now, end
+            pairs_X2[done, 0], pairs_X2[done, 1], span_s_X2[done, 0], span_s_X2[done, 1] = src, dst, now, end
             done += 1
             if ended:
                 _sink(heap_s, heap_p, end, src << 32 | dst)
@@ -217,13 +140,13 @@ def _dense(
             in_flight -= 1
             _drop(heap_s, heap_p, in_flight)
         if in_flight == 0:
-            return done, now
+            return pairs_X2, span_s_X2, now
         now = heap_s[0]
         arrivals = 0
         ended = False
         while not ended:
             src, dst = heap_p[0] >> 32, heap_p[0] & 0xFFFFFFFF
-            _wait_again(cut_C2, begun_C, waits, src, dst, n)
+            _wait_again(cut_C4, begun_C, waits, src, dst, n)
             arrivals = _free_ends(todo, free, fresh, arrivals, src, dst, n)
             ended = min(heap_s[1], heap_s[2]) > now
             if not ended:
@@ -232,14 +155,12 @@ def _dense(
 
 
 @njit(cache=True, inline="always", fastmath=FAST)
-def _load(seconds_GG, bias_s, load_s, todo, waits):
-    """Sets up the load, the number of transfers and the partners of each port."""
+def _loads(seconds_GG, bias_s):
+    """The load of each port, how many transfers it has left, and the partners that it has yet to serve, as bits."""
     n = seconds_GG.shape[0]
-    for port in range(2 * n):
-        load_s[port] = bias_s[port]
-        todo[port] = 0
-        for word in range(waits.shape[1]):
-            waits[port, word] = 0
+    load_s = bias_s.copy()
+    todo = np.zeros(2 * n, np.int64)
+    waits = np.zeros((2 * n, (n + 31) // 32), np.int64)
     for i in range(n):
         for j in range(n):
             took = seconds_GG[i, j]
@@ -250,29 +171,29 @@ def _load(seconds_GG, bias_s, load_s, todo, waits):
                 load_s[n + j] += took
                 todo[i] += 1
                 todo[n + j] += 1
+    return load_s, todo, waits
 
 
 @njit(cache=True, inline="always", fastmath=FAST)
-def _load_cuts(seconds_GG, cut_C2, part_s_C2, begun_C, load_s, todo):
-    """Adds the second transfer of each pair that is cut, and the time that its two parts take longer than the whole."""
+def _add_cuts(seconds_GG, cut_C4, load_s, todo):
+    """Adds the second transfer of each pair that is cut, and the time that its two parts take longer than the whole.
+
+    Returns how many parts of each cut have begun: none.
+    """
     n = seconds_GG.shape[0]
-    for cut in range(len(cut_C2)):
-        i, j = cut_C2[cut]
-        longer = part_s_C2[cut, 0] + part_s_C2[cut, 1] - seconds_GG[i, j]
-        load_s[i] += longer
-        load_s[n + j] += longer
-        todo[i] += 1
-        todo[n + j] += 1
-        begun_C[cut] = 0
+    for cut in range(len(cut_C4)):
+        i, j = int(cut_C4[cut, 0]), int(cut_C4[cut, 1])
+        for port in (i, n + j):
+            load_s[port] += cut_C4[cut, 2] + cut_C4[cut, 3] - seconds_GG[i, j]
+            todo[port] += 1
+    return np.zeros(len(cut_C4), np.int64)
 
 
 @njit(cache=True, inline="always")
-def _free_all(todo, free, fresh):
-    """Writes all ports that have transfers to `free` and `fresh`; returns how many there are."""
+def _free_all(todo, words):
+    """The free senders and receivers as bits, the ports that have just become free, and how many: all with transfers."""
     n = todo.shape[0] // 2
-    for word in range(free.shape[1]):
-        free[0, word] = 0
-        free[1, word] = 0
+    free, fresh = np.zeros((2, words), np.int64), np.zeros(2 * n, np.int64)
     arrivals = 0
     for port in range(2 * n):
         if todo[port] > 0:
@@ -281,7 +202,7 @@ def _free_all(todo, free, fresh):
             free[side, i >> 5] |= 1 << (i & 31)
             fresh[arrivals] = port
             arrivals += 1
-    return arrivals
+    return free, fresh, arrivals
 
 
 @njit(cache=True, inline="always", fastmath=FAST)
@@ -330,21 +251,21 @@ def _flip(waits, free, src, dst, n):
 
 
 @njit(cache=True, inline="always")
-def _part(seconds_GG, cut_C2, part_s_C2, begun_C, src, dst):
+def _part(seconds_GG, cut_C4, begun_C, src, dst):
     """The duration of the pair's transfer, or of its next part, which begins now."""
     took = seconds_GG[src, dst]
-    for cut in range(len(cut_C2)):
-        if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst:
-            took = part_s_C2[cut, begun_C[cut]]
+    for cut in range(len(cut_C4)):
+        if cut_C4[cut, 0] == src and cut_C4[cut, 1] == dst:
+            took = cut_C4[cut, 2 + begun_C[cut]]
             begun_C[cut] += 1
     return took
 
 
 @njit(cache=True, inline="always")
-def _wait_again(cut_C2, begun_C, waits, src, dst, n):
+def _wait_again(cut_C4, begun_C, waits, src, dst, n):
     """If the first of two parts has ended, make both ports partners again for the second."""
-    for cut in range(len(cut_C2)):
-        if cut_C2[cut, 0] == src and cut_C2[cut, 1] == dst and begun_C[cut] == 1:
+    for cut in range(len(cut_C4)):
+        if cut_C4[cut, 0] == src and cut_C4[cut, 1] == dst and begun_C[cut] == 1:
             waits[src, dst >> 5] |= 1 << (dst & 31)
             waits[n + dst, src >> 5] |= 1 << (src & 31)
 
@@ -364,7 +285,8 @@ def _free_ends(todo, free, fresh, arrivals, src, dst, n):
 
 
 # max_min_fair has another heap: it keeps the index of each row, so that a row can move when its rate changes. This heap
-# only ever removes its first entry and need not keep such a table.
+# only ever removes its first entry and need not keep such a table. heapq on tuples takes a quarter longer at 8 ranks, and twice
+# as long at 64.
 @njit(cache=True)
 def _sink(heap_s, heap_p, end, row):
     """Replaces the heap's first entry by (end, row)."""
@@ -403,38 +325,29 @@ def _drop(heap_s, heap_p, last):
 
 
 @njit(cache=True)
-def _ring(seconds_GG, ring_G, src_X, dst_X, start_X, end_X, free_s):
-    """Times the ring step by step, each transfer as early as its ports allow; returns (transfers, makespan)."""
+def ring(seconds_GG, ring_G):
+    """Each rank sends to the next rank of the ring, then to the next but one, and so on.
+
+    There are no barriers between the steps: a transfer starts when both of its ports have ended the one before.
+
+    Args:
+        seconds_GG: (G, G) float64, as in `search`.
+        ring_G: (G,) int64, the ranks in the sequence of the ring.
+
+    Returns:
+        The fields of a DenseSchedule, but rows by step.
+    """
     n = seconds_GG.shape[0]
-    free_s[:] = 0.0
+    free_s = np.zeros(2 * n)
+    pairs_X2, span_s_X2 = np.empty((n * n, 2), np.int64), np.empty((n * n, 2))
     done = 0
-    makespan_s = 0.0
     for step in range(1, n):
         for at in range(n):
             src, dst = ring_G[at], ring_G[(at + step) % n]
             if seconds_GG[src, dst] > 0.0:
-                src_X[done] = src
-                dst_X[done] = dst
-                start_X[done] = max(free_s[src], free_s[n + dst])
-                end_X[done] = start_X[done] + seconds_GG[src, dst]
-                free_s[src] = free_s[n + dst] = end_X[done]
-                makespan_s = max(makespan_s, end_X[done])
+                start_s = max(free_s[src], free_s[n + dst])
+                free_s[src] = free_s[n + dst] = start_s + seconds_GG[src, dst]
+                pairs_X2[done, 0], pairs_X2[done, 1] = src, dst
+                span_s_X2[done, 0], span_s_X2[done, 1] = start_s, free_s[src]
                 done += 1
-    return done, makespan_s
-
-
-@njit(cache=True)
-def _ring_seconds(seconds_GG, ring_G, free_s):
-    """The makespan of `_ring` alone, for the search."""
-    n = seconds_GG.shape[0]
-    free_s[:] = 0.0
-    makespan_s = 0.0
-    for step in range(1, n):
-        for at in range(n):
-            src, dst = ring_G[at], ring_G[(at + step) % n]
-            took = seconds_GG[src, dst]
-            if took > 0.0:
-                end_s = max(free_s[src], free_s[n + dst]) + took
-                free_s[src] = free_s[n + dst] = end_s
-                makespan_s = max(makespan_s, end_s)
-    return makespan_s
+    return pairs_X2[:done], span_s_X2[:done], free_s.max() if n else 0.0

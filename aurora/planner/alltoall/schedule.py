@@ -22,10 +22,8 @@ BEST_RANKS = 64  # most ranks to search for: 2 % shorter at 16 ranks, half a per
 def auto_orders(ranks: int) -> tuple[str, str]:
     """Returns the names of the two orders that "auto" tries; it keeps the one with the shorter schedule.
 
-    On mixed ports, one partner at a time can cost twice the fluid bound; all-at-once covers that case.
-
-    Args:
-        ranks: number of ranks; above BEST_RANKS the search is left out.
+    On mixed ports, one partner at a time can cost twice the fluid bound; all-at-once covers that case. Above BEST_RANKS ranks
+    the search is left out.
     """
     return ("openshop-best" if ranks <= BEST_RANKS else "openshop"), "all-at-once"
 
@@ -75,21 +73,15 @@ def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: n
 def scheduled(bytes_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator) -> tuple[Order, Schedule]:
     """Makes an order and its checked schedule.
 
-    Args:
-        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
-        network: the network that carries them.
+    Args: as in `registry.OrderStrategy`, and
         method: a name in ORDER; "auto" takes the shortest of `auto_orders`.
-        rng: for drawn priorities.
     """
-    best: tuple[Order, Schedule] | None = None
+    found = []
     for name in auto_orders(len(bytes_GG)) if method == "auto" else (method,):
         made = ORDER[name](bytes_GG, network, rng=rng)
-        schedule = timed(made, bytes_GG, network)
-        check_schedule(schedule, bytes_GG, network)
-        if best is None or schedule.makespan_s < best[1].makespan_s:
-            best = made, schedule
-    assert best is not None
-    return best
+        found.append((made, timed(made, bytes_GG, network)))
+        check_schedule(found[-1][1], bytes_GG, network)
+    return min(found, key=lambda made: made[1].makespan_s)
 
 
 def both_ways(
@@ -98,17 +90,8 @@ def both_ways(
     """Makes the orders of a layer's dispatch and combine, and the dispatch's schedule; all are checked.
 
     If each rank has one partner at a time, the combine is the dispatch backwards. Otherwise a receiver takes all that is sent
-    to it, and each direction is ordered by its own senders.
-
-    Args:
-        there_GG: (G, G) int64 with a zero diagonal, bytes of the dispatch.
-        back_GG: (G, G) int64, bytes of the combine.
-        network: as in `scheduled`.
-        method: as in `scheduled`.
-        rng: as in `scheduled`.
-
-    Returns:
-        (dispatch, combine, dispatch's schedule).
+    to it, and each direction is ordered by its own senders. there_GG and back_GG are the bytes of the dispatch and of the
+    combine.
     """
     made, schedule = scheduled(there_GG, network, method, rng=rng)
     if not made.one_to_one:
@@ -118,15 +101,6 @@ def both_ways(
 
 
 def batch_order(network: Network, method: str, seed: int) -> Callable[[IntArray], Order]:
-    """Returns a function that makes the order of an all-to-all from its bytes (G, G) int64; the same bytes give the same order.
+    """Returns a function that makes the order of bytes (G, G); the same bytes give the same order, by the same seed."""
 
-    Args:
-        network: as in `scheduled`.
-        method: as in `scheduled`.
-        seed: for drawn priorities, used anew for each batch.
-    """
-
-    def ordered(bytes_GG: IntArray) -> Order:
-        return scheduled(bytes_GG, network, method, rng=np.random.default_rng(seed))[0]
-
-    return ordered
+    return lambda bytes_GG: scheduled(bytes_GG, network, method, rng=np.random.default_rng(seed))[0]

@@ -7,8 +7,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from aurora.planner.alltoall.birkhoff import north_west
-from aurora.planner.alltoall.split_rows import SLOTS, SplitRows, ticks
+from aurora.planner.alltoall.birkhoff import SLOTS, SplitRows, north_west, ticks
 from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
@@ -23,10 +22,7 @@ def sub_channels(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
     The fluid bound is met to within the rounding of rates to sub-channels (`sub_channel_counts`) and of every part to whole
     bytes. Transfers are split between slots, and each part costs a start-up.
 
-    Args:
-        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
-        network: port rates.
-        rng: not used.
+    Args: as in `registry.OrderStrategy`; `rng` is not used.
         most: slots to make at most; None: SLOTS * G. What is left after them goes last, one partner at a time.
 
     Source: the fluid bound of Aurora Thm 5.2, which orders with one partner at a time miss on mixed ports.
@@ -37,21 +33,14 @@ def sub_channels(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
     for sub_channels_GG, units_GG in sub_channel_slots(work_GG, out_G, in_G, SLOTS * len(bytes_GG) if most is None else most):
         for src, dst in np.argwhere(units_GG).tolist():
             rows.serve(src, dst, int(units_GG[src, dst]), int(sub_channels_GG[src, dst]))
-    return rows.order("sub-channels", out_G, in_G)
+    return rows.order("sub-channels", (out_G, in_G))
 
 
 def sub_channel_counts(bytes_GG: IntArray, network: Network) -> tuple[IntArray, IntArray]:
-    """Chooses the number of sub-channels of each port.
+    """Chooses how many sub-channels each port has for sending, and for receiving: (out_G, in_G), (G,) int64 each.
 
     All sub-channels have about one rate. The slowest port that carries bytes gets the smallest number of them that keeps the
     all-to-all within LOSS of its fluid bound; if none up to MOST_SUB_CHANNELS does, the best.
-
-    Args:
-        bytes_GG: (G, G) int64, as in `sub_channels`.
-        network: port rates.
-
-    Returns:
-        (out_G, in_G), (G,) int64 each: how many sub-channels each port has for sending, and for receiving.
     """
     load = np.concatenate([bytes_GG.sum(axis=1), bytes_GG.sum(axis=0)])
     rates = np.concatenate([network.out_Bps_G, network.in_Bps_G])

@@ -3,13 +3,14 @@
 Source: FAST (arXiv:2505.09764).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 from numba import njit
 
 from aurora.errors import BadInput
-from aurora.planner.alltoall.open_shop import DenseShop
+from aurora.planner.alltoall.open_shop import DenseSchedule, search
 from aurora.planner.network.lower_bounds import two_tier_bound
 from aurora.types import Schedule
 from aurora.types.arrays import FloatArray, IntArray
@@ -18,112 +19,109 @@ FEW = 12  # servers; up to this number, drawn priorities and rings are worth the
 TRIES = 3
 
 
-class TwoTier:
-    """Buffers for all-to-alls of `servers` servers with `width` GPUs and as many NICs each. One thread at a time.
+def balanced_order(
+    bytes_GG: IntArray, width: int, nic_Bps: float, rng: np.random.Generator, startup_s: float = 0.0
+) -> tuple[IntArray, DenseSchedule]:
+    """Balances the NICs of servers with `width` GPUs, and as many NICs, and orders the transfers between servers.
 
     NIC k of a server sends to NIC k of another server, and all NICs of a server send the same bytes to it, to within one byte.
-    Before sending, bytes move inside servers so that the NICs are balanced.
+    Before sending, bytes move inside servers so that the NICs are balanced. Balanced transfers are nearly equal in size, so
+    that a ring is often the shortest. Deterministic for the state of rng.
 
     Args:
-        servers: number of servers.
-        width: GPUs, and NICs, of a server.
+        bytes_GG: (G, G) int64, bytes from each GPU to each other; a server's GPUs are adjacent.
+        width: GPUs of a server.
+        nic_Bps: bytes per second of a NIC.
+        rng: for drawn priorities.
+        startup_s: seconds of start-up of each message between servers.
 
-    Attributes:
-        count: number of moves of the last `run`; only rows [:count] of the columns below are valid. Whatever is not moved
-            leaves by its own GPU's NIC.
-        src_X: int64, the GPU that has the bytes.
-        via_X: int64, the GPU by whose NIC they leave.
-        dst_X: int64, the GPU that they are for.
-        bytes_X: int64, bytes moved.
-        carried_SS: (servers, servers) int64, the most bytes that one NIC carries from server to server.
-        shop: holds the servers' transfers with their starts.
+    Returns:
+        (move_X4, schedule). move_X4 (X, 4): the GPU that has the bytes, the GPU by whose NIC they leave, the GPU that they are
+        for, and bytes; what is not moved leaves by its own GPU's NIC. The schedule's ranks are servers.
     """
-
-    def __init__(self, servers: int, width: int) -> None:
-        n = servers * width
-        rows = max(1, n * (n - width) + servers * servers * width)  # every pair once, and a cut a NIC
-        self.width = width
-        self.count = 0
-        self.src_X, self.via_X, self.dst_X, self.bytes_X = np.zeros((4, rows), dtype=np.int64)
-        self.carried_SS: IntArray = np.zeros((servers, servers), dtype=np.int64)
-        self.shop = DenseShop(servers)
-        self._seconds_SS = np.zeros((servers, servers))
-        self._held, self._free = np.zeros((2, width), dtype=np.int64)
-
-    def run(self, bytes_GG: IntArray, nic_Bps: float, rng: np.random.Generator, startup_s: float = 0.0) -> float:
-        """Balances the NICs, orders the transfers between servers, and returns the seconds that the NICs need.
-
-        Balanced transfers are nearly equal in size, so that a ring is often the shortest. Deterministic for the state of rng.
-
-        Args:
-            bytes_GG: (servers * width, servers * width) int64, bytes from each GPU to each other; a server's GPUs are adjacent.
-            nic_Bps: bytes per second of a NIC.
-            rng: for drawn priorities.
-            startup_s: seconds of start-up of each message between servers.
-        """
-        outputs = (self.src_X, self.via_X, self.dst_X, self.bytes_X, self.carried_SS)
-        self.count = _level(bytes_GG, self.width, *outputs, self._held, self._free)
-        np.divide(self.carried_SS, nic_Bps, out=self._seconds_SS)
-        if startup_s > 0:
-            self._seconds_SS[self.carried_SS > 0] += startup_s
-        bound_s = float(max(self._seconds_SS.sum(axis=0).max(initial=0.0), self._seconds_SS.sum(axis=1).max(initial=0.0)))
-        return self.shop.search(self._seconds_SS, TRIES if self.shop.ranks <= FEW else 0, bound_s, rng)
+    move_X4, carried_SS = _balance(bytes_GG, width)
+    seconds_SS = np.where(carried_SS > 0, carried_SS / nic_Bps + startup_s, 0.0)
+    bound_s = float(max(seconds_SS.sum(axis=0).max(initial=0.0), seconds_SS.sum(axis=1).max(initial=0.0)))
+    return move_X4, search(seconds_SS, TRIES if len(seconds_SS) <= FEW else 0, bound_s, rng)
 
 
 @njit(cache=True)
-def _level(bytes_GG, width, src_X, via_X, dst_X, bytes_X, carried_SS, held, free):
-    """For each pair of servers, moves bytes beyond a NIC's share to NICs that have less; returns the number of moves.
-
-    A GPU keeps bytes for its own NIC's peer first, and moves bytes to the NIC whose peer wants them if that NIC has capacity
-    left.
-    """
-    servers = carried_SS.shape[0]
+def _balance(bytes_GG, width):
+    """The moves inside servers, as in `balanced_order`, and the most bytes that one NIC carries from server to server."""
+    gpus = bytes_GG.shape[0]
+    servers = gpus // width
+    carried_SS = np.zeros((servers, servers), np.int64)
+    move_X4 = np.empty((gpus * (gpus - width) + servers * gpus, 4), np.int64)  # every pair once, and a cut a NIC
+    free = np.empty(width, np.int64)
     count = 0
     for a in range(servers):
         for b in range(servers):
-            carried_SS[a, b] = 0
-            if a == b:
-                continue
-            total = 0
-            for i in range(width):
-                held[i] = 0
-                for j in range(width):
-                    held[i] += bytes_GG[a * width + i, b * width + j]
-                total += held[i]
-            share, odd = total // width, total % width
-            carried_SS[a, b] = share + (odd > 0)
-            for i in range(width):
-                free[i] = share + (i < odd) - held[i]
-            lacking = 0
-            for i in range(width):
-                spare = -free[i]
-                keep = held[i] - spare
-                for step in range(width):
-                    if spare <= 0:
-                        break
-                    j = (i + step) % width
-                    piece = bytes_GG[a * width + i, b * width + j]
-                    if piece <= keep:
-                        keep -= piece
-                        continue
-                    piece -= keep
-                    keep = 0
-                    spare -= piece
-                    while piece > 0:
-                        via = j
-                        if free[via] <= 0:
-                            while free[lacking] <= 0:
-                                lacking += 1
-                            via = lacking
-                        moved = min(piece, free[via])
-                        src_X[count] = a * width + i
-                        via_X[count] = a * width + via
-                        dst_X[count] = b * width + j
-                        bytes_X[count] = moved
-                        count += 1
-                        free[via] -= moved
-                        piece -= moved
+            if a != b:
+                carried_SS[a, b] = _fill_shares(bytes_GG, a * width, b * width, free)
+                count = _give_away(bytes_GG, a * width, b * width, free, move_X4, count)
+    return move_X4[:count], carried_SS
+
+
+@njit(cache=True)
+def _fill_shares(bytes_GG, a, b, free):
+    """Writes what each NIC of the server at GPU `a` has free of its equal share for the server at `b`; below zero: too much.
+
+    Returns the largest share.
+    """
+    width = len(free)
+    total = 0
+    for i in range(width):
+        held = 0
+        for j in range(width):
+            held += bytes_GG[a + i, b + j]
+        free[i] = -held
+        total += held
+    for i in range(width):
+        free[i] += total // width + (i < total % width)
+    return (total + width - 1) // width
+
+
+@njit(cache=True)
+def _give_away(bytes_GG, a, b, free, move_X4, count):
+    """Moves the bytes beyond each NIC's share to NICs that have less; returns the number of moves so far.
+
+    A GPU keeps bytes for its own NIC's peer first, then for the peers after it, and moves the others.
+    """
+    width = len(free)
+    lacking = 0
+    for i in range(width):
+        spare = -free[i]
+        if spare <= 0:
+            continue
+        keep = -spare
+        for j in range(width):
+            keep += bytes_GG[a + i, b + j]
+        for step in range(width):
+            j = (i + step) % width
+            kept = min(keep, bytes_GG[a + i, b + j])
+            keep -= kept
+            count, lacking = _move(bytes_GG[a + i, b + j] - kept, a, i, b + j, j, free, lacking, move_X4, count)
     return count
+
+
+@njit(cache=True)
+def _move(piece, a, i, dst, j, free, lacking, move_X4, count):
+    """Moves `piece` bytes for GPU `dst`, by the NIC of its peer j if that has capacity left, else by the first that has.
+
+    Returns the number of moves so far, and the first NIC that may lack bytes.
+    """
+    while piece > 0:
+        via = j
+        if free[j] <= 0:
+            while free[lacking] <= 0:
+                lacking += 1
+            via = lacking
+        moved = min(piece, free[via])
+        move_X4[count, 0], move_X4[count, 1], move_X4[count, 2], move_X4[count, 3] = a + i, a + via, dst, moved
+        count += 1
+        free[via] -= moved
+        piece -= moved
+    return count, lacking
 
 
 def two_tier_schedule(
@@ -156,17 +154,17 @@ def two_tier_schedule(
 
     Source: FAST (arXiv:2505.09764).
     """
-    nodes, members = np.unique(node_G, return_counts=True)
+    members = np.unique(node_G, return_counts=True)[1]
     if len(set(members.tolist())) > 1 or len(np.unique(nic_Bps_G)) > 1:
         raise BadInput(
             f"two-tier: expected servers of as many GPUs with equal NICs, found {sorted(set(members.tolist()))} GPUs a server "
             f"and rates of {', '.join(f'{rate:g}' for rate in np.unique(nic_Bps_G))} B/s"
         )
     where_G = np.argsort(node_G, kind="stable")  # a server's GPUs side by side
-    tiers = TwoTier(len(nodes), int(members.max(initial=1)))
     nic_Bps = float(nic_Bps_G.max(initial=1.0))
     startup_s = float(startup_s_G.max(initial=0.0))
-    rows = [*_hops(tiers, np.ascontiguousarray(bytes_GG[np.ix_(where_G, where_G)]), nic_Bps, inside_Bps, rng, startup_s)]
+    side_by_side_GG = np.ascontiguousarray(bytes_GG[np.ix_(where_G, where_G)])
+    rows = [*_hops(side_by_side_GG, int(members.max(initial=1)), nic_Bps, inside_Bps, rng, startup_s)]
     rows.sort()
     start_s, src, dst, at, to, size, end_s, rate = (np.array([row[i] for row in rows]) for i in range(8))
     bound_s = two_tier_bound(bytes_GG, node_G, nic_Bps, inside_Bps)
@@ -179,17 +177,16 @@ Hop = tuple[float, int, int, int, int, int, float, float]  # start, source, dest
 
 
 def _hops(
-    tiers: TwoTier, bytes_GG: IntArray, nic_Bps: float, inside_Bps: float, rng: np.random.Generator, startup_s: float
+    bytes_GG: IntArray, m: int, nic_Bps: float, inside_Bps: float, rng: np.random.Generator, startup_s: float
 ) -> Iterator[Hop]:
-    """All hops: stage by stage for each pair of servers, then each server's own traffic, then deliveries."""
-    tiers.run(bytes_GG, nic_Bps, rng, startup_s)
-    m, servers = tiers.width, len(tiers.carried_SS)
-    leaving = _leaving(tiers, bytes_GG)
+    """All hops, with m GPUs a server: stage by stage for each pair of servers, then servers' own traffic, then deliveries."""
+    move_X4, schedule = balanced_order(bytes_GG, m, nic_Bps, rng, startup_s)
+    servers = len(bytes_GG) // m
+    leaving = _leaving(move_X4, bytes_GG, m)
     inside_free = [0.0] * servers
     out_free, in_free = [0.0] * servers, [0.0] * servers
     arrivals: list[tuple[float, int, int]] = []
-    jobs = list(zip(tiers.shop.src_X[: tiers.shop.count].tolist(), tiers.shop.dst_X[: tiers.shop.count].tolist(), strict=True))
-    for a, b in jobs:
+    for a, b in schedule.pairs_X2.tolist():
         level = [(src, dst, src, via, size) for src, dst, via, size in leaving[a, b] if via != src]
         inside_free[a], hops = _paced_hops(level, inside_free[a], inside_Bps)
         yield from hops
@@ -213,15 +210,11 @@ def _hops(
         yield from hops
 
 
-def _leaving(tiers: TwoTier, bytes_GG: IntArray) -> dict[tuple[int, int], list[tuple[int, int, int, int]]]:
+def _leaving(move_X4: IntArray, bytes_GG: IntArray, m: int) -> dict[tuple[int, int], list[tuple[int, int, int, int]]]:
     """By pair of servers: (source, destination, the GPU by whose NIC they leave, bytes), every byte once."""
-    m, servers = tiers.width, len(tiers.carried_SS)
     kept_GG = bytes_GG.copy()
-    leaving: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {
-        (a, b): [] for a in range(servers) for b in range(servers)
-    }
-    columns = (column[: tiers.count].tolist() for column in (tiers.src_X, tiers.via_X, tiers.dst_X, tiers.bytes_X))
-    for src, via, dst, size in zip(*columns, strict=True):
+    leaving: defaultdict[tuple[int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
+    for src, via, dst, size in move_X4.tolist():
         kept_GG[src, dst] -= size
         leaving[src // m, dst // m].append((src, dst, via, size))
     for src, dst in np.argwhere(kept_GG).tolist():
@@ -231,10 +224,9 @@ def _leaving(tiers: TwoTier, bytes_GG: IntArray) -> dict[tuple[int, int], list[t
 
 def _paced_hops(moves: list[tuple[int, int, int, int, int]], begin: float, inside_Bps: float) -> tuple[float, list[Hop]]:
     """Hops of moves inside a server, paced to end when its busiest inside port does; returns their end and the hops."""
-    sent: dict[int, int] = {}
-    got: dict[int, int] = {}
+    carried: Counter[tuple[str, int]] = Counter()
     for _, _, at, to, size in moves:
-        sent[at] = sent.get(at, 0) + size
-        got[to] = got.get(to, 0) + size
-    took = max([*sent.values(), *got.values()], default=0) / inside_Bps
+        carried["sent", at] += size
+        carried["got", to] += size
+    took = max(carried.values(), default=0) / inside_Bps
     return begin + took, [(begin, src, dst, at, to, size, begin + took, size / took) for src, dst, at, to, size in moves]

@@ -62,8 +62,8 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     if count_E is None:
         count_E = np.ones(len(load_E), dtype=np.int64)
         draws_X3 = rng.random((int(min(MOST_STEPS, WALK_OPERATIONS / (useful_G.sum() * slots.gpus))), 3))
-        mean = load_E.sum() / slots.gpus
-        top = pack_with_best_counts(load_E, useful_G, slots.cost_G, mean, SIZES, draws_X3, enough, count_E, held_GP)
+        sizes_X = SIZES * (load_E.sum() / slots.gpus)
+        top = pack_with_best_counts(load_E, useful_G, slots.cost_G, sizes_X, draws_X3, enough, count_E, held_GP)
         fill_slots(load_E, useful_G, slots.cost_G, top, count_E, held_GP)
     else:
         wanted, count_E = count_E, count_E.copy()

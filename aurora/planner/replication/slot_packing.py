@@ -26,7 +26,8 @@ CLOSE = 1e-12  # relative: values that differ by less are equal
 def counts_by_load(load_E, slots, most):
     """Returns replica counts (E,), up to `most` each, that fill `slots` slots.
 
-    Each expert gets one; each further slot goes to the expert with the largest load per replica."""
+    Each expert gets one; each further slot goes to the expert with the largest load per replica.
+    """
     count_E = np.ones(load_E.shape[0], dtype=np.int64)
     for _ in range(slots - load_E.shape[0]):
         chosen = -1
@@ -51,121 +52,125 @@ def _holds(held_P, expert):
 
 
 @njit(cache=True)
-def _longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G):
+def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
+    """Packs replicas, count_E of each expert, into GPU slots, and returns the largest time of a GPU.
+
+    Longest processing time first, then swaps until the largest time is `enough` or less. Fills held_GP, and lowers count_E for
+    replicas that find no slot.
+    """
+    size_X = np.append(load_E / count_E, 0.0)  # of each expert's replicas; the last is that of an empty slot
+    time_G = np.zeros(slots_G.shape[0])
+    _longest_processing_time(load_E, count_E, size_X, slots_G, cost_G, held_GP, time_G)
+    return _swap_descent(size_X, slots_G, cost_G, held_GP, time_G, enough)
+
+
+@njit(cache=True)
+def _longest_processing_time(load_E, count_E, size_X, slots_G, cost_G, held_GP, time_G):
     """Packs replicas, largest first, each onto the GPU with an empty slot that ends first with it; fills held_GP and time_G.
 
     If only GPUs that hold the expert have empty slots, another replica moves there from a full GPU without the expert, which
     frees a slot. A replica that still finds no slot is taken off count_E.
     """
-    gpus = slots_G.shape[0]
     held_GP[:] = EMPTY
-    time_G[:] = 0.0
-    used_G = np.zeros(gpus, dtype=np.int64)
+    used_G = np.zeros(slots_G.shape[0], dtype=np.int64)
     lost = False
-    for expert in np.argsort(-(load_E / count_E), kind="mergesort"):
-        size = load_E[expert] / count_E[expert]
-        left = count_E[expert]
-        while left > 0:
+    for expert in np.argsort(-size_X[:-1], kind="mergesort"):
+        size = size_X[expert]
+        for placed in range(count_E[expert]):
             chosen = -1
             best = np.inf
-            for gpu in range(gpus):
+            for gpu in range(slots_G.shape[0]):
                 ends = time_G[gpu] + size * cost_G[gpu]
                 if used_G[gpu] < slots_G[gpu] and ends < best * (1.0 - CLOSE) and not _holds(held_GP[gpu], expert):
                     chosen = gpu
                     best = ends
             if chosen < 0:
-                chosen = _free_slot(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert)
+                chosen = _free_slot(size_X, slots_G, cost_G, held_GP, time_G, used_G, expert)
             if chosen < 0:
-                count_E[expert] -= left
                 lost = True
+                count_E[expert] = placed
+                size_X[expert] = load_E[expert] / max(1, placed)
                 break
             held_GP[chosen, used_G[chosen]] = expert
             used_G[chosen] += 1
             time_G[chosen] += size * cost_G[chosen]
-            left -= 1
     if lost:
-        _gpu_times(load_E, count_E, cost_G, held_GP, time_G)
+        _refresh_times(size_X, cost_G, held_GP, time_G)
 
 
 @njit(cache=True)
-def _free_slot(load_E, count_E, slots_G, cost_G, held_GP, time_G, used_G, expert):
-    """Move a replica from a full GPU without `expert` to one with an empty slot. Returns the GPU of the freed slot, or -1."""
-    for open_gpu in range(slots_G.shape[0]):
-        if used_G[open_gpu] == slots_G[open_gpu]:
-            continue
+def _free_slot(size_X, slots_G, cost_G, held_GP, time_G, used_G, expert):
+    """Moves a replica from a full GPU without `expert` to one with an empty slot. Returns the GPU of the freed slot, or -1."""
+    for open_gpu in np.flatnonzero(used_G < slots_G):
         for full in range(slots_G.shape[0]):
             if _holds(held_GP[full], expert):
                 continue
             for slot in range(used_G[full]):
                 other = held_GP[full, slot]
                 if not _holds(held_GP[open_gpu], other):
-                    size = load_E[other] / count_E[other]
                     held_GP[open_gpu, used_G[open_gpu]] = other
                     used_G[open_gpu] += 1
-                    time_G[open_gpu] += size * cost_G[open_gpu]
+                    time_G[open_gpu] += size_X[other] * cost_G[open_gpu]
                     used_G[full] -= 1
                     held_GP[full, slot] = held_GP[full, used_G[full]]
                     held_GP[full, used_G[full]] = EMPTY
-                    time_G[full] -= size * cost_G[full]
+                    time_G[full] -= size_X[other] * cost_G[full]
                     return full
     return -1
 
 
 @njit(cache=True)
-def _gpu_times(load_E, count_E, cost_G, held_GP, time_G):
-    """Recomputes time_G from the slots; returns the largest time."""
+def _refresh_times(size_X, cost_G, held_GP, time_G):
+    """Computes time_G anew from the slots, without the rounding errors of many changes."""
     for gpu in range(held_GP.shape[0]):
-        load = 0.0
-        for slot in range(held_GP.shape[1]):
-            expert = held_GP[gpu, slot]
-            if expert >= 0:
-                load += load_E[expert] / count_E[expert]
-        time_G[gpu] = load * cost_G[gpu]
-    return time_G.max()
+        time_G[gpu] = size_X[held_GP[gpu]].sum() * cost_G[gpu]
 
 
 @njit(cache=True)
-def _swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough):
+def _swap_descent(size_X, slots_G, cost_G, held_GP, time_G, enough):
     """Swaps replicas of the slowest GPU for smaller ones, or for empty slots, of other GPUs while that lowers its time.
 
     Each step takes the swap that leaves the lowest maximum of the two GPUs' times. It stops at the largest time `enough`.
     Returns the largest time.
     """
-    gpus = held_GP.shape[0]
     while True:
         worst = np.argmax(time_G)
         top = time_G[worst]
         if top <= enough:
             return top
-        best = top * (1.0 - CLOSE)
-        found = False
-        for slot in range(slots_G[worst]):
-            mine = held_GP[worst, slot]
-            if mine < 0:
+        slot, gpu, place = _best_swap(size_X, slots_G, cost_G, held_GP, time_G, worst)
+        if slot < 0:
+            _refresh_times(size_X, cost_G, held_GP, time_G)
+            return time_G.max()
+        mine, theirs = held_GP[worst, slot], held_GP[gpu, place]
+        held_GP[worst, slot], held_GP[gpu, place] = theirs, mine
+        time_G[worst] -= (size_X[mine] - size_X[theirs]) * cost_G[worst]
+        time_G[gpu] += (size_X[mine] - size_X[theirs]) * cost_G[gpu]
+
+
+@njit(cache=True)
+def _best_swap(size_X, slots_G, cost_G, held_GP, time_G, worst):
+    """The swap (slot of GPU `worst`, other GPU, slot there) after which the slower of both is fastest; slot -1: none helps."""
+    best = time_G[worst] * (1.0 - CLOSE)
+    at_slot = at_gpu = at_place = -1
+    for slot in range(slots_G[worst]):
+        mine = held_GP[worst, slot]
+        for gpu in range(slots_G.shape[0]):
+            if gpu == worst or time_G[gpu] >= best:
                 continue
-            size = load_E[mine] / count_E[mine]
-            for gpu in range(gpus):
-                if gpu == worst or time_G[gpu] >= best:
-                    continue
-                for place in range(slots_G[gpu]):
-                    theirs = held_GP[gpu, place]
-                    less = size if theirs < 0 else size - load_E[theirs] / count_E[theirs]
-                    if less <= 0.0:
-                        continue
-                    after = max(top - less * cost_G[worst], time_G[gpu] + less * cost_G[gpu])
-                    if after < best and not _holds(held_GP[gpu], mine) and (theirs < 0 or not _holds(held_GP[worst], theirs)):
-                        best = after
-                        found = True
-                        at_slot, at_gpu, at_place = slot, gpu, place
-        if not found:
-            return _gpu_times(load_E, count_E, cost_G, held_GP, time_G)
-        mine = held_GP[worst, at_slot]
-        theirs = held_GP[at_gpu, at_place]
-        less = load_E[mine] / count_E[mine] - (0.0 if theirs < 0 else load_E[theirs] / count_E[theirs])
-        held_GP[worst, at_slot] = theirs
-        held_GP[at_gpu, at_place] = mine
-        time_G[worst] -= less * cost_G[worst]
-        time_G[at_gpu] += less * cost_G[at_gpu]
+            for place in range(slots_G[gpu]):
+                theirs = held_GP[gpu, place]
+                less = size_X[mine] - size_X[theirs]
+                after = max(time_G[worst] - less * cost_G[worst], time_G[gpu] + less * cost_G[gpu])
+                if (
+                    less > 0.0
+                    and after < best
+                    and not _holds(held_GP[gpu], mine)
+                    and (theirs == EMPTY or not _holds(held_GP[worst], theirs))
+                ):
+                    best = after
+                    at_slot, at_gpu, at_place = slot, gpu, place
+    return at_slot, at_gpu, at_place
 
 
 @njit(cache=True)
@@ -223,37 +228,24 @@ def fill_slots(load_E, slots_G, cost_G, most, count_E, held_GP):
 
 
 @njit(cache=True)
-def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
-    """Packs replicas, count_E of each expert, into GPU slots, and returns the largest time of a GPU.
-
-    Longest processing time first, then swaps until the largest time is `enough` or less. Fills held_GP, and lowers count_E for
-    replicas that find no slot.
-    """
-    time_G = np.zeros(slots_G.shape[0])
-    _longest_processing_time(load_E, count_E, slots_G, cost_G, held_GP, time_G)
-    return _swap_descent(load_E, count_E, slots_G, cost_G, held_GP, time_G, enough)
-
-
-@njit(cache=True)
-def pack_with_best_counts(load_E, slots_G, cost_G, share, sizes_X, draws_X3, enough, count_E, held_GP):
+def pack_with_best_counts(load_E, slots_G, cost_G, sizes_X, draws_X3, enough, count_E, held_GP):
     """Searches for the replica counts whose packing has the smallest largest time, and returns that time.
 
     Args:
         load_E, slots_G, cost_G: as in the module.
-        share: mean load of a GPU.
-        sizes_X: (X,) float64, largest loads of a replica to try first, divided by `share`.
+        sizes_X: (X,) float64, largest loads of a replica to try first.
         draws_X3: (X, 3) random numbers in [0, 1), a row for each step of the walk over counts.
         enough: a largest time at which the search stops.
         count_E, held_GP: filled with the best counts and their packing.
     """
-    best = _pack_by_rules(load_E, slots_G, cost_G, share, sizes_X, enough, count_E, held_GP)
+    best = _pack_by_rules(load_E, slots_G, cost_G, sizes_X, enough, count_E, held_GP)
     if best > enough:
         best = _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, held_GP)
     return best
 
 
 @njit(cache=True)
-def _pack_by_rules(load_E, slots_G, cost_G, share, sizes_X, enough, count_E, held_GP):
+def _pack_by_rules(load_E, slots_G, cost_G, sizes_X, enough, count_E, held_GP):
     """Pack with the counts for each replica size, and with those by load; keep the best. Returns its largest time."""
     most, slots = slots_G.shape[0], slots_G.sum()
     try_GP = np.empty_like(held_GP)
@@ -261,8 +253,8 @@ def _pack_by_rules(load_E, slots_G, cost_G, share, sizes_X, enough, count_E, hel
     for attempt in range(sizes_X.shape[0] + 1):
         if attempt == sizes_X.shape[0]:
             try_E = counts_by_load(load_E, slots, most)
-        elif share > 0.0:
-            try_E = _counts_by_size(load_E, sizes_X[attempt] * share, slots, most)
+        elif sizes_X[attempt] > 0.0:
+            try_E = _counts_by_size(load_E, sizes_X[attempt], slots, most)
         else:
             continue
         if try_E[0] == 0:
@@ -292,7 +284,8 @@ def _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, 
             break
         gains = int(draws_X3[step, 0] * (experts + 1))  # `experts` stands for an empty slot
         gives = int(draws_X3[step, 1] * (experts + 1))
-        if not _can_move_slot(here_E, gains, gives, slots, most):
+        can_give = here_E[gives] >= 2 if gives < experts else here_E.sum() < slots
+        if gains == gives or not can_give or (gains < experts and here_E[gains] >= most):
             continue
         try_E = here_E.copy()
         if gains < experts:
@@ -308,14 +301,3 @@ def _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, 
             count_E[:] = try_E
             held_GP[:] = try_GP
     return best
-
-
-@njit(cache=True)
-def _can_move_slot(count_E, gains, gives, slots, most):
-    """Whether one slot can go from expert `gives` to expert `gains`; the number of experts stands for an empty slot."""
-    experts = count_E.shape[0]
-    if gains == gives or (gains < experts and count_E[gains] >= most):
-        return False
-    if gives < experts:
-        return count_E[gives] >= 2
-    return count_E.sum() < slots

@@ -177,7 +177,6 @@ def test_the_same_code_runs_without_the_compiler():
 def test_pairs_count_their_start_up_in_each_part():
     shop = CutShop(PAYS, with_startup(FOUR, 0.25))
     assert np.array_equal(shop.seconds_GG, pair_seconds(PAYS, Network.equal(4, startup_s=0.25)))
-    shop.run(np.zeros(8), [(0, 1, 1)])
-    took = (shop.dense.end_s_X - shop.dense.start_s_X)[: shop.dense.count]
-    rows = (shop.dense.src_X[: shop.dense.count] == 0) & (shop.dense.dst_X[: shop.dense.count] == 1)
-    assert took[rows] == pytest.approx([1.25, 1.25])
+    made = shop.run(np.zeros(8), [(0, 1, 1)])
+    took = made.span_s_X2[:, 1] - made.span_s_X2[:, 0]
+    assert took[(made.pairs_X2 == (0, 1)).all(axis=1)] == pytest.approx([1.25, 1.25])

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.alltoall.schedule import order
-from aurora.planner.alltoall.two_tier import TwoTier, two_tier_schedule
+from aurora.planner.alltoall.two_tier import two_tier_schedule
 from aurora.planner.check.plans import check_hops
 from aurora.types import Cluster, Gpu
 
@@ -83,18 +83,6 @@ def test_servers_must_be_alike():
     bytes_GG = np.ones((3, 3), dtype=np.int64)
     with pytest.raises(BadInput, match=r"servers of as many GPUs with equal NICs, found \[1, 2\] GPUs a server"):
         two_tier_schedule(bytes_GG, np.array([0, 0, 1]), np.ones(3), 9.0, np.zeros(3), rng=RNG)
-
-
-def test_buffers_serve_one_batch_after_another():
-    tiers = TwoTier(3, 2)
-    rng = np.random.default_rng(0)
-    first, second = rng.integers(0, 100, (2, 6, 6))
-    alone = TwoTier(3, 2)
-    alone.run(second, 1.0, RNG)
-    tiers.run(first, 1.0, RNG)
-    tiers.run(second, 1.0, RNG)
-    assert tiers.count == alone.count
-    assert tiers.bytes_X[: tiers.count].tolist() == alone.bytes_X[: alone.count].tolist()
 
 
 @pytest.mark.parametrize("rate_Bps", [1e3, 1e12])
