@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,36 +12,91 @@ from aurora.cli.profile import shown_profile
 from aurora.cli.verb import Json, Layers, option, show
 from aurora.errors import BadInput
 from aurora.types import Profile, ProfileOptions
+from aurora.types.arrays import MOST_LAYERS
+
+if TYPE_CHECKING:
+    from aurora.io.engine_placements import Export
+    from aurora.types.arrays import IntArray
 
 DEFAULTS = ProfileOptions()
 RECORD = "vllm-record"
 PLACEMENT, ROUTING = "For a placement", "For recorded routing"
 
-Dense = Annotated[int, typer.Option(help="dense layers before the MoE layers, which the engine's file numbers too")]
+GB = 1e9
 
 
 def export(
     plan: Annotated[Path, typer.Argument(help="a plan, or a placement as aurora place and aurora import write it")],
     form: Annotated[str, typer.Option("--format", help="{placement_format}", autocompletion=completed("placement_format"))],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="default: print it")] = None,
-    model: Annotated[str | None, typer.Option(help="for a plan of two models: which one")] = None,
-    dense_layers: Dense = 0,
+    model: Annotated[str | None, typer.Option(help="for a plan of two models: which one, by name or number from 0")] = None,
+    dense_layers: Annotated[
+        int | None,
+        typer.Option(help="the model's first layers without experts, which the engine numbers too; default: as the plan says"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a plan's placement in a serving engine's format."""
-    from aurora.io import write_text
-    from aurora.io.engine_placements import export_placement, off_by
+    """Write a plan's placement in a serving engine's format, and say what it costs and how to start the engine with it."""
+    from aurora.io import load_json, write_text
+    from aurora.io.engine_placements import export_placement
     from aurora.io.placements import load_placement
+    from aurora.io.plans import FORMAT, load_plan
 
     check_output(output, inputs=[plan])
-    placement = load_placement(plan, model)
-    text, off = export_placement(placement, form, dense_layers), off_by(placement, form)
-    if off > 1e-9:
-        print(f"aurora: the engine divides tokens evenly over replicas: shares are off by up to {off:.0%}", file=sys.stderr)
+    layers, path = _first(dense_layers), output and output.resolve()
+    expert_bytes = None
+    if load_json(plan).get("format") == FORMAT:
+        whole = load_plan(plan)
+        planned = whole.named(model)
+        expert_bytes = planned.expert_bytes
+        numbers = planned.dense_layers if layers is None else layers
+        made = export_placement(planned.placement, form, numbers, planned.load_LE, whole.cluster.equal, path)
+    else:
+        if model is not None:
+            raise BadInput(f"{plan}: expected no --model, which is for a plan of two models, found a placement")
+        made = export_placement(load_placement(plan), form, layers or (), path=path)
+    if made.off_by > 1e-9:
+        off = f"{made.off_by:.0%}"
+        print(f"aurora: the engine divides tokens evenly over replicas: shares are off by up to {off}", file=sys.stderr)
     if output is not None:
-        write_text(output, text)
-    found = {"output": output, "format": form, "shares_off": off, "text": None if output else text}
-    show(as_json, found, f"wrote {output}" if output else text.removesuffix("\n"))
+        write_text(output, made.text)
+    added_bytes_G = None if expert_bytes is None else made.added_LG.sum(axis=0) * expert_bytes
+    found = {
+        "output": output,
+        "format": form,
+        "redundant_experts": made.redundant,
+        "added_experts": made.added_LG.sum(axis=1),
+        "added_bytes": added_bytes_G,
+        "shares_off": made.off_by,
+        "launch": made.launch,
+        "text": None if output else made.text,
+    }
+    notes = (_padding(made, added_bytes_G), f"to use it: {made.launch}")
+    if output is None and not as_json:
+        print(*notes, sep="\n", file=sys.stderr)
+    show(as_json, found, *((f"wrote {output}", *notes) if output else (made.text.removesuffix("\n"),)))
+
+
+def _padding(made: "Export", added_bytes_G: "IntArray | None") -> str:
+    """What the engine's equal slots add to the plan, in words."""
+    added_L = made.added_LG.sum(axis=1)
+    if not added_L.any():
+        return f"{made.redundant} redundant experts a layer, as in the plan"
+    many = f"{added_L.min()} to {added_L.max()}" if added_L.min() < added_L.max() else str(added_L.max())
+    said = f"{made.redundant} redundant experts a layer; {many} of them are not the plan's"
+    said += ": the engine needs equally many on every GPU, and the hottest that keep GPUs balanced are repeated"
+    if added_bytes_G is not None:
+        gpu = int(added_bytes_G.argmax())
+        mean, most = added_bytes_G.mean() / GB, added_bytes_G[gpu] / GB
+        said += f"; they take {mean:.3g} GB of a GPU on average, {most:.3g} GB of GPU {gpu}"
+    return said
+
+
+def _first(layers: int | None) -> tuple[int, ...] | None:
+    """The numbers of the first layers."""
+    if layers is not None and not 0 <= layers < MOST_LAYERS:
+        raise BadInput(f"--dense-layers: expected 0 to {MOST_LAYERS - 1}, found {layers}")
+    return None if layers is None else tuple(range(layers))
 
 
 def import_(
@@ -60,11 +115,21 @@ def import_(
     gpus: Annotated[
         int | None, typer.Option(help="number of GPUs, if the file does not say", rich_help_panel=PLACEMENT)
     ] = None,
-    dense_layers: Dense = 0,
-    shape: Annotated[Path | None, typer.Option(help="the model's config.json or folder", rich_help_panel=ROUTING)] = None,
+    dense_layers: Annotated[
+        int | None,
+        typer.Option(
+            help="the model's first layers without experts, which the file numbers too; default: as --shape says",
+            rich_help_panel=PLACEMENT,
+        ),
+    ] = None,
+    shape: Annotated[Path | None, typer.Option(help="the model's config.json or folder")] = None,
     sources: Annotated[
-        int, typer.Option(help="source ranks that the traffic is dealt to, evenly", rich_help_panel=ROUTING)
-    ] = DEFAULTS.sources,
+        int | None,
+        typer.Option(
+            help=f"source ranks that the traffic is dealt to, evenly; default: those of the files, or {DEFAULTS.sources}",
+            rich_help_panel=ROUTING,
+        ),
+    ] = None,
     window: Annotated[
         int | None,
         typer.Option(help="tokens of all sources in a window; default: each recorded step", rich_help_panel=ROUTING),
@@ -88,12 +153,12 @@ def import_(
     if form not in known:
         raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
     if form in names("placement_format"):
-        for name, value in {"--shape": shape, "--where": where, "--window": window, "--co-activation": coactivation}.items():
+        for name, value in (("sources", sources), ("where", where), ("window", window), ("co-activation", coactivation)):
             if value:
-                raise BadInput(f"import --format {form}: expected no {name}, which is for recorded routing")
-        _import_placement(file, form, output or Path("placement.json"), gpus, dense_layers, as_json)
+                raise BadInput(f"import --format {form}: expected no --{name}, which is for recorded routing")
+        _import_placement(file, form, output or Path("placement.json"), gpus, _first(dense_layers), shape, as_json)
         return
-    if gpus is not None or dense_layers:
+    if gpus is not None or dense_layers is not None:
         raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")
     target = output or Path("profile.npz")
     check_output(target, inputs=[*file, *([shape] if shape else [])])
@@ -104,13 +169,25 @@ def import_(
     shown_profile(made, target, layers, as_json)
 
 
-def _import_placement(files: list[Path], form: str, output: Path, gpus: int | None, dense_layers: int, as_json: bool) -> None:
+def _import_placement(
+    files: list[Path],
+    form: str,
+    output: Path,
+    gpus: int | None,
+    dense_layers: tuple[int, ...] | None,
+    shape: Path | None,
+    as_json: bool,
+) -> None:
+    from aurora.io import load_model_config
     from aurora.io.engine_placements import import_placement
     from aurora.io.placements import save_placement
+    from aurora.planner.workload.model_config import dense_layers as dense_layers_of
 
     if len(files) != 1:
         raise BadInput(f"import --format {form}: expected one file, found {len(files)}")
-    check_output(output, inputs=files)
+    check_output(output, inputs=[*files, *([shape] if shape else [])])
+    if dense_layers is None:
+        dense_layers = dense_layers_of(load_model_config(shape)) if shape else ()
     placement = import_placement(files[0], form, gpus, dense_layers)
     save_placement(placement, f"imported from {form}", output)
     layers, slots = len(placement.slots_LG), sum(map(len, placement.slots_LG[0]))
@@ -131,7 +208,7 @@ def _routing(
     files: list[Path],
     form: str,
     shape: Path | None,
-    sources: int,
+    sources: int | None,
     window: int | None,
     wheres: list[str],
     coactivation: bool,

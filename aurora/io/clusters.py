@@ -10,6 +10,8 @@ from aurora.io.fabrics import fabric_json, read_fabric
 from aurora.io.files import check_keys, check_schema, load_toml, shipped, write_text
 from aurora.types import Cluster, Gpu
 
+MOST_GPUS = 4096  # of a cluster; traffic matrices have the square of it
+
 
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster.
@@ -30,6 +32,8 @@ def load_cluster(path: str | Path) -> Cluster:
     gpus: list[Gpu] = []
     for row in rows:
         gpus.extend(read_gpus(str(path), row, len(gpus)))
+        if len(gpus) > MOST_GPUS:
+            raise BadInput(f"{path}: expected at most {MOST_GPUS} GPUs, found {len(gpus)} or more")
     fabric = read_fabric(str(path), table["fabric"], gpus) if "fabric" in table else None
     incast = table.get("incast", 0.0)
     if isinstance(incast, bool) or not isinstance(incast, (int, float)):
@@ -114,8 +118,8 @@ def read_gpus(path: str, row: Any, index: int) -> list[Gpu]:
     known = {field.name: field for field in fields(Gpu)}
     check_keys(path, where, row, {*known, "count"})
     count = row.get("count", 1)
-    if not isinstance(count, int) or count < 1:
-        raise BadInput(f"{path}: {where}: count must be a whole number above zero, found {count!r}")
+    if type(count) is not int or not 1 <= count <= MOST_GPUS:
+        raise BadInput(f"{path}: {where}: count must be a whole number from 1 to {MOST_GPUS}, found {count!r}")
     values: dict[str, Any] = {}
     for name in known:
         if name not in row:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from aurora.io.npz import Arrays, load_npz, save_npz
-from aurora.types import ComputeCurves, Curve
+from aurora.types import PHASES, ComputeCurves, Curve
 from aurora.types.profile import CurvesByKind
 
 FORMAT = "aurora curves"
@@ -47,11 +47,10 @@ def kinds_from_arrays(kinds: list[str], arrays: Arrays) -> CurvesByKind:
     """Returns the curves that `kinds_to_arrays` made into arrays.
 
     Args:
-        kinds: the kinds of GPUs, in the sequence of their indices.
-        arrays: arrays by name; other names are ignored.
+        kinds: the kinds of GPUs, in the order of their indices.
+        arrays: arrays by name; others are not read.
     """
-    curves = {}
-    for index, kind in enumerate(kinds):
-        prefix = f"curve_{index}_"
-        curves[kind] = {name.removeprefix(prefix): Curve(*arrays[name]) for name in arrays if name.startswith(prefix)}
-    return curves
+    return {
+        kind: {phase: Curve(*arrays[f"curve_{index}_{phase}"]) for phase in PHASES if f"curve_{index}_{phase}" in arrays}
+        for index, kind in enumerate(kinds)
+    }

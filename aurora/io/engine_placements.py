@@ -1,27 +1,33 @@
-"""Placements in the formats of serving engines: SGLang, EPLB, vllm-ascend and TensorRT-LLM.
+"""Placements in the formats of serving engines: vLLM, SGLang, EPLB, TensorRT-LLM and vllm-ascend.
 
-Most formats number physical experts: slot p of a layer is on GPU p // (slots per GPU), so all GPUs have equally many slots.
-Engines divide an expert's tokens evenly over its slots, so an uneven split is lost in an export.
+All number physical experts: slot p of a layer is on GPU p // (slots per GPU), so all GPUs have equally many slots in all
+layers. A GPU that holds fewer experts is filled with further replicas. Engines divide an expert's tokens evenly over its
+replicas, so an uneven split is lost in an export.
 
-Sources: the engines' documentation of `--init-expert-location` (SGLang), `phy2log` (deepseek-ai/EPLB), `expert_map_path`
-(vllm-ascend) and `MoeLoadBalancerConfig` (TensorRT-LLM).
+Sources, whose readers the tests repeat: SGLang v0.5 `srt/eplb/expert_location.py` (`--init-expert-location`); EPLB `eplb.py`
+(`phy2log`); TensorRT-LLM v1.2 `llmapi/llm_args.py` (`MoeLoadBalancerConfig`) and `fused_moe`; vllm-ascend v0.23
+`eplb/core/eplb_utils.py` (`expert_map_path`); vLLM's pull request 41141 (`initial_mapping_path`).
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from aurora.errors import AuroraError, BadInput
 from aurora.io.files import load_json, read_text
 from aurora.io.placements import evenly_split
+from aurora.planner.workload.model_config import moe_layers
 from aurora.types import Placement
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, layer_numbers
 
-Physical = list[list[int]]  # by layer and slot: the logical expert there
+Slots = tuple[tuple[tuple[int, ...], ...], ...]  # by layer and GPU: the experts there
+Rows = list[list[int]]  # by layer and slot: the expert there
 
 
 @dataclass(frozen=True)
@@ -29,51 +35,91 @@ class PlacementFormat:
     """How an engine keeps a placement in a file.
 
     Attributes:
-        read: called with (file, number of GPUs or None, number of dense layers before the MoE layers); returns a Placement.
-        write: called with (placement, number of dense layers); returns text. None for a format that is only imported.
+        read: takes the file, the number of GPUs (None: unknown) and the numbers of the dense layers.
+        write: takes slots, equally many on every GPU, and the numbers of the dense layers; returns the file's text.
+        launch: takes the file's name, the number of GPUs and of redundant experts; returns what starts the engine with it.
+        suffix: that the engine expects of the file's name; empty: any.
     """
 
-    read: Callable[[Path, int | None, int], Placement]
-    write: Callable[[Placement, int], str] | None = None
+    read: Callable[[Path, int | None, Sequence[int]], Placement]
+    write: Callable[[Slots, Sequence[int]], str]
+    launch: Callable[[str, int, int], str]
+    suffix: str = ""
 
 
-def export_placement(placement: Placement, form: str, dense_layers: int = 0) -> str:
+@dataclass(frozen=True)
+class Export:
+    """A placement as an engine's file, and what the engine makes of it.
+
+    Attributes:
+        text: the file's content.
+        redundant: physical experts of a layer beyond one for each expert.
+        added_LG: (L, G) int64, physical experts that the plan does not have and the engine's equal slots need.
+        off_by: the largest difference between an expert's share on a GPU in the plan and in the engine, from 0 to 1.
+        launch: the options that make the engine use the file.
+    """
+
+    text: str
+    redundant: int
+    added_LG: IntArray
+    off_by: float
+    launch: str
+
+
+def export_placement(
+    placement: Placement,
+    form: str,
+    dense_layers: Sequence[int] = (),
+    load_LE: IntArray | None = None,
+    equal: bool = True,
+    path: Path | None = None,
+) -> Export:
     """Returns a placement as text that an engine reads.
 
     Args:
-        placement: the placement; engines divide an expert's tokens evenly over its replicas, see `off_by`.
+        placement: the placement. GPUs with fewer experts than others get further replicas, see `filled`.
         form: one of PLACEMENT_FORMATS.
-        dense_layers: layers without experts that the engine counts before the MoE layers.
-
-    Returns:
-        The file's text.
+        dense_layers: the model's numbers of its decoder layers without experts.
+        load_LE: (L, E), tokens of each expert; None: all alike.
+        equal: whether the GPUs are equally fast.
+        path: the file that the text is for, as the launch options name it.
 
     Raises:
-        BadInput: if the format is unknown or only imported, or a GPU holds no expert although others do.
+        BadInput: if the format is unknown, or the engine would not read a file of that name.
     """
     known = _known(form)
-    _check_dense(dense_layers)
-    if known.write is None:
-        raise BadInput(f"`format`: {form} can only be imported")
-    return known.write(placement, dense_layers)
+    if path is not None and path.suffix != known.suffix and known.suffix:
+        raise BadInput(
+            f"{path}: expected a name that ends in {known.suffix}, as {form} reads it, found {path.suffix or 'none'}"
+        )
+    slots_LG = filled(placement, load_LE, equal)
+    engine = evenly_split(slots_LG)
+    layers = range(len(slots_LG))
+    redundant = sum(map(len, slots_LG[0])) - placement.experts
+    return Export(
+        known.write(slots_LG, layer_numbers("`dense_layers`", dense_layers)),
+        redundant,
+        np.array([[len(slots_LG[l][g]) - len(placement.slots_LG[l][g]) for g in range(placement.gpus)] for l in layers]),
+        max(float(abs(placement.split_EG(l) - engine.split_EG(l)).max()) for l in layers),
+        known.launch(shlex.quote(str(path or "FILE")), placement.gpus, redundant),
+    )
 
 
-def import_placement(path: Path, form: str, gpus: int | None = None, dense_layers: int = 0) -> Placement:
+def import_placement(path: Path, form: str, gpus: int | None = None, dense_layers: Sequence[int] = ()) -> Placement:
     """Read the placement in an engine's file.
 
     Args:
         path: the file.
         form: one of PLACEMENT_FORMATS.
         gpus: the number of GPUs, needed if the file does not say it.
-        dense_layers: layers without experts that the file counts before the MoE layers.
+        dense_layers: the model's numbers of its decoder layers without experts.
 
     Raises:
         BadInput: if the file is not of that format, or its slots cannot be divided evenly over the GPUs.
     """
     known = _known(form)
-    _check_dense(dense_layers)
     try:
-        return known.read(path, gpus, dense_layers)
+        return known.read(path, gpus, layer_numbers("`dense_layers`", dense_layers))
     except AuroraError as error:
         raise type(error)(f"{path}: {error}".replace(f"{path}: {path}", str(path))) from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -87,96 +133,143 @@ def _known(form: str) -> PlacementFormat:
     return PLACEMENT_FORMATS[form]
 
 
-def _check_dense(dense_layers: int) -> None:
-    """Raise BadInput for a negative number of layers."""
-    if dense_layers < 0:
-        raise BadInput(f"`dense_layers`: expected zero or more, found {dense_layers}")
+def filled(placement: Placement, load_LE: IntArray | None = None, equal: bool = True) -> Slots:
+    """Fills all GPUs, in all layers, to the most experts that one of them holds, with replicas of others' experts.
 
-
-def _physical(placement: Placement) -> Physical:
-    """By layer, the experts in the slots of one GPU after the other, with equally many slots on each.
-
-    A GPU with fewer experts repeats some of them, if possible experts that no other GPU holds: an engine divides an expert's
-    tokens evenly over its slots, so these change no GPU's load.
-    """
-    each = max(len(held) for layer in placement.slots_LG for held in layer)
-    physical = []
-    for number, layer in enumerate(placement.slots_LG):
-        holders = Counter(expert for held in layer for expert in held)
-        row: list[int] = []
-        for gpu, held in enumerate(layer):
-            again = [expert for expert in held if holders[expert] == 1] or held
-            if len(held) < each and not again:
-                raise BadInput(f"layer {number}: expected an expert on every GPU, found none on GPU {gpu}")
-            row += sorted([*held, *(again[at % len(again)] for at in range(each - len(held)))])
-        physical.append(row)
-    return physical
-
-
-def off_by(placement: Placement, form: str) -> float:
-    """Returns how far an export differs from the placement, because engines divide tokens evenly over replicas.
+    The least busy GPU is filled first. The hottest expert is repeated whose even part makes no GPU busier than the layer's
+    busiest; if there is none, the coldest.
 
     Args:
         placement: the placement.
-        form: one of PLACEMENT_FORMATS.
+        load_LE: (L, E), tokens of each expert; None: all alike.
+        equal: whether a token takes equally long on all GPUs; if not, a GPU's tokens of all layers tell how fast it is.
 
     Returns:
-        The largest difference between an expert's share on a GPU in the placement and in the engine, from 0 to 1.
+        By layer and GPU equally many experts, ascending, each at most once on a GPU.
     """
-    even = evenly_split(placement.slots_LG) if form == "vllm-ascend" else _placed(_physical(placement), placement.gpus)
-    return max(float(abs(placement.split_EG(l) - even.split_EG(l)).max()) for l in range(len(placement.slots_LG)))
+    layers = range(len(placement.slots_LG))
+    load_LE = np.ones((len(layers), placement.experts), dtype=np.int64) if load_LE is None else load_LE
+    speed_G = np.ones(placement.gpus)
+    if not equal:
+        planned_G = np.sum([load_LE[l] @ placement.split_EG(l) for l in layers], axis=0)
+        speed_G = np.maximum(planned_G / max(1.0, planned_G.max()), 1e-9)
+    most = max(len(held) for layer in placement.slots_LG for held in layer)
+    filled = [_filled(placement.holds_EG(l), load_LE[l], speed_G, most) for l in layers]
+    return tuple(tuple(tuple(np.flatnonzero(held_E).tolist()) for held_E in holds_EG.T) for holds_EG in filled)
 
 
-def _placed(physical: Physical, gpus: int | None) -> Placement:
+def _filled(holds_EG: BoolArray, load_E: IntArray, speed_G: FloatArray, most: int) -> BoolArray:
+    """One layer of `filled`."""
+    while (open_G := holds_EG.sum(axis=0) < most).any():
+        replicas_E = holds_EG.sum(axis=1)
+        tokens_G = (load_E / replicas_E) @ holds_EG
+        gpu = int(np.where(open_G, tokens_G / speed_G, np.inf).argmin())
+        grown_E = (tokens_G[gpu] + load_E / (replicas_E + 1)) / speed_G[gpu]
+        new_E = ~holds_EG[:, gpu]
+        fits_E = new_E & (grown_E <= (tokens_G / speed_G).max())
+        hottest, coldest = np.where(fits_E, load_E / replicas_E, -1).argmax(), np.where(new_E, grown_E, np.inf).argmin()
+        holds_EG[hottest if fits_E.any() else coldest, gpu] = True
+    return holds_EG
+
+
+def _placed(rows: Rows, gpus: int | None) -> Placement:
     """The placement of physical experts, numbered by GPU."""
     if gpus is None:
         raise BadInput("the file does not say the number of GPUs; give `gpus`")
-    slots = {len(layer) for layer in physical}
+    slots = {len(layer) for layer in rows}
     if len(slots) != 1 or gpus < 1 or slots.copy().pop() % gpus:
         raise BadInput(f"expected as many slots in every layer, on {gpus} GPUs evenly, found {sorted(slots)}")
     each = slots.pop() // gpus
-    return evenly_split(tuple(tuple(tuple(layer[g * each : (g + 1) * each]) for g in range(gpus)) for layer in physical))
+    return evenly_split(tuple(tuple(tuple(layer[g * each : (g + 1) * each]) for g in range(gpus)) for layer in rows))
 
 
-def _write_sglang(placement: Placement, dense_layers: int) -> str:
+def _rows(slots_LG: Slots) -> Rows:
+    """By layer, the experts of all slots, GPU by GPU."""
+    return [[expert for held in layer for expert in held] for layer in slots_LG]
+
+
+def _write_vllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
+    rows = _rows(slots_LG)
+    experts = 1 + max(rows[0])
+    record = {
+        "record_type": "eplb_initial_mapping",
+        "version": 1,
+        "num_redundant_experts": len(rows[0]) - experts,
+        "num_slots": len(rows[0]),
+        "initial_global_assignments": {str(layer): row for layer, row in enumerate(rows)},
+    }
+    return json.dumps(record) + "\n"
+
+
+def _read_vllm(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
+    for line in filter(str.strip, read_text(path).splitlines()):
+        record = json.loads(line)
+        if record["record_type"] == "eplb_initial_mapping":
+            rows = record["initial_global_assignments"]
+            return _placed([rows[str(layer)] for layer in range(len(rows))], gpus)
+    raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
+
+
+def _launch_vllm(file: str, gpus: int, redundant: int) -> str:
+    config = {
+        "num_redundant_experts": redundant,
+        "initial_mapping_path": shlex.split(file)[0],
+        "disable_online_rebalancing": True,
+    }
+    return f"vllm serve MODEL --enable-expert-parallel --enable-eplb --eplb-config {shlex.quote(json.dumps(config))}"
+
+
+def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     """One row per decoder layer; rows of dense layers are never read and repeat the first MoE layer's."""
-    physical = _physical(placement)
-    return json.dumps({"physical_to_logical_map": physical[:1] * dense_layers + physical}) + "\n"
+    rows = _rows(slots_LG)
+    by_layer = dict(zip(moe_layers(len(rows), dense_layers), rows, strict=True))
+    every = [by_layer.get(layer, rows[0]) for layer in range(len(rows) + len(dense_layers))]
+    return json.dumps({"physical_to_logical_map": every}) + "\n"
 
 
-def _read_sglang(path: Path, gpus: int | None, dense_layers: int) -> Placement:
+def _read_sglang(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
     found = load_json(path)
     if "physical_to_logical_map" not in found and "logical_count" in found:
         raise BadInput("holds loads (logical_count), not a placement")
-    return _placed(found["physical_to_logical_map"][dense_layers:], gpus)
+    rows = found["physical_to_logical_map"]
+    return _placed([rows[layer] for layer in moe_layers(max(0, len(rows) - len(dense_layers)), dense_layers)], gpus)
 
 
-def _write_eplb(placement: Placement, dense_layers: int) -> str:
-    phy2log = _physical(placement)
-    slots = [[[p for p, e in enumerate(row) if e == expert] for expert in range(placement.experts)] for row in phy2log]
+def _launch_sglang(file: str, gpus: int, redundant: int) -> str:
+    options = f"--tp-size {gpus} --ep-size {gpus} --ep-num-redundant-experts {redundant} --init-expert-location {file}"
+    return f"python -m sglang.launch_server --model-path MODEL {options}"
+
+
+def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
+    phy2log = _rows(slots_LG)
+    slots = [[[p for p, e in enumerate(row) if e == expert] for expert in range(1 + max(row))] for row in phy2log]
     logcnt = [[len(of) for of in row] for row in slots]
     most = max(count for row in logcnt for count in row)
     log2phy = [[of + [-1] * (most - len(of)) for of in row] for row in slots]
     return json.dumps({"phy2log": phy2log, "log2phy": log2phy, "logcnt": logcnt}) + "\n"
 
 
-def _read_eplb(path: Path, gpus: int | None, dense_layers: int) -> Placement:
+def _read_eplb(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
     return _placed(load_json(path)["phy2log"], gpus)
 
 
-def _write_ascend(placement: Placement, dense_layers: int) -> str:
+def _launch_eplb(file: str, gpus: int, redundant: int) -> str:
+    return f"the arrays of {file} are what rebalance_experts returns with num_gpus={gpus} and {redundant} redundant experts"
+
+
+def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     layers = [
         {
             "layer_id": layer,
-            "device_count": placement.gpus,
+            "device_count": len(held_G),
             "device_list": [{"device_id": gpu, "device_expert": list(held)} for gpu, held in enumerate(held_G)],
         }
-        for layer, held_G in enumerate(placement.slots_LG)
+        for layer, held_G in enumerate(slots_LG)
     ]
     return json.dumps({"moe_layer_count": len(layers), "layer_list": layers}) + "\n"
 
 
-def _read_ascend(path: Path, gpus: int | None, dense_layers: int) -> Placement:
+def _read_ascend(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
     layers = sorted(load_json(path)["layer_list"], key=lambda layer: layer["layer_id"])
     devices = [sorted(layer["device_list"], key=lambda device: device["device_id"]) for layer in layers]
     for what, rows in [("layer_id", layers), *(("device_id", each) for each in devices)]:
@@ -188,17 +281,22 @@ def _read_ascend(path: Path, gpus: int | None, dense_layers: int) -> Placement:
     return placement
 
 
-def _write_trtllm(placement: Placement, dense_layers: int) -> str:
-    physical = _physical(placement)
+def _launch_ascend(file: str, gpus: int, redundant: int) -> str:
+    config = {"eplb_config": {"expert_map_path": shlex.split(file)[0], "num_redundant_experts": redundant}}
+    return f"vllm serve MODEL --enable-expert-parallel --additional-config {shlex.quote(json.dumps(config))}"
+
+
+def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
+    rows = _rows(slots_LG)
     balancer = {
-        "num_slots": len(physical[0]),
-        "initial_global_assignments": {dense_layers + layer: row for layer, row in enumerate(physical)},
+        "num_slots": len(rows[0]),
+        "initial_global_assignments": dict(zip(moe_layers(len(rows), dense_layers), rows, strict=True)),
         "layer_updates_per_iter": 0,
     }
     return str(yaml.safe_dump(balancer, default_flow_style=None, sort_keys=False, width=10**6))
 
 
-def _read_trtllm(path: Path, gpus: int | None, dense_layers: int) -> Placement:
+def _read_trtllm(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
     try:
         found: Mapping[str, Any] = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, RecursionError) as error:
@@ -209,9 +307,15 @@ def _read_trtllm(path: Path, gpus: int | None, dense_layers: int) -> Placement:
     return _placed([rows[layer] for layer in sorted(rows)], gpus)
 
 
+def _launch_trtllm(file: str, gpus: int, redundant: int) -> str:
+    options = f"--tp_size {gpus} --ep_size {gpus} --extra_llm_api_options OPTIONS.yaml"
+    return f"trtllm-serve MODEL {options}, where OPTIONS.yaml has moe_config: {{load_balancer: {file}}}"
+
+
 PLACEMENT_FORMATS: dict[str, PlacementFormat] = {
-    "sglang": PlacementFormat(_read_sglang, _write_sglang),
-    "eplb": PlacementFormat(_read_eplb, _write_eplb),
-    "vllm-ascend": PlacementFormat(_read_ascend, _write_ascend),
-    "trtllm": PlacementFormat(_read_trtllm, _write_trtllm),
+    "vllm-map": PlacementFormat(_read_vllm, _write_vllm, _launch_vllm),
+    "sglang": PlacementFormat(_read_sglang, _write_sglang, _launch_sglang, ".json"),
+    "eplb": PlacementFormat(_read_eplb, _write_eplb, _launch_eplb),
+    "vllm-ascend": PlacementFormat(_read_ascend, _write_ascend, _launch_ascend, ".json"),
+    "trtllm": PlacementFormat(_read_trtllm, _write_trtllm, _launch_trtllm),
 }

@@ -10,7 +10,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.io.npz import Arrays, load_npz, save_npz
 from aurora.types import PHASES, Curve, Profile
-from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers
 
 FORMAT = "aurora record"
 TIMED = ("gate", "dispatch", "expert", "combine", "aggregate")
@@ -33,6 +33,7 @@ class EngineRecord:
         combine_bytes: bytes of a token's result on its way back.
         expert_bytes: bytes of one expert's weights.
         other_bytes: bytes of all other weights.
+        dense_layers: numbers of the decoder layers without experts.
         width: number of forward passes of a window, a power of two.
         window_T: (T,) int64, ascending numbers of windows; window n has the `width` forward passes from pass width * n on.
         tokens_TLE: (T, L, E) int64, (token, expert) pairs that started on this rank.
@@ -56,6 +57,7 @@ class EngineRecord:
     combine_bytes: int
     expert_bytes: int
     other_bytes: int
+    dense_layers: tuple[int, ...]
     width: int
     window_T: IntArray
     tokens_TLE: IntArray
@@ -67,6 +69,7 @@ class EngineRecord:
 
     def __post_init__(self) -> None:
         what = f"record of rank {self.rank}"
+        object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         for name, axes in (("window_T", 1), ("tokens_TLE", 3), ("passes_L", 1), ("most_P", 1)):
             object.__setattr__(self, name, counts(f"{what}, {name}", getattr(self, name), axes))
         for name, axes in (("seconds_LP", 2), ("gram_P22", 3), ("target_P2", 2)):
@@ -77,7 +80,7 @@ class EngineRecord:
             raise BadInput(f"{what}: expected a rank below {self.ranks} and a width that is a power of two, found {self.width}")
 
 
-_SCALARS = tuple(field.name for field in fields(EngineRecord) if field.type in (str, int))
+_SCALARS = tuple(field.name for field in fields(EngineRecord) if field.type in (str, int, tuple[int, ...]))
 
 
 def save_record(record: EngineRecord, folder: Path) -> Path:
@@ -101,7 +104,8 @@ def load_record(path: Path) -> EngineRecord:
 
 
 def _record_from_arrays(about: dict[str, Any], arrays: Arrays) -> EngineRecord:
-    values: dict[str, Any] = {name: about[name] for name in _SCALARS} | dict(arrays)
+    names = [field.name for field in fields(EngineRecord)]
+    values: dict[str, Any] = {name: (about if name in _SCALARS else arrays)[name] for name in names}
     return EngineRecord(**values)
 
 
@@ -137,7 +141,17 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
     first = records[0]
     if sorted(record.rank for record in records) != list(range(first.ranks)):
         raise BadInput(f"expected a record of each of {first.ranks} ranks, found {sorted(record.rank for record in records)}")
-    same = ("model", "fingerprint", "engine", "ranks", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes")
+    same = (
+        "model",
+        "fingerprint",
+        "engine",
+        "ranks",
+        "top_k",
+        "dispatch_bytes",
+        "combine_bytes",
+        "expert_bytes",
+        "dense_layers",
+    )
     for record in records:
         for name in same:
             if getattr(record, name) != getattr(first, name):
@@ -163,6 +177,7 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
         combine_bytes=first.combine_bytes,
         expert_bytes=first.expert_bytes,
         other_bytes=max(record.other_bytes for record in records),
+        dense_layers=first.dense_layers,
         curves={first.kind: _curves(records)},
         provenance={"tool": "aurora import", "engine": first.engine, "date": max(record.date for record in records)},
     )

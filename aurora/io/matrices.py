@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput
 from aurora.io.files import read_text
+from aurora.io.npz import load_npy
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 from aurora.types.replica_placement import expert_loads
 
@@ -32,8 +33,7 @@ def _load(
 ) -> NDArray[Any]:
     try:
         if path.suffix == ".npy":
-            with path.open("rb") as raw:
-                found = np.load(raw, allow_pickle=False)
+            found = load_npy(path)
         elif path.suffix == ".csv":
             found = _read_csv(path, what, read_cell)
         else:
@@ -41,8 +41,6 @@ def _load(
         return check(str(path), found)
     except AuroraError:
         raise
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
     except Exception as error:  # numpy raises many kinds for a file that is not its own
         raise BadInput(f"{path}: not {what}: {error}") from None
 

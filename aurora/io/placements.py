@@ -64,25 +64,20 @@ def evenly_split(slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> Placement
     return Placement(deduplicated, split)
 
 
-def load_placement(path: str | Path, model: str | None = None) -> Placement:
+def load_placement(path: str | Path) -> Placement:
     """Read a placement.
 
     Args:
-        path: a file of `save_placement`, the output of `aurora place --json`, or a plan.
-        model: the name of the model in a plan; needed if the plan has two.
+        path: a file of `save_placement`, or the output of `aurora place --json`.
 
     Raises:
-        BadInput: if the file holds no placement, or several and `model` names none of them.
+        BadInput: if the file holds no placement.
     """
     path = Path(path)
     found = load_json(path)
     check_schema(path, found, str(found.get("format", FORMAT)))
     try:
-        models = [each for each in found.get("models", [found]) if model in (None, each.get("model"))]
-        if len(models) != 1:
-            names = ", ".join(str(each.get("model")) for each in found.get("models", []))
-            raise BadInput(f"expected one model; name one of {names or 'none'} by `model`, found {model!r}")
-        return placement_from_json(models[0]["layers"])
+        return placement_from_json(found["layers"])
     except AuroraError as error:
         raise type(error)(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

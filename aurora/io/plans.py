@@ -81,10 +81,12 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                 "fingerprint": m.fingerprint,
                 "profile": {"path": m.profile_path, "digest": m.profile_digest},
                 **{name: getattr(m, name) for name in _SIZES},
+                "dense_layers": list(m.dense_layers),
                 **({"deduplicated": True} if m.deduplicated else {}),
                 "layers": [
                     {
                         **placed,
+                        "load": m.load_LE[layer].tolist(),
                         **({} if plan.survival_LK is None else {"survival": by_failures(plan.survival_LK[layer])}),
                         "dispatch_s": float(m.dispatch_s_L[layer]),
                         "fluid_bound_s": float(m.fluid_bound_s_L[layer]),
@@ -121,6 +123,8 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 np.array([float(layer["dispatch_s"]) for layer in layers]),
                 np.array([float(layer["fluid_bound_s"]) for layer in layers]),
                 np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
+                np.array([layer["load"] for layer in layers]),
+                tuple(m["dense_layers"]),
                 tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
                 m.get("deduplicated") is True,
             )

@@ -1,8 +1,9 @@
-"""Profiles (npz, schema 1): token counts, sizes, compute curves and, if recorded, every token's routing."""
+"""Profiles (npz, schema 2): token counts, sizes, compute curves and, if recorded, every token's routing."""
 
 from pathlib import Path
 from typing import Any
 
+from aurora.errors import BadInput
 from aurora.io.curves import kinds_from_arrays, kinds_to_arrays
 from aurora.io.npz import Arrays, load_npz, save_npz
 from aurora.types import CoActivation, Profile, TokenRouting
@@ -22,6 +23,7 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile to exactly `path`."""
     about = {name: getattr(profile, name) for name in _SCALARS}
     about |= {"provenance": dict(profile.provenance), "kinds": list(profile.curves)}
+    about["dense_layers"] = list(profile.dense_layers)
     if profile.stage_T is not None:
         about["stage_T"] = list(profile.stage_T)
     arrays: dict[str, Any] = {"tokens_TLSE": profile.tokens_TLSE}
@@ -36,6 +38,8 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
     """Returns the profile in a file's header `about` and arrays."""
+    if not arrays["tokens_TLSE"].any():
+        raise BadInput("expected traffic, found no token")
     curves = kinds_from_arrays(about.pop("kinds"), arrays)
     routing = coactivation = None
     if any(name in arrays for name in _ROUTING):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.io.files import read_text
+from aurora.io.npz import load_npy
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
 
@@ -82,11 +83,7 @@ def load_token_ids(path: Path) -> NDArray[Any]:
     Raises:
         BadInput: if the file holds anything else.
     """
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # numpy raises many kinds for a file that is not its own
-        raise BadInput(f"{path}: not an array of token ids: {error}") from None
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.ndim not in (1, 2):
-        what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
-        raise BadInput(f"{path}: expected token ids with one axis or two, found {what}")
+    found = load_npy(path)
+    if found.dtype.kind not in "iu" or found.ndim not in (1, 2):
+        raise BadInput(f"{path}: expected token ids with one axis or two, found {found.dtype} of shape {found.shape}")
     return found

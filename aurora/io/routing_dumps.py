@@ -3,16 +3,18 @@
 Nothing is unpickled freely: `.pt` files are loaded with `weights_only`, from torch's zip format. Declared sizes are checked
 before anything of that size is read.
 
-Sources: SGLang's expert distribution recorder in `stat` mode (`logical_count` [steps, layers, experts]), vLLM's
-`expert_load_stats_path` JSON lines (`eplb_load_stats`, its pull request 41141), EPLB's `weight` [layers, experts].
+Sources: SGLang's expert distribution recorder, v0.5 `srt/eplb/expert_distribution.py` (modes stat, per_pass, per_token) and its
+older CSV, v0.4.4 `srt/managers/expert_distribution.py`; TensorRT-LLM's expert statistics, v1.2 `_torch/expert_statistic.py`;
+vLLM's `expert_load_stats_path` JSON lines (`eplb_load_stats`, its pull request 41141); EPLB's `weight` [layers, experts].
 """
 
 import csv
 import json
+import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput, MissingDependency
+from aurora.io.files import load_json
+from aurora.io.npz import NpzArrays, check_size, load_npy
 from aurora.planner.workload.model_config import Shape
-from aurora.types.arrays import IntArray, counts
+from aurora.types.arrays import BoolArray, IntArray, counts
 
-MOST_BYTES = 1 << 32  # largest array that a file may declare
 LINE = 1 << 26  # characters of a line, at most
 MALFORMED = (  # errors that readers raise for damaged files; zipfile and torch raise RuntimeError
     *(KeyError, TypeError, ValueError, IndexError, EOFError, OverflowError, RuntimeError),
@@ -35,19 +38,23 @@ Where = Mapping[str, str]  # selects rows of a CSV: the value that each column m
 
 @dataclass(frozen=True)
 class RecordedRouting:
-    """Routing as an engine recorded it, without source ranks.
+    """Routing as recorded.
 
     Attributes:
-        counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step; token-level files are one step.
+        counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step; token-level files without steps are one.
         experts_ULK: (U, L, K) integers, the experts that each token chose; None unless the file is token-level.
-        lengths_Q: (Q,) int64, the number of tokens of each sequence; None unless the file is token-level.
-        layers: the numbers of the layers; None if the file does not name them.
+        lengths_Q: (Q,) int64, the tokens of each sequence, or of each step of pass_T; None unless the file is token-level.
+        layers: the model's numbers of the layers; None if they are all that have experts.
+        rank: the source rank whose tokens the file has; None if it has those of all.
+        pass_T: (T,) int64, the number of the forward pass of each step, ascending and alike on all ranks; None if unknown.
     """
 
     counts_TLE: IntArray
     experts_ULK: NDArray[Any] | None = None
     lengths_Q: IntArray | None = None
     layers: tuple[int, ...] | None = None
+    rank: int | None = None
+    pass_T: IntArray | None = None
 
     @property
     def which(self) -> str:
@@ -88,10 +95,10 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
         if not path.is_file():
             raise BadInput("not a regular file" if path.exists() else "no such file")
         found = ROUTING_FORMATS[form].read(path, shape, where)
-        if not found.counts_TLE.any():
+        if found.rank is None and not found.counts_TLE.any():
             raise BadInput("expected tokens, found none")
     except AuroraError as error:
-        raise type(error)(f"{path}: {error}") from None
+        raise type(error)(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
     except UnicodeDecodeError:
         raise BadInput(f"{path}: expected UTF-8 text") from None
     except OSError as error:
@@ -102,11 +109,114 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
 
 
 def _sglang(path: Path, shape: Shape, where: Where) -> RecordedRouting:
-    """SGLang's expert distribution recorder, mode stat."""
-    found = _load_pt(path)
-    if not isinstance(found, dict) or "logical_count" not in found:
-        raise BadInput("expected logical_count, which the recorder writes in mode stat")
-    return RecordedRouting(_steps(_tensor("logical_count", found["logical_count"]), shape))
+    """SGLang's expert distribution recorder: counts of all ranks (mode stat), or one rank's passes (per_pass, per_token)."""
+    match _load_pt(path):
+        case {"logical_count": found}:
+            return RecordedRouting(_steps(_tensor("logical_count", found), shape))
+        case {"records": [*records], "last_physical_to_logical_map": slots} if records:
+            return _sglang_passes(records, slots, shape)
+    raise BadInput("expected logical_count (mode stat) or records (modes per_pass and per_token) of SGLang's recorder")
+
+
+def _sglang_passes(records: list[dict[str, Any]], slots: Any, shape: Shape) -> RecordedRouting:
+    """One rank's forward passes: counts of physical experts, and in mode per_token those that each token chose."""
+    logical_LP = _moe_rows(counts("last_physical_to_logical_map", _tensor("last_physical_to_logical_map", slots), 2), shape)
+    if logical_LP.max(initial=0) >= shape.experts:
+        raise BadInput(f"expected experts below {shape.experts} as in the config, found expert {logical_LP.max()}")
+    ranks = {int(record["rank"]) for record in records}
+    if len(ranks) > 1 or min(ranks) < 0:
+        raise BadInput(f"expected the passes of one rank, found ranks {sorted(ranks)}")
+    pass_T, at_X = np.unique([int(record["forward_pass_id"]) for record in records], return_inverse=True)
+    check_size("the counts", 8 * len(pass_T) * shape.layers * shape.experts)
+    counts_TLE = np.zeros((len(pass_T), shape.layers, shape.experts), dtype=np.int64)
+    used_P = np.zeros(logical_LP.shape[1], dtype=bool)
+    for at, record in zip(at_X, records, strict=True):
+        load_LP = _moe_rows(counts("counts", _tensor("global_physical_count", record["global_physical_count"]), 2), shape)
+        counts_TLE[at] += _folded(logical_LP, load_LP, shape.experts)
+        used_P |= load_LP.any(axis=0)
+    rank = ranks.pop()
+    if "topk_ids_of_layer" not in records[0]:
+        _check_sent(used_P, rank)
+        return RecordedRouting(counts_TLE, rank=rank, pass_T=pass_T)
+    chosen = [_sglang_choices(records[at], logical_LP, shape) for at in np.argsort(at_X, kind="stable")]
+    lengths_T = np.bincount(np.sort(at_X), weights=[len(each) for each in chosen]).astype(np.int64)
+    return RecordedRouting(counts_TLE, np.concatenate(chosen), lengths_T, rank=rank, pass_T=pass_T)
+
+
+def _sglang_choices(record: dict[str, Any], logical_LP: IntArray, shape: Shape) -> IntArray:
+    """(U, L, K): the experts of a pass's tokens. The engine fills with -1 what is no choice, and rows that are no token's."""
+    slots_LUK = _moe_rows(_tensor("topk_ids_of_layer", record["topk_ids_of_layer"]), shape)
+    if slots_LUK.ndim != 3 or slots_LUK.dtype.kind not in "iu" or slots_LUK.max(initial=-1) >= logical_LP.shape[1]:
+        raise BadInput(f"topk_ids_of_layer: expected physical experts below {logical_LP.shape[1]} by layer, token and choice")
+    found_LU = (slots_LUK >= 0).sum(axis=2)
+    real_U = found_LU.any(axis=0)
+    if (found_LU[:, real_U] != shape.top_k).any() or (slots_LUK[:, real_U, : shape.top_k] < 0).any():
+        raise BadInput(
+            f"expected {shape.top_k} choices of each token in every layer as in the config, found {np.unique(found_LU)}"
+        )
+    slots_LUK = slots_LUK[:, real_U, : shape.top_k]
+    chosen_ULK: IntArray = logical_LP[np.arange(shape.layers)[:, None, None], slots_LUK].transpose(1, 0, 2)
+    return chosen_ULK
+
+
+def _check_sent(used_P: BoolArray, rank: int) -> None:
+    """Raise BadInput if a rank counted only its own physical experts: then it counted what it received, from any rank."""
+    slots, used = len(used_P), np.flatnonzero(used_P)
+    for ranks in range(max(2, rank + 1), slots + 1):
+        each = slots // ranks
+        if slots % ranks == 0 and len(used) and rank * each <= used[0] and used[-1] < (rank + 1) * each:
+            raise BadInput(
+                f"rank {rank} counted tokens that it received (DeepEP's low-latency mode), not those that it sent; record in "
+                "mode per_token, or import mode stat"
+            )
+
+
+def _sglang_csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+    """SGLang's older recorder: expert_distribution_rank<R>_timestamp<T>.csv, the model's layer numbers."""
+    found = _csv(path, shape, where, ("layer_id", "expert_id", "count"))
+    return replace(found, rank=_rank(path, r"expert_distribution_rank(\d+)_timestamp.*\.csv"))
+
+
+def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+    """One rank's counts of TensorRT-LLM: (E,) under "<iteration>_<layer>". Layers beyond the model's, of MTP, are left out."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise MissingDependency(f'safetensors is needed: pip install "aurora-moe[run]" ({error})') from None
+    rank = _rank(path, r"rank(\d+)\.safetensors")
+    check_size("the file", path.stat().st_size)
+    found: dict[tuple[int, int], IntArray] = {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for key in file.keys():  # noqa: SIM118
+                number, _, layer = key.partition("_")
+                if int(layer) < shape.decoder_layers:
+                    found[int(number), int(layer)] = counts(key, file.get_tensor(key), 1)
+    except SafetensorError as error:
+        raise BadInput(f"not a file of safetensors, or cut short: {error}") from None
+    numbers, layers = (sorted(set(each)) for each in zip(*found, strict=True)) if found else ([], [])
+    if tuple(layers) != shape.moe_layers or len(found) != len(numbers) * len(layers):
+        raise BadInput(f"expected counts of layers {_short(shape.moe_layers)} in every iteration, found {_short(layers)}")
+    meta = path.with_name("meta_info.json")
+    if meta.exists() and load_json(meta).get("num_experts_per_token") != shape.top_k:
+        raise BadInput(f"expected {shape.top_k} choices a token as in the config, found another number in {meta.name}")
+    counts_TLE = np.array([[found[number, layer] for layer in layers] for number in numbers])
+    if counts_TLE.shape[2] != shape.experts:
+        raise BadInput(f"expected {shape.experts} experts as in the config, found {counts_TLE.shape[2]}")
+    return RecordedRouting(counts_TLE, rank=rank, pass_T=np.array(numbers, dtype=np.int64))
+
+
+def _rank(path: Path, pattern: str) -> int:
+    """The rank in a file's name, or BadInput."""
+    found = re.fullmatch(pattern, path.name)
+    if not found:
+        raise BadInput(f"expected the engine's name of the file, {pattern}, which tells the rank")
+    return int(found[1])
+
+
+def _short(layers: Sequence[int]) -> str:
+    """Layer numbers in words."""
+    return f"{layers[0]} to {layers[-1]} ({len(layers)})" if layers else "none"
 
 
 def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
@@ -128,8 +238,7 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
                 f"line {number}: expected for each of {load_LP.shape} loads one of {shape.experts} experts, found "
                 f"{logical_LP.shape} up to {logical_LP.max(initial=0)}"
             )
-        rows = zip(logical_LP, load_LP, strict=True)
-        steps.append([_folded(logical_P, load_P, shape.experts) for logical_P, load_P in rows])
+        steps.append(_folded(logical_LP, load_LP, shape.experts))
     if not steps:
         raise BadInput("expected lines of record_type eplb_load_stats, found none")
     return RecordedRouting(_steps(np.array(steps), shape))
@@ -141,7 +250,7 @@ def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
         rows = [[int(cell) for cell in line.split(",")] for _, line in _lines(path)]
         return RecordedRouting(_steps(np.array(rows), shape))
     if path.suffix == ".npy":
-        return RecordedRouting(_steps(_load_npy(path), shape))
+        return RecordedRouting(_steps(load_npy(path), shape))
     if path.suffix == ".pt":
         return RecordedRouting(_steps(_tensor("the file", _load_pt(path)), shape))
     arrays = _load_npz(path)
@@ -164,12 +273,14 @@ def _tokens(path: Path, shape: Shape, where: Where) -> RecordedRouting:
         raise BadInput(f"expected sequences of {len(experts_ULK)} tokens in all, found seq_len of {lengths_Q.sum()}")
     per_layer = (np.bincount(each_UK.ravel(), minlength=shape.experts) for each_UK in experts_ULK.transpose(1, 0, 2))
     counts_TLE = _steps(np.array(list(per_layer)), shape)
-    return RecordedRouting(counts_TLE, experts_ULK[:, -counts_TLE.shape[1] :], lengths_Q)
+    return RecordedRouting(counts_TLE, _moe_rows(experts_ULK, shape, axis=1), lengths_Q)
 
 
-def _csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+def _csv(
+    path: Path, shape: Shape, where: Where, wanted: tuple[str, str, str] = ("layer", "expert", "count")
+) -> RecordedRouting:
     """A CSV of counts; the layers that it names, in rising order."""
-    wanted = ("layer", "expert", "count")
+    moe_layers = frozenset(shape.moe_layers)
     found: dict[int, IntArray] = {}
     seen: dict[str, set[str]] = {}
     with path.open(encoding="utf-8", newline="") as text:
@@ -185,10 +296,10 @@ def _csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
                     if column not in wanted and len(values := seen.setdefault(column, set())) < 2:
                         values.add(row[column])
                 layer, expert, count = (_whole(rows.line_num, name, row[name]) for name in wanted)
-                if expert >= shape.experts or layer >= shape.layers + shape.dense:
+                if expert >= shape.experts or layer not in moe_layers:
                     raise BadInput(
-                        f"line {rows.line_num}: expected experts below {shape.experts} and layers below "
-                        f"{shape.layers + shape.dense} as in the config, found expert {expert} of layer {layer}"
+                        f"line {rows.line_num}: expected experts below {shape.experts} and layers {_short(shape.moe_layers)} "
+                        f"as in the config, found expert {expert} of layer {layer}"
                     )
                 found.setdefault(layer, np.zeros(shape.experts, dtype=np.int64))[expert] += count
         except csv.Error as error:
@@ -201,7 +312,9 @@ def _csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 
 ROUTING_FORMATS: dict[str, RoutingFormat] = {
-    "sglang-recorder": RoutingFormat(_sglang, ".pt"),
+    "sglang-recorder": RoutingFormat(_sglang, ".pt, modes per_pass and per_token one per rank"),
+    "sglang-csv": RoutingFormat(_sglang_csv, ".csv, one per rank"),
+    "trtllm-statistics": RoutingFormat(_trtllm, "rank*.safetensors, one per rank"),
     "vllm": RoutingFormat(_vllm, ".jsonl"),
     "eplb-load": RoutingFormat(_eplb, ".npy, .csv"),
     "tokens": RoutingFormat(_tokens, ".npz of experts and seq_len"),
@@ -213,19 +326,28 @@ def _steps(found: ArrayLike, shape: Shape) -> IntArray:
     """(T, L, E) int64 from an array (layers, experts) or (steps, layers, experts), without dense layers and empty steps."""
     array = np.asarray(found)
     counts_TLE = counts("loads", array[None] if array.ndim == 2 else array, 3)
-    _, layers, experts = counts_TLE.shape
-    if experts != shape.experts or layers not in (shape.layers, shape.layers + shape.dense):
-        raise BadInput(
-            f"expected {shape.layers} MoE layers of {shape.experts} experts as in the config, found {layers} of {experts}"
-        )
-    return counts_TLE[counts_TLE.any(axis=(1, 2)), layers - shape.layers :]
+    if counts_TLE.shape[2] != shape.experts:
+        raise BadInput(f"expected {shape.experts} experts as in the config, found {counts_TLE.shape[2]}")
+    moe_TLE = _moe_rows(counts_TLE, shape, axis=1)
+    return moe_TLE[moe_TLE.any(axis=(1, 2))]
 
 
-def _folded(logical_P: IntArray, load_P: IntArray, experts: int) -> IntArray:
-    """(E,) int64: the loads of physical experts, summed by logical expert."""
-    load_E = np.zeros(experts, dtype=np.int64)
-    np.add.at(load_E, logical_P, load_P)
-    return load_E
+def _moe_rows(found: NDArray[Any], shape: Shape, axis: int = 0) -> NDArray[Any]:
+    """The rows of the layers with experts along an axis that has a row for each of them, or for each decoder layer."""
+    rows = found.shape[axis]
+    if rows not in (shape.layers, shape.decoder_layers):
+        expected = f"{shape.layers} MoE layers, or {shape.decoder_layers} with the dense ones"
+        raise BadInput(f"expected {expected} as in the config, found {rows}")
+    return found if rows == shape.layers else np.take(found, shape.moe_layers, axis)
+
+
+def _folded(logical_LP: IntArray, load_LP: IntArray, experts: int) -> IntArray:
+    """(L, E) int64: the loads of physical experts, summed by logical expert."""
+    if logical_LP.shape != load_LP.shape:
+        raise BadInput(f"expected a logical expert for each of {load_LP.shape} loads, found {logical_LP.shape}")
+    load_LE = np.zeros((len(load_LP), experts), dtype=np.int64)
+    np.add.at(load_LE, (np.arange(len(load_LP))[:, None], logical_LP), load_LP)
+    return load_LE
 
 
 def _whole(line: int, name: str, cell: str | None) -> int:
@@ -247,41 +369,13 @@ def _lines(path: Path) -> Iterable[tuple[int, str]]:
                 yield number, line
 
 
-def _check_size(what: str, declared: int) -> None:
-    """Raise BadInput if a declared size is above MOST_BYTES."""
-    if declared > MOST_BYTES:
-        raise BadInput(f"{what}: declares {declared} bytes, expected at most {MOST_BYTES}")
-
-
-def _load_npy(path: Path) -> NDArray[Any]:
-    """The array of an .npy file, as a memory map."""
-    found = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(found, np.ndarray):
-        raise BadInput("expected one array")
-    _check_size("the array", found.nbytes)
-    return found
-
-
 def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file with these names, or all."""
-    arrays = {}
     with zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        if missing := [name for name in names if name not in members]:
-            raise BadInput(f"expected arrays {', '.join(missing)}, found {', '.join(members)[:200] or 'none'}")
-        for name in names or members:
-            _check_size(name, members[name].file_size)
-            with archive.open(members[name]) as file:
-                version = np.lib.format.read_magic(file)
-                header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                array_shape, _, dtype = header(file)
-            declared = int(np.prod(array_shape, dtype=object)) * dtype.itemsize
-            _check_size(name, declared)
-            if declared > members[name].file_size:
-                raise BadInput(f"{name}: declares {declared} bytes, found {members[name].file_size} in the archive")
-            with archive.open(members[name]) as file:
-                arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
-    return arrays
+        arrays = NpzArrays(archive)
+        if missing := [name for name in names if name not in arrays]:
+            raise BadInput(f"expected arrays {', '.join(missing)}, found {', '.join(arrays)[:200] or 'none'}")
+        return {name: arrays[name] for name in names or arrays}
 
 
 def _load_pt(path: Path) -> Any:
@@ -293,7 +387,7 @@ def _load_pt(path: Path) -> Any:
     if not zipfile.is_zipfile(path):
         raise BadInput("expected the zip format of torch.save, or the file is cut short")
     with zipfile.ZipFile(path) as archive:
-        _check_size("the archive", sum(info.file_size for info in archive.infolist()))
+        check_size("the archive", sum(info.file_size for info in archive.infolist()))
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and its unpickler raise many kinds
@@ -309,5 +403,5 @@ def _tensor(what: str, found: Any) -> NDArray[Any]:
 
     if not isinstance(found, torch.Tensor) or found.is_sparse:
         raise BadInput(f"{what}: expected a tensor, found {type(found).__name__}")
-    _check_size(what, found.numel() * 8)
+    check_size(what, found.numel() * 8)
     return np.asarray(found.detach().numpy())

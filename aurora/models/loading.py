@@ -21,10 +21,12 @@ class MoeLayer:
     """One MoE layer of a model.
 
     Attributes:
+        number: the number of its decoder layer, from 0.
         block: the module that holds the router and the experts.
         name: the attribute of `block` that is the experts module.
     """
 
+    number: int
     block: nn.Module
     name: str
 
@@ -69,6 +71,12 @@ class MoeModel:
     def experts(self) -> int:
         """Experts in each MoE layer."""
         return int(self.layers[0].experts.num_experts)
+
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """The numbers of the decoder layers without experts."""
+        config = getattr(self.model.config, "text_config", self.model.config)
+        return tuple(sorted(set(range(config.num_hidden_layers)) - {layer.number for layer in self.layers}))
 
     @property
     def hidden(self) -> int:
@@ -176,12 +184,13 @@ def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
 
 
 def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
-    """Returns the MoE layers in forward order: the modules with an experts module of EXPERTS_SIGNATURE."""
-    layers = []
-    for block in model.modules():
+    """Returns the MoE layers, modules with an experts module of EXPERTS_SIGNATURE, in forward order."""
+    layers: list[MoeLayer] = []
+    for path, block in model.named_modules():
         for name, child in block.named_children():
             if hasattr(child, "num_experts") and tuple(inspect.signature(child.forward).parameters)[:3] == EXPERTS_SIGNATURE:
-                layers.append(MoeLayer(block, name))
+                number = next((int(part) for part in path.split(".") if part.isdigit()), len(layers))
+                layers.append(MoeLayer(number, block, name))
     return tuple(layers)
 
 

@@ -57,6 +57,8 @@ def schedule_model(
         np.array([schedule.makespan_s for schedule in schedules]),
         np.array([schedule.fluid_bound_s for schedule in schedules]),
         np.array([schedule.one_to_one_bound_s for schedule in schedules]),
+        np.sum([each.load_LE for each in profiles], axis=0),
+        profile.dense_layers,
         tuple(schedule.cut for schedule in schedules if schedule.cut),
         deduplicated,
     )

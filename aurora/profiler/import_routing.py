@@ -12,7 +12,7 @@ from aurora.errors import BadInput
 from aurora.io.routing_dumps import RecordedRouting, Where, read_dump
 from aurora.planner.workload.model_config import Shape
 from aurora.planner.workload.source_ranks import deal_counts, sources_of, windows_of
-from aurora.types import CoActivation, Profile, TokenRouting
+from aurora.types import CoActivation, Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
 
 
@@ -20,83 +20,142 @@ def import_profile(
     files: Sequence[Path],
     form: str,
     config: Mapping[str, Any],
-    sources: int,
+    sources: int | None = None,
     window: int | None = None,
     wheres: Sequence[Where] = (),
     coactivation: bool = False,
 ) -> Profile:
     """Makes a Profile of recorded routing; compute times are estimated from the model's shape.
 
-    Each file, and each selection of a CSV's rows, is a domain of traffic. A domain's tokens are dealt evenly to ranks that
-    serve no other domain. If there are more domains than `sources`, domains share a rank.
+    Several files of a format that has a file per rank are one recording, and each rank is a source. Any other file, and each
+    selection of a CSV's rows, is a domain of traffic: its tokens are dealt evenly to ranks that serve no other domain. If there
+    are more domains than `sources`, domains share a rank.
 
     Args:
         files: files of one format and one model.
         form: the format, one of ROUTING_FORMATS.
         config: the model's transformers config.json.
-        sources: source ranks that the tokens are dealt to.
+        sources: source ranks that the tokens are dealt to; None: those of the files, or ProfileOptions' default.
         window: tokens of all sources in a window; None: each recorded step is a window.
         wheres: selections of a CSV's rows by their values in columns; empty: all rows.
         coactivation: whether to count which experts tokens choose together; for token-level files only.
 
     Raises:
-        BadInput: if a file is not of the format or not of the model, files differ in their layers, or a number is below one.
+        BadInput: if a file is not of the format or not of the model, files differ in their layers, a rank's file is missing,
+            there is no token, or a number is below one.
     """
-    if not files or sources < 1 or (window is not None and window < 1):
+    if not files or (sources is not None and sources < 1) or (window is not None and window < 1):
         raise BadInput(f"import: expected files, sources and a window above zero, found {len(files)}, {sources} and {window}")
     shape = Shape.of(config)
     domains = [read_dump(path, form, shape, where) for path, where in product(files, wheres or ({},))]
     if len(layers := {each.which for each in domains}) > 1:
         raise BadInput(f"import: expected the same layers in every file, found {' and '.join(sorted(layers))}")
+    if not any(each.counts_TLE.any() for each in domains):
+        raise BadInput("import: expected tokens, found none")
+    if len(domains) > 1 and domains[0].rank is not None:
+        domains, own = _by_rank(domains, sources), [np.array([rank]) for rank in range(len(domains))]
+        sources, dealt = len(domains), f"{len(domains)} ranks, as recorded"
+    else:
+        sources = sources or ProfileOptions().sources
+        own = [sources_of(number, len(domains), sources) for number in range(len(domains))]
+        dealt = f"{len(domains)} domains dealt to {sources} sources, which the files do not name"
     about = {
         "tool": f"aurora import --format {form}",
         "traffic": ", ".join(f"{path.name} sha256:{file_digest(path)}" for path in files),
-        "sources": f"{len(domains)} domains dealt to {sources} sources, which the files do not name",
+        "sources": dealt,
     }
     if any(wheres):
         about["where"] = "; ".join(", ".join(f"{column}={value}" for column, value in where.items()) for where in wheres)
     if domains[0].experts_ULK is None:
         if coactivation:
             raise BadInput(f"`coactivation`: expected every token's choices, found counts alone in {form}")
-        return shape.profile(_counted(domains, sources, window, shape.top_k), about)
-    routing = _routing(domains, sources, window)
+        counted = _counted(domains, own, sources, window, shape.top_k)
+        return shape.profile(counted, about, recorded=domains[0].layers)
+    routing = _routing(domains, own, window)
     tokens_TLSE = routing.tokens_TLSE(int(routing.window_U.max()) + 1, sources, shape.experts)
     return shape.profile(
         tokens_TLSE, about, routing, CoActivation.of(routing.experts_ULK, shape.experts) if coactivation else None
     )
 
 
-def _counted(domains: Sequence[RecordedRouting], sources: int, window: int | None, top_k: int) -> IntArray:
-    """(T, L, S, E) int64: the domains' counts; step t of every domain falls into the same window."""
-    steps = max(len(each.counts_TLE) for each in domains)
+def _by_rank(files: Sequence[RecordedRouting], sources: int | None) -> list[RecordedRouting]:
+    """The files of all ranks by rank, or BadInput."""
+    ranks = sorted(each.rank for each in files if each.rank is not None)
+    if ranks != list(range(len(files))):
+        raise BadInput(f"import: expected one file of each rank from 0 on, found ranks {', '.join(map(str, ranks))}")
+    if sources not in (None, len(files)):
+        raise BadInput(f"`sources`: expected {len(files)}, the ranks that were recorded, found {sources}")
+    if all(np.array_equal(each.counts_TLE, files[0].counts_TLE) for each in files):
+        raise BadInput(
+            "import: all ranks recorded the same tokens, as without data parallelism, so that they do not tell sources; import "
+            "one rank's file"
+        )
+    return sorted(files, key=lambda each: -1 if each.rank is None else each.rank)
+
+
+def _steps_of(domains: Sequence[RecordedRouting]) -> tuple[int, list[IntArray]]:
+    """How many steps there are in all, and which of them each domain's are: by forward pass, or the same from the first on."""
+    if any(each.pass_T is None for each in domains):
+        return max(len(each.counts_TLE) for each in domains), [np.arange(len(each.counts_TLE)) for each in domains]
+    passes = [each.pass_T for each in domains if each.pass_T is not None]
+    all_T = np.unique(np.concatenate(passes))
+    return len(all_T), [np.searchsorted(all_T, pass_T) for pass_T in passes]
+
+
+def _counted(
+    domains: Sequence[RecordedRouting], own: Sequence[IntArray], sources: int, window: int | None, top_k: int
+) -> IntArray:
+    """(T, L, S, E) int64: the domains' counts, each dealt to its own sources."""
+    steps, at = _steps_of(domains)
     _, layers, experts = domains[0].counts_TLE.shape
     tokens_TLSE = np.zeros((steps, layers, sources, experts), dtype=np.int64)
-    for number, each in enumerate(domains):
-        own = sources_of(number, len(domains), sources)
-        tokens_TLSE[: len(each.counts_TLE), :, own] += deal_counts(each.counts_TLE, len(own))
+    for each, own_S, at_T in zip(domains, own, at, strict=True):
+        tokens_TLSE[np.ix_(at_T, np.arange(layers), own_S)] += deal_counts(each.counts_TLE, len(own_S))
+    tokens_TLSE = tokens_TLSE[tokens_TLSE.any(axis=(1, 2, 3))]
     window_T = windows_of(tokens_TLSE.sum(axis=(2, 3)).max(axis=1) // top_k, window)
     merged = np.zeros((int(window_T.max()) + 1, layers, sources, experts), dtype=np.int64)
     np.add.at(merged, window_T, tokens_TLSE)
     return merged
 
 
-def _routing(domains: Sequence[RecordedRouting], sources: int, window: int | None) -> TokenRouting:
-    """Token-level routing: sequences are dealt round robin; a window ends with a sequence. Without `window` there is one."""
+def _routing(domains: Sequence[RecordedRouting], own: Sequence[IntArray], window: int | None) -> TokenRouting:
+    """Token-level routing: sequences are dealt round robin; a window ends with a sequence. Without `window` there is one.
+
+    Of recorded passes, each is a window, or several are one with `window`; they do not tell sequences.
+    """
+    if domains[0].pass_T is not None:
+        return _routing_of_passes(domains, own, window)
     experts, source, at, sequence = [], [], [], []
     before = 0
-    for number, each in enumerate(domains):
+    for each, own_S in zip(domains, own, strict=True):
         assert each.experts_ULK is not None
         assert each.lengths_Q is not None
-        own = sources_of(number, len(domains), sources)
         sequences_Q = np.arange(len(each.lengths_Q))
         alike = None if window is None else -(-window // len(domains))
         window_Q = np.zeros_like(sequences_Q) if alike is None else windows_of(each.lengths_Q, alike)
         experts.append(each.experts_ULK)
-        source.append(np.repeat(own[sequences_Q % len(own)], each.lengths_Q))
+        source.append(np.repeat(own_S[sequences_Q % len(own_S)], each.lengths_Q))
         at.append(np.repeat(window_Q, each.lengths_Q))
         sequence.append(np.repeat(before + sequences_Q, each.lengths_Q))
         before += len(sequences_Q)
     return TokenRouting(*(np.concatenate(parts) for parts in (experts, source, at, sequence)))
+
+
+def _routing_of_passes(domains: Sequence[RecordedRouting], own: Sequence[IntArray], window: int | None) -> TokenRouting:
+    """Token-level routing of recorded forward passes: a pass's tokens are dealt round robin to the domain's own sources."""
+    steps, at = _steps_of(domains)
+    lengths = [np.asarray(each.lengths_Q) for each in domains]
+    tokens_T = np.zeros(steps, dtype=np.int64)
+    for at_T, lengths_T in zip(at, lengths, strict=True):
+        tokens_T[at_T] += lengths_T
+    window_T = np.cumsum(tokens_T > 0) - 1  # passes without a token are left out
+    if window is not None:
+        window_T = windows_of(tokens_T[tokens_T > 0], window)[np.maximum(window_T, 0)]
+    return TokenRouting(
+        np.concatenate([each.experts_ULK for each in domains if each.experts_ULK is not None]),
+        np.concatenate([own_S[np.arange(sum(many)) % len(own_S)] for own_S, many in zip(own, lengths, strict=True)]),
+        np.concatenate([np.repeat(window_T[at_T], many) for at_T, many in zip(at, lengths, strict=True)]),
+    )
 
 
 def file_digest(path: str | Path) -> str:

@@ -121,6 +121,7 @@ class _Builder:
             routing=counts.routing,
             stage_T=counts.stages,
             coactivation=counts.coactivation,
+            dense_layers=self.model.dense_layers,
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.model_config import one_moe_layer
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
@@ -150,7 +151,7 @@ def sweep(
 def _point(cluster: Cluster, config: Mapping[str, Any], setting: Setting, seed: int) -> Point:
     """Simulates one setting."""
     machines = _machines(cluster, setting)
-    one_layer = {**config, "num_hidden_layers": 1, "first_k_dense_replace": 0}
+    one_layer = one_moe_layer(config)
     a, b = (
         synthetic_profile(
             f"zipf:{setting.skew}",

@@ -5,6 +5,7 @@ pairs_X2 is (X, 2), load_E1 is (E, 1). docs/glossary.md explains the letters. Sc
 `_Bps` bytes per second, `_bytes` bytes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from aurora.errors import BadInput
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+MOST_LAYERS = 4096  # larger layer numbers are typing errors
 
 
 def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
@@ -42,6 +45,34 @@ def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
     if not np.isfinite(array).all():
         raise BadInput(f"{what}: expected finite numbers, found {array[~np.isfinite(array)].flat[0]}")
     return locked(np.array(array, dtype=np.float64))
+
+
+def layer_numbers(what: str, value: Sequence[int]) -> tuple[int, ...]:
+    """Returns numbers of decoder layers as a tuple.
+
+    Args:
+        what: how errors name them.
+        value: the numbers.
+
+    Raises:
+        BadInput: unless they are ascending whole numbers from 0 to MOST_LAYERS.
+    """
+    numbers = tuple(value)
+    wrong = any(type(number) is not int or not 0 <= number < MOST_LAYERS for number in numbers)
+    if wrong or sorted(set(numbers)) != list(numbers):
+        raise BadInput(f"{what}: expected ascending layer numbers below {MOST_LAYERS}, found {str(numbers)[:80]}")
+    return numbers
+
+
+def check_name(what: str, name: object) -> None:
+    """Raises BadInput unless a name is text without control characters, which could rewrite a terminal.
+
+    Args:
+        what: how errors name it.
+        name: the name.
+    """
+    if not isinstance(name, str) or not name.isprintable():
+        raise BadInput(f"{what} must be text without control characters, found {name!r}")
 
 
 def locked(array: NDArray[Any]) -> NDArray[Any]:

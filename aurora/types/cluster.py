@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray
+from aurora.types.arrays import FloatArray, check_name
 from aurora.types.fabric import Fabric
 from aurora.types.network import Network
 from aurora.types.value import Value
@@ -32,7 +32,7 @@ class Gpu:
             None if unknown.
 
     Raises:
-        BadInput: if a number is out of range.
+        BadInput: if a number is out of range, or a name has control characters.
     """
 
     name: str
@@ -47,6 +47,8 @@ class Gpu:
     failure_rate: float | None = None
 
     def __post_init__(self) -> None:
+        for name in (self.name, self.kind, self.rack or ""):
+            check_name(f"gpu {self.name!r}: name, kind and rack", name)
         for field in ("out_Bps", "in_Bps", "speed", "memory_bytes"):
             value = getattr(self, field)
             if not 0 < value < float("inf"):
@@ -81,6 +83,7 @@ class Cluster(Value):
     incast: float = 0.0
 
     def __post_init__(self) -> None:
+        check_name(f"cluster {self.name!r}: name", self.name)
         object.__setattr__(self, "gpus", tuple(self.gpus))
         if not self.gpus:
             raise BadInput(f"cluster {self.name!r}: expected at least one [[gpu]], found none")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 from aurora.errors import BadInput
+from aurora.types.arrays import check_name
 from aurora.types.profile import PHASES, CurvesByKind, Profile, same_model
 from aurora.types.value import Value
 
@@ -33,6 +34,8 @@ class ComputeCurves(Value):
 
     def __post_init__(self) -> None:
         what = f"curves of {self.model!r}"
+        for name in (self.model, self.fingerprint, *self.kinds):
+            check_name(f"{what}: model, fingerprint and kinds", name)
         for name in ("top_k", "row_bytes", "expert_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

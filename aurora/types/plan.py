@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, gap, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, check_name, counts, gap, layer_numbers, locked, numbers
 from aurora.types.cluster import Cluster
 from aurora.types.fabric import Cut
 from aurora.types.model_identity import ModelIdentity
@@ -35,10 +35,13 @@ class ModelPlan(Value):
         fluid_bound_s_L: (L,) float64, its fluid bound.
         one_to_one_bound_s_L: (L,) float64, its one-to-one bound.
         cut_L: the cut that limits each layer's dispatch on a fabric; empty on a big switch.
+        load_LE: (L, E) int64, the tokens of each expert in the traffic that the plan was made for.
+        dense_layers: the model's numbers of its decoder layers without experts, as in Profile.
         deduplicated: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
 
     Raises:
-        BadInput: if there are not two orders for each layer, a size is below zero, or a deduplicated model has replicas.
+        BadInput: if there are not two orders and loads for each layer, a size is below zero, or a deduplicated model has
+            replicas.
     """
 
     model: str
@@ -55,6 +58,8 @@ class ModelPlan(Value):
     dispatch_s_L: FloatArray
     fluid_bound_s_L: FloatArray
     one_to_one_bound_s_L: FloatArray
+    load_LE: IntArray
+    dense_layers: tuple[int, ...] = ()
     cut_L: tuple[Cut, ...] = ()
     deduplicated: bool = False
 
@@ -64,7 +69,15 @@ class ModelPlan(Value):
         for name in ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes"):
             if getattr(self, name) < 0:
                 raise BadInput(f"plan of {self.model!r}: expected {name} of zero or more, found {getattr(self, name)}")
-        layers = len(self.placement.slots_LG)
+        for name in (self.model, self.fingerprint):
+            check_name("plan: model and fingerprint", name)
+        layers, experts = len(self.placement.slots_LG), self.placement.experts
+        object.__setattr__(self, "load_LE", counts(f"plan of {self.model!r}, load", self.load_LE, 2))
+        object.__setattr__(self, "dense_layers", layer_numbers(f"plan of {self.model!r}, dense_layers", self.dense_layers))
+        if self.load_LE.shape != (layers, experts):
+            raise BadInput(
+                f"plan of {self.model!r}: expected loads of {layers} layers x {experts} experts, found {self.load_LE.shape}"
+            )
         if not len(self.dispatch_L) == len(self.combine_L) == layers:
             raise BadInput(
                 f"plan of {self.model!r}: expected two orders for each of {layers} layers, "
@@ -139,6 +152,21 @@ class Plan(Value):
             f"Plan({self.scenario}: {models} on {self.cluster.name!r} ({len(self.cluster)}), {self.objective} objective "
             f"{self.objective_s:.4g} s, gap {self.gap:.1%})"
         )
+
+    def named(self, model: str | None = None) -> ModelPlan:
+        """Returns one model's part.
+
+        Args:
+            model: the model's name, or its number from 0; needed if there are two.
+
+        Raises:
+            BadInput: if `model` tells none of them, or both.
+        """
+        chosen = [each for number, each in enumerate(self.models) if model in (None, each.model, str(number))]
+        if len(chosen) != 1:
+            names = ", ".join(f"{number} ({each.model})" for number, each in enumerate(self.models))
+            raise BadInput(f"`model`: expected one of {names}, found {model!r}")
+        return chosen[0]
 
     @property
     def colocated(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.arrays import FloatArray, IntArray, check_name, counts, layer_numbers, numbers
 from aurora.types.cluster import Gpu
 from aurora.types.coactivation import CoActivation
 from aurora.types.model_identity import ModelIdentity
@@ -79,6 +79,8 @@ class Profile(Value):
         routing: the routing token by token, whose counts are exactly tokens_TLSE; None if it was not kept.
         stage_T: the stage of each window's tokens, one of STAGES; None if unknown.
         coactivation: pair counts of all tokens, whose sums fit tokens_TLSE; None if they were not counted.
+        dense_layers: the model's numbers of its decoder layers without experts, ascending from 0; its other layers are the L
+            layers of tokens_TLSE.
 
     Raises:
         BadInput: if a field is out of range, or fields contradict each other.
@@ -97,6 +99,7 @@ class Profile(Value):
     routing: TokenRouting | None = None
     stage_T: tuple[str, ...] | None = None
     coactivation: CoActivation | None = None
+    dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         what = f"profile of {self.model!r}"
@@ -107,13 +110,14 @@ class Profile(Value):
             value = getattr(self, name)
             if not isinstance(value, int) or not 0 <= value < 2**62:
                 raise BadInput(f"{what}: {name} must be a whole number from zero to 2**62, found {value}")
-        if not isinstance(self.model, str) or not isinstance(self.fingerprint, str):
-            raise BadInput(f"{what}: model and fingerprint must be text, found {self.fingerprint!r}")
+        for name in (self.model, self.fingerprint, *self.curves):
+            check_name(f"{what}: model, fingerprint and kinds", name)
         if not 1 <= self.top_k <= self.experts:
             raise BadInput(f"{what}: top_k must be between 1 and its {self.experts} experts, found {self.top_k}")
         most = float(self.tokens_TLSE.sum(dtype=np.float64)) * max(float(self.dispatch_bytes), float(self.combine_bytes))
         if most >= 2**62:
             raise BadInput(f"{what}: {most:.3g} bytes travel in all, more than 64 bits hold")
+        object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         if not self.curves:
             raise BadInput(f"{what}: expected compute curves of at least one GPU kind, found none")
         for kind, phases in self.curves.items():

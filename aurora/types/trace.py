@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, check_name, counts, locked, numbers
 from aurora.types.value import Value
 
 TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head")
@@ -60,6 +60,8 @@ class Trace(Value):
     def __post_init__(self) -> None:
         if self.kind not in ("predicted", "measured"):
             raise BadInput(f"trace: kind must be predicted or measured, found {self.kind!r}")
+        for name in self.names_M:
+            check_name("trace: names_M", name)
         for name in self.INTEGERS:
             object.__setattr__(self, name, counts(f"trace, {name}", getattr(self, name), 1))
         object.__setattr__(self, "peer_X", locked(np.array(self.peer_X, dtype=np.int64)))

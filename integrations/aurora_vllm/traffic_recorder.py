@@ -32,6 +32,7 @@ class EngineFacts:
         dispatch_bytes, combine_bytes: bytes of a token's row in either all-to-all.
         expert_bytes: bytes of one expert's weights in one layer.
         other_bytes: bytes of all other weights.
+        dense_layers: numbers of the decoder layers without experts.
     """
 
     model: str
@@ -47,6 +48,7 @@ class EngineFacts:
     combine_bytes: int
     expert_bytes: int
     other_bytes: int
+    dense_layers: tuple[int, ...] = ()
 
 
 @dataclass
@@ -174,7 +176,7 @@ class TrafficRecorder:
         now = datetime.datetime.now(datetime.UTC).date().isoformat()
         return EngineRecord(
             facts.model, facts.fingerprint, facts.engine, facts.kind, now, facts.rank, facts.ranks, facts.top_k,
-            facts.dispatch_bytes, facts.combine_bytes, facts.expert_bytes, facts.other_bytes, self._width,
+            facts.dispatch_bytes, facts.combine_bytes, facts.expert_bytes, facts.other_bytes, facts.dense_layers, self._width,
             np.array(windows, dtype=np.int64), tokens_TLE,
             self._seconds_LP, self._passes_L, self._gram_P22, self._target_P2, self._most_P,
         )  # fmt: skip

@@ -9,16 +9,25 @@ from aurora.io import load_plan, load_profile, save, shipped
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
+from tests.io.engine_readers import READERS
 from tests.planner.placement.test_exclusive_layers import equation_1, priced
 
-CONFIG = {"num_local_experts": 12, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64}
+CONFIG = {
+    "num_local_experts": 12,
+    "num_hidden_layers": 4,
+    "mlp_only_layers": [0, 2],
+    "num_experts_per_tok": 2,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+}
 EQUAL = shipped("clusters/paper-equal-8.toml")
 MIXED = shipped("clusters/paper-mixed-8.toml")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """p0.npz, p1.npz and p2.npz of one model on 8 sources."""
+    """config.json and p0.npz, p1.npz and p2.npz of one model on 8 sources."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for seed in range(3):
         save(
             synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=64, seed=seed)),
@@ -145,24 +154,54 @@ def test_an_evaluation_needs_a_plan(aurora, folder):
         refused(aurora("evaluate", folder / name, "--profile", folder / "p0.npz"), message)
 
 
-@pytest.mark.parametrize("form", ["sglang", "eplb", "vllm-ascend", "trtllm"])
+@pytest.mark.parametrize("form", sorted(READERS))
 def test_plans_and_placements_to_an_engine_and_back(aurora, planned, folder, form):
-    plan, _ = planned("--slots-per-gpu", 3)
-    code, text, err = aurora("export", folder / "plan.json", "--format", form, "--dense-layers", 1)
+    """The profiles' model has dense layers 0 and 2, and the plan GPUs with 1 and with 2 experts."""
+    plan, _ = planned()
+    code, text, err = aurora("export", folder / "plan.json", "--format", form)
+    assert code == 0
+    assert "4 redundant experts a layer; 4 of them are not the plan's" in err
+    assert aurora("export", folder / "plan.json", "--format", form, "-o", folder / "e.json")[0] == 0
+    assert (folder / "e.json").read_text() == text
+    found = READERS[form](text, (1, 3), 4, 12, 8, 4)
+    for layer, held_G in enumerate(plan.models[0].placement.slots_LG):
+        assert all(set(own) <= set(held) and len(held) == 2 for own, held in zip(held_G, found[layer], strict=True))
+    code, printed, err = aurora(
+        "import",
+        folder / "e.json",
+        "--format",
+        form,
+        "--gpus",
+        8,
+        "--shape",
+        folder / "config.json",
+        "-o",
+        folder / "back.json",
+    )
     assert (code, err) == (0, "")
-    assert aurora("export", folder / "plan.json", "--format", form, "--dense-layers", 1, "-o", folder / "e")[0] == 0
-    assert (folder / "e").read_text() == text
-    gpus = [] if form == "vllm-ascend" else ["--gpus", 8]
-    back = folder / "placement.json"
-    code, printed, err = aurora("import", folder / "e", "--format", form, *gpus, "--dense-layers", 1, "-o", back)
-    assert (code, err) == (0, "")
-    assert "2 layers, 12 experts in" in printed
-    assert "on 8 GPUs" in printed
-    found = json.loads(back.read_text())
-    assert found["method"] == f"imported from {form}"
-    assert [layer["slots"] for layer in found["layers"]] == json.loads(json.dumps(plan.models[0].placement.slots_LG))
-    code, again, _ = aurora("export", back, "--format", form, "--dense-layers", 1)
-    assert (code, again) == (0, text)
+    assert "2 layers, 12 experts in 16 slots on 8 GPUs" in printed
+    assert json.loads((folder / "back.json").read_text())["method"] == f"imported from {form}"
+
+
+def test_what_an_export_costs_and_how_the_engine_is_started(aurora, planned, folder):
+    planned("--profile", folder / "p1.npz")
+    given = ["export", folder / "plan.json", "--format", "sglang", "-o", folder / "e.json", "--model"]
+    code, printed, _ = aurora(*given, 1)
+    printed = " ".join(printed.split())
+    assert code == 0
+    assert f"wrote {folder / 'e.json'} 4 redundant experts a layer; 4 of them are not the plan's" in printed
+    assert "they take 2.46e-05 GB of a GPU on average" in printed
+    assert f"--ep-num-redundant-experts 4 --init-expert-location {folder / 'e.json'}" in printed
+    found = json.loads(aurora(*given, 0, "--json")[1])
+    assert found["added_experts"] == [4, 4]
+    assert sum(found["added_bytes"]) == 8 * 2 * 3 * 64 * 64
+    assert (found["redundant_experts"], found["text"]) == (4, None)
+    refused(aurora(*given, "synthetic"), r"--model: expected one of 0 \(synthetic\), 1 \(synthetic\), found 'synthetic'")
+    refused(aurora(*given[:-1]), "--model: expected one of .*, found None")
+    refused(
+        aurora("export", folder / "plan.json", "--format", "sglang", "--model", 0, "-o", folder / "e"),
+        r"a name that ends in \.json",
+    )
 
 
 def test_what_aurora_place_prints_can_be_exported_and_uneven_shares_are_told(aurora, tmp_path):
@@ -173,12 +212,8 @@ def test_what_aurora_place_prints_can_be_exported_and_uneven_shares_are_told(aur
     code, out, err = aurora("export", tmp_path / "place.json", "--format", "eplb")
     assert code == 0
     assert json.loads(out)["logcnt"] == [[2, 1, 1]]
-    assert err == "" or "divides tokens evenly over replicas: shares are off by up to" in err
-
-
-def test_a_plan_for_two_asks_for_the_model(aurora, planned, folder):
-    planned("--profile", folder / "p1.npz")
-    refused(aurora("export", folder / "plan.json", "--format", "eplb"), "expected one model; name one of .* by --model")
+    assert "1 redundant experts a layer, as in the plan" in err
+    assert "num_gpus=2" in err
 
 
 @pytest.mark.parametrize(
@@ -186,13 +221,13 @@ def test_a_plan_for_two_asks_for_the_model(aurora, planned, folder):
     [
         (["export", "{folder}/none.json", "--format", "eplb"], "no such file"),
         (["export", "{folder}/p0.npz", "--format", "eplb"], "expected UTF-8 text"),
-        (["export", "{folder}/plan.json", "--format", "best"], "--format: expected one of sglang"),
-        (["export", "{folder}/plan.json", "--format", "eplb", "--model", "x"], "expected one model; name one of"),
-        (["export", "{folder}/plan.json", "--format", "eplb", "--dense-layers", "-1"], "--dense-layers: expected zero or more"),
+        (["export", "{folder}/plan.json", "--format", "best"], "--format: expected one of vllm-map"),
+        (["export", "{folder}/plan.json", "--format", "eplb", "--model", "x"], "--model: expected one of"),
+        (["export", "{folder}/plan.json", "--format", "eplb", "--dense-layers", "-1"], "--dense-layers: expected 0 to 4095"),
         (["export", "{folder}/plan.json", "--format", "eplb", "-o", "{folder}/plan.json"], "it would replace"),
         (["import", "{folder}/e.json", "--format", "eplb"], "does not say the number of GPUs; give --gpus"),
         (["import", "{folder}/e.json", "--format", "eplb", "--gpus", 3], "on 3 GPUs evenly, found"),
-        (["import", "{folder}/e.json", "--format", "best", "--gpus", 2], "--format: expected one of sglang"),
+        (["import", "{folder}/e.json", "--format", "best", "--gpus", 2], "--format: expected one of vllm-map"),
         (["import", "{folder}/plan.json", "--format", "sglang", "--gpus", 2], "not a placement of sglang: KeyError"),
         (["import", "{folder}/e.json", "--format", "eplb", "-o", "{folder}/e.json"], "it would replace"),
         (["import", "{folder}/e.json", "--format", "eplb", "-o", "{folder}/no/x.json"], "no such folder"),

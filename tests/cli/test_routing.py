@@ -94,9 +94,9 @@ def test_what_is_refused(aurora, shape, tmp_path):
     )
     refused(aurora(*load, "--shape", shape, "--where", "x=3"), "--where is for the columns of csv")
     refused(
-        aurora("import", tmp_path / "a.npy", "--format", "sglang", "--shape", shape),
-        "expected no --shape, which is for recorded",
+        aurora("import", tmp_path / "a.npy", "--format", "sglang", "--sources", 2),
+        "expected no --sources, which is for recorded",
     )
     refused(aurora("import", shape, shape, "--format", "sglang", "--gpus", 2), "expected one file, found 2")
     refused(aurora("synthetic", "uniform", shape, "--window-tokens", 0), "--window-tokens: expected more than zero, found 0")
-    refused(aurora("drift", tmp_path / "a.npy", tmp_path / "a.npy"), "not an aurora profile")
+    refused(aurora("drift", tmp_path / "a.npy", tmp_path / "a.npy"), "expected an aurora profile, found another kind of file")

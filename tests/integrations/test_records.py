@@ -131,5 +131,5 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         load_records(tmp_path)
     path = save_record(two.record(), tmp_path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(BadInput, match=r"rank-1.npz: not an aurora record, or cut short"):
+    with pytest.raises(BadInput, match=r"rank-1.npz: expected an aurora record, found another kind of file, or one cut short"):
         load_records(tmp_path)

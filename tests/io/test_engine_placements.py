@@ -8,13 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.io import save
-from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement, off_by
+from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, filled, import_placement
 from aurora.io.placements import evenly_split, layers_json, load_placement, placement_from_json, save_placement
-from aurora.planner.make_plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.types import Placement, SyntheticOptions
-from tests.conftest import cluster
+from aurora.types import Placement
+from tests.io.engine_readers import READERS
 
 UNREPLICATED = Placement((((0, 3), (1, 2)), ((2, 3), (0, 1))))
 REPLICATED = Placement((((0, 1), (0, 2)),), (((0.5, 1.0), (0.5, 1.0)),))
@@ -32,113 +29,177 @@ layer_updates_per_iter: 0
 """
 
 
-def read(tmp_path, text, form, gpus=2, dense_layers=0):
+def read(tmp_path, text, form, gpus=2, dense_layers=()):
     (tmp_path / "engine").write_text(text)
     return import_placement(tmp_path / "engine", form, gpus, dense_layers)
 
 
-@pytest.mark.parametrize(("form", "text"), [("sglang", SGLANG), ("eplb", EPLB), ("vllm-ascend", ASCEND), ("trtllm", TRTLLM)])
+VLLM = """{"record_type": "eplb_initial_mapping", "version": 1, "num_redundant_experts": 1, "num_slots": 4,
+    "initial_global_assignments": {"0": [0, 1, 2, 0], "1": [0, 1, 0, 2]}}""".replace("\n", " ")
+ENGINES = {"sglang": SGLANG, "eplb": EPLB, "vllm-ascend": ASCEND, "trtllm": TRTLLM, "vllm-map": VLLM}
+
+
+@pytest.mark.parametrize(("form", "text"), ENGINES.items())
 def test_files_as_engines_write_them(tmp_path, form, text):
     found = read(tmp_path, text, form)
     assert found.layer(0) == REPLICATED
-    assert len(found.slots_LG) == (2 if form in ("sglang", "trtllm") else 1)
+    assert len(found.slots_LG) == (1 if form in ("eplb", "vllm-ascend") else 2)
 
 
 @pytest.mark.parametrize("form", PLACEMENT_FORMATS)
-@pytest.mark.parametrize("dense_layers", [0, 3])
+@pytest.mark.parametrize("dense_layers", [(), (0, 1, 2), (0, 2)])
 @pytest.mark.parametrize("placement", [UNREPLICATED, REPLICATED])
 def test_round_trips(tmp_path, form, dense_layers, placement):
-    assert read(tmp_path, export_placement(placement, form, dense_layers), form, 2, dense_layers) == placement
-    assert off_by(placement, form) == 0
+    made = export_placement(placement, form, dense_layers)
+    assert read(tmp_path, made.text, form, 2, dense_layers) == placement
+    assert made.off_by == 0
+    assert not made.added_LG.any()
 
 
 @st.composite
 def placements(draw):
-    """Some layers on some GPUs, each with a first expert of its own; replicas take even parts."""
-    gpus, extra = draw(st.integers(1, 4)), draw(st.integers(0, 3))
+    """Some layers on some GPUs, of which one may be idle; experts have replicas, and GPUs hold any number of experts."""
+    gpus, experts = draw(st.integers(1, 5)), draw(st.integers(1, 7))
     layers = []
     for _ in range(draw(st.integers(1, 3))):
-        homes = [draw(st.integers(0, gpus - 1)) for _ in range(extra)]
-        held = [{g, *(gpus + e for e in range(extra) if homes[e] == g)} for g in range(gpus)]
-        for g in range(gpus):
-            held[g] |= set(draw(st.lists(st.integers(0, gpus + extra - 1), max_size=2)))
+        held = [set() for _ in range(gpus)]
+        for expert in range(experts):
+            for gpu in draw(st.sets(st.integers(0, gpus - 1), min_size=1, max_size=2)):
+                held[gpu].add(expert)
         layers.append(tuple(tuple(sorted(own)) for own in held))
     return evenly_split(tuple(layers))
 
 
-@given(placements(), st.sampled_from(sorted(PLACEMENT_FORMATS)))
-def test_what_an_engine_makes_of_an_export(tmp_path_factory, placement, form):
-    """Every expert is where it was, and shares differ by as much as `off_by` says; only padding of unlike GPUs makes any."""
+@st.composite
+def cases(draw):
+    """A placement, dense layers anywhere among its own, loads, and whether GPUs are equally fast."""
+    placement = draw(placements())
+    layers = len(placement.slots_LG)
+    dense = draw(st.sets(st.integers(0, layers + 2), max_size=3))
+    dense = tuple(sorted(number for number in dense if number < layers + len(dense)))
+    loads = draw(st.lists(st.integers(0, 50), min_size=layers * placement.experts, max_size=layers * placement.experts))
+    return placement, dense, np.array(loads, dtype=np.int64).reshape(layers, -1), draw(st.booleans())
+
+
+@pytest.mark.parametrize("form", sorted(PLACEMENT_FORMATS))
+@given(case=cases())
+def test_engines_read_exports_of_any_plan(tmp_path_factory, form, case):
+    """All planned experts are where the plan has them, all GPUs have the fewest slots that hold them, none an expert twice."""
+    placement, dense, load_LE, equal = case
+    made = export_placement(placement, form, dense, load_LE, equal)
+    layers = len(placement.slots_LG)
+    numbers = [number for number in range(layers + len(dense)) if number not in dense]
+    found = READERS[form](made.text, numbers, layers + len(dense), placement.experts, placement.gpus, made.redundant)
+    most = max(len(held) for layer in placement.slots_LG for held in layer)
+    for layer in range(layers):
+        for gpu, held in enumerate(found[layer]):
+            assert len(set(held)) == len(held) == most
+            assert set(placement.slots_LG[layer][gpu]) <= set(held)
+            assert made.added_LG[layer, gpu] == most - len(placement.slots_LG[layer][gpu])
     path = tmp_path_factory.mktemp("engine") / "f"
-    path.write_text(export_placement(placement, form))
-    found = import_placement(path, form, placement.gpus)
-    assert found.slots_LG == placement.slots_LG
-    apart = [abs(found.split_EG(l) - placement.split_EG(l)).max() for l in range(len(placement.slots_LG))]
-    assert max(apart) == pytest.approx(off_by(placement, form))
-    if form == "vllm-ascend" or len({len(held) for layer in placement.slots_LG for held in layer}) == 1:
-        assert max(apart) == 0
+    path.write_text(made.text)
+    back = import_placement(path, form, placement.gpus, dense)
+    apart = [abs(back.split_EG(l) - placement.split_EG(l)).max() for l in range(layers)]
+    assert max(apart) == pytest.approx(made.off_by)
 
 
-def test_padding_repeats_what_one_gpu_alone_holds():
+@pytest.mark.parametrize(
+    ("load_E", "equal", "added"),
+    [
+        ((8, 4, 2, 3), True, (0, 1)),  # the hottest, while GPU 0 stays the busiest
+        ((1, 2, 3, 20), True, (0, 1)),  # GPU 1 is the busiest: the coldest
+        ((8, 2, 4, 3), True, (0, 2)),  # by load, not by number
+        ((8, 4, 2, 3), False, (1, 2)),  # GPU 1 is slow: by the plan it is as busy as GPU 0
+    ],
+)
+def test_what_padding_repeats(load_E, equal, added):
     placement = Placement((((0, 1, 2), (3,)),))
-    assert json.loads(export_placement(placement, "eplb"))["phy2log"] == [[0, 1, 2, 3, 3, 3]]
-    assert off_by(placement, "eplb") == 0
+    assert filled(placement, np.array([load_E]), equal) == (((0, 1, 2), (*added, 3)),)
+    assert filled(placement, np.array([load_E]), equal) == filled(placement, 5 * np.array([load_E]), equal)
+
+
+@given(cases())
+def test_padding_makes_no_gpu_busier_than_the_busiest_while_it_can(case):
+    """Where an expert of no tokens is missing on every GPU that is filled, or one fits, the busiest GPU stays as it was."""
+    placement, _, load_LE, _ = case
+    load_LE = load_LE * (np.arange(placement.experts) > 0)  # expert 0 has no tokens: it always fits
+    for layer, held_G in enumerate(filled(placement, load_LE)):
+        own_G = placement.slots_LG[layer]
+        if any(0 in own or len(held) > len(own) + 1 for held, own in zip(held_G, own_G, strict=True) if held != own):
+            continue
+        before_G = load_LE[layer] @ evenly_split((own_G,)).split_EG(0)
+        assert (load_LE[layer] @ evenly_split((held_G,)).split_EG(0)).max() <= before_G.max() * (1 + 1e-12)
+
+
+def test_names_that_engines_do_not_read(tmp_path):
+    for form in ("sglang", "vllm-ascend"):
+        with pytest.raises(BadInput, match=rf"map: expected a name that ends in \.json, as {form} reads it, found none"):
+            export_placement(UNREPLICATED, form, path=tmp_path / "map")
+    assert str(tmp_path / "map") in export_placement(UNREPLICATED, "trtllm", path=tmp_path / "map").launch
+
+
+def test_launch_options_say_how_many_experts_are_redundant(tmp_path):
+    placement = Placement((((0, 1, 2), (3,)),))
+    said = {form: export_placement(placement, form, path=tmp_path / "m.json").launch for form in PLACEMENT_FORMATS}
+    file = tmp_path / "m.json"
+    assert f"--ep-size 2 --ep-num-redundant-experts 2 --init-expert-location {file}" in said["sglang"]
+    assert f'"num_redundant_experts": 2, "initial_mapping_path": "{file}"' in said["vllm-map"]
+    assert f'"expert_map_path": "{file}", "num_redundant_experts": 2' in said["vllm-ascend"]
+    assert "--ep_size 2" in said["trtllm"]
+    assert f"load_balancer: {file}" in said["trtllm"]
+    assert "2 redundant experts" in said["eplb"]
 
 
 def test_shares_that_an_engine_cannot_hold():
-    assert off_by(Placement((((0,), (0,)),), (((0.75,), (0.25,)),)), "sglang") == pytest.approx(0.25)
+    uneven = Placement((((0,), (0,)),), (((0.75,), (0.25,)),))
+    assert export_placement(uneven, "sglang").off_by == pytest.approx(0.25)
 
 
 def test_eplb_maps_agree_with_one_another():
-    found = json.loads(export_placement(REPLICATED, "eplb"))
+    found = json.loads(export_placement(REPLICATED, "eplb").text)
     assert found == {"phy2log": [[0, 1, 0, 2]], "log2phy": [[[0, 2], [1, -1], [3, -1]]], "logcnt": [[2, 1, 1]]}
-
-
-def test_an_idle_gpu_has_no_slots_to_number():
-    idle = Placement((((0, 1), ()),))
-    with pytest.raises(BadInput, match="layer 0: expected an expert on every GPU, found none on GPU 1"):
-        export_placement(idle, "sglang")
-    assert '"device_expert": []' in export_placement(idle, "vllm-ascend")
 
 
 @pytest.mark.parametrize(
     ("form", "text", "gpus", "dense_layers", "message"),
     [
-        ("sglang", "[[0, 1]]", 2, 0, "expected a JSON object, found list"),
-        ("sglang", "{", 2, 0, "not JSON"),
-        ("sglang", '{"logical_count": [[[3, 4]]]}', 2, 0, r"holds loads \(logical_count\), not a placement"),
-        ("sglang", "{}", 2, 0, "not a placement of sglang: KeyError"),
-        ("sglang", '{"physical_to_logical_map": 3}', 2, 0, "not a placement of sglang: TypeError"),
-        ("sglang", '{"physical_to_logical_map": [3]}', 2, 0, "not a placement of sglang: TypeError"),
-        ("sglang", SGLANG, 3, 0, r"expected as many slots in every layer, on 3 GPUs evenly, found \[4\]"),
-        ("sglang", SGLANG, 0, 0, "on 0 GPUs evenly"),
-        ("sglang", SGLANG, -2, 0, "on -2 GPUs evenly"),
-        ("sglang", SGLANG, None, 0, "does not say the number of GPUs; give `gpus`"),
-        ("sglang", SGLANG, 2, 2, r"expected as many slots in every layer, on 2 GPUs evenly, found \[\]"),
-        ("sglang", SGLANG, 2, -1, "`dense_layers`: expected zero or more, found -1"),
-        ("eplb", '{"phy2log": [[0, 1], [0, 1, 1]]}', 1, 0, r"as many slots in every layer, on 1 GPUs evenly, found \[2, 3\]"),
-        ("eplb", '{"phy2log": [[0, 2]]}', 2, 0, r"expected experts 0\.\.2 once, found \[0, 2\]"),
-        ("eplb", '{"phy2log": [[0, -1]]}', 2, 0, r"expected experts 0\.\.0 once, found \[-1, 0\]"),
-        ("eplb", '{"phy2log": [[0, 1], [0, 0]]}', 2, 0, r"layer 1: expected experts 0\.\.1 once"),
-        ("eplb", '{"phy2log": [[0, 1000000000000]]}', 2, 0, "expected experts 0..1000000000000 once"),
-        ("eplb", '{"phy2log": [[0, 1.0]]}', 2, 0, "expected experts as whole numbers"),
-        ("eplb", '{"phy2log": [[0, "1"]]}', 2, 0, "expected experts as whole numbers"),
-        ("eplb", '{"phy2log": [[0, [1]]]}', 2, 0, "not a placement of eplb: TypeError"),
-        ("eplb", '{"phy2log": [[], []]}', 2, 0, "expected at least one expert, found none"),
-        ("eplb", '{"phy2log": []}', 2, 0, "as many slots in every layer"),
-        ("vllm-ascend", ASCEND, 3, 0, "expected 3 GPUs, found 2"),
-        ("vllm-ascend", ASCEND.replace('"device_id": 1', '"device_id": 0'), 2, 0, r"expected device_id from 0 to 1, each once"),
-        ("vllm-ascend", ASCEND.replace('"layer_id": 0', '"layer_id": 1'), 2, 0, r"expected layer_id from 0 to 0, each once"),
-        ("vllm-ascend", '{"layer_list": []}', 2, 0, "expected one list of GPUs for every layer"),
-        ("vllm-ascend", '{"layer_list": [3]}', 2, 0, "not a placement of vllm-ascend: TypeError"),
-        ("vllm-ascend", "{}", 2, 0, "not a placement of vllm-ascend: KeyError"),
-        ("trtllm", "a: [", 2, 0, "not YAML"),
-        ("trtllm", "", 2, 0, "not a placement of trtllm: TypeError"),
-        ("trtllm", "initial_global_assignments: 3", 2, 0, "not a placement of trtllm: "),
-        ("trtllm", "initial_global_assignments: [[0, 1]]", 2, 0, "not a placement of trtllm: "),
-        ("trtllm", "num_slots: 6", 2, 0, "not a placement of trtllm: KeyError"),
-        ("trtllm", TRTLLM.replace("num_slots: 4", "num_slots: 6"), 2, 0, r"expected num_slots = 6 .* found \[4\]"),
-        ("best", SGLANG, 2, 0, "`format`: expected one of sglang, eplb, vllm-ascend, trtllm, found 'best'"),
+        ("sglang", "[[0, 1]]", 2, (), "expected a JSON object, found list"),
+        ("sglang", "{", 2, (), "not JSON"),
+        ("sglang", '{"logical_count": [[[3, 4]]]}', 2, (), r"holds loads \(logical_count\), not a placement"),
+        ("sglang", "{}", 2, (), "not a placement of sglang: KeyError"),
+        ("sglang", '{"physical_to_logical_map": 3}', 2, (), "not a placement of sglang: TypeError"),
+        ("sglang", '{"physical_to_logical_map": [3]}', 2, (), "not a placement of sglang: TypeError"),
+        ("sglang", SGLANG, 3, (), r"expected as many slots in every layer, on 3 GPUs evenly, found \[4\]"),
+        ("sglang", SGLANG, 0, (), "on 0 GPUs evenly"),
+        ("sglang", SGLANG, -2, (), "on -2 GPUs evenly"),
+        ("sglang", SGLANG, None, (), "does not say the number of GPUs; give `gpus`"),
+        ("sglang", SGLANG, 2, (0, 1), r"expected as many slots in every layer, on 2 GPUs evenly, found \[\]"),
+        ("sglang", SGLANG, 2, (-1,), r"`dense_layers`: expected ascending layer numbers below 4096, found \(-1,\)"),
+        ("eplb", '{"phy2log": [[0, 1], [0, 1, 1]]}', 1, (), r"as many slots in every layer, on 1 GPUs evenly, found \[2, 3\]"),
+        ("eplb", '{"phy2log": [[0, 2]]}', 2, (), r"expected experts 0\.\.2 once, found \[0, 2\]"),
+        ("eplb", '{"phy2log": [[0, -1]]}', 2, (), r"expected experts 0\.\.0 once, found \[-1, 0\]"),
+        ("eplb", '{"phy2log": [[0, 1], [0, 0]]}', 2, (), r"layer 1: expected experts 0\.\.1 once"),
+        ("eplb", '{"phy2log": [[0, 1000000000000]]}', 2, (), "expected experts 0..1000000000000 once"),
+        ("eplb", '{"phy2log": [[0, 1.0]]}', 2, (), "expected experts as whole numbers"),
+        ("eplb", '{"phy2log": [[0, "1"]]}', 2, (), "expected experts as whole numbers"),
+        ("eplb", '{"phy2log": [[0, [1]]]}', 2, (), "not a placement of eplb: TypeError"),
+        ("eplb", '{"phy2log": [[], []]}', 2, (), "expected at least one expert, found none"),
+        ("eplb", '{"phy2log": []}', 2, (), "as many slots in every layer"),
+        ("vllm-ascend", ASCEND, 3, (), "expected 3 GPUs, found 2"),
+        ("vllm-ascend", ASCEND.replace('"device_id": 1', '"device_id": 0'), 2, (), r"expected device_id from 0 to 1, each once"),
+        ("vllm-ascend", ASCEND.replace('"layer_id": 0', '"layer_id": 1'), 2, (), r"expected layer_id from 0 to 0, each once"),
+        ("vllm-ascend", '{"layer_list": []}', 2, (), "expected one list of GPUs for every layer"),
+        ("vllm-ascend", '{"layer_list": [3]}', 2, (), "not a placement of vllm-ascend: TypeError"),
+        ("vllm-ascend", "{}", 2, (), "not a placement of vllm-ascend: KeyError"),
+        ("trtllm", "a: [", 2, (), "not YAML"),
+        ("trtllm", "", 2, (), "not a placement of trtllm: TypeError"),
+        ("trtllm", "initial_global_assignments: 3", 2, (), "not a placement of trtllm: "),
+        ("trtllm", "initial_global_assignments: [[0, 1]]", 2, (), "not a placement of trtllm: "),
+        ("trtllm", "num_slots: 6", 2, (), "not a placement of trtllm: KeyError"),
+        ("trtllm", TRTLLM.replace("num_slots: 4", "num_slots: 6"), 2, (), r"expected num_slots = 6 .* found \[4\]"),
+        ("vllm-map", '{"record_type": "eplb_load_stats"}', 2, (), "expected a line of record_type eplb_initial_mapping, found none"),
+        ("vllm-map", "[1]", 2, (), "not a placement of vllm-map: TypeError"),
+        ("best", SGLANG, 2, (), "`format`: expected one of vllm-map, sglang, eplb, vllm-ascend, trtllm, found 'best'"),
     ],
 )  # fmt: skip
 def test_files_that_lie(tmp_path, form, text, gpus, dense_layers, message):
@@ -158,31 +219,11 @@ def test_placements_as_json(placement):
     assert placement_from_json(json.loads(json.dumps(layers_json(placement)))) == placement
 
 
-def test_the_placement_of_a_plan(tmp_path):
-    config = {
-        "num_local_experts": 4,
-        "num_hidden_layers": 2,
-        "num_experts_per_tok": 1,
-        "hidden_size": 8,
-        "intermediate_size": 8,
-    }
-    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=2, window_tokens=16))
-    plan = make_plan(cluster(1e6, 2e6), [profile])
-    save(plan, tmp_path / "plan.json")
-    assert load_placement(tmp_path / "plan.json") == plan.models[0].placement
-    older = json.loads((tmp_path / "plan.json").read_text()) | {"schema": 1}
-    (tmp_path / "plan.json").write_text(json.dumps(older))
-    with pytest.raises(BadInput, match="expected schema = 3, found 1; make it anew with aurora plan"):
-        load_placement(tmp_path / "plan.json")
-
-
 def test_placement_files(tmp_path):
     path = tmp_path / "p.json"
     for placement in (UNREPLICATED, REPLICATED):
         save_placement(placement, "by hand", path)
         assert load_placement(path) == placement
-    with pytest.raises(BadInput, match="expected one model; name one of none by `model`, found 'm'"):
-        load_placement(path, "m")
 
 
 @pytest.mark.parametrize(
@@ -197,8 +238,6 @@ def test_placement_files(tmp_path):
         ({"layers": [{"slots": [[0, 0]], "split": {"0": [[0, 1]]}}]}, "expected no expert twice on a GPU"),
         ({"layers": [{"slots": [["0"]]}]}, "expected experts as whole numbers"),
         ({"schema": 2}, "expected schema = 1, found 2"),
-        ({"models": [3]}, "not a placement: AttributeError"),
-        ({"models": []}, "name one of none by `model`"),
     ],
 )
 def test_placement_files_that_lie(tmp_path, change, message):

@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
+import zipfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import aurora
@@ -21,6 +22,7 @@ from aurora.types import ComputeCurves, Link, PlanOptions, SyntheticOptions, Tra
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
+original = np.lib.format.read_array
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
 GPU = """
 [[gpu]]
@@ -47,6 +49,8 @@ def plan(profile):
 def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     folder = tmp_path_factory.mktemp("store")
     machines, source = case
+    assume(source.tokens_TLSE.any())
+    source = replace(source, dense_layers=(0, 2))
     made = make_plan(machines, [source])
     save(source, folder / "p.npz")
     save(made, folder / "plan.json")
@@ -56,6 +60,8 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert [m.placement for m in back.models] == [m.placement for m in made.models]
     assert [o.pairs_X2.tolist() for o in back.models[0].dispatch_L] == [o.pairs_X2.tolist() for o in made.models[0].dispatch_L]
     assert (back.objective_s, back.bound_s, back.options) == (made.objective_s, made.bound_s, made.options)
+    assert [m.dense_layers for m in back.models] == [(0, 2)]
+    assert back.models == made.models
     assert (back.objective, back.free_bound_s) == (made.objective, made.free_bound_s)
 
 
@@ -107,9 +113,9 @@ def test_other_schemas_of_arrays_are_refused(tmp_path, plan, profile, curves, ki
     save(value, tmp_path / "x.npz")
     with np.load(tmp_path / "x.npz") as file:
         arrays = dict(file)
-    arrays["about"] = np.array(json.dumps(json.loads(str(arrays["about"])) | {"schema": 2}))
+    arrays["about"] = np.array(json.dumps(json.loads(str(arrays["about"])) | {"schema": 9}))
     np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(BadInput, match=r"x\.npz: expected schema = 1, found 2; make it anew with aurora"):
+    with pytest.raises(BadInput, match=r"x\.npz: expected schema = [12], found 9; make it anew with aurora"):
         aurora.load(tmp_path / "x.npz")
 
 
@@ -144,7 +150,12 @@ def test_the_papers_mixed_cluster():
         ("schema = 1\n" + GPU.replace("in_Bps = 1e9", "in_Bps = nan"), "in_Bps must be a number above zero, found nan"),
         ("schema = 1\n" + GPU.replace("in_Bps = 1e9", "in_Bps = 'fast'"), "in_Bps must be a number, found 'fast'"),
         ("schema = 1\n" + GPU.replace("in_Bps = 1e9\n", ""), "lacks in_Bps"),
-        ("schema = 1\n" + GPU + "count = 0\n", "count must be a whole number above zero, found 0"),
+        ("schema = 1\n" + GPU + "count = 0\n", "count must be a whole number from 1 to 4096, found 0"),
+        ("schema = 1\n" + GPU + "count = 1000000000\n", "count must be a whole number from 1 to 4096, found 1000000000"),
+        ("schema = 1\n" + 2 * (GPU + "count = 4000\n"), "expected at most 4096 GPUs, found 8000 or more"),
+        ('schema = 1\nname = "a\\u001b[31m"\n' + GPU, r"name must be text without control characters, found 'a\\x1b\[31m'"),
+        ("schema = 1\n" + GPU.replace('"g"', '"g\\u0000"'), r"name, kind and rack must be text without control characters"),
+        ("schema = 1\n" + GPU.replace('"k"', '"k\\n"'), r"name, kind and rack must be text without control characters"),
         ("schema = 1\n" + GPU.replace("node = 0", "node = 0.5"), "node must be a whole number, found 0.5"),
         ("schema = [", "not TOML"),
         ("schema = 1\ngpu = [1]\n", "expected a table for GPU 0, found 1"),
@@ -275,7 +286,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [
-        (lambda p: p.update(schema=2), BadInput, "expected schema = 3, found 2; make it anew with aurora plan"),
+        (lambda p: p.update(schema=1), BadInput, "expected schema = 4, found 1; make it anew with aurora plan"),
         (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
         (lambda p: p.pop("models"), BadInput, "KeyError"),
         (
@@ -289,10 +300,18 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
         (lambda p: p.update(objective_s=float("nan")), BrokenPlan, "below its bound"),
         (lambda p: p.update(epoch=float("inf")), BadInput, "OverflowError"),
-        (lambda p: p.update(schema=True), BadInput, "expected schema = 3, found True"),
+        (lambda p: p.update(schema=True), BadInput, "expected schema = 4, found True"),
         (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BrokenPlan, "below the fluid bound"),
         (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
         (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be a text, found 5"),
+        (lambda p: p["models"][0].update(model="a\x1b[2J"), BadInput, "model and fingerprint must be text without control"),
+        (
+            lambda p: p["models"][0].update(dense_layers=[2, 1]),
+            BadInput,
+            "dense_layers: expected ascending layer numbers below",
+        ),
+        (lambda p: p["models"][0].update(expert_bytes=-1), BadInput, "expected expert_bytes of zero or more, found -1"),
+        (lambda p: p["models"][0]["layers"][0].update(load=[1]), BadInput, "ValueError|expected loads of 2 layers x 8 experts"),
     ],
 )
 def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message):
@@ -304,6 +323,9 @@ def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message
         load_plan(tmp_path / "p.json")
 
 
+OTHER = "bad.npz: expected an aurora profile, found another kind of file, or one cut short$"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -311,8 +333,15 @@ def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message
         ({"tokens_TLSE": np.full((1, 1, 1, 1), -1)}, "zero or more"),
         ({"tokens_TLSE": np.full((1, 1), 1)}, "expected 4 axes"),
         ({"curve_0_gate": np.array([[1.0], [np.nan]])}, "expected finite numbers, found nan"),
-        ({"about": np.array("{}")}, "'format'"),
-        ({"about": np.array([object()], dtype=object)}, "allow_pickle"),
+        ({"about": np.array("{}")}, OTHER),
+        ({"about": np.array([object()], dtype=object)}, OTHER),
+        (
+            {"tokens_TLSE": np.array([object()], dtype=object)},
+            "tokens_TLSE: expected 8 bytes of numbers or text, as its shape says",
+        ),
+        ({"tokens_TLSE": np.zeros((1, 1, 1, 1), dtype=np.int64)}, "expected traffic, found no token"),
+        ({"zeros": np.zeros(10**6), "other": np.zeros(1)}, "unknown arrays other, zeros in an aurora profile"),
+        ({"curve_0_zeros": np.zeros(10**6)}, "unknown arrays curve_0_zeros in an aurora profile"),
     ],
 )
 def test_edited_profiles_are_refused(tmp_path, profile, change, message):
@@ -322,6 +351,50 @@ def test_edited_profiles_are_refused(tmp_path, profile, change, message):
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(BadInput, match=message):
         load_profile(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"no profile", b"\x80\x04K\x01.", b"PK\x03\x04", "pickled", "array"])
+def test_a_file_that_is_no_profile_is_answered_in_one_sentence(tmp_path, content):
+    """numpy would advise to unpickle it."""
+    if isinstance(content, bytes):
+        (tmp_path / "bad.npz").write_bytes(content)
+    else:
+        np.save(tmp_path / "bad.npy", np.array([{}], dtype=object) if content == "pickled" else np.zeros(3), allow_pickle=True)
+        (tmp_path / "bad.npy").rename(tmp_path / "bad.npz")
+    with pytest.raises(BadInput, match=OTHER):
+        load_profile(tmp_path / "bad.npz")
+
+
+def test_arrays_beyond_their_shape_are_not_unpacked(tmp_path, profile, monkeypatch):
+    """An array's bytes are checked in the archive's directory, before they are read."""
+    save(profile, tmp_path / "p.npz")
+    with zipfile.ZipFile(tmp_path / "p.npz") as old, zipfile.ZipFile(tmp_path / "big.npz", "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name) + (bytes(1 << 24) if name == "tokens_TLSE.npy" else b""))
+    read = []
+    monkeypatch.setattr(np.lib.format, "read_array", lambda file, **_: read.append(file.name) or original(file))
+    with pytest.raises(BadInput, match=r"tokens_TLSE: expected \d+ bytes of numbers or text, as its shape says, found 1677\d+"):
+        load_profile(tmp_path / "big.npz")
+    assert read == ["about.npy"]
+
+
+def test_names_in_arrays_have_no_control_characters(tmp_path, profile):
+    for change in ({"model": "a\x1b[2J"}, {"model": "a\0"}, {"kinds": ["a\n"]}):
+        save(profile, tmp_path / "p.npz")
+        with np.load(tmp_path / "p.npz") as file:
+            arrays = dict(file)
+        arrays["about"] = np.array(json.dumps(json.loads(str(arrays["about"])) | change))
+        np.savez(tmp_path / "p.npz", **arrays)
+        with pytest.raises(BadInput, match="model, fingerprint and kinds must be text without control characters"):
+            load_profile(tmp_path / "p.npz")
+
+
+def test_one_model_of_a_plan(plan):
+    with pytest.raises(BadInput, match=r"`model`: expected one of 0 \(synthetic\), 1 \(synthetic\), found 'synthetic'"):
+        plan.named("synthetic")
+    with pytest.raises(BadInput, match=r"`model`: expected one of .*, found None"):
+        plan.named()
+    assert plan.named("1") is plan.models[1]
 
 
 def test_flipped_bytes_never_give_a_traceback(tmp_path, profile):

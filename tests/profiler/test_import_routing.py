@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aurora.errors import BadInput
+from aurora.io import npz
 from aurora.io import routing_dumps as dumps
 from aurora.profiler.import_routing import import_profile
 from tests.types.test_coactivation import CoActivation
@@ -155,16 +156,16 @@ def npy_bytes(value):
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(2)}, _use_new_zipfile_serialization=False), "expected the zip format"),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(9)})[:-40], "expected the zip format of torch.save, or the file is cut"),
         ("sglang-recorder", "r.pt", zipped(data=b"x"), "not a file of torch.save"),
-        ("sglang-recorder", "r.pt", torch_bytes([1]), "expected logical_count, which the recorder writes in mode stat"),
+        ("sglang-recorder", "r.pt", torch_bytes([1]), r"expected logical_count \(mode stat\) or records"),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": 3}), "logical_count: expected a tensor, found int"),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(1).expand(1 << 20, 1 << 20)}), "logical_count: declares 8796093022208 bytes"),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.rand(1, 2, 4)}), "loads: expected integers, found float32"),
-        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.ones(1, 2, 5, dtype=torch.int64)}), "expected 2 MoE layers of 4 experts as in the config, found 2 of 5"),
+        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.ones(1, 2, 5, dtype=torch.int64)}), "expected 4 experts as in the config, found 5"),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(1, 2, 4, dtype=torch.int64)}), "expected tokens, found none"),
         ("eplb-load", "w.npy", npy_bytes(-LOADS), "loads: expected counts of zero or more, found -10"),
-        ("eplb-load", "w.npy", npy_bytes(np.array([Evil()], dtype=object)), "not of eplb-load: "),
-        ("eplb-load", "w.npy", npy_bytes(LOADS)[:-8], "not of eplb-load: "),
-        ("eplb-load", "w.npy", b"", "not of eplb-load: "),
+        ("eplb-load", "w.npy", npy_bytes(np.array([Evil()], dtype=object)), "expected an .npy array of numbers, found another kind of file, or one cut short"),
+        ("eplb-load", "w.npy", npy_bytes(LOADS)[:-8], "expected an .npy array of numbers, found another kind of file, or one cut short"),
+        ("eplb-load", "w.npy", b"", "expected an .npy array of numbers, found another kind of file, or one cut short"),
         ("eplb-load", "w.csv", b"1,2\n3", "not of eplb-load: "),
         ("eplb-load", "w.csv", b"1,2.5", "not of eplb-load: invalid literal"),
         ("eplb-load", "w.csv", b"caf\xe9", "expected UTF-8 text"),
@@ -174,7 +175,7 @@ def npy_bytes(value):
         ("vllm", "v.jsonl", b'{"record_type": "eplb_load_stats", "expert_load": [[1]], "p2l_map": [[4]]}', r"line 1: expected for each of \(1, 1\) loads one of 4 experts"),
         ("vllm", "v.jsonl", b'{"record_type": "eplb_load_stats", "expert_load": [[1.5]], "p2l_map": [[0]]}', "line 1: expert_load: expected integers"),
         ("tokens", "t.npz", zipped(experts=npy_header((1 << 40, 2, 2)), seq_len=npy_bytes(np.array([1]))), "experts: declares 4398046511104 bytes"),
-        ("tokens", "t.npz", zipped(experts=npy_header((1 << 20, 2, 2)), seq_len=npy_bytes(np.array([1]))), "experts: declares 4194304 bytes, found 128 in the archive"),
+        ("tokens", "t.npz", zipped(experts=npy_header((1 << 20, 2, 2)), seq_len=npy_bytes(np.array([1]))), "experts: expected 4194304 bytes of numbers or text, as its shape says, found 0"),
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((1, 2, 2), dtype=np.uint8))), "expected arrays seq_len, found experts"),
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((2, 2, 3), dtype=np.uint8)), seq_len=npy_bytes(np.array([2]))), "expected 2 choices a token as in the config, found 3"),
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.full((2, 2, 2), 4, dtype=np.uint8)), seq_len=npy_bytes(np.array([2]))), "expected experts from 0 to 3, found 4 to 4"),
@@ -184,7 +185,7 @@ def npy_bytes(value):
         ("csv", "c.csv", b"layer,expert,count\n", "expected rows of counts, found none"),
         ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: expected count as a whole number of zero or more, found '-1'"),
         ("csv", "c.csv", b"layer,expert,count\n0,0\n", "line 2: expected count as a whole number of zero or more, found None"),
-        ("csv", "c.csv", b"layer,expert,count\n0,4,1\n", "line 2: expected experts below 4 and layers below 3 as in the config, found expert 4"),
+        ("csv", "c.csv", b"layer,expert,count\n1,4,1\n", r"line 2: expected experts below 4 and layers 1 to 2 \(2\) as in the config, found expert 4"),
         ("csv", "c.csv", b'layer,expert,count\n"0,0', "line 1: not CSV: unexpected end of data"),
         ("csv", "c.csv", b"layer,expert,count\n0,0,\xff\n", "expected UTF-8 text"),
     ],
@@ -198,7 +199,7 @@ def test_files_that_lie(tmp_path, capsys, form, name, content, message):
 
 
 def test_archives_that_would_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(dumps, "MOST_BYTES", 10**5)
+    monkeypatch.setattr(npz, "MOST_BYTES", 10**5)
     (tmp_path / "w.npz").write_bytes(zipped(loads=npy_bytes(np.zeros(10**5, dtype=np.uint8))))
     with pytest.raises(BadInput, match=r"w\.npz: loads: declares 100128 bytes, expected at most 100000"):
         imported(tmp_path / "w.npz", "eplb-load")

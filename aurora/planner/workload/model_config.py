@@ -1,6 +1,6 @@
 """A model's sizes from its transformers config.json, and a Profile whose compute times follow from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
 AT_TOKENS, OVERHEAD_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6  # of curves; seconds that every call adds
@@ -21,7 +21,7 @@ class Shape:
     Attributes:
         model: its name.
         layers: number of MoE layers.
-        dense: number of layers without experts, which come before the MoE layers.
+        dense_layers: numbers of the decoder layers without experts, ascending from 0.
         experts: experts of a layer.
         top_k: experts per token.
         hidden: width of a token.
@@ -30,7 +30,7 @@ class Shape:
 
     model: str
     layers: int
-    dense: int
+    dense_layers: tuple[int, ...]
     experts: int
     top_k: int
     hidden: int
@@ -46,11 +46,10 @@ class Shape:
         Raises:
             BadInput: if the config does not describe a MoE model.
         """
+        config = _flat(config)
         experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
-        dense = config.get("first_k_dense_replace") or 0
-        if not isinstance(dense, int):
-            raise BadInput(f"config: first_k_dense_replace must be a whole number, found {dense!r}")
-        layers = _number(config, "num_hidden_layers") - dense
+        dense = dense_layers(config)
+        layers = _number(config, "num_hidden_layers") - len(dense)
         top_k = _number(config, "num_experts_per_tok")
         hidden = _number(config, "hidden_size")
         inner = _number(config, "moe_intermediate_size", "intermediate_size")
@@ -59,6 +58,16 @@ class Shape:
         name = str(config.get("_name_or_path") or config.get("model_type") or "synthetic")
         return cls(name, layers, dense, experts, top_k, hidden, inner)
 
+    @property
+    def decoder_layers(self) -> int:
+        """The number of decoder layers, with and without experts."""
+        return self.layers + len(self.dense_layers)
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The numbers of the decoder layers with experts."""
+        return moe_layers(self.layers, self.dense_layers)
+
     def profile(
         self,
         tokens_TLSE: IntArray,
@@ -66,6 +75,7 @@ class Shape:
         routing: TokenRouting | None = None,
         pairs: CoActivation | None = None,
         kinds: Sequence[GpuKind] = (),
+        recorded: Sequence[int] | None = None,
     ) -> Profile:
         """Makes a Profile at half precision whose compute times are arithmetic at REFERENCE_FLOPS, as its provenance says.
 
@@ -74,6 +84,7 @@ class Shape:
             provenance: where the traffic comes from.
             routing: token-level routing.
             pairs: co-activation counts.
+            recorded: numbers of the decoder layers that the tokens are of; None: all that have experts.
             kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
         """
         expert_bytes, row_bytes = 2 * 3 * self.hidden * self.inner, 2 * self.hidden
@@ -96,7 +107,7 @@ class Shape:
             dispatch_bytes=row_bytes,
             combine_bytes=row_bytes,
             expert_bytes=expert_bytes,
-            other_bytes=2 * 4 * self.hidden * self.hidden * (self.layers + self.dense),
+            other_bytes=2 * 4 * self.hidden * self.hidden * self.decoder_layers,
             curves=curves,
             provenance={
                 **provenance,
@@ -105,6 +116,7 @@ class Shape:
             },
             routing=routing,
             coactivation=pairs,
+            dense_layers=self.dense_layers if recorded is None else _others(recorded, self.decoder_layers),
         )
 
 
@@ -117,6 +129,101 @@ def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float,
     crossing = fixed_s / (compute_s - move_s) if compute_s > move_s else 0.0
     at = np.unique([*AT_TOKENS, *([crossing] if AT_TOKENS[0] < crossing < AT_TOKENS[-1] else [])])
     return Curve(at, OVERHEAD_S + np.maximum(at * compute_s, fixed_s + at * move_s))
+
+
+def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the numbers, ascending from 0, of the decoder layers without experts.
+
+    A layer has experts if everything that the config says of layers agrees: `mlp_layer_types`, `moe_layers`, `mlp_only_layers`,
+    `moe_layer_freq`, `first_k_dense_replace`, `decoder_sparse_step`, `interleave_moe_layer_step`, `moe_layer_interval`.
+
+    Args:
+        config: the content of a transformers config.json.
+
+    Raises:
+        BadInput: if one of them is not what transformers reads.
+    """
+    config = _flat(config)
+    layers = _number(config, "num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise BadInput(f"config: num_hidden_layers must be at most {MOST_LAYERS}, found {layers}")
+    moe = np.ones(layers, dtype=bool)
+    number_L = np.arange(layers)
+    for name, has_experts in _LAYER_RULES.items():
+        value = config.get(name)
+        if value is None:
+            continue
+        try:
+            moe &= has_experts(number_L, value)
+        except (TypeError, ValueError, ZeroDivisionError):
+            raise BadInput(f"config: {name} does not say which of {layers} layers have experts: {str(value)[:80]}") from None
+    return _others(np.flatnonzero(moe).tolist(), layers)
+
+
+def _every(number_L: IntArray, step: Any) -> BoolArray:
+    """Which layers are the last of each `step`."""
+    if type(step) is not int or step < 1:
+        raise ValueError(step)
+    return np.asarray((number_L + 1) % step == 0)
+
+
+def _listed(number_L: IntArray, listed: Any) -> BoolArray:
+    """Which layers a list names."""
+    if not isinstance(listed, list) or any(type(number) is not int for number in listed):
+        raise ValueError(listed)
+    return np.isin(number_L, listed)
+
+
+def _from(number_L: IntArray, first: Any) -> BoolArray:
+    """The layers from `first` on."""
+    if type(first) is not int:
+        raise ValueError(first)
+    return np.asarray(number_L >= first)
+
+
+def _types(number_L: IntArray, types: Any) -> BoolArray:
+    """Which layers are "sparse", or 1, by a list with one entry per layer; a number is a step that layer 0 begins."""
+    if type(types) is int:
+        return np.asarray(number_L % types == 0)
+    found = np.array([each in ("sparse", 1) for each in types])
+    if found.shape != number_L.shape:
+        raise ValueError(types)
+    return found
+
+
+_LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
+    "mlp_layer_types": _types,
+    "moe_layer_freq": _types,
+    "moe_layers": _listed,
+    "mlp_only_layers": lambda number_L, listed: ~_listed(number_L, listed),
+    "first_k_dense_replace": _from,
+    "moe_layer_start_index": _from,
+    "moe_layer_end_index": lambda number_L, last: ~_from(number_L, last + 1) if last != -1 else number_L >= 0,
+    "decoder_sparse_step": _every,
+    "interleave_moe_layer_step": _every,
+    "moe_layer_interval": _every,
+}
+
+
+def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of a model that has one layer of this one's, with experts."""
+    return {key: value for key, value in _flat(config).items() if key not in _LAYER_RULES} | {"num_hidden_layers": 1}
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with its text part's entries, for a model that also sees or hears."""
+    text = config.get("text_config")
+    return {key: value for key, value in {**config, **(text if isinstance(text, dict) else {})}.items() if key != "text_config"}
+
+
+def moe_layers(layers: int, dense_layers: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers of `layers` decoder layers with experts, between those of `dense_layers`."""
+    return _others(dense_layers, layers + len(dense_layers))
+
+
+def _others(numbers: Sequence[int], layers: int) -> tuple[int, ...]:
+    """The numbers below `layers` that are not among `numbers`, ascending."""
+    return tuple(sorted(set(range(layers)) - set(numbers)))
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:

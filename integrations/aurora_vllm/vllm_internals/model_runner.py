@@ -97,6 +97,7 @@ def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any]
     first, checkpoint = layers[0], integration.served.checkpoint
     expert_parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
     row_bytes = first.moe_config.hidden_dim * config.model_config.dtype.itemsize
+    decoder_layers = config.model_config.hf_text_config.num_hidden_layers
     return EngineFacts(
         model=Path(config.model_config.model).name,
         fingerprint="" if checkpoint is None else checkpoint.fingerprint,
@@ -111,4 +112,5 @@ def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any]
         combine_bytes=row_bytes,
         expert_bytes=sum(p.numel() * p.element_size() for p in first.parameters()) // first.local_num_experts,
         other_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in expert_parameters),
+        dense_layers=() if checkpoint is None else tuple(sorted(set(range(decoder_layers)) - set(checkpoint.layers))),
     )
