@@ -92,7 +92,7 @@ def test_curves_of_another_model_are_refused(aurora, here, changed, says):
     ("options", "says"),
     [
         (("compute",), "expected a model folder, or --join"),
-        (("compute", "--join", "config.json"), "not an aurora curves"),
+        (("compute", "--join", "config.json"), "expected an aurora curves"),
         (("links",), "expected --ranks 2 or more"),
         (("links", "--ranks", "2", "--transport", "pigeon"), "--transport: expected one of auto, gloo, nccl"),
         (("devices", "-o", "nowhere/c.toml"), "no such folder"),

@@ -95,7 +95,7 @@ def test_how_far_it_got(tmp_path):
         ("t.jsonl", b'{"tokens": [1, true]}', "line 1: expected"),
         ("t.jsonl", b'{"tokens": [1, 259]}', "line 1: expected token ids from 0 to 258, found 1 to 259"),
         ("t.jsonl", b'{"tokens": [-1, 99999999999999999999]}', "line 1: expected token ids from 0 to 258"),
-        ("t.npy", b"no array", r"t\.npy: not an array of token ids"),
+        ("t.npy", b"no array", r"t\.npy: expected an .npy array of numbers"),
     ],
 )
 def test_files_that_lie(tmp_path, name, content, message):
