@@ -185,7 +185,10 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["plan", "--cluster", "zero.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found 0.0"]),
         (["plan", "--cluster", "negative.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found -1.0"]),
         (["plan", "--cluster", "nan.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found nan"]),
-        (["plan", "--cluster", "DEMO", "--profile", "cut.npz"], [r"cut\.npz: expected an aurora profile, found another kind of file, or one cut short"]),
+        (
+            ["plan", "--cluster", "DEMO", "--profile", "cut.npz"],
+            [r"cut\.npz: expected an aurora profile, found another kind of file, or one cut short"],
+        ),
         (["plan", "--cluster", "DEMO", "--profile", "text.txt"], [r"text\.txt: expected an aurora profile"]),
         (
             ["plan", "--cluster", "DEMO", "--profile", "a.npz", "--order", "best"],
