@@ -74,10 +74,7 @@ def layer_seconds(
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
-    """Evaluates a plan on other profiles of its models; see `aurora.evaluate`.
-
-    Profiles of further domains that the plan was made for are not considered.
-    """
+    """See `aurora.evaluate`. Profiles of further domains that the plan was made for are not considered."""
     check_traffic(plan, profiles)
     placements = [model.placement for model in plan.models]
     dispatch_s_ML = tuple(

@@ -58,16 +58,7 @@ def make_plan(
 
 
 def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
-    """Returns the survival probability: how likely every expert of a layer is still held after failures of nodes.
-
-    Args:
-        cluster: the GPUs; its D nodes are the failure domains.
-        placement: which GPU holds which experts.
-        seed: for sampling sets of failed nodes.
-
-    Returns:
-        (L, D-1) float64, for 1, 2, ... failed nodes.
-    """
+    """Returns (L, D-1) how likely every expert of a layer is still held after 1, 2, ... of D nodes failed."""
     domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
     rng = np.random.default_rng(seed)
     return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])

@@ -7,14 +7,10 @@ from aurora.types import Plan
 
 
 def check_engine(plan: Plan, engine: str) -> None:
-    """Checks that an engine can serve with a plan.
-
-    Args:
-        plan: the plan.
-        engine: a name in ENGINES.
+    """Checks that an engine, a name in ENGINES, can serve by a plan.
 
     Raises:
-        InfeasiblePlan: if the engine cannot serve with the plan.
+        InfeasiblePlan: if the engine cannot serve by the plan.
         BadInput: if the engine is not in ENGINES.
     """
     if engine not in ENGINES:

@@ -7,15 +7,12 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def worth_moving(saved_s_L: FloatArray, bytes_L: IntArray, most_bytes: int) -> IntArray:
-    """Choose the layers that save the most seconds while moving at most `most_bytes`.
+    """Returns (L,) int64: 1 for the layers that save the most seconds while moving at most `most_bytes`.
 
     Args:
-        saved_s_L: (L,) float64, seconds that a layer's new placement saves over the present one.
+        saved_s_L: (L,) float64, seconds that a layer's new placement saves; layers that save none stay.
         bytes_L: (L,) int64, bytes of expert weights that the layer moves.
         most_bytes: the budget in bytes.
-
-    Returns:
-        (L,) int64: 1 for the layers that move, all of which save time.
     """
     gains = (saved_s_L > 0) & (bytes_L <= most_bytes)
     if bytes_L[gains].sum() <= most_bytes:

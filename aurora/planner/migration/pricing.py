@@ -8,7 +8,7 @@ from aurora.types.arrays import IntArray
 
 
 def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArray:
-    """Returns the expert weights that move from GPU to GPU.
+    """Returns (G, G) int64 bytes of the expert weights that move from rows to columns.
 
     All GPUs that held an expert send equal parts of it; odd bytes come from the GPUs that have sent the least. Experts that no
     GPU held before come from elsewhere and are not counted.
@@ -17,9 +17,6 @@ def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArr
         old_GE: (G, E) int64, 1 where GPU g holds expert e before the migration.
         new_GE: (G, E) int64, the same afterwards.
         bytes_E: (E,) int64, bytes of each expert's weights.
-
-    Returns:
-        (G, G) int64 bytes, from rows to columns.
     """
     n = len(old_GE)
     moved_GG = np.zeros((n, n), dtype=np.int64)
@@ -34,11 +31,5 @@ def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArr
 
 
 def migration_schedule(bytes_GG: IntArray, cluster: Cluster, rng: np.random.Generator) -> Schedule:
-    """Schedule the transfers of a migration on the cluster's network.
-
-    Args:
-        bytes_GG: (G, G) int64, bytes from GPU to GPU.
-        cluster: the GPUs and their network.
-        rng: for the random choices of the schedule.
-    """
+    """Returns the schedule of a migration's bytes (G, G) on the cluster's network."""
     return scheduled(bytes_GG, cluster.network, "openshop", rng=rng)[1]

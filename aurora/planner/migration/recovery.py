@@ -101,12 +101,7 @@ def recover(
 
 
 def order_among(order: Order, alive_N: NDArray[np.bool_]) -> Order:
-    """Returns the order of the alive ranks alone, renumbered; transfers keep their sequence and sub-channels.
-
-    Args:
-        order: an order of N ranks.
-        alive_N: (N,) bool, whether each rank is alive.
-    """
+    """Returns the order of the alive ranks alone, renumbered; transfers keep their sequence and sub-channels."""
     number_N = np.cumsum(alive_N) - 1
     kept_X = alive_N[order.pairs_X2].all(axis=1)
     sub_channels = order.sub_channels

@@ -12,12 +12,7 @@ LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or
 
 
 def holds(slots_G: LayerSlots, experts: int) -> IntArray:
-    """Returns (G, E) int64: 1 where GPU g holds expert e.
-
-    Args:
-        slots_G: the experts on each GPU.
-        experts: how many there are.
-    """
+    """Returns (G, E) int64: 1 where GPU g holds expert e."""
     holds_GE = np.zeros((len(slots_G), experts), dtype=np.int64)
     for gpu, held in enumerate(slots_G):
         holds_GE[gpu, list(held)] = 1

@@ -98,15 +98,7 @@ def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_
 
 @dataclass(frozen=True)
 class ExpertTransfer:
-    """One expert's weights that a rank must fetch.
-
-    Attributes:
-        model: the index of the model.
-        layer: the MoE layer.
-        expert: the expert.
-        source: the rank that sends the weights; None: they come from the checkpoint.
-        to: the rank that fetches them.
-    """
+    """One expert's weights that rank `to` must fetch from rank `source`, or from the checkpoint if that is None."""
 
     model: int
     layer: int
@@ -118,12 +110,7 @@ class ExpertTransfer:
 def expert_transfers(program: Program, held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]) -> list[ExpertTransfer]:
     """Returns the transfers that bring each rank the weights it lacks of its experts in `program`.
 
-    If several ranks have the weights, the one that has sent the fewest bytes so far sends them.
-
-    Args:
-        program: the program of the surviving ranks.
-        held_R: for each surviving rank, the experts whose weights it has.
-        expert_bytes_M: bytes of one expert's weights, for each model.
+    If several ranks have the weights, the one that has sent the fewest bytes so far sends them. held_R: as in `program_among`.
     """
     found: list[ExpertTransfer] = []
     sent_R = [0] * program.ranks
@@ -140,13 +127,7 @@ def expert_transfers(program: Program, held_R: Sequence[HeldML], expert_bytes_M:
 
 
 def transfer_bytes(found: Sequence[ExpertTransfer], expert_bytes_M: Sequence[int], ranks: int) -> IntArray:
-    """Returns (R, R) int64: bytes of weights from each rank to each.
-
-    Args:
-        found: the transfers; weights from the checkpoint are not counted.
-        expert_bytes_M: as in `expert_transfers`.
-        ranks: R.
-    """
+    """Returns (R, R) int64: bytes of weights from each rank to each, without those from the checkpoint."""
     bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
     for move in found:
         if move.source is not None:

@@ -38,14 +38,7 @@ def anneal(problem: ColocationProblem, a_G: IntArray, b_G: IntArray, rng: np.ran
 
 @njit(cache=True)
 def gpu_terms(cost, g, a, b, out):
-    """Computes the seconds of each of MOVED on one GPU.
-
-    Args:
-        cost: (2, 5, G, J) seconds, as ColocationProblem.seconds_MXGJ.
-        g: the GPU.
-        a, b: the groups of models a and b on this GPU.
-        out: (8,) filled with the seconds.
-    """
+    """Writes (8,) the seconds of each of MOVED on GPU g with groups a and b to `out`; cost: ColocationProblem.seconds_MXGJ."""
     sa, ra = cost[0, SEND, g, a], cost[0, RECV, g, a]
     sb, rb = cost[1, SEND, g, b], cost[1, RECV, g, b]
     out[D_A] = max(sa, ra)
@@ -62,13 +55,7 @@ def gpu_terms(cost, g, a, b, out):
 
 @njit(cache=True)
 def longest_path(count_PX, base_P, most):
-    """Returns the seconds of the objective's longest path.
-
-    Args:
-        count_PX: (P, 8), how often each path holds each of MOVED.
-        base_P: (P,) seconds of each path's FIXED terms.
-        most: (8,) seconds of each of MOVED, the largest of a GPU.
-    """
+    """Returns the seconds of the longest path, from (8,) seconds of each of MOVED."""
     value = 0.0
     for p in range(len(base_P)):
         total = base_P[p]
@@ -80,58 +67,62 @@ def longest_path(count_PX, base_P, most):
 
 @njit(cache=True)
 def _anneal(cost, count_PX, base_P, a_G, b_G, movable, steps, hot, cold, rng):
-    """Runs simulated annealing from (a_G, b_G), writes the best pair seen into both and returns that pair's seconds.
+    """Runs simulated annealing from (a_G, b_G) and writes the best pair seen into both.
 
     movable: whether a's groups move too. hot, cold: first and last temperature in seconds; it falls geometrically.
     """
-    n = len(a_G)
-    held = np.empty((n, 8))
-    now = np.zeros(8)
-    for g in range(n):
-        gpu_terms(cost, g, a_G[g], b_G[g], held[g])
-        for x in range(8):
-            now[x] = max(now[x], held[g, x])
-    value = longest_path(count_PX, base_P, now)
-    best = value
-    best_a = a_G.copy()
-    best_b = b_G.copy()
-    at_g = np.empty(8)
-    at_h = np.empty(8)
-    most = np.empty(8)
-    heat = hot
-    cooling = (cold / hot) ** (1.0 / steps)
+    held_GX, most_X = _terms(cost, a_G, b_G)
+    value = best = longest_path(count_PX, base_P, most_X)
+    best_a, best_b = a_G.copy(), b_G.copy()
+    at_g, at_h, after_X = np.empty(8), np.empty(8), np.empty(8)
+    heat, cooling = hot, (cold / hot) ** (1.0 / steps)
     for _ in range(steps):
         heat *= cooling
-        g = rng.integers(0, n)
-        h = rng.integers(0, n - 1)
-        if h >= g:
-            h += 1
-        kind = rng.integers(0, 3) if movable else 1
-        ag, ah = (a_G[g], a_G[h]) if kind == 1 else (a_G[h], a_G[g])
-        bg, bh = (b_G[g], b_G[h]) if kind == 0 else (b_G[h], b_G[g])
+        g = rng.integers(0, len(a_G))
+        h = rng.integers(0, len(a_G) - 1)
+        h += h >= g
+        ag, ah, bg, bh = _swapped(a_G, b_G, g, h, rng.integers(0, 3) if movable else 1)
         gpu_terms(cost, g, ag, bg, at_g)
         gpu_terms(cost, h, ah, bh, at_h)
-        for x in range(8):
-            top = max(at_g[x], at_h[x])
-            if top < now[x]:
-                if held[g, x] < now[x] and held[h, x] < now[x]:
-                    top = now[x]
-                else:
-                    for i in range(n):
-                        if i != g and i != h and held[i, x] > top:
-                            top = held[i, x]
-            most[x] = top
-        fresh = longest_path(count_PX, base_P, most)
-        if fresh <= value or rng.random() < np.exp((value - fresh) / heat):
-            value = fresh
-            a_G[g], a_G[h], b_G[g], b_G[h] = ag, ah, bg, bh
-            held[g] = at_g
-            held[h] = at_h
-            now[:] = most
-            if value < best:
-                best = value
-                best_a[:] = a_G
-                best_b[:] = b_G
-    a_G[:] = best_a
-    b_G[:] = best_b
-    return best
+        _maxima_after(held_GX, most_X, g, h, at_g, at_h, after_X)
+        after = longest_path(count_PX, base_P, after_X)
+        if after > value and rng.random() >= np.exp((value - after) / heat):
+            continue
+        value = after
+        a_G[g], a_G[h], b_G[g], b_G[h] = ag, ah, bg, bh
+        held_GX[g], held_GX[h], most_X[:] = at_g, at_h, after_X
+        if value < best:
+            best, best_a[:], best_b[:] = value, a_G, b_G
+    a_G[:], b_G[:] = best_a, best_b
+
+
+@njit(cache=True)
+def _terms(cost, a_G, b_G):
+    """(G, 8) seconds of each of MOVED on each GPU, and (8,) their maxima."""
+    held_GX, most_X = np.empty((len(a_G), 8)), np.zeros(8)
+    for g in range(len(a_G)):
+        gpu_terms(cost, g, a_G[g], b_G[g], held_GX[g])
+        most_X = np.maximum(most_X, held_GX[g])
+    return held_GX, most_X
+
+
+@njit(cache=True)
+def _swapped(a_G, b_G, g, h, kind):
+    """The groups of a on GPUs g and h, and those of b, after a swap of a's (kind 0), of b's (1) or of both (2)."""
+    ag, ah = (a_G[g], a_G[h]) if kind == 1 else (a_G[h], a_G[g])
+    bg, bh = (b_G[g], b_G[h]) if kind == 0 else (b_G[h], b_G[g])
+    return ag, ah, bg, bh
+
+
+@njit(cache=True)
+def _maxima_after(held_GX, most_X, g, h, at_g, at_h, after_X):
+    """Writes the maxima after GPUs g and h change to at_g and at_h; looks at other GPUs only where g or h had the maximum."""
+    for x in range(8):
+        top = max(at_g[x], at_h[x])
+        if top < most_X[x] and held_GX[g, x] < most_X[x] and held_GX[h, x] < most_X[x]:
+            top = most_X[x]
+        elif top < most_X[x]:
+            for i in range(len(held_GX)):
+                if i != g and i != h:
+                    top = max(top, held_GX[i, x])
+        after_X[x] = top

@@ -9,11 +9,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def distinct_tokens(experts_UK: IntArray, source_U: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Merges tokens that have the same experts and source.
-
-    Args:
-        experts_UK: (U, K) int64, the experts of each token.
-        source_U: (U,) int64, the rank that each token starts on.
+    """Merges tokens that have the same experts (U, K) and source rank (U,).
 
     Returns:
         (experts_VK, source_V, count_V), int64: (V, K) the experts of each distinct token in rising order, (V,) its source rank
@@ -25,17 +21,9 @@ def distinct_tokens(experts_UK: IntArray, source_U: IntArray) -> tuple[IntArray,
 
 
 def coactivation_counts(experts_VK: IntArray, source_V: IntArray, count_V: IntArray, experts: int, gpus: int) -> IntArray:
-    """Counts the tokens that choose both experts of each pair.
+    """Returns (S, E, E) int64: tokens of each source that choose both experts; the diagonal counts the tokens of each expert.
 
-    Args:
-        experts_VK: (V, K) int64, experts of each distinct token, as `distinct_tokens` returns them.
-        source_V: (V,) int64, the source rank of each distinct token.
-        count_V: (V,) int64, how many tokens are equal to it.
-        experts: number of experts E.
-        gpus: number of source ranks S, one per GPU.
-
-    Returns:
-        (S, E, E) int64, tokens of each source that choose both experts; the diagonal counts the tokens of each expert.
+    experts_VK, source_V, count_V: as `distinct_tokens` returns them.
     """
     counts_SX = np.zeros((gpus, experts * experts), dtype=np.int64)
     for source in range(gpus):

@@ -89,12 +89,9 @@ def coactivation_search(
     best placement after a few random moves and swaps. Deterministic for a given `rng`.
 
     Args:
-        experts_VK, source_V, count_V: distinct tokens as `coactivation.distinct_tokens` returns them.
+        experts_VK, source_V, count_V: as `distinct_tokens` returns them.
         gpu_E: (E,) int64, the GPU of each expert to start from.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-        expert_s_GE: (G, E) seconds of each expert on each GPU.
-        gate_s_G: (G,) seconds of the gate.
-        port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
+        slots_G, expert_s_GE, gate_s_G, port_s_XG: as in `Costs`.
         rng: for the restarts.
         kicks: number of restarts.
 

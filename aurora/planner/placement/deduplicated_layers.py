@@ -23,16 +23,7 @@ from aurora.types.arrays import IntArray
 
 
 def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
-    """Checks that `options.coactivation` fits the other options, the number of models and their profiles.
-
-    Args:
-        options: options in which `coactivation` is set.
-        profiles: one profile per model.
-        domains: further profiles of the model.
-
-    Raises:
-        BadInput: if there are two models, or domains, or other options exclude it, or there is no token-level routing.
-    """
+    """Raises BadInput unless `options.coactivation` goes with the other options, the number of models and their profiles."""
     if len(profiles) > 1:
         raise BadInput("`coactivation`: is for a plan of one model, found two models that share the GPUs")
     for taken, what in (

@@ -49,21 +49,12 @@ def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntAr
 
 
 def contiguous(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Fills groups in order of expert index, as engines do without a plan. Args and returns: as in `balanced`."""
+    """Fills groups in order of expert index, as engines do without a plan."""
     return np.repeat(np.arange(len(slots_J)), slots_J)[: len(load_E)]
 
 
 def shuffled(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Fills groups in random order.
-
-    Args:
-        load_E: as in `balanced`.
-        slots_J: as in `balanced`.
-        rng: draws the order.
-
-    Returns:
-        As `balanced`.
-    """
+    """Fills groups in random order."""
     return rng.permutation(contiguous(load_E, slots_J, rng))
 
 

@@ -88,12 +88,7 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
 
 
 def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
-    """Returns the bound of the linear programme, computed from its dual solution so that no solver tolerance enters it.
-
-    Args:
-        problem: both models' costs and the objective.
-        open_MGJ: (2, G, J) bool, the edges that assignments may use.
-    """
+    """Returns the bound of the linear programme over open edges, from its dual solution: no solver tolerance enters it."""
     least_X = _least_X(problem.seconds_MXGJ, open_MGJ)
     nothing_MGJ = np.zeros(open_MGJ.shape)
     if not np.isfinite(least_X).all():
@@ -164,15 +159,7 @@ def _solved(
 
 
 def _least_X(seconds_MXGJ: FloatArray, open_MGJ: BoolArray) -> FloatArray:
-    """Returns a lower bound on each of MOVED alone, by bottleneck matchings.
-
-    Args:
-        seconds_MXGJ: (2, 5, G, J) seconds, as ColocationProblem.seconds_MXGJ.
-        open_MGJ: (2, G, J) bool, the edges that assignments may use.
-
-    Returns:
-        (8,) seconds; infinite if open edges allow no assignment.
-    """
+    """(8,) a lower bound in seconds on each of MOVED alone, by bottleneck matchings; infinite without an assignment."""
     least_X = np.zeros(8)
     for model in (0, 1):
         for term, least_GJ in enumerate(_least_XGJ(seconds_MXGJ, open_MGJ, model)):

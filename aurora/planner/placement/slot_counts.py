@@ -10,14 +10,7 @@ from aurora.types.arrays import IntArray
 
 
 def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
-    """Returns how many experts per layer of profiles[0] fit on each GPU, beside all models' weights outside experts.
-
-    Args:
-        cluster: the GPUs and their memory.
-        profiles: one profile per model.
-
-    Returns:
-        (G,) int64, at most the number of experts.
+    """Returns (G,) int64: how many experts per layer of profiles[0] fit on each GPU beside all models' weights outside experts.
 
     Raises:
         InfeasiblePlan: if the weights outside experts exceed a GPU's memory.
@@ -34,15 +27,7 @@ def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
 
 
 def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArray:
-    """Returns the expert slots of each GPU in every layer: `options.slots_per_gpu`, or as many as memory holds.
-
-    Args:
-        cluster: the GPUs and their memory.
-        profile: the model.
-        options: only `slots_per_gpu` is used.
-
-    Returns:
-        (G,) int64, at most the number of experts.
+    """Returns (G,) int64: each GPU's expert slots in every layer, `options.slots_per_gpu` or as many as memory holds.
 
     Raises:
         InfeasiblePlan: if memory holds fewer slots than asked for, or the cluster has fewer slots than experts.
@@ -67,14 +52,7 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
 
 
 def even_slots(experts: int, slots_G: IntArray) -> IntArray:
-    """Divides experts over GPUs as equally as their slots allow.
-
-    Args:
-        experts: number of experts.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-
-    Returns:
-        (G,) int64, how many experts each GPU holds.
+    """Returns (G,) int64: experts divided over GPUs as equally as their slots (G,) allow.
 
     Raises:
         BadInput: if the experts outnumber the slots.
@@ -90,13 +68,9 @@ def even_slots(experts: int, slots_G: IntArray) -> IntArray:
 
 
 def failure_domains(cluster: Cluster, slots_G: IntArray) -> FailureDomains:
-    """Returns the nodes of the cluster as failure domains.
+    """Returns the nodes of the cluster as failure domains, with slots_G (G,) slots on the GPUs.
 
     A node fails at the sum of its GPUs' failure rates; if a GPU has no rate, all nodes fail equally often.
-
-    Args:
-        cluster: the GPUs, their nodes and failure rates.
-        slots_G: (G,) int64, how many experts each GPU can hold.
     """
     node_G = np.unique([gpu.node for gpu in cluster.gpus], return_inverse=True)[1]
     rate_G = [gpu.failure_rate for gpu in cluster.gpus if gpu.failure_rate is not None]

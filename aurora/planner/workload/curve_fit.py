@@ -15,13 +15,7 @@ TOLERANCE = 0.01  # largest relative distance of the curve from the monotone fit
 
 @dataclass(frozen=True)
 class CurveFit:
-    """A fitted curve and its errors.
-
-    Attributes:
-        curve: seconds by number of tokens.
-        median_error: median of |curve / measured - 1| over the points that it was fitted to.
-        worst_error: largest |curve / measured - 1| over these points.
-    """
+    """A fitted curve, and the median and maximum of |curve / measured - 1| over the points that it was fitted to."""
 
     curve: Curve
     median_error: float
@@ -62,17 +56,9 @@ def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLE
 
 
 def fewest_knots(at_X: FloatArray, height_X: FloatArray, tolerance: float) -> IntArray:
-    """Selects the fewest points whose straight connection passes within `tolerance` times the height of every point.
+    """Returns indices of the fewest points whose straight connection passes within `tolerance` times each point's height.
 
-    It is a shortest path over all straight pieces that keep the tolerance.
-
-    Args:
-        at_X: (X,) float64, rising positions.
-        height_X: (X,) float64, heights.
-        tolerance: relative distance.
-
-    Returns:
-        (K,) int64, indices of the points, first and last included.
+    It is a shortest path over all straight pieces that keep the tolerance; at_X rises.
     """
     last = len(at_X) - 1
     pieces_X, before_X = np.full(last + 1, last + 1), np.zeros(last + 1, dtype=np.int64)

@@ -59,10 +59,7 @@ class Drift:
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
-    """Measures the drift between two profiles of one model; see `aurora.drift`.
-
-    Without a plan, `loss` is the `balance_loss` of groups of experts, one per source rank.
-    """
+    """See `aurora.drift`. Without a plan, `loss` is the `balance_loss` of groups of experts, one a source rank."""
     after.identity.check_same(before.identity, f"drift from {before.model!r}: profile of {after.model!r}")
     for profile in (before, after):
         if not profile.tokens_TLSE.any():
@@ -84,31 +81,14 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
 
 
 def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -> FloatArray:
-    """Returns the total variation between the shares of two tables: half the sum of their absolute differences.
-
-    Args:
-        load_XE: (..., E) tokens of each expert.
-        other_XE: (..., E) tokens of each expert.
-
-    Returns:
-        (...) float64, from 0 to 1; 0 where a table is empty.
-    """
+    """Returns the total variation between the shares along the last axis of two tables, from 0 to 1; 0 where one is empty."""
     sum_X1, other_X1 = (np.maximum(each.sum(axis=-1, keepdims=True), 1) for each in (load_XE, other_XE))
     apart_X: FloatArray = np.abs(load_XE / sum_X1 - other_XE / other_X1).sum(axis=-1) / 2
     return np.where((load_XE.sum(axis=-1) > 0) & (other_XE.sum(axis=-1) > 0), apart_X, 0.0)
 
 
 def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
-    """Returns the Jaccard index of the `hot` most loaded experts of each layer; the lower index goes first among equal loads.
-
-    Args:
-        load_LE: (L, E) int64, tokens of each expert.
-        other_LE: (L, E) int64, tokens of each expert.
-        hot: how many experts to compare.
-
-    Returns:
-        (L,) float64.
-    """
+    """Returns (L,) the Jaccard index of each layer's `hot` most loaded experts; of equal loads the lower index is first."""
     tops = [np.argsort(-each, axis=1, kind="stable")[:, :hot] for each in (load_LE, other_LE)]
     both = [len(np.intersect1d(*rows)) for rows in zip(*tops, strict=True)]
     return np.array([each / (2 * hot - each) for each in both])
@@ -117,13 +97,7 @@ def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
 def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
     """Returns how much more load the fullest groups have on `other_LE` if balanced for `load_LE` instead of for `other_LE`.
 
-    Args:
-        load_LE: (L, E) int64, tokens of each expert for which groups are balanced.
-        other_LE: (L, E) int64, tokens of each expert that are served.
-        groups: number of groups of experts.
-
-    Returns:
-        The excess as a share, summed over layers before dividing; zero or more.
+    The excess is a share, summed over layers before dividing; zero or more.
     """
     slots_J = even_slots(load_LE.shape[1], np.full(groups, load_LE.shape[1]))
     rng = np.random.default_rng(0)  # every strategy of PLACE takes one; `balanced` does not draw

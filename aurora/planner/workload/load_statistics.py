@@ -21,13 +21,7 @@ MIN_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval at LEVEL.
-
-    Attributes:
-        low: its lower end.
-        value: the measured value.
-        high: its upper end.
-    """
+    """A confidence interval at LEVEL around the measured value."""
 
     low: float
     value: float
@@ -76,9 +70,6 @@ def load_intervals(
         split_LEG: (L, E, G) float64, the share of each expert's tokens that each GPU takes.
         rng: for resampling.
         replicates: number of resamples.
-
-    Source:
-        Efron & Tibshirani, An Introduction to the Bootstrap (1993), §8.3 and §13.3.
     """
     rounds_ULSE = rounds_of(tokens_TLSE, stage_T)
     few = len(rounds_ULSE) < MIN_ROUNDS
@@ -93,14 +84,9 @@ def load_intervals(
 
 
 def rounds_of(tokens_TLSE: IntArray, stage_T: tuple[str, ...] | None) -> IntArray:
-    """Sums windows to rounds; a round is a prefill window and the windows until the next prefill.
+    """Sums windows (T, ...) to rounds, each a prefill with the windows that follow it until the next prefill.
 
-    Args:
-        tokens_TLSE: (T, L, S, E) int64, tokens of each window.
-        stage_T: (T,) "prefill" or "decode" of each window; None if unknown, which makes every window a round.
-
-    Returns:
-        (U, L, S, E) int64, tokens of each of U rounds.
+    stage_T: "prefill" or "decode" of each window; None if unknown, which makes every window a round.
     """
     if stage_T is None:
         return tokens_TLSE
@@ -109,16 +95,7 @@ def rounds_of(tokens_TLSE: IntArray, stage_T: tuple[str, ...] | None) -> IntArra
 
 
 def rounds_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
-    """Resamples rounds with replacement, for each source rank independently.
-
-    Args:
-        rounds_ULSE: (U, L, S, E) int64, tokens of each round.
-        rng: for resampling.
-        replicates: number of resamples B.
-
-    Returns:
-        (B, L, E) float64, tokens of each expert in each resample of U rounds.
-    """
+    """Returns (B, L, E) float64 tokens in B resamples: rounds drawn with replacement, for each source rank independently."""
     rounds, layers, sources, experts = rounds_ULSE.shape
     load_BX = np.zeros((replicates, layers * experts))
     for source in range(sources):
@@ -128,13 +105,7 @@ def rounds_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
 
 
 def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
-    """Resamples tokens independently of one another, by each layer's shares.
-
-    Args: as in `rounds_again`.
-
-    Returns:
-        (B, L, E) float64, tokens of each expert in each resample; a resample has as many tokens as the rounds.
-    """
+    """Returns (B, L, E) float64 tokens in B resamples: as many tokens as there are, drawn by each layer's shares."""
     load_LE = rounds_ULSE.sum(axis=(0, 2))
     drawn_LBE = [
         rng.multinomial(int(load_E.sum()), share_E, size=replicates)
@@ -144,15 +115,7 @@ def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
 
 
 def bottleneck(share_BLE: FloatArray, split_LEG: FloatArray) -> FloatArray:
-    """Returns the fullest GPU's load divided by the mean over all GPUs, averaged over layers.
-
-    Args:
-        share_BLE: (B, L, E) float64, each expert's share of its layer's tokens.
-        split_LEG: (L, E, G) float64, the share of each expert's tokens that each GPU takes.
-
-    Returns:
-        (B,) float64.
-    """
+    """Returns (B,) the fullest GPU's load divided by the mean over all GPUs, averaged over layers."""
     load_BLG = np.einsum("ble,leg->blg", share_BLE, split_LEG, optimize=True)
     fullest_B: FloatArray = load_BLG.max(axis=2).mean(axis=1) * split_LEG.shape[2]
     return fullest_B
@@ -167,12 +130,7 @@ def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
 
 
 def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
-    """Computes `load_intervals` of a profile under `contiguous_split`, a placement that does not depend on the counts.
-
-    Args:
-        profile: the profile; one GPU per source rank.
-        seed: for resampling.
-    """
+    """Computes `load_intervals` of a profile under `contiguous_split`, a placement that does not depend on the counts."""
     split_EG = contiguous_split(profile.experts, profile.sources)
     split_LEG = np.broadcast_to(split_EG, (profile.layers, *split_EG.shape))
     return load_intervals(profile.tokens_TLSE, profile.stage_T, split_LEG, np.random.default_rng(seed))

@@ -6,17 +6,10 @@ from aurora.types.arrays import IntArray
 
 
 def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
-    """Divides token counts evenly over source ranks.
+    """Divides token counts (T, L, E) evenly over source ranks; returns (T, L, S, E) int64.
 
     A layer's tokens, step by step and expert by expert, go to the sources in turn. So two sources differ by at most one token
     in each count, in each step's sum and in the total.
-
-    Args:
-        counts_TLE: (T, L, E) int64, tokens by step, layer and expert.
-        sources: number of source ranks S.
-
-    Returns:
-        (T, L, S, E) int64.
     """
     steps, layers, experts = counts_TLE.shape
     line_LX = counts_TLE.transpose(1, 0, 2).reshape(layers, -1)
@@ -32,28 +25,14 @@ def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
 def sources_of(domain: int, domains: int, sources: int) -> IntArray:
     """Returns the source ranks that serve a domain of traffic.
 
-    Args:
-        domain: index of the domain.
-        domains: number of domains.
-        sources: number of source ranks.
-
-    Returns:
-        int64 ranks: every `domains`-th rank from `domain` on, which serve no other domain. If there are more domains than
-        ranks: one rank, which also serves other domains.
+    These are every `domains`-th rank from `domain`, which serve no other domain; or one rank that serves several domains, if
+    there are more domains than ranks.
     """
     return np.arange(domain, sources, domains) if domains <= sources else np.array([domain % sources])
 
 
 def windows_of(tokens_T: IntArray, window: int | None) -> IntArray:
-    """Groups steps into windows of at least `window` tokens; the last window may have fewer.
-
-    Args:
-        tokens_T: (T,) int64, tokens of each step.
-        window: tokens after which a window ends; None makes each step a window.
-
-    Returns:
-        (T,) int64, the window of each step.
-    """
+    """Returns (T,) the window of each step: at least `window` tokens each, but for the last; None makes each step a window."""
     if window is None:
         return np.arange(len(tokens_T))
     window_T, number, held = np.empty(len(tokens_T), dtype=np.int64), 0, 0

@@ -30,14 +30,11 @@ def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray, deduplicat
 
 
 def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
-    """Returns the tokens that each source sends to each GPU.
+    """Returns (S, G) int64: the tokens that each source sends to each GPU.
 
     Args:
         tokens_SE: (S, E) int64, tokens from each source to each expert.
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-
-    Returns:
-        (S, G) int64.
     """
     whole_E = (split_EG == 1).any(axis=1)
     tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
@@ -47,16 +44,7 @@ def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
 
 
 def tokens_on_gpu(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArray:
-    """Returns each expert's tokens on one GPU from all sources, divided as `tokens_to_gpus` divides them.
-
-    Args:
-        tokens_SE: as in `tokens_to_gpus`.
-        split_EG: as in `tokens_to_gpus`.
-        gpu: index of the GPU.
-
-    Returns:
-        (E,) int64.
-    """
+    """Returns (E,) int64: each expert's tokens on one GPU from all sources, divided as `tokens_to_gpus` divides them."""
     tokens_E = np.where(split_EG[:, gpu] == 1, tokens_SE.sum(axis=0), 0)
     for expert in np.flatnonzero((split_EG[:, gpu] > 0) & (split_EG[:, gpu] < 1)).tolist():
         tokens_E[expert] = split_by_share(tokens_SE[:, expert], split_EG[expert])[:, gpu].sum()
@@ -64,18 +52,11 @@ def tokens_on_gpu(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArr
 
 
 def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
-    """Divides each source's tokens for one expert over GPUs in proportion to their shares.
+    """Divides each source's tokens (S,) for one expert over GPUs in proportion to their shares (G,); returns (S, G) int64.
 
     The tokens are cut at the running sum of shares. Whether a cut is rounded up or down depends on the source's number. So all
     ranks compute the same division without communication, every token is sent exactly once, and sources with few tokens do not
     all choose the same GPU.
-
-    Args:
-        tokens_S: (S,) int64, tokens of each source.
-        share_G: (G,) float64, zero or more.
-
-    Returns:
-        (S, G) int64.
     """
     upto_G = share_G.cumsum()
     rounding_S = (np.arange(len(tokens_S)) + 0.5) / len(tokens_S)
@@ -103,27 +84,11 @@ def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArra
 
 
 def contiguous_split(experts: int, gpus: int) -> FloatArray:
-    """Places experts in index order, equally many on each GPU; a remainder goes to the first GPUs.
-
-    Args:
-        experts: number of experts.
-        gpus: number of GPUs.
-
-    Returns:
-        (E, G) float64, the share of each expert's tokens that each GPU takes: 0 or 1.
-    """
+    """Places experts in index order, equally many on each GPU; a remainder goes to the first. Returns (E, G) shares, 0 or 1."""
     share_G = experts // gpus + (np.arange(gpus) < experts % gpus)
     return np.eye(gpus)[np.repeat(np.arange(gpus), share_G)]
 
 
 def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
-    """Returns the bytes of one layer's dispatch over the whole profile under `contiguous_split`, with one GPU per source rank.
-
-    Args:
-        profile: the recorded routing.
-        layer: which MoE layer.
-
-    Returns:
-        (S, S) int64, from each rank to each other; the diagonal is zero.
-    """
+    """Returns (S, S) int64 bytes of one layer's dispatch under `contiguous_split` on as many GPUs as source ranks."""
     return layer_traffic(profile, layer, contiguous_split(profile.experts, profile.sources)) * profile.dispatch_bytes
