@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from aurora.cli.common import make_folder, need
 from aurora.cli.verb import Json, show, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_cluster, save, shipped, write_text
 from aurora.reports.inputs import Baseline
-from aurora.reports.tables import as_text, percent, plan_table, profile_table, seconds, speedup
+from aurora.reports.tables import as_text, percent, plan_table, profile_table, right, seconds, speedup
 from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 from aurora.types.arrays import gap
 
@@ -194,12 +194,11 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
     """Returns a table of the ways: predicted and measured seconds, speed-up over the first way, whether answers are equal."""
     table = Table(
+        Column("way", no_wrap=True),
+        *right("predicted", "measured", "prediction error", "speed-up", "equal"),
         title="the same prompts, three ways",
         caption="in turn: one model after the other, experts placed contiguously; together: sharing the GPUs under the plan",
     )
-    table.add_column("way", no_wrap=True)
-    for column in ("predicted", "measured", "prediction error", "speed-up", "equal"):
-        table.add_column(column, justify="right")
     for way, outcome in zip(WAYS, outcomes, strict=True):
         table.add_row(
             way.name,

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from aurora.planner.placement.explain import LayerExplanation
-from aurora.reports.tables import percent, seconds
+from aurora.reports.tables import percent, right, seconds
 from aurora.types import Plan
 from aurora.types.arrays import gap
 
@@ -22,13 +22,12 @@ def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Ta
 
 def _terms(plan: Plan, one: LayerExplanation) -> Table:
     table = Table(
+        "term",
+        *right("slowest GPU takes", "on the longest path", "GPU"),
         title=f"layer {one.layer}, {plan.objective}: {seconds(one.value_s)}",
         caption=f"no assignment of these groups below {seconds(one.bound_s)}, gap {percent(gap(one.value_s, one.bound_s))}; "
         f"most of the bound is {one.bound_term}",
     )
-    table.add_column("term")
-    for column in ("slowest GPU takes", "on the longest path", "GPU"):
-        table.add_column(column, justify="right")
     for name, value, gpu, times in zip(one.terms, one.seconds_X, one.gpu_X, one.times_X, strict=True):
         table.add_row(name, seconds(value), ("no", "yes", "twice")[times], plan.cluster.gpus[gpu].name)
     return table
@@ -37,11 +36,13 @@ def _terms(plan: Plan, one: LayerExplanation) -> Table:
 def _gpus(plan: Plan, one: LayerExplanation) -> Table:
     letters = dict(zip("ab", plan.models, strict=False))
     models = ", ".join(f"{letter}: {model.model}" for letter, model in letters.items())
-    table = Table(title=f"layer {one.layer}: the GPUs that are slowest in a term", caption=models)
-    table.add_column("GPU", no_wrap=True)
-    table.add_column("model")
-    for column in ("gate", "dispatch", "FFN", "combine", "aggr."):
-        table.add_column(column, justify="right")
+    table = Table(
+        Column("GPU", no_wrap=True),
+        "model",
+        *right("gate", "dispatch", "FFN", "combine", "aggr."),
+        title=f"layer {one.layer}: the GPUs that are slowest in a term",
+        caption=models,
+    )
     table.add_column("experts")
     for gpu in sorted(set(one.gpu_X.tolist())):
         for (letter, model), phases_YG in zip(letters.items(), one.phases_MYG, strict=True):

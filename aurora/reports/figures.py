@@ -38,9 +38,10 @@ def draw(inputs: ReportInputs, folder: Path) -> list[Path]:
         layer = int(np.argmax([there.seconds for there, _ in planned_LW]))
         dispatch, model = planned_LW[layer][0], inputs.models[number]
         title = f"{model}, layer {layer}"
-        written += _maps(title, flows, layer, folder, f"traffic-{number}")
+        tokens_BGG, ports_BGL = flows.tokens_BLGG[:, layer], flows.port_s_BLG.transpose(0, 2, 1)
+        written += _maps(title, tokens_BGG, ("to GPU", "from GPU"), "tokens", folder, f"traffic-{number}")
         written += _loads(title, flows, layer, dispatch.bound_s, folder, f"loads-{number}")
-        written += _layers(model, flows, folder, f"layers-{number}")
+        written += _maps(model, ports_BGL, ("layer", "GPU"), "seconds of the dispatch", folder, f"layers-{number}")
         written += _gantt(
             f"{title}: dispatch, {seconds(dispatch.seconds)}", dispatch, len(inputs.gpus), folder, f"schedule-{number}"
         )
@@ -49,17 +50,19 @@ def draw(inputs: ReportInputs, folder: Path) -> list[Path]:
     return written
 
 
-def _maps(title: str, flows: Traffic, layer: int, folder: Path, name: str) -> list[Path]:
+def _maps(
+    title: str, value_BRC: IntArray | FloatArray, axes: tuple[str, str], unit: str, folder: Path, name: str
+) -> list[Path]:
+    """Heat maps side by side: in index order, and as planned."""
     drawn = canvas(8.4, 3.9)
-    most = max(1, int(flows.tokens_BLGG[:, layer].max()))
     plots = drawn.subplots(1, 2)
-    for plot, tokens_GG, side in zip(plots, flows.tokens_BLGG[:, layer], ("in index order", "as planned"), strict=True):
-        picture = plot.imshow(tokens_GG, cmap="Blues", vmin=0, vmax=most)
+    for plot, value_RC, side in zip(plots, value_BRC, ("in index order", "as planned"), strict=True):
+        picture = plot.imshow(value_RC, cmap="Blues", aspect="auto", vmin=0, vmax=float(value_BRC.max()) or 1.0)
         plot.set_title(f"{title}: {side}", fontsize="medium")
-        plot.set_xlabel("to GPU")
-        plot.set_ylabel("from GPU")
+        plot.set_xlabel(axes[0])
+        plot.set_ylabel(axes[1])
         _whole(plot.xaxis, plot.yaxis)
-    drawn.colorbar(picture, ax=plots, label="tokens", shrink=0.8)
+    drawn.colorbar(picture, ax=plots, label=unit, shrink=0.8)
     return save_picture(drawn, folder, name)
 
 
@@ -79,20 +82,6 @@ def _loads(title: str, flows: Traffic, layer: int, bound_s: float, folder: Path,
         plot.set_ylabel("seconds")
         _whole(plot.xaxis)
     drawn.legend(*plot.get_legend_handles_labels(), fontsize="small", ncols=3, loc="outside lower center")
-    return save_picture(drawn, folder, name)
-
-
-def _layers(model: str, flows: Traffic, folder: Path, name: str) -> list[Path]:
-    drawn = canvas(8.4, 3.6)
-    plots = drawn.subplots(1, 2)
-    most = float(flows.port_s_BLG.max())
-    for plot, port_s_LG, side in zip(plots, flows.port_s_BLG, ("in index order", "as planned"), strict=True):
-        picture = plot.imshow(port_s_LG.T, cmap="Blues", aspect="auto", vmin=0, vmax=most or 1.0)
-        plot.set_title(f"{model}: {side}", fontsize="medium")
-        plot.set_xlabel("layer")
-        plot.set_ylabel("GPU")
-        _whole(plot.xaxis, plot.yaxis)
-    drawn.colorbar(picture, ax=plots, label="seconds of the dispatch", shrink=0.8)
     return save_picture(drawn, folder, name)
 
 
@@ -118,7 +107,7 @@ def _timeline(found: ReportNumbers, number: int, folder: Path) -> list[Path]:
     names = [f"{rank} {what}" for rank in range(ranks) for what in ("computes", "network")]
     plot.set_yticks(range(2 * ranks), names, fontsize="x-small")
     plot.set_ylim(2 * ranks - 0.4, -0.6)
-    plot.set_title(f"{name} ({trace.kind}), first step", fontsize="medium")
+    plot.set_title(f"{name} ({trace.kind}), {seconds(trace.seconds)}; first step", fontsize="medium")
     for model, label in enumerate(found.of.models):
         for phase, tone in zip(TIMED_PHASES, TONES[model], strict=True):
             plot.barh(0, 0, color=tone, label=f"{label}: {phase}")

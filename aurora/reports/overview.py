@@ -1,13 +1,13 @@
 """Overview of a report: speed-ups and the gap to the bound at its beginning, the provenance of its inputs at its end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import numpy as np
 
-from aurora.reports.charts import Chart, Frame, Sheet
+from aurora.reports.charts import Chart, Frame, Sheet, sheet
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import bounds_line, percent, seconds, speedup
+from aurora.reports.tables import bounds_line, cluster_table, percent, seconds, speedup
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 
 DASH = "\N{EN DASH}"
@@ -83,7 +83,7 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
 
 def provenance(found: ReportNumbers) -> list[Sheet]:
     """Returns tables of hashes, seeds, methods, versions and dates of everything that the report was made from."""
-    plan = found.of.plan
+    plan, fabric = found.of.plan, found.of.plan.cluster.fabric
     rows = [
         ("scenario", plan.scenario),
         ("objective", plan.objective),
@@ -100,7 +100,7 @@ def provenance(found: ReportNumbers) -> list[Sheet]:
     sheets = [
         Sheet("Plan", ("what", "found"), tuple(rows)),
         Sheet("Planned from", ("model", "profile", "sha256", "router weights"), tuple(made_from)),
-        _cluster(found),
+        replace(sheet(cluster_table(plan.cluster)), note="" if fabric is None else f"a fabric of {len(fabric.links)} links"),
     ]
     for given, age in ((found.of.profiles, ""), (found.of.later, "later, ")):
         for name, model, profile in zip(found.of.models, plan.models, given, strict=False):
@@ -113,27 +113,3 @@ def provenance(found: ReportNumbers) -> list[Sheet]:
         traced = tuple((name, trace.kind, str(len(trace)), seconds(trace.seconds)) for name, trace in found.of.traces)
         sheets.append(Sheet("Traces", ("file", "kind", "events", "from start to end"), traced))
     return sheets
-
-
-def _cluster(found: ReportNumbers) -> Sheet:
-    cluster = found.of.plan.cluster
-    heads = ("rank", "name", "kind", "node", "out", "in", "memory", "speed")
-    rows = tuple(
-        (
-            str(rank),
-            gpu.name,
-            gpu.kind,
-            str(gpu.node),
-            f"{gpu.out_Bps:g} B/s",
-            f"{gpu.in_Bps:g} B/s",
-            f"{gpu.memory_bytes / 1e9:g} GB",
-            f"{gpu.speed:g}",
-        )
-        for rank, gpu in enumerate(cluster.gpus)
-    )
-    return Sheet(
-        f"Cluster {cluster.name}",
-        heads,
-        rows,
-        "" if cluster.fabric is None else f"a fabric of {len(cluster.fabric.links)} links",
-    )

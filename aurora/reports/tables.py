@@ -8,14 +8,25 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 
 from aurora.planner.replication.failure_resilient import SURVIVE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.compare import CaseErrors, Comparison
 from aurora.reports.trace_times import Summary
-from aurora.types import PHASES, Cluster, Curve, Cut, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
+from aurora.types import (
+    PHASES,
+    Cluster,
+    Curve,
+    Cut,
+    Plan,
+    Profile,
+    ReplicaPlacement,
+    ResilientPlacement,
+    Schedule,
+    WorkerReport,
+)
 from aurora.types.arrays import FloatArray, gap
 
 if TYPE_CHECKING:
@@ -53,6 +64,11 @@ def bounds_line(plan: Plan) -> str:
     return f"{plan.objective} objective {seconds(plan.objective_s)}, {groups}{placement} below {seconds(plan.free_bound_s)}"
 
 
+def right(*heads: str) -> list[Column]:
+    """Returns the heads of columns of numbers, which stand on the right."""
+    return [Column(head, justify="right") for head in heads]
+
+
 def add_worst(table: Table, rows: Sequence[Row], most: int | None) -> Table:
     """Adds rows to a table, or only the worst of them.
 
@@ -79,11 +95,8 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: 
         loads: confidence intervals of the loads, for a column on the hottest expert's share; None: no such column.
         most: number of layers to show, the most skewed; None: all.
     """
-    table = Table(title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
-    table.add_column("MoE layer", justify="right")
-    table.add_column("tokens to experts", justify="right")
-    table.add_column("max/mean expert load", justify="right")
-    table.add_column("hottest expert", justify="right")
+    heads = right("MoE layer", "tokens to experts", "max/mean expert load", "hottest expert")
+    table = Table(*heads, title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
     if loads is not None:
         table.add_column("its share", justify="right")
         low, high = loads.bottleneck.low, loads.bottleneck.high
@@ -111,11 +124,13 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
     caption = f"{bounds_line(plan)}; gap {percent(plan.gap)}"
     if plan.cluster.fabric is not None:
         caption += "; these by the ports only, dispatch on the fabric"
-    table = Table(title=f"{plan.scenario}: {strategies}", caption=caption)
-    table.add_column("model")
     cut = ("cut bound",) if plan.cluster.fabric is not None else ()
-    for column in ("layer", "dispatch", "fluid bound", "one-to-one bound", *cut, "gap"):
-        table.add_column(column, justify="right")
+    table = Table(
+        "model",
+        *right("layer", "dispatch", "fluid bound", "one-to-one bound", *cut, "gap"),
+        title=f"{plan.scenario}: {strategies}",
+        caption=caption,
+    )
     rows: list[Row] = []
     for model in plan.models:
         for layer, value in enumerate(model.dispatch_s_L):
@@ -136,9 +151,10 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
 def move_table(move: "Migration") -> Table:
     """Returns a table of a migration: the bytes of weights that travel, how long it takes, and what it saves."""
     layers = ", ".join(map(str, move.layers)) or "none"
-    table = Table(title=f"moving from the plan in force: layers {layers}")
-    for column in ("bytes", "takes", "bound", "objective before", "as planned", "after"):
-        table.add_column(column, justify="right")
+    table = Table(
+        *right("bytes", "takes", "bound", "objective before", "as planned", "after"),
+        title=f"moving from the plan in force: layers {layers}",
+    )
     times = (move.schedule.makespan_s, move.schedule.fluid_bound_s, move.kept_s, move.planned_s, move.moved_s)
     table.add_row(str(move.bytes_GG.sum()), *map(seconds, times))
     return table
@@ -154,12 +170,11 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
     """
     own = evaluation.own
     table = Table(
+        "model",
+        *right("layer", "objective of the layer", "dispatch in the plan's order", "in its own plan"),
         title=f"{plan.objective} objective {seconds(float(evaluation.served_s_L.sum()))}; a plan of its own takes "
         f"{seconds(own.objective_s)}: loss {percent(evaluation.loss)}",
     )
-    table.add_column("model")
-    for column in ("layer", "objective of the layer", "dispatch in the plan's order", "in its own plan"):
-        table.add_column(column, justify="right")
     rows: list[Row] = []
     for model, own_model, dispatch_s_L in zip(plan.models, own.models, evaluation.dispatch_s_ML, strict=True):
         for layer, took in enumerate(dispatch_s_L):
@@ -176,9 +191,10 @@ def drift_table(drift: "Drift", most: int | None = None) -> Table:
         drift: the drift between two profiles.
         most: number of layers to show, the furthest apart; None: all.
     """
-    table = Table(title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}")
-    for column in ("MoE layer", "total variation", "by chance up to", f"overlap of the {drift.hot} hottest"):
-        table.add_column(column, justify="right")
+    table = Table(
+        *right("MoE layer", "total variation", "by chance up to", f"overlap of the {drift.hot} hottest"),
+        title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}",
+    )
     layers = zip(drift.variation_L.tolist(), drift.noise_L.tolist(), drift.overlap_L.tolist(), strict=True)
     rows: list[Row] = [(row[0], (str(layer), *map(percent, row))) for layer, row in enumerate(layers)]
     return add_worst(table, rows, most)
@@ -196,10 +212,12 @@ def summary_table(summary: Summary, bounded: bool = True, most: int | None = Non
     caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
     if bounded:
         caption += f", busiest ports {percent(summary.exchange_gap)} above the fluid bound"
-    table = Table(title=f"{summary.kind}: {seconds(summary.seconds)}", caption=caption)
-    table.add_column("model")
-    for column in ("layer", "time", "dispatch", "combine", "waiting", *(("fluid bound", "gap") if bounded else ())):
-        table.add_column(column, justify="right")
+    table = Table(
+        "model",
+        *right("layer", "time", "dispatch", "combine", "waiting", *(("fluid bound", "gap") if bounded else ())),
+        title=f"{summary.kind}: {seconds(summary.seconds)}",
+        caption=caption,
+    )
     rows: list[Row] = []
     for row in summary.layers:
         cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s, row.waiting_s)]
@@ -230,10 +248,8 @@ def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
         rate_Bps_GG: (G, G) float64, bytes per second from each rank to each.
         startup_s_GG: (G, G) float64, start-up seconds of a message from each rank to each.
     """
-    table = Table(title="messages from row to column, one at a time: GB/s, start-up")
-    table.add_column("rank", justify="right")
-    for rank in range(len(rate_Bps_GG)):
-        table.add_column(str(rank), justify="right")
+    heads = right("rank", *map(str, range(len(rate_Bps_GG))))
+    table = Table(*heads, title="messages from row to column, one at a time: GB/s, start-up")
     for rank, (rates, startups) in enumerate(zip(rate_Bps_GG.tolist(), startup_s_GG.tolist(), strict=True)):
         pairs = [f"{rate / 1e9:.3g}, {seconds(wait)}" for rate, wait in zip(rates, startups, strict=True)]
         table.add_row(str(rank), *(pair if peer != rank else "-" for peer, pair in enumerate(pairs)))
@@ -247,10 +263,7 @@ def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
         model: the model's name, for the title.
         kinds: by kind of GPU, a curve for each of PHASES.
     """
-    table = Table(title=f"{model}: compute times")
-    table.add_column("kind")
-    for column in ("tokens", *PHASES):
-        table.add_column(column, justify="right")
+    table = Table("kind", *right("tokens", *PHASES), title=f"{model}: compute times")
     for kind, curves in kinds.items():
         most = int(max(curve.tokens_X[-1] for curve in curves))
         for tokens in [1 << power for power in range(0, most.bit_length(), 3)]:
@@ -264,11 +277,13 @@ def comparison_table(found: Comparison) -> Table:
     caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
     if found.unmatched:
         caption += f"; {found.unmatched} cases are in only one trace"
-    table = Table(title=f"prediction error {percent(found.error)}", caption=f"a rank's seconds, the mean; {caption}")
-    table.add_column("model")
-    table.add_column("phase")
-    for column in ("predicted", "measured", "error"):
-        table.add_column(column, justify="right")
+    table = Table(
+        "model",
+        "phase",
+        *right("predicted", "measured", "error"),
+        title=f"prediction error {percent(found.error)}",
+        caption=f"a rank's seconds, the mean; {caption}",
+    )
     for row in found.phases:
         off = "-" if row.error is None else percent(row.error)
         table.add_row(row.model, row.phase, seconds(row.predicted_s), seconds(row.measured_s), off)
@@ -289,11 +304,10 @@ def _case_line(errors: CaseErrors) -> str:
 
 def order_table(schedules: Sequence[Schedule]) -> Table:
     """Returns a table of schedules: makespan, bounds, and the gap to the fluid bound or, if that is larger, the cut bound."""
-    table = Table()
-    table.add_column("method", no_wrap=True)
     cut = ("cut bound",) if any(one.cut for one in schedules) else ()
-    for column in ("makespan", "fluid bound", "one-to-one bound", *cut, "gap", "rows", "one to one"):
-        table.add_column(column, justify="right")
+    table = Table(
+        Column("method", no_wrap=True), *right("makespan", "fluid bound", "one-to-one bound", *cut, "gap", "rows", "one to one")
+    )
     for one in schedules:
         table.add_row(
             one.method,
@@ -325,9 +339,10 @@ def worst_cut(plan: Plan) -> str | None:
 
 def layout_table(layout: ReplicaPlacement) -> Table:
     """Returns a table of each layer's largest load on a GPU, beside its mean, bound and gap."""
-    table = Table(title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
-    for column in ("layer", "max load", "mean load", "max/mean", "bound", "gap", "replicas"):
-        table.add_column(column, justify="right")
+    table = Table(
+        *right("layer", "max load", "mean load", "max/mean", "bound", "gap", "replicas"),
+        title=f"{layout.method}: {seconds(layout.seconds)} for all layers",
+    )
     for layer, (top, mean, bound) in enumerate(zip(layout.max_load_L, layout.mean_load_L, layout.bound_L, strict=True)):
         table.add_row(
             str(layer),
@@ -343,9 +358,10 @@ def layout_table(layout: ReplicaPlacement) -> Table:
 
 def survival_table(made: ResilientPlacement) -> Table:
     """Returns a table of each layer's survival probability after failures, beside its upper bound."""
-    table = Table(title=f"{made.method}: at least {made.min_replicas} replicas each, placed in {seconds(made.seconds)}")
-    for title in ("layer", "failures", "survives", "at most"):
-        table.add_column(title, justify="right")
+    table = Table(
+        *right("layer", "failures", "survives", "at most"),
+        title=f"{made.method}: at least {made.min_replicas} replicas each, placed in {seconds(made.seconds)}",
+    )
     for layer, survival in enumerate(made.survival_L):
         for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1):
             table.add_row(str(layer), str(failures), f"{p:.6f}" + (f" ± {half:.6f}" if half else ""), f"{most:.6f}")
@@ -369,6 +385,18 @@ def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, f
     for phase in phases:
         parts = [seconds[phase] / (sum(seconds.values()) or 1.0) for _, _, seconds in runs.values()]
         table.add_row(phase, *map(percent, parts))
+    return table
+
+
+def workers_table(shares: Sequence[WorkerReport]) -> Table:
+    """Returns a table of each worker's batches and final state; the title says how many workers were waited for."""
+    waited = [share for share in shares if share.state in ("used", "not needed") and share.seconds is not None]
+    last = max((share.seconds or 0.0 for share in waited), default=0.0)
+    title = f"waited for {len(waited)} of {len(shares)} workers, {seconds(last)}"
+    table = Table(*right("worker", "slices"), "state", *right("after"), title=title)
+    for share in shares:
+        after = seconds(share.seconds) if share.seconds is not None else ""
+        table.add_row(str(share.worker), ", ".join(map(str, share.batches)), share.state, after)
     return table
 
 
