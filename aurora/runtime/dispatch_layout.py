@@ -82,12 +82,7 @@ class ExpertMap(nn.Module):
         return self.local_first is not None
 
     def count(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Returns (E,) int64: how often every expert is chosen.
-
-        Args:
-            index: (N, K) expert of every choice.
-            mask: (N,) bool, which tokens need experts; None: all.
-        """
+        """Returns (E,) int64: how often every expert is chosen by the tokens (N, K) in `mask`; None: all tokens."""
         return torch.bincount((index if mask is None else index[mask]).flatten(), minlength=len(self.physical_EM))
 
     def physical_experts(
@@ -125,8 +120,7 @@ class RowPerExpert:
         expert_map: the layer's map.
         hidden: (N, H) hidden states of this rank's tokens.
         index, weights: (N, K) the experts that every token chose, and their weights.
-        mask: (N,) bool, which tokens need experts; None: all.
-        tokens_SE: as in `ExpertMap.physical_experts`.
+        mask, tokens_SE: as in `ExpertMap.physical_experts`.
 
     Attributes:
         rows: (X, H) the rows to send.
@@ -149,22 +143,12 @@ class RowPerExpert:
         gather_rows(hidden, token_X, self.rows)
 
     def sizes(self, counts_RP: torch.Tensor) -> list[list[int]]:
-        """Returns sizes[s][d], the number of rows that rank s sends to rank d.
-
-        Args:
-            counts_RP: (R, P) the attribute `counts` of every rank.
-        """
+        """Returns sizes[s][d], the number of rows that rank s sends to rank d, from the `counts` of every rank."""
         sizes: list[list[int]] = sum_by_rank(counts_RP.numpy(), self._map.first_R).tolist()
         return sizes
 
     def compute(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns (X, H), the local experts' outputs for the arrived rows.
-
-        Args:
-            rows: (X, H) arrived rows, by sender and then by slot.
-            counts_RP: (R, P) the attribute `counts` of every rank.
-            experts: the local experts module.
-        """
+        """Returns (X, H), the local experts' outputs for arrived rows (X, H), which lie by sender and then by slot."""
         slots_X = np.repeat(self._map.arrival_slots, counts_RP.numpy()[:, self._map.local].ravel())
         return _apply(experts, rows, torch.from_numpy(slots_X).to(rows.device))
 
@@ -174,13 +158,10 @@ class RowPerExpert:
 
 
 class RowPerRank:
-    """Layout of one row per (token, rank), however many of the token's experts the rank holds.
+    """Layout of one row per (token, rank), however many of the token's experts the rank holds; arguments as in `RowPerExpert`.
 
     The receiving rank answers with the weighted sum over these experts. This sends fewer bytes than `RowPerExpert`, and takes
     sums in another sequence. A row also carries the token's weights and slots (`MessageFormat`).
-
-    Args:
-        expert_map, hidden, index, weights, mask, tokens_SE: as in `RowPerExpert`.
 
     Attributes:
         rows: (X, row_bytes) uint8, the rows to send.
@@ -218,22 +199,12 @@ class RowPerRank:
         slots_XK.copy_(torch.where(there_XK, slot_NK.index_select(0, token_X), -1))
 
     def sizes(self, counts_RR: torch.Tensor) -> list[list[int]]:
-        """Returns sizes[s][d], the number of rows that rank s sends to rank d.
-
-        Args:
-            counts_RR: (R, R) the attribute `counts` of every rank.
-        """
+        """Returns sizes[s][d], the number of rows that rank s sends to rank d, from the `counts` of every rank."""
         sizes: list[list[int]] = counts_RR.tolist()
         return sizes
 
     def compute(self, rows: torch.Tensor, counts_RR: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns (X, H), for every arrived row the weighted sum of the outputs of the token's local experts.
-
-        Args:
-            rows: (X, row_bytes) uint8, arrived rows.
-            counts_RR: not used.
-            experts: the local experts module.
-        """
+        """Returns (X, H), for every arrived row (X, row_bytes) the weighted sum of the outputs of its local experts."""
         hidden_X, weights_XK, slots_XK = self._format.parts(rows)
         here_XK = slots_XK >= 0
         slots_Q = slots_XK[here_XK].long()

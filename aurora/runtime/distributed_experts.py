@@ -21,11 +21,8 @@ class DistributedExperts(nn.Module):
 
     `perform` must be called before the first forward pass.
 
-    Args:
-        experts: the module to replace, with all experts.
-
     Attributes:
-        local: the module that computes this rank's experts.
+        local: the module that computes this rank's experts; at first the one that is replaced, with all of them.
         held: the experts in the slots of `local`.
     """
 
@@ -45,12 +42,9 @@ class DistributedExperts(nn.Module):
         deduplicate: bool = False,
         local_first: bool = False,
     ) -> None:
-        """Performs `ops` from now on, with the experts that `placement` gives this rank.
+        """Performs a layer's `ops` from now on, with the experts that `placement` gives this rank.
 
         Args:
-            placement: which rank holds which experts.
-            ops: the layer's operations.
-            layer: number of the layer.
             context: the LayerContext of all of the model's layers on this rank.
             deduplicate: send a token once to a rank that holds several of its experts.
             local_first: replicas share the tokens of all ranks, a rank's own first; ranks exchange counts before they send.
@@ -65,12 +59,7 @@ class DistributedExperts(nn.Module):
         self.hold(slots_G[self._rank])
 
     def hold(self, wanted: Sequence[int], arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({})) -> None:
-        """Makes this rank hold exactly the experts `wanted`.
-
-        Args:
-            wanted: the expert of each slot; it is already held, or in `arrived`.
-            arrived: the weights of new experts, by expert and parameter name.
-        """
+        """Makes this rank hold exactly the experts `wanted`, by slot; each is held already, or its weights have arrived."""
         if tuple(wanted) != self.held:
             hold_experts(self.local, [arrived.get(expert) or self.held.index(expert) for expert in wanted])
             self.held = tuple(wanted)
@@ -81,15 +70,7 @@ class DistributedExperts(nn.Module):
         return {name: parameter.detach()[slot] for name, parameter in expert_parameters(self.local)}
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        """Computes the layer. A collective call: all ranks make it.
-
-        Args:
-            hidden_states: (N, H) hidden states of this rank's tokens.
-            top_k_index, top_k_weights: (N, K) the experts that every token chose, and their weights.
-
-        Returns:
-            (N, H) the tokens' outputs, summed over their experts.
-        """
+        """Returns (N, H), the layer's outputs summed over experts. A collective call: all ranks make it."""
         context, layer, rank = self._context, self._layer, self._rank
         deduplicated = self._deduplicate and top_k_index.shape[1] > 1
         counts = arrived = answers = out = torch.empty(0)
@@ -148,11 +129,6 @@ class DistributedExperts(nn.Module):
         return arrived
 
     def idle(self, top_k: int, like: torch.Tensor) -> None:
-        """Takes part in the layer's exchanges without tokens of its own.
-
-        Args:
-            top_k: experts that a token chooses.
-            like: (1, H), any hidden state; gives dtype, device and width.
-        """
+        """Takes part in the layer's exchanges without tokens; `like` (1, H) gives dtype, device and width of a hidden state."""
         index = torch.empty(0, top_k, dtype=torch.long, device=like.device)
         self(like[:0], index, like.new_empty(0, top_k))

@@ -11,20 +11,19 @@ from functools import partial
 import torch
 
 from aurora.errors import RankFailed
-from aurora.models.loading import MoeModel, expert_parameters, load_model
+from aurora.models.loading import expert_parameters, load_model
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
-from aurora.runtime.distributed.epoch_groups import EpochGroups, join_epoch, unless_stopped
-from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.distributed.shaped import Port, ShapedTransport
+from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import RankResult, Token
-from aurora.runtime.serving_rank import check_model, check_prompts
+from aurora.runtime.serving_rank import load_models
 from aurora.types import Cluster, Order, Plan, Program, RunOptions, TraceRecorder
 
 Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
@@ -66,23 +65,14 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """Progress: this rank has sent and received the weights that travel in this epoch.
-
-    Args:
-        seconds: how long the transfer took.
-    """
+    """Progress: how many seconds this rank took to send and receive the weights that travel in this epoch."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Progress: new tokens of one model's answers.
-
-    Args:
-        model: the model's index.
-        tokens: the new tokens, in the sequence in which they were produced.
-    """
+    """Progress: new tokens of one model's answers, in the sequence in which they were produced."""
 
     model: int
     tokens: Sequence[Token]
@@ -97,24 +87,8 @@ def serve_elastic_rank(
     options: RunOptions,
     began_s: float,
 ) -> None:
-    """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end.
-
-    Args:
-        rank_info: this rank.
-        channel: this rank's end of its control channel.
-        plan: the plan of the run.
-        paths: the models' folders, in the plan's sequence.
-        prompts_M: each model's prompts, as token ids.
-        options: options of the run.
-        began_s: when the run began, by time.perf_counter.
-
-    Raises:
-        BadInput: if a model or a prompt does not fit.
-    """
-    models = [load_model(path) for path in paths]
-    for index, model in enumerate(models):
-        check_model(plan, index, model)
-        check_prompts(model, prompts_M[index], options.max_new_tokens)
+    """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end."""
+    models = load_models(plan, paths, prompts_M, options, "cpu")
     workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
     recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), rank_info.ranks)
     expert_bytes_M = tuple(model.expert_bytes for model in models)
@@ -167,7 +141,7 @@ def _serve_epoch(
     channel.on_stop(abort)
     contexts: list[LayerContext] = []
     try:
-        transports = _transports(groups, work.cluster, rank, options)
+        transports = tcp_transports(groups.groups, work.cluster, rank, options.transport == "shaped")
         _fetch_experts(workers, work, transports[0], paths, channel)
         recorder.begin(epoch.number, epoch.members)
         contexts += [
@@ -184,14 +158,6 @@ def _serve_epoch(
         groups.abort()
         for context in contexts:
             context.leave()
-
-
-def _transports(groups: EpochGroups, cluster: Cluster, rank: int, options: RunOptions) -> list[Transport]:
-    """One per model."""
-    if options.transport == "shaped":
-        port = Port(cluster, rank)
-        return [ShapedTransport(group, port) for group in groups.groups]
-    return [GlooTransport(group, cluster) for group in groups.groups]
 
 
 def _fetch_experts(
@@ -227,7 +193,7 @@ def _exchange_weights(
         {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(worker.layers[0].local)}
         for worker in workers
     ]
-    bytes_M = [sum(like.numel() * like.element_size() for like in likes.values()) for likes in like_M]
+    bytes_M = [sum(like.nbytes for like in likes.values()) for likes in like_M]
     packed = [torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8) for tensors in sends]
     arrived = [torch.empty(sum(bytes_M[move.model] for move in moves), dtype=torch.uint8) for moves in incoming]
     if any(move.source is not None for move in work.moves):
@@ -245,16 +211,15 @@ def _unpack(
     for move in moves:
         weights = {}
         for name, like in sorted(like_M[move.model].items()):
-            size = like.numel() * like.element_size()
-            weights[name] = message[start : start + size].view(like.dtype).view(like.shape)
-            start += size
+            weights[name] = message[start : start + like.nbytes].view(like.dtype).view(like.shape)
+            start += like.nbytes
         yield move, weights
 
 
 def _checkpoint_weights(work: EpochWork, rank: int, paths: Sequence[str]) -> list[tuple[ExpertTransfer, Weights]]:
     """Weights that no rank holds any more, from the model's files. Raises BadInput if the files cannot be read any more."""
     moves = [move for move in work.moves if move.to == rank and move.source is None]
-    models: dict[int, MoeModel] = {index: load_model(paths[index]) for index in sorted({move.model for move in moves})}
+    models = {index: load_model(paths[index]) for index in sorted({move.model for move in moves})}
     found: list[tuple[ExpertTransfer, Weights]] = []
     for move in moves:
         experts = models[move.model].layers[move.layer].experts

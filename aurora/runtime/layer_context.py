@@ -54,11 +54,7 @@ class LayerContext:
             return bool(self.transport.gather(torch.tensor([active], dtype=torch.long)).any())
 
     def next_step(self, mask: torch.Tensor | None) -> None:
-        """Begins a forward pass.
-
-        Args:
-            mask: (N,) bool, which tokens of the pass need experts; None: all.
-        """
+        """Begins a forward pass; `mask` (N,) says which of its tokens need experts, None: all."""
         self.recorder.step += 1
         self.mask = mask
 
@@ -68,41 +64,24 @@ class LayerContext:
         return self.preemptive and not self._arbiter.exclusive
 
     def start_compute(self, phase: str = "gate") -> None:
-        """Waits for the GPU.
-
-        Args:
-            phase: the phase that begins; if time slices are by layer, all phases but "expert" have high priority.
-        """
+        """Waits for the GPU. If time slices are by layer, all phases but "expert" have high priority."""
         self._arbiter.start_compute(self.preemptive and phase != "expert")
         self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
 
     def stop_compute(self, phase: str, layer: int) -> None:
-        """Records that a phase ends now, and releases the GPU.
-
-        Args:
-            phase: name of the phase.
-            layer: index of the MoE layer.
-        """
+        """Records that a phase ends now, and releases the GPU."""
         self._end_phase(phase, layer)
         self._arbiter.stop_compute()
 
     @contextmanager
     def computing(self, phase: str, layer: int) -> Iterator[None]:
-        """Context manager that holds the GPU for a phase, and records the phase at its end.
-
-        Args:
-            phase, layer: as in `stop_compute`.
-        """
+        """Context manager that holds the GPU for a phase, and records the phase at its end."""
         self.start_compute(phase)
         yield
         self.stop_compute(phase, layer)
 
     def yield_to_priority(self, phase: str, layer: int) -> None:
-        """Preemption point within a phase: lets waiting high-priority work run first.
-
-        Args:
-            phase, layer: as in `stop_compute`.
-        """
+        """Preemption point within a phase: lets waiting high-priority work run first."""
         if self._arbiter.yield_to_priority(lambda: self._end_phase(phase, layer)):
             self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
 
@@ -111,12 +90,7 @@ class LayerContext:
         self.busy_since = None
 
     def gather_counts(self, counts: torch.Tensor, layer: int) -> torch.Tensor:
-        """Gathers the row counts of all ranks: (R, *counts.shape) int64 on the CPU. A collective call.
-
-        Args:
-            counts: this rank's row counts, from its dispatch layout.
-            layer: index of the MoE layer, for the trace.
-        """
+        """Gathers the row counts of all ranks: (R, *counts.shape) int64 on the CPU. A collective call."""
         start = self.recorder.mark()
         with self._waiting(f"layer {layer}, counts"):
             gathered = self.transport.gather(counts)
@@ -126,12 +100,7 @@ class LayerContext:
         return gathered
 
     def exchange(self, layer: int, op: Exchange, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
-        """Performs an all-to-all in this model's time slice of the port.
-
-        Args:
-            layer: index of the MoE layer, for the trace.
-            op: the all-to-all's phase and planned order.
-            sends, recvs: one tensor per rank: the rows to send to it, and the rows to fill with what it sends.
+        """Performs an all-to-all in this model's time slice of the port, by one tensor to send and one to fill for each rank.
 
         Raises:
             RankFailed: if a peer is lost; the message names model, layer and phase.

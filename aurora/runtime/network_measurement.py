@@ -18,18 +18,10 @@ LONG_S = (
 
 
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
-    """Measures the start-up time and the port rates of the network. A collective call: all ranks make it.
+    """Returns `cluster` with the measured start-up time and rates. A collective call; all ranks get the same result.
 
-    Every rank sends equally many bytes to every other rank, one partner at a time, so that start-ups add up. All port rates of
-    `cluster` are scaled by one factor.
-
-    Args:
-        transport: carries the messages between the ranks.
-        cluster: the GPUs with the ports' described rates.
-        device: the device of the messages, "cpu" or a CUDA device.
-
-    Returns:
-        `cluster` with the measured start-up time and rates, the same on every rank.
+    Every rank sends equally many bytes to every other rank, one partner at a time, so that start-ups add up. All port rates are
+    scaled by one factor.
     """
     from aurora.planner.alltoall.registry import ORDER
     from aurora.planner.network.schedule_time import timed  # which compiles: seconds that other runs shall not pay
@@ -59,11 +51,7 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
 
 
 def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
-    """Fits a line (start-up and rate) through the times of a small and a large exchange.
-
-    Args:
-        ports_s: (small, large), seconds of the exchanges at the ports' full rate.
-        took_s: (small, large), measured seconds of the exchanges.
+    """Fits a line through the seconds of a small and a large exchange, at the ports' full rate and as measured.
 
     Returns:
         (start-up seconds of an exchange, share of the ports' rate that is reached). A small exchange may pass in a burst,

@@ -46,12 +46,9 @@ class OrderCalibration:
     orders: Mapping[str, Order]
 
     def method(self, rank_bytes: float) -> str:
-        """Returns the fastest method for a size, by interpolating the logarithms of the measured sizes and seconds.
+        """Returns the fastest method for bytes that a rank sends on average, between measured sizes by their logarithms.
 
         The plan's method is returned unless another one is faster by more than the noise, of which at most MAX_NOISE counts.
-
-        Args:
-            rank_bytes: bytes that a rank sends on average.
         """
         step = int(STEPS * math.log2(max(rank_bytes, 1.0)))
         return self._method_by_step[min(step, len(self._method_by_step) - 1)]
@@ -72,12 +69,7 @@ class OrderCalibration:
         return methods
 
     def order(self, planned: Order, rank_bytes: float) -> Order:
-        """Returns the order to use in place of the planned one. All ranks must give the same size.
-
-        Args:
-            planned: the plan's order, which is returned if it is the fastest.
-            rank_bytes: bytes that a rank sends on average.
-        """
+        """Returns the order to use in place of the planned one. All ranks must give the same size."""
         return self.orders.get(self.method(rank_bytes), planned)
 
     def __str__(self) -> str:
@@ -95,18 +87,10 @@ def planned_method(plan: Plan) -> str:
 
 
 def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCalibration:
-    """Times UNORDERED and the planned method on drawn traffic. A collective call: all ranks make it.
+    """Times UNORDERED and the planned method on drawn traffic. A collective call: all ranks make it and get the same result.
 
     Methods alternate. The first round is not counted; it tells how many rounds fit into REPETITIONS_S. An exchange counts with
     the seconds of its slowest rank.
-
-    Args:
-        transport: carries the messages between the ranks.
-        cluster: the ranks' ports, for which orders are made.
-        planned: the plan's method, a name in ORDER.
-
-    Returns:
-        The same OrderCalibration on every rank.
     """
     from aurora.planner.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
 

@@ -9,12 +9,7 @@ from numba import njit
 
 @njit("Tuple((i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
 def permutation_by_expert(physical_NK, num_physical):
-    """Sorts the choices of tokens by physical expert; see `aurora.runtime.token_permutation.permutation_by_expert`.
-
-    Args:
-        physical_NK: (N, K) int64, the physical expert of every choice; `num_physical` for none.
-        num_physical: number of physical experts P.
-    """
+    """Sorts the choices of tokens by physical expert; see `aurora.runtime.token_permutation.permutation_by_expert`."""
     tokens, top_k = physical_NK.shape
     counts_P = np.zeros(num_physical, np.int64)
     for n in range(tokens):
@@ -38,12 +33,8 @@ def permutation_by_expert(physical_NK, num_physical):
 def embedding_bags(row_NK):
     """Returns arguments of torch.embedding_bag that sum each token's rows.
 
-    Args:
-        row_NK: (N, K) int64, the row of every choice, -1 for none.
-
-    Returns:
-        row_Q, (Q,) the rows of row_NK other than -1, token by token; choice_Q, (Q,) the index of each in row_NK.ravel();
-        first_N, (N,) the index in row_Q at which each token's rows begin.
+    row_Q, (Q,) the rows of row_NK other than -1, token by token; choice_Q, (Q,) the index of each in row_NK.ravel(); first_N,
+    (N,) the index in row_Q at which each token's rows begin.
     """
     tokens, top_k = row_NK.shape
     row_Q, choice_Q = np.empty(tokens * top_k, np.int64), np.empty(tokens * top_k, np.int64)
@@ -61,12 +52,7 @@ def embedding_bags(row_NK):
 
 @njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)
 def sum_by_rank(counts_RP, first_R):
-    """Returns (R, R) int64: how many rows each rank (row) sends to each rank (column).
-
-    Args:
-        counts_RP: (R, P) int64, rows from each rank to each physical expert.
-        first_R: (R + 1,) int64, rank g has the physical experts first_R[g] to first_R[g + 1] - 1.
-    """
+    """Returns (R, R) int64: how many rows each rank (row) sends to each rank (column)."""
     sizes_RR = np.zeros((len(counts_RP), len(first_R) - 1), np.int64)
     for source in range(len(counts_RP)):
         for rank in range(len(first_R) - 1):

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from aurora.runtime.replica_selection import LocalFirst
+
 BLOCK = 1024  # columns a program
 
 
@@ -62,21 +64,14 @@ def _local_first(
     tl.store(out + at, tl.associative_scan(own + tl.maximum(shared, 0), 0, _plus), mask=there)
 
 
-def local_first(
-    tokens_SE: torch.Tensor,
-    rank: int,
-    rank_EM: torch.Tensor,
-    from_EM: torch.Tensor,
-    upto_EM: torch.Tensor,
-    whole_E: torch.Tensor,
-    phase_E: torch.Tensor,
-) -> torch.Tensor:
-    """As `aurora.runtime.replica_selection.local_first`, for tensors on a CUDA device."""
+def local_first(tokens_SE: torch.Tensor, rule: LocalFirst) -> torch.Tensor:
+    """Deals one rank's tokens by the local-first rule; see `LocalFirst.forward`."""
     sources, experts = tokens_SE.shape
-    most = rank_EM.shape[1]
-    out_EM = torch.empty_like(rank_EM)
+    most = rule.rank_EM.shape[1]
+    out_EM = torch.empty_like(rule.rank_EM)
     _local_first[(experts,)](
-        tokens_SE.contiguous(), rank_EM, from_EM, upto_EM, whole_E, phase_E, out_EM, sources, experts, most, rank,
+        tokens_SE.contiguous(), rule.rank_EM, rule.from_EM, rule.upto_EM, rule.whole_E, rule.phase_E, out_EM,
+        sources, experts, most, rule.rank,
         S=triton.next_power_of_2(sources), M=triton.next_power_of_2(most),
     )  # fmt: skip
     return out_EM

@@ -25,31 +25,16 @@ class PortArbiter(Protocol):
         """Whether no other model shares this rank."""
 
     def start_compute(self, high_priority: bool = False) -> None:
-        """Waits for the GPU, and keeps it for this model until `stop_compute`.
-
-        Args:
-            high_priority: whether the work goes before waiting work of low priority; on a GPU it also runs beside such work.
-        """
+        """Waits for the GPU and keeps it until `stop_compute`; high-priority work goes first, on a GPU beside other work."""
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
-        """Preemption point: lets waiting high-priority work run first.
-
-        Args:
-            on_yield: called before high-priority work runs.
-
-        Returns:
-            True if high-priority work ran.
-        """
+        """Preemption point: lets waiting high-priority work run, after `on_yield`. Returns whether any ran."""
 
     def stop_compute(self) -> None:
         """Releases the GPU."""
 
     def exchange(self, hold_port: bool = False) -> AbstractContextManager[None]:
-        """Context manager that grants this model the port.
-
-        Args:
-            hold_port: whether this model keeps the port through its next exchange, which must follow.
-        """
+        """Context manager that grants this model the port; with `hold_port` through its next exchange, which must follow."""
 
     def leave(self) -> None:
         """Ends this model's exchanges; its time slices are skipped from now on."""
@@ -66,17 +51,11 @@ class SubmittedWork(Protocol):
 
 
 def thread_port_arbiters(models: int, submitted: Callable[[], SubmittedWork | None] = lambda: None) -> list[PortArbiter]:
-    """Makes port arbiters for models that share one rank as threads of this process.
+    """Makes port arbiters, one per model, for models that share one rank as threads of this process.
 
-    Time slices of the port alternate between the models (see `has_next_slice`); a model that has left is skipped.
-
-    Args:
-        models: number of models.
-        submitted: returns what the caller has submitted to the GPU, so that the next model's work is ordered after it and no
-            host thread waits for the GPU.
-
-    Returns:
-        One arbiter per model.
+    Time slices of the port alternate between the models (see `has_next_slice`); a model that has left is skipped. `submitted`
+    returns what the caller has submitted to the GPU, so that the next model's work is ordered after it and no host thread waits
+    for the GPU.
     """
     rank = _RankState(models, submitted)
     return [_ThreadPortArbiter(rank, model) for model in range(models)]

@@ -25,12 +25,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from aurora.errors import BadInput, RankFailed
-from aurora.types.arrays import IntArray
 
 TABLE_VERSION = 2
 PRIORITY = 1 << 62  # subtracted from the tickets of high-priority work, so that it comes before all other
@@ -44,26 +43,16 @@ def colocation_folder(name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"aurora-{os.getuid()}" / f"{name}.{TABLE_VERSION}"
 
 
-class _Table(NamedTuple):
-    """The shared table; axes: M slots (models), D the latest DRAWN exchanges by number modulo DRAWN, G GPUs.
-
-    Args:
-        last: the ticket drawn last.
-        drawn_M: exchanges of each model that have a ticket.
-        ticket_MD: the tickets of the latest of them.
-        done_MG: exchanges that are over on each rank.
-        wants_MG: ticket of the work that waits for or has each GPU; 0: none; negative: high-priority.
-        has_MG: 1 where the model computes.
-        here_MG: 1 where the model's process listens for wake-ups.
-    """
-
-    last: IntArray
-    drawn_M: IntArray
-    ticket_MD: IntArray
-    done_MG: IntArray
-    wants_MG: IntArray
-    has_MG: IntArray
-    here_MG: IntArray
+# Columns of the shared table; axes: M slots (models), D the latest DRAWN exchanges by number modulo DRAWN, G GPUs.
+COLUMNS = (
+    ("drawn_M", "i8", SLOTS),  # exchanges of each model that have a ticket
+    ("ticket_MD", "i8", (SLOTS, DRAWN)),  # the tickets of the latest of them
+    ("done_MG", "i8", (SLOTS, GPUS)),  # exchanges that are over on each rank
+    ("wants_MG", "i8", (SLOTS, GPUS)),  # ticket of the work that waits for or has a GPU; 0: none; negative: high-priority
+    ("has_MG", "i8", (SLOTS, GPUS)),  # 1 where the model computes
+    ("here_MG", "i8", (SLOTS, GPUS)),  # 1 where the model's process listens for wake-ups
+)
+TABLE = np.dtype([("last", "i8", (1,)), *COLUMNS])  # and the ticket drawn last
 
 
 class ProcessPortArbiter:
@@ -94,11 +83,8 @@ class ProcessPortArbiter:
             self._file = os.open(folder / "table", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(f"`colocate`: {folder} cannot be used: {error.strerror}") from None
-        sizes = (1, SLOTS, SLOTS * DRAWN, *[SLOTS * GPUS] * 4)
-        os.ftruncate(self._file, 8 * sum(sizes))
-        whole = np.frombuffer(mmap.mmap(self._file, 8 * sum(sizes)), dtype=np.int64)
-        last, drawn_M, *of_M = np.split(whole, np.cumsum(sizes)[:-1])
-        self._table = _Table(last, drawn_M, *(column.reshape(SLOTS, -1) for column in of_M))
+        os.ftruncate(self._file, TABLE.itemsize)
+        self._table: Any = np.frombuffer(mmap.mmap(self._file, TABLE.itemsize), TABLE).view(np.recarray)[0]
         with self._locked():
             self.slot = self._free_slot() if slot is None else slot
             self._member = self._lock_member(self.slot, gpu)
@@ -212,8 +198,7 @@ class ProcessPortArbiter:
         return int(self._table.last[0])
 
     def _wait(self, before: Callable[[], list[int]], what: str, acquire: Callable[[], None] = lambda: None) -> None:
-        """Waits until no living process is in `before`, the slots that come first on this GPU; then calls `acquire` under the
-        table's lock."""
+        """Waits until no living process is in `before`, the slots that come first; then acquires under the table's lock."""
         until = time.monotonic() + self._timeout_s
         while True:
             with self._locked():
@@ -250,8 +235,8 @@ class ProcessPortArbiter:
         """A slot that no process holds on any GPU, cleared."""
         for slot in range(SLOTS):
             if not any(self._alive(slot, gpu) for gpu in range(GPUS)):
-                for of_M in self._table[1:]:
-                    of_M[slot] = 0
+                for name, *_ in COLUMNS:
+                    self._table[name][slot] = 0
                 return slot
         raise BadInput(f"`colocate`: {self._folder} has {SLOTS} models already")
 

@@ -18,15 +18,12 @@ from aurora.types.arrays import IntArray
 
 
 def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: torch.Tensor) -> torch.Tensor:
-    """Assigns each choice of an expert to one of the expert's replicas: the first choices to the first replica, and so on.
+    """Returns (X,) the replica of every choice: an expert's first choices go to its first replica, and so on.
 
     Args:
         expert_X: (X,) int64, the expert of every choice.
         counts_E: (E,) int64, how often each expert is chosen.
         until_EM: (E, M), how many choices of each expert go to its first 1, 2, ... replicas.
-
-    Returns:
-        (X,) int64, the replica of every choice, from 0 to M - 1.
     """
     by_expert = torch.argsort(expert_X, stable=True)
     sorted_X = expert_X[by_expert]
@@ -37,25 +34,23 @@ def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: to
 
 
 def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """Returns (E, M) `until_EM` of one rank's own tokens, by the proportional rule.
+    """Returns (E, M) `until_EM` of one rank's own tokens, by the proportional rule; rounding depends on the rank.
 
-    The sums over all ranks are as `aurora.planner.placement.cost_model` counts them.
-
-    Args:
-        counts_E: (E,) int64, this rank's tokens of every expert.
-        share_until_EM: (E, M) float64, running sum of the shares of an expert's replicas.
-        rank, ranks: this rank, and the number of ranks; rounding depends on the rank.
+    The sums over all ranks are as `aurora.planner.placement.cost_model` counts them. `share_until_EM` are running sums of the
+    shares of an expert's replicas.
     """
     return torch.floor(share_until_EM * counts_E[:, None] + (rank + 0.5) / ranks)
 
 
 class LocalFirst(nn.Module):
-    """The local-first rule of one layer, with its replicas as (E, M) tables, by expert and then by rank.
+    """The local-first rule of one layer for one rank's tokens; slots take `share_G` of an expert's load, None: equal parts.
 
-    Args:
-        slots_G: for every rank, the experts in its slots.
-        rank: the rank whose tokens are dealt to replicas.
-        share_G: in the shape of `slots_G`, the part of its expert's load that each slot takes; None: equal parts.
+    Attributes:
+        rank_EM: (E, M) the rank that holds each replica of an expert, ascending.
+        from_EM, upto_EM: (E, M) each replica's interval within 0..whole_E, the units that an expert's load is divided into.
+        phase_E: (E,) added before cutting at a unit, so that single tokens of different experts do not all go to one rank.
+
+    Source: Lazarus Alg. 1 (arXiv:2407.04656).
     """
 
     def __init__(
@@ -85,50 +80,23 @@ class LocalFirst(nn.Module):
     phase_E: torch.Tensor
 
     def forward(self, tokens_SE: torch.Tensor) -> torch.Tensor:
-        """Returns (E, M) int64 `until_EM` of this rank's tokens.
+        """Returns (E, M) int64 `until_EM` of this rank's tokens, from every rank's tokens of every expert (S, E).
 
         Experts with fewer than M replicas have replicas without tokens at the end of their row.
-
-        Args:
-            tokens_SE: (S, E) int64, every rank's tokens of every expert.
         """
-        tables = self.rank_EM, self.from_EM, self.upto_EM, self.whole_E, self.phase_E
         if uses_triton(tokens_SE):
             from aurora.runtime import permutation_triton
 
             with torch.cuda.device(tokens_SE.device):
-                return permutation_triton.local_first(tokens_SE, self.rank, *tables)
-        return local_first(tokens_SE, self.rank, *tables)
-
-
-def local_first(
-    tokens_SE: torch.Tensor,
-    rank: int,
-    rank_EM: torch.Tensor,
-    from_EM: torch.Tensor,
-    upto_EM: torch.Tensor,
-    whole_E: torch.Tensor,
-    phase_E: torch.Tensor,
-) -> torch.Tensor:
-    """Returns (E, M) int64 `until_EM` of one rank's tokens by the local-first rule, in torch; see `LocalFirst.forward`.
-
-    Args:
-        tokens_SE: (S, E) int64, every rank's tokens of every expert.
-        rank: the rank whose tokens are dealt to replicas.
-        rank_EM: (E, M) the rank that holds each replica.
-        from_EM, upto_EM, whole_E, phase_E: start and stop (E, M) of each replica's interval, units and offsets (E,), as
-            start_X, stop_X, whole_E and phase_E of `TokenSplit`.
-
-    Source: Lazarus Alg. 1 (arXiv:2407.04656).
-    """
-    load_E1, whole_E1, phase_E1 = tokens_SE.sum(dim=0)[:, None], whole_E[:, None], phase_E[:, None]
-    capacity_EM = (load_E1 * upto_EM + phase_E1) // whole_E1 - (load_E1 * from_EM + phase_E1) // whole_E1
-    local_EM = torch.minimum(capacity_EM, tokens_SE.T.gather(1, rank_EM))
-    capacity_EM = capacity_EM - local_EM
-    until_EM = capacity_EM.cumsum(dim=1)
-    own_EM = local_EM * (rank_EM == rank)
-    over_E = tokens_SE[rank] - own_EM.sum(dim=1)
-    begin_E = tokens_SE[:rank].sum(dim=0) - (local_EM * (rank_EM < rank)).sum(dim=1)
-    from_E1, upto_E1 = begin_E[:, None], (begin_E + over_E)[:, None]
-    rows_EM = own_EM + (torch.minimum(until_EM, upto_E1) - torch.maximum(until_EM - capacity_EM, from_E1)).clamp(min=0)
-    return rows_EM.cumsum(dim=1)
+                return permutation_triton.local_first(tokens_SE, self)
+        load_E1, whole_E1, phase_E1 = tokens_SE.sum(dim=0)[:, None], self.whole_E[:, None], self.phase_E[:, None]
+        capacity_EM = (load_E1 * self.upto_EM + phase_E1) // whole_E1 - (load_E1 * self.from_EM + phase_E1) // whole_E1
+        local_EM = torch.minimum(capacity_EM, tokens_SE.T.gather(1, self.rank_EM))
+        capacity_EM = capacity_EM - local_EM
+        until_EM = capacity_EM.cumsum(dim=1)
+        own_EM = local_EM * (self.rank_EM == self.rank)
+        over_E = tokens_SE[self.rank] - own_EM.sum(dim=1)
+        begin_E = tokens_SE[: self.rank].sum(dim=0) - (local_EM * (self.rank_EM < self.rank)).sum(dim=1)
+        from_E1, upto_E1 = begin_E[:, None], (begin_E + over_E)[:, None]
+        rows_EM = own_EM + (torch.minimum(until_EM, upto_E1) - torch.maximum(until_EM - capacity_EM, from_E1)).clamp(min=0)
+        return rows_EM.cumsum(dim=1)

@@ -19,12 +19,8 @@ from aurora.types.arrays import FloatArray, IntArray
 class RequestJournal:
     """Keeps every token that ranks produce, and assigns experts and unfinished requests to the members of each epoch.
 
-    Implements `aurora.runtime.distributed.supervisor.Coordinator`.
-
-    Args:
-        plan: the plan of the run.
-        prompts_M: each model's prompts, as token ids.
-        load_MLE: for each model, (L, E) tokens of each expert, by which experts that no rank holds any more are placed.
+    Implements `aurora.runtime.distributed.supervisor.Coordinator`. Experts that no rank holds any more are placed by
+    `load_MLE`: for each model, (L, E) tokens of each expert.
 
     Attributes:
         answers_M: the answers so far, by model.
@@ -54,12 +50,7 @@ class RequestJournal:
         return self._restored is not None and self._restored[0] == self._members
 
     def on_progress(self, rank: int, progress: NewTokens | FetchedWeights) -> bool:
-        """Records new tokens, or how long the transfer of weights took. Returns whether there were new tokens.
-
-        Args:
-            rank: the member that sent `progress`.
-            progress: its new tokens, or its note of fetched weights.
-        """
+        """Records new tokens, or how long the transfer of weights took. Returns whether there were new tokens."""
         if isinstance(progress, FetchedWeights):
             self.changes[-1].took_s = max(self.changes[-1].took_s, progress.seconds)
             return False
@@ -74,24 +65,11 @@ class RequestJournal:
         return True
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """Records why a rank was lost.
-
-        Args:
-            rank: the rank that was lost.
-            reason: why it was lost, as part of a sentence.
-        """
+        """Records why a rank was lost."""
         self._lost[rank] = reason
 
     def assign(self, epoch: int, states: Mapping[int, HeldExperts]) -> dict[int, EpochWork]:
-        """Assigns experts and unfinished requests to the members of an epoch.
-
-        Args:
-            epoch: the epoch's number, from 1.
-            states: what each member holds, by rank.
-
-        Returns:
-            Each member's work, by rank.
-        """
+        """Assigns experts and unfinished requests to the members of an epoch."""
         members = tuple(states)
         held = list(states.values())
         held_R = [state.held_ML for state in held]
@@ -153,14 +131,7 @@ class RequestJournal:
 
 
 def fewest_first(busy_R: IntArray, count: int) -> IntArray:
-    """Deals requests one by one, each to the rank that has the fewest; ties go to the lowest rank.
-
-    Args:
-        busy_R: (R,) number of requests that each rank already has.
-        count: number of requests to deal.
-
-    Returns:
-        (count,) the rank that gets each request.
+    """Deals `count` requests one by one, each to the rank that has the fewest; ties go to the lowest rank.
 
     Example:
         >>> fewest_first(np.array([2, 0]), 3).tolist()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.runtime.order_calibration import OrderCalibration
-from aurora.types import Cluster, Plan, Profile, TokenRouting, Trace, TraceRecorder
+from aurora.types import Cluster, Profile, TokenRouting, Trace, TraceRecorder
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.trace import Row
 
@@ -20,8 +20,7 @@ class Token:
     """One more token of the answer to a request.
 
     Args:
-        request: number of the request.
-        token: the token's id.
+        request, token: number of the request, and id of the token.
         last: whether it completes the answer.
         logits: (1, vocabulary) logits that chose it; None if they are not kept.
     """
@@ -97,11 +96,7 @@ class RunConditions:
     cluster: Cluster
 
     def traffic(self, profiles: Sequence[Profile]) -> list[Profile]:
-        """Returns the profiles with the run's traffic in place of the recorded traffic, one window per step.
-
-        Args:
-            profiles: one profile per model, in the run's sequence.
-        """
+        """Returns the profiles with the run's traffic in place of the recorded traffic, one window per step."""
         return [
             replace(
                 profile,
@@ -146,14 +141,11 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RankResult:
-    """Result of one rank.
+    """Result of one rank; fields as in `RunResult`, but for these.
 
     Args:
         answers_M: by model, the answers to the requests that this rank served.
-        seconds: serving time.
         rows: this rank's rows of the trace.
-        transport: name of the transport.
-        calibration: as in `RunResult`.
         routing_M: each model's experts_ULK and steps (U,), if `options.predictable`; else empty.
         network: the cluster with the network as measured, if `options.predictable`.
     """
@@ -168,16 +160,9 @@ class RankResult:
 
 
 def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
-    """Merges the results of all ranks into one RunResult.
-
-    Args:
-        results: one per rank, by rank.
-        names_M: the models' names.
-    """
-    answers_M = [Answers() for _ in names_M]
-    recorder = TraceRecorder("measured", names_M, len(results))
+    """Merges the results of all ranks, by rank, into the run's."""
+    answers_M = tuple(Answers() for _ in names_M)
     for result in results:
-        recorder.rows += result.rows
         for merged, answers in zip(answers_M, result.answers_M, strict=True):
             merged.tokens |= answers.tokens
             merged.logits |= answers.logits
@@ -187,30 +172,16 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
     if first.network is not None:
         routing_MR = zip(*(result.routing_M for result in results), strict=True)
         conditions = RunConditions(tuple(_merge_routing(routing_R) for routing_R in routing_MR), first.network)
-    return RunResult(tuple(answers_M), seconds, recorder.trace(), first.transport, first.calibration, conditions)
+    trace = measured_trace(results, names_M, len(results))
+    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, conditions)
 
 
-def elastic_result(
-    answers_M: Sequence[Answers],
-    changes: Sequence[MembershipChange],
-    results: Sequence[RankResult],
-    plan: Plan,
-    failure: str | None,
-) -> RunResult:
-    """Returns the result of a run that survives lost ranks.
-
-    Args:
-        answers_M, changes: as in the run's RequestJournal.
-        results: the results of the ranks that are left, whose rows make the trace.
-        plan: the plan of the run.
-        failure: as in `RunResult`.
-    """
-    recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), len(plan.cluster))
+def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> Trace:
+    """Returns the trace of a run from what its ranks recorded."""
+    recorder = TraceRecorder("measured", names_M, ranks)
     for result in results:
         recorder.rows += result.rows
-    seconds = max(answers.seconds for answers in answers_M)
-    transport = results[0].transport if results else "none"
-    return RunResult(tuple(answers_M), seconds, recorder.trace(), transport, changes=tuple(changes), failure=failure)
+    return recorder.trace()
 
 
 def _merge_routing(routing_R: Sequence[Routing]) -> TokenRouting:

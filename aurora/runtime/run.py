@@ -16,7 +16,7 @@ from aurora.runtime.distributed.process_groups import rank_info_from_environment
 from aurora.runtime.distributed.supervisor import Supervisor
 from aurora.runtime.elastic_rank import serve_elastic_rank
 from aurora.runtime.request_journal import RequestJournal
-from aurora.runtime.result import RankResult, RunResult, elastic_result, merge_results
+from aurora.runtime.result import RankResult, RunResult, measured_trace, merge_results
 from aurora.runtime.serving_rank import serve_rank
 from aurora.types import Plan, RunOptions
 from aurora.types.arrays import FloatArray
@@ -38,19 +38,18 @@ def run(
     _check(plan, models, prompts, options)
     if options.survive:
         return run_elastic(plan, models, prompts, options)
-    paths, names_M, ranks = [str(model) for model in models], tuple(model.model for model in plan.models), len(plan.cluster)
+    args = (plan, [str(model) for model in models], prompts, options)
+    ranks, names_M = len(plan.cluster), tuple(model.model for model in plan.models)
     if options.transport == "memory":
         memories = [Memory(ranks, options.timeout_s) for _ in plan.models]
-        results = launch_threads(serve_rank, ranks, plan, paths, prompts, options, memories, timeout_s=options.timeout_s)
-        return merge_results([result for of_rank in results for result in of_rank], names_M)
-    rank_info = rank_info_from_environment(options.timeout_s)
-    if rank_info is not None:
-        if rank_info.ranks != ranks:
-            raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {rank_info.ranks}")
-        gathered = serve_rank(rank_info, plan, paths, prompts, options)
-        return merge_results(gathered, names_M) if gathered else None
-    results = launch(serve_rank, ranks, plan, paths, prompts, options, timeout_s=options.timeout_s, port=options.port)
-    return merge_results([result for of_rank in results for result in of_rank], names_M)
+        results_R = launch_threads(serve_rank, ranks, *args, memories, timeout_s=options.timeout_s)
+    elif (rank_info := rank_info_from_environment(options.timeout_s)) is None:
+        results_R = launch(serve_rank, ranks, *args, timeout_s=options.timeout_s, port=options.port)
+    elif rank_info.ranks == ranks:
+        results_R = [serve_rank(rank_info, *args)]
+    else:
+        raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {rank_info.ranks}")
+    return merge_results(results, names_M) if (results := [result for of_rank in results_R for result in of_rank]) else None
 
 
 def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
@@ -74,7 +73,7 @@ def run_elastic(
     load_MLE: Sequence[FloatArray] | None = None,
     watch: Callable[[int, dict[int, int]], None] | None = None,
 ) -> RunResult:
-    """Serves prompts on local ranks and goes on with the remaining ranks when some are lost.
+    """Serves prompts on local ranks and goes on with the remaining ranks when some are lost; see `aurora.run`.
 
     Args:
         plan, models, prompts, options: as in `aurora.run`.
@@ -84,9 +83,6 @@ def run_elastic(
 
     Returns:
         The result; if the run cannot go on, the result so far, with `failure` set.
-
-    Raises:
-        BadInput: if the run cannot begin.
     """
     _check(plan, models, prompts, options)
     if rank_info_from_environment(options.timeout_s) is not None:
@@ -99,24 +95,27 @@ def run_elastic(
         timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, port=options.port, watch=watch,
     )  # fmt: skip
     failure = None
-    results: dict[int, RankResult] = {}
+    results: list[RankResult] = []
     try:
-        results = supervisor.run()
+        results = list(supervisor.run().values())
     except AuroraError as error:
         if not any(answers.tokens for answers in journal.answers_M):
             raise
         failure = str(error)
-    return elastic_result(journal.answers_M, journal.changes, list(results.values()), plan, failure)
+    seconds, names_M = max(answers.seconds for answers in journal.answers_M), tuple(model.model for model in plan.models)
+    transport = results[0].transport if results else "none"
+    trace, answers_M, changes = (
+        measured_trace(results, names_M, len(plan.cluster)),
+        tuple(journal.answers_M),
+        tuple(journal.changes),
+    )
+    return RunResult(answers_M, seconds, trace, transport, changes=changes, failure=failure)
 
 
 def verify(
     result: RunResult, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions
 ) -> list[str]:
     """Compares a run's answers with those of the unchanged models, which decode in this process.
-
-    Args:
-        result: what `run` returned; logits are compared if it has them.
-        models, prompts, options: as given to `run`.
 
     Returns:
         A sentence for each difference; empty if all answers have the same tokens, and logits within LOGIT_TOLERANCE.

@@ -13,12 +13,11 @@ from aurora.errors import BadInput
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import deal
 from aurora.planner.compile import compile_plan
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.distributed.nccl import NcclTransport
 from aurora.runtime.distributed.process_groups import default_process_group, device_of, new_process_group
-from aurora.runtime.distributed.shaped import Port, ShapedTransport
+from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.distributed.transport import Transport, lost_peer
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
@@ -33,32 +32,20 @@ from aurora.types import Plan, RunOptions, TraceRecorder
 LOADING = threading.Lock()  # transformers loads one model at a time in a process
 
 
-def check_model(plan: Plan, index: int, model: MoeModel) -> None:
-    """Checks that a plan was made for a model.
-
-    Args:
-        plan: the plan to serve by.
-        index: index of the model in the plan.
-        model: the loaded model.
-
-    Raises:
-        BadInput: if the plan was made for another model.
-    """
-    planned = plan.models[index]
-    model.identity.check_same(planned.identity, f"the plan of {planned.model!r} cannot serve model {model.name!r}")
+def load_models(
+    plan: Plan, paths: Sequence[str], prompts_M: Sequence[Sequence[list[int]]], options: RunOptions, device: str
+) -> list[MoeModel]:
+    """Loads the models of a run. Raises BadInput if one is not what the plan was made for, or cannot answer its prompts."""
+    with LOADING:
+        models = [load_model(path, device) for path in paths]
+    for planned, model, prompts in zip(plan.models, models, prompts_M, strict=True):
+        model.identity.check_same(planned.identity, f"the plan of {planned.model!r} cannot serve model {model.name!r}")
+        _check_prompts(model, prompts, options.max_new_tokens)
+    return models
 
 
-def check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int) -> None:
-    """Checks that a model can answer prompts.
-
-    Args:
-        model: the loaded model.
-        prompts: token ids of each prompt.
-        new_tokens: tokens of an answer at most.
-
-    Raises:
-        BadInput: if a token is outside the model's vocabulary, or a prompt is too long for `new_tokens` more.
-    """
+def _check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int) -> None:
+    """Raises BadInput if a token is outside the model's vocabulary, or a prompt is too long for `new_tokens` more."""
     config = model.model.config
     for index, prompt in enumerate(prompts):
         if max(prompt) >= config.vocab_size:
@@ -76,22 +63,14 @@ def serve_rank(
     options: RunOptions,
     memories: Sequence[Memory] = (),
 ) -> list[RankResult]:
-    """Serves as one rank.
+    """Serves the prompts dealt to one rank; arguments as in `aurora.run`.
 
     Args:
         rank_info: this rank and its peers.
-        plan: the plan to serve by.
-        model_paths: folders of the plan's models, in its sequence.
-        prompts_M: each model's prompts, as token ids; this rank serves those that are dealt to it.
-        options: options of the run.
         memories: one Memory per model if ranks are threads of a process; else empty.
 
     Returns:
         A list of this rank's result. Under torchrun: on rank 0 the results of all ranks, on other ranks an empty list.
-
-    Raises:
-        BadInput: before serving starts, if plan, models, prompts and machine do not fit each other.
-        RankFailed: if a peer is lost.
     """
     if options.colocate is not None and rank_info.local_ranks != rank_info.ranks:
         raise BadInput(
@@ -102,11 +81,7 @@ def serve_rank(
         raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
     if device != "cpu":
         torch.cuda.set_device(device)
-    with LOADING:
-        models = [load_model(path, device) for path in model_paths]
-    for index, (model, prompts) in enumerate(zip(models, prompts_M, strict=True)):
-        check_model(plan, index, model)
-        check_prompts(model, prompts, options.max_new_tokens)
+    models = load_models(plan, model_paths, prompts_M, options, device)
     with nullcontext() if memories else default_process_group(rank_info):
         if memories:
             transports: list[Transport] = [MemoryTransport(memory, rank_info.rank, plan.cluster) for memory in memories]
@@ -157,15 +132,12 @@ def _began_s(transport: Transport, rank_info: RankInfo) -> float:
 
 
 def _transports(plan: Plan, models: int, rank_info: RankInfo, device: str, options: RunOptions) -> tuple[list[Transport], str]:
-    backend = "gloo" if device == "cpu" else "nccl"
-    groups = [new_process_group(backend, options.timeout_s) for _ in range(models)]
-    if options.transport == "shaped":
-        port = Port(plan.cluster, rank_info.rank)
-        return [ShapedTransport(group, port) for group in groups], "shaped"
-    if backend == "nccl":
-        controls = [new_process_group("gloo", options.timeout_s) for _ in range(models)]
-        return [NcclTransport(*pair, device) for pair in zip(groups, controls, strict=True)], "nccl"
-    return [GlooTransport(group, plan.cluster) for group in groups], "gloo"
+    if device == "cpu":
+        groups = [new_process_group("gloo", options.timeout_s) for _ in range(models)]
+        shaped = options.transport == "shaped"
+        return tcp_transports(groups, plan.cluster, rank_info.rank, shaped), "shaped" if shaped else "gloo"
+    groups, controls = ([new_process_group(each, options.timeout_s) for _ in range(models)] for each in ("nccl", "gloo"))
+    return [NcclTransport(*pair, device) for pair in zip(groups, controls, strict=True)], "nccl"
 
 
 def _submitted() -> torch.cuda.Event:

@@ -1,27 +1,12 @@
 """Timers of phases: by the host's clock, or by events on a GPU stream, for which the host does not wait."""
 
 import time
-from typing import Protocol
 
 import torch
 
 
-class Timer(Protocol):
-    """Marks moments of a run, and tells the seconds of each mark later."""
-
-    def mark(self) -> object:
-        """Marks the present moment. Returns the mark, to be given to `seconds`."""
-
-    def seconds(self, mark: object) -> float:
-        """Returns when the mark was reached, in seconds since the run began; waits for the GPU work before it."""
-
-
 class HostTimer:
-    """Timer by the host's clock.
-
-    Args:
-        began_s: when the run began, by time.perf_counter.
-    """
+    """Timer by the host's clock; the run began at `began_s` of time.perf_counter."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
@@ -37,11 +22,7 @@ class HostTimer:
 
 
 class StreamTimer:
-    """Timer by events on the current stream of the thread that marks.
-
-    Args:
-        began_s: when the run began, by time.perf_counter.
-    """
+    """Timer by events on the current stream of the thread that marks; the run began at `began_s` of time.perf_counter."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
@@ -68,3 +49,6 @@ class StreamTimer:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+Timer = HostTimer | StreamTimer

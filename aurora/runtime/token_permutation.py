@@ -37,13 +37,7 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
-    """Copies the rows at an index.
-
-    Args:
-        rows: (N, H), the rows to copy from.
-        index_X: (X,) int64, the row to copy to each row of `out`.
-        out: (X, H), filled; may be a view into wider rows.
-    """
+    """Copies rows[index_X] to `out` (X, H), which may be a view into wider rows."""
     if uses_triton(rows):
         from aurora.runtime import permutation_triton
 
@@ -54,17 +48,9 @@ def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) ->
 
 
 def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None = None) -> torch.Tensor:
-    """Sums the rows of every token.
+    """Returns (N, H): each token's rows, at row_NK and -1 for none, weighted and summed.
 
     Products and sums are taken in at least float32 and in the order of k, then rounded once to the rows' dtype.
-
-    Args:
-        rows: (X, H).
-        row_NK: (N, K) int64, the row of every choice, -1 for none.
-        weights_NK: (N, K) weight of every choice; None: ones.
-
-    Returns:
-        (N, H).
     """
     if uses_triton(rows):
         from aurora.runtime import permutation_triton
@@ -104,14 +90,9 @@ def uses_triton(rows: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """Byte layout of a message row: one token's hidden state, weights and slots, for one rank.
+    """Byte layout of a message row: for one rank, one token's hidden state of `width` elements, `top_k` weights and slots.
 
-    Slots are int32; weights have the dtype of `exact_dtype`; every part and the whole row are aligned.
-
-    Args:
-        width: elements of a hidden state.
-        top_k: number of weights, and of slots, in a row; slot -1 means none.
-        dtype: dtype of the hidden state.
+    Slots are int32, -1 for none; weights have the dtype of `exact_dtype`; every part and the whole row are aligned.
     """
 
     width: int
@@ -134,12 +115,7 @@ class MessageFormat:
         return self.slots_at + _aligned(self.top_k * 4)
 
     def new(self, rows: int, device: torch.device) -> torch.Tensor:
-        """Returns an uninitialised message: (rows, row_bytes) uint8.
-
-        Args:
-            rows: number of rows.
-            device: device of the message.
-        """
+        """Returns an uninitialised message: (rows, row_bytes) uint8."""
         return torch.empty(rows, self.row_bytes, dtype=torch.uint8, device=device)
 
     def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

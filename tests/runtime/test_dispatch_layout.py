@@ -159,9 +159,8 @@ def test_local_first_on_tensors_is_the_plans(name, request):
     held = token_split(held_G)
     for rank in range(5):
         selection = LocalFirst(held_G, rank)
-        tables = selection.rank_EM, selection.from_EM, selection.upto_EM, selection.whole_E, selection.phase_E
         if name == "triton":
-            found = request.getfixturevalue("interpreted").local_first(torch.from_numpy(tokens_SE), rank, *tables)
+            found = request.getfixturevalue("interpreted").local_first(torch.from_numpy(tokens_SE), selection)
         else:
             found = selection(torch.from_numpy(tokens_SE))
         rows_X = local_first(tokens_SE, held, rank)

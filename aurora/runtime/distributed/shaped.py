@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.ordered import Message, Work
-from aurora.runtime.distributed.transport import ThreadWork
+from aurora.runtime.distributed.transport import ThreadWork, Transport
 from aurora.types import Cluster
 
 CHUNK_S = 0.004  # a chunk's time on the slower port: short enough to share ports fairly, long enough to sleep through
@@ -97,3 +98,11 @@ class ShapedTransport(GlooTransport):
         """Pieces of a message, cut the same way at both ends."""
         size = max(1024, int(rate_Bps * CHUNK_S))
         return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.flat, size)]
+
+
+def tcp_transports(groups: Sequence[Any], cluster: Cluster, rank: int, shaped: bool) -> list[Transport]:
+    """Returns a transport for each gloo group; with `shaped`, they share a port that is held to its rates."""
+    if not shaped:
+        return [GlooTransport(group, cluster) for group in groups]
+    port = Port(cluster, rank)
+    return [ShapedTransport(group, port) for group in groups]
