@@ -42,7 +42,7 @@ def sweep(
     make_folder(output)
     with shown() as progress:
         points = swept(machines, config, axes, seed, progress)
-    values, speedups = {axis.key: axis.values for axis in axes}, [point.speedups for point in points]
+    values, speedups = dict(axes), [point.speedups for point in points]
     pictures = draw_map(values, speedups, output) if plots else []
     table = {"schema": 1, "cluster": machines.name, "seed": seed, "points": [point.as_json() for point in points]}
     write_text(output / "sweep.json", json.dumps(table, indent=1) + "\n")

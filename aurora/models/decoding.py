@@ -93,17 +93,7 @@ class GreedyBatch:
 
 
 def greedy_decode(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
-    """Decodes one prompt greedily.
-
-    Args:
-        model: a transformers causal language model.
-        prompt: token ids.
-        new_tokens: tokens to generate at most.
-        eos: the token that ends the answer; None: none does.
-
-    Returns:
-        The new tokens, and the logits (tokens, vocabulary) that chose them.
-    """
+    """Decodes one prompt as `GreedyBatch` does: the new tokens, and the logits (tokens, vocabulary) that chose them."""
     batch = GreedyBatch(model, [prompt], [new_tokens], eos, pad=0)
     logits = []
     while not batch.done:

@@ -18,17 +18,11 @@ EXPERTS_SIGNATURE = ("hidden_states", "top_k_index", "top_k_weights")
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One MoE layer of a model.
+    """One MoE layer of a model."""
 
-    Attributes:
-        number: the number of its decoder layer, from 0.
-        block: the module that holds the router and the experts.
-        name: the attribute of `block` that is the experts module.
-    """
-
-    number: int
-    block: nn.Module
-    name: str
+    number: int  # the number of its decoder layer, from 0
+    block: nn.Module  # the module that holds the router and the experts
+    name: str  # the attribute of `block` that is the experts module
 
     @property
     def experts(self) -> Any:
@@ -51,21 +45,13 @@ class MoeLayer:
 
 @dataclass(frozen=True)
 class MoeModel:
-    """A loaded MoE causal language model.
+    """A loaded MoE causal language model."""
 
-    Attributes:
-        name: the name of its folder.
-        model: the transformers model.
-        tokenizer: its tokenizer.
-        layers: its MoE layers, in forward order.
-        top_k: experts per token.
-    """
-
-    name: str
-    model: Any
-    tokenizer: Any
-    layers: tuple[MoeLayer, ...]
-    top_k: int
+    name: str  # the name of its folder
+    model: Any  # the transformers model
+    tokenizer: Any  # its tokenizer
+    layers: tuple[MoeLayer, ...]  # its MoE layers, in forward order
+    top_k: int  # experts per token
 
     @property
     def experts(self) -> int:

@@ -131,18 +131,7 @@ def _runs(ids: list[int], length: int) -> Iterator[list[int]]:
 
 
 def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
-    """Read prompts from a file and tokenize them.
-
-    Args:
-        tokenizer: a transformers tokenizer; it adds no special tokens.
-        file: one prompt per line, or a .jsonl file.
-
-    Returns:
-        The token ids of each prompt.
-
-    Raises:
-        BadInput: if there is no prompt, or a line is not of the format.
-    """
+    """Reads prompts, one a line or of a .jsonl file, as token ids without special tokens. Raises BadInput if there are none."""
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in load_prompts(file)]
 
 

@@ -31,17 +31,11 @@ Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
 
 @dataclass(frozen=True)
 class HeldExperts:
-    """State of a rank between epochs.
+    """State of a rank between epochs."""
 
-    Args:
-        held_ML: the rank's experts, by model and layer.
-        serving_M: numbers of the requests that the rank is decoding, by model.
-        expert_bytes_M: bytes of one expert's weights in one layer, by model.
-    """
-
-    held_ML: HeldML
-    serving_M: tuple[tuple[int, ...], ...]
-    expert_bytes_M: tuple[int, ...]
+    held_ML: HeldML  # the rank's experts, by model and layer
+    serving_M: tuple[tuple[int, ...], ...]  # numbers of the requests that the rank is decoding, by model
+    expert_bytes_M: tuple[int, ...]  # bytes of one expert's weights in one layer, by model
 
 
 @dataclass(frozen=True)

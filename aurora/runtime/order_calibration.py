@@ -29,21 +29,13 @@ SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
 
 @dataclass(frozen=True)
 class OrderCalibration:
-    """Measured seconds of an all-to-all by size and method.
+    """Measured seconds of an all-to-all by size and method."""
 
-    Args:
-        sizes_C: (C,) bytes per rank.
-        methods: W names of orders; the last is the plan's.
-        seconds_CW: (C, W) median seconds, summed over SHAPES.
-        noise_CW: (C, W) standard error of seconds_CW, as a share of it.
-        orders: maps each method but the plan's to its order.
-    """
-
-    sizes_C: IntArray
-    methods: tuple[str, ...]
-    seconds_CW: FloatArray
-    noise_CW: FloatArray
-    orders: Mapping[str, Order]
+    sizes_C: IntArray  # (C,) bytes per rank
+    methods: tuple[str, ...]  # W names of orders; the last is the plan's
+    seconds_CW: FloatArray  # (C, W) median seconds, summed over SHAPES
+    noise_CW: FloatArray  # (C, W) standard error of seconds_CW, as a share of it
+    orders: Mapping[str, Order]  # maps each method but the plan's to its order
 
     def method(self, rank_bytes: float) -> str:
         """Returns the fastest method for bytes that a rank sends on average, between measured sizes by their logarithms.

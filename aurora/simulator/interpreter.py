@@ -37,15 +37,7 @@ Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
 def simulate_plan(
     plan: Plan, profiles: Sequence[Profile], barriers: str = "gpu", ordered: OrderBatch | None = None, interleave: bool = True
 ) -> Trace:
-    """Predicts the Trace of serving the profiles' windows under `plan`, one step per window.
-
-    Args:
-        plan: checked before it is simulated.
-        profiles: one per model of the plan.
-        barriers, ordered, interleave: as in `simulate`.
-
-    Returns:
-        A Trace of kind "predicted"; the same for the same arguments.
+    """Predicts the Trace of serving the profiles' windows, one per model, under `plan`, which is checked; else as `simulate`.
 
     Raises:
         BadInput: if a profile is of another model or number of ranks than the plan's, or holds counts alone where the plan
@@ -101,37 +93,35 @@ class _AllToAll:
     waiting: dict[int, Resume] = field(default_factory=dict)
 
 
+@dataclass
 class _Run:
     """One simulation: a heap of timed resumptions, the switch, and a process for every rank and model."""
 
-    def __init__(
-        self,
-        program: Program,
-        cluster: Cluster,
-        profiles: Sequence[Profile],
-        barriers: str,
-        ordered: OrderBatch | None,
-        interleave: bool,
-    ) -> None:
-        self.program, self.cluster, self.profiles = program, cluster, profiles
-        self.barriers, self.ordered, self.interleave = barriers, ordered, interleave
-        self._preemptive = interleave and barriers != "global" and program.time_slice == "layer"
+    program: Program
+    cluster: Cluster
+    profiles: Sequence[Profile]
+    barriers: str
+    ordered: OrderBatch | None
+    interleave: bool
+
+    def __post_init__(self) -> None:
+        self._preemptive = self.interleave and self.barriers != "global" and self.program.time_slice == "layer"
         self.now = 0.0
-        self.record = TraceRecorder("predicted", program.names_M, program.ranks)
+        self.record = TraceRecorder("predicted", self.program.names_M, self.program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
         self._sequence = 0
-        models, ranks = len(profiles), range(program.ranks)
+        models, ranks = len(self.profiles), range(self.program.ranks)
         self._arbiters = [
-            simulated_port_arbiters(models) if interleave else [simulated_port_arbiters(1)[0] for _ in range(models)]
+            simulated_port_arbiters(models) if self.interleave else [simulated_port_arbiters(1)[0] for _ in range(models)]
             for _ in ranks
         ]
-        self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not interleave
+        self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not self.interleave
         self._at_barrier: dict[Key, list[Resume]] = {}
         self._exchanges: dict[Key, _AllToAll] = {}
         self._by_number: dict[int, _AllToAll] = {}
-        self._switch = Switch(cluster.network)
+        self._switch = Switch(self.cluster.network)
         self._split_MLEG = [
-            [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in program.placements_M
+            [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
         ]
 
     def trace(self) -> Trace:

@@ -16,53 +16,27 @@ from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
 
 MOST_POINTS = 10_000
 PAYS = 1.05  # the smallest speed-up that counts as a gain
+Axis = tuple[str, tuple[float, ...]]  # a field of Setting, and the values that it takes, rising
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid.
+    """One point of the grid."""
 
-    Attributes:
-        bandwidth: bytes per second of the fastest port, the others in proportion; None: as in the cluster.
-        skew: Zipf exponent of the experts' popularity; 0 is uniform.
-        tokens: tokens of each rank.
-        speed: factor on every GPU's speed.
-    """
-
-    bandwidth: float | None = None
-    skew: float = 1.0
-    tokens: float = 1024
-    speed: float = 1.0
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis of the grid.
-
-    Attributes:
-        key: a field of Setting.
-        values: the values that it takes, rising.
-    """
-
-    key: str
-    values: tuple[float, ...]
+    bandwidth: float | None = None  # bytes per second of the fastest port, the others in proportion; None: as in the cluster
+    skew: float = 1.0  # Zipf exponent of the experts' popularity; 0 is uniform
+    tokens: float = 1024  # tokens of each rank
+    speed: float = 1.0  # factor on every GPU's speed
 
 
 @dataclass(frozen=True)
 class Point:
-    """Simulated times of one setting.
+    """Simulated times of one setting."""
 
-    Attributes:
-        setting: the point of the grid.
-        order_s: seconds of one model alone, by the name of its order.
-        colocated_s: seconds of two models of the same shape that share the GPUs.
-        sequential_s: seconds of these two models one after the other, each with the GPUs for itself.
-    """
-
-    setting: Setting
-    order_s: Mapping[str, float]
-    colocated_s: float
-    sequential_s: float
+    setting: Setting  # the point of the grid
+    order_s: Mapping[str, float]  # seconds of one model alone, by the name of its order
+    colocated_s: float  # seconds of two models of the same shape that share the GPUs
+    sequential_s: float  # seconds of these two models one after the other, each with the GPUs for itself
 
     @property
     def speedups(self) -> dict[str, float]:
@@ -108,7 +82,7 @@ def read_axis(text: str) -> Axis:
     if count < 1 or not (least <= first <= last < 1e24):
         raise BadInput(f"{text}: expected {least:g} <= FIRST <= LAST and a COUNT above zero")
     values = np.geomspace(first, last, count) if log else np.linspace(first, last, count)
-    return Axis(key, tuple(float(f"{value:.6g}") for value in values))
+    return key, tuple(float(f"{value:.6g}") for value in values)
 
 
 def sweep(
@@ -134,10 +108,10 @@ def sweep(
         BadInput: if there are no axes or more than two, two with the same key, or more than MOST_POINTS points.
         InfeasiblePlan: if two models do not fit into the GPUs' memory.
     """
-    keys = [axis.key for axis in axes]
+    keys = [key for key, _ in axes]
     if not 1 <= len(axes) <= 2 or len(set(keys)) != len(keys):
         raise BadInput(f"sweep: expected one or two keys, each once, found {', '.join(keys) or 'none'}")
-    grid = [dict(zip(keys, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))]
+    grid = [dict(zip(keys, values, strict=True)) for values in itertools.product(*(values for _, values in axes))]
     if len(grid) > MOST_POINTS:
         raise BadInput(f"sweep: expected at most {MOST_POINTS} points, found {len(grid)}")
     points = []

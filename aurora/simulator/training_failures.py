@@ -22,37 +22,21 @@ PHASES = ("compute", "checkpoint", "lost", "reconfigure", "restart", "idle")
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A model in training, and what its steps and pauses cost.
+    """A model in training, and what its steps and pauses cost."""
 
-    Attributes:
-        load_LE: (L, E) float64, each expert's share of a layer's tokens.
-        slots: expert slots of a node, equally many on each of its GPUs.
-        group: nodes that hold every expert once in ordinary expert parallelism.
-        batch: samples that a node computes in a step.
-        dense_s: seconds of a step outside the experts.
-        experts_s: seconds of a step in the experts if all GPUs have the same load.
-        state_bytes: size of a checkpoint.
-        gpus: GPUs of a node.
-        min_replicas: the replicas of each expert at least, as far as slots allow.
-        storage_Bps: bytes per second at which checkpoints are written and read.
-        start_s: seconds to start all processes, without reading the checkpoint.
-        reconfigure_s: seconds to go on with other nodes without a restart.
-        wait_s: seconds from the first node that joins to the reconfiguration that uses it.
-    """
-
-    load_LE: FloatArray
-    slots: int
-    group: int
-    batch: int
-    dense_s: float
-    experts_s: float
-    state_bytes: float
-    gpus: int = 1
-    min_replicas: int = 2
-    storage_Bps: float = 1.25e9
-    start_s: float = 60.0
-    reconfigure_s: float = 30.0
-    wait_s: float = 120.0
+    load_LE: FloatArray  # (L, E) float64, each expert's share of a layer's tokens
+    slots: int  # expert slots of a node, equally many on each of its GPUs
+    group: int  # nodes that hold every expert once in ordinary expert parallelism
+    batch: int  # samples that a node computes in a step
+    dense_s: float  # seconds of a step outside the experts
+    experts_s: float  # seconds of a step in the experts if all GPUs have the same load
+    state_bytes: float  # size of a checkpoint
+    gpus: int = 1  # GPUs of a node
+    min_replicas: int = 2  # the replicas of each expert at least, as far as slots allow
+    storage_Bps: float = 1.25e9  # bytes per second at which checkpoints are written and read
+    start_s: float = 60.0  # seconds to start all processes, without reading the checkpoint
+    reconfigure_s: float = 30.0  # seconds to go on with other nodes without a restart
+    wait_s: float = 120.0  # seconds from the first node that joins to the reconfiguration that uses it
 
     @property
     def checkpoint_s(self) -> float:
@@ -67,19 +51,12 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class System:
-    """How a training system places experts and reacts to failures.
+    """How a training system places experts and reacts to failures."""
 
-    Attributes:
-        method: how replicas are placed, one of SURVIVE; "" for ordinary expert parallelism.
-        tolerant: whether training goes on without a restart if the nodes left hold every expert.
-        interval: steps from one checkpoint to the next.
-        speed: steps per second relative to DeepSpeed's kernels.
-    """
-
-    method: str
-    tolerant: bool
-    interval: int
-    speed: float = 1.0
+    method: str  # how replicas are placed, one of SURVIVE; "" for ordinary expert parallelism
+    tolerant: bool  # whether training goes on without a restart if the nodes left hold every expert
+    interval: int  # steps from one checkpoint to the next
+    speed: float = 1.0  # steps per second relative to DeepSpeed's kernels
 
 
 SYSTEMS: dict[str, System] = {
@@ -107,57 +84,6 @@ class Replay:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     restarts: int = 0
     rates: list[tuple[float, int, float]] = field(default_factory=list)
-    _pauses: list[tuple[str, float]] = field(default_factory=list)
-    _unsaved_s: float = 0.0
-    _unsaved: float = 0.0
-
-    def pause(self, phase: str, seconds: float) -> None:
-        """Adds a pause of `seconds` before the next step, counted as `phase`."""
-        self._pauses.append((phase, seconds))
-
-    def lose(self, restart_s: float) -> None:
-        """Counts the work since the last checkpoint as lost, and replaces all pending pauses by a restart of `restart_s`."""
-        self.seconds["compute"] -= self._unsaved_s
-        self.seconds["lost"] += self._unsaved_s
-        self.samples -= self._unsaved
-        self._unsaved_s = self._unsaved = 0.0
-        self._pauses = [("restart", restart_s)]
-        self.restarts += 1
-
-    def save(self, seconds: float) -> None:
-        """Counts the work so far as saved, and adds a pause of `seconds` for the checkpoint."""
-        self._unsaved_s = self._unsaved = 0.0
-        self.pause("checkpoint", seconds)
-
-    def advance(self, span_s: float, rate: float, interval_s: float, checkpoint_s: float) -> None:
-        """Lets `span_s` seconds pass: first the pending pauses, then training.
-
-        Args:
-            span_s: seconds to spend.
-            rate: samples per second; 0 if no node can be used, which counts as idle.
-            interval_s: seconds of training between checkpoints.
-            checkpoint_s: seconds that a checkpoint takes.
-        """
-        while span_s > 0:
-            if self._pauses:
-                phase, left_s = self._pauses.pop(0)
-                part_s = min(span_s, left_s)
-                self.seconds[phase] += part_s
-                if left_s > part_s:
-                    self._pauses.insert(0, (phase, left_s - part_s))
-            elif not rate:
-                part_s = span_s
-                self.seconds["idle"] += part_s
-            elif self._unsaved_s >= interval_s:
-                self.save(checkpoint_s)
-                continue
-            else:
-                part_s = min(span_s, interval_s - self._unsaved_s)
-                self.seconds["compute"] += part_s
-                self.samples += part_s * rate
-                self._unsaved_s += part_s
-                self._unsaved += part_s * rate
-            span_s -= part_s
 
 
 def replay(job: TrainingJob, system: System, trace: Sequence[MembershipEvent], end_s: float) -> Replay:
@@ -186,6 +112,8 @@ class _TrainingRun:
     def __init__(self, job: TrainingJob, system: System) -> None:
         self.job, self.system = job, system
         self.done = Replay()
+        self._pauses: list[tuple[str, float]] = []
+        self._unsaved_s = self._unsaved = 0.0  # since the last checkpoint: seconds and samples
         self._present: list[str] = []
         self._used: list[str] = []
         self._held: list[list[set[int]]] = []
@@ -205,10 +133,43 @@ class _TrainingRun:
             self.done.rates.append((now_s, len(nodes), self._rate))
 
     def advance(self, span_s: float) -> None:
-        """Trains for `span_s` seconds, pauses and checkpoints included."""
-        step_samples = len(self._used) * self.job.batch
-        interval_s = self.system.interval * step_samples / self._rate if self._rate else np.inf
-        self.done.advance(span_s, self._rate, interval_s, self.job.checkpoint_s)
+        """Lets `span_s` seconds pass: first the pending pauses, then training with its checkpoints."""
+        done, rate = self.done, self._rate
+        interval_s = self.system.interval * len(self._used) * self.job.batch / rate if rate else np.inf
+        while span_s > 0:
+            if self._pauses:
+                phase, left_s = self._pauses.pop(0)
+                part_s = min(span_s, left_s)
+                done.seconds[phase] += part_s
+                if left_s > part_s:
+                    self._pauses.insert(0, (phase, left_s - part_s))
+            elif not rate:
+                part_s = span_s
+                done.seconds["idle"] += part_s
+            elif self._unsaved_s >= interval_s:
+                self._save()
+                continue
+            else:
+                part_s = min(span_s, interval_s - self._unsaved_s)
+                done.seconds["compute"] += part_s
+                done.samples += part_s * rate
+                self._unsaved_s += part_s
+                self._unsaved += part_s * rate
+            span_s -= part_s
+
+    def _save(self) -> None:
+        """Counts the work so far as saved, and adds a pause for the checkpoint."""
+        self._unsaved_s = self._unsaved = 0.0
+        self._pauses.append(("checkpoint", self.job.checkpoint_s))
+
+    def _lose(self, restart_s: float) -> None:
+        """Counts the work since the last checkpoint as lost, and replaces all pending pauses by a restart."""
+        self.done.seconds["compute"] -= self._unsaved_s
+        self.done.seconds["lost"] += self._unsaved_s
+        self.done.samples -= self._unsaved
+        self._unsaved_s = self._unsaved = 0.0
+        self._pauses = [("restart", restart_s)]
+        self.done.restarts += 1
 
     def _next_nodes(self, now_s: float) -> list[str]:
         """The nodes to use from now on; pauses for changing to them are added."""
@@ -222,11 +183,11 @@ class _TrainingRun:
     def _nodes_after_failure(self, left: list[str]) -> list[str]:
         """Reconfigures to the nodes left if the system can and they hold every expert; else restarts with all present nodes."""
         if self.system.tolerant and _hold_all_experts(self._held, [self._used.index(node) for node in left], self.job):
-            self.done.pause("reconfigure", self.job.reconfigure_s)
+            self._pauses.append(("reconfigure", self.job.reconfigure_s))
             return _usable(left, self.job, self.system)
         self._joins_s = np.inf
         nodes = _usable(self._present, self.job, self.system)
-        self.done.lose(self.job.restart_s if nodes else 0.0)
+        self._lose(self.job.restart_s if nodes else 0.0)
         return nodes
 
     def _nodes_after_joins(self) -> list[str]:
@@ -236,11 +197,11 @@ class _TrainingRun:
         if len(nodes) <= len(self._used):
             return self._used
         if self._used and self.system.tolerant:
-            self.done.pause("reconfigure", self.job.reconfigure_s)
+            self._pauses.append(("reconfigure", self.job.reconfigure_s))
         elif self.done.rates:
             if self._used:
-                self.done.save(self.job.checkpoint_s)
-            self.done.pause("restart", self.job.restart_s)
+                self._save()
+            self._pauses.append(("restart", self.job.restart_s))
         return nodes
 
 

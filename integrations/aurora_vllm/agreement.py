@@ -9,15 +9,10 @@ REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict 
 
 
 class Verdict(NamedTuple):
-    """Verdict that the ranks agreed on.
+    """Verdict that the ranks agreed on."""
 
-    Args:
-        refusal: why the ranks do not serve by the plan; None if they do.
-        report_here: whether this rank is the one that logs the refusal.
-    """
-
-    refusal: str | None
-    report_here: bool
+    refusal: str | None  # why the ranks do not serve by the plan; None if they do
+    report_here: bool  # whether this rank is the one that logs the refusal
 
 
 def agree(

@@ -21,21 +21,13 @@ ReportPhase = Callable[[str, int, float, IntArray], None]  # phase, layer, secon
 
 @dataclass
 class DispatchedBatch:
-    """A layer's batch between dispatch and combine.
+    """A layer's batch between dispatch and combine."""
 
-    Args:
-        layout: which token's row goes to which rank.
-        rows_GG: rows_GG[s][d] is the number of rows from rank s to rank d.
-        combine_order: the order of the combine.
-        received: number of rows that came to this rank.
-        aggregate_s: seconds of the weighted sum at the end; set by `combine`.
-    """
-
-    layout: RowPerRank
-    rows_GG: list[list[int]]
-    combine_order: Order
-    received: int
-    aggregate_s: float = 0.0
+    layout: RowPerRank  # which token's row goes to which rank
+    rows_GG: list[list[int]]  # rows_GG[s][d] is the number of rows from rank s to rank d
+    combine_order: Order  # the order of the combine
+    received: int  # number of rows that came to this rank
+    aggregate_s: float = 0.0  # seconds of the weighted sum at the end; set by `combine`
 
 
 class LayerAllToAll:

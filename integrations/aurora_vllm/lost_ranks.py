@@ -13,14 +13,7 @@ EXIT_S = 2.0  # within which a dying process is seen to have exited
 
 
 class PeerProcesses:
-    """Host and process id of every rank, exchanged once over a torch.distributed Store.
-
-    Args:
-        store: a Store that all ranks reach.
-        key: prefix of the store's keys.
-        rank: this rank, whose process is published.
-        ranks: number of ranks.
-    """
+    """Host and process id of every rank, exchanged once over a torch.distributed Store under `key`."""
 
     def __init__(self, store: Any, key: str, rank: int, ranks: int) -> None:
         """Publishes this rank's process."""
@@ -63,14 +56,7 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def naming_lost_ranks(processes: PeerProcesses | None) -> Iterator[None]:
-    """Context manager that turns a RuntimeError into a RankFailed that names the lost ranks, if there are any.
-
-    Args:
-        processes: the processes of all ranks; None: they are unknown, and no error is changed.
-
-    Raises:
-        RankFailed: if a rank is lost.
-    """
+    """Context manager that turns an error into a RankFailed that names the lost ranks, if `processes` knows them."""
     try:
         yield
     except (RuntimeError, RankFailed) as error:

@@ -56,12 +56,7 @@ class TimeSlices:
 
 
 class TimeSlicedTransport:
-    """A transport whose exchanges wait for the arbiter to grant the port.
-
-    Args:
-        transport: performs the exchanges.
-        arbiter: grants this rank's port.
-    """
+    """A transport whose exchanges wait for the arbiter to grant the port."""
 
     def __init__(self, transport: Transport, arbiter: PortArbiter) -> None:
         self._transport, self._arbiter = transport, arbiter

@@ -18,58 +18,34 @@ PENDING_LIMIT = 256  # observations and timings that are accumulated together
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Facts about the model and the rank that a record states beside the traffic.
+    """Facts about the model and the rank that a record states beside the traffic."""
 
-    Args:
-        model: the model's name.
-        fingerprint: a hash of the router weights; empty if unknown.
-        engine: the engine's name and version.
-        kind: kind of GPU, or "cpu".
-        rank, ranks: this expert-parallel rank, and the number of ranks.
-        top_k: experts that a token chooses.
-        layers: number of MoE layers of the whole model.
-        experts: experts per layer.
-        dispatch_bytes, combine_bytes: bytes of a token's row in either all-to-all.
-        expert_bytes: bytes of one expert's weights in one layer.
-        other_bytes: bytes of all other weights.
-        dense_layers: numbers of the decoder layers without experts.
-    """
-
-    model: str
-    fingerprint: str
-    engine: str
-    kind: str
-    rank: int
+    model: str  # the model's name
+    fingerprint: str  # a hash of the router weights; empty if unknown
+    engine: str  # the engine's name and version
+    kind: str  # kind of GPU, or "cpu"
+    rank: int  # this expert-parallel rank, of `ranks`
     ranks: int
-    top_k: int
-    layers: int
-    experts: int
-    dispatch_bytes: int
+    top_k: int  # experts that a token chooses
+    layers: int  # number of MoE layers of the whole model
+    experts: int  # experts per layer
+    dispatch_bytes: int  # of a token's row; `combine_bytes` on its way back
     combine_bytes: int
-    expert_bytes: int
-    other_bytes: int
-    dense_layers: tuple[int, ...] = ()
+    expert_bytes: int  # bytes of one expert's weights in one layer
+    other_bytes: int  # bytes of all other weights
+    dense_layers: tuple[int, ...] = ()  # numbers of the decoder layers without experts
 
 
 @dataclass
 class LayerObservation:
-    """A MoE layer's part of one forward pass.
+    """A MoE layer's part of one forward pass."""
 
-    Args:
-        step: the forward pass's number, the same on all ranks.
-        layer: the MoE layer's index.
-        experts_NK: (N, K) experts chosen for all rows on this rank.
-        own_rows: the rows that this rank counts; other tensor-parallel ranks count the rest.
-        gate_s: seconds since the last MoE layer; None in the first layer.
-        expert_s: seconds of the experts; None if `add_timing` reports them.
-    """
-
-    step: int
-    layer: int
-    experts_NK: torch.Tensor
-    own_rows: slice
-    gate_s: float | None
-    expert_s: float | None = None
+    step: int  # the forward pass's number, the same on all ranks
+    layer: int  # the MoE layer's index
+    experts_NK: torch.Tensor  # (N, K) experts chosen for all rows on this rank
+    own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
+    gate_s: float | None  # seconds since the last MoE layer; None in the first layer
+    expert_s: float | None = None  # seconds of the experts; None if `add_timing` reports them
 
 
 class TrafficRecorder:

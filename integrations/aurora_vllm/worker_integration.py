@@ -17,8 +17,7 @@ from aurora.types import Network
 from aurora.types.arrays import IntArray
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
 from aurora_vllm.metrics import Metrics
-from aurora_vllm.plan_fit import Checkpoint
-from aurora_vllm.served_plan import ServedPlan
+from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlicedTransport, TimeSlices
 from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation
@@ -30,22 +29,14 @@ Slots = tuple[tuple[int, ...], ...]
 
 @dataclass
 class LayerInFlight:
-    """The MoE layer that a thread is computing, and its batch between dispatch and combine.
+    """The MoE layer that a thread is computing, and its batch between dispatch and combine."""
 
-    Args:
-        layer: the MoE layer's index.
-        experts_from_s: when the layer's experts began to compute, by time.perf_counter.
-        batch: the dispatched batch; None before dispatch and after combine.
-        index, weights: (P, K), experts and weights of the dispatched rows.
-        exchanged: whether aurora performed the layer's all-to-all.
-    """
-
-    layer: int
-    experts_from_s: float
-    batch: DispatchedBatch | None = None
-    index: torch.Tensor | None = None
+    layer: int  # the MoE layer's index
+    experts_from_s: float  # when the layer's experts began to compute, by time.perf_counter
+    batch: DispatchedBatch | None = None  # the dispatched batch; None before dispatch and after combine
+    index: torch.Tensor | None = None  # index and weights: (P, K), experts and weights of the dispatched rows
     weights: torch.Tensor | None = None
-    exchanged: bool = False
+    exchanged: bool = False  # whether aurora performed the layer's all-to-all
 
 
 class _Thread(threading.local):
@@ -56,14 +47,9 @@ class _Thread(threading.local):
 
 
 class WorkerIntegration:
-    """The plugin's part in one expert-parallel rank.
+    """The plugin's part in one expert-parallel rank; arguments as in `ServedPlan`.
 
     Args:
-        settings: the plugin's settings.
-        rank: this expert-parallel rank.
-        ranks: number of expert-parallel ranks.
-        checkpoint: identity of the model that will be loaded; None if it cannot be read beforehand.
-        experts: the model's number of experts per layer; None if unknown.
         row_share: (part, parts): if each of `parts` tensor-parallel ranks has all rows of a batch, this rank counts the part
             with index `part`.
     """
@@ -210,14 +196,7 @@ class WorkerIntegration:
         return rows, weights, index
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """Sends the experts' results back to the tokens' ranks and sums them.
-
-        Args:
-            answers: (P, H), the local experts' results for the P rows of `dispatch`.
-
-        Returns:
-            (N, H), for each of this rank's tokens the sum over its experts.
-        """
+        """Sends the experts' results (P, H) for the rows of `dispatch` back and returns their sums by token (N, H)."""
         in_flight = self._thread.in_flight
         assert in_flight is not None
         batch = in_flight.batch

@@ -15,10 +15,6 @@ LOG = logging.getLogger("vllm.aurora")
 class WorkerRecords:
     """Starts, stops and writes one rank's record.
 
-    Args:
-        settings: give the record's folder and how often it is written.
-        rank: this expert-parallel rank.
-
     Attributes:
         recorder: counts traffic; None while nothing is recorded.
     """

@@ -7,7 +7,7 @@ import pytest
 import torch
 from aurora_vllm import layer_alltoall as module
 from aurora_vllm.layer_alltoall import LayerAllToAll
-from aurora_vllm.plan_fit import check_fit, experts_in, read_checkpoint
+from aurora_vllm.served_plan import check_fit, experts_in, read_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -12,11 +12,12 @@ from aurora.planner.migration.recovery import recover
 from aurora.planner.migration.relabelling import fewest_moves
 from aurora.planner.replication.failure_resilient import survive
 from aurora.planner.replication.recoverability import all_held
+from aurora.reproduce.lazarus.generated_traces import every, hourly, spot
 from aurora.reproduce.lazarus.greedy_relabelling import greedy_moves
 from aurora.reproduce.lazarus.jobs import BATCH, DEEPSEEK_V3, JOBS, NODES, SLOTS
 from aurora.reproduce.ranges import Range
 from aurora.reproduce.recorded_data import is_recorded, recorded_file
-from aurora.simulator.membership_traces import MembershipEvent, changes, every, hourly, limited, shifted, spot
+from aurora.simulator.membership_traces import MembershipEvent, changes, limited, shifted
 from aurora.simulator.training_failures import SYSTEMS, Replay, System, TrainingJob, busiest, replay
 from aurora.types import Cluster, FailureDomains, Gpu
 from aurora.types.arrays import FloatArray

@@ -53,15 +53,10 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class MemberState:
-    """Rank to supervisor: the rank takes part in no epoch and waits for the next one.
+    """Rank to supervisor: the rank takes part in no epoch and waits for the next one."""
 
-    Args:
-        value: what the rank holds, for the coordinator.
-        lost: why the rank left its last epoch by itself; None: it was stopped.
-    """
-
-    value: Any
-    lost: str | None = None
+    value: Any  # what the rank holds, for the coordinator
+    lost: str | None = None  # why the rank left its last epoch by itself; None: it was stopped
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,15 @@ MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the supe
 
 @dataclass
 class Membership:
-    """The running ranks and the current epoch.
+    """The running ranks and the current epoch."""
 
-    Args:
-        members: every running rank, by rank.
-        epoch: number of the current epoch, 0 before the first.
-        epoch_ranks: the ranks with which the epoch began.
-        changed: whether a rank was lost or left the epoch.
-        joined: whether a new rank waits.
-        progressed: whether the work has advanced in this epoch.
-        idle_epochs: how many epochs these ranks have had since the work last advanced.
-    """
-
-    members: dict[int, RankProcess] = field(default_factory=dict)
-    epoch: int = 0
-    epoch_ranks: tuple[int, ...] = ()
-    changed: bool = True
-    joined: bool = False
-    progressed: bool = False
-    idle_epochs: int = 0
+    members: dict[int, RankProcess] = field(default_factory=dict)  # every running rank, by rank
+    epoch: int = 0  # number of the current epoch, 0 before the first
+    epoch_ranks: tuple[int, ...] = ()  # the ranks with which the epoch began
+    changed: bool = True  # whether a rank was lost or left the epoch
+    joined: bool = False  # whether a new rank waits
+    progressed: bool = False  # whether the work has advanced in this epoch
+    idle_epochs: int = 0  # how many epochs these ranks have had since the work last advanced
 
     def leave_epoch(self, rank: int, state: MemberState) -> None:
         """Records that a rank, which has left the current epoch or is new, waits for the next one."""

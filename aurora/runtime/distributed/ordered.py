@@ -42,21 +42,13 @@ class Work(Protocol):
 
 
 class Message(NamedTuple):
-    """A row of an order, or a piece of one.
+    """A row of an order, or a piece of one."""
 
-    Args:
-        peer: the rank at the other end.
-        tensor: the contiguous tensor to send or to fill.
-        row: index of the row in the order.
-        offset: byte of the row at which the message begins.
-        row_bytes: size of the whole row.
-    """
-
-    peer: int
-    tensor: torch.Tensor
-    row: int
-    offset: int
-    row_bytes: int
+    peer: int  # the rank at the other end
+    tensor: torch.Tensor  # the contiguous tensor to send or to fill
+    row: int  # index of the row in the order
+    offset: int  # byte of the row at which the message begins
+    row_bytes: int  # size of the whole row
 
     @property
     def size(self) -> int:

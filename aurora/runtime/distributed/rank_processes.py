@@ -18,27 +18,16 @@ EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
 
 @dataclass(eq=False)
 class RankProcess:
-    """One rank's process and the supervisor's end of its control channel.
+    """One rank's process and the supervisor's end of its control channel."""
 
-    Args:
-        rank: the rank's number.
-        process: its multiprocessing process.
-        connection: the supervisor's end of the pipe.
-        last_heard_s: when its last message came, by time.monotonic.
-        state: the MemberState that the rank sent, while it waits for an epoch; else None.
-        serving: whether the rank takes part in the current epoch.
-        stop_sent: whether Stop has been sent to it in this epoch.
-        result: its last message; None until that has come.
-    """
-
-    rank: int
-    process: Any
-    connection: Connection
-    last_heard_s: float
-    state: MemberState | None = None
-    serving: bool = False
-    stop_sent: bool = False
-    result: MemberResult | None = None
+    rank: int  # the rank's number
+    process: Any  # its multiprocessing process
+    connection: Connection  # the supervisor's end of the pipe
+    last_heard_s: float  # when its last message came, by time.monotonic
+    state: MemberState | None = None  # what the rank sent, while it waits for an epoch; else None
+    serving: bool = False  # whether it is in the current epoch
+    stop_sent: bool = False  # whether Stop has been sent to it in this epoch
+    result: MemberResult | None = None  # its last message; None until that has come
 
     def send(self, message: object) -> None:
         """Sends a message. If the process is dying, the message is dropped; `messages` then reports the connection's end."""

@@ -11,23 +11,19 @@ from aurora.errors import BadInput
 
 OLDEST = (0, 30)
 MOE = "vllm.model_executor.layers.fused_moe"
+ALL2ALL = "vllm.distributed.device_communicators.all2all"
+MANAGER = f"{ALL2ALL}:AgRsAll2AllManager"
 LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
 
 
 @dataclass(frozen=True)
 class ApiCheck:
-    """A function, class or property of vLLM that must exist.
+    """A function, class or property of vLLM that must exist."""
 
-    Args:
-        what: the purpose that needs it, for messages.
-        where: "module:name.name".
-        needs: parameters that the function or class must take, or names that the property's code must use.
-    """
-
-    what: str
-    where: str
-    needs: tuple[str, ...] = ()
+    what: str  # the purpose that needs it, for messages
+    where: str  # "module:name.name"
+    needs: tuple[str, ...] = ()  # parameters that the function or class must take, or names that the property's code must use
 
     def missing(self) -> str | None:
         """Returns what vLLM lacks, as part of a sentence; None if it lacks nothing."""
@@ -51,22 +47,14 @@ API_CHECKS = (
     ApiCheck("placement", f"{MOE}.expert_map_manager:ExpertMapManager.expert_map", ("_expert_map",)),
     ApiCheck("placement", f"{MOE}.expert_map_manager:ExpertMapManager.local_num_experts", ("_local_num_experts",)),
     ApiCheck("recording", f"{MOE}.routed_experts:RoutedExperts.forward_modular", ("x", "topk_weights", "topk_ids")),
-    ApiCheck("all-to-all", "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.__init__", ("cpu_group",)),
+    ApiCheck("all-to-all", f"{MANAGER}.__init__", ("cpu_group",)),
     ApiCheck(
         "all-to-all",
-        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.dispatch",
+        f"{MANAGER}.dispatch",
         ("hidden_states", "topk_weights", "topk_ids", "is_sequence_parallel", "extra_tensors"),
     ),
-    ApiCheck(
-        "all-to-all",
-        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.combine",
-        ("hidden_states", "is_sequence_parallel"),
-    ),
-    ApiCheck(
-        "all-to-all",
-        "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager._get_comm_group",
-        ("is_sequence_parallel",),
-    ),
+    ApiCheck("all-to-all", f"{MANAGER}.combine", ("hidden_states", "is_sequence_parallel")),
+    ApiCheck("all-to-all", f"{MANAGER}._get_comm_group", ("is_sequence_parallel",)),
     ApiCheck("all-to-all", "vllm.distributed.parallel_state:get_ep_group"),
     ApiCheck("all-to-all", "vllm.distributed.parallel_state:get_tp_group"),
     ApiCheck("all-to-all", "vllm.config.compilation:CUDAGraphMode.__init__"),

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aurora_vllm.vllm_internals.api_checks import LAYER_INDEX, MOE, find
+from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER, MOE, find
 
 if TYPE_CHECKING:
     from aurora_vllm.worker_integration import Slots, WorkerIntegration
-
-ALL2ALL = "vllm.distributed.device_communicators.all2all"
 
 
 class PatchedWorker:
@@ -88,7 +86,7 @@ def set_local_experts(manager: Any, moe_config: Any, experts: tuple[int, ...]) -
 
 def patch_all2all_manager(worker: PatchedWorker) -> None:
     """Replaces vLLM's manager for `allgather_reducescatter` by one that uses aurora's all-to-all where it can."""
-    vllm_manager = find(f"{ALL2ALL}:AgRsAll2AllManager")
+    vllm_manager = find(MANAGER)
 
     class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc, valid-type]
         """Aurora's all-to-all if the layer's choices are known and all expert-parallel ranks take part; else vLLM's."""
@@ -132,20 +130,12 @@ def disable_cuda_graphs(config: Any) -> None:
 
 
 def patch_eplb_policy(slots_LG: tuple[Slots, ...]) -> None:
-    """Makes vLLM's load balancer (EPLB) return the plan's replicas.
-
-    Args:
-        slots_LG: by layer and rank, the experts in the rank's slots.
-    """
+    """Makes vLLM's load balancer (EPLB) return the plan's replicas."""
     find("vllm.distributed.eplb.policy:EPLB_POLICIES")["default"] = planned_eplb_policy(slots_LG)
 
 
 def planned_eplb_policy(slots_LG: tuple[Slots, ...]) -> Any:
-    """Returns an EPLB policy that always answers with the plan; physical expert p is the p-th slot, counted rank by rank.
-
-    Args:
-        slots_LG: as in `patch_eplb_policy`.
-    """
+    """Returns an EPLB policy that always answers with the plan; physical expert p is the p-th slot, counted rank by rank."""
     default = find("vllm.distributed.eplb.policy.default:DefaultEplbPolicy")
     physical_LP = torch.tensor([[expert for held in layer for expert in held] for layer in slots_LG])
 

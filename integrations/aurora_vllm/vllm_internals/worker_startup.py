@@ -74,7 +74,7 @@ class WorkerStartup:
         patch_model_runner(worker, self._patched, self._config, processes)
 
     def _create_integration(self, group: Any) -> WorkerIntegration:
-        from aurora_vllm.plan_fit import experts_in, read_checkpoint
+        from aurora_vllm.served_plan import experts_in, read_checkpoint
         from aurora_vllm.worker_integration import WorkerIntegration
 
         rank, ranks = (0, 1) if group is None else (group.rank_in_group, group.world_size)
