@@ -266,7 +266,7 @@ def test_experts_live_only_where_the_plan_says(mixtral):
 def test_plans_of_other_models_are_refused_before_anything_starts(mixtral, qwen):
     prompts = [prompts_for(mixtral, 1)]
     with pytest.raises(
-        BadInput, match=r"model 'qwen3moe-stdlib': the plan was made for 'mixtral-topics'.*other router weights"
+        BadInput, match=r"the plan of 'mixtral-topics' cannot serve model 'qwen3moe-stdlib'.*other router weights"
     ):
         aurora.run(plan_for([mixtral], 2), [qwen], prompts)
     with pytest.raises(BadInput, match="the plan has 1 models, found 2"):

@@ -8,8 +8,8 @@ import pytest
 from aurora.reproduce.lazarus import evaluation as lazarus
 from aurora.reproduce.lazarus.drawing import draw
 from aurora.reproduce.lazarus.evaluation import reproduce
+from aurora.reproduce.lazarus.generated_traces import hourly, spot
 from aurora.reproduce.lazarus.text import SECTIONS, as_json, as_markdown
-from aurora.simulator.membership_traces import hourly, spot
 
 
 @pytest.fixture(scope="module")
