@@ -4,17 +4,16 @@ Mixed GPUs of 100, 80, 50 and 40 Gbps in equal parts, compute speeds in that rat
 row; seconds are medians a layer, on one core. Recorded traffic is read as in bench/order.py.
 """
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import permutations
-from pathlib import Path
 
 import numpy as np
 from machine import machine
 from order import kinds, ratios
+from tables import Table, today, write
 
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import objective
@@ -74,12 +73,10 @@ def timed(call: Callable[[], object]) -> float:
 
 def exclusive() -> list[str]:
     methods = ("by-load", "matching", "contiguous", "random")
-    lines = [
-        "## One model, mixed GPUs: Eq. 1 over the optimum (`exact`; 40 cases a row at n = 8, 10 at 64, 3 at 256)",
-        "",
-        f"| n | traffic | {' | '.join(methods)} | brute force agrees | by-load, coupled | seconds, exact |",
-        "|---|---|" + "---|" * (len(methods) + 3),
-    ]
+    table = Table(
+        "One model, mixed GPUs: Eq. 1 over the optimum (`exact`; 40 cases a row at n = 8, 10 at 64, 3 at 256)",
+        f"n | traffic | {' | '.join(methods)} | brute force agrees | by-load, coupled | seconds, exact",
+    )
     every = np.array(list(permutations(range(8))))
     for n in (8, 64, 256):
         for name in kinds():
@@ -106,10 +103,9 @@ def exclusive() -> list[str]:
             brute = f"{agree} of {cases}" if n == 8 else "-"
             cells = " | ".join(ratios(found[method]) for method in methods)
             sorted_ = ratios(coupled) if coupled else "-"
-            lines.append(f"| {n} | {name} | {cells} | {brute} | {sorted_} | {statistics.median(took):.5f} |")
-            print(lines[-1], flush=True)
+            table.add(n, name, cells, brute, sorted_, f"{statistics.median(took):.5f}")
     return [
-        *lines,
+        *table.lines,
         "",
         "Coupled: the paper's model, in which a rank's requests move with its experts; over that model's own optimum.",
     ]
@@ -123,13 +119,11 @@ def shared(name: str, n: int, seed: int, priced_by: str) -> ColocationProblem:
 
 def colocated() -> list[str]:
     methods = ("local-search", "decoupled", "random")
-    lines = [
-        f"## Two models, mixed GPUs: over the best bound that `exact` proved within {LIMIT_S:g} s",
-        "",
-        f"| n | objective | traffic | cases | exact | {' | '.join(methods)} | local-search optimal | beats or equals decoupled "
-        "| local-search's own bound: gap | seconds: local-search | its bound | exact, median | exact, worst |",
-        "|---|---|---|---|" + "---|" * (len(methods) + 8),
-    ]
+    table = Table(
+        f"Two models, mixed GPUs: over the best bound that `exact` proved within {LIMIT_S:g} s",
+        f"n | objective | traffic | cases | exact | {' | '.join(methods)} | local-search optimal | beats or equals decoupled "
+        "| local-search's own bound: gap | seconds: local-search | its bound | exact, median | exact, worst",
+    )
     for n, cases in ((8, 40), (16, 20), (32, 10), (64, 5)):
         for priced_by in ("causal", "paper"):
             for name in kinds():
@@ -155,21 +149,15 @@ def colocated() -> list[str]:
                 optimal = sum(value < 1 + 1e-6 for value in found["local-search"])
                 beats = sum(a <= b for a, b in zip(found["local-search"], found["decoupled"], strict=True))
                 spent = " | ".join(f"{statistics.median(values):.3f}" for values in took.values())
-                lines.append(
-                    f"| {n} | {priced_by} | {name} | {cases} | {cells} | {optimal} | {beats} | {ratios(own)} | {spent} "
-                    f"| {max(took['exact']):.2f} |"
-                )
-                print(lines[-1], flush=True)
-    return lines
+                table.add(n, priced_by, name, cases, cells, optimal, beats, ratios(own), spent, f"{max(took['exact']):.2f}")
+    return table.lines
 
 
 def plans() -> list[str]:
-    lines = [
-        "## Whole plans of two models with 4 layers, uniform traffic: seconds, orders included",
-        "",
-        "| n | local-search | exact | decoupled |",
-        "|---|---|---|---|",
-    ]
+    table = Table(
+        "Whole plans of two models with 4 layers, uniform traffic: seconds, orders included",
+        "n | local-search | exact | decoupled",
+    )
     for n in (4, 8, 16, 32):
         pair = [drawn("uniform", n, 0, model, layers=4) for model in (0, 1)]
         cells = []
@@ -177,23 +165,19 @@ def plans() -> list[str]:
             options = PlanOptions(colocate=method, order="openshop")
             took = [timed(partial(make_plan, mixed(n), pair, options)) for _ in range(6)]
             cells.append(f"{statistics.median(took[1:]):.3f}")
-        lines.append(f"| {n} | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    return lines
+        table.add(n, *cells)
+    return table.lines
 
 
 def main() -> None:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    heading = f"`python bench/assign.py` on {machine()}. 100, 80, 50 and 40 Gbps in equal parts, compute speeds in that ratio;"
-    parts = [
-        [f"# Placement of one group a GPU, {today}", "", heading, f"compute a token over traffic a token: one of {RATIOS}."]
+    heading = [
+        f"# Placement of one group a GPU, {today()}",
+        "",
+        f"`python bench/assign.py` on {machine()}. 100, 80, 50 and 40 Gbps in equal parts, compute speeds in that ratio;",
+        f"compute a token over traffic a token: one of {RATIOS}.",
     ]
     COLOCATE["exact"](shared("uniform", 4, 0, "causal"), np.random.default_rng(0))  # compiles
-    for part in (exclusive, plans, colocated):
-        parts.append(part())
-    out = Path(__file__).parent / "results" / f"assign-{today}.md"
-    out.write_text("\n\n".join("\n".join(lines) for lines in parts) + "\n")
-    print(f"wrote {out}")
+    write("assign", heading, *(part() for part in (exclusive, plans, colocated)))
 
 
 if __name__ == "__main__":

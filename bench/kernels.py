@@ -5,19 +5,18 @@ same with torch's all_to_all_single, one `aurora.all_to_all` against torch's, an
 compared is run in turn, and figures are medians.
 """
 
-import datetime
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from machine import machine
+from tables import Table, today, write
 from torch import nn
 
 import aurora
@@ -59,12 +58,10 @@ def experts() -> list[str]:
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-    lines = [
-        "## Experts' products, by transformers' experts implementation: time over `eager`'s (one thread)",
-        "",
-        "| hidden x inner, experts here | dtype | rows | eager, us | batched_mm | grouped_mm |",
-        "|---|---|---|---|---|---|",
-    ]
+    table = Table(
+        "Experts' products, by transformers' experts implementation: time over `eager`'s (one thread)",
+        "hidden x inner, experts here | dtype | rows | eager, us | batched_mm | grouped_mm",
+    )
     torch.set_num_threads(1)
     for hidden, inner, held in ((64, 56, 2), (512, 256, 8), (1024, 512, 16)):
         for dtype in (torch.float32, torch.bfloat16):
@@ -79,12 +76,15 @@ def experts() -> list[str]:
                 names = ("eager", "grouped_mm") if rows * hidden > 10**5 else ("eager", "batched_mm", "grouped_mm")
                 found = medians({name: partial(run_experts, module, name, states, index, ones) for name in names}, 20)
                 over = {name: f"{value / found['eager']:.2f}" for name, value in found.items()}
-                lines.append(
-                    f"| {hidden} x {inner}, {held} | {str(dtype).removeprefix('torch.')} | {rows} | {found['eager']:.0f} "
-                    f"| {over.get('batched_mm', 'not run')} | {over['grouped_mm']} |"
+                table.add(
+                    f"{hidden} x {inner}, {held}",
+                    str(dtype).removeprefix("torch."),
+                    rows,
+                    f"{found['eager']:.0f}",
+                    over.get("batched_mm", "not run"),
+                    over["grouped_mm"],
                 )
-                print(lines[-1], flush=True)
-    return lines
+    return table.lines
 
 
 class Echo(nn.Module):
@@ -228,13 +228,11 @@ class Mirror:
 
 def local() -> list[str]:
     """Both ends' work without any network; a layer is all that a rank does, its trace and its turns included."""
-    lines = [
-        "## Local work of one layer's dispatch and combine, no network (one thread, fp32)",
-        "",
-        "| tokens | top k of experts | width | torch's index and index_add, us | every choice, us | deduplicated, us "
-        "| layer, every choice, us | layer, deduplicated, us |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    table = Table(
+        "Local work of one layer's dispatch and combine, no network (one thread, fp32)",
+        "tokens | top k of experts | width | torch's index and index_add, us | every choice, us "
+        "| deduplicated, us | layer, every choice, us | layer, deduplicated, us",
+    )
     torch.set_num_threads(1)
     for tokens, top_k, count, width in ((8, 2, 8, 1024), (512, 2, 8, 1024), (512, 8, 64, 2048)):
         slots_G = (tuple(range(count // 2)), tuple(range(count // 2, count)))
@@ -264,19 +262,16 @@ def local() -> list[str]:
         with torch.inference_mode():
             found = medians(ways, 30 if tokens > 8 else 300)
         cells = " | ".join(f"{us:.0f}" for us in found.values())
-        lines.append(f"| {tokens} | {top_k} of {count} | {width} | {cells} |")
-        print(lines[-1], flush=True)
-    return lines
+        table.add(tokens, f"{top_k} of {count}", width, cells)
+    return table.lines
 
 
 def saved() -> list[str]:
     """Both all-to-alls' bytes with deduplication over those without; tokens that stay on their rank count in neither."""
-    lines = [
-        "## Bytes of dispatch and combine with deduplication, over those without",
-        "",
-        "| routing | width and dtype | 2 ranks | 4 ranks | 8 ranks |",
-        "|---|---|---|---|---|",
-    ]
+    table = Table(
+        "Bytes of dispatch and combine with deduplication, over those without",
+        "routing | width and dtype | 2 ranks | 4 ranks | 8 ranks",
+    )
     routings: list[tuple[str, list[torch.Tensor], int, int, torch.dtype]] = []
     for name in ("mixtral-topics", "qwen3moe-stdlib"):
         model, seen = load_model(shipped(f"models/{name}")), []
@@ -304,19 +299,14 @@ def saved() -> list[str]:
                     rows = sum(layout.sizes(layout.counts.expand(ranks, -1))[0][1:])
                     moved[kind] += rows * (layout.rows.shape[1] * layout.rows.element_size() + width * dtype.itemsize)
             cells.append(f"{moved[RowPerRank] / moved[RowPerExpert]:.3f}")
-        lines.append(f"| {title} | {width} x {str(dtype).removeprefix('torch.')} | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    return lines
+        table.add(title, f"{width} x {str(dtype).removeprefix('torch.')}", *cells)
+    return table.lines
 
 
 def main() -> None:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    lines = [f"# Dispatch kernels, {today}", "", f"`python bench/kernels.py` on {machine()}."]
-    for section in (layer, local, experts, saved):
-        lines += ["", *section()]
-    lines[2] += f" Load average at the end: {os.getloadavg()[0]:.1f}."
-    out = Path(__file__).parent / "results" / f"kernels-{today}.md"
-    out.write_text("\n".join(lines) + "\n")
+    parts = [part() for part in (layer, local, experts, saved)]
+    load = f"Load average at the end: {os.getloadavg()[0]:.1f}."
+    write("kernels", [f"# Dispatch kernels, {today()}", "", f"`python bench/kernels.py` on {machine()}. {load}"], *parts)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Recorded traffic is read from AURORA_DATA (default ../shared/data) and its rows 
 """
 
 import csv
-import datetime
 import os
 import statistics
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from machine import machine
+from tables import Table, today, write
 
 from aurora.planner.alltoall.birkhoff import birkhoff, slots
 from aurora.planner.alltoall.branch_and_bound import MOST_RANKS
@@ -110,15 +110,15 @@ def ratios(values: list[float]) -> str:
 
 
 def equal_ports() -> list[str]:
-    lines = [
-        "## Equal ports: makespan / bound, mean / worst",
-        "",
+    about = (
         f"`openshop` and `whole` send one message a pair; `openshop-best` starts from `whole`, the optimum up to {MOST_RANKS} "
-        "ranks. `messages more`: mean, and most, of what `openshop-best` adds by splitting.",
-        "",
-        "| n | traffic | openshop | whole | openshop-best | messages more | seconds, median / worst |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        "ranks. `messages more`: mean, and most, of what `openshop-best` adds by splitting."
+    )
+    table = Table(
+        "Equal ports: makespan / bound, mean / worst",
+        "n | traffic | openshop | whole | openshop-best | messages more | seconds, median / worst",
+        about,
+    )
     for n in (4, 8, 16, 32, 40, 64):
         ones = Network.equal(n)
         for name, make in kinds().items():
@@ -139,19 +139,16 @@ def equal_ports() -> list[str]:
                 whole.append(best_whole(shop, search_tries(n), np.random.default_rng(0)).makespan_s / bound_s)
             cells = " | ".join(ratios(values) for values in (found["openshop"], whole, found["openshop-best"]))
             messages, seconds = f"{np.mean(more):.2f} / {max(more)}", f"{statistics.median(took):.4f} / {max(took):.4f}"
-            lines.append(f"| {n} | {name} | {cells} | {messages} | {seconds} |")
-            print(lines[-1], flush=True)
-    return lines
+            table.add(n, name, cells, messages, seconds)
+    return table.lines
 
 
 def baselines() -> list[str]:
     methods = ("birkhoff", "aurora-alg1", "sjf", "random", "spread-out", "all-at-once")
-    lines = [
-        "## Equal ports, the others on the same switch (10 matrices a row)",
-        "",
-        f"| n | traffic | {' | '.join(methods)} | birkhoff's slots |",
-        "|---|---|" + "---|" * (len(methods) + 1),
-    ]
+    table = Table(
+        "Equal ports, the others on the same switch (10 matrices a row)",
+        f"n | traffic | {' | '.join(methods)} | birkhoff's slots",
+    )
     for n in (4, 8, 16):
         ones = Network.equal(n)
         for name, make in kinds().items():
@@ -165,9 +162,8 @@ def baselines() -> list[str]:
                     if method == "birkhoff":
                         parts.append(sum(1 for _ in slots(bytes_GG, 10**6)))
             cells = " | ".join(ratios(found[method]) for method in methods)
-            lines.append(f"| {n} | {name} | {cells} | {np.mean(parts):.0f} |")
-            print(lines[-1], flush=True)
-    return lines
+            table.add(n, name, cells, f"{np.mean(parts):.0f}")
+    return table.lines
 
 
 def mixed(n: int) -> Network:
@@ -178,12 +174,10 @@ def mixed(n: int) -> Network:
 
 def mixed_ports() -> list[str]:
     methods = ("openshop", "openshop-best", "sub-channels", "paced", "all-at-once")
-    lines = [
-        "## Mixed ports 100/80/50/40, uniform traffic: makespan / fluid bound (10 matrices a row)",
-        "",
-        f"| n | one-to-one bound | {' | '.join(methods)} |",
-        "|---|---|" + "---|" * len(methods),
-    ]
+    table = Table(
+        "Mixed ports 100/80/50/40, uniform traffic: makespan / fluid bound (10 matrices a row)",
+        f"n | one-to-one bound | {' | '.join(methods)}",
+    )
     for n in (4, 8, 16, 32):
         network = mixed(n)
         bounds: list[float] = []
@@ -194,19 +188,16 @@ def mixed_ports() -> list[str]:
             for method in methods:
                 order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
                 found[method].append(timed(order, bytes_GG, network).makespan_s / bound_s)
-        lines.append(f"| {n} | {ratios(bounds)} | {' | '.join(ratios(found[m]) for m in methods)} |")
-        print(lines[-1], flush=True)
-    return lines
+        table.add(n, ratios(bounds), " | ".join(ratios(found[m]) for m in methods))
+    return table.lines
 
 
 def caps() -> list[str]:
     """What it costs to peel fewer slots: what is left goes last, one partner at a time."""
-    lines = [
-        "## A cap on the slots: makespan / bound (rows a pair), uniform traffic (10 matrices a row)",
-        "",
-        "| n | method | n slots | 2 n | 4 n | 8 n |",
-        "|---|---|---|---|---|---|",
-    ]
+    table = Table(
+        "A cap on the slots: makespan / bound (rows a pair), uniform traffic (10 matrices a row)",
+        "n | method | n slots | 2 n | 4 n | 8 n",
+    )
     for n in (8, 16, 32):
         for method, network, maker, bound in (
             ("birkhoff", Network.equal(n), birkhoff, one_to_one_bound),
@@ -220,21 +211,18 @@ def caps() -> list[str]:
                     found.append(timed(order, bytes_GG, network).makespan_s / bound(bytes_GG, network))
                     rows.append(len(order.pairs_X2) / (n * (n - 1)))
                 cells.append(f"{ratios(found)} ({np.mean(rows):.1f})")
-            lines.append(f"| {n} | {method} | {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
-    return lines
+            table.add(n, method, " | ".join(cells))
+    return table.lines
 
 
 NIC_BPS, INSIDE_BPS = 50e9, 450e9  # an H100 server: 400 Gbps a GPU outside, NVLink inside
 
 
 def servers() -> list[str]:
-    lines = [
-        "## Two tiers: servers of 8 GPUs, 50e9 B/s outside and 450e9 inside a GPU (10 matrices a row)",
-        "",
-        "| GPUs | traffic | to find, with moves | moves | NICs / bound | schedule / bound | not forwarded: NIC bound / bound |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    table = Table(
+        "Two tiers: servers of 8 GPUs, 50e9 B/s outside and 450e9 inside a GPU (10 matrices a row)",
+        "GPUs | traffic | to find, with moves | moves | NICs / bound | schedule / bound | not forwarded: NIC bound / bound",
+    )
     for count in (2, 4, 8, 40):
         n = count * 8
         node_G, nic_Bps_G = np.arange(n) // 8, np.full(n, NIC_BPS)
@@ -257,21 +245,23 @@ def servers() -> list[str]:
                     hops = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, INSIDE_BPS, np.zeros(n), rng=rng)
                     whole.append(hops.makespan_s / bound_s)
                 plain.append(fluid_bound(np.where(outside_GG, bytes_GG, 0), Network.equal(n, NIC_BPS)) / bound_s)
-            lines.append(
-                f"| {n} | {name} | {statistics.median(took) * 1e6:.4g} us | {np.mean(moves):.0f} | {ratios(nics)} "
-                f"| {ratios(whole) if whole else '-'} | {ratios(plain)} |"
+            table.add(
+                n,
+                name,
+                f"{statistics.median(took) * 1e6:.4g} us",
+                f"{np.mean(moves):.0f}",
+                ratios(nics),
+                ratios(whole) if whole else "-",
+                ratios(plain),
             )
-            print(lines[-1], flush=True)
-    return lines
+    return table.lines
 
 
 def startups() -> list[str]:
-    lines = [
-        "## Equal ports with a start-up: makespan / bound that counts start-ups, uniform traffic (10 matrices a row)",
-        "",
-        "| n | start-up / mean transfer | openshop | openshop-best | birkhoff |",
-        "|---|---|---|---|---|",
-    ]
+    table = Table(
+        "Equal ports with a start-up: makespan / bound that counts start-ups, uniform traffic (10 matrices a row)",
+        "n | start-up / mean transfer | openshop | openshop-best | birkhoff",
+    )
     for n in (8, 16):
         for share in (0.01, 0.05, 0.20):
             found: dict[str, list[float]] = {m: [] for m in ("openshop", "openshop-best", "birkhoff")}
@@ -281,9 +271,8 @@ def startups() -> list[str]:
                 for method, values in found.items():
                     order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
                     values.append(timed(order, bytes_GG, network).makespan_s / bound_s)
-            lines.append(f"| {n} | {share:.0%} | {' | '.join(ratios(v) for v in found.values())} |")
-            print(lines[-1], flush=True)
-    return lines
+            table.add(n, f"{share:.0%}", " | ".join(ratios(v) for v in found.values()))
+    return table.lines
 
 
 def priced(order: Order, matrices: Sequence[np.ndarray], network: Network) -> np.ndarray:
@@ -306,12 +295,10 @@ def reuse() -> list[str]:
     counts = recorded_counts()
     if not counts:
         return ["Order reuse: the recording is absent."]
-    lines = [
-        "## Order reuse: openshop-best planned on one recorded domain, serving another (all pairs, layers 0, 7, 15)",
-        "",
-        "| n | reused / re-ordered, mean / worst | one order for all domains (`order_for_many`) / re-ordered |",
-        "|---|---|---|",
-    ]
+    table = Table(
+        "Order reuse: openshop-best planned on one recorded domain, serving another (all pairs, layers 0, 7, 15)",
+        "n | reused / re-ordered, mean / worst | one order for all domains (`order_for_many`) / re-ordered",
+    )
     domains, layers = (sorted({key[i] for key in counts}) for i in (0, 1))
     for n in (8, 16):
         ones, foreign, shared = Network.equal(n), [], []
@@ -327,19 +314,14 @@ def reuse() -> list[str]:
                 foreign += [priced(order, [batches[served]], ones)[0] / best for k, order in enumerate(orders) if k != served]
             common = order_for_many(batches, ones)
             shared += list(priced(common, batches, ones) / own)
-        lines.append(f"| {n} | {ratios(foreign)} | {ratios(shared)} |")
-        print(lines[-1], flush=True)
-    return lines
+        table.add(n, ratios(foreign), ratios(shared))
+    return table.lines
 
 
 def times() -> list[str]:
     names = ("uniform", "zipf 0.8", "recorded OLMoE")
-    lines = [
-        "## Time of one dense open-shop schedule (`open_shop.dense`; each matrix over and over)",
-        "",
-        f"| n | {' | '.join(names)} |",
-        "|---|---|---|---|",
-    ]
+    title = "Time of one dense open-shop schedule (`open_shop.dense`; each matrix over and over)"
+    table = Table(title, f"n | {' | '.join(names)}")
     medians: dict[str, dict[int, float]] = {name: {} for name in names}
     for n in (8, 16, 32, 64, 128, 320, 1024):
         cells = []
@@ -359,11 +341,10 @@ def times() -> list[str]:
                 took.append((time.perf_counter() - began) / repeats)
             medians[name][n] = statistics.median(took)
             cells.append(f"{medians[name][n] * 1e6:.4g} us")
-        lines.append(f"| {n} | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    lines += ["", f"Growth from n = 64 to 1024: {', '.join(growth(name, medians[name]) for name in names[:2])}."]
-    print(lines[-1], flush=True)
-    return lines
+        table.add(n, *cells)
+    table.lines += ["", f"Growth from n = 64 to 1024: {', '.join(growth(name, medians[name]) for name in names[:2])}."]
+    print(table.lines[-1], flush=True)
+    return table.lines
 
 
 def growth(name: str, seconds_by_n: dict[int, float]) -> str:
@@ -374,14 +355,10 @@ def growth(name: str, seconds_by_n: dict[int, float]) -> str:
 
 
 def main() -> None:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    parts = [[f"# Orders, {today}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]]
+    heading = [f"# Orders, {today()}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]
     ORDER["openshop-best"](next(matrices(uniform, 4)), Network.equal(4), rng=np.random.default_rng(0))  # compiles
-    for part in (times, equal_ports, baselines, mixed_ports, caps, servers, startups, reuse):
-        parts.append(part())
-    out = Path(__file__).parent / "results" / f"order-{today}.md"
-    out.write_text("\n\n".join("\n".join(lines) for lines in parts) + "\n")
-    print(f"wrote {out}")
+    parts = (times, equal_ports, baselines, mixed_ports, caps, servers, startups, reuse)
+    write("order", heading, *(part() for part in parts))
 
 
 if __name__ == "__main__":
