@@ -183,7 +183,7 @@ def _from(number_L: IntArray, first: Any) -> BoolArray:
 
 def _types(number_L: IntArray, types: Any) -> BoolArray:
     """Which layers are "sparse", or 1, by a list with one entry per layer; a number is a step that layer 0 begins."""
-    if type(types) is int:
+    if type(types) is int and types > 0:
         return np.asarray(number_L % types == 0)
     found = np.array([each in ("sparse", 1) for each in types])
     if found.shape != number_L.shape:

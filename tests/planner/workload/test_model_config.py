@@ -1,0 +1,53 @@
+"""Which decoder layers have experts, by what configs of transformers say."""
+
+import pytest
+
+from aurora.errors import BadInput
+from aurora.planner.workload.model_config import Shape, dense_layers, moe_layers, one_moe_layer
+
+SIZES = {"num_local_experts": 4, "num_experts_per_tok": 1, "hidden_size": 8, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("said", "dense"),
+    [
+        ({}, ()),
+        ({"first_k_dense_replace": 3}, (0, 1, 2)),
+        ({"first_k_dense_replace": 1, "moe_layer_freq": 2}, (0, 1, 3, 5)),
+        ({"moe_layer_freq": [0, 1, 1, 1, 1, 0]}, (0, 5)),
+        ({"mlp_only_layers": [1, 4], "decoder_sparse_step": 1}, (1, 4)),
+        ({"mlp_only_layers": [], "decoder_sparse_step": 2}, (0, 2, 4)),
+        ({"interleave_moe_layer_step": 2}, (0, 2, 4)),
+        ({"moe_layers": [1, 3], "interleave_moe_layer_step": 2}, (0, 2, 4, 5)),
+        ({"mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse", "sparse"]}, (0, 3)),
+        ({"moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 1}, (0, 5)),
+        ({"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 2}, (0, 2, 4)),
+        ({"first_k_dense_replace": None, "mlp_only_layers": None}, ()),
+    ],
+)
+def test_layers_without_experts(said, dense):
+    config = {"num_hidden_layers": 6, **said}
+    assert dense_layers(config) == dense
+    shape = Shape.of(SIZES | config)
+    assert (shape.layers, shape.dense_layers, shape.decoder_layers) == (6 - len(dense), dense, 6)
+    assert sorted((*shape.moe_layers, *dense)) == list(range(6))
+    assert moe_layers(shape.layers, dense) == shape.moe_layers
+    assert Shape.of({"num_hidden_layers": 1, "text_config": SIZES | config}).dense_layers == dense
+    assert Shape.of(one_moe_layer(SIZES | config)).moe_layers == (0,)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"first_k_dense_replace": "three"}, "first_k_dense_replace does not say which of 6 layers have experts: three"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types does not say which"),
+        ({"moe_layer_freq": 0}, "moe_layer_freq does not say which"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step does not say which"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers does not say which"),
+        ({"first_k_dense_replace": 6}, "expected 1 <= top-k <= experts and a MoE layer"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096"),
+    ],
+)
+def test_configs_that_do_not_say(said, message):
+    with pytest.raises(BadInput, match=message):
+        Shape.of(SIZES | {"num_hidden_layers": 6} | said)
