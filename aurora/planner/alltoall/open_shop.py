@@ -108,7 +108,10 @@ def dense(seconds_GG, bias_s, cut_C4):
     n = seconds_GG.shape[0]
     load_s, todo, waits = _loads(seconds_GG, bias_s)
     begun_C = _add_cuts(seconds_GG, cut_C4, load_s, todo)
-    free, fresh, arrivals = _free_all(todo, waits.shape[1])
+    free, fresh = np.zeros((2, waits.shape[1]), np.int64), np.zeros(2 * n, np.int64)  # free ports as bits; those just freed
+    arrivals = 0
+    for port in range(2 * n):
+        arrivals = _release(port, todo, free, fresh, arrivals)
     heap_s, heap_p = np.full(2 * n + 2, np.inf), np.zeros(2 * n + 2, np.int64)  # ends, infinite beyond the last; their pairs
     pairs_X2, span_s_X2 = np.empty((todo.sum() // 2, 2), np.int64), np.empty((todo.sum() // 2, 2))
     ended = False  # whether the heap's first transfer has ended and may be replaced
@@ -147,7 +150,8 @@ def dense(seconds_GG, bias_s, cut_C4):
         while not ended:
             src, dst = heap_p[0] >> 32, heap_p[0] & 0xFFFFFFFF
             _wait_again(cut_C4, begun_C, waits, src, dst, n)
-            arrivals = _free_ends(todo, free, fresh, arrivals, src, dst, n)
+            for end_port in (src, n + dst):
+                arrivals = _release(end_port, todo, free, fresh, arrivals)
             ended = min(heap_s[1], heap_s[2]) > now
             if not ended:
                 in_flight -= 1
@@ -190,19 +194,16 @@ def _add_cuts(seconds_GG, cut_C4, load_s, todo):
 
 
 @njit(cache=True, inline="always")
-def _free_all(todo, words):
-    """The free senders and receivers as bits, the ports that have just become free, and how many: all with transfers."""
-    n = todo.shape[0] // 2
-    free, fresh = np.zeros((2, words), np.int64), np.zeros(2 * n, np.int64)
-    arrivals = 0
-    for port in range(2 * n):
-        if todo[port] > 0:
-            side = port // n
-            i = port - side * n
-            free[side, i >> 5] |= 1 << (i & 31)
-            fresh[arrivals] = port
-            arrivals += 1
-    return free, fresh, arrivals
+def _release(port, todo, free, fresh, arrivals):
+    """Frees a port that has more to do; returns how many ports are fresh now."""
+    if todo[port] > 0:
+        n = todo.shape[0] // 2
+        side = 1 if port >= n else 0
+        i = port - side * n
+        free[side, i >> 5] |= 1 << (i & 31)
+        fresh[arrivals] = port
+        arrivals += 1
+    return arrivals
 
 
 @njit(cache=True, inline="always", fastmath=FAST)
@@ -268,20 +269,6 @@ def _wait_again(cut_C4, begun_C, waits, src, dst, n):
         if cut_C4[cut, 0] == src and cut_C4[cut, 1] == dst and begun_C[cut] == 1:
             waits[src, dst >> 5] |= 1 << (dst & 31)
             waits[n + dst, src >> 5] |= 1 << (src & 31)
-
-
-@njit(cache=True, inline="always")
-def _free_ends(todo, free, fresh, arrivals, src, dst, n):
-    """Frees both ports that have more to do; returns how many ports are fresh now."""
-    if todo[src] > 0:
-        free[0, src >> 5] |= 1 << (src & 31)
-        fresh[arrivals] = src
-        arrivals += 1
-    if todo[n + dst] > 0:
-        free[1, dst >> 5] |= 1 << (dst & 31)
-        fresh[arrivals] = n + dst
-        arrivals += 1
-    return arrivals
 
 
 # max_min_fair has another heap: it keeps the index of each row, so that a row can move when its rate changes. This heap

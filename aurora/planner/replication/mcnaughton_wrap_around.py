@@ -23,20 +23,16 @@ def _group_experts(load_E, gpus, slots, most, group_E, gpus_J):
     Fills group_E (E,) with each expert's group and gpus_J (E,) with each group's number of GPUs.
     """
     falling_E = np.argsort(-load_E, kind="mergesort")
-    companions_X = np.empty(load_E.shape[0], dtype=np.int64)  # the smallest experts that are left, rising
     group_E[:] = -1
     groups = 0
     used = 0
-    left = load_E.shape[0]
     for opener in falling_E:
         if group_E[opener] >= 0:
             continue
         group_E[opener] = groups
-        left -= 1
-        width, companions, small = _opened_group(load_E, opener, falling_E, slots, most, left, group_E, companions_X)
+        width, companions_X, small = _opened_group(load_E, opener, falling_E, slots, most, group_E)
         spare = width * most * (1.0 + CLOSE) - load_E[opener]
-        _add_companions(load_E, falling_E, companions, small, spare, groups, group_E, companions_X)
-        left -= companions
+        _add_companions(load_E, falling_E, small, spare, groups, group_E, companions_X)
         gpus_J[groups] = width
         groups += 1
         used += width
@@ -46,33 +42,28 @@ def _group_experts(load_E, gpus, slots, most, group_E, gpus_J):
 
 
 @njit(cache=True)
-def _opened_group(load_E, opener, falling_E, slots, most, left, group_E, companions_X):
-    """The fewest GPUs on which `opener` fits together with the smallest of the `left` ungrouped experts.
+def _opened_group(load_E, opener, falling_E, slots, most, group_E):
+    """The fewest GPUs on which `opener` fits together with the smallest ungrouped experts.
 
-    Returns the number of GPUs, how many companions fill their slots, and the load of the smallest companions, which are listed
-    in companions_X.
+    Returns the number of GPUs, the smallest companions that fill their slots, rising, and the load of these.
     """
+    rising_X = falling_E[::-1]
+    rising_X = rising_X[group_E[rising_X] < 0]
     width = max(1, int(np.ceil(load_E[opener] / most * (1.0 - CLOSE))))
     while True:
-        companions = min(width * (slots - 1), left)
-        count = 0
+        companions_X = rising_X[: width * (slots - 1)]
         small = 0.0
-        for at in range(load_E.shape[0] - 1, -1, -1):
-            if count == companions:
-                break
-            if group_E[falling_E[at]] < 0:
-                companions_X[count] = falling_E[at]
-                small += load_E[falling_E[at]]
-                count += 1
+        for expert in companions_X:
+            small += load_E[expert]
         if load_E[opener] + small <= width * most * (1.0 + CLOSE):
-            return width, companions, small
+            return width, companions_X, small
         width += 1
 
 
 @njit(cache=True)
-def _add_companions(load_E, falling_E, companions, small, spare, group, group_E, companions_X):
+def _add_companions(load_E, falling_E, small, spare, group, group_E, companions_X):
     """Give `group` its companions: each the largest expert beside which the smallest ones still fit into the `spare` load."""
-    for taken in range(companions, 0, -1):
+    for taken in range(len(companions_X), 0, -1):
         small -= load_E[companions_X[taken - 1]]
         for expert in falling_E:
             if group_E[expert] < 0 and load_E[expert] + small <= spare:
