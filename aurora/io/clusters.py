@@ -14,7 +14,7 @@ MOST_GPUS = 4096  # of a cluster; traffic matrices have the square of it
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """Read a cluster.
+    """Read a cluster from a file.
 
     Args:
         path: a cluster TOML (schema 1), or the name of a shipped cluster.

@@ -23,7 +23,7 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplemente
 
 
 def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-    """Write a header and arrays to exactly `path`, whole or not at all.
+    """Write a header and arrays to a file, whole or not at all.
 
     Args:
         path: exact path of the file.

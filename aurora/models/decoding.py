@@ -43,7 +43,7 @@ class GreedyBatch:
         return not bool(self._running_B.any())
 
     def running(self, row: int) -> bool:
-        """Whether the prompt in this row is unfinished."""
+        """Returns whether the prompt with index `row` is unfinished."""
         return bool(self._running_B[row])
 
     @property

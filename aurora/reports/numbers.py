@@ -80,7 +80,7 @@ class ReportNumbers:
 
     @cached_property
     def bars(self) -> tuple[Bars, ...]:
-        """Each trace's bars."""
+        """The Bars of each trace."""
         return tuple(bars(trace) for _, trace in self.of.traces)
 
     @cached_property

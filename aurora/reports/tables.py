@@ -292,7 +292,7 @@ def comparison_table(found: Comparison) -> Table:
 
 
 def network_line(cluster: Cluster) -> str:
-    """Returns a line on the start-up time and rates that a prediction was made with."""
+    """Returns a line on a measured cluster's start-up time and rates, with which a prediction was made."""
     rates = sorted({f"{gpu.out_Bps / 1e6:.3g}" for gpu in cluster.gpus}, key=float)
     startup = seconds(cluster.gpus[0].startup_s)
     return f"predicted on the network as measured before serving: {startup} a message, {'/'.join(rates)} MB/s"

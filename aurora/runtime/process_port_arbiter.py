@@ -112,7 +112,7 @@ class ProcessPortArbiter:
         self._acquire_gpu()
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
-        """Preemption point; see `PortArbiter.yield_to_priority`."""
+        """Lets waiting high-priority work run first; see `PortArbiter.yield_to_priority`."""
         if not (self._table.wants_MG[:, self._gpu] < 0).any():
             return False
         self._finish()

@@ -85,7 +85,7 @@ class SimulatedPortArbiter:
         return lambda resume: self._compute.acquire(resume, high_priority)
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> Steps[bool]:
-        """Preemption point: lets waiting high-priority work run first, after `on_yield`. Returns True if any ran."""
+        """Calls `on_yield` and lets waiting high-priority work run first, if there is any. Returns whether there was."""
         if not self._compute.priority_waits:
             return False
         on_yield()

@@ -30,10 +30,10 @@ class ModelIdentity:
     expert_bytes: int
 
     def check_same(self, expected: "ModelIdentity", subject: str) -> None:
-        """Checks that this can be the expected model.
+        """Checks that this model can be the expected one.
 
-        Equal fingerprints are proof. Where one is missing, what both know is compared: layers, experts, top-k, and the bytes of
-        experts and rows, which may be those of another precision.
+        Equal fingerprints are proof. If one is missing, sizes are compared: layers, experts, top-k, and the bytes of experts
+        and rows, which may be those of another precision.
 
         Args:
             expected: the model that it should be.
@@ -63,5 +63,5 @@ class ModelIdentity:
             )
 
     def proves(self, other: "ModelIdentity") -> bool:
-        """Whether both have a fingerprint, so that `check_same` compared more than sizes."""
+        """Returns whether both have a fingerprint, so that `check_same` compared more than sizes."""
         return bool(self.fingerprint and other.fingerprint)

@@ -58,7 +58,7 @@ Op = Compute | Barrier | Exchange
 
 
 def has_next_slice(done_M: Sequence[float], model: int) -> bool:
-    """Whether the next time slice of a port is `model`'s, where slices alternate between models.
+    """Returns whether the next time slice of a port belongs to `model`, if slices alternate between models.
 
     A model's i-th slice follows the i-th slice of every model before it and the (i-1)-th of every model after it. This is the
     one rule of the runtime's and the simulator's port arbiters.

@@ -21,7 +21,7 @@ def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generato
 
 
 def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Paced: every transfer starts at once, each held to its bytes / T, where T is the fluid bound (coflow MADD).
+    """Starts every transfer at once, each held to the rate bytes / T, where T is the fluid bound (coflow MADD).
 
     All transfers end at T, on any ports.
     """
@@ -29,7 +29,7 @@ def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> 
 
 
 def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """SJF: every sender sends its smallest transfer first, one at a time; a receiver takes all that are sent to it.
+    """Lets every sender send its smallest transfer first, one at a time (SJF); a receiver takes all that are sent to it.
 
     Source: Aurora §8.1.
     """
@@ -38,7 +38,7 @@ def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Gener
 
 
 def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """RCS: every sender sends in random order, one at a time; a receiver takes all that are sent to it.
+    """Lets every sender send in random order, one at a time (RCS); a receiver takes all that are sent to it.
 
     Source: Aurora §8.1.
     """

@@ -37,10 +37,10 @@ class DenseSchedule(NamedTuple):
 def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """Dense open shop: whenever a sender and a receiver are both free and have traffic for each other, it starts.
 
-    One message a pair, one partner at a time, no splits, no barriers. Of the ports that become free, the one with the largest
-    remaining load chooses first, and takes the free partner with the largest remaining load. Below SMALL ranks, SMALL_TRIES
-    further priorities are drawn and the shortest schedule is kept. Like any dense schedule it is shorter than twice the
-    one-to-one bound.
+    Each pair has one message and each rank one partner at a time, without splits or barriers. Of the ports that become free,
+    the one with the largest remaining load chooses first, and takes the free partner with the largest remaining load. Below
+    SMALL ranks, SMALL_TRIES further priorities are drawn and the shortest schedule is kept. Like any dense schedule it is
+    shorter than twice the one-to-one bound.
 
     Args: as in `registry.OrderStrategy`.
 

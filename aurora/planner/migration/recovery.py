@@ -53,7 +53,7 @@ def recover(
     seed: int = 0,
     relabel: Relabel = fewest_moves,
 ) -> Recovery:
-    """Make the next placement after a change of membership, layer by layer on the alive nodes, so that few replicas move.
+    """Makes the next placement after a change of membership, layer by layer on the alive nodes, so that few replicas move.
 
     Args:
         old_LN: old_LN[l][n] are the experts that node n held in layer l; empty for a node that has joined.

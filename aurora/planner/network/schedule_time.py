@@ -41,7 +41,9 @@ def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
 
 
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Times a `one_to_one` order, without pacing or fabric: a transfer starts when both of its ports have ended the one before.
+    """Returns the timed pieces of an order with `one_to_one`, not paced, on a network without a fabric.
+
+    A transfer starts when both of its ports have ended the one before.
 
     Ports are not shared then, so that every transfer flows at one rate.
     """
@@ -69,7 +71,7 @@ def _one_after_the_other(src_X, dst_X, size_X, rate_Bps_X, startup_s_X, ranks):
 
 
 def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Times any order event by event on the Switch: concurrent transfers share ports and links."""
+    """Returns the timed pieces of any order, event by event on the Switch: concurrent transfers share ports and links."""
     switch = Switch(network, logging=True)
     number = switch.open(order, bytes_GG)
     for rank in range(len(bytes_GG)):

@@ -47,7 +47,7 @@ Shown = dict[str, FloatArray]  # label -> (S, C)
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper."""
+    """A figure of the paper: the study it shows, and its numbers."""
 
     title: str  # what it is about
     study: str  # name of the study whose runs it shows

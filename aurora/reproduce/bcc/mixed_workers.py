@@ -217,7 +217,7 @@ def random_recovery_time(
 
 
 def unrecoverable_probability(batches: int, load_W: IntArray) -> float:
-    """Returns the exact probability that no worker holds some batch, if workers choose load_W (W,) batches at random."""
+    """Returns the exact probability that some batch is on no worker, if workers choose load_W (W,) batches at random."""
     met_B = np.zeros(batches + 1)
     met_B[0] = 1.0
     for load in load_W.tolist():

@@ -24,7 +24,7 @@ def messages_needed(holds_WB: BoolArray, finished: Sequence[int]) -> int | None:
 
 
 def recoverable_sets(holds_WB: BoolArray) -> list[int]:
-    """Returns, for k = 0..W, the exact number of sets of k workers that hold every batch; holds_WB is (W, B) bool."""
+    """Returns W + 1 exact counts: how many sets of k workers together hold every batch, k = 0..W; holds_WB is (W, B) bool."""
     workers = len(holds_WB)
     if not holds_WB.any(axis=0).all():
         return [0] * (workers + 1)
@@ -35,7 +35,7 @@ def recoverable_sets(holds_WB: BoolArray) -> list[int]:
 
 
 def recoverable_share_K(holds_WB: BoolArray) -> FloatArray:
-    """Returns (W + 1,) float64: the probability that k random workers hold every batch, for k = 0..W."""
+    """Returns (W + 1,) float64, the probability that k random workers together hold every batch, k = 0..W."""
     workers = len(holds_WB)
     return np.array([sets / comb(workers, k) for k, sets in enumerate(recoverable_sets(holds_WB))])
 

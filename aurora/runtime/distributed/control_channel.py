@@ -157,7 +157,7 @@ class ControlChannel:
 
 
 def run_member(connection: Connection, rank_info: RankInfo, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """Main function of a supervised rank: runs `target(rank_info, control, *args)` and sends the error that ends it, if any."""
+    """Runs `target(rank_info, control, *args)` as a supervised rank's main function, and sends the error that ends it."""
     if not os.environ.get("AURORA_DEBUG"):
         _silence_gloo()
     control = ControlChannel(connection)
