@@ -216,7 +216,8 @@ def _launch_vllm(file: str, gpus: int, redundant: int) -> str:
         "initial_mapping_path": shlex.split(file)[0],
         "disable_online_rebalancing": True,
     }
-    return f"vllm serve MODEL --enable-expert-parallel --enable-eplb --eplb-config {shlex.quote(json.dumps(config))}"
+    options = f"--enable-expert-parallel --enable-eplb --eplb-config {shlex.quote(json.dumps(config))}"
+    return f"vllm serve MODEL {options}, in a vLLM with its pull request 41141; others take the plan itself, by the plugin"
 
 
 def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -283,7 +284,8 @@ def _read_ascend(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> P
 
 def _launch_ascend(file: str, gpus: int, redundant: int) -> str:
     config = {"eplb_config": {"expert_map_path": shlex.split(file)[0], "num_redundant_experts": redundant}}
-    return f"vllm serve MODEL --enable-expert-parallel --additional-config {shlex.quote(json.dumps(config))}"
+    options = f"--enable-expert-parallel --additional-config {shlex.quote(json.dumps(config))}"
+    return f"VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL {options}"
 
 
 def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
