@@ -35,10 +35,10 @@ class PlacementFormat:
     """How an engine keeps a placement in a file.
 
     Attributes:
-        read: takes the file, the number of GPUs (None: unknown) and the numbers of the dense layers.
-        write: takes slots, equally many on every GPU, and the numbers of the dense layers; returns the file's text.
-        launch: takes the file's name, the number of GPUs and of redundant experts; returns what starts the engine with it.
-        suffix: that the engine expects of the file's name; empty: any.
+        read: called with (file, number of GPUs or None, numbers of the dense layers); returns the placement.
+        write: called with (slots, equally many on every GPU; numbers of the dense layers); returns the file's text.
+        launch: called with (file's name, number of GPUs, number of redundant experts); returns the engine's launch options.
+        suffix: suffix of the file's name that the engine expects; empty: any.
     """
 
     read: Callable[[Path, int | None, Sequence[int]], Placement]

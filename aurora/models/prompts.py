@@ -131,7 +131,7 @@ def _runs(ids: list[int], length: int) -> Iterator[list[int]]:
 
 
 def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
-    """Reads prompts, one a line or of a .jsonl file, as token ids without special tokens. Raises BadInput if there are none."""
+    """Reads prompts, one per line or a .jsonl file, as token ids without special tokens. Raises BadInput if there are none."""
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in load_prompts(file)]
 
 

@@ -74,7 +74,7 @@ def layer_seconds(
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
-    """See `aurora.evaluate`. Profiles of further domains that the plan was made for are not considered."""
+    """Prices a plan on other traffic; see `aurora.evaluate`. Further domains that the plan was made for do not count."""
     check_traffic(plan, profiles)
     placements = [model.placement for model in plan.models]
     dispatch_s_ML = tuple(

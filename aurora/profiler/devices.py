@@ -193,10 +193,10 @@ class UtilizationSampler:
 
     @property
     def busy_XG(self) -> FloatArray:
-        """(X, G) float64: the part of the time, 0 to 1, in which kernels ran, over NVML's own sampling period."""
+        """(X, G) float64: share of NVML's sampling period, 0 to 1, in which kernels ran on the GPU."""
         return np.array([busy for busy, _ in self._rows])
 
     @property
     def memory_XG(self) -> FloatArray:
-        """(X, G) float64: bytes of memory in use."""
+        """(X, G) float64: bytes of each GPU's memory in use."""
         return np.array([memory for _, memory in self._rows], dtype=np.float64)

@@ -22,7 +22,7 @@ TRIPS = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """The state of one part."""
+    """The state of one part of the installation."""
 
     name: str  # the part
     state: str  # WORKS, MISSING or BROKEN
@@ -166,7 +166,7 @@ def _ranks(ready: bool) -> Finding:
 
 
 def rendezvous(rank_info: "RankInfo") -> float:
-    """Checks one rank's connection to the others."""
+    """Checks this rank's connection to the others; a collective call. Returns the median seconds of a gather."""
     import torch
 
     from aurora.runtime.distributed.gloo import GlooTransport

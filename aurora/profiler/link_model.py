@@ -46,7 +46,7 @@ class RankDevice:
 
 
 def fair_shares(most_X: FloatArray, total: float) -> FloatArray:
-    """Returns the max-min fair shares of a total rate.
+    """Returns (X,) max-min fair shares of a total rate; most_X (X,) is the largest share that each flow wants.
 
     Source:
         Bertsekas and Gallager, Data Networks, 6.5.2.

@@ -38,7 +38,7 @@ def profile_model(
     partial: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """See `aurora.profile`.
+    """Profiles a model's routing and compute times in this process; see `aurora.profile`.
 
     `partial` is saved every minute by the clock, which returns seconds of any origin, and when interrupted; the message of that
     KeyboardInterrupt says what it keeps.
@@ -81,7 +81,7 @@ def profile_with_workers(
     watch: Watch = lambda _reports: None,
     rank_info: RankInfo | None = None,
 ) -> Profile:
-    """See `aurora.profile` with `workers`. Under torchrun every rank calls this and only rank 0 returns.
+    """Profiles with worker processes; see `aurora.profile`. Under torchrun every rank calls this and only rank 0 returns.
 
     Raises:
         BadInput: as in `profile_model` and `coded_sum`; if options.precision is set, since workers cannot stop early.

@@ -36,8 +36,8 @@ def count_with_workers(
 ) -> RoutingCounts:
     """Counts routing by workers that each load the model, read all of the text and serve parts of it.
 
-    A part is every n-th batch of prompts. A worker sends the difference of its counts from stand-in counts: routing invented
-    from the prompts' lengths alone, the same for all workers. Differences add up, even in windows that no worker saw whole.
+    A part is every n-th batch of prompts. A worker sends its counts minus stand-in counts, which all workers invent alike from
+    the prompts' lengths. Such differences add up, even in windows that no worker saw whole.
     """
     stand_in, batches = RoutingCounts(), 0
     for round_ in _rounds(model, files, options):
@@ -116,7 +116,7 @@ def packed(state: RoutingCounts) -> IntArray:
 
 
 def unpacked(total: IntArray, like: RoutingCounts) -> RoutingCounts:
-    """Returns the counts of which `packed` makes `total`."""
+    """Returns the counts in `total` (N,), an array from `packed` or a sum of such; `like` are counts of the same prompts."""
     at = 0
 
     def next_like(array: NDArray[Any]) -> IntArray:

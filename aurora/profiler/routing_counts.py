@@ -123,7 +123,7 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
 
 @dataclass(frozen=True)
 class RoutingCounts:
-    """The counts of all rounds so far; a value, so that stopping at any time leaves whole rounds."""
+    """Counts of all whole rounds so far. They never change: `add` returns new counts."""
 
     windows: tuple[IntArray, ...] = ()  # for each window, (L, S, E) int64, the tokens by layer, source and expert
     stages: tuple[str, ...] = ()  # the stage of each window, one of STAGES

@@ -15,8 +15,8 @@ class Baseline:
     """What a plan's traces are compared with: another way of serving the same requests.
 
     Attributes:
-        name: of that way.
-        seconds: it took, by kind of trace.
+        name: name of that way.
+        seconds: how long it took, by kind of trace ("predicted" or "measured").
     """
 
     name: str = ""

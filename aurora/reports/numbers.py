@@ -21,8 +21,8 @@ class Speedup:
 
     Attributes:
         by: "measured", "predicted", or "by the objective" where there are no two runs.
-        before, after: what is compared.
-        before_s, after_s: their seconds.
+        before, after: names of the two runs that are compared.
+        before_s, after_s: seconds of these runs.
     """
 
     by: str
@@ -92,7 +92,7 @@ class ReportNumbers:
 
     @cached_property
     def speedup(self) -> Speedup | None:
-        """The last measured trace against the baseline or the first, else the same of predicted ones, else by the objective."""
+        """Speed-up of the last measured trace over the baseline or the first; else of predicted ones, else by the objective."""
         for kind in ("measured", "predicted"):
             runs = [(self.of.baseline.name, seconds) for by, seconds in self.of.baseline.seconds.items() if by == kind]
             runs += [(name, trace.seconds) for name, trace in self.of.traces if trace.kind == kind]
@@ -105,7 +105,7 @@ class ReportNumbers:
 
     @cached_property
     def placement_bounds_s(self) -> tuple[float, float] | None:
-        """Seconds on the given traffic that no placement without replicas beats, and none with; None where not known."""
+        """(without replicas, with replicas): lower bounds in seconds over all placements on this traffic; None if unknown."""
         plan = self.of.plan
         if not self.of.profiles or plan.colocated or plan.models[0].deduplicated:
             return None

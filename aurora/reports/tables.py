@@ -53,12 +53,12 @@ def percent(value: float) -> str:
 
 
 def speedup(before_s: float, after_s: float) -> str:
-    """Formats how much sooner something is done."""
+    """Formats a speed-up factor."""
     return f"{gap(before_s, after_s) + 1:.2f}x"
 
 
 def bounds_line(plan: Plan) -> str:
-    """Returns a line on a plan's objective and what no other placement can reach."""
+    """Returns a line on a plan's objective and its lower bounds over other placements."""
     groups = f"no assignment of these groups below {seconds(plan.bound_s)}, " if plan.bound_s > plan.free_bound_s else ""
     placement = "no placement" if plan.options.place in (*REPLICAS, *SURVIVE) else "no placement without replicas"
     return f"{plan.objective} objective {seconds(plan.objective_s)}, {groups}{placement} below {seconds(plan.free_bound_s)}"

@@ -27,8 +27,8 @@ class Bars:
     Attributes:
         rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, which rank, model, step, layer and phase; phases by their index
             in TIMED_PHASES. A rank's waiting counts to the step and layer of what it waits for.
-        bytes_X: (X,) int64, what the rank sends in it.
-        start_s_X, end_s_X: (X,) float64, from the start of the first.
+        bytes_X: (X,) int64, bytes that the rank sends in the piece.
+        start_s_X, end_s_X: (X,) float64, seconds since the start of the first piece.
     """
 
     rank_X: IntArray
@@ -41,7 +41,7 @@ class Bars:
     end_s_X: FloatArray
 
     def first_steps(self, most: int) -> "Bars":
-        """Returns the first steps, whole, within `most` bars; one step at least."""
+        """Returns as many whole steps from the start as have at most `most` bars in all; at least one step."""
         upto = np.bincount(self.step_X).cumsum()
         kept = self.step_X < max(1, int((upto <= most).sum()))
         return Bars(*(column[kept] for column in vars(self).values()))
@@ -79,11 +79,11 @@ class Summary:
 
     Attributes:
         kind: "predicted" or "measured".
-        seconds: from the first event of the run to its last.
+        seconds: seconds from the first event of the run to the last.
         phases_M: for each model, a rank's seconds in each of TIMED_PHASES, the mean over ranks. They add up to the time from a
             rank's first event to its last.
-        utilisation_G: (G,) float64, compute time over run time of each rank.
-        layers: by model, then by layer.
+        utilisation_G: (G,) float64, compute time of each rank divided by the seconds of the run.
+        layers: one LayerSummary per layer, by model and then by layer.
     """
 
     kind: str
@@ -208,7 +208,7 @@ def transfer_ends(trace: Trace) -> IntArray:
 
 
 def under_way_s(trace: Trace) -> FloatArray:
-    """Returns (X,) float64: when each event begins, a transfer not before its other end is ready; other events as they are."""
+    """Returns (X,) float64, when each event begins; a transfer begins when both of its ends are ready."""
     start_s_X, pair_F2 = trace.start_s_X.copy(), transfer_ends(trace)
     ready_s_F = trace.start_s_X[pair_F2].max(axis=1, initial=-np.inf)
     for row_F in pair_F2.T:

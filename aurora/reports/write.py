@@ -44,7 +44,7 @@ def report(
     Args:
         plan, traces, profiles, output, form: as in `aurora.report`.
         missing_profiles: why there are no profiles, for readers of the report.
-        baseline: as of ReportInputs.
+        baseline: as in `ReportInputs`.
 
     Raises:
         BadInput: if the number of profiles does not fit the plan, or as in `write`.

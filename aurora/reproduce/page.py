@@ -5,12 +5,12 @@ from pathlib import Path
 
 
 def template(module: str) -> str:
-    """Returns the template beside a module, given its __file__."""
+    """Returns the text template in the folder of a module, given the module's __file__."""
     return Path(module).with_name("page.md").read_text(encoding="utf-8")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table."""
+    """Returns a Markdown table with these columns and rows."""
     lines = ("|".join(["", *(f" {cell} " if cell else " " for cell in row), ""]) for row in (columns, *rows))
     return "\n".join([next(lines), "|" + "---|" * len(columns), *lines, ""])
 

@@ -76,7 +76,7 @@ def _padding(work_GG: IntArray) -> IntArray:
 
 
 def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
-    """Returns (n, n) int64 with these row and column sums, of one total, by the north-west corner rule."""
+    """Returns (n, n) int64 with the given row and column sums, whose totals are equal, by the north-west corner rule."""
     lacks_row, lacks_column = lacks_row.copy(), lacks_column.copy()
     padding_GG = np.zeros((len(lacks_row), len(lacks_column)), dtype=np.int64)
     i = j = 0
@@ -116,7 +116,7 @@ class SplitRows:
         self._rows: list[tuple[int, int, float, float, int]] = []  # source, destination, share from and to, sub-channels
 
     def serve(self, src: int, dst: int, units: int, sub_channels: int = 1) -> None:
-        """Appends a row that carries the next `units` of the pair's work, over so many sub-channels of both ports."""
+        """Appends a row that carries the next `units` of the pair's work over `sub_channels` sub-channels of both ports."""
         before, whole = int(self._done_GG[src, dst]), int(self._work_GG[src, dst])
         self._done_GG[src, dst] += units
         self._rows.append((src, dst, before / whole, (before + units) / whole, sub_channels))

@@ -7,7 +7,7 @@ from aurora.types import Plan
 
 
 def check_engine(plan: Plan, engine: str) -> None:
-    """Checks that an engine, a name in ENGINES, can serve by a plan.
+    """Checks that an engine, a name in ENGINES, can serve with a plan.
 
     Raises:
         InfeasiblePlan: if the engine cannot serve by the plan.

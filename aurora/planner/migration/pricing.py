@@ -15,7 +15,7 @@ def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArr
 
     Args:
         old_GE: (G, E) int64, 1 where GPU g holds expert e before the migration.
-        new_GE: (G, E) int64, the same afterwards.
+        new_GE: (G, E) int64, 1 where GPU g holds expert e after the migration.
         bytes_E: (E,) int64, bytes of each expert's weights.
     """
     n = len(old_GE)

@@ -59,7 +59,7 @@ class Drift:
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
-    """See `aurora.drift`. Without a plan, `loss` is the `balance_loss` of groups of experts, one a source rank."""
+    """Measures drift; see `aurora.drift`. Without a plan, `loss` is the `balance_loss` of one group per source rank."""
     after.identity.check_same(before.identity, f"drift from {before.model!r}: profile of {after.model!r}")
     for profile in (before, after):
         if not profile.tokens_TLSE.any():

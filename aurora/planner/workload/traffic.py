@@ -44,7 +44,7 @@ def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
 
 
 def tokens_on_gpu(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArray:
-    """Returns (E,) int64: each expert's tokens on one GPU from all sources, divided as `tokens_to_gpus` divides them."""
+    """Returns (E,) int64, each expert's tokens on GPU `gpu` from all sources; arguments as in `tokens_to_gpus`."""
     tokens_E = np.where(split_EG[:, gpu] == 1, tokens_SE.sum(axis=0), 0)
     for expert in np.flatnonzero((split_EG[:, gpu] > 0) & (split_EG[:, gpu] < 1)).tolist():
         tokens_E[expert] = split_by_share(tokens_SE[:, expert], split_EG[expert])[:, gpu].sum()
