@@ -55,8 +55,8 @@ def _holds(held_P, expert):
 def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
     """Packs replicas, count_E of each expert, into GPU slots, and returns the largest time of a GPU.
 
-    Longest processing time first, then swaps until the largest time is `enough` or less. Fills held_GP, and lowers count_E for
-    replicas that find no slot.
+    Longest processing time first, then swaps until the largest time is `enough` or less. Fills held_GP (G, P) with the expert
+    in each slot, EMPTY for none, and lowers count_E for replicas that find no slot. Arrays are as in the module.
     """
     size_X = np.append(load_E / count_E, 0.0)  # of each expert's replicas; the last is that of an empty slot
     time_G = np.zeros(slots_G.shape[0])

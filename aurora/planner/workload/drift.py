@@ -23,7 +23,7 @@ class Drift:
         noise: below which the mean of variation_L stays with probability LEVEL if the traffic has not changed.
         overlap_L: (L,) float64, Jaccard index of the `hot` most loaded experts of both profiles.
         hot: how many most loaded experts `overlap_L` compares.
-        loss: extra time on the second profile of the first one's placement over one made for the second, as a share.
+        loss: how much longer a placement made for the first profile takes on the second than one made for it; 0.1 is 10 %.
         threshold: the loss above which planning again pays, as a share.
     """
 

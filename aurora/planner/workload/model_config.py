@@ -206,7 +206,7 @@ _LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
 
 
 def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config of a model that has one layer of this one's, with experts."""
+    """Returns a copy of a config.json's content for a model with one decoder layer, which has experts."""
     return {key: value for key, value in _flat(config).items() if key not in _LAYER_RULES} | {"num_hidden_layers": 1}
 
 
