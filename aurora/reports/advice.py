@@ -47,7 +47,7 @@ def _prediction(found: ReportNumbers) -> Iterator[str]:
     for one in both.phases:
         differs["gate" if one.phase == "head" else one.phase] += one.measured_s - one.predicted_s
     phase = max(differs, key=lambda p: abs(differs[p]))
-    mend = "what delays ranks, as other processes on their cores do"
+    mend = "what delays ranks (other processes on their cores?)"
     if phase in EXCHANGES:
         mend = "ports and start-up costs in the cluster file"
     elif phase in COMPUTE:
