@@ -37,7 +37,7 @@ def order(
     from aurora.io import load_cluster, write_text
     from aurora.reports.tables import cut_line, gantt, order_table
 
-    check_output(output, inputs=[traffic, *([cluster] if cluster else [])])
+    check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
     methods = [method]
     if method == "all":
@@ -61,7 +61,9 @@ def _bytes(traffic: Path, layer: int | None) -> "IntArray":
     if traffic.suffix != ".npz":
         if layer is not None:
             raise BadInput(f"{traffic}: --layer is for a profile (.npz)")
-        return load_matrix(traffic)
+        if not len(found := load_matrix(traffic)):
+            raise BadInput(f"{traffic}: expected a matrix, found no rows")
+        return found
     profile = load_profile(traffic)
     if layer is None or not 0 <= layer < profile.layers:
         raise BadInput(f"{traffic}: expected --layer from 0 to {profile.layers - 1}, found {layer}")

@@ -11,7 +11,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.two_tier import two_tier_schedule
 from aurora.planner.check.plans import check_hops, check_schedule
 from aurora.planner.network.schedule_time import timed
-from aurora.types import Cluster, Network, Order, Schedule
+from aurora.types import Cluster, Network, Order, PlanOptions, Schedule
 from aurora.types.arrays import IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
@@ -42,8 +42,7 @@ def order(
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
     if method not in ORDER and method not in ("auto", TWO_TIER):
         raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
-    if seed < 0:
-        raise BadInput(f"`seed`: expected zero or more, found {seed}")
+    PlanOptions(seed=seed)  # refuses what no seed can be
     if startup_s is not None and not 0 <= startup_s < float("inf"):
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
     network = cluster.network if cluster else Network.equal(n, DEFAULT_BPS)
