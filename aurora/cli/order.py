@@ -61,9 +61,7 @@ def _bytes(traffic: Path, layer: int | None) -> "IntArray":
     if traffic.suffix != ".npz":
         if layer is not None:
             raise BadInput(f"{traffic}: --layer is for a profile (.npz)")
-        if not len(found := load_matrix(traffic)):
-            raise BadInput(f"{traffic}: expected a matrix, found no rows")
-        return found
+        return load_matrix(traffic)
     profile = load_profile(traffic)
     if layer is None or not 0 <= layer < profile.layers:
         raise BadInput(f"{traffic}: expected --layer from 0 to {profile.layers - 1}, found {layer}")

@@ -15,7 +15,7 @@ from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
 
 MOST_POINTS = 10_000
-LARGEST = {"bandwidth": 1e15, "skew": 99.0, "tokens": 1e6, "speed": 1e6}  # value of each key
+LARGEST = {"bandwidth": 1e24, "skew": 99.0, "tokens": 1e6, "speed": 1e6}  # value of each key
 PAYS = 1.05  # the smallest speed-up that counts as a gain
 Axis = tuple[str, tuple[float, ...]]  # a field of Setting, and the values that it takes, rising
 
