@@ -57,8 +57,9 @@ def profile(
     on from there.
     """
     texts = [*(text or []), *(more_text or [])]
-    if workers is None and (redundancy is not None or scheme != CountingOptions.scheme):
-        raise BadInput("profile: --redundancy and --scheme say how --workers share the work, expected their number")
+    unset = (None, CountingOptions.scheme, CountingOptions.timeout_s)
+    if workers is None and (redundancy, scheme, timeout_s) != unset:
+        raise BadInput("profile: --redundancy, --scheme and --timeout say how --workers share the work, expected their number")
     if not texts:
         raise BadInput("profile: expected at least one text file, found none")
     options, partial = chosen(ProfileOptions, context), output.with_suffix(".partial.npz")
