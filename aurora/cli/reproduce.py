@@ -37,7 +37,7 @@ def aurora(
     for kind in ("figure", "traffic"):
         if (given := getattr(options, kind)) not in (known := ("all", *names(kind))):
             raise BadInput(f"`{kind}`: expected one of {', '.join(known)}, found {given!r}")
-    check_folder(output, "aurora.json", "aurora.md")
+    _check_files(recorded, output, "aurora")
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
@@ -77,7 +77,7 @@ def bcc(
 ) -> None:
     """BCC (arXiv:1710.09990): Fig. 2, 4 and 5, Tables I and II; sums collected from redundant workers despite stragglers."""
     options = chosen(BccOptions, context, workers=tuple(workers or BCC.workers))
-    check_folder(output, "bcc.json", "bcc.md")
+    _check_files(recorded, output, "bcc")
     if plots:
         need("matplotlib", extra="report")
     need(*(("torch", "transformers") if process_iterations else ()))
@@ -103,7 +103,7 @@ def lazarus(
     as_json: Json = False,
 ) -> None:
     """Lazarus (arXiv:2407.04656 §6): recovery probabilities, throughput under failures, bytes moved."""
-    check_folder(output, "lazarus.json", "lazarus.md")
+    _check_files(recorded, output, "lazarus")
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
@@ -117,6 +117,13 @@ def lazarus(
     make_folder(output)
     pictures = draw(made, output) if plots else []
     _write(as_json, "lazarus", output, as_json_of(made), as_markdown(made, _svgs(pictures)), pictures)
+
+
+def _check_files(recorded: Path | None, output: Path, paper: str) -> None:
+    """Raises BadInput unless the recorded data is a folder and the page can be written."""
+    if recorded is not None and not recorded.is_dir():
+        raise BadInput(f"--recorded: expected a folder of recorded data, found {str(recorded)!r}")
+    check_folder(output, f"{paper}.json", f"{paper}.md")
 
 
 def _svgs(pictures: Sequence[Path]) -> list[str]:

@@ -11,6 +11,7 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.cost_model import aimed_costs, group_costs, layer_costs
 from aurora.planner.placement.objective import OBJECTIVE, exclusive
+from aurora.planner.resolve_options import remade
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, gap
@@ -91,5 +92,5 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
         )
         for model, profile in zip(plan.models, profiles, strict=True)
     )
-    own = make_plan(plan.cluster, profiles, plan.options)
+    own = make_plan(plan.cluster, profiles, remade(plan.options))
     return Evaluation(layer_seconds(plan, placements, profiles), own, dispatch_s_ML)

@@ -155,7 +155,7 @@ def cases(name, command, folder, mixtral):
         elif kind == "Path":
             good = folder / (words[places[0]] if places else next((w for w in words if (folder / w).is_file()), "p.json"))
             values = ["missing"] if label in ANY_TEXT else list(bad_files(folder, good))
-            values = [] if label in EMPTY_FOLDER else values
+            values = [] if label in EMPTY_FOLDER else [v for v in values if param.name != "recorded" or v != "a-folder"]
         elif kind in NUMBERS:
             values = NUMBERS[kind]
         elif kind == "str":
