@@ -96,3 +96,11 @@ def test_a_placement_of_ones_own_has_the_price_that_a_plan_has(tmp_path):
     small = replace(TWO, gpus=tuple(replace(gpu, memory_bytes=4000) for gpu in TWO.gpus))
     with pytest.raises(BrokenPlan, match="has 4000 bytes of memory"):
         aurora.price(small, traffic(), Placement((((0, 1, 2, 3, 4, 5, 6, 7), ()),) * 2))
+
+
+def test_a_replaced_placement_keeps_no_stale_objective():
+    plan = aurora.plan(TWO, traffic())
+    other = Placement((((0, 1, 2, 3), (4, 5, 6, 7)),) * 2)
+    stale = replace(plan, models=(replace(plan.models[0], placement=other),))
+    with pytest.raises(BrokenPlan, match=r"price a changed placement anew with `aurora\.price`"):
+        aurora.evaluate(stale, traffic())
