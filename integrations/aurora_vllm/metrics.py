@@ -48,7 +48,8 @@ class _Layer:
 class Metrics:
     """Counters, histograms and gauges of one rank. Bounds come from the plan's cluster and drift from its profile.
 
-    A metric without a value is left out: bound, gap, drift and the plan's time without a plan, balancedness without traffic.
+    A metric without a value is left out: bound, gap, drift and the plan's time without a plan, drift also without a record, and
+    balancedness without traffic.
     If several processes export to one folder, counters and histograms add up, and of a gauge the latest value is shown; labels
     keep ranks apart, so both concern only a rank that was started again.
 
@@ -86,7 +87,7 @@ class Metrics:
         self._tokens = Counter("aurora_layer_tokens", TOKENS, of_layer, registry=registry)
         self._balancedness = Gauge("aurora_expert_balancedness", BALANCEDNESS, of_layer, **latest)
         written = Gauge("aurora_plan_timestamp_seconds", "When the plan's file was written, in Unix time", common, **latest)
-        drift = Gauge("aurora_plan_drift", DRIFT, common, **latest)
+        self._drift = Gauge("aurora_plan_drift", DRIFT, common, **latest)
 
         self._of_phase: dict[str, _Phase] = {}
         for phase in PHASES:
@@ -101,8 +102,6 @@ class Metrics:
             self._planned_LE = _planned_load(plan, path)
             if path.exists():
                 written.labels(**self._labels).set(path.stat().st_mtime)
-        if self._planned_LE is not None:
-            self._drift = drift.labels(**self._labels)
         if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
             start_http_server(settings.metrics_port + rank, registry=registry)
 
@@ -161,7 +160,7 @@ class Metrics:
             load_LE: (L, E) this rank's tokens by MoE layer and expert, since its record began.
         """
         if self._planned_LE is not None and load_LE.any():
-            self._drift.set(drift(load_LE, self._planned_LE))
+            self._drift.labels(**self._labels).set(drift(load_LE, self._planned_LE))
 
 
 SECONDS = "Seconds spent in all-to-alls, waiting for others included"

@@ -80,6 +80,7 @@ def test_drift_is_the_part_of_the_traffic_at_other_experts():
 
 def test_every_metric_names_model_and_rank(plan_file):
     metrics, registry = made(plan_file)
+    assert not {"aurora_plan_drift", "aurora_expert_balancedness"} & {name for name, _ in samples(registry)}, "not measured yet"
     used(metrics)
     found = samples(registry)
     assert {name for name, _ in found} == sample_names(registry)
