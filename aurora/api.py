@@ -19,7 +19,6 @@ from aurora.types import (
     GpuKind,
     GpuSlots,
     Order,
-    Placement,
     Plan,
     PlanOptions,
     Profile,
@@ -34,6 +33,8 @@ from aurora.types import (
 )
 from aurora.types.options import INTERLEAVE, SIMULATED_ORDERS
 
+SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that `recommend` draws if there is no profile
+
 __all__ = [
     "all_to_all",
     "drift",
@@ -44,9 +45,8 @@ __all__ = [
     "place",
     "place_for_failures",
     "plan",
-    "price",
     "profile",
-    "register",
+    "recommend",
     "report",
     "run",
     "save",
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike
 
-    from aurora.planner.alltoall.registry import OrderStrategy
+    from aurora.advisor.recommend import Recommendation
     from aurora.planner.evaluate import Evaluation
     from aurora.planner.migration.migrate import Migration
     from aurora.planner.workload.drift import Drift
@@ -252,81 +252,6 @@ def plan(
     return with_time_slice(made, profiles) if made.colocated and options.time_slice == "auto" else made
 
 
-def price(
-    cluster: Cluster,
-    profiles: Profile | Sequence[Profile],
-    placements: Placement | Sequence[Placement],
-    options: PlanOptions | None = None,
-    *,
-    profile_paths: Sequence[str] = (),
-) -> Plan:
-    """Price a placement of your own: the plan that it makes, comparable with those of `plan`.
-
-    Args:
-        cluster: the machines; rank r is its r-th GPU.
-        profiles: one model's profile, or two models' that share the GPUs.
-        placements: which GPU holds which experts, for each model.
-        options: the order, which may be one of `register`, and what decides no placement.
-        profile_paths: where the profiles lie, as the plan should name them.
-
-    Returns:
-        A checked Plan with its objective and a proved lower bound; it is saved, loaded, simulated and run like any other. Price
-        a changed placement anew: a plan's seconds are those of its own placement.
-
-    Raises:
-        BadInput: if placements, profiles, cluster and options do not go together.
-        BrokenPlan: if a GPU's memory does not hold its experts.
-
-    Example:
-        >>> import aurora
-        >>> from aurora.io import shipped
-        >>> cluster, config = aurora.load("demo-4"), shipped("models/mixtral-topics/config.json")
-        >>> traffic = aurora.synthetic_profile("zipf:1", config)
-        >>> mine = aurora.Placement((((0, 4), (1, 5), (2, 6), (3, 7)),) * traffic.layers)
-        >>> aurora.price(cluster, traffic, mine).objective_s >= aurora.plan(cluster, traffic).free_bound_s
-        True
-    """
-    from aurora.planner.own_plan import price_plan
-
-    given = [placements] if isinstance(placements, Placement) else placements
-    return price_plan(cluster, _each(profiles), given, options or PlanOptions(), profile_paths)
-
-
-def register(kind: str, name: str, method: Callable[..., Any]) -> str:
-    """Add a method of your own, so that options, plans and comparisons in this process know it by name.
-
-    Args:
-        kind: "order": how one all-to-all is ordered, a function (bytes_GG, network, *, rng) -> Order; or "place": which group,
-            one a GPU, each expert of a layer is in, a function (load_E, slots_J, rng) -> (E,) integers.
-        name: its name; registering it again replaces it. A plan loaded elsewhere keeps its placement and orders, and needs the
-            method only where it is used anew.
-        method: the function.
-
-    Returns:
-        The name.
-
-    Raises:
-        BadInput: if there is no such kind, or the name is one of aurora's.
-
-    Example:
-        >>> import aurora
-        >>> def rotation(bytes_GG, network, *, rng):
-        ...     ranks = len(bytes_GG)
-        ...     return aurora.Order("rotation", [[i, (i + step) % ranks] for step in range(1, ranks) for i in range(ranks)])
-        >>> aurora.order([[0, 4, 6], [5, 0, 2], [3, 7, 0]], method=rotation).gap >= 0
-        True
-        >>> own = aurora.PlanOptions(order=aurora.register("order", "rotation", rotation))
-        >>> from aurora.io import shipped
-        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
-        >>> plan = aurora.plan(aurora.load("demo-4"), traffic, own)
-        >>> plan.models[0].dispatch_L[0].method, aurora.simulate(plan, traffic, orders="batch").kind
-        ('rotation', 'predicted')
-    """
-    from aurora.planner.own_methods import add
-
-    return add(kind, name, method)
-
-
 def migrate(
     plan: Plan,
     previous: Plan,
@@ -443,7 +368,7 @@ def place_for_failures(
 def order(
     bytes_GG: ArrayLike,
     cluster: Cluster | None = None,
-    method: str | Order | OrderStrategy = "openshop",
+    method: str = "openshop",
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:
@@ -474,6 +399,58 @@ def order(
     from aurora.planner.alltoall.schedule import order as scheduled
 
     return scheduled(bytes_GG, cluster, method, seed, startup_s)
+
+
+def recommend(
+    gpus: str | Cluster,
+    engine: str,
+    *,
+    model: str | Path | Mapping[str, Any] | None = None,
+    profile: Profile | None = None,
+    nic_Bps: float = 50e9,
+    per_server: int = 8,
+) -> Recommendation:
+    """Says what to do with a model on given GPUs: which plan to serve by, and its gain over the engine's default; or nothing.
+
+    Args:
+        gpus: kinds and numbers, such as "h20:8,a100:8", by words of their datasheets' names; or a Cluster.
+        engine: "vllm", "sglang", "trtllm" or "vllm-ascend".
+        model: config.json, folder or shipped name of the model; without `profile` its traffic is synthetic (Zipf, 0.8). With
+            `profile` it supplies datasheet compute times of the GPU kinds that the profile has none of.
+        profile: the model's traffic, with one source rank per GPU.
+        nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
+        per_server: with `gpus` as text: GPUs of a server.
+
+    Returns:
+        The Recommendation: simulated seconds of the engine's default, and the ways to do better, each with its gain. The gain
+        is measured on traffic that the plan was not made for, with an interval, if the profile has four windows or more.
+
+    Raises:
+        BadInput: if an argument is unknown, or neither `model` nor `profile` is given.
+        InfeasiblePlan: if the model does not fit in the GPUs' memory.
+
+    Example:
+        >>> import aurora
+        >>> found = aurora.recommend("h20:4", "sglang", model="mixtral-topics")
+        >>> found.cluster.gpus[0].kind, found.ways[0].gain >= 1
+        ('NVIDIA H20', True)
+    """
+    from aurora.advisor.recommend import cluster_of, with_datasheet_curves
+    from aurora.advisor.recommend import recommend as recommended
+    from aurora.planner.workload.synthetic import synthetic_profile as drawn
+
+    known = io.load_gpus()
+    cluster = gpus if isinstance(gpus, Cluster) else cluster_of(gpus, known, nic_Bps, per_server)
+    config = model if model is None or isinstance(model, Mapping) else io.load_model_config(model)
+    if config is None and profile is None:
+        raise BadInput("`model`: expected a config.json or folder, or `profile`, found neither")
+    kinds = [known[kind] for kind in {gpu.kind: None for gpu in cluster.gpus} if kind in known]
+    if profile is None:
+        assert config is not None, "checked above"
+        traffic = drawn(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
+    else:
+        traffic = profile if config is None else with_datasheet_curves(profile, config, kinds)
+    return recommended(cluster, traffic, engine)
 
 
 def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:

@@ -60,6 +60,12 @@ def _engines() -> Iterable[str]:
     return ENGINES
 
 
+def _recommended_engines() -> Iterable[str]:
+    from aurora.advisor.recommend import ENGINES
+
+    return ENGINES
+
+
 def _placement_formats() -> Iterable[str]:
     from aurora.io.engine_placements import PLACEMENT_FORMATS
 
@@ -123,6 +129,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "replicas": _replicas,
     "scheme": _schemes,
     "engine": _engines,
+    "recommended_engine": _recommended_engines,
     "placement_format": _placement_formats,
     "routing_format": _routing_formats,
     "routing_files": _routing_files,

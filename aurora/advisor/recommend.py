@@ -1,0 +1,289 @@
+"""Recommends a plan for a model on given GPUs, with its gain over the engine's default on traffic that it was not made for."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.io.engine_placements import export_placement
+from aurora.planner.check.engines import check_engine
+from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.model_config import Shape
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import Cluster, Gpu, GpuKind, Plan, PlanOptions, Profile
+from aurora.types.arrays import FloatArray
+from aurora.types.fabric import servers
+
+AT_ONCE = "all-at-once"  # the order that engines without aurora's plugin have
+USABLE = 0.9  # of a GPU's memory: the rest is for activations and the KV cache's smallest size
+BLOCKS = 5  # parts of the traffic, of which each is priced by plans of the others
+FEWEST_WINDOWS = 4  # of a profile, for an interval
+CONFIDENCE = 0.9  # of the interval
+WORTH = 1.02  # a way is worth it if the gain's lower end is above
+TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a serving engine does with a plan.
+
+    Attributes:
+        form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
+        ordered: whether its all-to-alls follow the plan's orders.
+        replicate: the placement with replicas that it can serve.
+        checked: its name in the planner's ENGINES; None if it serves every placement.
+        file: the placement file's name.
+    """
+
+    form: str | None
+    ordered: bool
+    replicate: str
+    checked: str | None = None
+    file: str = "placement.json"
+
+
+ENGINES = {
+    "vllm": Engine(None, True, "eplb", "vllm"),
+    "sglang": Engine("sglang", False, "equal-split"),
+    "trtllm": Engine("trtllm", False, "equal-split", file="placement.yaml"),
+    "vllm-ascend": Engine("vllm-ascend", False, "equal-split"),
+}
+
+
+def launch(found: "Recommendation", folder: Path, model: str) -> tuple[str, str | None]:
+    """Returns the command that starts the engine with the best way, and the content of the placement file that it names.
+
+    Args:
+        found: a recommendation that has a best way.
+        folder: where `plan.json` and the placement file `placement.json` (for TensorRT-LLM `placement.yaml`) are.
+        model: the model, as the command names it.
+    """
+    assert found.best is not None, "there is nothing to launch"
+    use, plan = ENGINES[found.engine], found.best.plan
+    if use.form is not None:
+        planned = plan.models[0]
+        file = folder / use.file
+        made = export_placement(planned.placement, use.form, planned.dense_layers, planned.load_LE, plan.cluster.equal, file)
+        return re.sub(r"\bMODEL\b", lambda _: shlex.quote(model), made.launch), made.text
+    options = [f"--data-parallel-size {len(plan.cluster)}", "--enable-expert-parallel"]
+    redundant = sum(map(len, plan.models[0].placement.slots_LG[0])) - plan.models[0].placement.experts
+    if redundant:
+        options += ["--enable-eplb", f"--eplb-config.num_redundant_experts {redundant}"]
+    config = json.dumps({"aurora": {"plan": str(folder / "plan.json")}})
+    return f"vllm serve {shlex.quote(model)} {' '.join(options)} --additional-config {shlex.quote(config)}", None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to serve, beside the engine's default.
+
+    Attributes:
+        name: what it does.
+        plan: the plan, made from all of the traffic.
+        seconds: simulated seconds of a step's MoE layers under the plan, mean over the profile's windows.
+        gain: the engine's default over this way, in seconds: above 1 this way is faster.
+        low: lower end of the interval in which the gain on a block of further traffic lies; None if there is no interval.
+        high: upper end.
+    """
+
+    name: str
+    plan: Plan
+    seconds: float
+    gain: float
+    low: float | None
+    high: float | None
+
+    @property
+    def worth(self) -> bool:
+        """Whether the gain is above WORTH even at the lower end of its interval."""
+        return (self.gain if self.low is None else self.low) > WORTH
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to do with a model on given GPUs.
+
+    Attributes:
+        engine: the engine, one of ENGINES.
+        cluster: the GPUs.
+        profile: the traffic, and compute times of every kind of GPU.
+        default_s: simulated seconds of a step's MoE layers under the engine's default, mean over the profile's windows.
+        tokens: tokens of a step, mean over the profile's windows.
+        ways: what was compared with the default, best first.
+    """
+
+    engine: str
+    cluster: Cluster
+    profile: Profile
+    default_s: float
+    tokens: float
+    ways: tuple[Way, ...]
+
+    @property
+    def best(self) -> Way | None:
+        """The way to take; None if none is worth it."""
+        return next((way for way in self.ways if way.worth), None)
+
+
+def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int = 8) -> Cluster:
+    """Returns the cluster that a short text describes.
+
+    Args:
+        gpus: kinds and numbers, such as "h20:8,a100:8"; a kind is named by words of its datasheet's name. Of several kinds that
+            fit, the one with the fastest links, then with the most memory, is taken.
+        kinds: datasheets by name.
+        nic_Bps: bytes per second of a GPU's NIC to other servers, each way.
+        per_server: GPUs of a server.
+
+    Returns:
+        The cluster; with more than one server its fabric has ports inside the servers and NICs between them.
+
+    Raises:
+        BadInput: if the text is not of that form, a kind is unknown, or there are more than 4096 GPUs.
+    """
+    members: list[Gpu] = []
+    node = 0
+    for part in gpus.split(","):
+        name, _, number = part.strip().partition(":")
+        if not name or not re.fullmatch(r"[1-9]\d{0,3}", number):
+            raise BadInput(f"`gpus`: expected KIND:NUMBER,..., such as h20:8,a100:8, found {part!r}")
+        kind = _kind(name, kinds)
+        for index in range(int(number)):
+            at = node + index // per_server
+            port_Bps, memory_bytes = kind.port_Bps, int(kind.memory_bytes * USABLE)
+            members.append(Gpu(f"{name}-{len(members)}", kind.kind, at, port_Bps, port_Bps, memory_bytes))
+        node += -(-int(number) // per_server)
+    if len(members) > 4096:
+        raise BadInput(f"`gpus`: expected at most 4096 GPUs, found {len(members)}")
+    rates = [gpu.out_Bps for gpu in members]
+    fabric = servers([gpu.node for gpu in members], rates, rates, nic_Bps) if node > 1 else None
+    return Cluster(gpus.replace(":", "x").replace(",", "+"), tuple(members), fabric)
+
+
+def _kind(name: str, kinds: dict[str, GpuKind]) -> GpuKind:
+    """The datasheet that a short name means."""
+    words = set(re.split(r"[\s_-]+", name.lower()))
+    fits = [kind for kind in kinds.values() if words <= set(re.split(r"[\s_-]+", kind.kind.lower()))]
+    if not fits:
+        raise BadInput(f"`gpus`: expected words of one of {', '.join(kinds)}, found {name!r}")
+    return max(fits, key=lambda kind: (kind.port_Bps, kind.memory_bytes))
+
+
+def with_datasheet_curves(profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind]) -> Profile:
+    """Returns the profile with compute curves from the datasheets of those kinds that it has none of.
+
+    Args:
+        profile: the profile.
+        config: the content of the model's config.json.
+        kinds: GPU kinds.
+
+    Raises:
+        BadInput: if the config is of a model with other layers, experts or top-k.
+    """
+    shape = Shape.of(config)
+    found, expected = (profile.layers, profile.experts, profile.top_k), (shape.layers, shape.experts, shape.top_k)
+    if found != expected:
+        raise BadInput(f"`model`: expected the profile's layers, experts and top-k {found}, found {expected}")
+    missing = [kind for kind in kinds if kind.kind not in profile.curves]
+    drawn = shape.profile(profile.tokens_TLSE[:1], {}, kinds=missing)
+    added = {kind.kind: drawn.curves[kind.kind] for kind in missing}
+    provenance = {key: text for key, text in drawn.provenance.items() if key.startswith("curves of")}
+    return replace(profile, curves={**profile.curves, **added}, provenance={**profile.provenance, **provenance})
+
+
+def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation:
+    """Compares what an engine can do with plans against its default, on traffic that each plan was not made for.
+
+    The profile's windows are cut into BLOCKS parts in sequence. Each part is simulated under the engine's default (experts in
+    sequence, everything at once) and under plans made from the other parts. The interval is the one in which the gain on one
+    further part lies, if parts vary as these do.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic, with one source rank per GPU.
+        engine: one of ENGINES.
+
+    Returns:
+        The Recommendation.
+
+    Raises:
+        BadInput: if the engine is unknown or the profile does not fit the cluster.
+        InfeasiblePlan: if the model does not fit in the GPUs' memory.
+    """
+    if engine not in ENGINES:
+        raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
+    use = ENGINES[engine]
+    default = make_plan(cluster, [profile], PlanOptions(place="contiguous", assign="contiguous", order=AT_ONCE))
+    default_T = step_seconds(default, profile)
+    ways = []
+    for name, options in _ways(cluster, profile, use):
+        try:
+            plan = make_plan(cluster, [profile], options)
+            if use.checked is not None:
+                check_engine(plan, use.checked)
+        except InfeasiblePlan:
+            continue
+        seconds = float(step_seconds(plan, profile).mean())
+        gain, low, high = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds)
+        ways.append(Way(name, plan, seconds, gain, low, high))
+    ways.sort(key=lambda way: -(way.gain if way.low is None else way.low))
+    tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows
+    return Recommendation(engine, cluster, profile, float(default_T.mean()), float(tokens), tuple(ways))
+
+
+def _ways(cluster: Cluster, profile: Profile, use: Engine) -> list[tuple[str, PlanOptions]]:
+    """The plans to try: with the experts as they are, and with one or two more slots per GPU than they need."""
+    order = "auto" if use.ordered else AT_ONCE
+    least = -(-profile.experts // len(cluster))
+    ways = [("placement", PlanOptions(order=order))]
+    for more in (1, 2):
+        options = PlanOptions(place=use.replicate, order=order, slots_per_gpu=least + more)
+        ways.append((f"replicas, {least + more} slots per GPU", options))
+    return ways
+
+
+def _gain(
+    cluster: Cluster, profile: Profile, options: PlanOptions, default: Plan, in_sample: float
+) -> tuple[float, float | None, float | None]:
+    """The gain on traffic that was not planned for, and its interval; with too few windows the gain on the planned traffic."""
+    if profile.windows < FEWEST_WINDOWS:
+        return in_sample, None, None
+    parts = np.array_split(np.arange(profile.windows), min(BLOCKS, profile.windows))
+    gains = []
+    for part in parts:
+        rest = np.setdiff1d(np.arange(profile.windows), part)
+        plan = make_plan(cluster, [windows_of(profile, rest)], options)
+        block = windows_of(profile, part)
+        gains.append(np.log(step_seconds(default, block).mean() / step_seconds(plan, block).mean()))
+    return interval(np.array(gains))
+
+
+def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
+    """Returns the mean gain and the ends of the interval in which a further one lies with CONFIDENCE.
+
+    Args:
+        log_gain_W: (W,) logarithms of measured gains, two or more, taken as normal and independent.
+    """
+    mean, spread = log_gain_W.mean(), log_gain_W.std(ddof=1)
+    reach = student_t.ppf((1 + CONFIDENCE) / 2, len(log_gain_W) - 1) * spread * np.sqrt(1 + 1 / len(log_gain_W))
+    low, middle, high = np.exp([mean - reach, mean, mean + reach]).tolist()
+    return middle, low, high
+
+
+def windows_of(profile: Profile, windows: Sequence[int] | np.ndarray) -> Profile:
+    """Returns the profile of some of its windows, as counts."""
+    return replace(profile, tokens_TLSE=profile.tokens_TLSE[windows], stage_T=None, routing=None, coactivation=None)
+
+
+def step_seconds(plan: Plan, profile: Profile) -> FloatArray:
+    """Returns (W,) simulated seconds of the first windows' MoE layers, as many as TRANSFERS allow and at least one."""
+    transfers = 2 * profile.layers * max(1, len(plan.cluster) * (len(plan.cluster) - 1))
+    most = max(1, min(profile.windows, TRANSFERS // transfers))
+    return np.array([simulate_plan(plan, [windows_of(profile, [window])]).seconds for window in range(most)])

@@ -1,0 +1,119 @@
+"""aurora recommend: a model, GPUs and an engine -> the plan to serve by, its gain, and the command that starts the engine."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aurora.cli.choices import completed
+from aurora.cli.common import check_output, make_folder
+from aurora.cli.verb import Json, show
+from aurora.errors import BadInput
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from aurora.advisor.recommend import Recommendation
+
+
+OUTPUT = Path("recommended")
+
+
+def recommend(
+    engine: Annotated[
+        str, typer.Option(help="the serving engine: {recommended_engine}", autocompletion=completed("recommended_engine"))
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="the model's config.json or folder, or a shipped model's name; needed without --profile")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="kinds and numbers, such as h20:8,a100:8; or give --cluster")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="cluster TOML, or a shipped cluster's name")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="the model's traffic, one source rank per GPU; default: synthetic traffic")
+    ] = None,
+    nic_bps: Annotated[
+        float, typer.Option("--nic-bps", help="with --gpus: a GPU's NIC to other servers, bytes per second")
+    ] = 50e9,
+    per_server: Annotated[int, typer.Option(help="with --gpus: GPUs of a server")] = 8,
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder to make for plan and engine files")] = Path(
+        "recommended"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Say what to do with a model on given GPUs: plan, gain over the engine's default, and launch command; or nothing."""
+    from aurora import api
+    from aurora.advisor.recommend import ENGINES, launch
+    from aurora.io import load_cluster, load_profile, save, write_text
+
+    if (gpus is None) == (cluster is None):
+        raise BadInput("recommend: expected either --gpus or --cluster")
+    if output.exists():
+        raise BadInput(f"{output}: expected a folder that does not exist yet")
+    check_output(output, inputs=[])
+    machines, traffic = gpus or load_cluster(cluster or ""), load_profile(profile) if profile else None
+    found = api.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_bps, per_server=per_server)
+    command = None
+    if found.best is not None:
+        plan = found.best.plan
+        command, placement = launch(found, output, model or "MODEL")
+        make_folder(output)
+        save(found.cluster, output / "cluster.toml")
+        save(found.profile, output / "profile.npz")
+        save(replace(plan, models=(replace(plan.models[0], profile_path="profile.npz"),)), output / "plan.json")
+        if placement is not None:
+            write_text(output / ENGINES[engine].file, placement)
+    show(
+        as_json,
+        {
+            "engine": engine,
+            "measured": profile is not None,
+            "gpus": [gpu.kind for gpu in found.cluster.gpus],
+            "default_s": found.default_s,
+            "tokens": found.tokens,
+            "ways": [
+                {"name": way.name, "seconds": way.seconds, "gain": way.gain, "low": way.low, "high": way.high}
+                for way in found.ways
+            ],
+            "best": found.best and found.best.name,
+            "output": output if found.best else None,
+            "launch": command,
+        },
+        _table(found),
+        *_answer(found, measured=profile is not None),
+        *([f"wrote {output}", f"start the engine with: {command}"] if command else []),
+    )
+
+
+def _table(found: "Recommendation") -> "Table":
+    """The ways beside the engine's default."""
+    from rich.table import Table
+
+    from aurora.reports.tables import seconds
+
+    kinds = [gpu.kind for gpu in found.cluster.gpus]
+    title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    table = Table("way", "step", "tokens/s", "gain", "90 % interval", title=title)
+    table.add_row(f"{found.engine}'s default", seconds(found.default_s), f"{found.tokens / found.default_s:,.0f}", "1.00x", "")
+    for way in found.ways:
+        between = "" if way.low is None else f"{way.low:.2f}x to {way.high:.2f}x"
+        table.add_row(way.name, seconds(way.seconds), f"{found.tokens / way.seconds:,.0f}", f"{way.gain:.2f}x", between)
+    return table
+
+
+def _answer(found: "Recommendation", measured: bool) -> list[str]:
+    """What to do, in sentences."""
+    said = []
+    if found.best is None:
+        said.append(f"Nothing is worth doing: no way is surely faster than {found.engine}'s default by 2 %.")
+    elif found.best.low is None:
+        said.append(f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on the traffic that it was made for.")
+    else:
+        said.append(
+            f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on traffic that it was not made for "
+            f"({found.best.low:.2f}x to {found.best.high:.2f}x)."
+        )
+    if not measured:
+        said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Give --profile.")
+    said.append("Steps are MoE layers with the attention between them, simulated.")
+    return said

@@ -1,0 +1,124 @@
+"""Recommendations: clusters from short texts, gains on traffic not planned for, and nothing where nothing helps."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import aurora
+from aurora.advisor.recommend import CONFIDENCE, ENGINES, cluster_of, interval, launch, recommend, windows_of
+from aurora.errors import BadInput
+from aurora.io import load_gpus
+from aurora.planner.workload.model_config import Shape
+from aurora.types import SyntheticOptions
+from tests.io.engine_readers import READERS
+
+CONFIG = {
+    "num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 512, "intermediate_size": 1024,
+}  # fmt: skip
+KINDS = load_gpus()
+
+
+def skewed(windows, hot):
+    """Traffic of four sources in which `hot` experts get most tokens, alike in all windows but for noise."""
+    rng = np.random.default_rng(0)
+    share_E = np.where(np.arange(8) < hot, 10.0, 1.0)
+    tokens_TLSE = rng.multinomial(8192, share_E / share_E.sum(), size=(windows, 2, 4))
+    return Shape.of(CONFIG).profile(tokens_TLSE, {}, kinds=[KINDS["NVIDIA H20"]])
+
+
+def test_a_short_text_becomes_servers_of_gpus_with_datasheet_figures():
+    cluster = cluster_of("h20:3,a100:8", KINDS, nic_Bps=1e10, per_server=2)
+    assert [gpu.kind for gpu in cluster.gpus] == ["NVIDIA H20"] * 3 + ["NVIDIA A100-SXM4-80GB"] * 8
+    assert [gpu.node for gpu in cluster.gpus] == [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert cluster.gpus[0].memory_bytes == 0.9 * KINDS["NVIDIA H20"].memory_bytes
+    assert cluster.fabric is not None
+    assert cluster_of("a100-pcie:2", KINDS).gpus[0].kind == "NVIDIA A100 80GB PCIe"
+    assert cluster_of("h20:8", KINDS).fabric is None
+
+
+@pytest.mark.parametrize("gpus", ["", "h20", "h20:0", "h20:8,", "h20:-1", "h2:8", "h20:99999", "nvidia;rm:8"])
+def test_a_text_that_is_no_cluster_is_refused(gpus):
+    with pytest.raises(BadInput, match="`gpus`: expected"):
+        cluster_of(gpus, KINDS)
+
+
+def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_later_traffic():
+    profile = skewed(windows=10, hot=2)  # experts 0 and 1, which the default puts on GPU 0
+    found = recommend(cluster_of("h20:4", KINDS), windows_of(profile, range(5)), "sglang")
+    assert found.best is not None
+    assert found.best.gain > 1.2
+    assert found.best.low < found.best.gain < found.best.high
+    later = windows_of(profile, range(5, 10))
+    default = aurora.PlanOptions(place="contiguous", assign="contiguous", order="all-at-once")
+    before, after = aurora.plan(found.cluster, later, default), found.best.plan
+    gain = aurora.simulate(before, later).seconds / aurora.simulate(after, later).seconds
+    assert found.best.low <= gain <= found.best.high
+
+
+def test_balanced_traffic_is_left_alone():
+    found = recommend(cluster_of("h20:4", KINDS), skewed(windows=5, hot=8), "trtllm")
+    assert found.best is None
+    assert all(0.9 < way.gain < 1.1 for way in found.ways)
+
+
+def test_few_windows_have_no_interval():
+    found = recommend(cluster_of("h20:4", KINDS), skewed(windows=3, hot=2), "sglang")
+    assert {(way.low, way.high) for way in found.ways} == {(None, None)}
+    assert found.best is not None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_gets_a_command_and_a_file_that_it_reads(engine, tmp_path):
+    found = recommend(cluster_of("h20:4", KINDS), skewed(windows=1, hot=2), engine)
+    command, text = launch(found, tmp_path, "my model")
+    words = shlex.split(command)
+    assert "my model" in words
+    if ENGINES[engine].form is None:
+        settings = json.loads(words[words.index("--additional-config") + 1])
+        assert settings == {"aurora": {"plan": str(tmp_path / "plan.json")}}
+    else:
+        file = tmp_path / ENGINES[engine].file
+        assert str(file) in command
+        held_LG = found.best.plan.models[0].placement.slots_LG
+        redundant = 4 * max(len(held) for layer in held_LG for held in layer) - 8
+        read_LG = READERS[ENGINES[engine].form](text, [0, 1], 2, 8, 4, redundant)
+        for planned_G, read_G in zip(held_LG, read_LG, strict=True):
+            assert all(set(planned) <= set(read) for planned, read in zip(planned_G, read_G, strict=True))
+
+
+def test_datasheet_times_are_added_for_kinds_that_a_profile_lacks():
+    profile = aurora.synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4))
+    found = aurora.recommend("h20:2,h800:2", "sglang", model=CONFIG, profile=profile)
+    assert {"NVIDIA H20", "NVIDIA H800"} <= set(found.profile.curves)
+    with pytest.raises(BadInput, match="`model`: expected the profile's layers"):
+        aurora.recommend("h20:4", "sglang", model={**CONFIG, "num_hidden_layers": 3}, profile=profile)
+    with pytest.raises(BadInput, match="found neither"):
+        aurora.recommend("h20:4", "sglang")
+    with pytest.raises(BadInput, match="`engine`: expected one of vllm"):
+        aurora.recommend("h20:4", "tgi", model=CONFIG)
+
+
+@given(st.integers(3, 12), st.floats(-0.5, 0.5), st.floats(0.001, 0.3), st.integers(0, 2**32 - 1))
+def test_the_interval_is_the_prediction_interval_of_one_further_gain(blocks, mean, spread, seed):
+    drawn_W = np.random.default_rng(seed).normal(mean, spread, blocks)
+    middle, low, high = np.log(interval(drawn_W))
+    assert low < middle < high
+    assert middle == pytest.approx(drawn_W.mean())
+    # a further gain at an end of the interval is just rejected by a t-test of one value against the others
+    tail = stats.t.sf((high - middle) / (drawn_W.std(ddof=1) * np.sqrt(1 + 1 / blocks)), blocks - 1)
+    assert tail == pytest.approx((1 - CONFIDENCE) / 2)
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(2000):
+        *seen, further = rng.normal(0.1, 0.05, 6)
+        _, low, high = np.log(interval(np.array(seen)))
+        covered += low <= further <= high
+    assert covered / 2000 == pytest.approx(CONFIDENCE, abs=0.03)
