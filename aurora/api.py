@@ -1,4 +1,4 @@
-"""The public functions, one for each verb of the command line. Heavy packages are imported when a function needs them."""
+"""The public functions, the main subcommands of the command line. Heavy packages are imported when a function needs them."""
 
 from __future__ import annotations
 
@@ -422,8 +422,8 @@ def recommend(
         per_server: with `gpus` as text: GPUs of a server.
 
     Returns:
-        The Recommendation: simulated seconds of the engine's default, and the ways to do better, each with its gain. The gain
-        is measured on traffic that the plan was not made for, with an interval, if the profile has four windows or more.
+        The Recommendation: simulated seconds of the engine's default, and of plans, each with its gain. The gain is measured on
+        traffic that the plan was not made for, with an interval, if the profile has four windows or more.
 
     Raises:
         BadInput: if an argument is unknown, or neither `model` nor `profile` is given.
@@ -432,7 +432,7 @@ def recommend(
     Example:
         >>> import aurora
         >>> found = aurora.recommend("h20:4", "sglang", model="mixtral-topics")
-        >>> found.cluster.gpus[0].kind, found.ways[0].gain >= 1
+        >>> found.cluster.gpus[0].kind, found.candidates[0].gain >= 1
         ('NVIDIA H20', True)
     """
     from aurora.advisor.recommend import cluster_of, with_datasheet_curves

@@ -54,7 +54,7 @@ def main() -> None:
         "blocks on which the gain lies in the stated interval; `above`: blocks on which it is above the interval's lower end."
     )
     table = Table(
-        "Gain of the best way, stated from half a recording, and on blocks of later traffic",
+        "Gain of the best candidate, stated from half a recording, and on blocks of later traffic",
         "GPUs | engine | task | stated gain | interval | same task: mean | in | above | other task: mean | in | above | s",
         about,
     )
@@ -70,7 +70,7 @@ def main() -> None:
                 began_s = time.perf_counter()
                 found = recommend(cluster, windows_of(profile, np.arange(half)), engine)
                 took_s = time.perf_counter() - began_s
-                way = found.ways[0]
+                best = found.candidates[0]
                 default = make_plan(cluster, [profile], PlanOptions("contiguous", "contiguous", order="all-at-once"))
                 cells = []
                 others = [each for name, each in profiles.items() if name != task]
@@ -80,11 +80,22 @@ def main() -> None:
                 ):
                     parts = np.array_split(np.arange(later.windows), max(1, later.windows * BLOCKS // half))
                     blocks = [windows_of(later, part) for part in parts]
-                    gains = np.array([step_seconds(default, b).mean() / step_seconds(way.plan, b).mean() for b in blocks])
-                    inside, above = int(((gains >= way.low) & (gains <= way.high)).sum()), int((gains >= way.low).sum())
+                    gains = np.array([step_seconds(default, b).mean() / step_seconds(best.plan, b).mean() for b in blocks])
+                    inside, above = (
+                        int(((gains >= best.low) & (gains <= best.high)).sum()),
+                        int((gains >= best.low).sum()),
+                    )
                     total[which] += np.array([inside, above, len(gains)])
                     cells += [f"{gains.mean():.3f}", f"{inside} of {len(gains)}", f"{above} of {len(gains)}"]
-                table.add(gpus, engine, task, f"{way.gain:.3f}", f"{way.low:.3f} to {way.high:.3f}", *cells, f"{took_s:.0f}")
+                table.add(
+                    gpus,
+                    engine,
+                    task,
+                    f"{best.gain:.3f}",
+                    f"{best.low:.3f} to {best.high:.3f}",
+                    *cells,
+                    f"{took_s:.0f}",
+                )
     share = [
         f"- {which}: {inside} of {blocks} blocks in the interval ({inside / blocks:.0%}), {above} above its lower end"
         for which, (inside, above, blocks) in total.items()

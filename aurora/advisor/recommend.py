@@ -26,7 +26,7 @@ USABLE = 0.9  # of a GPU's memory: the rest is for activations and the KV cache'
 BLOCKS = 5  # parts of the traffic, of which each is priced by plans of the others
 FEWEST_WINDOWS = 4  # of a profile, for an interval
 CONFIDENCE = 0.9  # of the interval
-WORTH = 1.02  # a way is worth it if the gain's lower end is above
+WORTH = 1.02  # a candidate is worth it if the gain's lower end is above
 TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
@@ -58,10 +58,10 @@ ENGINES = {
 
 
 def launch(found: "Recommendation", folder: Path, model: str) -> tuple[str, str | None]:
-    """Returns the command that starts the engine with the best way, and the content of the placement file that it names.
+    """Returns the command that starts the engine with the best candidate, and the content of the placement file that it names.
 
     Args:
-        found: a recommendation that has a best way.
+        found: a recommendation that has a best candidate.
         folder: where `plan.json` and the placement file `placement.json` (for TensorRT-LLM `placement.yaml`) are.
         model: the model, as the command names it.
     """
@@ -81,14 +81,14 @@ def launch(found: "Recommendation", folder: Path, model: str) -> tuple[str, str 
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to serve, beside the engine's default.
+class Candidate:
+    """A plan to serve by, beside the engine's default.
 
     Attributes:
-        name: what it does.
+        name: what the plan does.
         plan: the plan, made from all of the traffic.
         seconds: simulated seconds of a step's MoE layers under the plan, mean over the profile's windows.
-        gain: the engine's default over this way, in seconds: above 1 this way is faster.
+        gain: the engine's default over this, in seconds: above 1 this is faster.
         low: lower end of the interval in which the gain on a block of further traffic lies; None if there is no interval.
         high: upper end.
     """
@@ -116,7 +116,7 @@ class Recommendation:
         profile: the traffic, and compute times of every kind of GPU.
         default_s: simulated seconds of a step's MoE layers under the engine's default, mean over the profile's windows.
         tokens: tokens of a step, mean over the profile's windows.
-        ways: what was compared with the default, best first.
+        candidates: what was compared with the default, best first.
     """
 
     engine: str
@@ -124,12 +124,12 @@ class Recommendation:
     profile: Profile
     default_s: float
     tokens: float
-    ways: tuple[Way, ...]
+    candidates: tuple[Candidate, ...]
 
     @property
-    def best(self) -> Way | None:
-        """The way to take; None if none is worth it."""
-        return next((way for way in self.ways if way.worth), None)
+    def best(self) -> Candidate | None:
+        """The candidate to take; None if none is worth it."""
+        return next((candidate for candidate in self.candidates if candidate.worth), None)
 
 
 def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int = 8) -> Cluster:
@@ -222,8 +222,8 @@ def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation
     use = ENGINES[engine]
     default = make_plan(cluster, [profile], PlanOptions(place="contiguous", assign="contiguous", order=AT_ONCE))
     default_T = step_seconds(default, profile)
-    ways = []
-    for name, options in _ways(cluster, profile, use):
+    candidates = []
+    for name, options in _candidates(cluster, profile, use):
         try:
             plan = make_plan(cluster, [profile], options)
             if use.checked is not None:
@@ -232,21 +232,21 @@ def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation
             continue
         seconds = float(step_seconds(plan, profile).mean())
         gain, low, high = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds)
-        ways.append(Way(name, plan, seconds, gain, low, high))
-    ways.sort(key=lambda way: -(way.gain if way.low is None else way.low))
+        candidates.append(Candidate(name, plan, seconds, gain, low, high))
+    candidates.sort(key=lambda candidate: -(candidate.gain if candidate.low is None else candidate.low))
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows
-    return Recommendation(engine, cluster, profile, float(default_T.mean()), float(tokens), tuple(ways))
+    return Recommendation(engine, cluster, profile, float(default_T.mean()), float(tokens), tuple(candidates))
 
 
-def _ways(cluster: Cluster, profile: Profile, use: Engine) -> list[tuple[str, PlanOptions]]:
+def _candidates(cluster: Cluster, profile: Profile, use: Engine) -> list[tuple[str, PlanOptions]]:
     """The plans to try: with the experts as they are, and with one or two more slots per GPU than they need."""
     order = "auto" if use.ordered else AT_ONCE
     least = -(-profile.experts // len(cluster))
-    ways = [("placement", PlanOptions(order=order))]
+    candidates = [("placement", PlanOptions(order=order))]
     for more in (1, 2):
         options = PlanOptions(place=use.replicate, order=order, slots_per_gpu=least + more)
-        ways.append((f"replicas, {least + more} slots per GPU", options))
-    return ways
+        candidates.append((f"replicas, {least + more} slots per GPU", options))
+    return candidates
 
 
 def _gain(

@@ -13,7 +13,7 @@ import typer
 from rich.table import Column, Table
 
 from aurora.cli.common import make_folder, need
-from aurora.cli.verb import Json, show, terminal
+from aurora.cli.subcommand import Json, show, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_cluster, save, shipped, write_text
 from aurora.reports.inputs import Baseline

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import typer
 
-from aurora.cli.verb import Json, show
+from aurora.cli.subcommand import Json, show
 
 SERVING = ("torch", "transformers", "ranks over gloo")  # beside what planning needs
 

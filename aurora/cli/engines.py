@@ -9,7 +9,7 @@ import typer
 from aurora.cli.choices import completed, names
 from aurora.cli.common import check_output
 from aurora.cli.profile import shown_profile
-from aurora.cli.verb import Json, Layers, option, show
+from aurora.cli.subcommand import Json, Layers, option, show
 from aurora.errors import BadInput
 from aurora.types import Profile, ProfileOptions
 from aurora.types.arrays import MOST_LAYERS

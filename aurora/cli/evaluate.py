@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.verb import WORST, Json, Layers, show
+from aurora.cli.subcommand import WORST, Json, Layers, show
 
 
 def evaluate(

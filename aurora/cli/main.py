@@ -27,10 +27,10 @@ from aurora.cli import (
     sweep,
     synthetic,
 )
-from aurora.cli.verb import Verb
+from aurora.cli.subcommand import Subcommand
 from aurora.errors import AuroraError
 
-VERBS: dict[str, Callable[..., None]] = {
+SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "profile": profile.profile,
     "synthetic": synthetic.synthetic,
     "record": record.record,
@@ -57,8 +57,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for _name, _verb in VERBS.items():
-    app.command(_name, cls=Verb)(_verb)
+for _name, _function in SUBCOMMANDS.items():
+    app.command(_name, cls=Subcommand)(_function)
 app.add_typer(measure.app, name="measure")
 app.add_typer(reproduce.app, name="reproduce")
 

@@ -8,7 +8,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, need
-from aurora.cli.verb import Json, Verb, option, show
+from aurora.cli.subcommand import Json, Subcommand, option, show
 from aurora.errors import BadInput
 from aurora.types import PHASES, Cluster, ComputeCurves, Profile, ProfileOptions
 
@@ -22,7 +22,7 @@ app = typer.Typer(help="Measure hardware without traffic: links, compute, device
 ClusterOutput = Annotated[Path, typer.Option("--output", "-o", help="the cluster TOML to write")]
 
 
-@app.command("links", cls=Verb)
+@app.command("links", cls=Subcommand)
 def links(
     output: ClusterOutput = Path("cluster.toml"),
     ranks: Annotated[int | None, typer.Option(help="local ranks; under torchrun as many as it started")] = None,
@@ -43,7 +43,7 @@ def links(
     _write(as_json, measured.cluster, output, measured.remarks, pairs, links_table(rate_Bps_GG, startup_s_GG))
 
 
-@app.command("compute", cls=Verb)
+@app.command("compute", cls=Subcommand)
 def compute(
     model: Annotated[str | None, typer.Argument(help="folder of a transformers MoE model; without it only --join")] = None,
     output: Annotated[
@@ -78,7 +78,7 @@ def compute(
     show(as_json, {"output": output, **curves_json(made)}, table, *said, f"wrote {output}")
 
 
-@app.command("devices", cls=Verb)
+@app.command("devices", cls=Subcommand)
 def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False) -> None:
     """Write a cluster file of this machine's GPUs, as NVML names them, with datasheet rates."""
     from aurora.profiler.devices import find_devices

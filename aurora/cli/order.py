@@ -8,7 +8,7 @@ import typer
 
 from aurora.cli.choices import completed, names
 from aurora.cli.common import check_output
-from aurora.cli.verb import SCHEMA, Json, show, terminal
+from aurora.cli.subcommand import SCHEMA, Json, show, terminal
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:

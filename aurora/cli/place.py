@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.verb import Json, show
+from aurora.cli.subcommand import Json, show
 from aurora.errors import BadInput
 
 TARGET = 0.95  # of mean / largest load, that --explain looks for slots for

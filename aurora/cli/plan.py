@@ -8,7 +8,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, relative
-from aurora.cli.verb import WORST, Json, Layers, chosen, option, show
+from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
 from aurora.errors import BadInput
 from aurora.types import PlanOptions
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aurora.cli.common import check_output, need
-from aurora.cli.verb import WORST, Json, Layers, chosen, option, show
+from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
 from aurora.errors import BadInput
 from aurora.types import CountingOptions, Profile, ProfileOptions
 

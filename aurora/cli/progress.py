@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from aurora.cli.verb import terminal
+from aurora.cli.subcommand import terminal
 from aurora.types import WorkerReport
 
 

@@ -8,7 +8,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, make_folder
-from aurora.cli.verb import Json, show
+from aurora.cli.subcommand import Json, show
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:
@@ -71,9 +71,15 @@ def recommend(
             "gpus": [gpu.kind for gpu in found.cluster.gpus],
             "default_s": found.default_s,
             "tokens": found.tokens,
-            "ways": [
-                {"name": way.name, "seconds": way.seconds, "gain": way.gain, "low": way.low, "high": way.high}
-                for way in found.ways
+            "candidates": [
+                {
+                    "name": candidate.name,
+                    "seconds": candidate.seconds,
+                    "gain": candidate.gain,
+                    "low": candidate.low,
+                    "high": candidate.high,
+                }
+                for candidate in found.candidates
             ],
             "best": found.best and found.best.name,
             "output": output if found.best else None,
@@ -86,18 +92,24 @@ def recommend(
 
 
 def _table(found: "Recommendation") -> "Table":
-    """The ways beside the engine's default."""
+    """The candidates beside the engine's default."""
     from rich.table import Table
 
     from aurora.reports.tables import seconds
 
     kinds = [gpu.kind for gpu in found.cluster.gpus]
     title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    table = Table("way", "step", "tokens/s", "gain", "90 % interval", title=title)
+    table = Table("plan", "step", "tokens/s", "gain", "90 % interval", title=title)
     table.add_row(f"{found.engine}'s default", seconds(found.default_s), f"{found.tokens / found.default_s:,.0f}", "1.00x", "")
-    for way in found.ways:
-        between = "" if way.low is None else f"{way.low:.2f}x to {way.high:.2f}x"
-        table.add_row(way.name, seconds(way.seconds), f"{found.tokens / way.seconds:,.0f}", f"{way.gain:.2f}x", between)
+    for candidate in found.candidates:
+        between = "" if candidate.low is None else f"{candidate.low:.2f}x to {candidate.high:.2f}x"
+        table.add_row(
+            candidate.name,
+            seconds(candidate.seconds),
+            f"{found.tokens / candidate.seconds:,.0f}",
+            f"{candidate.gain:.2f}x",
+            between,
+        )
     return table
 
 
@@ -105,7 +117,7 @@ def _answer(found: "Recommendation", measured: bool) -> list[str]:
     """What to do, in sentences."""
     said = []
     if found.best is None:
-        said.append(f"Nothing is worth doing: no way is surely faster than {found.engine}'s default by 2 %.")
+        said.append(f"Nothing is worth doing: no plan is surely faster than {found.engine}'s default by 2 %.")
     elif found.best.low is None:
         said.append(f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on the traffic that it was made for.")
     else:

@@ -7,7 +7,7 @@ import typer
 
 from aurora.cli.common import check_output
 from aurora.cli.profile import shown_profile
-from aurora.cli.verb import Json, Layers
+from aurora.cli.subcommand import Json, Layers
 
 
 def record(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.verb import Json, show
+from aurora.cli.subcommand import Json, show
 from aurora.errors import BadInput
 
 

@@ -7,7 +7,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, need, profiles_of
-from aurora.cli.verb import Json, show
+from aurora.cli.subcommand import Json, show
 from aurora.errors import BadInput
 from aurora.reports.inputs import Baseline, named_traces
 from aurora.reports.write import FORMS

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from aurora.cli.common import make_folder, need
-from aurora.cli.verb import Json, Verb, chosen, option, show
+from aurora.cli.subcommand import Json, Subcommand, chosen, option, show
 from aurora.types import BccOptions, ReproduceOptions
 
 DEFAULTS = ReproduceOptions()
@@ -19,7 +19,7 @@ Recorded = Annotated[Path | None, typer.Option(envvar="AURORA_DATA", help="folde
 app = typer.Typer(help="A paper's evaluation in its own set-up, our figures beside the paper's.", no_args_is_help=True)
 
 
-@app.command("aurora", cls=Verb)
+@app.command("aurora", cls=Subcommand)
 def aurora(
     context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the table and the figures")],
@@ -51,7 +51,7 @@ def aurora(
     _write(as_json, "aurora", output, as_json_of(found), as_markdown(found, runs, _svgs(pictures)), pictures)
 
 
-@app.command("bcc", cls=Verb)
+@app.command("bcc", cls=Subcommand)
 def bcc(
     context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the tables and the figures")],
@@ -88,7 +88,7 @@ def bcc(
     _write(as_json, "bcc", output, as_json_of(found), as_markdown(found, _svgs(pictures)), pictures)
 
 
-@app.command("lazarus", cls=Verb)
+@app.command("lazarus", cls=Subcommand)
 def lazarus(
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the page and the figures")],
     plots: Annotated[bool, typer.Option(help="draw the figures too (matplotlib)")] = True,

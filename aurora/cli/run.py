@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aurora.cli.common import check_output, need, profiles_of
-from aurora.cli.verb import WORST, Json, Layers, chosen, option, show
+from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.types import Plan, Profile, RunOptions, Trace
 

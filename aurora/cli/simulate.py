@@ -7,7 +7,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, profiles_of
-from aurora.cli.verb import WORST, Json, Layers, show
+from aurora.cli.subcommand import WORST, Json, Layers, show
 
 
 def simulate(

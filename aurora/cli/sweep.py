@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aurora.cli.common import make_folder, need
-from aurora.cli.verb import Json, show
+from aurora.cli.subcommand import Json, show
 
 SHAPE, CLUSTER = "mixtral-topics", "paper-equal-8"
 

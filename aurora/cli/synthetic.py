@@ -8,7 +8,7 @@ import typer
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output
 from aurora.cli.profile import shown_profile
-from aurora.cli.verb import Json, Layers, chosen, option
+from aurora.cli.subcommand import Json, Layers, chosen, option
 from aurora.types import SyntheticOptions
 
 DEFAULTS = SyntheticOptions()

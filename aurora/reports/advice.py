@@ -69,16 +69,16 @@ def _placement(found: ReportNumbers) -> Iterator[str]:
         planned_s = found.objective_s[1]
         saved, replicas = _saved(planned_s, bounds_s[replicated]), _saved(planned_s, bounds_s[1])
         slots = _next_slots(found) if not replicated and replicas > saved + SLACK else None
-    room = _saved(plan.objective_s, plan.bound_s) if plan.colocated else saved  # colocation keeps the groups of experts
+    reach = _saved(plan.objective_s, plan.bound_s) if plan.colocated else saved  # colocation keeps the groups of experts
     searched = plan.options.colocate in SEARCHES if plan.colocated else replicated or plan.options.place == SWAP_SEARCH
     if slots:
         yield (
             f"Try replicas (aurora plan --slots-per-gpu {slots}): no placement without them is more than {percent(saved)} "
             f"shorter, with them the bound is {percent(replicas)} below this plan."
         )
-    elif room > SLACK and not searched:
+    elif reach > SLACK and not searched:
         other = f"--colocate {' or '.join(SEARCHES)}" if plan.colocated else f"--place {SWAP_SEARCH}"
-        yield f"Try {other}: the bound on what it searches is {percent(room)} below this plan."
+        yield f"Try {other}: the bound on what it searches is {percent(reach)} below this plan."
     elif saved <= SLACK:
         yield f"Moving experts has no more to give: {kind} is more than {percent(saved)} shorter."
     mend = "replicate" if slots else "move" if saved > SLACK else ""
@@ -93,7 +93,7 @@ def _saved(value_s: float, bound_s: float) -> float:
 
 
 def _next_slots(found: ReportNumbers) -> int | None:
-    """The fewest slots a GPU that give room for replicas; None if the memory of the GPUs does not hold them."""
+    """The fewest slots a GPU that leave some for replicas; None if the memory of the GPUs does not hold them."""
     slots = max(len(held) for layer in found.of.plan.models[0].placement.slots_LG for held in layer) + 1
     return slots if memory_slots_G(found.of.plan.cluster, found.of.profiles).min() >= slots else None
 

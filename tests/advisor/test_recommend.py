@@ -63,12 +63,12 @@ def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_late
 def test_balanced_traffic_is_left_alone():
     found = recommend(cluster_of("h20:4", KINDS), skewed(windows=5, hot=8), "trtllm")
     assert found.best is None
-    assert all(0.9 < way.gain < 1.1 for way in found.ways)
+    assert all(0.9 < candidate.gain < 1.1 for candidate in found.candidates)
 
 
 def test_few_windows_have_no_interval():
     found = recommend(cluster_of("h20:4", KINDS), skewed(windows=3, hot=2), "sglang")
-    assert {(way.low, way.high) for way in found.ways} == {(None, None)}
+    assert {(candidate.low, candidate.high) for candidate in found.candidates} == {(None, None)}
     assert found.best is not None
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from aurora.io import load_plan, load_profile, load_trace, shipped
 from tests.cli.refusal import refused
-from tests.cli.test_verbs import documented_keys
+from tests.cli.test_subcommands import documented_keys
 from tests.conftest import cluster
 
 DEMO = str(shipped("clusters/demo-4.toml"))

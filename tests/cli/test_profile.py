@@ -10,7 +10,7 @@ import pytest
 from aurora.io import load_cluster, load_curves, load_profile, save
 from aurora.types import PHASES, ComputeCurves, Curve
 from tests.cli.refusal import refused
-from tests.cli.test_verbs import documented_keys
+from tests.cli.test_subcommands import documented_keys
 from tests.profiler.nvml import NVMLError, Replay
 
 CONFIG = '{"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}'

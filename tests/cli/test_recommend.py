@@ -19,7 +19,7 @@ def test_a_plan_its_profile_and_the_engines_file_are_written(aurora, tmp_path):
     assert f"--init-expert-location {out / 'placement.json'}" in found["launch"]
     assert found["gpus"] == ["NVIDIA L40S"] * 4
     assert not found["measured"]
-    best = next(way for way in found["ways"] if way["name"] == found["best"])
+    best = next(candidate for candidate in found["candidates"] if candidate["name"] == found["best"])
     assert best["gain"] == found["default_s"] / best["seconds"]
     assert aurora("simulate", out / "plan.json")[0] == 0
 

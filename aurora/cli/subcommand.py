@@ -29,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object, see d
 Layers = Annotated[bool, typer.Option("--layers", help=f"show every layer instead of the {WORST} worst")]
 
 
-class Verb(TyperCommand):
+class Subcommand(TyperCommand):
     """A subcommand whose help lists the names registered now, and whose errors name options instead of parameters."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

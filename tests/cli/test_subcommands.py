@@ -1,4 +1,4 @@
-"""All verbs alike: JSON on request and documented, names from the registries, options as the API names them, worst layers."""
+"""All subcommands alike: JSON on request and documented, names from the registries, options as the API names them, worst layers."""
 
 import inspect
 import json
@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from aurora.cli import choices, demo, main
-from aurora.cli.verb import documented
+from aurora.cli.subcommand import documented
 from aurora.io import save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS
 from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFormat
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(600)  # processes start slowly on a busy machin
 
 
 def commands():
-    """Every verb by the words that call it."""
+    """Every subcommand by the words that call it."""
     root = typer.main.get_command(main.app)
     for name, command in root.commands.items():
         if hasattr(command, "commands"):
@@ -53,15 +53,15 @@ def commands():
 
 
 def documented_keys():
-    """By verb, the keys that docs/json.md documents."""
+    """By subcommand, the keys that docs/json.md documents."""
     parts = re.split(r"^## aurora (.+)$", (DOCS / "json.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     return {
-        verb.strip(): set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-        for verb, text in zip(parts[::2], parts[1::2], strict=True)
+        subcommand.strip(): set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+        for subcommand, text in zip(parts[::2], parts[1::2], strict=True)
     }
 
 
-def test_every_verb_has_json_and_a_section_of_the_page():
+def test_every_subcommand_has_json_and_a_section_of_the_page():
     found = dict(commands())
     assert all(any("--json" in param.opts for param in command.params) for command in found.values())
     assert set(documented_keys()) == set(found)
@@ -78,7 +78,7 @@ def test_few_options_and_only_registered_placeholders():
 
 
 @pytest.mark.parametrize(
-    ("verb", "kind", "missing"),
+    ("subcommand", "kind", "missing"),
     [
         ("profile", ProfileOptions, set()),
         ("profile", CountingOptions, set()),
@@ -90,8 +90,8 @@ def test_few_options_and_only_registered_placeholders():
         ("reproduce bcc", BccOptions, {"features"}),
     ],
 )
-def test_options_are_parameters_by_the_same_names_and_documented(verb, kind, missing):
-    params = {param.name: param for param in dict(commands())[verb].params}
+def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kind, missing):
+    params = {param.name: param for param in dict(commands())[subcommand].params}
     names = {field.name for field in fields(kind)}
     assert names - set(params) == missing
     assert set(documented(kind)) == names
@@ -105,9 +105,9 @@ def test_interleave_has_the_same_values_everywhere():
     from aurora.types.options import INTERLEAVE
 
     assert choices.names("interleave") == INTERLEAVE
-    verbs = dict(commands())
-    for verb in ("run", "simulate"):
-        (param,) = (param for param in verbs[verb].params if param.name == "interleave")
+    subcommands = dict(commands())
+    for subcommand in ("run", "simulate"):
+        (param,) = (param for param in subcommands[subcommand].params if param.name == "interleave")
         assert param.default in INTERLEAVE
     assert inspect.signature(api.simulate).parameters["interleave"].default == RunOptions.interleave
 
@@ -131,6 +131,7 @@ LINES = {
     "profile": "MIXTRAL TEXT --sources 2 --prompt-tokens 8 --batch 1 --limit 2 -o q.npz",
     "record": "http://127.0.0.1:1 -o v.npz",
     "import": "loads.npy --format eplb-load --shape config.json -o i.npz",
+    "recommend": "--gpus l40s:4 --model config.json --engine sglang -o r",
     "plan": "--cluster demo-4 --profile b.npz --from p.json --explain -o n.json",
     "evaluate": "p.json --profile b.npz",
     "drift": "a.npz b.npz",
@@ -150,8 +151,8 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("verb", LINES)
-def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monkeypatch, verb):
+@pytest.mark.parametrize("subcommand", LINES)
+def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monkeypatch, subcommand):
     monkeypatch.chdir(made)
     monkeypatch.setattr(demo, "serve_all", lambda *_: [demo.DemoOutcome(1.0, 1.0)] * len(demo.WAYS))
     monkeypatch.setattr("aurora.cli.report.report_files", lambda *_: None)
@@ -159,15 +160,15 @@ def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monk
     monkeypatch.setattr("aurora.profiler.vllm_server.profile_vllm_server", lambda *_: synthetic_profile("zipf:1", CONFIG))
     monkeypatch.setattr(lazarus, "reproduce", lambda *_: LazarusEvaluation([], False, {}))
     monkeypatch.setitem(TRAFFIC, "generated", small)
-    line = LINES[verb].replace("MIXTRAL", str(mixtral)).replace("TEXT", str(text))
-    code, out, err = aurora(*verb.split(), *line.split(), "--json")
+    line = LINES[subcommand].replace("MIXTRAL", str(mixtral)).replace("TEXT", str(text))
+    code, out, err = aurora(*subcommand.split(), *line.split(), "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert set(found) == documented_keys()[verb]
+    assert set(found) == documented_keys()[subcommand]
     assert found["schema"] == 1
 
 
-def test_json_of_every_verb_is_tested():
+def test_json_of_every_subcommand_is_tested():
     elsewhere = {"run", "measure links", "measure devices"}  # with their results
     assert set(LINES) | elsewhere == {name for name, _ in commands()}
 
@@ -196,8 +197,8 @@ def test_a_new_order_is_one_function_and_one_line(aurora, made, monkeypatch):
         return ORDER["spread-out"](*args, **more)
 
     monkeypatch.setitem(ORDER, "toy-order", toy)
-    for verb in ("order", "plan"):
-        assert "toy-order" in aurora(verb, "--help")[1]
+    for subcommand in ("order", "plan"):
+        assert "toy-order" in aurora(subcommand, "--help")[1]
     assert aurora("order", made / "m.csv", "--method", "toy-order")[0] == 0
     plan = ["plan", "--cluster", DEMO, "--profile", made / "a.npz", "-o", made / "toy.json"]
     assert aurora(*plan, "--order", "toy-order")[0] == 0
@@ -228,8 +229,8 @@ def test_a_new_format_is_one_function_and_one_line(aurora, made, monkeypatch):
 def test_other_names_come_from_their_registries(aurora, monkeypatch):
     monkeypatch.setitem(PLACEMENT_FORMATS, "toy-engine", PLACEMENT_FORMATS["eplb"])
     monkeypatch.setitem(SCHEMES, "toy-scheme", SCHEMES["bcc"])
-    for verb, name in (("export", "toy-engine"), ("import", "toy-engine"), ("profile", "toy-scheme")):
-        assert name in aurora(verb, "--help")[1]
+    for subcommand, name in (("export", "toy-engine"), ("import", "toy-engine"), ("profile", "toy-scheme")):
+        assert name in aurora(subcommand, "--help")[1]
     printed = aurora("sweep", "--help")[1]
     assert all(field.name in printed for field in fields(Setting))
     assert choices.completed("order")("openshop") == ["openshop", "openshop-best"]
