@@ -9,9 +9,17 @@ from aurora.reports.numbers import ReportNumbers
 from aurora.reports.overview import phase_chart, provenance, tiles
 from aurora.reports.placement_charts import placement_section
 from aurora.reports.time_charts import phase_sheets, schedule_section, timeline_section
-from aurora.reports.traffic_charts import drift_section, loads_section, traffic_section
+from aurora.reports.traffic_charts import drift_section, experts_section, loads_section, traffic_section
 
-SECTIONS = (traffic_section, loads_section, schedule_section, timeline_section, placement_section, drift_section)
+SECTIONS = (
+    experts_section,
+    traffic_section,
+    loads_section,
+    schedule_section,
+    timeline_section,
+    placement_section,
+    drift_section,
+)
 SCRIPTS = ("tools", "view", "heat", "bars", "spans", "start")
 PARTS = Path(__file__).parent / "page"
 

@@ -1,6 +1,7 @@
 """Numbers that a report's figures are drawn from, each computed when it is first needed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 
@@ -10,26 +11,45 @@ from aurora.planner.workload.drift import Drift, drift
 from aurora.reports.compare import Comparison, compare
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.spans import TransferSpans, planned
-from aurora.reports.trace_times import Bars, Summary, bars, summarise
-from aurora.reports.traffic_loads import Traffic, objective_s, placement_bounds_s, traffic
+from aurora.reports.trace_times import Bars, Summary, bars, span_s, summarise
+from aurora.reports.traffic_loads import Traffic, objective_s, placement_bounds_s, tokens_of, traffic
+from aurora.types import TRACE_PHASES, Trace
 from aurora.types.arrays import IntArray
+
+SAME = 0.01  # bytes that differ less are of the same traffic
 
 
 @dataclass(frozen=True)
-class Speedup:
-    """How much sooner a run is done.
+class Serving:
+    """How fast requests are served.
 
     Attributes:
-        by: "measured", "predicted", or "by the objective" where there are no two runs.
-        before, after: names of the two runs that are compared.
-        before_s, after_s: seconds of these runs.
+        by: "measured", "predicted", or "by the objective" where there is no run.
+        name: name of the run or of the way of serving.
+        seconds: seconds of all steps, of all models.
+        steps: number of steps; those of two models take place together.
+        tokens: tokens of all steps, of all models; None if unknown.
+        exact: whether `tokens` are the profiles' own; else they are estimated from the bytes that were sent.
+        stage_s: by stage ("prefill", "decode"), seconds from a step's first event to its last, the mean; empty if unknown.
     """
 
     by: str
-    before: str
-    before_s: float
-    after: str
-    after_s: float
+    name: str
+    seconds: float
+    steps: int
+    tokens: float | None
+    exact: bool = True
+    stage_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, the mean."""
+        return self.seconds / self.steps
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second; None if the tokens are unknown."""
+        return None if self.tokens is None else self.tokens / self.seconds
 
 
 @dataclass(frozen=True)
@@ -91,17 +111,58 @@ class ReportNumbers:
         return compare(self.of.traces[self.predicted][1], self.of.traces[self.measured][1])
 
     @cached_property
-    def speedup(self) -> Speedup | None:
-        """Speed-up of the last measured trace over the baseline or the first; else of predicted ones, else by the objective."""
+    def serving(self) -> Serving | None:
+        """What the plan gives: the last measured trace, else the last predicted one, else its objective; None if unknown."""
         for kind in ("measured", "predicted"):
-            runs = [(self.of.baseline.name, seconds) for by, seconds in self.of.baseline.seconds.items() if by == kind]
-            runs += [(name, trace.seconds) for name, trace in self.of.traces if trace.kind == kind]
+            if runs := [self._run(name, trace) for name, trace in self.of.traces if trace.kind == kind]:
+                return runs[-1]
+        return self._ways[1] if self._ways else None
+
+    @cached_property
+    def speedup(self) -> tuple[Serving, Serving] | None:
+        """(before, after): the baseline or the first run, and the last run; measured, else predicted, else by the objective.
+
+        Compared runs serve the same requests, so that they have the same tokens.
+        """
+        for kind in ("measured", "predicted"):
+            runs = [self._run(name, trace) for name, trace in self.of.traces if trace.kind == kind]
+            if runs and kind in self.of.baseline.seconds:
+                runs.insert(0, replace(runs[-1], name=self.of.baseline.name, seconds=self.of.baseline.seconds[kind]))
             if len(runs) > 1:
-                return Speedup(kind, *runs[0], *runs[-1])
-        if not self.of.profiles:
+                return replace(runs[0], tokens=runs[-1].tokens, exact=runs[-1].exact), runs[-1]
+        return self._ways
+
+    @cached_property
+    def _ways(self) -> tuple[Serving, Serving] | None:
+        """Experts in the order of their numbers, and as planned, by the objective; None without profiles."""
+        profiles = self.of.profiles
+        if not profiles:
             return None
-        before_s, after_s = self.objective_s
-        return Speedup("by the objective", "experts in the order of their numbers", before_s, "as planned", after_s)
+        windows = [profile.windows if self.of.plan.options.aim == "sum" else 1 for profile in profiles]  # else: of one window
+        tokens = sum(tokens_of(profile) * part / profile.windows for profile, part in zip(profiles, windows, strict=True))
+        names = "experts in the order of their numbers", "as planned"
+        before, after = (
+            Serving("by the objective", name, seconds, max(windows), tokens)
+            for name, seconds in zip(names, self.objective_s, strict=True)
+        )
+        return before, after
+
+    def _run(self, name: str, trace: Trace) -> Serving:
+        """What a trace gives. Its tokens are the profiles', times the bytes that it dispatches over those of the profiles."""
+        tokens, exact = 0.0, True
+        for model, (flows, profile) in enumerate(zip(self.traffic_M, self.of.profiles, strict=False)):
+            planned_bytes = int(flows.tokens_BLGG[1].sum()) * flows.row_bytes
+            rows = trace.sent_X & (trace.model_X == model) & (trace.phase_X == TRACE_PHASES.index("dispatch"))
+            part = int(trace.bytes_X[rows].sum()) / planned_bytes if planned_bytes else 1.0
+            same = abs(part - 1) < SAME
+            tokens, exact = tokens + tokens_of(profile) * (1.0 if same else part), exact and same
+        steps = np.unique(trace.step_X).size
+        stage_s = {}
+        if len(self.of.profiles) == 1 and (stage_T := self.of.profiles[0].stage_T) and len(stage_T) == steps:
+            step_s_T = [span_s(trace, trace.step_X == step) for step in range(steps)]
+            pairs = list(zip(stage_T, step_s_T, strict=True))
+            stage_s = {stage: float(np.mean([s for its, s in pairs if its == stage])) for stage in dict.fromkeys(stage_T)}
+        return Serving(trace.kind, name, trace.seconds, steps, tokens if self.traffic_M else None, exact, stage_s)
 
     @cached_property
     def placement_bounds_s(self) -> tuple[float, float] | None:

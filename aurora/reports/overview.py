@@ -1,5 +1,6 @@
 """Overview of a report: speed-ups and the gap to the bound at its beginning, the provenance of its inputs at its end."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -11,6 +12,7 @@ from aurora.reports.tables import bounds_line, cluster_table, percent, seconds, 
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 
 DASH = "\N{EN DASH}"
+STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a decode step (time per output token)"}
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,39 @@ class Tile:
 
 
 def tiles(found: ReportNumbers) -> list[Tile]:
-    """Returns the speed-up, the prediction's error or the time of the one trace, and the gap to the bound."""
+    """Returns what the plan is worth in tokens per second and seconds per step, then the prediction's error and the gap."""
     plan = found.of.plan
-    return [_speedup(found), _prediction_error(found), Tile("Gap to the bound", percent(plan.gap), bounds_line(plan))]
+    return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", percent(plan.gap), bounds_line(plan))]
 
 
-def _speedup(found: ReportNumbers) -> Tile:
-    its = found.speedup
-    if its is None:
-        return Tile("Speed-up", DASH, found.of.without)
-    note = f"{its.after}, {seconds(its.after_s)}, against {its.before}, {seconds(its.before_s)}"
-    return Tile(f"Speed-up, {its.by}", speedup(its.before_s, its.after_s), note)
+def _worth(found: ReportNumbers) -> Iterator[Tile]:
+    """Tokens per second, seconds per step, and the speed-up, each beside what it is compared with."""
+    served, both = found.serving, found.speedup
+    if served is not None:
+        before = both[0] if both is not None and both[1].by == served.by else None
+        part = "" if served.by == "measured" else "; MoE layers only"
+        many = f"a step of {' and '.join(found.of.models)}" if len(found.of.models) > 1 else "a step"
+        if served.tokens is None or served.tokens_per_s is None:
+            yield Tile(f"Tokens per second, {served.by}", DASH, found.of.without)
+        else:
+            about = "" if served.exact else "about "
+            against = f"against {about}{_count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
+            note = f"{against}{about}{served.tokens / served.steps:,.0f} tokens {many}{part}"
+            yield Tile(f"Tokens per second, {served.by}", f"{about}{_count(served.tokens_per_s)}", note)
+        against = f"against {seconds(before.step_s)}: {before.name}" if before else f"{served.name}, {served.steps} steps"
+        stages = "".join(f"; {STAGE_NAMES[stage]} {seconds(value)}" for stage, value in served.stage_s.items())
+        yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{stages}{part}")
+    if both is None:
+        yield Tile("Speed-up", DASH, found.of.without)
+    else:
+        first, last = both
+        note = f"{last.name}, {seconds(last.seconds)}, against {first.name}, {seconds(first.seconds)}"
+        yield Tile(f"Speed-up, {last.by}", speedup(first.seconds, last.seconds), note)
+
+
+def _count(value: float) -> str:
+    """A number with three digits that count."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _prediction_error(found: ReportNumbers) -> Tile:

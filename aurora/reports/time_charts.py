@@ -47,7 +47,7 @@ def schedule_section(found: ReportNumbers) -> Section:
     if not shown:
         return Section("schedule", "Schedule", text, sheets=(own_table,), missing=found.of.without + " Or give a trace.")
     choices = Selector("source", tuple(shown)), Selector("model", found.of.models), Selector("layer"), Selector("phase", WAYS)
-    about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": []}
+    about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": [], **_machine(found, 1)}
     heads = ("source", "model", "layer", "phase", "start to end", "busiest port", "bound", "transfers")
     tables = (Sheet("All-to-alls", heads, tuple(rows)), own_table)
     chart = Chart("gantt", "spans", "Transfers by port", choices, list(shown.values()), about, tables)
@@ -77,7 +77,7 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
 
 
 def timeline_section(found: ReportNumbers) -> Section:
-    """Returns the section on what every rank computes and exchanges, one view per trace."""
+    """Returns the section on what every rank computes and exchanges, one view per trace, measured ones first."""
     title = "Interleaving" if len(found.of.plan.models) == 2 else "Timeline"
     text = "What every rank computes and exchanges, and when it waits; a bar is a piece of one phase of one layer."
     if not found.of.traces:
@@ -85,7 +85,8 @@ def timeline_section(found: ReportNumbers) -> Section:
         return Section("timeline", title, text, missing=missing)
     frames = []
     most = MOST_BARS // len(found.bars)
-    for (name, trace), whole, summary in zip(found.of.traces, found.bars, found.summaries, strict=True):
+    runs = sorted(zip(found.of.traces, found.bars, found.summaries, strict=True), key=lambda run: run[2].kind != "measured")
+    for (name, trace), whole, summary in runs:
         shown = whole.first_steps(most)
         steps, of = int(shown.step_X.max()) + 1, int(whole.step_X.max()) + 1
         words = f"{name} ({trace.kind}): {seconds(summary.seconds)}, utilisation {percent(summary.utilisation)}; " + (
@@ -95,10 +96,17 @@ def timeline_section(found: ReportNumbers) -> Section:
     names = [f"{rank} {what}" for rank in found.of.gpus for what in ("computes", "network")]
     fields = [["model", list(found.of.models)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
     about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(found)}
+    about |= _machine(found, 2)
     tables = *phase_sheets(found), *(sheet(summary_table(summary)) for summary in found.summaries)
-    traces = Selector("trace", tuple(name for name, _ in found.of.traces))
+    traces = Selector("trace", tuple(name for (name, _), _, _ in runs))
     chart = Chart("timeline-chart", "spans", "Ranks over time", (traces,), frames, about, tables)
     return Section("timeline", title, text, (chart,))
+
+
+def _machine(found: ReportNumbers, tracks: int) -> dict[str, list[int]]:
+    """The rank of each track, of which every rank has `tracks`, and the node of each rank."""
+    cluster = found.of.plan.cluster
+    return {"ranks": np.repeat(range(len(cluster)), tracks).tolist(), "nodes": [gpu.node for gpu in cluster.gpus]}
 
 
 def _legend(found: ReportNumbers) -> list[list[object]]:

@@ -132,7 +132,7 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
             )
             waiting_s = float(length_X[waits & (found.model_X == model) & (found.layer_X == layer)].sum()) / trace.ranks
             bound_s = _fluid(trace, rows, cluster)
-            layers.append(LayerSummary(name, layer, _span(trace, rows), dispatch_s, combine_s, waiting_s, bound_s))
+            layers.append(LayerSummary(name, layer, span_s(trace, rows), dispatch_s, combine_s, waiting_s, bound_s))
     seconds = trace.seconds
     return Summary(trace.kind, seconds, phase_seconds(trace, found), busy_G / max(seconds, 1e-30), tuple(layers))
 
@@ -217,8 +217,8 @@ def under_way_s(trace: Trace) -> FloatArray:
     return start_s_X
 
 
-def _span(trace: Trace, rows: NDArray[np.bool_]) -> float:
-    """First start to last end of the rows, step by step, summed."""
+def span_s(trace: Trace, rows: NDArray[np.bool_]) -> float:
+    """Returns the seconds from first start to last end of the rows, an (X,) mask, step by step, summed."""
     steps = trace.step_X[rows]
     if not len(steps):
         return 0.0

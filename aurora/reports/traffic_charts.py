@@ -11,6 +11,44 @@ from aurora.reports.traffic_loads import Traffic
 from aurora.types.arrays import FloatArray, IntArray
 
 SIDES = ("before", "after")
+EXPERT_SCALE = 0.01  # of a layer's mean: what one step of a packed load stands for
+
+
+def experts_section(found: ReportNumbers) -> Section:
+    """Returns the section with heat maps of all layers at once: the load of each expert, and of each GPU before and after."""
+    text = (
+        "Every layer at a glance. First, how many tokens each expert draws; then how long each GPU is busy with the dispatch "
+        "and its experts, with experts in the order of their numbers and as planned. Colours tell the load relative to the "
+        "mean of the layer: a layer in balance has one colour."
+    )
+    if not found.traffic_M:
+        return Section("experts", "Experts and layers", text, missing=found.of.without)
+    frames, rows = [], []
+    for model, flows, profile in zip(found.of.models, found.traffic_M, found.of.profiles, strict=False):
+        loads = (profile.load_LE, *(flows.port_s_BLG + flows.expert_s_BLG))
+        parts = [load_LX / load_LX.mean(axis=1, keepdims=True).clip(1e-30) for load_LX in loads]
+        most_L, before_L, after_L = (part_LX.max(axis=1) for part_LX in parts)
+        words = (
+            f"{model}: the hottest expert has {most_L.max():.2f} times its layer's mean; the busiest GPU "
+            f"{before_L.max():.2f} times before, {after_L.max():.2f} times after."
+        )
+        columns = {
+            name: np.rint(part_LX.T.ravel() / EXPERT_SCALE).astype(np.int64)
+            for name, part_LX in zip(("experts", *SIDES), parts, strict=True)
+        }
+        columns["rows"] = np.array([part_LX.shape[1] for part_LX in parts])
+        frames.append(Frame(words, columns, scale=EXPERT_SCALE))
+        for layer in range(profile.layers):
+            cells = [(str(part_LX[layer].argmax()), f"{part_LX[layer].max():.2f}") for part_LX in parts]
+            rows.append((model, str(layer), *(cell for pair in cells for cell in pair)))
+    heads = ("model", "layer", "hottest expert", "times", "busiest GPU before", "times", "busiest GPU after", "times")
+    maps = [["Tokens of experts", "experts", "expert", "layer"]]
+    maps += [["GPUs before: index order", "before", "GPU", "layer"], ["GPUs after: as planned", "after", "GPU", "layer"]]
+    about = {"maps": maps, "relative": True, "square": False}
+    tables = (Sheet("Largest loads by layer, relative to the mean", heads, tuple(rows)),)
+    models = Selector("model", found.of.models)
+    chart = Chart("expert-map", "heat", "Load by expert and layer", (models,), frames, about, tables)
+    return Section("experts", "Experts and layers", text, (chart,))
 
 
 def traffic_section(found: ReportNumbers) -> Section:
@@ -27,7 +65,7 @@ def traffic_section(found: ReportNumbers) -> Section:
         own = []
         for layer in range(flows.tokens_BLGG.shape[1]):
             sides_BGG = flows.tokens_BLGG[:, layer]
-            columns: dict[str, IntArray] = {}
+            columns: dict[str, IntArray] = {"rows": np.array([len(found.of.gpus)] * 2)}
             for side, tokens_GG in zip(SIDES, sides_BGG, strict=True):
                 columns |= {side: tokens_GG.ravel(), f"{side}-out": tokens_GG.sum(axis=1), f"{side}-in": tokens_GG.sum(axis=0)}
             tops = [_busiest(flows.port_s_BLG[side, layer]) for side in (0, 1)]
@@ -42,7 +80,9 @@ def traffic_section(found: ReportNumbers) -> Section:
     heads = ("model", "layer", "tokens before", "tokens after", "busiest port before", "busiest port after")
     choices = Selector("model", found.of.models), Selector("layer")
     tables = (Sheet("Traffic by layer", heads, tuple(rows)),)
-    chart = Chart("traffic-map", "heat", "Tokens between GPUs", choices, frames, {"names": list(found.of.gpus)}, tables)
+    maps = [["Before: experts in index order", "before", "GPU", "GPU"], ["After: as planned", "after", "GPU", "GPU"]]
+    about = {"maps": maps, "relative": False, "square": True}
+    chart = Chart("traffic-map", "heat", "Tokens between GPUs", choices, frames, about, tables)
     return Section("traffic", "Traffic before and after", text, (chart,))
 
 

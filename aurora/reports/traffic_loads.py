@@ -69,6 +69,11 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
     return Traffic(tokens_BLGG, row_bytes, port_s_BLG, expert_s_BLG, np.array([below(cost_GE) for cost_GE in cost_LGE]))
 
 
+def tokens_of(profile: Profile) -> float:
+    """Returns how many tokens a profile holds, of all windows and sources."""
+    return float(profile.tokens_TLSE.sum()) / (profile.layers * profile.top_k)
+
+
 def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
     """Returns (without, with), the seconds of all layers by the plan's objective: experts in index order, and as planned.
 

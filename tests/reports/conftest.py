@@ -64,6 +64,7 @@ def large():
     times = layers // own
     whole = replace(
         model,
+        load_LE=np.tile(model.load_LE, (times, 1)),
         placement=Placement(model.placement.slots_LG * times),
         dispatch_L=model.dispatch_L * times,
         combine_L=model.combine_L * times,

@@ -1,6 +1,9 @@
 """The page in a real headless Chromium: no errors, hover, zoom, keys, themes, a phone."""
 
+import re
 import shutil
+import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -30,10 +33,10 @@ def browser():
 @pytest.fixture
 def opened(browser, together, tmp_path):
     """Open the page in a window; whatever the console complains of fails the test at its end."""
-    (tmp_path / "report.html").write_text(page(together), encoding="utf-8")
     complaints, contexts = [], []
 
-    def open_page(**context):
+    def open_page(inputs=together, **context):
+        (tmp_path / "report.html").write_text(page(inputs), encoding="utf-8")
         contexts.append(browser.new_context(**context))
         tab = contexts[-1].new_page()
         tab.set_default_timeout(LIMIT_MS)
@@ -175,6 +178,81 @@ def test_text_is_legible_in_both_themes(opened):
     }"""
     for scheme in ("light", "dark"):
         assert opened(color_scheme=scheme).evaluate(contrast) >= 4.5
+
+
+def drawn_on_paper(pdf):
+    """How many rectangles and texts a PDF of the page draws."""
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL)
+    contents = [zlib.decompress(stream) for stream in streams if stream[:1] == b"x"]
+    return [sum(len(re.findall(operator, content)) for content in contents) for operator in (rb"\bre\n", rb"\bT[jJ]\n")]
+
+
+def test_every_chart_is_complete_on_paper(opened):
+    tab = opened(viewport={"width": 390, "height": 740}, color_scheme="dark")
+    whole = drawn_on_paper(tab.pdf())  # at once, before anything was scrolled to
+    names = tab.locator("[data-chart]").evaluate_all("all => all.map(figure => figure.dataset.chart)")
+    tab.add_style_tag(content="canvas { visibility: hidden }")
+    without = drawn_on_paper(tab.pdf())
+    added = [0, 0]
+    for name in names:
+        style = tab.add_style_tag(content=f"[data-chart={name}] canvas {{ visibility: visible }}")
+        shapes, texts = (a - b for a, b in zip(drawn_on_paper(tab.pdf()), without, strict=True))
+        style.evaluate("style => style.remove()")
+        assert shapes >= 4, name
+        assert texts >= 6, name
+        added = [added[0] + shapes, added[1] + texts]
+    assert [a - b for a, b in zip(whole, without, strict=True)] == added
+
+
+def test_paper_is_light_and_hides_nothing(opened):
+    tab = opened(color_scheme="dark")
+    closed = "document.querySelectorAll('details:not([open])').length"
+    before = tab.evaluate(closed), tab.evaluate("document.documentElement.dataset.theme || ''")
+    assert before[0] > 0
+    tab.emulate_media(media="print", color_scheme="dark")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate(closed) == 0
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.evaluate("getComputedStyle(document.querySelector('.chart')).backgroundColor") == "rgb(255, 255, 255)"
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert (tab.evaluate(closed), tab.evaluate("document.documentElement.dataset.theme || ''")) == before
+
+
+def test_the_timeline_opens_on_the_measurement_and_shows_one_rank(opened, alone):
+    tab = opened(inputs=alone, viewport={"width": 1200, "height": 800})
+    figure, canvas = chart(tab, "timeline-chart")
+    assert figure.locator(".words").inner_text().startswith("b.npz (measured)")
+    whole = canvas.bounding_box()["height"]
+    figure.get_by_label("show", exact=True).select_option("rank 2")
+    assert canvas.bounding_box()["height"] < whole / 2
+    canvas.focus()
+    tab.keyboard.press("ArrowRight")
+    assert "rank 2 computes" in tab.locator("#tip").inner_text()
+
+
+def test_nodes_are_offered_where_there_are_several(opened, alone):
+    nodes = tuple(replace(gpu, node=rank // 2) for rank, gpu in enumerate(alone.plan.cluster.gpus))
+    two = replace(alone, plan=replace(alone.plan, cluster=replace(alone.plan.cluster, gpus=nodes)))
+    tab = opened(inputs=two, viewport={"width": 1200, "height": 800})
+    figure, canvas = chart(tab, "gantt")
+    ranks = [f"rank {rank}" for rank in range(4)]
+    assert figure.get_by_label("show", exact=True).locator("option").all_inner_texts() == [
+        "all ranks",
+        "node 0",
+        "node 1",
+        *ranks,
+    ]
+    figure.get_by_label("show", exact=True).select_option("node 1")
+    canvas.focus()
+    tab.keyboard.press("ArrowRight")
+    assert "from GPU 2" in tab.locator("#tip").inner_text() or "from GPU 3" in tab.locator("#tip").inner_text()
+
+
+def test_a_large_plan_fits_a_phone(opened, large):
+    tab = opened(inputs=large, viewport={"width": 390, "height": 740}, has_touch=True, is_mobile=True)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    cut = "[...document.querySelectorAll('.drawing')].filter(box => box.scrollWidth > box.clientWidth).length"
+    assert tab.evaluate(cut) == 0
 
 
 def test_a_phone_scrolls_down_only(opened):

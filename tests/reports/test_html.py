@@ -80,7 +80,17 @@ def test_the_page_stands_alone(shown):
 def test_every_chart_has_a_name_a_table_and_its_numbers(shown):
     _, outline = shown
     charts = [a["data-chart"] for a, _ in outline.all("figure")]
-    assert charts == ["phases", "traffic-map", "layers", "port-loads", "expert-loads", "gantt", "timeline-chart", "drift-chart"]
+    assert charts == [
+        "phases",
+        "expert-map",
+        "traffic-map",
+        "layers",
+        "port-loads",
+        "expert-loads",
+        "gantt",
+        "timeline-chart",
+        "drift-chart",
+    ]
     assert sorted(outline.numbers) == sorted(charts)
     behind = {dict(path)["figure"] for _, path in outline.all("table") if ("details", None) in path and "figure" in dict(path)}
     assert behind == set(charts)
@@ -132,6 +142,8 @@ def test_the_answer_comes_first(alone):
     (_, trace), slow = alone.traces
     runs = replace(alone, traces=(slow, ("c.npz", replace(trace, kind="measured"))))
     assert "Speed-up, measured" in (found := page(runs))
+    assert "Tokens per second, measured" in found
+    assert "against" in found
     assert "1.25x" in found
     baseline = Baseline("in turn", {"predicted": 1.0, "measured": 5 * slow[1].seconds})
     assert "5.00x" in (found := page(replace(alone, baseline=baseline)))

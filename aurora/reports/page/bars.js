@@ -17,13 +17,14 @@ class Bars extends View {
   }
 
   size(available) {
-    const widest = Math.max(...Array.from({ length: this.count }, (_, i) => this.name(i).length)) * 7 + 10;
-    return [Math.max(available, 64 + this.count * Math.max(4 * this.series.length + 3, Math.min(widest, 70) > 30 ? widest : 0)), 250];
+    return [available, 250];
   }
 
   paint() {
-    const { context: pen, width, height } = this, left = 62, base = height - 40, high = base - 14;
+    const { context: pen, width, height } = this, left = 62, names = Array.from({ length: this.count }, (_, i) => this.name(i));
+    const widest = Math.max(...names.map((name) => pen.measureText(name).width)) + 10;
     this.slot = (width - left - 8) / this.count;
+    const slanted = widest > this.slot && this.slot > 24, base = height - (slanted ? 76 : 40), high = base - 14;
     this.thick = Math.min(46, (this.slot * 0.8) / this.series.length);
     this.left = left;
     this.up = (value) => base - (value / this.top) * high;
@@ -35,11 +36,19 @@ class Bars extends View {
     for (let item = 0; item < this.count * this.series.length; item++) {
       const [x, y, w, h] = this.box(item);
       pen.fillStyle = inks[item % this.series.length];
-      pen.fillRect(x, y, Math.max(1, w - (w > 6 ? 1 : 0)), h);
+      pen.fillRect(x, y, Math.max(0.6, w - (w > 6 ? 1 : 0)), h);
     }
-    const widest = Math.max(...Array.from({ length: this.count }, (_, i) => pen.measureText(this.name(i)).width)) + 10;
-    for (let i = 0; i < this.count; i += Math.ceil(widest / this.slot)) this.text(this.name(i), left + (i + 0.5) * this.slot, base + 13, "center");
-    this.text(this.about.axis, left + (width - left) / 2, base + 31, "center");
+    names.forEach((name, i) => {
+      const x = left + (i + 0.5) * this.slot;
+      if (slanted) {
+        pen.save();
+        pen.translate(x + 4, base + 10);
+        pen.rotate(-Math.PI / 4);
+        this.text(name, 0, 0, "right");
+        pen.restore();
+      } else if (i % Math.ceil(widest / this.slot) === 0) this.text(name, x, base + 13, "center");
+    });
+    this.text(this.about.axis, left + (width - left) / 2, height - 9, "center");
     this.line(left, base + 0.5, width - 8, base + 0.5, colour("rule"));
     const dashes = [[6, 4], [2, 3]];
     this.shown.lines.forEach(([, value], i) => this.line(left, this.up(value), width - 8, this.up(value), colour(i ? "ink" : "bound"), dashes[i % 2]));

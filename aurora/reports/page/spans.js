@@ -6,12 +6,15 @@ class Spans extends View {
     this.from = 0;
     this.to = 1;
     this.canvas.classList.add("zooms");
-    if (this.about.views.length) {
-      const label = make("label", this.about.track), select = make("select");
-      select.setAttribute("aria-label", this.about.track);
-      select.append(...this.about.views.map((words) => make("option", words)));
+    const filters = this.filters();
+    this.shows = filters[0][1];
+    const offered = [[this.about.track, this.about.views, (at) => (this.side = at)], ["show", filters.map(([words]) => words), (at) => (this.shows = filters[at][1])]];
+    for (const [name, options, act] of offered.filter(([, all]) => all.length > 1)) {
+      const label = make("label", name), select = make("select");
+      select.setAttribute("aria-label", name);
+      select.append(...options.map((words) => make("option", words)));
       select.addEventListener("change", () => {
-        this.side = select.selectedIndex;
+        act(select.selectedIndex);
         this.pick(-1);
         this.draw();
       });
@@ -45,6 +48,12 @@ class Spans extends View {
       addEventListener("pointerup", done, { once: true });
       addEventListener("pointercancel", done, { once: true });
     });
+  }
+
+  filters() {
+    const { ranks, nodes } = this.about, one = (words, of) => [...new Set(of)].map((which) => [`${words} ${which}`, (rank) => of[rank] === which]);
+    const all = one("node", nodes);
+    return [["all ranks", () => true], ...(all.length > 1 ? all : []), ...one("rank", nodes.map((_, rank) => rank))].map(([words, has]) => [words, ranks.map(has)]);
   }
 
   zoom(by, at = (this.from + this.to) / 2) {
@@ -84,11 +93,13 @@ class Spans extends View {
 
   size(available) {
     this.left = Math.max(...this.about.names.map((name) => name.length)) * 7 + 16;
-    const width = Math.max(available, 280), dense = this.about.names.length > 40 ? 13 : 24;
+    const width = Math.max(available, 280);
+    this.dense = this.shows.filter(Boolean).length > 40;
     let top = 26;
-    this.tops = Array.from(this.column("depth"), (depth) => {
+    const dense = this.dense ? 13 : 24;
+    this.tops = Array.from(this.column("depth"), (depth, track) => {
       const at = top;
-      top += Math.max(dense, Math.min(depth * (dense > 13 ? 15 : 6), 60)) + (dense > 13 ? 4 : 1);
+      if (this.shows[track]) top += Math.max(dense, Math.min(depth * (dense > 13 ? 15 : 6), 60)) + (dense > 13 ? 4 : 1);
       return at;
     });
     this.tops.push(top);
@@ -99,7 +110,7 @@ class Spans extends View {
   box(item) {
     const { start, length } = this.shown.values, track = this.column("track")[item], depth = this.column("depth")[track];
     const across = (tick) => this.left + ((tick / this.ticks - this.from) / (this.to - this.from)) * this.wide;
-    const high = this.tops[track + 1] - this.tops[track] - (this.about.names.length > 40 ? 1 : 4), x = across(start[item]);
+    const high = Math.max(0, this.tops[track + 1] - this.tops[track] - (this.dense ? 1 : 4)), x = across(start[item]);
     return [x, this.tops[track] + (this.column("level")[item] * high) / depth, across(start[item] + length[item]) - x, high / depth];
   }
 
@@ -112,15 +123,15 @@ class Spans extends View {
       this.line(Math.round(x) + 0.5, 20, Math.round(x) + 0.5, foot, colour("grid"));
       for (const y of [10, foot + 12]) if (x < left + wide - 14) this.text(FORMATS.s(value), x, y, "center");
     }
-    const every = Math.ceil((named.length * 13) / (foot - 26));
-    for (let track = 0; track < named.length; track += every) this.text(named[track], left - 8, (this.tops[track] + this.tops[track + 1] - 2) / 2, "right");
+    const tracks = named.map((_, track) => track).filter((track) => this.shows[track]), every = Math.ceil((tracks.length * 13) / (foot - 26));
+    for (const track of tracks.filter((_, i) => i % every === 0)) this.text(named[track], left - 8, (this.tops[track] + this.tops[track + 1] - 2) / 2, "right");
     pen.save();
     pen.beginPath();
     pen.rect(left, 0, wide, height);
     pen.clip();
     for (let item = 0; item < start.length; item++) {
       const [x, y, w, h] = this.box(item);
-      if (x > left + wide || x + w < left) continue;
+      if (!h || x > left + wide || x + w < left) continue;
       const ink = hue ? hue[item] : other[item] % inks.length;
       pen.fillStyle = inks[ink];
       pen.fillRect(x, y, Math.max(0.6, w - (w > 3 ? 1 : 0)), Math.max(0.6, h - (h > 4 ? 1 : 0)));
@@ -143,7 +154,7 @@ class Spans extends View {
     for (let item = 0; item < start.length; item++) {
       const [left, top, wide, high] = this.box(item);
       const away = Math.max(left - x, x - left - wide, 0);
-      if (y >= top && y < top + high && (away < nearest || (near < 0 && away <= 3))) [near, nearest] = [item, away];
+      if (high && y >= top && y < top + high && (away < nearest || (near < 0 && away <= 3))) [near, nearest] = [item, away];
     }
     return near;
   }
@@ -168,8 +179,8 @@ class Spans extends View {
   }
 
   first() {
-    const { start, length } = this.shown.values;
-    return Math.max(0, start.findIndex((at, i) => (at + length[i]) / this.ticks >= this.from));
+    const { start, length } = this.shown.values, tracks = this.column("track");
+    return start.findIndex((at, i) => this.shows[tracks[i]] && (at + length[i]) / this.ticks >= this.from);
   }
 
   step(item, key) {
@@ -181,7 +192,7 @@ class Spans extends View {
       for (let track = tracks[item] + ahead; track >= 0 && track < this.about.names.length && found === item; track += ahead) {
         let nearest = Infinity;
         tracks.forEach((own, at) => {
-          if (own === track && Math.abs(start[at] - start[item]) < nearest) [found, nearest] = [at, Math.abs(start[at] - start[item])];
+          if (own === track && this.shows[own] && Math.abs(start[at] - start[item]) < nearest) [found, nearest] = [at, Math.abs(start[at] - start[item])];
         });
       }
     }

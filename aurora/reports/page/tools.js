@@ -2,11 +2,13 @@ const CHARTS = JSON.parse(document.getElementById("numbers").textContent);
 const TYPES = { B: Uint8Array, H: Uint16Array, I: Uint32Array, f: Float32Array };
 const THEMES = {
   light: {
+    sides: [[33, 92, 160], [140, 186, 220], [246, 246, 244], [240, 158, 108], [158, 40, 16]],
     ramp: [[244, 247, 250], [186, 212, 234], [92, 156, 208], [29, 105, 172], [8, 43, 97]],
     hues: ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7b6bb5", "#8a8d1b"],
     phases: ["#9ecae1", "#dbe3ea", "#08519c", "#4a98cf", "#2171b5", "#c6dbef", "#6baed6", "#eef1f5", "#fdc08a", "#f1e4d8", "#a63603", "#f58a3c", "#d95f0e", "#fddcc0", "#fd8d3c", "#f7f1ea"],
   },
   dark: {
+    sides: [[96, 172, 236], [44, 92, 140], [32, 40, 48], [158, 84, 40], [255, 164, 96]],
     ramp: [[27, 35, 44], [24, 66, 104], [36, 116, 178], [104, 178, 232], [220, 241, 255]],
     hues: ["#4aa3df", "#f0b429", "#2fbf94", "#e29cc3", "#8fd0f5", "#f58549", "#a99be0", "#c3c64a"],
     phases: ["#2f5f86", "#26303a", "#9fd0f5", "#4b94cc", "#6fb3e6", "#234a68", "#3f7fb0", "#1d242c", "#8a5427", "#3a3028", "#ffc796", "#e07b30", "#f79b55", "#6a4220", "#b5652b", "#2a241e"],
@@ -14,9 +16,11 @@ const THEMES = {
 };
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", Arial, sans-serif';
 const MOST_ROWS = 2000; // of a table made on demand
+const PRINTED_PX = 700; // of a chart on paper
 const root = document.documentElement, tip = document.getElementById("tip"), live = document.getElementById("live");
 const chosen = {}; // by the choice's name: charts that offer the same choice move together
 const views = [];
+let printing = false;
 
 const isDark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 const theme = () => THEMES[isDark() ? "dark" : "light"];

@@ -8,7 +8,6 @@ class View {
     this.canvas = figure.querySelector("canvas");
     this.context = this.canvas.getContext("2d");
     this.item = -1;
-    this.seen = false;
     this.controls();
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerdown", (event) => this.point(event));
@@ -16,11 +15,7 @@ class View {
     this.canvas.addEventListener("blur", () => this.pick(-1));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     figure.querySelector("details").addEventListener("toggle", () => this.list());
-    new IntersectionObserver((entries) => {
-      this.seen = entries[entries.length - 1].isIntersecting;
-      if (this.seen) this.refresh();
-    }, { rootMargin: "300px" }).observe(figure);
-    new ResizeObserver(() => this.shown && this.seen && this.draw()).observe(this.canvas.parentElement);
+    new ResizeObserver(() => this.shown && this.draw()).observe(this.canvas.parentElement);
   }
 
   controls() {
@@ -68,9 +63,9 @@ class View {
   fresh() {}
 
   draw() {
-    const available = this.canvas.parentElement.clientWidth;
+    const available = printing ? PRINTED_PX : this.canvas.parentElement.clientWidth;
     if (!available || !this.shown) return;
-    const [width, height] = this.size(available), ratio = window.devicePixelRatio || 1;
+    const [width, height] = this.size(available), ratio = printing ? 2 : window.devicePixelRatio || 1;
     this.width = width;
     this.height = height;
     this.canvas.width = Math.round(width * ratio);

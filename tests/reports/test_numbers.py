@@ -1,0 +1,64 @@
+"""What a plan is worth: tokens per second and seconds per step, computed again from the raw trace."""
+
+from dataclasses import replace
+
+import pytest
+
+from aurora.reports.inputs import Baseline, ReportInputs
+from aurora.reports.numbers import ReportNumbers
+from aurora.reports.overview import tiles
+
+
+def tokens(profile):
+    return profile.tokens_TLSE[:, 0].sum() / profile.top_k  # every layer has all tokens
+
+
+def test_the_last_measured_run_is_what_the_plan_gives(alone):
+    (_, _), (name, trace) = alone.traces
+    found = ReportNumbers(alone).serving
+    took_s = trace.end_s_X.max() - trace.start_s_X.min()
+    assert (found.by, found.name, found.steps, found.exact) == ("measured", name, alone.profiles[0].windows, True)
+    assert found.tokens_per_s == pytest.approx(tokens(alone.profiles[0]) / took_s)
+    assert found.step_s == pytest.approx(took_s / 2)
+    shown = tiles(ReportNumbers(alone))
+    assert [tile.title for tile in shown[:2]] == ["Tokens per second, measured", "Time per step, measured"]
+    assert "MoE layers only" not in shown[0].note
+    assert "MoE layers only" in tiles(ReportNumbers(replace(alone, traces=alone.traces[:1])))[0].note
+
+
+def test_runs_on_other_prompts_have_tokens_by_their_bytes(alone):
+    name, trace = alone.traces[1]
+    half = replace(alone, traces=((name, replace(trace, bytes_X=trace.bytes_X // 2)),))
+    found = ReportNumbers(half).serving
+    assert not found.exact
+    assert found.tokens == pytest.approx(tokens(alone.profiles[0]) / 2, rel=1e-3)
+    assert tiles(ReportNumbers(half))[0].value.startswith("about ")
+
+
+def test_compared_runs_serve_the_same_tokens(alone):
+    _, run = alone.traces[1]
+    found = ReportNumbers(replace(alone, baseline=Baseline("in turn", {"measured": 3 * run.seconds})))
+    before, after = found.speedup
+    assert (before.name, before.tokens, before.steps) == ("in turn", after.tokens, after.steps)
+    assert after.tokens_per_s == pytest.approx(3 * before.tokens_per_s)
+    rate, step = tiles(found)[:2]
+    assert all("against" in tile.note and "in turn" in tile.note for tile in (rate, step))
+
+
+def test_without_runs_it_is_the_objective_and_without_traffic_nothing(alone):
+    found = ReportNumbers(replace(alone, traces=()))
+    before, after = found.speedup
+    assert found.serving == after
+    assert (before.seconds, after.seconds) == found.objective_s
+    assert after.tokens == tokens(alone.profiles[0])
+    assert ReportNumbers(ReportInputs(alone.plan)).serving is None
+
+
+def test_stages_have_steps_of_their_own(alone):
+    profile = replace(alone.profiles[0], stage_T=("prefill", "decode"))
+    found = ReportNumbers(replace(alone, profiles=(profile,), traces=alone.traces[:1]))
+    trace = alone.traces[0][1]
+    for step, stage in enumerate(("prefill", "decode")):
+        rows = trace.step_X == step
+        assert found.serving.stage_s[stage] == pytest.approx(trace.end_s_X[rows].max() - trace.start_s_X[rows].min())
+    assert "time to first token" in tiles(found)[1].note
