@@ -19,6 +19,7 @@ from aurora.types import (
     GpuKind,
     GpuSlots,
     Order,
+    Placement,
     Plan,
     PlanOptions,
     Profile,
@@ -45,8 +46,10 @@ __all__ = [
     "place",
     "place_for_failures",
     "plan",
+    "price",
     "profile",
     "recommend",
+    "register",
     "report",
     "run",
     "save",
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from aurora.advisor.recommend import Recommendation
+    from aurora.planner.alltoall.registry import OrderStrategy
     from aurora.planner.evaluate import Evaluation
     from aurora.planner.migration.migrate import Migration
     from aurora.planner.workload.drift import Drift
@@ -252,6 +256,81 @@ def plan(
     return with_time_slice(made, profiles) if made.colocated and options.time_slice == "auto" else made
 
 
+def price(
+    cluster: Cluster,
+    profiles: Profile | Sequence[Profile],
+    placements: Placement | Sequence[Placement],
+    options: PlanOptions | None = None,
+    *,
+    profile_paths: Sequence[str] = (),
+) -> Plan:
+    """Price a placement of your own: the plan that it makes, comparable with those of `plan`.
+
+    Args:
+        cluster: the machines; rank r is its r-th GPU.
+        profiles: one model's profile, or two models' that share the GPUs.
+        placements: which GPU holds which experts, for each model.
+        options: the order, which may be one of `register`, and what decides no placement.
+        profile_paths: where the profiles lie, as the plan should name them.
+
+    Returns:
+        A checked Plan with its objective and a proved lower bound; it is saved, loaded, simulated and run like any other. Price
+        a changed placement anew: a plan's seconds are those of its own placement.
+
+    Raises:
+        BadInput: if placements, profiles, cluster and options do not go together.
+        BrokenPlan: if a GPU's memory does not hold its experts.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> cluster, config = aurora.load("demo-4"), shipped("models/mixtral-topics/config.json")
+        >>> traffic = aurora.synthetic_profile("zipf:1", config)
+        >>> mine = aurora.Placement((((0, 4), (1, 5), (2, 6), (3, 7)),) * traffic.layers)
+        >>> aurora.price(cluster, traffic, mine).objective_s >= aurora.plan(cluster, traffic).free_bound_s
+        True
+    """
+    from aurora.planner.own_plan import price_plan
+
+    given = [placements] if isinstance(placements, Placement) else placements
+    return price_plan(cluster, _each(profiles), given, options or PlanOptions(), profile_paths)
+
+
+def register(kind: str, name: str, method: Callable[..., Any]) -> str:
+    """Add a method of your own, so that options, plans and comparisons in this process know it by name.
+
+    Args:
+        kind: "order": how one all-to-all is ordered, a function (bytes_GG, network, *, rng) -> Order; or "place": which group,
+            one a GPU, each expert of a layer is in, a function (load_E, slots_J, rng) -> (E,) integers.
+        name: its name; registering it again replaces it. A plan loaded elsewhere keeps its placement and orders, and needs the
+            method only where it is used anew.
+        method: the function.
+
+    Returns:
+        The name.
+
+    Raises:
+        BadInput: if there is no such kind, or the name is one of aurora's.
+
+    Example:
+        >>> import aurora
+        >>> def rotation(bytes_GG, network, *, rng):
+        ...     ranks = len(bytes_GG)
+        ...     return aurora.Order("rotation", [[i, (i + step) % ranks] for step in range(1, ranks) for i in range(ranks)])
+        >>> aurora.order([[0, 4, 6], [5, 0, 2], [3, 7, 0]], method=rotation).gap >= 0
+        True
+        >>> own = aurora.PlanOptions(order=aurora.register("order", "rotation", rotation))
+        >>> from aurora.io import shipped
+        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
+        >>> plan = aurora.plan(aurora.load("demo-4"), traffic, own)
+        >>> plan.models[0].dispatch_L[0].method, aurora.simulate(plan, traffic, orders="batch").kind
+        ('rotation', 'predicted')
+    """
+    from aurora.planner.own_methods import add
+
+    return add(kind, name, method)
+
+
 def migrate(
     plan: Plan,
     previous: Plan,
@@ -368,7 +447,7 @@ def place_for_failures(
 def order(
     bytes_GG: ArrayLike,
     cluster: Cluster | None = None,
-    method: str = "openshop",
+    method: str | Order | OrderStrategy = "openshop",
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:

@@ -1,10 +1,13 @@
 """Files and packages that subcommands need, checked before any work begins."""
 
 import importlib
+import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from aurora.cli.subcommand import RUNNING
 from aurora.errors import BadInput, MissingDependency
 from aurora.types import Plan, Profile
 
@@ -23,7 +26,7 @@ def need(*modules: str, extra: str = "run") -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder `path` and its parents.
+    """Make the folder `path` and its parents, when something is written there.
 
     Raises:
         BadInput: if it cannot be made.
@@ -34,27 +37,118 @@ def make_folder(path: Path) -> None:
         raise BadInput(f"{path}: cannot be made a folder: {error.strerror}") from None
 
 
-def check_output(*outputs: Path | None, inputs: Sequence[Path]) -> None:
-    """Check, before any work, that results can be written.
+def check_output(**outputs: Path | None) -> None:
+    """Check, before any work, that files can be written and replace nothing that this command reads.
+
+    What it reads is every other path of the command line, the files of folders among them, and the profiles that plans among
+    them name.
 
     Args:
-        outputs: the files to write; None stands for a file that is not wanted.
-        inputs: files that the command reads.
+        outputs: the files to write, by parameter of the subcommand or, if no parameter names one, by what it is; None: one that
+            is not wanted.
 
     Raises:
-        BadInput: if a result cannot be written, or would replace an input or another result.
+        BadInput: if a file cannot be written, or would replace an input or another output.
     """
-    taken = {path.resolve(): path for path in inputs}
-    for path in outputs:
+    taken: dict[Path, Path] = {}
+    for path in outputs.values():
         if path is None:
             continue
-        if not path.parent.is_dir():
+        where = path.resolve()
+        if not where.parent.is_dir():
             raise BadInput(f"{path}: cannot be written: no such folder {path.parent}")
-        if path.is_dir():
+        if where.is_dir():
             raise BadInput(f"{path}: cannot be written: it is a folder")
-        if path.resolve() in taken:
-            raise BadInput(f"{path}: cannot be written: it would replace {taken[path.resolve()]}, which this command uses")
-        taken[path.resolve()] = path
+        if where.exists() and not where.is_file():
+            raise BadInput(f"{path}: cannot be written: not a regular file")
+        _check_writable(path, where.parent)
+        if where in taken:
+            raise BadInput(f"{path}: cannot be written: it would replace {taken[where]}, which this command writes too")
+        taken[where] = path
+    _check_kept([path for path in outputs.values() if path is not None], set(outputs))
+
+
+def check_folder(output: Path, *names: str) -> None:
+    """Check, before any work, that files can be written into a folder, which is made when they are.
+
+    Args:
+        output: the folder, the parameter of the subcommand by this name.
+        names: the files that would replace others.
+
+    Raises:
+        BadInput: if the folder cannot be made, or one of the files would replace an input.
+    """
+    there = next(each for each in (output.resolve(), *output.resolve().parents) if each.exists())
+    if not there.is_dir():
+        raise BadInput(f"{output}: cannot be made a folder: {there} is a file")
+    _check_writable(output, there)
+    _check_kept([output / name for name in names], {"output"})
+
+
+def _check_writable(path: Path, folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(f"{path}: cannot be written: {folder} is not writable")
+
+
+def _check_kept(outputs: Sequence[Path], parameters: set[str]) -> None:
+    """Raises BadInput if an output is a file that the running command reads, by whatever name or link."""
+    existing = [path for path in outputs if path.exists()]
+    for read, named_by in _read_by_this_command(parameters) if existing else ():
+        for path in existing:
+            if path.samefile(read):
+                raise BadInput(f"{path}: cannot be written: it would replace {read}, which this command uses{named_by}")
+
+
+def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
+    """Yields the files that the command line names, all parameters `but` these, and how they are named if not by themselves."""
+    for name, value in RUNNING.get({}).items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if name in but or not isinstance(each, str | Path) or not _exists(path := Path(each)):
+                continue
+            yield path, ""
+            inside = [*path.rglob("*")] if path.is_dir() else _profiles_named_by(path)
+            yield from ((file, f" ({path} {'holds' if path.is_dir() else 'names'} it)") for file in inside if file.is_file())
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _profiles_named_by(path: Path) -> list[Path]:
+    """Returns the profiles that a plan's file names; none if it is no plan."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.suffix == ".json" else {}
+        return [path.resolve().parent / str(model["profile"]["path"]) for model in found["models"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []  # the command says what is wrong with it
+
+
+def check_model(path: str | Path) -> None:
+    """Check that a model is there, without loading it.
+
+    Args:
+        path: a model folder, or a name in the local hub cache.
+
+    Raises:
+        BadInput: if there is neither.
+    """
+    from aurora.io import load_json
+
+    folder = Path(path)
+    if str(path) and _exists(folder):
+        if not (folder / "config.json").is_file():
+            raise BadInput(f"{path}: expected a model folder with a config.json, found none")
+        load_json(folder / "config.json")
+        return
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not str(path).startswith("."):
+        import huggingface_hub
+
+        if isinstance(huggingface_hub.try_to_load_from_cache(str(path), "config.json"), str):
+            return
+    raise BadInput(f"{path or repr(path)}: no such folder, and no model of this name in the local hub cache")
 
 
 def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[Profile]:

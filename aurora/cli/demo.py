@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from aurora.cli.common import make_folder, need
+from aurora.cli.common import check_folder, make_folder, need
 from aurora.cli.subcommand import Json, show, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_cluster, save, shipped, write_text
@@ -20,6 +20,7 @@ from aurora.reports.inputs import Baseline
 from aurora.reports.tables import as_text, percent, plan_table, profile_table, right, seconds, speedup
 from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 from aurora.types.arrays import gap
+from aurora.types.options import LONGEST_S
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8
@@ -79,6 +80,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Serve two models on four ranks: one after the other with a naive placement and order, then sharing the GPUs by a plan."""
+    if not 0 < timeout <= LONGEST_S:
+        raise BadInput(f"`timeout`: expected more than zero and at most {LONGEST_S:g} seconds, found {timeout}")
+    check_folder(output)
     need("torch", "transformers")
     need("jinja2", extra="report")
     from aurora.cli.progress import shown

@@ -42,7 +42,7 @@ def export(
     from aurora.io.placements import load_placement
     from aurora.io.plans import FORMAT, load_plan
 
-    check_output(output, inputs=[plan])
+    check_output(output=output)
     layers, path = _first(dense_layers), output and output.resolve()
     expert_bytes = None
     if load_json(plan).get("format") == FORMAT:
@@ -161,7 +161,7 @@ def import_(
     if gpus is not None or dense_layers is not None:
         raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")
     target = output or Path("profile.npz")
-    check_output(target, inputs=[*file, *([shape] if shape else [])])
+    check_output(output=target)
     made = _recorded(file) if form == RECORD else _routing(file, form, shape, sources, window, where or [], coactivation)
     from aurora.io import save
 
@@ -185,7 +185,7 @@ def _import_placement(
 
     if len(files) != 1:
         raise BadInput(f"import --format {form}: expected one file, found {len(files)}")
-    check_output(output, inputs=[*files, *([shape] if shape else [])])
+    check_output(output=output)
     if dense_layers is None:
         dense_layers = dense_layers_of(load_model_config(shape)) if shape else ()
     placement = import_placement(files[0], form, gpus, dense_layers)

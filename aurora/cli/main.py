@@ -1,8 +1,9 @@
 """The `aurora` command: collects the subcommands and turns every AuroraError into one sentence and exit code 2."""
 
+import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,6 +52,9 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
 }
 
+INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
+UsageError: Any = typer.BadParameter.__base__  # of typer's click, wherever typer keeps it
+
 app = typer.Typer(
     name="aurora",
     help="Fast Mixture-of-Experts inference: which GPU holds which experts, and in which order tokens travel.",
@@ -83,10 +87,38 @@ def _root(
 def main() -> None:
     """Run the `aurora` command."""
     try:
-        app()
+        code = app(prog_name="aurora", standalone_mode=False)
+        sys.stdout.flush()
     except AuroraError as error:
-        print(f"aurora: {error}", file=sys.stderr)
+        _refuse(str(error))
+    except UsageError as error:
+        _refuse_usage(error)
+    except MemoryError:
+        _refuse("not enough memory for this")
+    except OSError as error:
+        if error.filename is None:  # a full disk behind the output, which cannot take what is left either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _refuse(f"{error.filename or 'output'}: cannot be written or read: {error.strerror}")
+    else:
+        if code == INTERRUPTED:
+            print("aurora: interrupted", file=sys.stderr)
+        sys.exit(code)
+
+
+def _refuse(message: str) -> None:
+    """Print why the command ends, on one line without control characters, and end with exit code 2."""
+    told = "".join(each if each.isprintable() else " " if each == "\n" else repr(each)[1:-1] for each in message)
+    print(f"aurora: {told}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _refuse_usage(error: Any) -> None:
+    """The same for options and arguments that the subcommand does not have, or lacks; without any, its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
         sys.exit(2)
+    command = "aurora" if error.ctx is None else error.ctx.command_path
+    _refuse(f"{error.format_message().rstrip('.')}; see {command} --help")
 
 
 if __name__ == "__main__":

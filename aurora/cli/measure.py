@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.common import check_output, need
+from aurora.cli.common import check_model, check_output, need
 from aurora.cli.subcommand import Json, Subcommand, option, show
 from aurora.errors import BadInput
 from aurora.types import PHASES, Cluster, ComputeCurves, Profile, ProfileOptions
+from aurora.types.options import LINK_TRANSPORTS, MOST_PROCESSES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,11 +31,15 @@ def links(
     as_json: Json = False,
 ) -> None:
     """Measure the links between ranks, one pair at a time and several at once, and write a cluster file."""
+    check_output(output=output)
+    if transport not in LINK_TRANSPORTS:
+        raise BadInput(f"`transport`: expected one of {', '.join(LINK_TRANSPORTS)}, found {transport!r}")
+    if ranks is not None and not 2 <= ranks <= MOST_PROCESSES:
+        raise BadInput(f"`ranks`: expected from 2 to {MOST_PROCESSES}, found {ranks}")
     need("torch")
     from aurora.profiler.link_timing import measure_links
     from aurora.reports.tables import links_table
 
-    check_output(output, inputs=[])
     measured = measure_links(ranks, transport)
     if measured is None:
         return  # under torchrun rank 0 speaks
@@ -63,11 +68,14 @@ def compute(
     joined = join or []
     if model is None and not joined:
         raise BadInput("measure compute: expected a model folder, or --join")
-    check_output(output, inputs=joined)
-    made = load(output) if output.exists() else None
+    check_output(output=output)
+    if model is not None:
+        check_model(model)
+    options = ProfileOptions(prompt_tokens=prompt_tokens, batch=batch, share=share)
+    given, made = [load_curves(path) for path in joined], load(output) if output.exists() else None
     if made is not None and not isinstance(made, Profile | ComputeCurves):
         raise BadInput(f"{output}: expected a profile or curves to add to, found a {type(made).__name__.lower()}")
-    found = [*([] if model is None else [_measured(model, prompt_tokens, batch, share)]), *map(load_curves, joined)]
+    found = [*([] if model is None else [_measured(model, options)]), *given]
     for one in found:
         made = one if made is None else one.into(made)
     assert made is not None
@@ -83,16 +91,15 @@ def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False)
     """Write a cluster file of this machine's GPUs, as NVML names them, with datasheet rates."""
     from aurora.profiler.devices import find_devices
 
-    check_output(output, inputs=[])
+    check_output(output=output)
     found = find_devices()
     _write(as_json, found.cluster, output, found.remarks, {})
 
 
-def _measured(model: str, prompt_tokens: int, batch: int, share: int) -> ComputeCurves:
+def _measured(model: str, options: ProfileOptions) -> ComputeCurves:
     need("torch", "transformers")
     from aurora.profiler.compute_timing import measure_curves
 
-    options = ProfileOptions(prompt_tokens=prompt_tokens, batch=batch, share=share)
     most = 2 * options.batch * options.prompt_tokens
     return measure_curves(model, max_tokens=most, sequence_tokens=options.prompt_tokens, processes=options.share)
 

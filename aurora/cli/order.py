@@ -37,7 +37,7 @@ def order(
     from aurora.io import load_cluster, write_text
     from aurora.reports.tables import cut_line, gantt, order_table
 
-    check_output(output, inputs=[traffic, *([cluster] if cluster else [])])
+    check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
     methods = [method]
     if method == "all":

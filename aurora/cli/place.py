@@ -104,7 +104,7 @@ def _place_by_load(
 
     load_LE = load_loads(loads)
     have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
-    made = api.place(load_LE, have, method or "equal-split", replicas=replicas, seed=seed)
+    made = api.place(load_LE, have, "equal-split" if method is None else method, replicas=replicas, seed=seed)
     check_layout(made, load_LE, have)
     needed = [slots_needed(load_E, have, TARGET, seed) for load_E in load_LE] if explain else []
     found = placement_json(made)
@@ -148,8 +148,9 @@ def _place_for_failures(
     domain_N = equal.domain_N if racks is None else np.array(_numbers("--racks", racks, int))
     odds = np.ones(len(set(domain_N.tolist()))) if rates is None else np.array(_numbers("--rates", rates, float))
     hosts = FailureDomains(equal.slots_N, domain_N, odds)
+    named = DEFAULT if method is None else method
     made = api.place_for_failures(
-        load_loads(loads), hosts, method or DEFAULT, min_replicas=min_replicas, replicas=replicas, alive=alive, seed=seed
+        load_loads(loads), hosts, named, min_replicas=min_replicas, replicas=replicas, alive=alive, seed=seed
     )
     check_resilient(made, hosts, guaranteed=made.method == DEFAULT)
     show(as_json, survival_json(made), survival_table(made))

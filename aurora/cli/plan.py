@@ -94,9 +94,11 @@ def plan(
     from aurora.reports.tables import move_table, plan_table, seconds, worst_cut
 
     domains = domain or []
-    check_output(output, inputs=[cluster, *profile, *domains, *([previous] if previous else [])])
+    check_output(output=output)
     if max_move_bytes is not None and previous is None:
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
+    if max_move_bytes is not None and not 0 <= max_move_bytes < 2**62:
+        raise BadInput(f"--max-move-bytes: expected from zero to 2**62, found {max_move_bytes}")
     if explain and (domains or aim != DEFAULTS.aim):
         raise BadInput("--explain: explains the windows of one profile as one, expected neither --domain nor --aim")
     options = chosen(PlanOptions, context)

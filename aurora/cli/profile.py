@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.common import check_output, need
+from aurora.cli.common import check_model, check_output, need
 from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
 from aurora.errors import BadInput
+from aurora.io.prompts import check_corpus
 from aurora.types import CountingOptions, Profile, ProfileOptions
 
 DEFAULTS = ProfileOptions()
@@ -56,16 +57,21 @@ def profile(
     on from there.
     """
     texts = [*(text or []), *(more_text or [])]
-    if workers is None and (redundancy is not None or scheme != CountingOptions.scheme):
-        raise BadInput("profile: --redundancy and --scheme say how --workers share the work, expected their number")
-    check_output(output, inputs=texts)
+    unset = (None, CountingOptions.scheme, CountingOptions.timeout_s)
+    if workers is None and (redundancy, scheme, timeout_s) != unset:
+        raise BadInput("profile: --redundancy, --scheme and --timeout say how --workers share the work, expected their number")
+    if not texts:
+        raise BadInput("profile: expected at least one text file, found none")
+    options, partial = chosen(ProfileOptions, context), output.with_suffix(".partial.npz")
+    fleet = None if workers is None else chosen(CountingOptions, context)
+    check_output(output=output, partial=partial if fleet is None else None)
+    check_corpus(texts)
+    check_model(model)
     need("torch", "transformers")
     from aurora import api
     from aurora.cli.progress import shown, workers_shown
     from aurora.io import save
 
-    options, partial = chosen(ProfileOptions, context), output.with_suffix(".partial.npz")
-    fleet = None if workers is None else chosen(CountingOptions, context)
     try:
         if fleet is None:
             with shown() as progress:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.common import check_output, make_folder
+from aurora.cli.common import check_folder, make_folder
 from aurora.cli.subcommand import Json, show
 from aurora.errors import BadInput
 
@@ -48,9 +48,7 @@ def recommend(
 
     if (gpus is None) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
-    if output.exists():
-        raise BadInput(f"{output}: expected a folder that does not exist yet")
-    check_output(output, inputs=[])
+    check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in ENGINES.values()})
     machines, traffic = gpus or load_cluster(cluster or ""), load_profile(profile) if profile else None
     found = api.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_bps, per_server=per_server)
     command = None

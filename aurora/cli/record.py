@@ -8,6 +8,8 @@ import typer
 from aurora.cli.common import check_output
 from aurora.cli.profile import shown_profile
 from aurora.cli.subcommand import Json, Layers
+from aurora.errors import BadInput
+from aurora.types.options import LONGEST_S
 
 
 def record(
@@ -24,7 +26,9 @@ def record(
     from aurora.io import save
     from aurora.profiler.vllm_server import profile_vllm_server
 
-    check_output(output, inputs=[])
+    if not 0 < seconds <= LONGEST_S:
+        raise BadInput(f"`seconds`: expected more than zero and at most {LONGEST_S:g}, found {seconds}")
+    check_output(output=output)
     made = profile_vllm_server(url, folder, seconds)
     save(made, output)
     shown_profile(made, output, layers, as_json)

@@ -8,6 +8,8 @@ import typer
 from aurora.cli.subcommand import Json, show
 from aurora.errors import BadInput
 
+MOST_NODES, MOST_MINUTES = 1000, 1e6
+
 
 def replay(
     trace: Annotated[Path, typer.Argument(help=".csv of time_ms,event,node; an event is add or remove")],
@@ -23,8 +25,10 @@ def replay(
     from aurora.simulator.training_failures import SYSTEMS
     from aurora.simulator.training_failures import replay as replayed
 
-    if nodes < 1 or not 0 < minutes < float("inf"):
-        raise BadInput(f"replay: expected one node and some minutes at least, found {nodes} and {minutes:g}")
+    if not 1 <= nodes <= MOST_NODES:
+        raise BadInput(f"`nodes`: expected from one to {MOST_NODES}, found {nodes}")
+    if not 0 < minutes <= MOST_MINUTES:
+        raise BadInput(f"`minutes`: expected more than zero and at most {MOST_MINUTES:g}, found {minutes:g}")
     events = limited(shifted(changes(load_failures(trace))), nodes)
     runs = {
         name: {system: replayed(job, how, events, minutes * 60) for system, how in SYSTEMS.items()}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.common import check_output, need, profiles_of
+from aurora.cli.common import check_folder, check_output, need, profiles_of
 from aurora.cli.subcommand import Json, show
 from aurora.errors import BadInput
 from aurora.reports.inputs import Baseline, named_traces
@@ -50,8 +50,7 @@ def report(
     need(*FORMS[form].needs, extra="report")
     target = output or Path(FORMS[form].output)
     traces, profiles = trace or [], profile or []
-    if not FORMS[form].folder:
-        check_output(target, inputs=[plan, *traces, *profiles])
+    check_folder(target) if FORMS[form].folder else check_output(output=target)
     report_files(plan, traces, profiles, target, form)
     show(as_json, {"output": target, "format": form}, f"wrote {target}")
 

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from aurora.cli.common import make_folder, need
+from aurora.cli.choices import names
+from aurora.cli.common import check_folder, make_folder, need
 from aurora.cli.subcommand import Json, Subcommand, chosen, option, show
+from aurora.errors import BadInput
 from aurora.types import BccOptions, ReproduceOptions
 
 DEFAULTS = ReproduceOptions()
@@ -31,6 +33,11 @@ def aurora(
     as_json: Json = False,
 ) -> None:
     """Aurora (arXiv:2410.17043 §8): every headline in one table, figures as SVG and PNG."""
+    options = chosen(ReproduceOptions, context)
+    for kind in ("figure", "traffic"):
+        if (given := getattr(options, kind)) not in (known := ("all", *names(kind))):
+            raise BadInput(f"`{kind}`: expected one of {', '.join(known)}, found {given!r}")
+    _check_files(recorded, output, "aurora")
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
@@ -41,13 +48,12 @@ def aurora(
     from aurora.reproduce.aurora.text import as_json as as_json_of
     from aurora.reproduce.aurora.text import as_markdown
 
-    make_folder(output)
-    options = chosen(ReproduceOptions, context)
     with shown() as progress:
         runs = reproduce(options, recorded, progress)
-    names = list(FIGURES) if figure == "all" else [figure]
-    pictures = draw(runs, names, output) if plots else []
-    found = [one for one in measured(runs) if one.headline.figure in names]
+    make_folder(output)
+    figures = list(FIGURES) if figure == "all" else [figure]
+    pictures = draw(runs, figures, output) if plots else []
+    found = [one for one in measured(runs) if one.headline.figure in figures]
     _write(as_json, "aurora", output, as_json_of(found), as_markdown(found, runs, _svgs(pictures)), pictures)
 
 
@@ -70,6 +76,8 @@ def bcc(
     as_json: Json = False,
 ) -> None:
     """BCC (arXiv:1710.09990): Fig. 2, 4 and 5, Tables I and II; sums collected from redundant workers despite stragglers."""
+    options = chosen(BccOptions, context, workers=tuple(workers or BCC.workers))
+    _check_files(recorded, output, "bcc")
     if plots:
         need("matplotlib", extra="report")
     need(*(("torch", "transformers") if process_iterations else ()))
@@ -80,10 +88,9 @@ def bcc(
     from aurora.reproduce.bcc.text import as_markdown
     from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 
-    make_folder(output)
-    options = chosen(BccOptions, context, workers=tuple(workers or BCC.workers))
     with shown() as progress:
         found = reproduce(options, recorded, progress, CodedAggregator)
+    make_folder(output)
     pictures = draw(found, output) if plots else []
     _write(as_json, "bcc", output, as_json_of(found), as_markdown(found, _svgs(pictures)), pictures)
 
@@ -96,6 +103,7 @@ def lazarus(
     as_json: Json = False,
 ) -> None:
     """Lazarus (arXiv:2407.04656 §6): recovery probabilities, throughput under failures, bytes moved."""
+    _check_files(recorded, output, "lazarus")
     if plots:
         need("matplotlib", extra="report")
     from aurora.cli.progress import shown
@@ -104,11 +112,18 @@ def lazarus(
     from aurora.reproduce.lazarus.text import as_json as as_json_of
     from aurora.reproduce.lazarus.text import as_markdown
 
-    make_folder(output)
     with shown() as progress:
         made = reproduce(recorded, progress)
+    make_folder(output)
     pictures = draw(made, output) if plots else []
     _write(as_json, "lazarus", output, as_json_of(made), as_markdown(made, _svgs(pictures)), pictures)
+
+
+def _check_files(recorded: Path | None, output: Path, paper: str) -> None:
+    """Raises BadInput unless the recorded data is a folder and the page can be written."""
+    if recorded is not None and not recorded.is_dir():
+        raise BadInput(f"--recorded: expected a folder of recorded data, found {str(recorded)!r}")
+    check_folder(output, f"{paper}.json", f"{paper}.md")
 
 
 def _svgs(pictures: Sequence[Path]) -> list[str]:

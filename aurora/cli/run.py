@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aurora.cli.common import check_output, need, profiles_of
+from aurora.cli.common import check_model, check_output, need, profiles_of
 from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.types import Plan, Profile, RunOptions, Trace
@@ -78,12 +78,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure."""
-    need("torch", "transformers")
-    from aurora import api
     from aurora.io import load_plan, load_trace, save
-    from aurora.models.loading import load_tokenizer
-    from aurora.models.prompts import read_prompts
-    from aurora.runtime.run import verify as differing
+    from aurora.io.prompts import load_prompts
 
     loaded = load_plan(plan)
     _check_counts(loaded, plan, model, prompts, ranks)
@@ -94,10 +90,20 @@ def run(
         raise BadInput("run --compare: simulates the plan alone and as planned, expected none of --order auto, --deduplicate, --interleave processes")  # fmt: skip # noqa: E501
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
-    check_output(target, output, *([beside] if simulated else []), inputs=[plan, *prompts, *given])
+    check_output(trace=target, output=output, predicted_trace=beside if simulated else None)
     options = chosen(RunOptions, context, keep_logits=verify, predictable=simulated)
     expected = load_trace(predicted) if predicted is not None else None
     profiles = profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if survive else []
+    for path in prompts:
+        load_prompts(path)
+    for path in model:
+        check_model(path)
+    need("torch", "transformers")
+    from aurora import api
+    from aurora.models.loading import load_tokenizer
+    from aurora.models.prompts import read_prompts
+    from aurora.runtime.run import verify as differing
+
     tokenizers = [load_tokenizer(path) for path in model]
     files = prompts * len(model) if len(prompts) == 1 else prompts
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]

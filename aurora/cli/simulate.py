@@ -50,7 +50,7 @@ def simulate(
     from aurora.reports.trace_times import summarise
 
     target = trace or plan.with_suffix(".predicted.npz")
-    check_output(target, inputs=[plan, *(profile or [])])
+    check_output(trace=target)
     loaded = load_plan(plan)
     traffic = profiles_of(loaded, plan, profile)
     predicted = api.simulate(loaded, traffic, barriers=barriers, orders=orders, interleave=interleave)

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -25,6 +26,8 @@ Chosen = TypeVar("Chosen")
 SCHEMA = 1  # of the JSON that subcommands print: docs/json.md
 WORST = 3  # layers that tables show without --layers
 
+RUNNING: ContextVar[Mapping[str, Any]] = ContextVar("RUNNING")  # the parameters of the subcommand that runs, by name
+
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object, see docs/json.md, and nothing else")]
 Layers = Annotated[bool, typer.Option("--layers", help=f"show every layer instead of the {WORST} worst")]
 
@@ -39,11 +42,14 @@ class Subcommand(TyperCommand):
         super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
+        running = RUNNING.set(ctx.params)
         try:
             return super().invoke(ctx)
         except AuroraError as error:
             error.args = (as_options(str(error), self.params),)
             raise
+        finally:
+            RUNNING.reset(running)
 
 
 def as_options(message: str, params: Iterable[Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.common import make_folder, need
+from aurora.cli.common import check_folder, make_folder, need
 from aurora.cli.subcommand import Json, show
 
 SHAPE, CLUSTER = "mixtral-topics", "paper-equal-8"
@@ -30,6 +30,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Map when ordering transfers, colocating models, both or neither pays: one MoE layer of synthetic traffic, simulated."""
+    check_folder(output, "sweep.json", "sweep.md")
     need(*(("matplotlib",) if plots else ()), extra="report")
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_model_config, write_text
@@ -39,9 +40,9 @@ def sweep(
 
     axes = [read_axis(each) for each in grid]
     machines, config = load_cluster(cluster), load_model_config(shape or SHAPE)
-    make_folder(output)
     with shown() as progress:
         points = swept(machines, config, axes, seed, progress)
+    make_folder(output)
     values, speedups = dict(axes), [point.speedups for point in points]
     pictures = draw_map(values, speedups, output) if plots else []
     table = {"schema": 1, "cluster": machines.name, "seed": seed, "points": [point.as_json() for point in points]}

@@ -40,7 +40,7 @@ def synthetic(
     from aurora import api
     from aurora.io import load_gpus, save
 
-    check_output(output, inputs=[shape])
+    check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
     made = api.synthetic_profile(skew, shape, chosen(SyntheticOptions, context), gpu_kinds=kinds)
     save(made, output)

@@ -1,6 +1,7 @@
 """Prompts and corpora: text, JSON lines of prompts, chats or token ids (.jsonl), arrays of token ids (.npy)."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from aurora.io.files import read_text
 from aurora.io.npz import load_npy
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
+
+BEGINNING = 1 << 20  # characters of a corpus that are checked before work begins
 
 Messages = list[dict[str, str]]  # a chat: role and content of each message
 
@@ -69,6 +72,32 @@ def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDAr
 
 def _is_message(found: Any) -> bool:
     return isinstance(found, dict) and isinstance(found.get("role"), str) and isinstance(found.get("content"), str)
+
+
+def check_corpus(paths: Sequence[str | Path]) -> None:
+    """Check that files can be a corpus, by their beginning.
+
+    Args:
+        paths: the files.
+
+    Raises:
+        BadInput: if one is missing, is not a regular file, or does not begin like text, JSON lines or token ids.
+    """
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise BadInput(f"{path}: " + ("not a regular file" if path.exists() else "no such file"))
+        if path.suffix == ".npy":
+            load_token_ids(path)
+            continue
+        try:
+            with path.open(encoding="utf-8") as text:
+                first = text.readline(BEGINNING)
+        except UnicodeDecodeError:
+            raise BadInput(f"{path}: expected UTF-8 text") from None
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+        if path.suffix == ".jsonl" and first.strip() and len(first) < BEGINNING:
+            read_corpus_row(path, 1, first)
 
 
 def load_token_ids(path: Path) -> NDArray[Any]:

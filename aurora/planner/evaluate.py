@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.cost_model import aimed_costs, group_costs, layer_costs
 from aurora.planner.placement.objective import OBJECTIVE, exclusive
+from aurora.planner.resolve_options import remade
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, gap
@@ -91,5 +92,18 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
         )
         for model, profile in zip(plan.models, profiles, strict=True)
     )
-    own = make_plan(plan.cluster, profiles, plan.options)
-    return Evaluation(layer_seconds(plan, placements, profiles), own, dispatch_s_ML)
+    served_s_L = layer_seconds(plan, placements, profiles)
+    _check_own_price(plan, profiles, float(served_s_L.sum()))
+    own = make_plan(plan.cluster, profiles, remade(plan.options))
+    return Evaluation(served_s_L, own, dispatch_s_ML)
+
+
+def _check_own_price(plan: Plan, profiles: Sequence[Profile], served_s: float) -> None:
+    """Raises BrokenPlan if the plan was made for just these profiles, and its objective is not that of its placement."""
+    pairs = list(zip(plan.models, profiles, strict=True))
+    made_for = all(m.profile_digest == p.digest and np.array_equal(m.load_LE, p.load_LE) for m, p in pairs)
+    if made_for and abs(served_s - plan.objective_s) > 1e-6 * served_s:
+        raise BrokenPlan(
+            f"plan: its objective is {plan.objective_s:.6g} s, but its placement takes {served_s:.6g} s; price a changed "
+            "placement anew with `aurora.price`"
+        )

@@ -17,6 +17,13 @@ from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.types import TIME_SLICES, Cluster, PlanOptions, Profile
 
+GIVEN = "given"  # the place of a plan whose placement somebody else made
+
+
+def remade(options: PlanOptions) -> PlanOptions:
+    """Returns the options of a plan for making another: with strategies on auto where its placement was given."""
+    return replace(options, place="auto", assign="auto", colocate="auto") if options.place == GIVEN else options
+
 
 def choices(options: PlanOptions, colocated: bool) -> dict[str, tuple[str, ...]]:
     """Returns the names that each strategy option accepts besides "auto"; the command line's help lists the same names.

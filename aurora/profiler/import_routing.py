@@ -44,8 +44,9 @@ def import_profile(
         BadInput: if a file is not of the format or not of the model, files differ in their layers, a rank's file is missing,
             there is no token, or a number is below one.
     """
-    if not files or (sources is not None and sources < 1) or (window is not None and window < 1):
-        raise BadInput(f"import: expected files, sources and a window above zero, found {len(files)}, {sources} and {window}")
+    if not files:
+        raise BadInput("import: expected a file, found none")
+    ProfileOptions(sources=1 if sources is None else sources, window=window)  # refuses what no profile has
     shape = Shape.of(config)
     domains = [read_dump(path, form, shape, where) for path, where in product(files, wheres or ({},))]
     if len(layers := {each.which for each in domains}) > 1:

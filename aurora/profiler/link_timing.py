@@ -69,8 +69,10 @@ def measure_links(
         raise BadInput(f"`transport`: expected one of {', '.join(LINK_TRANSPORTS)}, found {transport!r}")
     rank_info = rank_info_from_environment(timeout_s)
     found = rank_info.ranks if rank_info is not None else ranks
-    if found is None or found < 2 or (ranks is not None and ranks != found):
-        raise BadInput(f"links: expected `ranks` 2 or more, or as many as torchrun's {found}, found {ranks}")
+    if rank_info is not None and ranks not in (None, found):
+        raise BadInput(f"`ranks`: expected as many as torchrun started, {found}, or none, found {ranks}")
+    if found is None or found < 2:
+        raise BadInput(f"`ranks`: expected two or more, found {found}")
     if rank_info is None:
         links, device_G, over = launch(_measure_rank, found, transport, timeout_s=timeout_s)[0]
     else:

@@ -32,6 +32,14 @@ def draw(inputs: ReportInputs, folder: Path) -> list[Path]:
     Returns:
         Paths of the files written.
     """
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):  # models' names are text, whatever is in them
+        return _drawn(inputs, folder)
+
+
+def _drawn(inputs: ReportInputs, folder: Path) -> list[Path]:
+    """Draws and writes every figure."""
     found = ReportNumbers(inputs)
     written: list[Path] = []
     for number, (flows, planned_LW) in enumerate(zip(found.traffic_M, found.planned_MLW, strict=True)):

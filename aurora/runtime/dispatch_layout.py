@@ -166,6 +166,7 @@ class RowPerRank:
     Attributes:
         rows: (X, row_bytes) uint8, the rows to send.
         counts: (R,) int64, number of rows for every rank. Ranks gather it before they send.
+        rank_NK: (N, K) int64, the rank that computes every choice; R where the token needs no experts.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class RowPerRank:
         self._format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
         ranks, rank_P, slot_P = expert_map.ranks, expert_map.rank_P, expert_map.slot_P
         physical_NK = expert_map.physical_experts(index, mask, tokens_SE)
-        rank_NK = torch.cat([rank_P, rank_P.new_tensor([ranks])])[physical_NK]
+        self.rank_NK = rank_NK = torch.cat([rank_P, rank_P.new_tensor([ranks])])[physical_NK]
         goes_NR = torch.zeros(len(index), ranks + 1, dtype=torch.bool, device=index.device)
         goes_NR.scatter_(1, rank_NK, True)
         rank_X, token_X = goes_NR[:, :ranks].T.nonzero(as_tuple=True)

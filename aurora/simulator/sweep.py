@@ -15,6 +15,7 @@ from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
 
 MOST_POINTS = 10_000
+LARGEST = {"bandwidth": 1e24, "skew": 99.0, "tokens": 1e6, "speed": 1e6}  # value of each key
 PAYS = 1.05  # the smallest speed-up that counts as a gain
 Axis = tuple[str, tuple[float, ...]]  # a field of Setting, and the values that it takes, rising
 
@@ -79,8 +80,9 @@ def read_axis(text: str) -> Axis:
     except (ValueError, IndexError):
         raise BadInput(f"{text}: expected {key}=FIRST:LAST:COUNT or {key}=FIRST:LAST:logCOUNT") from None
     least = 0.0 if key == "skew" and not log else 1.0 if key == "tokens" else 1e-6
-    if count < 1 or not (least <= first <= last < 1e24):
-        raise BadInput(f"{text}: expected {least:g} <= FIRST <= LAST and a COUNT above zero")
+    most = LARGEST[key]
+    if not 1 <= count <= MOST_POINTS or not least <= first <= last <= most:
+        raise BadInput(f"{text}: expected {least:g} <= FIRST <= LAST <= {most:g} and a COUNT from 1 to {MOST_POINTS}")
     values = np.geomspace(first, last, count) if log else np.linspace(first, last, count)
     return key, tuple(float(f"{value:.6g}") for value in values)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.replica_placement import MOST_EQUAL
 from aurora.types.value import Value
 
 MAX_ODDS_RATIO = 1e12  # of the most to the least likely to fail; beyond it products of odds are lost in rounding
@@ -59,10 +60,9 @@ class FailureDomains(Value):
     @classmethod
     def equal(cls, nodes: int, slots: int) -> Self:
         """Returns nodes with equal slots; each is a failure domain of its own, and all are equally likely to fail."""
-        if nodes < 1:
-            raise BadInput(f"`nodes`: expected one or more, found {nodes}")
-        if slots > np.iinfo(np.int64).max:
-            raise BadInput(f"`slots`: expected fewer, found {slots}")
+        for name, value in (("nodes", nodes), ("slots", slots)):
+            if not 1 <= value <= MOST_EQUAL:
+                raise BadInput(f"`{name}`: expected from one to {MOST_EQUAL}, found {value}")
         return cls(np.full(nodes, slots, dtype=np.int64), np.arange(nodes), np.ones(nodes))
 
     @property

@@ -11,6 +11,40 @@ RUN_ORDERS = ("plan", "auto")
 SIMULATED_ORDERS = ("plan", "batch")
 INTERLEAVE = ("on", "off", "processes")  # two models: at the same time, one after the other, at the same time across processes
 
+LONGEST_S = 1e6  # seconds that an option can ask to wait: eleven days
+MOST_PROCESSES = 256  # that an option can ask for on one machine
+MOST = {  # the largest value of an option, by name: far above use, below what would hang or fill the memory
+    "sources": 4096,
+    "prompt_tokens": 1 << 20,
+    "batch": 1 << 20,
+    "max_new_tokens": 1 << 20,
+    "limit": 1 << 40,
+    "share": MOST_PROCESSES,
+    "window": 1 << 40,
+    "precision": 1.0,
+    "workers": 1024,
+    "redundancy": 1024,
+    "timeout_s": LONGEST_S,
+    "hang_s": LONGEST_S,
+    "time_limit_s": LONGEST_S,
+    "respawn": 1000,
+    "window_tokens": 1 << 30,
+    "windows": 1 << 20,
+    "slots_per_gpu": 1 << 16,
+    "min_replicas": 1 << 16,
+    "hot": 1 << 16,
+    "threshold": 1e6,
+    "seeds": 1000,
+    "load": 1000,
+    "iterations": 10_000,
+    "process_iterations": 10_000,
+    "stretch": 1000.0,
+    "points": 10_000,
+    "features": 1_000_000,
+    "draws": 100_000,
+    "seed": 2**63 - 1,
+}
+
 
 @dataclass(frozen=True)
 class ProfileOptions:
@@ -44,7 +78,7 @@ class ProfileOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "sources", "prompt_tokens", "batch", "max_new_tokens", "limit", "share", "window", "precision")
-        _seed(self.seed)
+        _zero_or_more(self, "seed")
 
 
 @dataclass(frozen=True)
@@ -67,7 +101,7 @@ class CountingOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "workers", "redundancy", "timeout_s")
-        _seed(self.seed)
+        _zero_or_more(self, "seed")
 
     @property
     def copies(self) -> int:
@@ -99,7 +133,7 @@ class SyntheticOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "sources", "window_tokens", "windows")
-        _seed(self.seed)
+        _zero_or_more(self, "seed")
         if (total := self.sources * self.window_tokens * self.windows) > 10**9:
             raise BadInput(f"`window_tokens`: expected at most 1e9 tokens in all, found {total}")
         if not 0 <= self.correlation <= 1:
@@ -139,10 +173,8 @@ class PlanOptions:
     time_slice: str = "auto"
 
     def __post_init__(self) -> None:
-        _seed(self.seed)
-        _above_zero(self, "slots_per_gpu", "min_replicas")
-        if not 0 < self.time_limit_s < float("inf"):
-            raise BadInput(f"`time_limit_s`: expected seconds above zero, found {self.time_limit_s}")
+        _zero_or_more(self, "seed")
+        _above_zero(self, "slots_per_gpu", "min_replicas", "time_limit_s")
 
 
 @dataclass(frozen=True)
@@ -161,9 +193,7 @@ class DriftOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "hot")
-        _seed(self.seed)
-        if not 0 <= self.threshold < float("inf"):
-            raise BadInput(f"`threshold`: expected zero or more, found {self.threshold}")
+        _zero_or_more(self, "seed", "threshold")
 
 
 @dataclass(frozen=True)
@@ -210,8 +240,9 @@ class RunOptions:
             raise BadInput("`survive`: expected gloo or the shaped transport, the plan's order, and no `compare`")
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
-        if self.respawn < 0 or (self.respawn and not self.survive):
-            raise BadInput(f"`respawn`: expected zero or more, above zero with `survive`, found {self.respawn}")
+        _zero_or_more(self, "respawn")
+        if self.respawn and not self.survive:
+            raise BadInput(f"`respawn`: is for a run with `survive`, found {self.respawn} without")
         for name, known in (("interleave", INTERLEAVE), ("order", RUN_ORDERS), ("transport", TRANSPORTS)):
             if getattr(self, name) not in known:
                 raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
@@ -269,23 +300,31 @@ class BccOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "load", "iterations", "stretch", "points", "features", "draws")
-        if self.process_iterations < 0:
-            raise BadInput(f"`process_iterations`: expected zero or more, found {self.process_iterations}")
-        _seed(self.seed)
+        _zero_or_more(self, "process_iterations", "seed")
         for workers in self.workers:
+            _at_most("workers", workers)
             if workers < self.load:
                 raise BadInput(f"`workers`: expected at least `load` {self.load} workers, found {workers}")
 
 
-def _seed(seed: int) -> None:
-    """Raises BadInput if the seed is below zero."""
-    if seed < 0:
-        raise BadInput(f"`seed`: expected zero or more, found {seed}")
-
-
 def _above_zero(options: object, *names: str) -> None:
-    """Raises BadInput unless each of these options is None or a finite number above zero."""
+    """Raises BadInput unless each of these options is None or above zero, and at most its MOST."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             raise BadInput(f"`{name}`: expected more than zero, found {value}")
+        _at_most(name, value)
+
+
+def _zero_or_more(options: object, *names: str) -> None:
+    """Raises BadInput unless each of these options is None or zero or more, and at most its MOST."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < float("inf"):
+            raise BadInput(f"`{name}`: expected zero or more, found {value}")
+        _at_most(name, value)
+
+
+def _at_most(name: str, value: float | None) -> None:
+    if value is not None and value > MOST[name]:
+        raise BadInput(f"`{name}`: expected at most {MOST[name]}, found {value}")

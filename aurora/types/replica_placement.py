@@ -11,6 +11,7 @@ from aurora.types.arrays import FloatArray, IntArray, counts, gap, locked, numbe
 from aurora.types.placement import Placement
 from aurora.types.value import Value
 
+MOST_EQUAL = 1 << 16  # GPUs or nodes that are made alike, and slots of each
 TINY = 1e-200  # smaller loads count as zero
 
 
@@ -56,10 +57,9 @@ class GpuSlots(Value):
     @classmethod
     def equal(cls, gpus: int, slots: int, nodes: int = 1, groups: int = 1) -> Self:
         """Returns equal GPUs with cost 1."""
-        if gpus < 1:
-            raise BadInput(f"`gpus`: expected one or more, found {gpus}")
-        if slots > np.iinfo(np.int64).max:
-            raise BadInput(f"`slots`: expected fewer, found {slots}")
+        for name, value in (("gpus", gpus), ("slots", slots)):
+            if not 1 <= value <= MOST_EQUAL:
+                raise BadInput(f"`{name}`: expected from one to {MOST_EQUAL}, found {value}")
         return cls(np.full(gpus, slots, dtype=np.int64), np.ones(gpus), nodes, groups)
 
     @property

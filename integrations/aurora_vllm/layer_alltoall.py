@@ -27,6 +27,7 @@ class DispatchedBatch:
     rows_GG: list[list[int]]  # rows_GG[s][d] is the number of rows from rank s to rank d
     combine_order: Order  # the order of the combine
     received: int  # number of rows that came to this rank
+    tokens_G: IntArray  # (G,) how many choices of all ranks' own tokens each rank computes
     aggregate_s: float = 0.0  # seconds of the weighted sum at the end; set by `combine`
 
 
@@ -67,13 +68,14 @@ class LayerAllToAll:
         self._at_once, self._planned_orders = (at_once, at_once.reversed), planned_orders
 
     def dispatch(
-        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor
+        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, own_rows: slice
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DispatchedBatch]:
         """Sends this rank's tokens to the ranks of their experts. A collective call: all ranks make it.
 
         Args:
             hidden: (N, H), hidden states of this rank's tokens.
             weights, index: (N, K), the weights and the experts that the router chose for each token.
+            own_rows: the rows that this rank counts: neither padding nor counted by another rank.
 
         Returns:
             (rows, weights, index, batch): the P rows that came to this rank (P, H), their weights (P, K), their experts (P, K),
@@ -83,7 +85,8 @@ class LayerAllToAll:
         rank = self._transport.rank
         began_s = time.perf_counter()
         layout = RowPerRank(self._expert_map, hidden, index.long(), weights, None)
-        counts_RR = self._transport.gather(layout.counts)
+        tokens_R = torch.bincount(layout.rank_NK[own_rows].flatten(), minlength=self._transport.ranks)
+        counts_RR, tokens_RR = self._transport.gather(torch.stack([layout.counts, tokens_R])).unbind(1)
         rows_GG = layout.sizes(counts_RR)
         bytes_GG = counts_RR.numpy() * layout.rows.shape[1]
         dispatch_order, combine_order = self._orders(bytes_GG)
@@ -93,7 +96,7 @@ class LayerAllToAll:
         local_PK = slots_PK >= 0
         experts_PK = self._expert_S[slots_PK.long()].to(index.dtype)  # slot -1 is the last
         self._report("dispatch", self._layer, time.perf_counter() - began_s, bytes_GG)
-        batch = DispatchedBatch(layout, rows_GG, combine_order, len(rows))
+        batch = DispatchedBatch(layout, rows_GG, combine_order, len(rows), tokens_RR.numpy().sum(axis=0))
         return received.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
     def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:

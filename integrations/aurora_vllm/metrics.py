@@ -2,9 +2,12 @@
 
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from prometheus_client import Counter, Gauge, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from aurora.errors import AuroraError
 from aurora.io import load_profile
@@ -15,35 +18,92 @@ from aurora_vllm.settings import Settings
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
 PHASES = ("dispatch", "combine")
-RANK = ("ep_rank",)
+BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+REFRESH_S = 5.0  # seconds over which balancedness is averaged, at least; shorter than the usual scrape interval of 15 s
+
+
+@dataclass
+class _Phase:
+    """Metrics of the dispatches or of the combines, and the totals that the gap is made from."""
+
+    bytes: Any
+    seconds: Any
+    duration: Any
+    bound: Any = None  # bound and gap: None without a plan
+    gap: Any = None
+    total_s: float = 0.0
+    total_bound_s: float = 0.0
+
+
+@dataclass
+class _Layer:
+    """Metrics of a MoE layer, and sums over the passes since its balancedness was last set."""
+
+    tokens: Any
+    balancedness: Any
+    mean: float = 0.0  # tokens of a GPU on average
+    most: int = 0  # tokens of the GPU with the most
 
 
 class Metrics:
-    """Counters and gauges of one rank. Bounds come from the plan's cluster and drift from its profile.
+    """Counters, histograms and gauges of one rank. Bounds come from the plan's cluster and drift from its profile.
+
+    A metric without a value is left out: bound, gap, drift and the plan's time without a plan, drift also without a record, and
+    balancedness without traffic.
+    If several processes export to one folder, counters and histograms add up, and of a gauge the latest value is shown; labels
+    keep ranks apart, so both concern only a rank that was started again.
 
     Args:
+        model_name: the name under which vLLM serves the model; a label of all metrics, as of vLLM's own.
         rank: this expert-parallel rank, the label `ep_rank`.
+        decoder_layers: for each MoE layer, by index, the number of its decoder layer, the label `layer`.
         plan: the plan that is served; None: vLLM's own placement, without bounds and drift.
         settings: give the plan's file and the metrics' port.
+        registry: where the metrics are registered.
+
+    Raises:
+        ValueError: if `registry` has metrics of these names already.
+        OSError: if the port is taken.
     """
 
-    def __init__(self, rank: int, plan: Plan | None, settings: Settings) -> None:
-        self._plan, self._path = plan, settings.plan
-        by_phase = ("ep_rank", "phase")
-        bytes_ = Counter("aurora_exchange_bytes", "Bytes sent to other ranks in all-to-alls", by_phase)
-        seconds = Counter("aurora_exchange_seconds", "Seconds spent in all-to-alls, waiting for others included", by_phase)
-        bound = Counter("aurora_exchange_bound_seconds", "Below any all-to-all of these sizes at the plan's rates", by_phase)
-        gap = Gauge("aurora_exchange_gap", "Seconds over bound, minus one", by_phase, multiprocess_mode="mostrecent")
-        age = Gauge("aurora_plan_age_seconds", "Since the plan's file was written", RANK, multiprocess_mode="mostrecent")
-        drift = Gauge("aurora_plan_drift", DRIFT, RANK, multiprocess_mode="mostrecent")
-        of = str(rank)
-        self._of = {p: tuple(metric.labels(of, p) for metric in (bytes_, seconds, bound, gap)) for p in PHASES}
-        self._totals = {phase: [0.0, 0.0] for phase in PHASES}
-        self._rank, self._age, self._drift = rank, age.labels(of), drift.labels(of)
-        self._planned_LE = None if plan is None or self._path is None else _planned_load(plan, self._path)
-        self._update_age()
+    def __init__(
+        self,
+        model_name: str,
+        rank: int,
+        decoder_layers: Mapping[int, int],
+        plan: Plan | None,
+        settings: Settings,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._rank, self._plan, self._decoder_layers = rank, plan, decoder_layers
+        self._labels = {"model_name": model_name, "ep_rank": str(rank)}
+        common, of_phase, of_layer = (*self._labels,), (*self._labels, "phase"), (*self._labels, "layer")
+        latest: dict[str, Any] = {"multiprocess_mode": "mostrecent", "registry": registry}
+        bytes_ = Counter("aurora_exchange_bytes", "Bytes sent to other ranks in all-to-alls", of_phase, registry=registry)
+        seconds = Counter("aurora_exchange_seconds", SECONDS, of_phase, registry=registry)
+        duration = Histogram("aurora_exchange_duration_seconds", DURATION, of_phase, buckets=BUCKETS_S, registry=registry)
+        bound = Counter("aurora_exchange_bound_seconds", BOUND, of_phase, registry=registry)
+        gap = Gauge("aurora_exchange_gap", "Seconds over bound, minus one", of_phase, **latest)
+        self._tokens = Counter("aurora_layer_tokens", TOKENS, of_layer, registry=registry)
+        self._balancedness = Gauge("aurora_expert_balancedness", BALANCEDNESS, of_layer, **latest)
+        written = Gauge("aurora_plan_timestamp_seconds", "When the plan's file was written, in Unix time", common, **latest)
+        self._drift = Gauge("aurora_plan_drift", DRIFT, common, **latest)
+
+        self._of_phase: dict[str, _Phase] = {}
+        for phase in PHASES:
+            labels = self._labels | {"phase": phase}
+            self._of_phase[phase] = of = _Phase(*(each.labels(**labels) for each in (bytes_, seconds, duration)))
+            if plan is not None:
+                of.bound, of.gap = bound.labels(**labels), gap.labels(**labels)
+        self._of_layer: dict[int, _Layer] = {}
+        self._refreshed_s = -np.inf
+        self._planned_LE = None
+        if plan is not None and (path := settings.plan) is not None:
+            self._planned_LE = _planned_load(plan, path)
+            if path.exists():
+                written.labels(**self._labels).set(path.stat().st_mtime)
         if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
-            start_http_server(settings.metrics_port + rank)
+            start_http_server(settings.metrics_port + rank, registry=registry)
 
     def add_exchange(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
         """Adds one all-to-all.
@@ -55,32 +115,59 @@ class Metrics:
         """
         between_GG = bytes_GG.copy()
         np.fill_diagonal(between_GG, 0)
-        bytes_, spent, bound, gap = self._of[phase]
-        bytes_.inc(int(between_GG[self._rank].sum()))
-        spent.inc(seconds)
+        of = self._of_phase[phase]
+        of.bytes.inc(int(between_GG[self._rank].sum()))
+        of.seconds.inc(seconds)
+        of.duration.observe(seconds)
         if self._plan is not None:
             bound_s = fluid_bound(between_GG, self._plan.cluster.network)
-            bound.inc(bound_s)
-            totals = self._totals[phase]
-            totals[0], totals[1] = totals[0] + seconds, totals[1] + bound_s
-            if totals[1] > 0:
-                gap.set(totals[0] / totals[1] - 1)
+            of.bound.inc(bound_s)
+            of.total_s, of.total_bound_s = of.total_s + seconds, of.total_bound_s + bound_s
+            if of.total_bound_s > 0:
+                of.gap.set(of.total_s / of.total_bound_s - 1)
+
+    def add_tokens(self, layer: int, tokens_G: IntArray) -> None:
+        """Adds what the GPUs' experts compute in one layer of a forward pass.
+
+        Args:
+            layer: the MoE layer's index.
+            tokens_G: (G,) tokens that each rank's experts compute; a token counts once for each expert that it chose.
+        """
+        most = int(tokens_G.max())
+        if most == 0:
+            return
+        if layer not in self._of_layer:
+            labels = self._labels | {"layer": str(self._decoder_layers[layer])}
+            self._of_layer[layer] = _Layer(self._tokens.labels(**labels), self._balancedness.labels(**labels))
+        of = self._of_layer[layer]
+        of.tokens.inc(int(tokens_G[self._rank]))
+        of.mean, of.most = of.mean + float(tokens_G.mean()), of.most + most
+
+    def refresh(self) -> None:
+        """Sets the balancedness of all layers with traffic, unless that was less than `REFRESH_S` ago."""
+        now_s = time.monotonic()
+        if now_s - self._refreshed_s < REFRESH_S:
+            return
+        for of in self._of_layer.values():
+            if of.most:
+                of.balancedness.set(of.mean / of.most)
+                of.mean, of.most, self._refreshed_s = 0.0, 0, now_s
 
     def update_drift(self, load_LE: IntArray) -> None:
-        """Updates the gauges of the plan's age and drift.
+        """Sets the plan's drift.
 
         Args:
             load_LE: (L, E) this rank's tokens by MoE layer and expert, since its record began.
         """
-        self._update_age()
         if self._planned_LE is not None and load_LE.any():
-            self._drift.set(drift(load_LE, self._planned_LE))
-
-    def _update_age(self) -> None:
-        if self._plan is not None and self._path is not None and self._path.exists():
-            self._age.set(time.time() - self._path.stat().st_mtime)
+            self._drift.labels(**self._labels).set(drift(load_LE, self._planned_LE))
 
 
+SECONDS = "Seconds spent in all-to-alls, waiting for others included"
+DURATION = "Seconds of one all-to-all, waiting for others included"
+BOUND = "Below any all-to-all of these sizes at the plan's rates"
+TOKENS = "Tokens that this rank's experts computed; a token counts once for each expert that it chose"
+BALANCEDNESS = "Mean over max tokens of GPUs in a layer: 1 is balanced; each pass weighs as much as its busiest GPU"
 DRIFT = "How far this rank's recorded loads are from the plan's profile: the part of the traffic at other experts, 0 to 1"
 
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ class LayerInFlight:
     """The MoE layer that a thread is computing, and its batch between dispatch and combine."""
 
     layer: int  # the MoE layer's index
+    own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
     experts_from_s: float  # when the layer's experts began to compute, by time.perf_counter
     batch: DispatchedBatch | None = None  # the dispatched batch; None before dispatch and after combine
     index: torch.Tensor | None = None  # index and weights: (P, K), experts and weights of the dispatched rows
@@ -80,21 +81,22 @@ class WorkerIntegration:
         """Sets the function that makes the transport to the other ranks, on first use."""
         self._make_transport = make_transport
 
-    def begin_serving(self, facts: EngineFacts, first_layer: int) -> None:
+    def begin_serving(self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int]) -> None:
         """Begins records and metrics, and compiles what serving needs. Called once the model is loaded.
 
         Args:
             facts: facts about the model and this rank.
-            first_layer: index of this process's first MoE layer, with which a forward pass begins.
+            served_name: the name under which vLLM serves the model.
+            decoder_layers: for each MoE layer of this process, by index, the number of its decoder layer.
         """
-        self._first_layer, self._on_gpu = first_layer, torch.cuda.is_available()
+        self._first_layer, self._on_gpu = min(decoder_layers), torch.cuda.is_available()
         if self.served.order == "online":  # compiled now, not in the first batch
             ones_GG = np.ones((self.ranks, self.ranks), dtype=np.int64)
             openshop(ones_GG, Network.equal(self.ranks), rng=np.random.default_rng(0))
         self.records.begin(facts)
         if self.served.order != "stock" or self.records.recorder is not None:
             try:
-                self.metrics = Metrics(self.rank, self.served.plan, self.settings)
+                self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
             except (ValueError, OSError) as error:  # the names are taken in this process, or the port is
                 LOG.warning("aurora: no metrics: %s", error)
 
@@ -114,8 +116,12 @@ class WorkerIntegration:
             self._real_tokens = outer
             if self.records.recorder is not None:
                 self.records.recorder.end_pass()
-        if outer == 0 and self.records.write_if_due() and self.metrics is not None and self.records.recorder is not None:
-            self.metrics.update_drift(self.records.recorder.load_LE())
+        if outer == 0:
+            due = self.records.write_if_due()
+            if self.metrics is not None:
+                self.metrics.refresh()
+                if due and self.records.recorder is not None:
+                    self.metrics.update_drift(self.records.recorder.load_LE())
 
     @contextmanager
     def moe_layer(self, layer: int, experts_NK: torch.Tensor, sequence_parallel: bool) -> Iterator[None]:
@@ -129,13 +135,12 @@ class WorkerIntegration:
         thread, first = self._thread, layer == self._first_layer
         self._step += first
         began_s = self._now_s()
-        observation = None
+        observation, own_rows = None, self._own_rows(len(experts_NK), sequence_parallel)
         if (recorder := self.records.recorder) is not None and self._real_tokens:
-            own_rows = self._own_rows(len(experts_NK), sequence_parallel)
             gate_s = None if first else began_s - thread.left_layer_s
             observation = LayerObservation(self._step, layer, experts_NK.clone(), own_rows, gate_s)
             recorder.observe(observation)
-        thread.in_flight = in_flight = LayerInFlight(layer, began_s)
+        thread.in_flight = in_flight = LayerInFlight(layer, own_rows, began_s)
         try:
             yield
         finally:
@@ -189,7 +194,10 @@ class WorkerIntegration:
         layer = in_flight.layer
         if layer not in self._alltoall_of_layer:
             self._alltoall_of_layer[layer] = self._layer_alltoall(layer, slots_of_layer(layer), hidden.device)
-        rows, weights, index, in_flight.batch = self._alltoall_of_layer[layer].dispatch(hidden, weights, index)
+        alltoall = self._alltoall_of_layer[layer]
+        rows, weights, index, in_flight.batch = alltoall.dispatch(hidden, weights, index, in_flight.own_rows)
+        if self.metrics is not None:
+            self.metrics.add_tokens(layer, in_flight.batch.tokens_G)
         in_flight.index, in_flight.weights = index, weights
         self.time_slices.hold_gpu()
         in_flight.experts_from_s = self._now_s()

@@ -167,7 +167,10 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "patterns"),
     [
-        (["profile", "nowhere", "--text", "text.txt"], ["nowhere: not a model that transformers can load"]),
+        (
+            ["profile", "nowhere", "--text", "text.txt"],
+            ["nowhere: no such folder, and no model of this name in the local hub cache"],
+        ),
         (["profile", ".", "--text", "text.txt"], ["expected a model folder with a config.json, found none"]),
         (["profile", "MIXTRAL", "--text", "none.txt"], [r"none\.txt: no such file"]),
         (["profile", "MIXTRAL"], ["expected at least one text file"]),
@@ -208,8 +211,8 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["simulate", "none.json"], [r"none\.json: no such file"]),
         (["simulate", "cut.json"], [r"cut\.json: not JSON"]),
         (["simulate", "plan.json", "--profile", "b.npz"], ["expected 'mixtral-topics' .* other router weights"]),
-        (["run", "plan.json", "--model", "QWEN", "--prompts", "text.txt"], ["plan was made for 'mixtral-topics'"]),
-        (["run", "plan.json", "--model", "nowhere", "--prompts", "text.txt"], ["nowhere: not a model"]),
+        (["run", "plan.json", "--model", "QWEN", "--prompts", "text.txt"], ["the plan of 'mixtral-topics' cannot serve"]),
+        (["run", "plan.json", "--model", "nowhere", "--prompts", "text.txt"], ["nowhere: no such folder"]),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "none.txt"], [r"none\.txt: no such file"]),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "blank.txt"], [r"blank\.txt: expected a prompt on each line"]),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "bad.jsonl"], [r'bad\.jsonl, line 3: expected {"prompt"']),
@@ -368,7 +371,7 @@ def test_profile_by_workers(aurora, tmp_path):
     assert re.search(r"waited for [234] of 4 workers", out)
     refused(aurora(*args, "--workers", 0), "--workers: expected more than zero, found 0")
     refused(aurora(*args, "--workers", 2, "--redundancy", 3), "--redundancy: expected from 1 to the 2 workers, found 3")
-    refused(aurora(*args, "--redundancy", 2), "--redundancy and --scheme say how --workers share the work")
+    refused(aurora(*args, "--redundancy", 2), "--redundancy, --scheme and --timeout say how --workers share the work")
     refused(aurora(*args, "--workers", 2, "--precision", 0.1), "--precision: expected no --workers")
     refused(aurora("profile", model, "--workers", 2), "expected at least one text file")
     refused(aurora(*args, "--workers", 2, "--scheme", "best"), "--scheme: expected one of balanced, bcc, uncoded, cyclic")

@@ -59,8 +59,8 @@ def test_the_table_and_the_explanation(aurora, csv):
     ("content", "args", "message"),
     [
         (LOADS, ["--gpus", 3, "--slots", 2], "8 experts need 8 slots; 3 GPUs have 6"),
-        (LOADS, ["--gpus", 3, "--slots", 0], "at least one GPU and one slot"),
-        (LOADS, ["--gpus", 0, "--slots", 2], "--gpus: expected one or more"),
+        (LOADS, ["--gpus", 3, "--slots", 0], "--slots: expected from one to 65536"),
+        (LOADS, ["--gpus", 0, "--slots", 2], "--gpus: expected from one to 65536"),
         (LOADS, ["--slots", 2], "expected --gpus, or --nodes"),
         (LOADS, ["--gpus", 5, "--nodes", 2, "--slots", 2], "--nodes: expected a divisor of the 5 GPUs, found 2"),
         (LOADS, ["--gpus", 5, "--slots", 2, "--replicas", "1,1"], "--replicas: expected 8 counts"),

@@ -85,8 +85,8 @@ def test_coactivation_from_profile_to_simulation(aurora, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--time-limit", 0], r"--time-limit: expected seconds above zero, found 0\.0"),
-        (["--time-limit", "nan"], "--time-limit: expected seconds above zero, found nan"),
+        (["--time-limit", 0], r"--time-limit: expected more than zero, found 0\.0"),
+        (["--time-limit", "nan"], "--time-limit: expected more than zero, found nan"),
         (["--objective", "best"], "--objective: expected one of auto, causal, paper, found 'best'"),
         (["--colocate", "local-search", "--assign", "random"], "--assign: random has no effect with --colocate local-search"),
     ],

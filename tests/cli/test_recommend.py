@@ -32,8 +32,10 @@ def test_what_is_missing_or_in_the_way_is_said_before_any_work(aurora, tmp_path)
     refused(
         aurora(*base[:2], "tgi", *base[3:], "--gpus", "h20:4", "--model", "mixtral-topics"), "--engine: expected one of vllm"
     )
-    refused(
-        aurora(*base[:3], "-o", tmp_path, "--gpus", "h20:4", "--model", "mixtral-topics"),
-        "expected a folder that does not exist",
-    )
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out").write_text("mine")
+    refused(aurora(*base, "--gpus", "h20:4", "--model", "mixtral-topics"), "cannot be made a folder")
+    (tmp_path / "profile.npz").write_text("mine")
+    line = ("recommend", "--engine", "sglang", "--gpus", "h20:4", "--profile", tmp_path / "profile.npz", "-o", tmp_path)
+    refused(aurora(*line), "profile.npz: cannot be written: it would replace")
+    assert (tmp_path / "profile.npz").read_text() == "mine"

@@ -100,7 +100,7 @@ def test_nodes_come_and_go(aurora, tmp_path):
         ("", [], "expected the columns time_ms,event,node, found nothing"),
         ("time_ms,event,node\nx,add,a\n", [], "line 2: expected milliseconds"),
         ("time_ms,event,node\n0,remove,a\n", [], "'remove' of 'a', which is absent"),
-        ("time_ms,event,node\n0,add,a\n", ["--minutes", 0], "expected one node and some minutes"),
+        ("time_ms,event,node\n0,add,a\n", ["--minutes", 0], "--(nodes|minutes): expected"),
     ],
 )
 def test_traces_of_nodes_that_are_refused(aurora, tmp_path, text, args, message):

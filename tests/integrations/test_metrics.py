@@ -1,10 +1,74 @@
-"""How far traffic has drifted from what the plan was made for."""
+"""What the metrics say, in registries of their own and from several processes; the dashboard and the page that name them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("prometheus_client")
-from aurora_vllm.metrics import drift
+from aurora_vllm import metrics as module
+from aurora_vllm.metrics import BUCKETS_S, Metrics, drift
+from aurora_vllm.settings import Settings
+from aurora_vllm.worker_integration import WorkerIntegration
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from aurora.io import load_plan, save
+from aurora.planner.make_plan import make_plan
+from aurora.planner.network.lower_bounds import fluid_bound
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
+
+ROOT = Path(__file__).parents[2]
+SHAPE = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
+SHAPE |= {"num_hidden_layers": 2, "moe_intermediate_size": 64}
+BYTES_GG = np.array([[9000, 5000], [3000, 7000]])
+DECODER_LAYERS = {0: 3, 1: 4}  # after three dense layers
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    """A plan for two GPUs beside its profile, written in 2001."""
+    folder = tmp_path_factory.mktemp("plan")
+    profile = synthetic_profile("zipf:1", SHAPE, SyntheticOptions(sources=2))
+    save(profile, folder / "p.npz")
+    cluster = Cluster("c", tuple(Gpu(f"g{i}", "x", i, 1e6, 1e6, 10**12) for i in range(2)))
+    save(make_plan(cluster, [profile], PlanOptions(), ["p.npz"]), folder / "plan.json")
+    os.utime(folder / "plan.json", (1e9, 1e9))
+    return folder / "plan.json"
+
+
+def made(plan_file, rank=0, model_name="org/model"):
+    registry = CollectorRegistry()
+    plan = None if plan_file is None else load_plan(plan_file)
+    return Metrics(model_name, rank, DECODER_LAYERS, plan, Settings(plan=plan_file, order="online"), registry), registry
+
+
+def samples(registry):
+    """Every sample's value by name and labels, without the times at which counters began."""
+    found = [sample for family in registry.collect() for sample in family.samples]
+    return {(each.name, tuple(sorted(each.labels.items()))): each.value for each in found if not each.name.endswith("_created")}
+
+
+def value(registry, name, **labels):
+    return registry.get_sample_value(name, {"model_name": "org/model", "ep_rank": "0"} | labels)
+
+
+def used(metrics):
+    """Gives every metric a value."""
+    metrics.add_exchange("dispatch", 0.02, BYTES_GG)
+    metrics.add_exchange("combine", 0.03, BYTES_GG.T)
+    metrics.add_tokens(0, np.array([6, 2]))
+    metrics.update_drift(np.ones((2, 4), dtype=np.int64))
+    metrics.refresh()
 
 
 def test_drift_is_the_part_of_the_traffic_at_other_experts():
@@ -12,3 +76,175 @@ def test_drift_is_the_part_of_the_traffic_at_other_experts():
     assert drift(one, 5 * one) == 0
     assert drift(one, np.array([[0, 2], [1, 1]])) == pytest.approx(0.5)
     assert drift(np.array([[1, 0]]), np.array([[0, 9]])) == 1
+
+
+def test_every_metric_names_model_and_rank(plan_file):
+    metrics, registry = made(plan_file)
+    assert not {"aurora_plan_drift", "aurora_expert_balancedness"} & {name for name, _ in samples(registry)}, "not measured yet"
+    used(metrics)
+    found = samples(registry)
+    assert {name for name, _ in found} == sample_names(registry)
+    for name, labels in found:
+        assert {"model_name": "org/model", "ep_rank": "0"}.items() <= dict(labels).items(), name
+    assert value(registry, "aurora_plan_timestamp_seconds") == 1e9
+
+
+def test_exchanges_are_counted_timed_and_compared_with_their_bound(plan_file):
+    metrics, registry = made(plan_file)
+    for seconds in (5e-5, 0.02, 0.02, 3.0):
+        metrics.add_exchange("dispatch", seconds, BYTES_GG)
+    assert value(registry, "aurora_exchange_bytes_total", phase="dispatch") == 4 * 5000
+    bound_s = 4 * fluid_bound(np.array([[0, 5000], [3000, 0]]), load_plan(plan_file).cluster.network)
+    assert value(registry, "aurora_exchange_bound_seconds_total", phase="dispatch") == pytest.approx(bound_s)
+    assert value(registry, "aurora_exchange_gap", phase="dispatch") == pytest.approx(3.04005 / bound_s - 1)
+    for name in ("aurora_exchange_seconds_total", "aurora_exchange_duration_seconds_sum"):
+        assert value(registry, name, phase="dispatch") == pytest.approx(3.04005)
+    name = "aurora_exchange_duration_seconds_bucket"
+    counts = [value(registry, name, phase="dispatch", le=str(le)) for le in (*BUCKETS_S, "+Inf")]
+    assert counts == [sum(seconds <= le for seconds in (5e-5, 0.02, 0.02, 3.0)) for le in (*BUCKETS_S, np.inf)]
+    assert (BUCKETS_S[0], BUCKETS_S[-1]) == (1e-4, 1.0)
+    assert value(registry, "aurora_exchange_duration_seconds_count", phase="combine") == 0
+
+
+def test_balancedness_is_mean_over_max_and_only_layers_with_traffic_have_it(plan_file, monkeypatch):
+    """Passes since the last refresh count, each with its own busiest GPU."""
+    metrics, registry = made(plan_file)
+    metrics.add_tokens(0, np.array([6, 2]))
+    metrics.add_tokens(0, np.array([0, 4]))
+    metrics.add_tokens(1, np.array([0, 0]))  # warm-up
+    metrics.refresh()
+    assert value(registry, "aurora_expert_balancedness", layer="3") == (4 + 2) / (6 + 4)
+    assert value(registry, "aurora_layer_tokens_total", layer="3") == 6
+    assert value(registry, "aurora_expert_balancedness", layer="4") is None
+    metrics.add_tokens(0, np.array([5, 5]))
+    metrics.refresh()
+    assert value(registry, "aurora_expert_balancedness", layer="3") == 0.6, "too early"
+    monkeypatch.setattr(module, "REFRESH_S", 0)
+    metrics.refresh()
+    assert value(registry, "aurora_expert_balancedness", layer="3") == 1
+    metrics.refresh()
+    assert value(registry, "aurora_expert_balancedness", layer="3") == 1, "no traffic changes nothing"
+    assert value(registry, "aurora_layer_tokens_total", layer="3") == 11
+
+
+def test_without_a_plan_there_is_neither_bound_nor_drift():
+    metrics, registry = made(None)
+    used(metrics)
+    names = {name for name, _ in samples(registry)}
+    assert "aurora_exchange_duration_seconds_bucket" in names
+    assert "aurora_expert_balancedness" in names
+    without = {
+        "aurora_exchange_bound_seconds_total",
+        "aurora_exchange_gap",
+        "aurora_plan_drift",
+        "aurora_plan_timestamp_seconds",
+    }
+    assert not without & names
+
+
+def test_a_worker_counts_what_each_gpu_computes_of_real_tokens():
+    """Experts 0 and 1 are on rank 0, the others on rank 1. Rank 1 has no tokens of its own, but pads a batch to keep company."""
+    memory, registries = Memory(2, 10.0), [CollectorRegistry(), CollectorRegistry()]
+    index = torch.tensor([[0, 1], [0, 2], [2, 3]], dtype=torch.int32)  # the last row is padding
+
+    def serve(rank):
+        integration = WorkerIntegration(Settings(order="online"), rank, 2, None, None)
+        integration.metrics = Metrics("m", rank, {0: 7}, None, integration.settings, registries[rank])
+        integration.connect(lambda: MemoryTransport(memory, rank))
+        with integration.forward_pass((2, 0)[rank]), integration.moe_layer(0, index, False):
+            rows, weights, _ = integration.dispatch(torch.ones(3, 4), torch.ones(3, 2), index, lambda _: ((0, 1), (2, 3)))
+            integration.combine(rows * weights.sum(dim=1, keepdim=True))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(serve, range(2)))
+    for rank, (registry, tokens, exchanges) in enumerate(zip(registries, (3, 1), (1, 0), strict=True)):
+        labels = {"model_name": "m", "ep_rank": str(rank)}
+        assert registry.get_sample_value("aurora_layer_tokens_total", labels | {"layer": "7"}) == tokens
+        assert registry.get_sample_value("aurora_expert_balancedness", labels | {"layer": "7"}) == 2 / 3
+        counted = registry.get_sample_value("aurora_exchange_duration_seconds_count", labels | {"phase": "dispatch"})
+        assert counted == exchanges, "of passes with tokens of this rank's own"
+
+
+RANK = """
+import sys
+import numpy as np
+from pathlib import Path
+from aurora.io import load_plan
+from aurora_vllm.metrics import Metrics
+from aurora_vllm.settings import Settings
+path, rank, most = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+metrics = Metrics("org/model", rank, {0: 3, 1: 4}, load_plan(path), Settings(plan=path, order="online", metrics_port=1))
+metrics.add_exchange("dispatch", 0.02, np.array([[0, 5000], [3000, 0]]))
+metrics.add_tokens(0, np.array([most, 2]))
+metrics.update_drift(np.ones((2, 4), dtype=np.int64))
+metrics.refresh()
+"""
+
+
+def test_processes_of_all_ranks_are_seen_together(plan_file, tmp_path, monkeypatch):
+    """Ranks keep apart. Counts of a rank that was started again add up; of its gauges the later process's hold."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    for rank, most in ((0, 6), (1, 6), (0, 8)):
+        subprocess.run([sys.executable, "-c", RANK, plan_file, str(rank), str(most)], check=True, timeout=300)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(tmp_path))
+    metrics, alone = made(plan_file)
+    used(metrics)
+    assert {name for name, _ in samples(registry)} == {name for name, _ in samples(alone)}
+    assert all(
+        {"model_name", "ep_rank"} <= dict(labels).keys() and "pid" not in dict(labels) for _, labels in samples(registry)
+    )
+    for rank, starts, tokens, balancedness in (("0", 2, 14, 5 / 8), ("1", 1, 2, 4 / 6)):
+        rank_value = {"phase": "dispatch", "ep_rank": rank}
+        assert value(registry, "aurora_exchange_duration_seconds_count", **rank_value) == starts
+        assert value(registry, "aurora_exchange_seconds_total", **rank_value) == pytest.approx(starts * 0.02)
+        assert value(registry, "aurora_exchange_gap", **rank_value) == pytest.approx(0.02 / 0.005 - 1)
+        assert value(registry, "aurora_layer_tokens_total", ep_rank=rank, layer="3") == tokens
+        assert value(registry, "aurora_expert_balancedness", ep_rank=rank, layer="3") == balancedness
+        assert value(registry, "aurora_plan_timestamp_seconds", ep_rank=rank) == 1e9
+
+
+def sample_names(registry):
+    """Names of all metrics that can be exported, by the name that the documentation gives them."""
+    endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+    return {family.name + ending for family in registry.collect() for ending in endings[family.type]}
+
+
+def test_the_page_names_every_metric_and_no_other():
+    _, registry = made(None)
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    documented = dict(re.findall(r"^\| `(aurora_\w+)` \| (\w+) \|", text, re.MULTILINE))
+    assert documented == {
+        family.name + ("_total" if family.type == "counter" else ""): family.type for family in registry.collect()
+    }
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist(plan_file):
+    metrics, registry = made(plan_file)
+    used(metrics)
+    dashboard = json.loads((ROOT / "integrations" / "grafana.json").read_text())
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    variables = {each["name"]: each for each in dashboard["templating"]["list"]}
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(panel["datasource"] == source for panel in panels)
+    assert all(target["datasource"] == source for panel in panels for target in panel["targets"])
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries += [each["query"]["query"] for each in variables.values() if each["type"] == "query"]
+    labels_of = {}
+    for name, labels in samples(registry):
+        labels_of.setdefault(name, set()).update(dict(labels))
+    asked = {name for query in queries for name in re.findall(r"aurora_\w+", query)}
+    assert asked <= labels_of.keys()
+    families = {family.name: family.type for family in registry.collect()}
+    shown = {family for family in families if any(name.startswith(family) for name in asked)}
+    assert families.keys() - shown <= {"aurora_exchange_gap"}, "which the dashboard computes for the interval that it shows"
+    for query in queries:
+        known = set.union(*(labels_of[name] for name in re.findall(r"aurora_\w+", query)))
+        grouped = {label for group in re.findall(r"by \(([\w, ]+)\)", query) for label in group.split(", ")}
+        assert grouped <= known, query
+        assert set(re.findall(r"\$(\w+)", query)) <= {*variables, "__rate_interval", "1"}, query
+        assert query.startswith("label_values") or query.count("aurora_") == query.count("{"), query
+        assert query.count("(") == query.count(")")

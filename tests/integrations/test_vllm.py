@@ -429,7 +429,8 @@ def test_served_over_http(tmp_path, checkpoints, alone):
         metrics = server.ask("/metrics")
         profile = load_records(tmp_path / "seen")
     for rank in range(2):
-        assert f'aurora_exchange_bytes_total{{ep_rank="{rank}",phase="dispatch"}}' in metrics
+        assert f'aurora_exchange_bytes_total{{ep_rank="{rank}",model_name="{checkpoint}",phase="dispatch"}}' in metrics
+        assert f'aurora_expert_balancedness{{ep_rank="{rank}",layer="0",model_name="{checkpoint}"}}' in metrics
     assert profile.tokens_TLSE.sum() > 32
 
 

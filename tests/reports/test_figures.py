@@ -27,3 +27,10 @@ def test_figures_are_there_and_the_same_each_time(alone, tmp_path):
 
 def test_without_traffic_or_traces_there_is_nothing_to_draw(alone, tmp_path):
     assert draw(ReportInputs(alone.plan), tmp_path) == []
+
+
+def test_a_models_name_is_text_and_no_formula(alone, tmp_path):
+    name = "$\\x{$ a_b^c"
+    plan = replace(alone.plan, models=tuple(replace(model, model=name) for model in alone.plan.models))
+    given = tuple(replace(profile, model=name) for profile in alone.profiles)
+    assert len(draw(ReportInputs(plan, (), given), tmp_path)) == 8

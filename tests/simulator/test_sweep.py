@@ -32,7 +32,7 @@ def test_axes():
         ("speed=1:inf:3", "FIRST <= LAST"),
         ("tokens=0:4:3", "expected 1 <= FIRST"),
         ("skew=0:nan:2", "FIRST <= LAST"),
-        ("skew=0:1:0", "a COUNT above zero"),
+        ("skew=0:1:0", "a COUNT from 1 to 10000"),
     ],
 )
 def test_axes_that_say_nothing(text, said):

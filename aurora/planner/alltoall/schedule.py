@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.registry import ORDER, OrderStrategy
 from aurora.planner.alltoall.two_tier import two_tier_schedule
-from aurora.planner.check.plans import check_hops, check_schedule
+from aurora.planner.check.plans import check_hops, check_order, check_schedule
 from aurora.planner.network.schedule_time import timed
-from aurora.types import Cluster, Network, Order, Schedule
+from aurora.types import Cluster, Network, Order, PlanOptions, Schedule
 from aurora.types.arrays import IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
@@ -31,7 +31,7 @@ def auto_orders(ranks: int) -> tuple[str, str]:
 def order(
     bytes_GG: ArrayLike,
     cluster: Cluster | None = None,
-    method: str = "openshop",
+    method: str | Order | OrderStrategy = "openshop",
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:
@@ -40,10 +40,9 @@ def order(
     n = len(matrix)
     if cluster is not None and len(cluster) != n:
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
-    if method not in ORDER and method not in ("auto", TWO_TIER):
+    if isinstance(method, str) and method not in (*ORDER, "auto", TWO_TIER):
         raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
-    if seed < 0:
-        raise BadInput(f"`seed`: expected zero or more, found {seed}")
+    PlanOptions(seed=seed)  # refuses what no seed can be
     if startup_s is not None and not 0 <= startup_s < float("inf"):
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
     network = cluster.network if cluster else Network.equal(n, DEFAULT_BPS)
@@ -70,18 +69,43 @@ def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: n
     return schedule if nic_Bps else replace(schedule, hop_X2=None)
 
 
-def scheduled(bytes_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator) -> tuple[Order, Schedule]:
+def scheduled(
+    bytes_GG: IntArray, network: Network, method: str | Order | OrderStrategy, *, rng: np.random.Generator
+) -> tuple[Order, Schedule]:
     """Makes an order and its checked schedule.
 
-    Args: as in `registry.OrderStrategy`, and
-        method: a name in ORDER; "auto" takes the shortest of `auto_orders`.
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+        network: the network that carries them.
+        method: a name in ORDER; "auto" takes the shortest of `auto_orders`; a function as in ORDER; or the order itself.
+        rng: for drawn priorities.
+
+    Raises:
+        BadInput: if the name is not in ORDER, or the function returns no Order.
+        BrokenPlan: if the order does not carry every pair once.
     """
-    found = []
-    for name in auto_orders(len(bytes_GG)) if method == "auto" else (method,):
-        made = ORDER[name](bytes_GG, network, rng=rng)
-        found.append((made, timed(made, bytes_GG, network)))
-        check_schedule(found[-1][1], bytes_GG, network)
-    return min(found, key=lambda made: made[1].makespan_s)
+    best: tuple[Order, Schedule] | None = None
+    for each in auto_orders(len(bytes_GG)) if isinstance(method, str) and method == "auto" else (method,):
+        made = _made(each, bytes_GG, network, rng)
+        schedule = timed(made, bytes_GG, network)
+        check_schedule(schedule, bytes_GG, network)
+        if best is None or schedule.makespan_s < best[1].makespan_s:
+            best = made, schedule
+    assert best is not None
+    return best
+
+
+def _made(method: str | Order | OrderStrategy, bytes_GG: IntArray, network: Network, rng: np.random.Generator) -> Order:
+    """The order that `method` is, names or makes; it carries every pair once."""
+    if isinstance(method, str):
+        if method not in ORDER:
+            raise BadInput(f"`order`: expected one of auto, {', '.join(ORDER)}, found {method!r}; `aurora.register` adds one")
+        method = ORDER[method]
+    made = method if isinstance(method, Order) else method(bytes_GG, network, rng=rng)
+    if not isinstance(made, Order):
+        raise BadInput(f"`method`: expected a function that returns an Order, found one that returns {type(made).__name__}")
+    check_order(made, len(bytes_GG))
+    return made
 
 
 def both_ways(

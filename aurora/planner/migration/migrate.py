@@ -129,7 +129,7 @@ def _check_plans(new: Plan, old: Plan) -> None:
     if old.cluster != new.cluster or len(old.models) != len(new.models):
         raise BadInput("`previous`: expected a plan for the same cluster and the same models, their layers and experts")
     for before, after in zip(old.models, new.models, strict=True):
-        before.identity.check_same(after.identity, f"`previous`: plan of {before.model!r}")
+        before.identity.check_same(after.identity, "`previous`: expected a plan for the same cluster and the same models")
 
 
 def _relabelled(old: Sequence[Placement], new: Sequence[Placement], joint: _JointLayers, plan: Plan) -> list[Placement]:

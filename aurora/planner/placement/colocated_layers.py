@@ -11,7 +11,7 @@ from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
-from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.lp_relaxation import prove_bound
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.slot_counts import even_slots
@@ -88,7 +88,7 @@ def _grouped(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np
     """One layer with its experts grouped by the strategy `place` of PLACE."""
     costs = layer_costs(cluster, profile, layer)
     own_G = even_slots(profile.experts, np.full(len(cluster), profile.experts))
-    group_E = PLACE[place](costs.load_WE[0], own_G, rng)
+    group_E = grouped(place, costs.load_WE[0], own_G, rng)
     return GroupedLayer(costs, group_E, costs.grouped(group_E))
 
 

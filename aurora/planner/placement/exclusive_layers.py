@@ -8,7 +8,7 @@ import numpy as np
 from aurora.errors import InfeasiblePlan
 from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
 from aurora.planner.placement.cost_model import LayerCosts, aimed_costs, layer_costs
-from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.grouping import PLACE, grouped
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, slots_G
 from aurora.planner.placement.swap_search import swap_search
@@ -98,7 +98,7 @@ def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random
 def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.random.Generator) -> Placement:
     """Each expert on one GPU: groups of equal size assigned to GPUs; then the swap search if `place` names it."""
     own_G = even_slots(len(problem.load_E), problem.slots_G)
-    gpu_E = PLACE["balanced" if place == SWAP_SEARCH else place](problem.load_E, own_G, rng)
+    gpu_E = grouped("balanced" if place == SWAP_SEARCH else place, problem.load_E, own_G, rng)
     if problem.any_group_fits:
         held_G = ASSIGN[assign](problem.own_costs.grouped(gpu_E), rng)
         gpu_E = np.argsort(held_G)[gpu_E]

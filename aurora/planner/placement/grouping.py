@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
 
 GroupingStrategy = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
@@ -59,3 +60,22 @@ def shuffled(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> I
 
 
 PLACE: dict[str, GroupingStrategy] = {"balanced": balanced, "lina": lina, "contiguous": contiguous, "random": shuffled}
+
+
+def grouped(place: str, load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
+    """Returns the groups that a strategy of PLACE makes, checked, since PLACE holds users' strategies too.
+
+    Args:
+        place: its name.
+        load_E, slots_J, rng: as in `balanced`.
+
+    Raises:
+        BadInput: if the groups are not one of J for each expert, or hold more than their slots.
+    """
+    group_E = np.asarray(PLACE[place](load_E, slots_J, rng))
+    whole = group_E.shape == load_E.shape and group_E.dtype.kind in "iu"
+    if not whole or group_E.min() < 0 or group_E.max() >= len(slots_J):
+        raise BadInput(f"`place` {place}: expected a group from 0 to {len(slots_J) - 1} for each of {len(load_E)} experts")
+    if ((held_J := np.bincount(group_E, minlength=len(slots_J))) > slots_J).any():
+        raise BadInput(f"`place` {place}: expected at most {slots_J.tolist()} experts in groups, found {held_J.tolist()}")
+    return group_E.astype(np.int64)

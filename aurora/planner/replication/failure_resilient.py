@@ -25,7 +25,7 @@ from aurora.planner.replication.replica_counts import (
     default_min_replicas,
 )
 from aurora.planner.replication.survival_probability import relative_odds, survival
-from aurora.types import FailureDomains, ResilientPlacement
+from aurora.types import FailureDomains, PlanOptions, ResilientPlacement
 from aurora.types.arrays import IntArray
 from aurora.types.replica_placement import expert_loads
 
@@ -110,8 +110,7 @@ def survive(
     experts = load_LE.shape[1]
     if method not in SURVIVE:
         raise BadInput(f"`method`: expected one of {', '.join(SURVIVE)} to survive failures, found {method!r}")
-    if seed < 0:
-        raise BadInput(f"`seed`: expected zero or more, found {seed}")
+    PlanOptions(seed=seed)  # refuses what no seed can be
     given_E = (
         None if replicas is None else checked_counts(replicas, experts, min_replicas or 1, failure_domains.slots_N, "nodes")
     )

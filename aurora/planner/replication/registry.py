@@ -24,7 +24,7 @@ from aurora.planner.replication.load_split import minimise_max_time
 from aurora.planner.replication.mcnaughton_wrap_around import place_by_groups, wrap_around
 from aurora.planner.replication.replica_counts import checked_counts
 from aurora.planner.replication.slot_packing import EMPTY, fill_slots, pack, pack_with_best_counts
-from aurora.types import GpuSlots, Placement, ReplicaPlacement
+from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.replica_placement import expert_loads
 
@@ -114,8 +114,7 @@ def place(
     experts = load_LE.shape[1]
     if method not in REPLICAS:
         raise BadInput(f"`method`: expected one of {', '.join(REPLICAS)}, found {method!r}")
-    if seed < 0:
-        raise BadInput(f"`seed`: expected zero or more, found {seed}")
+    PlanOptions(seed=seed)  # refuses what no seed can be
     count_E = None if replicas is None else checked_counts(replicas, experts, 1, slots.slots_G, "GPUs")
     if count_E is not None and (count_E > slots.gpus).any():
         raise InfeasiblePlan(

@@ -11,6 +11,7 @@ from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
+MOST_EXPERTS, MOST_WIDTH = 1 << 16, 1 << 24  # of a model that a config describes
 AT_TOKENS, OVERHEAD_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6  # of curves; seconds that every call adds
 
 
@@ -55,6 +56,10 @@ class Shape:
         inner = _number(config, "moe_intermediate_size", "intermediate_size")
         if not 1 <= top_k <= experts or layers < 1:
             raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {top_k}, {experts} and {layers}")
+        if experts > MOST_EXPERTS:
+            raise BadInput(f"config: expected at most {MOST_EXPERTS} experts, found {experts}")
+        if max(hidden, inner) > MOST_WIDTH:
+            raise BadInput(f"config: expected a width of at most {MOST_WIDTH}, found {max(hidden, inner)}")
         name = str(config.get("_name_or_path") or config.get("model_type") or "synthetic")
         return cls(name, layers, dense, experts, top_k, hidden, inner)
 

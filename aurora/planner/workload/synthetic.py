@@ -11,6 +11,8 @@ from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
 
 BLOCK = 1 << 16  # tokens drawn at a time
+MOST_CELLS = 1 << 28  # counts of a profile: 2 GB
+MOST_DRAWS = 10**11  # tokens x layers x experts: an hour
 MOST_CHOICES = 1 << 30  # experts chosen by tokens that token-level routing keeps in memory
 
 
@@ -27,6 +29,11 @@ def synthetic_profile(
     layers, experts, top_k = shape.layers, shape.experts, shape.top_k
     rng = np.random.default_rng(options.seed)
     tokens = options.windows * options.sources * options.window_tokens
+    if (cells := options.windows * layers * options.sources * experts) > MOST_CELLS or tokens * layers * experts > MOST_DRAWS:
+        raise BadInput(
+            f"`window_tokens`: expected at most {MOST_CELLS} counts and {MOST_DRAWS:.0e} draws for this model, found {cells} "
+            f"and {tokens * layers * experts:.2g}"
+        )
     if options.token_level and tokens * layers * top_k > MOST_CHOICES:
         raise BadInput(f"`window_tokens`: expected at most {MOST_CHOICES} choices, found {tokens * layers * top_k}")
     counts_TLSE = np.zeros((options.windows, layers, options.sources, experts), dtype=np.int64)

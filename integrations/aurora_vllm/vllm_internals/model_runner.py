@@ -81,11 +81,14 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
         LOG.warning("aurora: the model's experts are of a kind that the plugin does not know; it does nothing")
         integration.served.disable()
         return
-    if integration.served.checkpoint is None:
-        for number, each in enumerate(patched.layers):
-            each.aurora_layer = number
-    first_layer = min(each.aurora_layer for each in patched.layers)
-    integration.begin_serving(_engine_facts(config, integration, patched.layers, model), first_layer)
+    decoder_layers = {}
+    for number, each in enumerate(patched.layers):
+        if (checkpoint := integration.served.checkpoint) is None:
+            decoder_layers[number], each.aurora_layer = each.aurora_layer, number
+        else:
+            decoder_layers[each.aurora_layer] = checkpoint.layers[each.aurora_layer]
+    facts = _engine_facts(config, integration, patched.layers, model)
+    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers)
     model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
     model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)
 

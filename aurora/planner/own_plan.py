@@ -1,0 +1,59 @@
+"""Plans of placements that somebody else made, priced and checked like our own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.planner.check.plans import check_plan
+from aurora.planner.check.traffic import check_profile
+from aurora.planner.evaluate import layer_seconds
+from aurora.planner.make_plan import make_plan
+from aurora.planner.placement.cost_model import aimed_costs
+from aurora.planner.resolve_options import GIVEN, remade, resolve
+from aurora.planner.schedule_model import schedule_model
+from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
+
+
+def price_plan(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    placements: Sequence[Placement],
+    options: PlanOptions,
+    paths: Sequence[str] = (),
+) -> Plan:
+    """Makes a plan of given placements; see `aurora.price`."""
+    if len(placements) != len(profiles) or not 1 <= len(profiles) <= 2:
+        raise BadInput(f"expected one placement for each of one or two profiles, found {len(placements)} and {len(profiles)}")
+    for profile, placement in zip(profiles, placements, strict=True):
+        check_profile(cluster, profile)
+        found = (len(placement.slots_LG), placement.experts, placement.gpus)
+        if found != (expected := (profile.layers, profile.experts, len(cluster))):
+            raise BadInput(f"placement of {profile.model!r}: expected (layers, experts, GPUs) {expected}, found {found}")
+        if len(profiles) > 1 and placement.split_LG is not None:
+            raise BadInput(f"placement of {profile.model!r}: replicas are for a plan of one model, found two models")
+    for name in ("coactivation", "min_replicas"):
+        if getattr(options, name):
+            raise BadInput(f"`{name}`: decides a placement, found placements that are given")
+    options = replace(resolve(replace(options, place="auto"), cluster, profiles), place=GIVEN)
+    rng = np.random.default_rng(options.seed)
+    models = tuple(
+        schedule_model(cluster, [profile], placement, options.order, rng, path)
+        for profile, placement, path in zip(profiles, placements, list(paths) or [""] * len(profiles), strict=True)
+    )
+    unpriced = Plan(cluster, models, options, 0.0, 0.0, 0.0)
+    took_s = float(layer_seconds(unpriced, placements, profiles).sum())
+    bound_s = min(_bound_s(cluster, profiles, options), took_s)
+    plan = replace(unpriced, objective_s=took_s, bound_s=bound_s, free_bound_s=bound_s)
+    check_plan(plan)
+    return plan
+
+
+def _bound_s(cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions) -> float:
+    """Seconds that no placement beats; of one model, replicas included."""
+    if len(profiles) > 1:
+        return make_plan(cluster, profiles, remade(options)).free_bound_s
+    (profile,) = profiles
+    aimed = (aimed_costs(cluster, profile, (), layer, options.aim) for layer in range(profile.layers))
+    return sum(costs.bound_s(replicated=True) for costs in aimed)

@@ -1,0 +1,25 @@
+"""Ctrl-C at any time: exit code 130, one sentence at most, no traceback."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_while_the_command_is_imported_and_while_it_works(tmp_path):
+    for moment, wait_s in (("import", 0.3), ("work", 4.0)):
+        words = ["sweep", "skew=0:2:10000", "--no-plots", "-o", tmp_path / moment]
+        begin = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        code = f"{begin}import aurora.__main__ as main; print('here', flush=True); main.main()"
+        command = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert command.stdout.readline() == "here\n"
+        time.sleep(wait_s)
+        command.send_signal(signal.SIGINT)
+        _, err = command.communicate(timeout=120)
+        assert (command.returncode, err) == (130, "aurora: interrupted\n")
+        assert not (tmp_path / moment).exists()
