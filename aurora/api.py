@@ -732,9 +732,9 @@ def report(
         plan: the plan.
         traces: predicted and measured traces of the plan, by name; all are compared with the first.
         profiles: the traffic, one profile per model; for drift as many more, of later traffic.
-        output: the file to write; for "svg" a folder.
-        format: "html" (one page), "svg" (figures for papers) or "perfetto" (for ui.perfetto.dev; compressed if `output` ends in
-            .gz).
+        output: the file to write; for figures a folder.
+        format: "html" (one page), "svg" or "pdf" (figures for papers; "svg-column", "pdf-column": as wide as one column), or
+            "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz).
 
     Raises:
         BadInput: if a trace or profile is not of the plan, or the output cannot be written.

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from aurora.types import Plan, Profile
 
+TARGETS = dict.fromkeys(f"{form.output}/" if form.folder else form.output for form in FORMS.values())
+
 
 def report(
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
@@ -32,13 +34,13 @@ def report(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help=f"default: {', '.join(each.output for each in FORMS.values())} (svg: a folder)"),
+        typer.Option("--output", "-o", help=f"default: {', '.join(TARGETS)}"),
     ] = None,
     form: Annotated[
         str,
         typer.Option(
             "--format",
-            help="{report_format}: html, one page; svg, figures for papers; perfetto, for ui.perfetto.dev (.gz: compressed)",
+            help="; ".join(f"{name}: {each.about}" for name, each in FORMS.items()),
             autocompletion=completed("report_format"),
         ),
     ] = "html",

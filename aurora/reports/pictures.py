@@ -1,4 +1,4 @@
-"""Pictures, SVG and PNG, the same bytes every time. What is drawn has been computed elsewhere."""
+"""Pictures, the same bytes every time. What is drawn has been computed elsewhere."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -7,6 +7,8 @@ from typing import Any
 
 from aurora.io.files import write_bytes
 from aurora.types.arrays import FloatArray
+
+UNDATED = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}  # metadata by suffix
 
 
 def canvas(width: float, height: float) -> Any:
@@ -23,21 +25,22 @@ def canvas(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_picture(drawn: Any, folder: Path, name: str) -> list[Path]:
-    """Writes NAME.svg and NAME.png. Returns both paths.
+def save_picture(drawn: Any, folder: Path, name: str, suffixes: Sequence[str] = ("svg", "png")) -> list[Path]:
+    """Writes a picture as NAME.svg and so on. Returns the paths.
 
     Args:
         drawn: a matplotlib figure.
         folder: folder to write to.
         name: name of the files, without suffix.
+        suffixes: kinds of files: "svg", "png", "pdf".
     """
     import matplotlib
 
     written = []
-    for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+    for suffix in suffixes:
         picture = BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": name}):
-            drawn.savefig(picture, format=suffix, dpi=150, metadata=metadata)
+            drawn.savefig(picture, format=suffix, dpi=150, metadata=UNDATED[suffix])
         path = folder / f"{name}.{suffix}"
         write_bytes(path, picture.getvalue())
         written.append(path)

@@ -7,7 +7,7 @@ import numpy as np
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.tables import drift_table, percent, profile_table, seconds
-from aurora.reports.traffic_loads import Traffic
+from aurora.reports.traffic_loads import Traffic, relative_loads
 from aurora.types.arrays import FloatArray, IntArray
 
 SIDES = ("before", "after")
@@ -25,8 +25,7 @@ def experts_section(found: ReportNumbers) -> Section:
         return Section("experts", "Experts and layers", text, missing=found.of.without)
     frames, rows = [], []
     for model, flows, profile in zip(found.of.models, found.traffic_M, found.of.profiles, strict=False):
-        loads = (profile.load_LE, *(flows.port_s_BLG + flows.expert_s_BLG))
-        parts = [load_LX / load_LX.mean(axis=1, keepdims=True).clip(1e-30) for load_LX in loads]
+        parts = relative_loads(flows, profile)
         most_L, before_L, after_L = (part_LX.max(axis=1) for part_LX in parts)
         words = (
             f"{model}: the hottest expert has {most_L.max():.2f} times its layer's mean; the busiest GPU "

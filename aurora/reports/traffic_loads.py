@@ -97,6 +97,20 @@ def placement_bounds_s(plan: Plan, profile: Profile) -> tuple[float, float]:
     return sum(costs.bound_s(False) for costs in aimed), sum(costs.bound_s(True) for costs in aimed)
 
 
+def relative_loads(flows: Traffic, profile: Profile) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Returns loads divided by the mean of their layer: (L, E) of experts, and (L, G) of GPUs in index order and as planned.
+
+    Args:
+        flows: the traffic of `profile`.
+        profile: the traffic's profile. An expert's load is its tokens, a GPU's the seconds of its dispatch and its experts.
+    """
+    before_LG, after_LG = flows.port_s_BLG + flows.expert_s_BLG
+    experts, before, after = (
+        load_LX / load_LX.mean(axis=1, keepdims=True).clip(1e-30) for load_LX in (profile.load_LE, before_LG, after_LG)
+    )
+    return experts, before, after
+
+
 def skew(value_G: FloatArray) -> float:
     """Returns the largest of (G,) values divided by their mean, minus one."""
     return gap(float(value_G.max()), float(value_G.mean()))

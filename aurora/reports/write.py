@@ -91,10 +91,15 @@ def _html(inputs: ReportInputs, output: Path) -> None:
     write_text(output, page(inputs))
 
 
-def _svg(inputs: ReportInputs, output: Path) -> None:
-    from aurora.reports.figures import draw
+def _figures(column: bool, *suffixes: str) -> Callable[[ReportInputs, Path], None]:
+    """Returns what draws figures as wide as a page, or as one column of it."""
 
-    draw(inputs, output)
+    def drawn(inputs: ReportInputs, output: Path) -> None:
+        from aurora.reports.figures import COLUMN, PAGE, draw
+
+        draw(inputs, output, COLUMN if column else PAGE, suffixes)
+
+    return drawn
 
 
 def _perfetto(inputs: ReportInputs, output: Path) -> None:
@@ -105,6 +110,9 @@ def _perfetto(inputs: ReportInputs, output: Path) -> None:
 
 FORMS: dict[str, ReportForm] = {
     "html": ReportForm(_html, "one page", "report.html", needs=("jinja2",)),
-    "svg": ReportForm(_svg, "figures for papers", "report", folder=True, needs=("matplotlib",)),
-    "perfetto": ReportForm(_perfetto, "for ui.perfetto.dev, .gz packs it", "report.perfetto.json.gz"),
+    "svg": ReportForm(_figures(False, "svg", "png"), "figures for papers, SVG and PNG", "report", True, ("matplotlib",)),
+    "svg-column": ReportForm(_figures(True, "svg", "png"), "the same, a column wide", "report", True, ("matplotlib",)),
+    "pdf": ReportForm(_figures(False, "pdf"), "figures for papers, PDF", "report", True, ("matplotlib",)),
+    "pdf-column": ReportForm(_figures(True, "pdf"), "the same, a column wide", "report", True, ("matplotlib",)),
+    "perfetto": ReportForm(_perfetto, "for ui.perfetto.dev (.gz: compressed)", "report.perfetto.json.gz"),
 }

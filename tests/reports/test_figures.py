@@ -1,5 +1,6 @@
-"""Figures for papers: which there are, and the same bytes every time."""
+"""Figures for papers: which there are, how wide, and the same bytes every time."""
 
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -9,7 +10,7 @@ from aurora.reports.inputs import ReportInputs
 
 pytest.importorskip("matplotlib")
 
-from aurora.reports.figures import draw
+from aurora.reports.figures import COLUMN, PAGE, draw
 
 
 def test_figures_are_there_and_the_same_each_time(alone, tmp_path):
@@ -23,6 +24,14 @@ def test_figures_are_there_and_the_same_each_time(alone, tmp_path):
     assert written[1] == {name: content for name, content in written[0].items() if not name.startswith("timeline-1")}
     for name in names:
         assert ElementTree.fromstring(written[0][f"{name}.svg"]).tag.endswith("svg")
+
+
+@pytest.mark.parametrize("width", [PAGE, COLUMN])
+def test_a_pdf_is_as_wide_as_it_should_be(together, tmp_path, width):
+    for path in draw(together, tmp_path, width, ("pdf",)):
+        assert path.suffix == ".pdf"
+        box = re.search(rb"/MediaBox \[ ?([\d. ]+)\]", path.read_bytes())[1]
+        assert float(box.split()[2]) == pytest.approx(72 * width)
 
 
 def test_without_traffic_or_traces_there_is_nothing_to_draw(alone, tmp_path):
