@@ -93,7 +93,7 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
     shown = [
         (name, f"s{i}", one.phases) for i, ((name, _), one) in enumerate(zip(found.of.traces, found.summaries, strict=True))
     ]
-    columns = {key: np.array([*phases.values()], dtype=np.float32) for _, key, phases in shown}
+    columns = {key: np.array([*phases.values()]) for _, key, phases in shown}
     words = " ".join(
         f"{name}: exchanges {seconds(sum(map(phases.__getitem__, EXCHANGES)))}, "
         f"computing {seconds(sum(map(phases.__getitem__, COMPUTE)))}, waiting "

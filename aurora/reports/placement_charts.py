@@ -1,10 +1,7 @@
 """Placement of experts, as charts and tables."""
 
-import numpy as np
-
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet
 from aurora.reports.numbers import ReportNumbers
-from aurora.types.arrays import IntArray
 
 
 def placement_section(found: ReportNumbers) -> Section:
@@ -14,11 +11,11 @@ def placement_section(found: ReportNumbers) -> Section:
     for name, model in zip(found.of.models, plan.models, strict=True):
         for layer, slots in enumerate(model.placement.slots_LG):
             shares = (None,) * len(slots) if model.placement.split_LG is None else model.placement.split_LG[layer]
-            rows.append((name, str(layer), *(_held(*pair) for pair in zip(slots, shares, strict=True))))
-    heads = ("model", "layer", *(f"GPU {gpu}" for gpu in found.of.gpus))
+            held_G = zip(found.of.gpus, slots, shares, strict=True)
+            rows.append((name, str(layer), "; ".join(f"GPU {gpu}: {_held(own, share)}" for gpu, own, share in held_G)))
     held = Sheet(
         "Experts by GPU",
-        heads,
+        ("model", "layer", "experts of each GPU"),
         tuple(rows),
         "Part of an expert's load in brackets." if any(m.placement.split_LG for m in plan.models) else "",
     )
@@ -27,11 +24,13 @@ def placement_section(found: ReportNumbers) -> Section:
         return Section("placement", "Placement", "Where the plan puts experts; none has replicas.", sheets=(held,))
     frames, fewest = [], []
     for name, copies_LE in zip(found.of.models, copies_M, strict=True):
-        frames.append([_copies(name, layer, copies_E) for layer, copies_E in enumerate(copies_LE)])
+        own = []
         for layer, copies_E in enumerate(copies_LE):
             few = int(copies_E.min())
+            own.append(Frame(f"{name}, layer {layer}: {few} to {copies_E.max()} copies.", {"copies": copies_E}))
             rarest = int((copies_E == few).sum())
             fewest.append((name, str(layer), str(copies_E.sum()), str(few), str(rarest), str(few - 1)))
+        frames.append(own)
     heads = ("model", "layer", "slots", "fewest copies", "experts with so few", "GPUs that may be lost, whichever")
     about = {"axis": "expert", "names": None, "series": [["copies", "copies"]], "unit": ""}
     choices = Selector("model", found.of.models), Selector("layer")
@@ -42,12 +41,6 @@ def placement_section(found: ReportNumbers) -> Section:
         "its rarest expert."
     )
     return Section("placement", "Replicas and survival", text, (chart,), (held,))
-
-
-def _copies(name: str, layer: int, copies_E: IntArray) -> Frame:
-    return Frame(
-        f"{name}, layer {layer}: {copies_E.min()} to {copies_E.max()} copies.", {"copies": copies_E.astype(np.float32)}
-    )
 
 
 def _held(held: tuple[int, ...], share: tuple[float, ...] | None) -> str:

@@ -1,5 +1,6 @@
 """Traffic and the loads that it makes, as charts: before the plan and after it, and its drift."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.tables import drift_table, percent, profile_table, seconds
-from aurora.reports.traffic_loads import Traffic, relative_loads
+from aurora.reports.traffic_loads import relative_loads
 from aurora.types.arrays import FloatArray, IntArray
 
 SIDES = ("before", "after")
@@ -93,56 +94,51 @@ def loads_section(found: ReportNumbers) -> Section:
     )
     if not found.traffic_M:
         return Section("loads", "Load per GPU", text, missing=found.of.without)
-    layers, ports, experts, rows = [], [], [], []
+    frames, port_lines = [], []
     for model, flows, planned_LW in zip(found.of.models, found.traffic_M, found.planned_MLW, strict=True):
         took_L = np.array([there.seconds for there, _ in planned_LW])
-        layers.append(_all_layers(model, flows, took_L))
-        of_port, of_expert = [], []
-        for layer, ((there, _), limit_s) in enumerate(zip(planned_LW, flows.expert_bound_s_L.tolist(), strict=True)):
-            sides = flows.port_s_BLG[:, layer], flows.expert_s_BLG[:, layer]
-            lines = ("bound of any order", there.bound_s), ("planned order", there.seconds)
-            of_port.append(_two_sides(f"{model}, layer {layer}, dispatch", sides[0], lines))
-            of_expert.append(_two_sides(f"{model}, layer {layer}, experts", sides[1], (("bound of any placement", limit_s),)))
-            port, expert = ([_busiest(load_G) for load_G in side_BG] for side_BG in sides)
-            rows.append((model, str(layer), *port, seconds(there.bound_s), seconds(there.seconds), *expert, seconds(limit_s)))
-        ports.append(of_port)
-        experts.append(of_expert)
-    about = {"axis": "GPU", "names": list(found.of.gpus), "series": [["before", "before"], ["after", "after"]], "unit": "s"}
-    heads = (
-        "model", "layer", "busiest port before", "after", "bound of any order", "planned order", "slowest experts before",
-        "after", "bound of any placement",
-    )  # fmt: skip
-    table = (Sheet("Load by layer", heads, tuple(rows)),)
-    models, layer_choice = Selector("model", found.of.models), Selector("layer")
+        bound_L = np.array([there.bound_s for there, _ in planned_LW])
+        before_L, after_L = flows.port_s_BLG.max(axis=2)
+        before, after, took = (seconds(float(value_L.sum())) for value_L in (before_L, after_L, took_L))
+        words = f"{model}, dispatches of all layers: {before} before, {after} after, {took} in the planned order."
+        frames.append(Frame(words, {"before": before_L, "after": after_L, "ordered": took_L}))
+        port_lines.append({"bound of any order": bound_L, "planned order": took_L})
+    port_MBLG, expert_MBLG = zip(*((flows.port_s_BLG, flows.expert_s_BLG) for flows in found.traffic_M), strict=True)
+    expert_lines = [{"bound of any placement": flows.expert_bound_s_L} for flows in found.traffic_M]
+    title = "One layer, ports: seconds of the dispatch"
+    ports = _by_layer(found, "port-loads", title, "dispatch", port_MBLG, port_lines)
+    title = "One layer, experts: seconds of computing"
+    experts = _by_layer(found, "expert-loads", title, "experts", expert_MBLG, expert_lines)
     series = [["before", "before"], ["after", "after"], ["after, in the planned order", "ordered"]]
-    by_layer = {"axis": "layer", "names": None, "series": series, "unit": "s"}
-    charts = (
-        Chart("layers", "bars", "Every layer: its busiest port", (models,), layers, by_layer, table),
-        Chart("port-loads", "bars", "One layer, ports: seconds of the dispatch", (models, layer_choice), ports, about, table),
-        Chart(
-            "expert-loads", "bars", "One layer, experts: seconds of computing", (models, layer_choice), experts, about, table
-        ),
-    )
-    return Section("loads", "Load per GPU", text, charts)
+    about = {"axis": "layer", "names": None, "series": series, "unit": "s"}
+    layers = Chart("layers", "bars", "Every layer: its busiest port", ports.choices[:1], frames, about, ports.sheets)
+    return Section("loads", "Load per GPU", text, (layers, ports, experts))
 
 
-def _all_layers(model: str, flows: Traffic, took_L: FloatArray) -> Frame:
-    before_L, after_L = flows.port_s_BLG.max(axis=2)
-    words = (
-        f"{model}, dispatches of all layers: {seconds(float(before_L.sum()))} before, {seconds(float(after_L.sum()))} after, "
-        f"{seconds(float(took_L.sum()))} in the planned order."
-    )
-    columns = {"before": before_L, "after": after_L, "ordered": took_L}
-    return Frame(words, {name: column.astype(np.float32) for name, column in columns.items()})
-
-
-def _two_sides(words: str, load_BG: FloatArray, lines: tuple[tuple[str, float], ...]) -> Frame:
-    text = (
-        f"{words}. Before: {_busiest(load_BG[0])}; after: {_busiest(load_BG[1])}; "
-        + "; ".join(f"{k}: {seconds(v)}" for k, v in lines)
-        + "."
-    )
-    return Frame(text, {"before": load_BG[0].astype(np.float32), "after": load_BG[1].astype(np.float32)}, lines)
+def _by_layer(
+    found: ReportNumbers,
+    name: str,
+    title: str,
+    what: str,
+    load_MBLG: Sequence[FloatArray],
+    line_ML: Sequence[Mapping[str, FloatArray]],
+) -> Chart:
+    """A chart of every GPU's seconds in one layer, before and after; line_ML: seconds of lines across, by label and layer."""
+    frames, rows = [], []
+    for model, load_BLG, line_L in zip(found.of.models, load_MBLG, line_ML, strict=True):
+        own = []
+        for layer, load_BG in enumerate(load_BLG.transpose(1, 0, 2)):
+            lines = tuple((label, float(value_L[layer])) for label, value_L in line_L.items())
+            before, after = map(_busiest, load_BG)
+            told = "; ".join(f"{label}: {seconds(value)}" for label, value in lines)
+            words = f"{model}, layer {layer}, {what}. Before: {before}; after: {after}; {told}."
+            own.append(Frame(words, dict(zip(SIDES, load_BG, strict=True)), lines))
+            rows.append((model, str(layer), before, after, *(seconds(value) for _, value in lines)))
+        frames.append(own)
+    heads = ("model", "layer", "busiest before", "after", *line_ML[0])
+    about = {"axis": "GPU", "names": list(found.of.gpus), "series": [[side, side] for side in SIDES], "unit": "s"}
+    choices = Selector("model", found.of.models), Selector("layer")
+    return Chart(name, "bars", title, choices, frames, about, (Sheet(f"Load by layer: {what}", heads, tuple(rows)),))
 
 
 def _busiest(load_G: FloatArray) -> str:
@@ -162,8 +158,7 @@ def drift_section(found: ReportNumbers) -> Section | None:
         layer = int(moved.variation_L.argmax())
         most, mean = percent(float(moved.variation_L[layer])), percent(float(moved.variation_L.mean()))
         words = f"{model}: {most} in layer {layer}, {mean} on average; {moved.reason}."
-        columns = {"moved": moved.variation_L.astype(np.float32), "chance": moved.noise_L.astype(np.float32)}
-        frames.append(Frame(words, columns))
+        frames.append(Frame(words, {"moved": moved.variation_L, "chance": moved.noise_L}))
         table = sheet(drift_table(moved))
         sheets.append(replace(table, title=f"{model}: {table.title}"))
     series = [["total variation", "moved"], ["by chance up to", "chance"]]

@@ -17,9 +17,9 @@ class Heat extends View {
 
   size(available) {
     const { square } = this.about, many = this.maps.length, [left, top, more] = [44, 44, square ? 62 : 16], gap = 16;
-    const least = left + more + (square ? 6 * this.maps[0].columns : 150), beside = available >= many * least + gap * (many - 1);
+    const least = left + more + Math.max(150, square ? 3 * this.maps[0].columns : 0), beside = available >= many * least + gap * (many - 1);
     const free = (beside ? (available - gap * (many - 1)) / many : available) - left - more;
-    const heights = this.maps.map(({ rows }) => Math.min(26 * rows, Math.max(3 * rows, 400)));
+    const heights = this.maps.map(({ rows }) => Math.min(26 * rows, Math.max((printing ? 2 : 3) * rows, 400)));
     let [x, y] = [left, top];
     this.maps.forEach((map, i) => {
       const wide = Math.min(free, map.columns * (square && map.columns > 8 ? 46 : 64));
@@ -47,7 +47,7 @@ class Heat extends View {
       pen.fillStyle = colour(number ? "after" : "before");
       out.forEach((sent, i) => pen.fillRect(x + wide + 5, y + i * h, (30 * sent) / this.busiest, Math.max(0.6, h - 1)));
       into.forEach((got, i) => pen.fillRect(x + i * w, y + high + 5, Math.max(0.6, w - 1), (30 * got) / this.busiest));
-      this.text("sends \u2192", x + wide + 5, y - 8);
+      this.text("sends \u2192", x + wide + 5, y - 26);
       this.text("receives \u2193", x, y + high + 46);
     });
     this.legend(this.about.relative
