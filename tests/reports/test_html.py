@@ -124,6 +124,16 @@ def test_numbers_arrive_as_they_were(shown, together):
             assert np.array_equal(columns[name].reshape(4, 4), flows.tokens_BLGG[side, layer])
             assert np.array_equal(columns[f"{name}-out"], flows.tokens_BLGG[side, layer].sum(axis=1))
     (there, _) = ReportNumbers(together).planned_MLW[1][2]
+    frame = outline.numbers["expert-map"]["frames"][1]
+    columns, profile = unpacked(frame), together.profiles[1]
+    assert columns["rows"].tolist() == [8, 4, 4]
+    load_LE = profile.tokens_TLSE.sum(axis=(0, 2))
+    relative_EL = (load_LE / load_LE.mean(axis=1, keepdims=True)).T
+    assert np.allclose(columns["experts"].reshape(8, 3) * frame["scale"], relative_EL, atol=frame["scale"])
+    for side, name in enumerate(("before", "after")):
+        busy_LG = flows.port_s_BLG[side] + flows.expert_s_BLG[side]
+        shown_GL = columns[name].reshape(4, 3) * frame["scale"]
+        assert np.allclose(shown_GL, (busy_LG / busy_LG.mean(axis=1, keepdims=True)).T, atol=frame["scale"])
     frame = outline.numbers["gantt"]["frames"][0][1][2][0]
     columns = unpacked(frame)
     assert np.array_equal(columns["track0"], there.src_X)
