@@ -114,7 +114,7 @@ class ReportNumbers:
     def serving(self) -> Serving | None:
         """What the plan gives: the last measured trace, else the last predicted one, else its objective; None if unknown."""
         for kind in ("measured", "predicted"):
-            if runs := [self._run(name, trace) for name, trace in self.of.traces if trace.kind == kind]:
+            if runs := [run for run in self._runs if run.by == kind]:
                 return runs[-1]
         return self._ways[1] if self._ways else None
 
@@ -125,12 +125,17 @@ class ReportNumbers:
         Compared runs serve the same requests, so that they have the same tokens.
         """
         for kind in ("measured", "predicted"):
-            runs = [self._run(name, trace) for name, trace in self.of.traces if trace.kind == kind]
-            if runs and kind in self.of.baseline.seconds:
-                runs.insert(0, replace(runs[-1], name=self.of.baseline.name, seconds=self.of.baseline.seconds[kind]))
+            runs, baseline = [run for run in self._runs if run.by == kind], self.of.baseline
+            if runs and kind in baseline.seconds:
+                runs.insert(0, replace(runs[-1], name=baseline.name, seconds=baseline.seconds[kind], stage_s={}))
             if len(runs) > 1:
                 return replace(runs[0], tokens=runs[-1].tokens, exact=runs[-1].exact), runs[-1]
         return self._ways
+
+    @cached_property
+    def _runs(self) -> tuple[Serving, ...]:
+        """What each trace gives."""
+        return tuple(self._run(name, trace) for name, trace in self.of.traces)
 
     @cached_property
     def _ways(self) -> tuple[Serving, Serving] | None:
@@ -156,13 +161,13 @@ class ReportNumbers:
             part = int(trace.bytes_X[rows].sum()) / planned_bytes if planned_bytes else 1.0
             same = abs(part - 1) < SAME
             tokens, exact = tokens + tokens_of(profile) * (1.0 if same else part), exact and same
-        steps = np.unique(trace.step_X).size
+        steps = np.unique(trace.step_X).tolist()
         stage_s = {}
-        if len(self.of.profiles) == 1 and (stage_T := self.of.profiles[0].stage_T) and len(stage_T) == steps:
-            step_s_T = [span_s(trace, trace.step_X == step) for step in range(steps)]
+        if exact and len(self.of.profiles) == 1 and (stage_T := self.of.profiles[0].stage_T) and len(stage_T) == len(steps):
+            step_s_T = [span_s(trace, trace.step_X == step) for step in steps]
             pairs = list(zip(stage_T, step_s_T, strict=True))
             stage_s = {stage: float(np.mean([s for its, s in pairs if its == stage])) for stage in dict.fromkeys(stage_T)}
-        return Serving(trace.kind, name, trace.seconds, steps, tokens if self.traffic_M else None, exact, stage_s)
+        return Serving(trace.kind, name, trace.seconds, len(steps), tokens if self.traffic_M else None, exact, stage_s)
 
     @cached_property
     def placement_bounds_s(self) -> tuple[float, float] | None:

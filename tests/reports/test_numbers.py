@@ -62,3 +62,5 @@ def test_stages_have_steps_of_their_own(alone):
         rows = trace.step_X == step
         assert found.serving.stage_s[stage] == pytest.approx(trace.end_s_X[rows].max() - trace.start_s_X[rows].min())
     assert "time to first token" in tiles(found)[1].note
+    other = replace(found.of, traces=(("o.npz", replace(trace, bytes_X=trace.bytes_X * 2)),))
+    assert not ReportNumbers(other).serving.stage_s
