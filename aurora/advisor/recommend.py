@@ -12,6 +12,7 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from aurora.errors import BadInput, InfeasiblePlan
+from aurora.io.clusters import MOST_GPUS
 from aurora.io.engine_placements import export_placement
 from aurora.planner.check.engines import check_engine
 from aurora.planner.make_plan import make_plan
@@ -19,6 +20,7 @@ from aurora.planner.workload.model_config import Shape
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, GpuKind, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
+from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.fabric import servers
 
 AT_ONCE = "all-at-once"  # the order that engines without aurora's plugin have
@@ -27,6 +29,7 @@ BLOCKS = 5  # parts of the traffic, of which each is priced by plans of the othe
 FEWEST_WINDOWS = 4  # of a profile, for an interval
 CONFIDENCE = 0.9  # of the interval
 WORTH = 1.02  # a candidate is worth it if the gain's lower end is above
+
 TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
@@ -146,8 +149,12 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
         The cluster; with more than one server its fabric has ports inside the servers and NICs between them.
 
     Raises:
-        BadInput: if the text is not of that form, a kind is unknown, or there are more than 4096 GPUs.
+        BadInput: if the text is not of that form, a kind is unknown or a number is out of range.
     """
+    if not SMALLEST <= nic_Bps <= LARGEST:
+        raise BadInput(f"`nic_Bps`: expected from {SMALLEST:g} to {LARGEST:g} bytes per second, found {nic_Bps}")
+    if not 1 <= per_server <= MOST_GPUS:
+        raise BadInput(f"`per_server`: expected from 1 to {MOST_GPUS}, found {per_server}")
     members: list[Gpu] = []
     node = 0
     for part in gpus.split(","):
@@ -160,8 +167,8 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
             port_Bps, memory_bytes = kind.port_Bps, int(kind.memory_bytes * USABLE)
             members.append(Gpu(f"{name}-{len(members)}", kind.kind, at, port_Bps, port_Bps, memory_bytes))
         node += -(-int(number) // per_server)
-    if len(members) > 4096:
-        raise BadInput(f"`gpus`: expected at most 4096 GPUs, found {len(members)}")
+    if len(members) > MOST_GPUS:
+        raise BadInput(f"`gpus`: expected at most {MOST_GPUS} GPUs, found {len(members)}")
     rates = [gpu.out_Bps for gpu in members]
     fabric = servers([gpu.node for gpu in members], rates, rates, nic_Bps) if node > 1 else None
     return Cluster(gpus.replace(":", "x").replace(",", "+"), tuple(members), fabric)

@@ -16,8 +16,6 @@ from aurora.cli.common import check_folder, make_folder, need
 from aurora.cli.subcommand import Json, show, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_cluster, save, shipped, write_text
-from aurora.reports.inputs import Baseline
-from aurora.reports.tables import as_text, percent, plan_table, profile_table, right, seconds, speedup
 from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 from aurora.types.arrays import gap
 from aurora.types.options import LONGEST_S
@@ -87,6 +85,7 @@ def demo(
     need("jinja2", extra="report")
     from aurora.cli.progress import shown
     from aurora.cli.report import report_files
+    from aurora.reports.inputs import Baseline
 
     cluster = load_cluster(CLUSTER)
     if not as_json:
@@ -112,6 +111,8 @@ def demo(
 
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
     """Profile both models and serve in each of WAYS, leaving all files in the folder `output`; one DemoOutcome per way."""
+    from aurora.reports.tables import as_text, plan_table, profile_table
+
     make_folder(output)
     cluster = load_cluster(CLUSTER)
     shutil.copy(CLUSTER, output / "cluster.toml")
@@ -197,6 +198,8 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
 
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
     """Returns a table of the ways: predicted and measured seconds, speed-up over the first way, whether answers are equal."""
+    from aurora.reports.tables import percent, right, seconds, speedup
+
     table = Table(
         Column("way", no_wrap=True),
         *right("predicted", "measured", "prediction error", "speed-up", "equal"),

@@ -62,6 +62,7 @@ def profile(
         raise BadInput("profile: --redundancy, --scheme and --timeout say how --workers share the work, expected their number")
     if not texts:
         raise BadInput("profile: expected at least one text file, found none")
+    check_output(output=output)
     options, partial = chosen(ProfileOptions, context), output.with_suffix(".partial.npz")
     fleet = None if workers is None else chosen(CountingOptions, context)
     check_output(output=output, partial=partial if fleet is None else None)

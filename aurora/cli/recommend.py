@@ -32,7 +32,7 @@ def recommend(
     profile: Annotated[
         Path | None, typer.Option(help="the model's traffic, one source rank per GPU; default: synthetic traffic")
     ] = None,
-    nic_bps: Annotated[
+    nic_Bps: Annotated[
         float, typer.Option("--nic-bps", help="with --gpus: a GPU's NIC to other servers, bytes per second")
     ] = 50e9,
     per_server: Annotated[int, typer.Option(help="with --gpus: GPUs of a server")] = 8,
@@ -50,7 +50,7 @@ def recommend(
         raise BadInput("recommend: expected either --gpus or --cluster")
     check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in ENGINES.values()})
     machines, traffic = gpus or load_cluster(cluster or ""), load_profile(profile) if profile else None
-    found = api.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_bps, per_server=per_server)
+    found = api.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server)
     command = None
     if found.best is not None:
         plan = found.best.plan

@@ -52,6 +52,8 @@ def load_model_config(source: str | Path) -> dict[str, Any]:
     Args:
         source: the file, the model's folder, or the name of a model that comes with the package, such as "mixtral-topics".
     """
+    if not str(source):
+        raise BadInput("`model`: expected a config.json or its folder, found an empty name")
     path = Path(source)
     if not path.exists() and path.name == str(source) and (named := shipped(f"models/{source}")).is_dir():
         path = named

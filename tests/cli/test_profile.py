@@ -93,7 +93,7 @@ def test_curves_of_another_model_are_refused(aurora, here, changed, says):
     [
         (("compute",), "expected a model folder, or --join"),
         (("compute", "--join", "config.json"), "expected an aurora curves"),
-        (("links",), "expected --ranks 2 or more"),
+        (("links",), "--ranks: expected two or more, found None"),
         (("links", "--ranks", "2", "--transport", "pigeon"), "--transport: expected one of auto, gloo, nccl"),
         (("devices", "-o", "nowhere/c.toml"), "no such folder"),
     ],

@@ -218,7 +218,7 @@ def test_what_does_not_go_together(tmp_path):
         imported(path, "eplb-load", wheres=[{"a": "b"}])
     with pytest.raises(BadInput, match="none: no such file"):
         imported(tmp_path / "none", "eplb-load")
-    with pytest.raises(BadInput, match="expected files, sources and a window above zero, found 1, 0 and None"):
+    with pytest.raises(BadInput, match="`sources`: expected more than zero, found 0"):
         imported(path, "eplb-load", sources=0)
     for name, layers in (("one.csv", (1,)), ("two.csv", (1, 2))):
         (tmp_path / name).write_text("layer,expert,count\n" + "".join(f"{layer},0,9\n" for layer in layers))

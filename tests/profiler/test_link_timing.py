@@ -43,11 +43,11 @@ def test_ranks_find_the_rates_of_shaped_ports():
     for other in found[1:]:
         assert np.array_equal(found[0].rate_Bps_GG, other.rate_Bps_GG)  # all come to the same
         assert np.array_equal(found[0].in_Bps_G, other.in_Bps_G)
-    links, coactivation = found[0], ~np.eye(3, dtype=bool)
-    assert links.rate_Bps_GG[coactivation] == pytest.approx(np.minimum.outer(RATES, RATES)[coactivation], rel=0.15)
-    assert links.out_Bps_G == pytest.approx(np.array(RATES), rel=0.15)
-    assert links.in_Bps_G == pytest.approx(np.array(RATES), rel=0.15)
-    assert (links.startup_s_GG[coactivation] >= STARTUP_S / 2).all()
+    links, between = found[0], ~np.eye(3, dtype=bool)
+    assert links.rate_Bps_GG[between] == pytest.approx(np.minimum.outer(RATES, RATES)[between], rel=0.3)
+    assert links.out_Bps_G == pytest.approx(np.array(RATES), rel=0.3)
+    assert links.in_Bps_G == pytest.approx(np.array(RATES), rel=0.3)
+    assert (links.startup_s_GG[between] >= STARTUP_S / 2).all()
     assert links.senders_K.tolist() == [1, 2]
     assert (links.goodput_K <= 1).all()
     assert not links.rate_Bps_GG.diagonal().any()
@@ -76,8 +76,8 @@ def test_remarks_say_how_it_was_measured():
 @pytest.mark.parametrize(
     ("ranks", "network", "says"),
     [
-        (None, "auto", "expected `ranks` 2 or more"),
-        (1, "auto", "expected `ranks` 2 or more"),
+        (None, "auto", "`ranks`: expected two or more, found"),
+        (1, "auto", "`ranks`: expected two or more, found"),
         (2, "pigeon", "expected one of auto, gloo, nccl, found 'pigeon'"),
         (2, "nccl", "expected a GPU for each rank"),
     ],

@@ -181,7 +181,7 @@ def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
     plan = plan_for([mixtral], 2)
     with pytest.raises(BadInput, match="`survive`: expected gloo or the shaped transport"):
         RunOptions(transport="memory", survive=True)
-    with pytest.raises(BadInput, match="`respawn`: expected zero or more, above zero with `survive`, found 1"):
+    with pytest.raises(BadInput, match="`respawn`: is for a run with `survive`, found 1 without"):
         RunOptions(respawn=1)
     with pytest.raises(BadInput, match="vocabulary"):
         run_elastic(plan, [mixtral], [[[99999]]], RunOptions(survive=True))

@@ -121,5 +121,5 @@ def test_what_cannot_be_counted_whole_is_counted_in_part(case):
 def test_rates_that_rounding_would_lose_are_refused():
     with pytest.raises(BadInput, match=r"failure rates: expected them within 1e\+12 of each other"):
         FailureDomains(np.ones(2, dtype=int), np.arange(2), np.array([1e-300, 1.0]))
-    with pytest.raises(BadInput, match="`slots`: expected fewer, found 1000000000000000000000"):
+    with pytest.raises(BadInput, match="`slots`: expected from one to 65536, found 1000000000000000000000"):
         FailureDomains.equal(2, 10**21)
