@@ -8,12 +8,24 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from aurora.io import shipped
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.placement.grouping import PLACE
 from aurora.types import Cluster, Gpu
 
 # Neither a deadline nor a health check that measures time: a busy machine is slow at everything.
 SLOW_IS_FINE = [HealthCheck.too_slow]
 settings.register_profile("aurora", deadline=None, max_examples=60, derandomize=True, suppress_health_check=SLOW_IS_FINE)
 settings.load_profile("aurora")
+
+
+@pytest.fixture
+def registries():
+    """The dicts that methods of one's own are registered in, afterwards as they were."""
+    before = [(registry, dict(registry)) for registry in (ORDER, PLACE)]
+    yield
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)
 
 
 @pytest.fixture(scope="session")

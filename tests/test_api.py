@@ -41,7 +41,7 @@ print(hash(plan) == hash(aurora.load("plan.json")), len(repr(plan)) < 200, bool(
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_examples_run_as_they_stand(name):
+def test_examples_run_as_they_stand(registries, name):
     (found,) = doctest.DocTestFinder(recurse=False).find(getattr(aurora, name), name, globs={})
     assert found.examples or name == "migrate"
     assert doctest.DocTestRunner().run(found).failed == 0

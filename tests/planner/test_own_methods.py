@@ -8,7 +8,6 @@ import pytest
 import aurora
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.placement.grouping import PLACE
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import Order, Placement, PlanOptions, SyntheticOptions
 from tests.conftest import cluster
@@ -25,16 +24,6 @@ def rotation(bytes_GG, network, *, rng):
 
 def traffic(seed=0):
     return synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64, seed=seed))
-
-
-@pytest.fixture
-def registries():
-    """Both dicts, afterwards as they were."""
-    before = [(registry, dict(registry)) for registry in (ORDER, PLACE)]
-    yield
-    for registry, content in before:
-        registry.clear()
-        registry.update(content)
 
 
 def test_an_order_as_a_function_or_itself():
