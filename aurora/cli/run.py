@@ -111,12 +111,12 @@ def run(
         result = api.run(loaded, model, requests, options, profiles=profiles)
     if result is None:
         return  # under torchrun rank 0 speaks
+    if output is not None:
+        _write_answers(output, loaded, result, tokenizers)
     save(result.trace, target)
     if simulated:
         expected = _predicted(loaded, result, profiles, interleave)
         save(expected, beside)
-    if output is not None:
-        _write_answers(output, loaded, result, tokenizers)
     differences = differing(result, model, requests, options) if verify and result.failure is None else None
     wrote = {"trace": target, "answers": output}
     _show(as_json, loaded, result, expected, busy, differences, wrote, None if layers else WORST)
@@ -153,6 +153,7 @@ def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], inter
 
 
 def _write_answers(output: Path, plan: Plan, result: RunResult, tokenizers: Sequence[Any]) -> None:
+    """Writes the answers; if the file can no longer be written, prints them, so that they are not lost."""
     from aurora.io import write_text
 
     lines = [
@@ -160,7 +161,12 @@ def _write_answers(output: Path, plan: Plan, result: RunResult, tokenizers: Sequ
         for planned, answers, tokenizer in zip(plan.models, result.answers_M, tokenizers, strict=True)
         for index, tokens in sorted(answers.tokens.items())
     ]
-    write_text(output, "".join(json.dumps(line) + "\n" for line in lines))
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    try:
+        write_text(output, text)
+    except AuroraError as error:
+        print(text, end="")
+        raise BadInput(f"{error}; the answers are printed instead") from None
 
 
 def _show(

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from aurora import api
 from aurora.io import load_plan, load_profile, load_trace, shipped
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import documented_keys
@@ -79,6 +80,28 @@ def test_the_whole_way(aurora, folder):
     assert [(x["model"], x["prompt"], len(x["tokens"])) for x in answers] == [
         (m, p, 3) for m in ("mixtral-topics", "qwen3moe-stdlib") for p in range(4)
     ]
+
+
+def test_answers_that_can_no_longer_be_written_are_printed(aurora, folder, monkeypatch):
+    plan, out = folder / "one.json", folder / "out"
+    assert aurora("plan", "--cluster", DEMO, "--profile", folder / "a.npz", "-o", plan)[0] == 0
+    (folder / "prompts.txt").write_text("import os\nThe statement\n")
+    out.mkdir()
+    served = api.run
+
+    def run_while_the_folder_goes(*args, **kwargs):
+        result = served(*args, **kwargs)
+        out.rmdir()
+        return result
+
+    monkeypatch.setattr(api, "run", run_while_the_folder_goes)
+    code, printed, err = aurora(
+        "run", plan, "--model", shipped("models/mixtral-topics"), "--prompts", folder / "prompts.txt", "--max-new-tokens", 2,
+        "--transport", "memory", "-o", out / "answers.jsonl",
+    )  # fmt: skip
+    assert code == 2
+    assert err.endswith("the answers are printed instead\n")
+    assert [len(json.loads(line)["tokens"]) for line in printed.splitlines()] == [2, 2]
 
 
 def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
