@@ -112,9 +112,9 @@ def exclusive() -> list[str]:
 
 
 def shared(name: str, n: int, seed: int, priced_by: str) -> ColocationProblem:
-    end_s = time.perf_counter() + LIMIT_S
+    end_s = time.monotonic() + LIMIT_S
     costs = [drawn_costs(name, n, seed, model) for model in (0, 1)]
-    return ColocationProblem(*costs, np.arange(n), objective=priced_by, running=lambda: time.perf_counter() < end_s)
+    return ColocationProblem(*costs, np.arange(n), objective=priced_by, until_s=end_s)
 
 
 def colocated() -> list[str]:

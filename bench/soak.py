@@ -108,7 +108,7 @@ def main() -> None:
             return super().on_progress(rank, progress)
 
     running.RequestJournal = Ending  # type: ignore[misc]
-    options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=10**6, hang_s=HANG_S)
+    options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=1000, hang_s=HANG_S)
     began = time.monotonic()
     result = running.run_elastic(plan, [path], [prompts], options, watch=faults.watch)
     took = time.monotonic() - began

@@ -123,6 +123,7 @@ def _answer(found: "Recommendation", measured: bool) -> list[str]:
             f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on traffic that it was not made for "
             f"({found.best.low:.2f}x to {found.best.high:.2f}x)."
         )
+        said.append("It holds while traffic stays as in the profile: aurora drift compares later traffic with it.")
     if not measured:
         said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Give --profile.")
     said.append("Steps are MoE layers with the attention between them, simulated.")
