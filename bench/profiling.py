@@ -135,7 +135,7 @@ def _enough() -> list[str]:
     ]
     texts = {
         "mixtral-topics": ["LICENSE", "README.md", "CHANGELOG.md"],
-        "qwen3moe-stdlib": sorted(ROOT.glob("aurora/plan/*.py")),
+        "qwen3moe-stdlib": sorted(ROOT.glob("aurora/planner/*/*.py")),
     }
     for name, files in texts.items():
         for precision in (0.02, 0.01, 0.005):
