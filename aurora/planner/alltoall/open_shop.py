@@ -110,8 +110,9 @@ def dense(seconds_GG, bias_s, cut_C4):
     begun_C = _add_cuts(seconds_GG, cut_C4, load_s, todo)
     free, fresh = np.zeros((2, waits.shape[1]), np.int64), np.zeros(2 * n, np.int64)  # free ports as bits; those just freed
     arrivals = 0
-    for port in range(2 * n):
-        arrivals = _release(port, todo, free, fresh, arrivals)
+    for side in range(2):
+        for i in range(n):
+            arrivals = _release(side, i, n, todo, free, fresh, arrivals)
     heap_s, heap_p = np.full(2 * n + 2, np.inf), np.zeros(2 * n + 2, np.int64)  # ends, infinite beyond the last; their pairs
     pairs_X2, span_s_X2 = np.empty((todo.sum() // 2, 2), np.int64), np.empty((todo.sum() // 2, 2))
     ended = False  # whether the heap's first transfer has ended and may be replaced
@@ -127,9 +128,10 @@ def dense(seconds_GG, bias_s, cut_C4):
             src, dst = (port, partner) if port < n else (partner, port - n)
             _flip(waits, free, src, dst, n)
             took = _part(seconds_GG, cut_C4, begun_C, src, dst)
-            for end_port in (src, n + dst):
-                load_s[end_port] -= took
-                todo[end_port] -= 1
+            load_s[src] -= took
+            load_s[n + dst] -= took
+            todo[src] -= 1
+            todo[n + dst] -= 1
             end = now + took
             pairs_X2[done, 0], pairs_X2[done, 1], span_s_X2[done, 0], span_s_X2[done, 1] = src, dst, now, end
             done += 1
@@ -150,8 +152,8 @@ def dense(seconds_GG, bias_s, cut_C4):
         while not ended:
             src, dst = heap_p[0] >> 32, heap_p[0] & 0xFFFFFFFF
             _wait_again(cut_C4, begun_C, waits, src, dst, n)
-            for end_port in (src, n + dst):
-                arrivals = _release(end_port, todo, free, fresh, arrivals)
+            arrivals = _release(0, src, n, todo, free, fresh, arrivals)
+            arrivals = _release(1, dst, n, todo, free, fresh, arrivals)
             ended = min(heap_s[1], heap_s[2]) > now
             if not ended:
                 in_flight -= 1
@@ -194,14 +196,11 @@ def _add_cuts(seconds_GG, cut_C4, load_s, todo):
 
 
 @njit(cache=True, inline="always")
-def _release(port, todo, free, fresh, arrivals):
-    """Frees a port that has more to do; returns how many ports are fresh now."""
-    if todo[port] > 0:
-        n = todo.shape[0] // 2
-        side = 1 if port >= n else 0
-        i = port - side * n
+def _release(side, i, n, todo, free, fresh, arrivals):
+    """Frees port i of a side (0: senders, 1: receivers) that has more to do; returns how many ports are fresh now."""
+    if todo[side * n + i] > 0:
         free[side, i >> 5] |= 1 << (i & 31)
-        fresh[arrivals] = port
+        fresh[arrivals] = side * n + i
         arrivals += 1
     return arrivals
 
