@@ -13,7 +13,7 @@ import numpy as np
 from machine import machine
 from tables import Table, write
 
-from aurora.advisor.recommend import BLOCKS, cluster_of, recommend, step_seconds, windows_of
+from aurora.advisor.recommend import BLOCKS, cluster_of, recommend, step_seconds
 from aurora.io import load_gpus
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.model_config import Shape
@@ -68,18 +68,18 @@ def main() -> None:
             for task, profile in profiles.items():
                 half = profile.windows // 2
                 began_s = time.perf_counter()
-                found = recommend(cluster, windows_of(profile, np.arange(half)), engine)
+                found = recommend(cluster, profile.at_windows(range(half)), engine)
                 took_s = time.perf_counter() - began_s
                 best = found.candidates[0]
                 default = make_plan(cluster, [profile], PlanOptions("contiguous", "contiguous", order="all-at-once"))
                 cells = []
                 others = [each for name, each in profiles.items() if name != task]
                 for which, later in (
-                    ("same task", windows_of(profile, np.arange(half, profile.windows))),
+                    ("same task", profile.at_windows(range(half, profile.windows))),
                     ("other task", others[0]),
                 ):
                     parts = np.array_split(np.arange(later.windows), max(1, later.windows * BLOCKS // half))
-                    blocks = [windows_of(later, part) for part in parts]
+                    blocks = [later.at_windows(part) for part in parts]
                     gains = np.array([step_seconds(default, b).mean() / step_seconds(best.plan, b).mean() for b in blocks])
                     inside, above = (
                         int(((gains >= best.low) & (gains <= best.high)).sum()),

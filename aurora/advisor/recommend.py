@@ -14,7 +14,7 @@ from scipy.stats import t as student_t
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io.clusters import MOST_GPUS
 from aurora.io.engine_placements import export_placement
-from aurora.planner.check.engines import check_engine
+from aurora.planner.check.engines import ENGINES, check_engine
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.model_config import Shape
 from aurora.simulator.interpreter import simulate_plan
@@ -23,40 +23,35 @@ from aurora.types.arrays import FloatArray
 from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.fabric import servers
 
-AT_ONCE = "all-at-once"  # the order that engines without aurora's plugin have
-USABLE = 0.9  # of a GPU's memory: the rest is for activations and the KV cache's smallest size
+AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
+USABLE = 0.9  # part of a GPU's memory for weights
 BLOCKS = 5  # parts of the traffic, of which each is priced by plans of the others
 FEWEST_WINDOWS = 4  # of a profile, for an interval
 CONFIDENCE = 0.9  # of the interval
 WORTH = 1.02  # a candidate is worth it if the gain's lower end is above
-
 TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What a serving engine does with a plan.
+    """What a serving engine takes over from a plan: the placement. Orders stay its own; vLLM's would cost CUDA graphs.
 
     Attributes:
         form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
-        ordered: whether its all-to-alls follow the plan's orders.
         replicate: the placement with replicas that it can serve.
-        checked: its name in the planner's ENGINES; None if it serves every placement.
         file: the placement file's name.
     """
 
     form: str | None
-    ordered: bool
-    replicate: str
-    checked: str | None = None
+    replicate: str = "equal-split"
     file: str = "placement.json"
 
 
-ENGINES = {
-    "vllm": Engine(None, True, "eplb", "vllm"),
-    "sglang": Engine("sglang", False, "equal-split"),
-    "trtllm": Engine("trtllm", False, "equal-split", file="placement.yaml"),
-    "vllm-ascend": Engine("vllm-ascend", False, "equal-split"),
+SERVING_ENGINES = {
+    "vllm": Engine(None, "eplb"),
+    "sglang": Engine("sglang"),
+    "trtllm": Engine("trtllm", file="placement.yaml"),
+    "vllm-ascend": Engine("vllm-ascend"),
 }
 
 
@@ -69,7 +64,7 @@ def launch(found: "Recommendation", folder: Path, model: str) -> tuple[str, str 
         model: the model, as the command names it.
     """
     assert found.best is not None, "there is nothing to launch"
-    use, plan = ENGINES[found.engine], found.best.plan
+    use, plan = SERVING_ENGINES[found.engine], found.best.plan
     if use.form is not None:
         planned = plan.models[0]
         file = folder / use.file
@@ -79,7 +74,7 @@ def launch(found: "Recommendation", folder: Path, model: str) -> tuple[str, str 
     redundant = sum(map(len, plan.models[0].placement.slots_LG[0])) - plan.models[0].placement.experts
     if redundant:
         options += ["--enable-eplb", f"--eplb-config.num_redundant_experts {redundant}"]
-    config = json.dumps({"aurora": {"plan": str(folder / "plan.json")}})
+    config = json.dumps({"aurora": {"plan": str(folder / "plan.json"), "order": "stock"}})
     return f"vllm serve {shlex.quote(model)} {' '.join(options)} --additional-config {shlex.quote(config)}", None
 
 
@@ -114,7 +109,7 @@ class Recommendation:
     """What to do with a model on given GPUs.
 
     Attributes:
-        engine: the engine, one of ENGINES.
+        engine: the engine, one of SERVING_ENGINES.
         cluster: the GPUs.
         profile: the traffic, and compute times of every kind of GPU.
         default_s: simulated seconds of a step's MoE layers under the engine's default, mean over the profile's windows.
@@ -215,7 +210,7 @@ def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation
     Args:
         cluster: the GPUs.
         profile: the model's traffic, with one source rank per GPU.
-        engine: one of ENGINES.
+        engine: one of SERVING_ENGINES.
 
     Returns:
         The Recommendation.
@@ -224,17 +219,16 @@ def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation
         BadInput: if the engine is unknown or the profile does not fit the cluster.
         InfeasiblePlan: if the model does not fit in the GPUs' memory.
     """
-    if engine not in ENGINES:
-        raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
-    use = ENGINES[engine]
+    if engine not in SERVING_ENGINES:
+        raise BadInput(f"`engine`: expected one of {', '.join(SERVING_ENGINES)}, found {engine!r}")
     default = make_plan(cluster, [profile], PlanOptions(place="contiguous", assign="contiguous", order=AT_ONCE))
     default_T = step_seconds(default, profile)
     candidates = []
-    for name, options in _candidates(cluster, profile, use):
+    for name, options in _candidates(cluster, profile, SERVING_ENGINES[engine]):
         try:
             plan = make_plan(cluster, [profile], options)
-            if use.checked is not None:
-                check_engine(plan, use.checked)
+            if engine in ENGINES:
+                check_engine(plan, engine)
         except InfeasiblePlan:
             continue
         seconds = float(step_seconds(plan, profile).mean())
@@ -247,11 +241,10 @@ def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation
 
 def _candidates(cluster: Cluster, profile: Profile, use: Engine) -> list[tuple[str, PlanOptions]]:
     """The plans to try: with the experts as they are, and with one or two more slots per GPU than they need."""
-    order = "auto" if use.ordered else AT_ONCE
     least = -(-profile.experts // len(cluster))
-    candidates = [("placement", PlanOptions(order=order))]
+    candidates = [("placement", PlanOptions(order=AT_ONCE))]
     for more in (1, 2):
-        options = PlanOptions(place=use.replicate, order=order, slots_per_gpu=least + more)
+        options = PlanOptions(place=use.replicate, order=AT_ONCE, slots_per_gpu=least + more)
         candidates.append((f"replicas, {least + more} slots per GPU", options))
     return candidates
 
@@ -266,8 +259,8 @@ def _gain(
     gains = []
     for part in parts:
         rest = np.setdiff1d(np.arange(profile.windows), part)
-        plan = make_plan(cluster, [windows_of(profile, rest)], options)
-        block = windows_of(profile, part)
+        plan = make_plan(cluster, [profile.at_windows(rest)], options)
+        block = profile.at_windows(part)
         gains.append(np.log(step_seconds(default, block).mean() / step_seconds(plan, block).mean()))
     return interval(np.array(gains))
 
@@ -284,13 +277,8 @@ def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
     return middle, low, high
 
 
-def windows_of(profile: Profile, windows: Sequence[int] | np.ndarray) -> Profile:
-    """Returns the profile of some of its windows, as counts."""
-    return replace(profile, tokens_TLSE=profile.tokens_TLSE[windows], stage_T=None, routing=None, coactivation=None)
-
-
 def step_seconds(plan: Plan, profile: Profile) -> FloatArray:
     """Returns (W,) simulated seconds of the first windows' MoE layers, as many as TRANSFERS allow and at least one."""
     transfers = 2 * profile.layers * max(1, len(plan.cluster) * (len(plan.cluster) - 1))
     most = max(1, min(profile.windows, TRANSFERS // transfers))
-    return np.array([simulate_plan(plan, [windows_of(profile, [window])]).seconds for window in range(most)])
+    return np.array([simulate_plan(plan, [profile.at_windows([window])]).seconds for window in range(most)])

@@ -46,12 +46,7 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     windows = TRANSFERS // (2 * pairs * sum(len(model.dispatch_L) for model in plan.models))
     if windows == 0:
         return plan
-    first = [
-        profile
-        if profile.windows <= windows
-        else replace(profile, tokens_TLSE=profile.tokens_TLSE[:windows], stage_T=None, routing=None, coactivation=None)
-        for profile in profiles
-    ]
+    first = [profile if profile.windows <= windows else profile.at_windows(range(windows)) for profile in profiles]
     either = [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in TIME_SLICES]
     return min(either, key=lambda each: simulate_plan(each, first).seconds)
 

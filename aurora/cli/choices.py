@@ -61,9 +61,9 @@ def _engines() -> Iterable[str]:
 
 
 def _recommended_engines() -> Iterable[str]:
-    from aurora.advisor.recommend import ENGINES
+    from aurora.advisor.recommend import SERVING_ENGINES
 
-    return ENGINES
+    return SERVING_ENGINES
 
 
 def _placement_formats() -> Iterable[str]:

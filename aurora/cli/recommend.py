@@ -36,20 +36,19 @@ def recommend(
         float, typer.Option("--nic-bps", help="with --gpus: a GPU's NIC to other servers, bytes per second")
     ] = 50e9,
     per_server: Annotated[int, typer.Option(help="with --gpus: GPUs of a server")] = 8,
-    output: Annotated[Path, typer.Option("--output", "-o", help="folder to make for plan and engine files")] = Path(
-        "recommended"
-    ),
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the plan and the engine's file")] = OUTPUT,
     as_json: Json = False,
 ) -> None:
     """Say what to do with a model on given GPUs: plan, gain over the engine's default, and launch command; or nothing."""
     from aurora import api
-    from aurora.advisor.recommend import ENGINES, launch
+    from aurora.advisor.recommend import SERVING_ENGINES, launch
     from aurora.io import load_cluster, load_profile, save, write_text
 
     if (gpus is None) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
-    check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in ENGINES.values()})
-    machines, traffic = gpus or load_cluster(cluster or ""), load_profile(profile) if profile else None
+    check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in SERVING_ENGINES.values()})
+    machines = load_cluster(cluster) if cluster else str(gpus)
+    traffic = load_profile(profile) if profile else None
     found = api.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server)
     command = None
     if found.best is not None:
@@ -60,7 +59,7 @@ def recommend(
         save(found.profile, output / "profile.npz")
         save(replace(plan, models=(replace(plan.models[0], profile_path="profile.npz"),)), output / "plan.json")
         if placement is not None:
-            write_text(output / ENGINES[engine].file, placement)
+            write_text(output / SERVING_ENGINES[engine].file, placement)
     show(
         as_json,
         {
@@ -93,11 +92,12 @@ def _table(found: "Recommendation") -> "Table":
     """The candidates beside the engine's default."""
     from rich.table import Table
 
+    from aurora.advisor.recommend import CONFIDENCE
     from aurora.reports.tables import seconds
 
     kinds = [gpu.kind for gpu in found.cluster.gpus]
     title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    table = Table("plan", "step", "tokens/s", "gain", "90 % interval", title=title)
+    table = Table("plan", "step", "tokens/s", "gain", f"{CONFIDENCE:.0%} interval", title=title)
     table.add_row(f"{found.engine}'s default", seconds(found.default_s), f"{found.tokens / found.default_s:,.0f}", "1.00x", "")
     for candidate in found.candidates:
         between = "" if candidate.low is None else f"{candidate.low:.2f}x to {candidate.high:.2f}x"
@@ -113,9 +113,11 @@ def _table(found: "Recommendation") -> "Table":
 
 def _answer(found: "Recommendation", measured: bool) -> list[str]:
     """What to do, in sentences."""
+    from aurora.advisor.recommend import WORTH
+
     said = []
     if found.best is None:
-        said.append(f"Nothing is worth doing: no plan is surely faster than {found.engine}'s default by 2 %.")
+        said.append(f"Nothing is worth doing: no plan is surely faster than {found.engine}'s default by {WORTH - 1:.0%}.")
     elif found.best.low is None:
         said.append(f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on the traffic that it was made for.")
     else:
@@ -126,5 +128,7 @@ def _answer(found: "Recommendation", measured: bool) -> list[str]:
         said.append("It holds while traffic stays as in the profile: aurora drift compares later traffic with it.")
     if not measured:
         said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Give --profile.")
+    if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) > 1:
+        said.append("The command is for one server: add the engine's options for several.")
     said.append("Steps are MoE layers with the attention between them, simulated.")
     return said

@@ -63,7 +63,7 @@ def as_options(message: str, params: Iterable[Any]) -> str:
     for param in params:
         flag = param.opts[0] if param.opts[0].startswith("-") else param.name.upper()
         spoken |= {param.name: flag, flag.lstrip("-").replace("-", "_"): flag}
-    return re.sub(r"`([a-z_]+)`", lambda found: spoken.get(found[1]) or found[0], message)
+    return re.sub(r"`([A-Za-z_]+)`", lambda found: spoken.get(found[1]) or found[0], message)
 
 
 def option(kind: type, field: str, *flags: str, more: str = "", panel: str | None = None, choices: Iterable[str] = ()) -> Any:

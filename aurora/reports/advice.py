@@ -16,7 +16,7 @@ from aurora.types.arrays import gap
 
 # thresholds for a sentence, each a part of the quantity named
 OFF = 0.1  # a prediction off by more
-MOST = 0.5  # of a rank's time
+MOST, FULL = 0.5, 0.8  # of a rank's time
 LOPSIDED = 0.2  # the busiest port or GPU above the mean
 SLACK = 0.03  # what a bound leaves to gain
 SEARCHES = ("local-search", "exact")  # of COLOCATE
@@ -155,9 +155,11 @@ def _time(found: ReportNumbers) -> Iterator[str]:
     name, one = found.of.traces[number][0], found.summaries[number]
     network, compute = (sum(one.phases[phase] for phase in phases) / max(one.seconds, 1e-30) for phases in (EXCHANGES, COMPUTE))
     what = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
-    if compute < MOST and not found.of.plan.colocated:
-        yield f"Share these GPUs with a second model (two --profile): {what}, and its computing would fill the rest."
-    elif max(network, compute) > MOST:
+    busiest = max(network, compute)
+    if busiest < FULL and not found.of.plan.colocated:
+        most = f"; at most {1 / max(busiest, 1e-3):.1f} times the throughput" if busiest > MOST else ""
+        yield f"Share these GPUs with a second model (two --profile), which would fill the rest: {what}{most}."
+    elif busiest > MOST:
         yield f"Faster {'ports' if network > compute else 'GPUs'} would help most: {what}."
     else:
         yield f"See the timeline for what ranks wait for: {what}."

@@ -10,21 +10,37 @@ from aurora.types.value import Value
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """One worker's part in an aggregation round."""
+    """One worker's part in an aggregation round.
 
-    worker: int  # its number
-    batches: tuple[int, ...]  # the batches that it holds
-    state: str = "working"  # or "used", "not needed" (its batches had come already), "not waited for", what was wrong
-    seconds: float | None = None  # from the start of the round until its message came or it was given up; None before that
+    Attributes:
+        worker: the worker's number.
+        batches: the batches that it holds.
+        state: "working", "used", "not needed" (its batches had come already), "not waited for", or what was wrong with it.
+        seconds: seconds from the start of the round until its message came or it was given up; None before that.
+    """
+
+    worker: int
+    batches: tuple[int, ...]
+    state: str = "working"
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AggregationResult(Value):
-    """The sum of one aggregation round."""
+    """The sum of one aggregation round.
 
-    total: NDArray[Any]  # the sum over all batches
-    arrived: tuple[int, ...]  # the workers whose messages came before the sum was known, in the order of arrival
-    reports: tuple[WorkerReport, ...]  # one for each worker
-    seconds: float  # duration of the whole round
-    compute_s: float  # the longest time that an arrived worker computed
-    late: int = 0  # how many messages came that belonged to earlier rounds or were sent twice
+    Attributes:
+        total: the sum over all batches, in the shape of one batch's result.
+        arrived: the workers whose messages came before the sum was known, in the order of arrival.
+        reports: one report per worker.
+        seconds: seconds of the whole round.
+        compute_s: the longest time that an arrived worker computed, in seconds.
+        late: number of messages that belonged to earlier rounds or were sent twice.
+    """
+
+    total: NDArray[Any]
+    arrived: tuple[int, ...]
+    reports: tuple[WorkerReport, ...]
+    seconds: float
+    compute_s: float
+    late: int = 0

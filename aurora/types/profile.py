@@ -1,8 +1,9 @@
 """Profile: what was measured of one model, that is how its tokens are routed and how long its phases take."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -159,6 +160,11 @@ class Profile(Value):
     def windows(self) -> int:
         """How many windows it has, T."""
         return int(self.tokens_TLSE.shape[0])
+
+    def at_windows(self, windows: Sequence[int] | IntArray) -> Self:
+        """Returns the profile of some windows, given by their indices in sequence, as counts without token-level routing."""
+        counts_TLSE = self.tokens_TLSE[np.asarray(windows)]
+        return replace(self, tokens_TLSE=counts_TLSE, stage_T=None, routing=None, coactivation=None)
 
     @property
     def layers(self) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import aurora
-from aurora.advisor.recommend import CONFIDENCE, ENGINES, cluster_of, interval, launch, recommend, windows_of
+from aurora.advisor.recommend import CONFIDENCE, SERVING_ENGINES, cluster_of, interval, launch, recommend
 from aurora.errors import BadInput
 from aurora.io import load_gpus
 from aurora.planner.workload.model_config import Shape
@@ -49,11 +49,11 @@ def test_a_text_that_is_no_cluster_is_refused(gpus):
 
 def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_later_traffic():
     profile = skewed(windows=10, hot=2)  # experts 0 and 1, which the default puts on GPU 0
-    found = recommend(cluster_of("h20:4", KINDS), windows_of(profile, range(5)), "sglang")
+    found = recommend(cluster_of("h20:4", KINDS), profile.at_windows(range(5)), "sglang")
     assert found.best is not None
     assert found.best.gain > 1.2
     assert found.best.low < found.best.gain < found.best.high
-    later = windows_of(profile, range(5, 10))
+    later = profile.at_windows(range(5, 10))
     default = aurora.PlanOptions(place="contiguous", assign="contiguous", order="all-at-once")
     before, after = aurora.plan(found.cluster, later, default), found.best.plan
     gain = aurora.simulate(before, later).seconds / aurora.simulate(after, later).seconds
@@ -72,21 +72,21 @@ def test_few_windows_have_no_interval():
     assert found.best is not None
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", SERVING_ENGINES)
 def test_every_engine_gets_a_command_and_a_file_that_it_reads(engine, tmp_path):
     found = recommend(cluster_of("h20:4", KINDS), skewed(windows=1, hot=2), engine)
     command, text = launch(found, tmp_path, "my model")
     words = shlex.split(command)
     assert "my model" in words
-    if ENGINES[engine].form is None:
+    if SERVING_ENGINES[engine].form is None:
         settings = json.loads(words[words.index("--additional-config") + 1])
-        assert settings == {"aurora": {"plan": str(tmp_path / "plan.json")}}
+        assert settings == {"aurora": {"plan": str(tmp_path / "plan.json"), "order": "stock"}}
     else:
-        file = tmp_path / ENGINES[engine].file
+        file = tmp_path / SERVING_ENGINES[engine].file
         assert str(file) in command
         held_LG = found.best.plan.models[0].placement.slots_LG
         redundant = 4 * max(len(held) for layer in held_LG for held in layer) - 8
-        read_LG = READERS[ENGINES[engine].form](text, [0, 1], 2, 8, 4, redundant)
+        read_LG = READERS[SERVING_ENGINES[engine].form](text, [0, 1], 2, 8, 4, redundant)
         for planned_G, read_G in zip(held_LG, read_LG, strict=True):
             assert all(set(planned) <= set(read) for planned, read in zip(planned_G, read_G, strict=True))
 

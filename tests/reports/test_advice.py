@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,8 +91,20 @@ def test_prediction_drift_and_network(alone, together):
     assert not told(replace(alone, traces=near), "were predicted")
     assert any("Replan one for its later traffic" in sentence for sentence in told(together, "Replan"))
     assert not any("Replan two" in sentence for sentence in told(together, "Replan"))
-    assert told(alone, "second model")
+    assert told(alone, "Faster ports")  # nearly always busy: a second model would find no time on them
     assert told(together, "Faster ports")
+
+
+@pytest.mark.parametrize(("sent_s", "says"), [(1.0, "second model"), (6.0, "at most 1.7 times"), (9.0, "Faster ports")])
+def test_a_second_model_is_advised_where_ports_and_gpus_have_time_left(sent_s, says):
+    """Two ranks that compute for the rest of ten seconds, or at most for four of them."""
+    recorder = TraceRecorder("predicted", ("one",), 2)
+    for rank in (0, 1):
+        recorder.add(rank, 0, 0, 0, "expert", 0.0, min(4.0, 10 - sent_s))
+        recorder.transfer(rank, 0, 0, 0, "combine", 1 - rank, True, 6, 10 - sent_s, 10.0)
+        recorder.transfer(rank, 0, 0, 0, "combine", 1 - rank, False, 6, 10 - sent_s, 10.0)
+    plan = make_plan(cluster(1e6, 1e6), [profile(sources=2)])
+    assert told(ReportInputs(plan, (("p", recorder.trace()),)), says)
 
 
 def test_waiting_is_not_taken_for_the_network():
