@@ -104,7 +104,7 @@ def coactivation_search(
     ends_E = np.cumsum(np.bincount(experts_VK.ravel(), minlength=experts))
     tokens = Tokens(experts_VK, source_V, count_V, of_expert_X, np.append(0, ends_E))
     found_E = gpu_E.copy()
-    _search(tokens, Costs(expert_s_GE, gate_s_G, port_s_XG, slots_G), found_E, shakes_XX2)
+    _search(tokens, Costs(np.ascontiguousarray(expert_s_GE), gate_s_G, port_s_XG, slots_G), found_E, shakes_XX2)
     return found_E
 
 

@@ -5,15 +5,15 @@ and `LayerCosts.grouped` sums these into GroupCosts for strategies that place wh
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
 
 from aurora.planner.network.lower_bounds import spread, spread_split
-from aurora.planner.placement.objective import PhaseTimes, exclusive
+from aurora.planner.placement.objective import PhaseTimes, exclusive_XG
 from aurora.planner.workload.traffic import deduplicated_tokens
-from aurora.types import Cluster, Profile
+from aurora.types import Cluster, Gpu, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 AIMS: dict[str, Callable[[int], int]] = {  # how many of W scenarios count, the longest first
@@ -183,7 +183,8 @@ class LayerCosts(PortCosts):
         Source:
             Aurora (arXiv:2410.17043) Eq. 1.
         """
-        return self._tail_mean(exclusive(self.phase_times(split_EG, w)) for w in range(len(self.own_WGE)))
+        seconds_XWG = exclusive_XG(self._phase_times(split_EG, slice(None)))
+        return self._tail_mean(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))
 
     def phase_times(self, split_EG: FloatArray, w: int = 0) -> PhaseTimes:
         """Returns the seconds of each phase on each GPU; a share of an expert's tokens takes that share of its seconds.
@@ -192,12 +193,19 @@ class LayerCosts(PortCosts):
             split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
             w: index of the scenario.
         """
-        own_GE, at_GE = self.own_WGE[w], split_EG.T
-        local_G = (own_GE * at_GE).sum(axis=1)
-        send_G, recv_G = own_GE.sum(axis=1) - local_G, at_GE @ own_GE.sum(axis=0) - local_G
-        expert_G = (self.expert_s_WGE[w] * at_GE).sum(axis=1)
-        there_G, here_G, back_G, home_G = np.stack([send_G, recv_G, recv_G, send_G]) * self.port_s_XG
-        return PhaseTimes(self.gate_s_WG[w], there_G, here_G, back_G, home_G, expert_G, self.aggregate_s_WG[w])
+        times = self._phase_times(split_EG, slice(w, w + 1))
+        return PhaseTimes(*(getattr(times, field.name)[0] for field in fields(times)))
+
+    def _phase_times(self, split_EG: FloatArray, scenarios: slice) -> PhaseTimes:
+        """The phase times of several scenarios, (W, G) each; einsum multiplies without arrays of (W, G, E)."""
+        own_WGE, at_GE = self.own_WGE[scenarios], np.ascontiguousarray(split_EG.T)
+        local_WG = np.einsum("wge,ge->wg", own_WGE, at_GE)
+        send_WG = own_WGE.sum(axis=2) - local_WG
+        recv_WG = np.einsum("we,ge->wg", self.load_WE[scenarios], at_GE) - local_WG
+        expert_WG = np.einsum("wge,ge->wg", self.expert_s_WGE[scenarios], at_GE)
+        there_WG, here_WG, back_WG, home_WG = np.stack([send_WG, recv_WG, recv_WG, send_WG]) * self.port_s_XG[:, None]
+        gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
+        return PhaseTimes(gate_WG, there_WG, here_WG, back_WG, home_WG, expert_WG, aggregate_WG)
 
     def bound_s(self, replicated: bool) -> float:
         """Returns a lower bound in seconds on `value_s` that holds for all placements.
@@ -211,7 +219,7 @@ class LayerCosts(PortCosts):
     def _bound(self, w: int, below: Callable[[FloatArray], float]) -> float:
         """The bound of scenario w; `below` bounds the largest sum of any GPU from (G, E) seconds of each expert."""
         arriving_GE = self.load_WE[w] - self.own_WGE[w]  # tokens that start on GPU g are not sent to experts there
-        _, dispatch_GE, combine_GE, _ = arriving_GE * self.port_s_XG[:, :, None]
+        dispatch_GE, combine_GE = arriving_GE * self.port_s_XG[1:3, :, None]
         gate_G = self.gate_s_WG[w]
         first = max(float(gate_G.max()), float(gate_G.min()) + below(dispatch_GE))
         return first + below(self.expert_s_WGE[w] + combine_GE) + float(self.aggregate_s_WG[w].max())
@@ -259,25 +267,43 @@ def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], 
 
 def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], layer: int) -> LayerCosts:
     """The LayerCosts of several scenarios, each the windows of a profile, whose tokens are summed. All are of one model."""
-    own, expert = [], []
-    phases: dict[str, list[list[float]]] = {"gate": [], "aggregate": []}
+    gpus, kind_G = _kinds(cluster)
+    distinct = {id(profile): profile for profile, _ in parts}
+    seconds = {key: _window_seconds(gpus, kind_G, profile, layer) for key, profile in distinct.items()}
+    sums_XW: tuple[list[FloatArray], ...] = ([], [], [])
     for profile, windows in parts:
-        tokens_TSE = profile.tokens_TLSE[windows, layer]
-        tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
-        own.append(tokens_TSE.sum(axis=0))
-        expert.append([profile.seconds("expert", gpu, tokens_TE).sum(axis=0) for gpu in cluster.gpus])
-        for phase, found in phases.items():
-            found.append([float(profile.seconds(phase, gpu, own_TG[:, g]).sum()) for g, gpu in enumerate(cluster.gpus)])
+        for sums_W, each in zip(sums_XW, seconds[id(profile)], strict=True):
+            sums_W.append(each[windows].sum(axis=0))
+    own_WGE = np.stack([profile.tokens_TLSE[windows, layer].sum(axis=0) for profile, windows in parts])
+    expert_s_WVE, gate_s_WG, aggregate_s_WG = map(np.stack, sums_XW)
     return LayerCosts(
-        own_WGE=np.array(own),
-        expert_s_WGE=np.array(expert),
-        gate_s_WG=np.array(phases["gate"]),
-        aggregate_s_WG=np.array(phases["aggregate"]),
+        own_WGE=own_WGE,
+        expert_s_WGE=np.broadcast_to(expert_s_WVE, own_WGE.shape) if len(gpus) == 1 else expert_s_WVE[:, kind_G],
+        gate_s_WG=gate_s_WG,
+        aggregate_s_WG=aggregate_s_WG,
         dispatch_bytes=parts[0][0].dispatch_bytes,
         combine_bytes=parts[0][0].combine_bytes,
         out_Bps=cluster.out_Bps_G,
         in_Bps=cluster.in_Bps_G,
     )
+
+
+def _kinds(cluster: Cluster) -> tuple[list[Gpu], IntArray]:
+    """One GPU of each kind that computes at a speed of its own, and (G,) the index of each GPU's kind."""
+    first = {(gpu.kind, gpu.speed): gpu for gpu in cluster.gpus[::-1]}
+    number = {kind: index for index, kind in enumerate(first)}
+    return list(first.values()), np.array([number[gpu.kind, gpu.speed] for gpu in cluster.gpus])
+
+
+def _window_seconds(gpus: Sequence[Gpu], kind_G: IntArray, profile: Profile, layer: int) -> tuple[FloatArray, ...]:
+    """Seconds of a layer in each window: (T, V, E) of each expert on each of V kinds, (T, G) of gates and of aggregations."""
+    tokens_TSE = profile.tokens_TLSE[:, layer]
+    tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
+    fixed_XTG = np.empty((2, *own_TG.shape))
+    for kind, gpu in enumerate(gpus):
+        here = kind_G == kind
+        fixed_XTG[:, :, here] = [profile.seconds(phase, gpu, own_TG[:, here]) for phase in ("gate", "aggregate")]
+    return np.stack([profile.seconds("expert", gpu, tokens_TE) for gpu in gpus], axis=1), *fixed_XTG
 
 
 def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray, deduplicated: bool = False) -> GroupCosts:
