@@ -1,0 +1,740 @@
+"""Slot search: local search over what each expert slot of each GPU holds, replicas included, for one scenario or several.
+
+A GPU's seconds in a scenario are four sums over its experts: what it sends and receives in the dispatch, and its experts' work
+with what it sends and with what it receives in the combine. The first phase (gate + dispatch) is the larger of the first two,
+the second phase (experts + combine) the larger of the others. A scenario takes the largest first phase of a GPU, the largest
+second phase and the aggregation: Aurora's Eq. 1 (arXiv:2410.17043). The objective is the mean of the scenarios that count.
+
+Each step takes the best change of a critical GPU, one that is slowest in a phase of a scenario that counts: it swaps one of its
+slots with another GPU's, moves it to an empty slot, gives one of its experts a further replica elsewhere, or puts another
+expert in the place of a replica. Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
+"""
+
+from typing import NamedTuple, Self
+
+import numpy as np
+from numba import njit
+
+from aurora.planner.placement.cost_model import LayerCosts
+from aurora.types import Placement
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
+
+EMPTY = -1  # in place of an expert, a GPU or a slot: none
+PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with received and with sent in the combine
+TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change leaves alone is mostly among them
+SHAKES = 3  # random swaps of a kick
+LEAST_GAIN = 1e-9  # relative: a smaller gain is none
+EFFORT = 400_000_000  # price evaluations of one search at most: changes times scenarios
+
+
+class SearchLayer(NamedTuple):
+    """Costs of one layer in W scenarios, which no change of slots changes.
+
+    Attributes:
+        part_s_GEXW: (G, E, 4, W) seconds that an expert adds to each sum of a GPU.
+        base_s_GXW: (G, 4, W) seconds of each sum of a GPU that holds no expert.
+        aggregate_s_W: (W,) seconds of the aggregation on the slowest GPU.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        worst: how many scenarios count, the longest first.
+    """
+
+    part_s_GEXW: FloatArray
+    base_s_GXW: FloatArray
+    aggregate_s_W: FloatArray
+    slots_G: IntArray
+    worst: int
+
+    @classmethod
+    def of(cls, costs: LayerCosts, slots_G: IntArray) -> Self:
+        """Returns the arrays that the search reads.
+
+        Args:
+            costs: one layer in W scenarios.
+            slots_G: (G,) int64, how many experts each GPU can hold.
+        """
+        part_s_GEXW, base_s_GXW = _sums(
+            np.ascontiguousarray(costs.own_WGE, dtype=np.float64),
+            np.ascontiguousarray(costs.expert_s_WGE, dtype=np.float64),
+            np.ascontiguousarray(costs.gate_s_WG, dtype=np.float64),
+            np.ascontiguousarray(costs.port_s_XG),
+        )
+        return cls(
+            part_s_GEXW,
+            base_s_GXW,
+            costs.aggregate_s_WG.max(axis=1),
+            np.minimum(slots_G, costs.own_WGE.shape[2]).astype(np.int64),
+            costs.worst,
+        )
+
+
+class Slots(NamedTuple):
+    """What each slot holds, and the times that follow from it.
+
+    Attributes:
+        held_GP: (G, P) int64, the expert in each slot, EMPTY for none.
+        share_GP: (G, P) float64, the share of its expert's tokens that each slot takes.
+        count_E: (E,) int64, the replicas of each expert.
+        gpu_EG: (E, G) int64, the GPUs that hold each expert, in its first count_E places.
+        holds_GE: (G, E) bool, whether a GPU holds an expert.
+        sum_s_GXW: (G, 4, W) seconds of each sum of each GPU.
+        top_YWR: (2, W, TOP) int64, the slowest GPUs of each phase of each scenario, slowest first; EMPTY where there are fewer.
+        seconds_W: (W,) seconds of each scenario.
+        weight_W: (W,) 1 / worst for the scenarios that count, 0 for the others.
+    """
+
+    held_GP: IntArray
+    share_GP: FloatArray
+    count_E: IntArray
+    gpu_EG: IntArray
+    holds_GE: BoolArray
+    sum_s_GXW: FloatArray
+    top_YWR: IntArray
+    seconds_W: FloatArray
+    weight_W: FloatArray
+
+
+class Scratch(NamedTuple):
+    """Memory for pricing changes.
+
+    Attributes:
+        row_GXW: (G, 4, W) seconds of each sum of the GPUs that a change alters, in its first places.
+        gpu_G: (G,) int64, these GPUs.
+        row_G: (G,) int64, the place of each GPU in row_GXW, EMPTY for those that stay as they are.
+        ours_PXW: (P, 4, W) sums of a GPU without the expert of each of its slots.
+        theirs_QXW: (P, 4, W) the same of another GPU.
+        rest_YW: (2, W) seconds of each phase on the slowest GPU that a change leaves alone.
+        seconds_W: (W,) seconds of each scenario after a change.
+        ranked_W: (W,) these, largest first.
+    """
+
+    row_GXW: FloatArray
+    gpu_G: IntArray
+    row_G: IntArray
+    ours_PXW: FloatArray
+    theirs_QXW: FloatArray
+    rest_YW: FloatArray
+    seconds_W: FloatArray
+    ranked_W: FloatArray
+
+
+def slot_search(
+    layer: SearchLayer,
+    held_GP: IntArray,
+    rng: np.random.Generator,
+    kicks: int,
+    replicas: bool = True,
+    share_GP: FloatArray | None = None,
+    effort: int = EFFORT,
+) -> tuple[IntArray, float]:
+    """Changes what slots hold, to lower the seconds of Eq. 1 over the scenarios that count.
+
+    It descends from the start; then it restarts `kicks` times, from the best slots after a few random swaps. A search may go on
+    from the result of another. Deterministic for a given state of `rng`.
+
+    Args:
+        layer: the costs.
+        held_GP: (G, P) int64, the expert in each slot to start from, -1 for none. Each expert is held, on a GPU at most once.
+        rng: for the restarts.
+        kicks: number of restarts.
+        replicas: whether counts of replicas may change; otherwise slots only swap and move.
+        share_GP: (G, P) float64, fixed shares of their experts' tokens, which move with their slots, in this very array; counts
+            then stay. None: the replicas of an expert share its tokens evenly.
+        effort: a limit to the changes that are priced, times scenarios.
+
+    Returns:
+        ((G, P) int64, the expert in each slot; the objective in seconds). Never worse than the start.
+    """
+    held_GP = np.ascontiguousarray(held_GP, dtype=np.int64).copy()
+    evenly = share_GP is None
+    own_GP = _even_shares(held_GP) if share_GP is None else share_GP
+    draws_KXD = rng.random((kicks, SHAKES, 3))
+    value_s = _search(layer, held_GP, own_GP, draws_KXD, replicas and evenly, effort)
+    return held_GP, value_s
+
+
+def fill(layer: SearchLayer, held_GP: IntArray) -> tuple[IntArray, float]:
+    """Puts replicas into all empty slots, the one first that lowers the seconds of Eq. 1 most.
+
+    Where none lowers them, it takes the busiest expert whose replica does not raise them, or else the one that raises them
+    least. A GPU that holds every expert keeps its empty slots.
+
+    Args:
+        layer: the costs.
+        held_GP: (G, P) int64, the expert in each slot, -1 for none.
+
+    Returns:
+        ((G, P) int64, the expert in each slot; the objective in seconds).
+    """
+    wide_GP = np.full((len(held_GP), max(held_GP.shape[1], int(layer.slots_G.max()))), EMPTY, dtype=np.int64)
+    wide_GP[:, : held_GP.shape[1]] = held_GP
+    value_s = _fill(layer, wide_GP, _even_shares(wide_GP))
+    return wide_GP, value_s
+
+
+def held_of(placement: Placement, layer: int, slots_G: IntArray) -> IntArray:
+    """Returns (G, P) int64, the expert in each of the slots_G (G,) slots of each GPU in a layer, -1 for an empty slot."""
+    held_GP = np.full((placement.gpus, max(1, int(slots_G.max()))), EMPTY, dtype=np.int64)
+    for gpu, held in enumerate(placement.slots_LG[layer]):
+        held_GP[gpu, : len(held)] = held
+    return held_GP
+
+
+def placement_of(held_GP: IntArray, share_GP: FloatArray | None = None) -> Placement:
+    """Returns the placement of one layer.
+
+    Args:
+        held_GP: (G, P) int64, the expert in each slot, -1 for none.
+        share_GP: (G, P) float64, the share of its expert's tokens that each slot takes. None: replicas share them evenly.
+    """
+    used_GP = held_GP >= 0
+    held = tuple(tuple(row[used].tolist()) for row, used in zip(held_GP, used_GP, strict=True))
+    if share_GP is None and used_GP.sum() == held_GP.max() + 1:
+        return Placement((held,))
+    own_GP = _even_shares(held_GP) if share_GP is None else share_GP
+    return Placement((held,), (tuple(tuple(row[used].tolist()) for row, used in zip(own_GP, used_GP, strict=True)),))
+
+
+def _even_shares(held_GP: IntArray) -> FloatArray:
+    """(G, P): one over the number of replicas of the expert in each slot, 0 for an empty slot."""
+    count_E = np.bincount(held_GP[held_GP >= 0])
+    return np.where(held_GP >= 0, 1 / count_E[held_GP], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def _sums(own_WGE, expert_s_WGE, gate_s_WG, port_s_XG):
+    """part_s_GEXW and base_s_GXW of SearchLayer."""
+    scenarios, gpus, experts = own_WGE.shape
+    part_s_GEXW, base_s_GXW = np.empty((gpus, experts, PARTS, scenarios)), np.empty((gpus, PARTS, scenarios))
+    load_WE = np.zeros((scenarios, experts))
+    for w in range(scenarios):
+        for g in range(gpus):
+            for e in range(experts):
+                load_WE[w, e] += own_WGE[w, g, e]
+    for g in range(gpus):
+        sent_s, received_s, back_s, home_s = port_s_XG[0, g], port_s_XG[1, g], port_s_XG[2, g], port_s_XG[3, g]
+        for w in range(scenarios):
+            own = 0.0
+            for e in range(experts):
+                local = own_WGE[w, g, e]
+                arriving, work_s = load_WE[w, e] - local, expert_s_WGE[w, g, e]
+                own += local
+                part_s_GEXW[g, e, 0, w] = -local * sent_s
+                part_s_GEXW[g, e, 1, w] = arriving * received_s
+                part_s_GEXW[g, e, 2, w] = work_s + arriving * back_s
+                part_s_GEXW[g, e, 3, w] = work_s - local * home_s
+            base_s_GXW[g, 0, w] = gate_s_WG[w, g] + own * sent_s
+            base_s_GXW[g, 1, w] = gate_s_WG[w, g]
+            base_s_GXW[g, 2, w] = 0.0
+            base_s_GXW[g, 3, w] = own * home_s
+    return part_s_GEXW, base_s_GXW
+
+
+@njit(cache=True, nogil=True)
+def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
+    """The descent and its restarts, in place; returns the objective."""
+    slots, scratch = _slots(layer, held_GP.copy(), share_GP.copy()), _scratch(layer, held_GP.shape[1])
+    best_s, left = _descend(layer, slots, scratch, replicas, effort)
+    held_GP[:], share_GP[:] = slots.held_GP, slots.share_GP
+    for k in range(draws_KXD.shape[0]):
+        if left <= 0:
+            break
+        _load(layer, slots, held_GP, share_GP)
+        for draw_D in draws_KXD[k]:
+            _shake(layer, slots, draw_D)
+        value_s, left = _descend(layer, slots, scratch, replicas, left)
+        if value_s < best_s * (1 - 1e-12):
+            best_s = value_s
+            held_GP[:], share_GP[:] = slots.held_GP, slots.share_GP
+    return best_s
+
+
+@njit(cache=True, nogil=True)
+def _slots(layer, held_GP, share_GP):
+    """The Slots of a start."""
+    gpus, experts, parts, scenarios = layer.part_s_GEXW.shape
+    slots = Slots(
+        held_GP,
+        share_GP,
+        np.zeros(experts, dtype=np.int64),
+        np.zeros((experts, gpus), dtype=np.int64),
+        np.zeros((gpus, experts), dtype=np.bool_),
+        np.zeros((gpus, parts, scenarios)),
+        np.zeros((2, scenarios, TOP), dtype=np.int64),
+        np.zeros(scenarios),
+        np.zeros(scenarios),
+    )
+    _load(layer, slots, held_GP.copy(), share_GP.copy())
+    return slots
+
+
+@njit(cache=True, nogil=True)
+def _load(layer, slots, held_GP, share_GP):
+    """Sets all slots anew."""
+    slots.held_GP[:] = EMPTY
+    slots.count_E[:] = 0
+    slots.holds_GE[:] = False
+    slots.sum_s_GXW[:] = layer.base_s_GXW
+    for g in range(held_GP.shape[0]):
+        for p in range(held_GP.shape[1]):
+            if held_GP[g, p] != EMPTY:
+                _give(layer, slots, g, p, held_GP[g, p], share_GP[g, p])
+
+
+@njit(cache=True, nogil=True)
+def _scratch(layer, width):
+    """Scratch memory for `width` slots per GPU."""
+    gpus, _, parts, scenarios = layer.part_s_GEXW.shape
+    return Scratch(
+        np.zeros((gpus, parts, scenarios)),
+        np.zeros(gpus, dtype=np.int64),
+        np.full(gpus, EMPTY),
+        np.zeros((width, parts, scenarios)),
+        np.zeros((width, parts, scenarios)),
+        np.zeros((2, scenarios)),
+        np.zeros(scenarios),
+        np.zeros(scenarios),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _add(layer, sum_s_XW, g, e, share):
+    """Adds a share of expert e on GPU g to sums."""
+    for x in range(PARTS):
+        for w in range(sum_s_XW.shape[1]):
+            sum_s_XW[x, w] += share * layer.part_s_GEXW[g, e, x, w]
+
+
+@njit(cache=True, nogil=True)
+def _give(layer, slots, g, p, e, share):
+    """Puts expert e with its share into the empty slot p of GPU g."""
+    slots.held_GP[g, p], slots.share_GP[g, p] = e, share
+    slots.gpu_EG[e, slots.count_E[e]] = g
+    slots.count_E[e] += 1
+    slots.holds_GE[g, e] = True
+    _add(layer, slots.sum_s_GXW[g], g, e, share)
+
+
+@njit(cache=True, nogil=True)
+def _take(layer, slots, g, p):
+    """Empties slot p of GPU g; returns its expert and share."""
+    e, share = slots.held_GP[g, p], slots.share_GP[g, p]
+    slots.held_GP[g, p], slots.share_GP[g, p] = EMPTY, 0.0
+    slots.count_E[e] -= 1
+    last = slots.count_E[e]
+    for at in range(last):
+        if slots.gpu_EG[e, at] == g:
+            slots.gpu_EG[e, at] = slots.gpu_EG[e, last]
+    slots.holds_GE[g, e] = False
+    _add(layer, slots.sum_s_GXW[g], g, e, -share)
+    return e, share
+
+
+@njit(cache=True, nogil=True)
+def _even_out(layer, slots, e):
+    """Divides the tokens of expert e evenly over its replicas."""
+    share = 1.0 / slots.count_E[e]
+    for at in range(slots.count_E[e]):
+        g = slots.gpu_EG[e, at]
+        for p in range(slots.held_GP.shape[1]):
+            if slots.held_GP[g, p] == e:
+                _add(layer, slots.sum_s_GXW[g], g, e, share - slots.share_GP[g, p])
+                slots.share_GP[g, p] = share
+
+
+@njit(cache=True, nogil=True)
+def _swap(layer, slots, g, p, h, q):
+    """Swaps what slot p of GPU g and slot q of GPU h hold; slot q may be empty."""
+    a, share_a = _take(layer, slots, g, p)
+    if slots.held_GP[h, q] != EMPTY:
+        b, share_b = _take(layer, slots, h, q)
+        _give(layer, slots, g, p, b, share_b)
+    _give(layer, slots, h, q, a, share_a)
+
+
+@njit(cache=True, nogil=True)
+def _overwrite(layer, slots, h, q, e):
+    """Puts a further replica of expert e into slot q of GPU h, in place of what is there; e EMPTY: leaves the slot empty."""
+    if slots.held_GP[h, q] != EMPTY:
+        x, _ = _take(layer, slots, h, q)
+        _even_out(layer, slots, x)
+    if e != EMPTY:
+        _give(layer, slots, h, q, e, 0.0)
+        _even_out(layer, slots, e)
+
+
+@njit(cache=True, nogil=True)
+def _shake(layer, slots, draw_D):
+    """Swaps a random slot with a random slot of another GPU, if both experts then have a place; draw_D are three numbers."""
+    gpus, experts = slots.holds_GE.shape
+    a = min(int(draw_D[0] * experts), experts - 1)
+    g = slots.gpu_EG[a, min(int(draw_D[1] * slots.count_E[a]), slots.count_E[a] - 1)]
+    total = 0
+    for h in range(gpus):
+        total += layer.slots_G[h]
+    at = min(int(draw_D[2] * total), total - 1)
+    h = 0
+    while at >= layer.slots_G[h]:
+        at -= layer.slots_G[h]
+        h += 1
+    b = slots.held_GP[h, at]
+    if h == g or slots.holds_GE[h, a] or (b != EMPTY and slots.holds_GE[g, b]):
+        return
+    for p in range(layer.slots_G[g]):
+        if slots.held_GP[g, p] == a:
+            _swap(layer, slots, g, p, h, at)
+            return
+
+
+@njit(cache=True, nogil=True)
+def _descend(layer, slots, scratch, replicas, effort):
+    """Takes the best change of a critical GPU until none helps; returns (the objective, what is left of the effort)."""
+    gpus = len(layer.slots_G)
+    gain_G, tried_G = np.empty(gpus), np.zeros(gpus, dtype=np.bool_)
+    now_s = _price(layer, slots, scratch)
+    _gains(slots, gain_G)
+    while effort > 0:
+        g = EMPTY
+        for other in range(gpus):
+            if gain_G[other] >= 0 and not tried_G[other] and (g == EMPTY or gain_G[other] > gain_G[g]):
+                g = other
+        if g == EMPTY:
+            break
+        tried_G[g] = True
+        best_s = now_s * (1 - LEAST_GAIN)
+        best_s, p, h, q, priced = _best_swap(layer, slots, scratch, g, best_s)
+        effort -= priced * len(slots.seconds_W)
+        e = EMPTY
+        count_s = best_s
+        if replicas:
+            count_s, to, place, e, priced = _best_count_change(layer, slots, scratch, g, best_s)
+            effort -= priced * len(slots.seconds_W)
+        if count_s < best_s:
+            _overwrite(layer, slots, to, place, e)
+        elif p != EMPTY:
+            _swap(layer, slots, g, p, h, q)
+        else:
+            continue
+        now_s = _price(layer, slots, scratch)
+        _gains(slots, gain_G)
+        tried_G[:] = False
+    return now_s, effort
+
+
+@njit(cache=True, nogil=True)
+def _price(layer, slots, scratch):
+    """Finds the slowest GPUs and the scenarios that count; returns the objective."""
+    for w in range(len(slots.seconds_W)):
+        slots.seconds_W[w] = layer.aggregate_s_W[w]
+        for y in range(2):
+            _slowest(slots.sum_s_GXW, y, w, slots.top_YWR[y, w])
+            slots.seconds_W[w] += _phase(slots.sum_s_GXW, slots.top_YWR[y, w, 0], y, w)
+    value_s = _tail_mean(slots.seconds_W, scratch.ranked_W, layer.worst)
+    left = layer.worst
+    for strict in range(2):  # first the scenarios above the shortest that counts, then as many of its length as there is room
+        for w in range(len(slots.seconds_W)):
+            over = slots.seconds_W[w] - scratch.ranked_W[layer.worst - 1]
+            if strict == 0:
+                slots.weight_W[w] = 0.0
+            if left > 0 and (over > 0 if strict == 0 else over == 0):
+                slots.weight_W[w] = 1.0 / layer.worst
+                left -= 1
+    return value_s
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _phase(sum_s_GXW, g, y, w):
+    """Seconds of phase y of scenario w on GPU g."""
+    return max(sum_s_GXW[g, 2 * y, w], sum_s_GXW[g, 2 * y + 1, w])
+
+
+@njit(cache=True, nogil=True)
+def _slowest(sum_s_GXW, y, w, top_R):
+    """Writes the GPUs that are slowest in phase y of scenario w into top_R, slowest first."""
+    top_R[:] = EMPTY
+    for g in range(sum_s_GXW.shape[0]):
+        value_s = _phase(sum_s_GXW, g, y, w)
+        at = TOP
+        while at > 0 and (top_R[at - 1] == EMPTY or value_s > _phase(sum_s_GXW, top_R[at - 1], y, w)):
+            if at < TOP:
+                top_R[at] = top_R[at - 1]
+            at -= 1
+        if at < TOP:
+            top_R[at] = g
+
+
+@njit(cache=True, nogil=True)
+def _gains(slots, gain_G):
+    """Fills gain_G: how far the objective falls if a critical GPU is no longer slowest; -1 for the other GPUs."""
+    gain_G[:] = -1.0
+    for y in range(2):
+        for w in range(len(slots.seconds_W)):
+            if slots.weight_W[w] > 0:
+                g, second = slots.top_YWR[y, w, 0], slots.top_YWR[y, w, 1]
+                over_s = _phase(slots.sum_s_GXW, g, y, w)
+                if second != EMPTY:
+                    over_s -= _phase(slots.sum_s_GXW, second, y, w)
+                gain_G[g] = max(gain_G[g], 0.0) + slots.weight_W[w] * over_s
+
+
+@njit(cache=True, nogil=True)
+def _find_rest(slots, scratch):
+    """Fills rest_YW for the GPUs marked in row_G."""
+    sum_s_GXW, top_YWR, row_G, rest_YW = slots.sum_s_GXW, slots.top_YWR, scratch.row_G, scratch.rest_YW
+    for y in range(2):
+        for w in range(rest_YW.shape[1]):
+            rest_YW[y, w] = -np.inf
+            found = False
+            for r in range(TOP):
+                g = top_YWR[y, w, r]
+                if g == EMPTY or row_G[g] == EMPTY:
+                    found = True
+                    if g != EMPTY:
+                        rest_YW[y, w] = _phase(sum_s_GXW, g, y, w)
+                    break
+            if not found:
+                for g in range(len(row_G)):
+                    if row_G[g] == EMPTY:
+                        rest_YW[y, w] = max(rest_YW[y, w], _phase(sum_s_GXW, g, y, w))
+
+
+@njit(cache=True, nogil=True)
+def _best_swap(layer, slots, scratch, g, best_s):
+    """The best swap or move of a slot of GPU g: (objective, slot, other GPU, its slot, changes priced), if below best_s."""
+    held_GP, share_GP, holds_GE, weight_W = slots.held_GP, slots.share_GP, slots.holds_GE, slots.weight_W
+    part_s_GEXW, sum_s_GXW = layer.part_s_GEXW, slots.sum_s_GXW
+    ours_PXW, theirs_QXW, rest_YW = scratch.ours_PXW, scratch.theirs_QXW, scratch.rest_YW
+    scenarios = len(weight_W)
+    found_p, found_h, found_q, priced = EMPTY, EMPTY, EMPTY, 0
+    for p in range(layer.slots_G[g]):
+        if held_GP[g, p] != EMPTY:
+            ours_PXW[p] = sum_s_GXW[g]
+            _add(layer, ours_PXW[p], g, held_GP[g, p], -share_GP[g, p])
+    scratch.row_G[g] = 0
+    for h in range(len(layer.slots_G)):
+        if h == g:
+            continue
+        scratch.row_G[h] = 0
+        _find_rest(slots, scratch)
+        scratch.row_G[h] = EMPTY
+        least_s = 0.0
+        for w in range(scenarios):
+            least_s += weight_W[w] * (rest_YW[0, w] + rest_YW[1, w] + layer.aggregate_s_W[w])
+        if least_s >= best_s:
+            continue
+        moved = False
+        for q in range(layer.slots_G[h]):
+            b, share_b = held_GP[h, q], share_GP[h, q]
+            if b == EMPTY:
+                if moved:
+                    continue
+                moved = True
+                theirs_QXW[q] = sum_s_GXW[h]
+                b, share_b = 0, 0.0  # a share of nothing of some expert comes back
+            elif holds_GE[g, b]:
+                continue
+            else:
+                theirs_QXW[q] = sum_s_GXW[h]
+                _add(layer, theirs_QXW[q], h, b, -share_b)
+            for p in range(layer.slots_G[g]):
+                a, share_a = held_GP[g, p], share_GP[g, p]
+                if a == EMPTY or holds_GE[h, a]:
+                    continue
+                priced += 1
+                value_s = _swapped(
+                    layer, part_s_GEXW, ours_PXW, theirs_QXW, rest_YW, weight_W, scratch, g, p, a, share_a, h, q, b, share_b
+                )
+                if value_s < best_s:
+                    if layer.worst < scenarios:
+                        value_s = _tail_mean(scratch.seconds_W, scratch.ranked_W, layer.worst)
+                    if value_s < best_s:
+                        best_s, found_p, found_h, found_q = value_s, p, h, q
+    scratch.row_G[g] = EMPTY
+    return best_s, found_p, found_h, found_q, priced
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _swapped(layer, part_s_GEXW, ours_PXW, theirs_QXW, rest_YW, weight_W, scratch, g, p, a, share_a, h, q, b, share_b):
+    """Seconds of the scenarios that count if experts a on GPU g and b on GPU h swap; fills scratch.seconds_W."""
+    seconds_W = scratch.seconds_W
+    for w in range(len(weight_W)):
+        first_s = max(
+            max(
+                ours_PXW[p, 0, w] + share_b * part_s_GEXW[g, b, 0, w],
+                ours_PXW[p, 1, w] + share_b * part_s_GEXW[g, b, 1, w],
+            ),
+            max(
+                theirs_QXW[q, 0, w] + share_a * part_s_GEXW[h, a, 0, w],
+                theirs_QXW[q, 1, w] + share_a * part_s_GEXW[h, a, 1, w],
+            ),
+        )
+        second_s = max(
+            max(
+                ours_PXW[p, 2, w] + share_b * part_s_GEXW[g, b, 2, w],
+                ours_PXW[p, 3, w] + share_b * part_s_GEXW[g, b, 3, w],
+            ),
+            max(
+                theirs_QXW[q, 2, w] + share_a * part_s_GEXW[h, a, 2, w],
+                theirs_QXW[q, 3, w] + share_a * part_s_GEXW[h, a, 3, w],
+            ),
+        )
+        seconds_W[w] = max(rest_YW[0, w], first_s) + max(rest_YW[1, w], second_s) + layer.aggregate_s_W[w]
+    value_s = 0.0
+    for w in range(len(weight_W)):
+        value_s += weight_W[w] * seconds_W[w]
+    return value_s
+
+
+@njit(cache=True, nogil=True)
+def _best_count_change(layer, slots, scratch, g, best_s):
+    """The best change of replica counts that relieves GPU g: (objective, GPU, slot, expert to put there, changes priced).
+
+    Either one of its experts gets a replica elsewhere, in an empty slot or in place of another replica, or one of its replicas
+    gives way to another expert or to none. Both are tried only where the relief alone lowers the objective below best_s.
+    """
+    held_GP, count_E, holds_GE, slots_G = slots.held_GP, slots.count_E, slots.holds_GE, layer.slots_G
+    gpus, experts = holds_GE.shape
+    to, place, come, priced = EMPTY, EMPTY, EMPTY, 0
+    for p in range(slots_G[g]):
+        a = held_GP[g, p]
+        if a == EMPTY:
+            continue
+        priced += 2
+        if count_E[a] < gpus and _count_changed(layer, slots, scratch, EMPTY, EMPTY, a) < best_s:
+            for h in range(gpus):
+                if holds_GE[h, a]:
+                    continue
+                emptied = False
+                for q in range(slots_G[h]):
+                    x = held_GP[h, q]
+                    if (x == EMPTY and emptied) or (x != EMPTY and count_E[x] < 2):
+                        continue
+                    emptied |= x == EMPTY
+                    priced += 1
+                    value_s = _count_changed(layer, slots, scratch, h, x, a)
+                    if value_s < best_s:
+                        best_s, to, place, come = value_s, h, q, a
+        if count_E[a] > 1:
+            value_s = _count_changed(layer, slots, scratch, g, a, EMPTY)
+            if value_s < best_s:
+                best_s, to, place, come = value_s, g, p, EMPTY
+                for e in range(experts):
+                    if not holds_GE[g, e]:
+                        priced += 1
+                        value_s = _count_changed(layer, slots, scratch, g, a, e)
+                        if value_s < best_s:
+                            best_s, to, place, come = value_s, g, p, e
+    return best_s, to, place, come, priced
+
+
+@njit(cache=True, nogil=True)
+def _count_changed(layer, slots, scratch, h, x, e):
+    """The objective if a replica of x leaves GPU h and a further one of e comes there.
+
+    Each of them may be EMPTY: without h, the new replica of e takes its share away from the others, as if at no cost.
+    """
+    rows = 0
+    if e != EMPTY:
+        more = 1.0 / (slots.count_E[e] + 1)
+        for at in range(slots.count_E[e]):
+            g = slots.gpu_EG[e, at]
+            rows = _open_row(slots, scratch, g, rows)
+            _add(layer, scratch.row_GXW[scratch.row_G[g]], g, e, more - 1.0 / slots.count_E[e])
+        if h != EMPTY:
+            rows = _open_row(slots, scratch, h, rows)
+            _add(layer, scratch.row_GXW[scratch.row_G[h]], h, e, more)
+    if x != EMPTY:
+        share = 1.0 / slots.count_E[x]
+        fewer = 1.0 / (slots.count_E[x] - 1)
+        for at in range(slots.count_E[x]):
+            g = slots.gpu_EG[x, at]
+            rows = _open_row(slots, scratch, g, rows)
+            _add(layer, scratch.row_GXW[scratch.row_G[g]], g, x, -share if g == h else fewer - share)
+    return _with_rows(layer, slots, scratch, rows)
+
+
+@njit(cache=True, nogil=True)
+def _open_row(slots, scratch, g, rows):
+    """Copies the sums of GPU g into a row of the scratch memory unless they are there; returns the number of rows."""
+    if scratch.row_G[g] != EMPTY:
+        return rows
+    scratch.row_G[g] = rows
+    scratch.gpu_G[rows] = g
+    scratch.row_GXW[rows] = slots.sum_s_GXW[g]
+    return rows + 1
+
+
+@njit(cache=True, nogil=True)
+def _with_rows(layer, slots, scratch, rows):
+    """The objective with the sums of the first rows of the scratch memory in place of their GPUs'; unmarks these GPUs."""
+    row_GXW, rest_YW, seconds_W = scratch.row_GXW, scratch.rest_YW, scratch.seconds_W
+    _find_rest(slots, scratch)
+    for at in range(rows):
+        scratch.row_G[scratch.gpu_G[at]] = EMPTY
+        for y in range(2):
+            for w in range(len(seconds_W)):
+                rest_YW[y, w] = max(rest_YW[y, w], max(row_GXW[at, 2 * y, w], row_GXW[at, 2 * y + 1, w]))
+    for w in range(len(seconds_W)):
+        seconds_W[w] = rest_YW[0, w] + rest_YW[1, w] + layer.aggregate_s_W[w]
+    return _tail_mean(seconds_W, scratch.ranked_W, layer.worst)
+
+
+@njit(cache=True, nogil=True)
+def _tail_mean(seconds_W, ranked_W, worst):
+    """The mean of the `worst` largest of seconds_W; writes all of them into ranked_W, largest first."""
+    for w in range(len(seconds_W)):
+        value = seconds_W[w]
+        at = w
+        while at > 0 and ranked_W[at - 1] < value:
+            ranked_W[at] = ranked_W[at - 1]
+            at -= 1
+        ranked_W[at] = value
+    return ranked_W[:worst].mean()
+
+
+@njit(cache=True, nogil=True)
+def _fill(layer, held_GP, share_GP):
+    """Fills empty slots in place; returns the objective."""
+    slots, scratch = _slots(layer, held_GP, share_GP), _scratch(layer, held_GP.shape[1])
+    gpus, experts = slots.holds_GE.shape
+    busy_E = np.zeros(experts)
+    for e in range(experts):
+        for g in range(gpus):
+            busy_E[e] += layer.part_s_GEXW[g, e, 1].sum() + layer.part_s_GEXW[g, e, 2].sum()
+    while True:
+        now_s = _price(layer, slots, scratch)
+        best_s, lowers, to, come = np.inf, False, EMPTY, EMPTY
+        critical_E = _on_critical_gpus(slots)
+        for e in np.argsort(-busy_E / slots.count_E, kind="mergesort"):
+            helps = critical_E[e] and _count_changed(layer, slots, scratch, EMPTY, EMPTY, e) < now_s * (1 - LEAST_GAIN)
+            if (lowers or best_s <= now_s * (1 + LEAST_GAIN)) and not helps:
+                continue
+            for h in range(gpus):
+                if slots.holds_GE[h, e] or _free_slot(layer, slots, h) == EMPTY:
+                    continue
+                value_s = _count_changed(layer, slots, scratch, h, EMPTY, e)
+                if value_s < best_s:
+                    best_s, to, come = value_s, h, e
+                    lowers = value_s < now_s * (1 - LEAST_GAIN)
+        if to == EMPTY:
+            return now_s
+        _overwrite(layer, slots, to, _free_slot(layer, slots, to), come)
+
+
+@njit(cache=True, nogil=True)
+def _free_slot(layer, slots, h):
+    """The first empty slot of GPU h; EMPTY if it has none."""
+    for q in range(layer.slots_G[h]):
+        if slots.held_GP[h, q] == EMPTY:
+            return q
+    return EMPTY
+
+
+@njit(cache=True, nogil=True)
+def _on_critical_gpus(slots):
+    """(E,) bool: the experts of GPUs that are slowest in a phase of a scenario that counts."""
+    critical_E = np.zeros(len(slots.count_E), dtype=np.bool_)
+    for y in range(2):
+        for w in range(len(slots.seconds_W)):
+            if slots.weight_W[w] > 0:
+                critical_E |= slots.holds_GE[slots.top_YWR[y, w, 0]]
+    return critical_E
