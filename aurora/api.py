@@ -287,7 +287,7 @@ def price(
         >>> cluster, config = aurora.load("demo-4"), shipped("models/mixtral-topics/config.json")
         >>> traffic = aurora.synthetic_profile("zipf:1", config)
         >>> mine = aurora.Placement((((0, 4), (1, 5), (2, 6), (3, 7)),) * traffic.layers)
-        >>> aurora.price(cluster, traffic, mine).objective_s >= aurora.plan(cluster, traffic).free_bound_s
+        >>> aurora.price(cluster, traffic, mine).objective_s >= aurora.plan(cluster, traffic).bound_s
         True
     """
     from aurora.planner.own_plan import price_plan

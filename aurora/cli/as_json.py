@@ -47,7 +47,7 @@ def plan_json(plan: Plan) -> Found:
         }
         for model in plan.models
     ]
-    names = ("scenario", "epoch", "objective", "objective_s", "bound_s", "free_bound_s", "gap")
+    names = ("scenario", "epoch", "objective", "objective_s", "bound_s", "gap", "assignment_bound_s")
     head = {name: getattr(plan, name) for name in names}
     return {**head, "strategies": dict(plan.strategies), "models": models}
 
@@ -67,7 +67,7 @@ def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
         {
             "layer": each.layer,
             "seconds": each.value_s,
-            "bound_s": each.bound_s,
+            "assignment_bound_s": each.assignment_bound_s,
             "bound_term": each.bound_term,
             "terms": [
                 {"term": term, "seconds": seconds, "gpu": gpu, "times": times}

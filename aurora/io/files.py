@@ -12,7 +12,7 @@ from typing import IO, Any
 from aurora.errors import BadInput
 
 SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
-SCHEMAS = {"aurora plan": 4, "aurora profile": 2, "aurora record": 2}
+SCHEMAS = {"aurora plan": 5, "aurora profile": 2, "aurora record": 2}
 MADE_BY = {  # the command that makes a file of a format
     "aurora plan": "aurora plan",
     "aurora placement": "aurora place or aurora import",

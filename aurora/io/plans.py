@@ -67,7 +67,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "objective": plan.objective,
         "objective_s": plan.objective_s,
         "bound_s": plan.bound_s,
-        "free_bound_s": plan.free_bound_s,
+        "assignment_bound_s": plan.assignment_bound_s,
         "gap": plan.gap if plan.gap < float("inf") else None,
         "cluster": {
             "name": plan.cluster.name,
@@ -142,7 +142,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
         options,
         float(found["objective_s"]),
         float(found["bound_s"]),
-        float(found["free_bound_s"]),
+        None if found["assignment_bound_s"] is None else float(found["assignment_bound_s"]),
         int(found["epoch"]),
         None if options.min_replicas is None else _survival(found["models"][0]["layers"]),
         tuple(str(note) for note in found["notes"]),

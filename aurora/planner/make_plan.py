@@ -52,7 +52,8 @@ def make_plan(
         for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
     )
     survival_LK = None if options.min_replicas is None else surviving(cluster, models[0].placement, options.seed)
-    plan = Plan(cluster, models, options, placed.objective_s, placed.bound_s, placed.free_bound_s, survival_LK=survival_LK)
+    found_s = placed.objective_s, placed.bound_s, placed.assignment_bound_s
+    plan = Plan(cluster, models, options, *found_s, survival_LK=survival_LK)
     check_plan(plan)
     return plan
 

@@ -10,7 +10,7 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_profile
 from aurora.planner.evaluate import layer_seconds
 from aurora.planner.make_plan import make_plan
-from aurora.planner.placement.cost_model import aimed_costs
+from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.resolve_options import GIVEN, remade, resolve
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
@@ -42,18 +42,16 @@ def price_plan(
         schedule_model(cluster, [profile], placement, options.order, rng, path)
         for profile, placement, path in zip(profiles, placements, list(paths) or [""] * len(profiles), strict=True)
     )
-    unpriced = Plan(cluster, models, options, 0.0, 0.0, 0.0)
+    unpriced = Plan(cluster, models, options, 0.0, 0.0)
     took_s = float(layer_seconds(unpriced, placements, profiles).sum())
-    bound_s = min(_bound_s(cluster, profiles, options), took_s)
-    plan = replace(unpriced, objective_s=took_s, bound_s=bound_s, free_bound_s=bound_s)
+    bound_s = min(_bound_s(cluster, profiles, placements, options), took_s)
+    plan = replace(unpriced, objective_s=took_s, bound_s=bound_s)
     check_plan(plan)
     return plan
 
 
-def _bound_s(cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions) -> float:
-    """Seconds that no placement beats; of one model, replicas included."""
+def _bound_s(cluster: Cluster, profiles: Sequence[Profile], placements: Sequence[Placement], options: PlanOptions) -> float:
+    """Seconds that no placement beats."""
     if len(profiles) > 1:
-        return make_plan(cluster, profiles, remade(options)).free_bound_s
-    (profile,) = profiles
-    aimed = (aimed_costs(cluster, profile, (), layer, options.aim) for layer in range(profile.layers))
-    return sum(costs.bound_s(replicated=True) for costs in aimed)
+        return make_plan(cluster, profiles, remade(options)).bound_s
+    return placement_bound_s(cluster, profiles[0], (), options, placements[0])

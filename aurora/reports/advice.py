@@ -63,13 +63,14 @@ def _placement(found: ReportNumbers) -> Iterator[str]:
     """One verdict on the placement, then the busiest port and the experts, with what helps there if anything does."""
     plan, bounds_s, slots = found.of.plan, found.placement_bounds_s, None
     replicated = plan.options.place in (*REPLICAS, *SURVIVE)
-    kind = "no placement" if replicated else "no placement without replicas"
-    saved = _saved(plan.objective_s, plan.free_bound_s)
+    kind, saved = "no placement", _saved(plan.objective_s, plan.bound_s)
     if bounds_s is not None:  # of the given traffic, which may be other than the plan was made from
         planned_s = found.objective_s[1]
         saved, replicas = _saved(planned_s, bounds_s[replicated]), _saved(planned_s, bounds_s[1])
+        kind = "no placement" if replicated else "no placement without replicas"
         slots = _next_slots(found) if not replicated and replicas > saved + SLACK else None
-    reach = _saved(plan.objective_s, plan.bound_s) if plan.colocated else saved  # colocation keeps the groups of experts
+    kept_s = plan.assignment_bound_s  # colocation keeps the groups of experts
+    reach = saved if kept_s is None or not plan.colocated else _saved(plan.objective_s, kept_s)
     searched = plan.options.colocate in SEARCHES if plan.colocated else replicated or plan.options.place == SWAP_SEARCH
     if slots:
         yield (

@@ -21,12 +21,13 @@ def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Ta
 
 
 def _terms(plan: Plan, one: LayerExplanation) -> Table:
+    above = gap(one.value_s, one.assignment_bound_s)
     table = Table(
         "term",
         *right("slowest GPU takes", "on the longest path", "GPU"),
         title=f"layer {one.layer}, {plan.objective}: {seconds(one.value_s)}",
-        caption=f"no assignment of these groups below {seconds(one.bound_s)}, gap {percent(gap(one.value_s, one.bound_s))}; "
-        f"most of the bound is {one.bound_term}",
+        caption=f"no assignment of these groups of experts below {seconds(one.assignment_bound_s)}, gap {percent(above)}; "
+        f"most of that bound is {one.bound_term}",
     )
     for name, value, gpu, times in zip(one.terms, one.seconds_X, one.gpu_X, one.times_X, strict=True):
         table.add_row(name, seconds(value), ("no", "yes", "twice")[times], plan.cluster.gpus[gpu].name)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
 
-from aurora.planner.replication.failure_resilient import SURVIVE
-from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.compare import CaseErrors, Comparison
 from aurora.reports.trace_times import Summary
@@ -59,9 +57,11 @@ def speedup(before_s: float, after_s: float) -> str:
 
 def bounds_line(plan: Plan) -> str:
     """Returns a line on a plan's objective and its lower bounds over other placements."""
-    groups = f"no assignment of these groups below {seconds(plan.bound_s)}, " if plan.bound_s > plan.free_bound_s else ""
-    placement = "no placement" if plan.options.place in (*REPLICAS, *SURVIVE) else "no placement without replicas"
-    return f"{plan.objective} objective {seconds(plan.objective_s)}, {groups}{placement} below {seconds(plan.free_bound_s)}"
+    slots = plan.options.slots_per_gpu
+    within = "memory" if slots is None else f"{slots} slots per GPU"
+    line = f"{plan.objective} objective {seconds(plan.objective_s)}, no placement within {within} below {seconds(plan.bound_s)}"
+    known_s = plan.assignment_bound_s
+    return line if known_s is None else f"{line}, no other assignment of these groups of experts below {seconds(known_s)}"
 
 
 def right(*heads: str) -> list[Column]:
@@ -121,7 +121,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
         most: number of layers to show, with the largest gaps; None: all.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
-    caption = f"{bounds_line(plan)}; gap {percent(plan.gap)}"
+    caption = f"gap {percent(plan.gap)}: {bounds_line(plan)}"
     if plan.cluster.fabric is not None:
         caption += "; these by the ports only, dispatch on the fabric"
     cut = ("cut bound",) if plan.cluster.fabric is not None else ()

@@ -7,8 +7,9 @@ import numpy as np
 
 from aurora.planner.evaluate import layer_seconds
 from aurora.planner.network.lower_bounds import port_seconds, spread, spread_split
-from aurora.planner.placement.cost_model import aimed_costs, layer_costs
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
@@ -93,8 +94,8 @@ def placement_bounds_s(plan: Plan, profile: Profile) -> tuple[float, float]:
         plan: gives the cluster and the aim.
         profile: the traffic.
     """
-    aimed = [aimed_costs(plan.cluster, profile, (), layer, plan.options.aim) for layer in range(profile.layers)]
-    return sum(costs.bound_s(False) for costs in aimed), sum(costs.bound_s(True) for costs in aimed)
+    given = plan.cluster, profile, (), plan.options, plan.models[0].placement
+    return placement_bound_s(*given, replicas=False), placement_bound_s(*given, replicas=True)
 
 
 def relative_loads(flows: Traffic, profile: Profile) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -109,8 +109,10 @@ class Plan(Value):
             "auto" where they decide nothing, or each layer for itself.
         objective_s: seconds of all layers in the planning model `objective`; windows and domains are summed, or weighed as
             `options.aim` says. The planning model knows ports, not the links of a fabric; orders are timed on both.
-        bound_s: proved seconds; no assignment of the same groups of experts, one group per GPU, takes less.
-        free_bound_s: proved seconds; no placement at all takes less.
+        bound_s: proved seconds; no placement within each GPU's slots takes less, replicas included where there are more slots
+            than experts. The slots are `options.slots_per_gpu`, or what memory holds.
+        assignment_bound_s: proved seconds; no assignment of the same groups of experts, one group per GPU, takes less. None
+            where experts have replicas, the plan serves several scenarios, or the placement was given or migrated.
         epoch: how many plans were in force before this one.
         survival_LK: (L, D-1) float64: with `options.min_replicas`, how likely every expert is still held after 1, 2, ... of the
             D nodes failed; None where failures were not planned for.
@@ -125,7 +127,7 @@ class Plan(Value):
     options: PlanOptions
     objective_s: float
     bound_s: float
-    free_bound_s: float
+    assignment_bound_s: float | None = None
     epoch: int = 0
     survival_LK: FloatArray | None = None
     notes: tuple[str, ...] = ()
@@ -200,5 +202,5 @@ class Plan(Value):
 
     @property
     def gap(self) -> float:
-        """objective_s / bound_s - 1."""
+        """objective_s / bound_s - 1: how much longer the plan takes than the bound of all placements."""
         return gap(self.objective_s, self.bound_s)

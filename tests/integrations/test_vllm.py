@@ -191,7 +191,7 @@ def scattered(checkpoint, ranks, seed=1):
     slots = tuple(tuple(tuple(np.flatnonzero(where_E == rank).tolist()) for rank in range(ranks)) for where_E in where_LE)
     made: ModelPlan = schedule_model(cluster, [profile], Placement(slots), "openshop", rng, "")
     plan: Plan = make_plan(cluster, [profile], PlanOptions())
-    return Plan(cluster, (made,), plan.options, plan.objective_s, plan.bound_s, plan.free_bound_s)
+    return Plan(cluster, (made,), plan.options, plan.objective_s, plan.bound_s, plan.assignment_bound_s)
 
 
 def test_the_api_checks_pass_and_replicas_are_the_plans():

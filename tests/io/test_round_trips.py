@@ -62,7 +62,7 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert (back.objective_s, back.bound_s, back.options) == (made.objective_s, made.bound_s, made.options)
     assert [m.dense_layers for m in back.models] == [(0, 2)]
     assert back.models == made.models
-    assert (back.objective, back.free_bound_s) == (made.objective, made.free_bound_s)
+    assert (back.objective, back.assignment_bound_s) == (made.objective, made.assignment_bound_s)
 
 
 @pytest.mark.parametrize("method", ORDER)
@@ -286,7 +286,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [
-        (lambda p: p.update(schema=1), BadInput, "expected schema = 4, found 1; make it anew with aurora plan"),
+        (lambda p: p.update(schema=1), BadInput, "expected schema = 5, found 1; make it anew with aurora plan"),
         (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
         (lambda p: p.pop("models"), BadInput, "KeyError"),
         (
@@ -300,7 +300,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
         (lambda p: p.update(objective_s=float("nan")), BrokenPlan, "below its bound"),
         (lambda p: p.update(epoch=float("inf")), BadInput, "OverflowError"),
-        (lambda p: p.update(schema=True), BadInput, "expected schema = 4, found True"),
+        (lambda p: p.update(schema=True), BadInput, "expected schema = 5, found True"),
         (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BrokenPlan, "below the fluid bound"),
         (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
         (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be a text, found 5"),

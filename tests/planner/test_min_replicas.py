@@ -36,7 +36,8 @@ def test_with_a_floor_experts_are_on_as_many_nodes_and_plans_say_what_survives(d
             assert sum(expert in held for held in held_G) >= min_replicas
             assert sum(expert in held for held in nodes) >= min_replicas
     assert evaluate(plan, [profile]).own.objective_s == plan.objective_s
-    assert plan.free_bound_s <= plan.bound_s <= plan.objective_s
+    assert plan.bound_s <= plan.objective_s
+    assert plan.assignment_bound_s is None
     again, moved = move(plan, make_plan(cluster, [profile]), [profile])
     assert again.options.min_replicas == min_replicas
     assert (again.survival_LK == plan.survival_LK).all() or not moved.bytes_GG.any() or min_replicas == 1

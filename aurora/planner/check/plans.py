@@ -237,10 +237,9 @@ def check_plan(plan: Plan) -> None:
                     f"the fluid bound or cut of {bound_s:.6g} s"
                 )
     _check_memory(plan)
-    if not 0 <= plan.free_bound_s * (1 - 1e-6) <= plan.bound_s:
-        raise BrokenPlan(f"plan: bound {plan.bound_s:.6g} s is below that of all placements, {plan.free_bound_s:.6g} s")
-    if not 0 <= plan.bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
-        raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {plan.bound_s:.6g} s")
+    for bound_s in (plan.bound_s, plan.assignment_bound_s or 0.0):
+        if not 0 <= bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
+            raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {bound_s:.6g} s")
     if plan.options.min_replicas is not None and plan.survival_LK is not None:
         _check_min_replicas(plan, plan.options.min_replicas, plan.survival_LK)
 

@@ -12,7 +12,7 @@ from aurora.planner.make_plan import surviving
 from aurora.planner.migration.byte_budget import worth_moving
 from aurora.planner.migration.pricing import migration_schedule, moved_bytes
 from aurora.planner.migration.relabelling import fewest_moves, holds
-from aurora.planner.placement.cost_model import aimed_costs
+from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
@@ -197,17 +197,16 @@ def _next_plan(
         for model, profile, placement in zip(new.models, joint.profiles, final, strict=True)
     )
     moved_s = float(layer_seconds(new, final, joint.profiles, domains).sum())
-    bound_s = min(_free_bound_s(new, final, joint.profiles, domains), moved_s)
-    plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, free_bound_s=bound_s, epoch=old.epoch + 1)
+    bound_s = min(_bound_s(new, final, joint.profiles, domains), moved_s)
+    plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, assignment_bound_s=None, epoch=old.epoch + 1)
     if plan.options.min_replicas is not None:
         plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.options.seed))
     check_plan(plan)
     return plan, schedule, bytes_GG
 
 
-def _free_bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
-    """A lower bound for every placement; with replicas in `final`, also for placements with replicas."""
-    if final[0].split_LG is None or len(profiles) > 1:
-        return new.free_bound_s
-    aimed = [aimed_costs(new.cluster, profiles[0], domains, layer, new.options.aim) for layer in range(profiles[0].layers)]
-    return sum(costs.bound_s(replicated=True) for costs in aimed)
+def _bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
+    """A lower bound for every placement, and for `final`, whose old layers may have more slots than the new options."""
+    if len(profiles) > 1 or new.models[0].deduplicated:
+        return new.bound_s
+    return placement_bound_s(new.cluster, profiles[0], domains, new.options, final[0])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.planner.network.lower_bounds import spread
+from aurora.planner.network.lower_bounds import spread, spread_split
 from aurora.planner.placement import objective
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE
@@ -14,9 +14,9 @@ from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_co
 from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.lp_relaxation import prove_bound
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
-from aurora.planner.placement.slot_counts import even_slots
+from aurora.planner.placement.slot_counts import even_slots, replicas_fit
 from aurora.types import Cluster, Placement, PlanOptions, Profile
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def place_colocated(
     first, second = (0, 1) if profiles[0].layers <= profiles[1].layers else (1, 0)
     layers_ML = [[_grouped(cluster, p, layer, options.place, rng) for layer in range(p.layers)] for p in profiles]
     held_MLG: list[list[IntArray]] = [[], []]
-    objective_s = bound_s = free_bound_s = 0.0
+    objective_s = bound_s = assignment_bound_s = 0.0
+    below = spread_split if replicas_fit(cluster, profiles) else spread
     end_s = clock() + options.time_limit_s
     for layer in range(profiles[second].layers):
         partner = layer % profiles[first].layers
@@ -73,15 +74,15 @@ def place_colocated(
         held_MLG[second].append(found.b_G)
         value_s = problem.value_s(found.a_G, found.b_G)
         known_s = found.bound_s if movable else 0.0  # where a was fixed, the search did not try other places for it
-        free_s = _free_bound(options.objective, *((a.costs, b.costs) if first == 0 else (b.costs, a.costs)))
+        least_s = _placement_bound(below, options.objective, *((a.costs, b.costs) if first == 0 else (b.costs, a.costs)))
         objective_s += value_s
-        free_bound_s += free_s
-        bound_s += max(known_s or prove_bound(replace(problem, movable=True), value_s).bound_s, free_s)
+        bound_s += least_s
+        assignment_bound_s += max(known_s or prove_bound(replace(problem, movable=True), value_s).bound_s, least_s)
     placements = tuple(
         Placement.stack([unreplicated(np.argsort(held_G)[layer.group_E], len(cluster)) for layer, held_G in both])
         for both in (zip(*own, strict=True) for own in zip(layers_ML, held_MLG, strict=True))
     )
-    return PlacedModels(placements, objective_s, bound_s, free_bound_s)
+    return PlacedModels(placements, objective_s, bound_s, assignment_bound_s)
 
 
 def _grouped(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np.random.Generator) -> GroupedLayer:
@@ -92,11 +93,11 @@ def _grouped(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np
     return GroupedLayer(costs, group_E, costs.grouped(group_E))
 
 
-def _free_bound(name: str, a: LayerCosts, b: LayerCosts) -> float:
+def _placement_bound(below: Callable[[FloatArray], float], name: str, a: LayerCosts, b: LayerCosts) -> float:
     """A lower bound on the seconds of a layer for every placement of both models' experts; a is the model Table 2 starts with.
 
     Each term of the objective is replaced by its own least value, so the bound is attained only if one placement minimises all
-    terms.
+    terms. `below` bounds the largest sum of any GPU from (G, E) seconds of each expert.
     """
     fixed = [float(own_WG.max()) for own_WG in (a.gate_s_WG, b.gate_s_WG, a.aggregate_s_WG, b.aggregate_s_WG)]
     dispatch, combine = [], []
@@ -107,4 +108,4 @@ def _free_bound(name: str, a: LayerCosts, b: LayerCosts) -> float:
     expert = [costs.expert_s_WGE[0] for costs in (a, b)]
     both_there, both_back = np.concatenate(dispatch, axis=1), np.concatenate(combine, axis=1)
     moved = [*dispatch, both_there, *expert, *combine, both_back]
-    return objective.longest(name, np.array([*fixed, *map(spread, moved)]))
+    return objective.longest(name, np.array([*fixed, *map(below, moved)]))

@@ -207,13 +207,14 @@ class LayerCosts(PortCosts):
         gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
         return PhaseTimes(gate_WG, there_WG, here_WG, back_WG, home_WG, expert_WG, aggregate_WG)
 
-    def bound_s(self, replicated: bool) -> float:
-        """Returns a lower bound in seconds on `value_s` that holds for all placements.
+    def bound_s(self, slots_G: IntArray, replicas: bool = True) -> float:
+        """Returns a lower bound in seconds on `value_s` that holds for all placements within the slots.
 
         Args:
-            replicated: whether the bound covers placements with replicas, which divide experts over GPUs.
+            slots_G: (G,) int64, how many experts each GPU can hold.
+            replicas: whether the bound covers placements with replicas, if there are slots for any.
         """
-        below = spread_split if replicated else spread
+        below = spread_split if replicas and slots_G.sum() > self.load_WE.shape[1] else spread
         return self._tail_mean(self._bound(w, below) for w in range(len(self.own_WGE)))
 
     def _bound(self, w: int, below: Callable[[FloatArray], float]) -> float:

@@ -62,17 +62,17 @@ def place_deduplicated(
     """
     capacity_G = slots_G(cluster, profile, options)
     placements: list[Placement] = []
-    objective_s = bound_s = free_bound_s = 0.0
+    objective_s = bound_s = assignment_bound_s = 0.0
     for layer in range(profile.layers):
         costs = layer_costs(cluster, profile, layer, deduplicated=True)
         gpu_E, least_s = _place_layer(costs, profile.top_k, start.placements_M[0].gpu_E(layer), capacity_G, rng)
         value_s = _seconds(costs, gpu_E)
-        free_s = min(least_s, value_s)
+        with_replicas_s = layer_costs(cluster, profile, layer).bound_s(capacity_G)  # replicas cost deduplication
         objective_s += value_s
-        free_bound_s += free_s
-        bound_s += max(min(best_exclusive_s(costs.grouped(gpu_E)), value_s), free_s)
+        bound_s += min(least_s, with_replicas_s, value_s)
+        assignment_bound_s += min(best_exclusive_s(costs.grouped(gpu_E)), value_s)
         placements.append(unreplicated(gpu_E, len(cluster)))
-    return PlacedModels((Placement.stack(placements),), objective_s, bound_s, free_bound_s, deduplicated=True)
+    return PlacedModels((Placement.stack(placements),), objective_s, bound_s, assignment_bound_s, deduplicated=True)
 
 
 def _seconds(costs: LayerCosts, gpu_E: IntArray) -> float:

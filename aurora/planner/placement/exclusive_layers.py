@@ -66,7 +66,8 @@ def place_exclusive(
     capacity_G = slots_G(cluster, profile, options)
     nodes = failure_domains(cluster, capacity_G)
     placements: list[Placement] = []
-    objective_s = bound_s = free_bound_s = 0.0
+    objective_s = bound_s = assignment_bound_s = 0.0
+    grouped_once = not domains
     for layer in range(profile.layers):
         costs = aimed_costs(cluster, profile, domains, layer, options.aim)
         problem = ExclusiveProblem(costs, layer_costs(cluster, profile, layer), capacity_G, nodes)
@@ -77,13 +78,14 @@ def place_exclusive(
             )
         placement = _place_layer(problem, options, rng)
         value_s = costs.value_s(placement.split_EG(0))
-        free_s = min(costs.bound_s(options.place in (*REPLICAS, *SURVIVE)), value_s)
-        plain = placement.split_LG is None and len(costs.own_WGE) == 1 and not domains
         objective_s += value_s
-        free_bound_s += free_s
-        bound_s += min(best_exclusive_s(problem.own_costs.grouped(placement.gpu_E(0))), value_s) if plain else free_s
+        bound_s += min(costs.bound_s(capacity_G), value_s)
+        grouped_once = grouped_once and placement.split_LG is None and len(costs.own_WGE) == 1
+        if grouped_once:
+            assignment_bound_s += min(best_exclusive_s(problem.own_costs.grouped(placement.gpu_E(0))), value_s)
         placements.append(placement)
-    return PlacedModels((Placement.stack(placements),), objective_s, bound_s, free_bound_s)
+    stacked = Placement.stack(placements)
+    return PlacedModels((stacked,), objective_s, bound_s, assignment_bound_s if grouped_once else None)
 
 
 def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:

@@ -28,8 +28,8 @@ class LayerExplanation:
         gpu_X: (X,) int64, the GPU that takes longest in each term.
         times_X: (X,) int64, how often the longest path holds each term.
         value_s: seconds of the layer, the sum of seconds_X times times_X.
-        bound_s: lower bound on `value_s` for all assignments of these groups of experts to GPUs.
-        bound_term: the name of the largest term of the relaxed optimum behind `bound_s`.
+        assignment_bound_s: lower bound on `value_s` for all assignments of these groups of experts to GPUs.
+        bound_term: the name of the largest term of the relaxed optimum behind `assignment_bound_s`.
         phases_MYG: (M, 5, G) seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
     """
 
@@ -39,7 +39,7 @@ class LayerExplanation:
     gpu_X: IntArray
     times_X: IntArray
     value_s: float
-    bound_s: float
+    assignment_bound_s: float
     bound_term: str
     phases_MYG: FloatArray
 

@@ -15,15 +15,16 @@ class PlacedModels:
     Attributes:
         placements_M: one Placement per model.
         objective_s: seconds of all layers in the planning model.
-        bound_s: lower bound on `objective_s` for all assignments of these groups of experts to GPUs.
-        free_bound_s: lower bound on `objective_s` for all placements.
+        bound_s: lower bound on `objective_s` for all placements within the slots, with replicas where slots are left for any.
+        assignment_bound_s: lower bound on `objective_s` for all assignments of these groups of experts to GPUs; None where
+            experts have replicas, or several scenarios count.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
     """
 
     placements_M: tuple[Placement, ...]
     objective_s: float
     bound_s: float
-    free_bound_s: float
+    assignment_bound_s: float | None
     deduplicated: bool = False
 
 

@@ -51,6 +51,14 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
     return found_G
 
 
+def replicas_fit(cluster: Cluster, profiles: Sequence[Profile]) -> bool:
+    """Returns whether the GPUs' memory, all together, holds all experts of all models once and one of them twice."""
+    others = sum(profile.other_bytes for profile in profiles)
+    spare = sum(gpu.memory_bytes - others for gpu in cluster.gpus)
+    once = sum(profile.layers * profile.experts * profile.expert_bytes for profile in profiles)
+    return spare - once >= min(profile.expert_bytes for profile in profiles)
+
+
 def even_slots(experts: int, slots_G: IntArray) -> IntArray:
     """Returns (G,) int64: experts divided over GPUs as equally as their slots (G,) allow.
 

@@ -106,8 +106,8 @@ def test_a_plan_that_promises_too_much():
     check_plan(plan)
     with pytest.raises(BrokenPlan, match="below its bound"):
         check_plan(replace(plan, objective_s=plan.bound_s / 2))
-    with pytest.raises(BrokenPlan, match="below that of all placements"):
-        check_plan(replace(plan, free_bound_s=plan.bound_s * 2))
+    with pytest.raises(BrokenPlan, match="below its bound"):
+        check_plan(replace(plan, assignment_bound_s=plan.objective_s * 2))
     model = plan.models[0]
     rushed = replace(model, dispatch_s_L=model.fluid_bound_s_L * 0.9)
     with pytest.raises(BrokenPlan, match="below the fluid bound"):

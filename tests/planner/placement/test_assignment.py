@@ -57,9 +57,9 @@ def test_exact_is_the_optimum_of_the_plans_own_objective(case):
         costs = group_costs(machines, source, layer, plan.models[0].placement.gpu_E(layer))
         best += min(exclusive(costs.phase_times(np.array(p))) for p in permutations(range(n)))
     assert plan.objective_s == pytest.approx(best, rel=1e-12)
-    assert plan.bound_s == pytest.approx(plan.objective_s, rel=1e-12)
+    assert plan.assignment_bound_s == pytest.approx(plan.objective_s, rel=1e-12)
     for name in ASSIGN:
-        assert make_plan(machines, [source], PlanOptions(assign=name)).objective_s >= plan.bound_s * (1 - 1e-12)
+        assert make_plan(machines, [source], PlanOptions(assign=name)).objective_s >= plan.assignment_bound_s * (1 - 1e-12)
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=1))))

@@ -25,7 +25,7 @@ def test_layers_add_up_to_the_objective(case, both, objective):
     assert sum(one.value_s for one in found) == pytest.approx(plan.objective_s)
     for one in found:
         assert one.seconds_X @ one.times_X == pytest.approx(one.value_s)
-        assert one.bound_s <= one.value_s * (1 + 1e-9)
+        assert one.assignment_bound_s <= one.value_s * (1 + 1e-9)
         assert one.bound_term in one.terms
 
 
@@ -40,7 +40,7 @@ def test_the_slow_gpu_is_named_with_its_experts():
     }  # fmt: skip
     assert one.gpu_X.tolist()[:2] == [0, 1]
     assert one.phases_MYG[0, :, 1].tolist() == [0, 6, 12, 6, 0]
-    assert (one.value_s, one.bound_s) == (24, 18)  # expert 1 beside its tokens: 3 and then 12 + 3
+    assert (one.value_s, one.assignment_bound_s) == (24, 18)  # expert 1 beside its tokens: 3 and then 12 + 3
     text = as_text(explain_tables(plan, [one]))
     assert "gap 33.3%" in text
     assert "toy" in text
