@@ -26,6 +26,7 @@ def main() -> None:
     gpus = [Gpu(f"g{i}", "x", i, 1e9 * (1 + i), 1e9 * (1 + i), 10**12) for i in range(3)]
     cluster = Cluster("c", tuple(gpus))
     profile = synthetic_profile("uniform", SHAPE, SyntheticOptions(sources=3))
+    synthetic_profile("uniform", SHAPE, SyntheticOptions(correlation=0.5))
     for place in (*PLACE, "swap-search", *REPLICAS):
         make_plan(cluster, [profile], PlanOptions(place, slots_per_gpu=3, seed=0))
     make_plan(cluster, [profile, profile], PlanOptions(seed=0))

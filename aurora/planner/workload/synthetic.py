@@ -1,18 +1,21 @@
 """Synthetic profiles for planning before there is traffic: routing drawn from a named skew, compute times by arithmetic."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
 from aurora.errors import BadInput
+from aurora.planner.layers_in_threads import of_layers
 from aurora.planner.workload.model_config import Shape
 from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
 
-BLOCK = 1 << 16  # tokens drawn at a time
+BUCKETS = 1 << 12  # parts of 0 to 1, a power of two
 MOST_CELLS = 1 << 28  # counts of a profile: 2 GB
-MOST_DRAWS = 10**11  # tokens x layers x experts: an hour
+MOST_DRAWS = 10**11  # tokens x layers x experts: a quarter of an hour
 MOST_CHOICES = 1 << 30  # experts chosen by tokens that token-level routing keeps in memory
 
 
@@ -27,7 +30,6 @@ def synthetic_profile(
     exponent = _exponent(skew)
     shape = Shape.of(config)
     layers, experts, top_k = shape.layers, shape.experts, shape.top_k
-    rng = np.random.default_rng(options.seed)
     tokens = options.windows * options.sources * options.window_tokens
     if (cells := options.windows * layers * options.sources * experts) > MOST_CELLS or tokens * layers * experts > MOST_DRAWS:
         raise BadInput(
@@ -38,16 +40,13 @@ def synthetic_profile(
         raise BadInput(f"`window_tokens`: expected at most {MOST_CHOICES} choices, found {tokens * layers * top_k}")
     counts_TLSE = np.zeros((options.windows, layers, options.sources, experts), dtype=np.int64)
     kept_ULK = np.zeros((tokens if options.token_level else 0, layers, top_k), dtype=np.uint8 if experts <= 256 else np.uint16)
-    for layer in range(layers):
-        share_E = rng.permutation((1.0 + np.arange(experts)) ** -exponent)
-        pair_E = rng.permutation(experts) // 2 if options.correlation else np.arange(experts)
-        done = 0
-        for window in range(options.windows):
-            for source in range(options.sources):
-                for chosen_UK in _draw(share_E, pair_E, options.correlation, options.window_tokens, top_k, rng):
-                    counts_TLSE[window, layer, source] += np.bincount(chosen_UK.ravel(), minlength=experts)
-                    kept_ULK[done : done + len(chosen_UK), layer] = chosen_UK[: len(kept_ULK)]
-                    done += len(chosen_UK)
+
+    def draw_layer(layer: int) -> None:
+        rng = np.random.default_rng((options.seed, layer))
+        rarity_E = rng.permutation((1.0 + np.arange(experts)) ** exponent)
+        draw(rarity_E, options.correlation, options.window_tokens, counts_TLSE[:, layer], kept_ULK[:, layer], top_k, rng)
+
+    of_layers(draw_layer, layers, "drawing layers")
     source_U = np.tile(np.repeat(np.arange(options.sources), options.window_tokens), options.windows)
     window_U = np.repeat(np.arange(options.windows), options.sources * options.window_tokens)
     return shape.profile(
@@ -61,21 +60,99 @@ def synthetic_profile(
     )
 
 
-def _draw(
-    share_E: FloatArray, pair_E: IntArray, correlation: float, tokens: int, top_k: int, rng: np.random.Generator
-) -> Iterator[IntArray]:
-    """Yields (U, K) distinct experts of each token in blocks of U, `tokens` in all (Gumbel top-k, without replacement).
+def draw(
+    rarity_E: FloatArray,
+    correlation: float,
+    tokens: int,
+    counts_TSE: IntArray,
+    kept_UK: NDArray[np.unsignedinteger],
+    top_k: int,
+    rng: np.random.Generator,
+) -> None:
+    """Draws the experts of every token of a layer, one expert after the other without replacement.
 
-    With probability `correlation` a token draws one random number for both experts of a pair, pair_E (E,), instead of two.
+    An expert that is not chosen yet is next with a probability in proportion to 1 / rarity. A race gives the same: every expert
+    takes an exponential time, its rarity in the mean, and the first top_k are chosen (in logarithms, Gumbel top-k). The experts
+    of a pair, drawn too, share one random number with probability `correlation`.
+
+    Args:
+        rarity_E: (E,) float64 above zero.
+        correlation: from 0 to 1.
+        tokens: tokens of each source rank in a window.
+        counts_TSE: (T, S, E) int64, to which the choices are added.
+        kept_UK: (T S tokens, K), which receives every token's experts; (0, K) to keep none.
+        top_k: experts of a token, K.
+        rng: what is drawn follows from its state.
+
+    Source:
+        Yellott 1977; Efraimidis & Spirakis 2006.
     """
-    for done in range(0, tokens, BLOCK):
-        size = min(BLOCK, tokens - done)
-        luck_UE = rng.gumbel(size=(size, len(share_E)))
-        if correlation:
-            pairs = int(pair_E.max()) + 1
-            shared_UE = (rng.random((size, pairs)) < correlation)[:, pair_E]
-            luck_UE = np.where(shared_UE, rng.gumbel(size=(size, pairs))[:, pair_E], luck_UE)
-        yield np.argpartition(-(np.log(share_E) + luck_UE), top_k - 1, axis=1)[:, :top_k]
+    share_E = 1.0 / rarity_E
+    share_E /= share_E.sum()
+    left = 1.0 - np.sort(share_E)[-top_k:].sum()  # at least, when a token draws its last expert
+    if correlation or left * len(share_E) < 2 * top_k:
+        _race(rarity_E, rng.permutation(len(share_E)), correlation, tokens, counts_TSE, kept_UK, top_k, rng)
+    else:
+        upto_E = share_E.cumsum()
+        upto_E[-1] = 1.0
+        first_B = np.searchsorted(upto_E, np.arange(BUCKETS) / BUCKETS, side="right")
+        _reject(upto_E, first_B, tokens, counts_TSE, kept_UK, top_k, rng)
+
+
+@njit(cache=True, nogil=True)
+def _race(rarity_E, paired_E, correlation, tokens, counts_TSE, kept_UK, top_k, rng):
+    """The race of `draw`. Experts are paired as they stand in paired_E (E,): the first two, the next two, and so on."""
+    time_K, chosen_K = np.empty(top_k), np.empty(top_k, np.int64)
+    token = 0
+    luck = 0.0
+    for t in range(counts_TSE.shape[0]):
+        for s in range(counts_TSE.shape[1]):
+            for _ in range(tokens):
+                for number, expert in enumerate(paired_E):
+                    if number % 2 == 0 or correlation == 0.0 or rng.random() >= correlation:
+                        luck = rng.standard_exponential()
+                    time = luck * rarity_E[expert]
+                    at = min(number, top_k)
+                    while at > 0 and time < time_K[at - 1]:
+                        if at < top_k:
+                            time_K[at], chosen_K[at] = time_K[at - 1], chosen_K[at - 1]
+                        at -= 1
+                    if at < top_k:
+                        time_K[at], chosen_K[at] = time, expert
+                for k in range(top_k):
+                    counts_TSE[t, s, chosen_K[k]] += 1
+                    if len(kept_UK):
+                        kept_UK[token, k] = chosen_K[k]
+                token += 1
+
+
+@njit(cache=True, nogil=True)
+def _reject(upto_E, first_B, tokens, counts_TSE, kept_UK, top_k, rng):
+    """Draws with replacement, and again whatever the token has chosen already; faster than `_race` while that is rare.
+
+    Args:
+        upto_E: (E,) running sum of the experts' shares.
+        first_B: (B,) the first expert that a random number in each of B equal parts of 0 to 1 can mean.
+        tokens, counts_TSE, kept_UK, top_k, rng: as in `draw`.
+    """
+    token = 0
+    last_E = np.full(len(upto_E), -1)  # the last token that chose each expert
+    for t in range(counts_TSE.shape[0]):
+        for s in range(counts_TSE.shape[1]):
+            for _ in range(tokens):
+                k = 0
+                while k < top_k:
+                    at = rng.random()
+                    expert = first_B[int(at * len(first_B))]
+                    while upto_E[expert] <= at:
+                        expert += 1
+                    if last_E[expert] != token:
+                        last_E[expert] = token
+                        counts_TSE[t, s, expert] += 1
+                        if len(kept_UK):
+                            kept_UK[token, k] = expert
+                        k += 1
+                token += 1
 
 
 def _exponent(skew: str) -> float:

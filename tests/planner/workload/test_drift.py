@@ -69,7 +69,7 @@ def test_another_sample_of_the_same_traffic_is_no_drift(windows):
 
 
 def test_traffic_that_moved():
-    before = drawn("zipf:1", 0)
+    before = drawn("zipf:1", 4)
     found = drift(before, turned(before, 3))
     assert found.moved
     assert found.replan

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw, synthetic_profile
 from aurora.types import GpuKind, SyntheticOptions
 
 MIXTRAL = {"num_local_experts": 8, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 56}
@@ -60,12 +60,40 @@ def test_correlation_pairs_experts_and_keeps_their_popularity():
         np.fill_diagonal(together_EE, 0)
         return share_E, together_EE.max(axis=1) / share_E
 
-    for correlation, least, most in ((0.0, 0.2, 0.35), (0.5, 0.5, 0.8), (1.0, 1.0, 1.0)):
+    for correlation, least, most in ((0.0, 0.2, 0.35), (0.5, 0.45, 0.8), (1.0, 1.0, 1.0)):
         share_E, partner_E = drawn(correlation)
         assert share_E == pytest.approx(np.full(16, 0.25), abs=0.05)
         assert least <= partner_E.min() <= partner_E.max() <= most
     with pytest.raises(BadInput, match=r"`correlation`: expected a number from 0 to 1, found 1\.5"):
         SyntheticOptions(correlation=1.5)
+
+
+@pytest.mark.parametrize(("exponent", "correlation"), [(0.0, 0.0), (0.8, 0.0), (1.1, 0.0), (2.0, 0.0), (0.8, 0.3), (0.8, 1.0)])
+def test_sets_of_experts_are_as_frequent_as_with_gumbel_top_k(exponent, correlation):
+    """Every set of two of twelve experts, in ten thousands of tokens drawn here and there."""
+    experts, tokens = 12, 40_000
+    rng = np.random.default_rng(3)
+    rarity_E = rng.permutation((1.0 + np.arange(experts)) ** exponent)
+    luck_UE = rng.gumbel(size=(tokens, experts))
+    kept_UK = np.zeros((tokens, 2), dtype=np.uint8)
+    counts_TSE = np.zeros((1, 1, experts), dtype=np.int64)
+    before = np.random.default_rng(5)
+    draw(rarity_E, correlation, tokens, counts_TSE, kept_UK, 2, before)
+    if correlation:
+        paired_E = np.random.default_rng(5).permutation(experts)
+        shared_UP = rng.random((tokens, experts // 2)) < correlation
+        for pair in range(experts // 2):
+            first, second = paired_E[2 * pair : 2 * pair + 2]
+            luck_UE[:, second] = np.where(shared_UP[:, pair], luck_UE[:, first], luck_UE[:, second])
+    expected_UK = np.argsort(luck_UE - np.log(rarity_E), axis=1)[:, -2:]
+    expected_S, found_S = (
+        np.bincount(sets_UK.min(axis=1) * experts + sets_UK.max(axis=1), minlength=experts**2)
+        for sets_UK in (expected_UK, kept_UK.astype(np.int64))
+    )
+    assert np.array_equal(counts_TSE[0, 0], np.bincount(kept_UK.ravel(), minlength=experts))
+    spread_S = np.sqrt(np.maximum(1, expected_S + found_S))  # one standard deviation of the difference of two counts
+    assert (np.abs(found_S - expected_S) < 5 * spread_S).all()
+    assert np.sqrt(np.mean(((found_S - expected_S) / spread_S)[expected_S + found_S > 10] ** 2)) < 1.4
 
 
 @pytest.mark.parametrize("skew", ["zipf", "zipf:x", "zipf:-1", "normal:1", "zipf:nan"])
