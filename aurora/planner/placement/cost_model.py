@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.planner.network.lower_bounds import spread, spread_split
 from aurora.planner.placement.objective import PhaseTimes, exclusive_XG
 from aurora.planner.workload.traffic import deduplicated_tokens
 from aurora.types import Cluster, Gpu, Profile
@@ -206,24 +205,6 @@ class LayerCosts(PortCosts):
         there_WG, here_WG, back_WG, home_WG = np.stack([send_WG, recv_WG, recv_WG, send_WG]) * self.port_s_XG[:, None]
         gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
         return PhaseTimes(gate_WG, there_WG, here_WG, back_WG, home_WG, expert_WG, aggregate_WG)
-
-    def bound_s(self, slots_G: IntArray, replicas: bool = True) -> float:
-        """Returns a lower bound in seconds on `value_s` that holds for all placements within the slots.
-
-        Args:
-            slots_G: (G,) int64, how many experts each GPU can hold.
-            replicas: whether the bound covers placements with replicas, if there are slots for any.
-        """
-        below = spread_split if replicas and slots_G.sum() > self.load_WE.shape[1] else spread
-        return self._tail_mean(self._bound(w, below) for w in range(len(self.own_WGE)))
-
-    def _bound(self, w: int, below: Callable[[FloatArray], float]) -> float:
-        """The bound of scenario w; `below` bounds the largest sum of any GPU from (G, E) seconds of each expert."""
-        arriving_GE = self.load_WE[w] - self.own_WGE[w]  # tokens that start on GPU g are not sent to experts there
-        dispatch_GE, combine_GE = arriving_GE * self.port_s_XG[1:3, :, None]
-        gate_G = self.gate_s_WG[w]
-        first = max(float(gate_G.max()), float(gate_G.min()) + below(dispatch_GE))
-        return first + below(self.expert_s_WGE[w] + combine_GE) + float(self.aggregate_s_WG[w].max())
 
     def _tail_mean(self, seconds_W: Iterable[float]) -> float:
         """The mean of the `worst` largest seconds."""

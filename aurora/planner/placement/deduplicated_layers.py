@@ -17,6 +17,7 @@ from aurora.planner.placement.cost_model import LayerCosts, layer_costs
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.objective import exclusive
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
+from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.slot_counts import slots_G
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray
@@ -67,7 +68,7 @@ def place_deduplicated(
         costs = layer_costs(cluster, profile, layer, deduplicated=True)
         gpu_E, least_s = _place_layer(costs, profile.top_k, start.placements_M[0].gpu_E(layer), capacity_G, rng)
         value_s = _seconds(costs, gpu_E)
-        with_replicas_s = layer_costs(cluster, profile, layer).bound_s(capacity_G)  # replicas cost deduplication
+        with_replicas_s = layer_bound_s(layer_costs(cluster, profile, layer), capacity_G)  # replicas cost deduplication
         objective_s += value_s
         bound_s += min(least_s, with_replicas_s, value_s)
         assignment_bound_s += min(best_exclusive_s(costs.grouped(gpu_E)), value_s)

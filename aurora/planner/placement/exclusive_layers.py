@@ -10,6 +10,7 @@ from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
 from aurora.planner.placement.cost_model import LayerCosts, aimed_costs, layer_costs
 from aurora.planner.placement.grouping import PLACE, grouped
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
+from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, slots_G
 from aurora.planner.placement.swap_search import swap_search
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of
@@ -79,7 +80,7 @@ def place_exclusive(
         placement = _place_layer(problem, options, rng)
         value_s = costs.value_s(placement.split_EG(0))
         objective_s += value_s
-        bound_s += min(costs.bound_s(capacity_G), value_s)
+        bound_s += min(layer_bound_s(costs, capacity_G), value_s)
         grouped_once = grouped_once and placement.split_LG is None and len(costs.own_WGE) == 1
         if grouped_once:
             assignment_bound_s += min(best_exclusive_s(problem.own_costs.grouped(placement.gpu_E(0))), value_s)

@@ -36,13 +36,20 @@ def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
     """
     speed_R = np.cumsum(np.sort(1 / slots.cost_G)[::-1])  # of the R fastest GPUs
     spare = int(slots.useful_G(len(load_E)).sum()) - len(load_E)
-    count_E = np.ones(len(load_E), dtype=np.int64)
-    for _ in range(spare):  # a slot to the expert that needs the largest T; an expert on every GPU needs the mean at most
-        expert = int(np.argmax(load_E / speed_R[count_E - 1]))
-        if count_E[expert] == len(speed_R):
-            break
-        count_E[expert] += 1
-    return float((load_E / speed_R[count_E - 1]).max())
+    return least_largest(load_E[:, None] / speed_R, spare)
+
+
+def least_largest(value_ER: FloatArray, spare: int) -> float:
+    """Returns the least T for which experts whose value is T or less need at most `spare` replicas beyond one each.
+
+    Args:
+        value_ER: (E, R) float64, each expert's value if it has 1 to R replicas, falling along R.
+        spare: how many further replicas there are.
+    """
+    on_all = float(value_ER[:, -1].max(initial=0.0))
+    if spare >= value_ER.size:
+        return on_all
+    return max(on_all, float(-np.partition(-value_ER, spare, axis=None)[spare]))
 
 
 def slots_by_counting(load_E: FloatArray, slots: GpuSlots, most: float) -> int:

@@ -1,0 +1,135 @@
+"""Bounds on all placements: never above the best placement, replicas and every token split included, and near it."""
+
+from itertools import combinations, product
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from aurora.planner.make_plan import make_plan
+from aurora.planner.placement import placement_bound
+from aurora.planner.placement.cost_model import AIMS, aimed_costs
+from aurora.planner.placement.phase_program import phase_program
+from aurora.planner.placement.placement_bound import layer_bound_s
+from aurora.planner.placement.slot_search import SearchLayer
+from aurora.types import PHASES, Curve, PlanOptions, Profile
+from tests.conftest import cluster
+from tests.strategies import clusters, profiles
+
+
+def cases(gpus):
+    return st.tuples(clusters(gpus), profiles(gpus, max_experts=4, max_layers=1))
+
+
+def held_sets(experts, slots_G, replicas):
+    """Every (E, G) 0/1 matrix of which GPU holds which expert, within the slots."""
+    gpus = len(slots_G)
+    sizes = range(1, gpus + 1) if replicas else (1,)
+    sets = [own for size in sizes for own in combinations(range(gpus), size)]
+    for chosen in product(sets, repeat=experts):
+        held_EG = np.array([[gpu in own for gpu in range(gpus)] for own in chosen])
+        if (held_EG.sum(axis=0) <= slots_G).all():
+            yield held_EG
+
+
+def best_split_s(costs, held_EG):
+    """The least seconds of one scenario over all token splits over these replicas, straight from Eq. 1."""
+    experts, gpus = held_EG.shape
+    edges = np.argwhere(held_EG)
+    zero_s = costs.phase_times(np.zeros((experts, gpus)))
+
+    def sums(times):
+        first = times.gate_G + times.send_G, times.gate_G + times.recv_G
+        second = times.expert_G + times.csend_G, times.expert_G + times.crecv_G
+        return np.array([*first, *second])  # (4, G)
+
+    base_XG, columns = sums(zero_s), []
+    for expert, gpu in edges:
+        split_EG = np.zeros((experts, gpus))
+        split_EG[expert, gpu] = 1
+        columns.append((sums(costs.phase_times(split_EG)) - base_XG).ravel())
+    phase_X2 = -np.repeat(np.eye(2), 2 * gpus, axis=0)
+    found = linprog(
+        [0.0] * len(edges) + [1.0, 1.0],
+        np.hstack([np.array(columns).T, phase_X2]),
+        -base_XG.ravel(),
+        np.hstack([(edges[:, :1] == np.arange(experts)).T.astype(float), np.zeros((experts, 2))]),
+        np.ones(experts),
+    )
+    return found.fun + costs.aggregate_s_WG.max()
+
+
+@given(st.integers(1, 3).flatmap(cases), st.integers(0, 2), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_no_replicas_and_no_split_beat_the_bound(case, spare, replicas):
+    machines, source = case
+    slots_G = np.full(len(machines), min(source.experts, -(-source.experts // len(machines)) + spare))
+    costs = aimed_costs(machines, source, (), 0, "sum")
+    best_s = min(best_split_s(costs, held_EG) for held_EG in held_sets(source.experts, slots_G, replicas))
+    for small in (placement_bound.SMALL, 0):
+        with mock.patch.object(placement_bound, "SMALL", small):
+            assert layer_bound_s(costs, slots_G, replicas) <= best_s * (1 + 1e-6) + 1e-7  # what the solver leaves open
+
+
+@given(st.integers(2, 3).flatmap(cases))
+@settings(max_examples=30, deadline=None)
+def test_the_bound_is_reached_where_every_gpu_may_hold_every_expert(case):
+    machines, source = case
+    costs, slots_G = aimed_costs(machines, source, (), 0, "sum"), np.full(len(machines), source.experts)
+    best_s = best_split_s(costs, np.ones((source.experts, len(machines)), dtype=bool))
+    assert layer_bound_s(costs, slots_G) == pytest.approx(best_s, rel=1e-6, abs=1e-7)
+
+
+@given(st.integers(2, 3).flatmap(cases), st.sampled_from(sorted(AIMS)), st.booleans(), st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_no_split_beats_the_bound_over_scenarios(case, aim, small, seed):
+    machines, source = case
+    costs, slots_G = aimed_costs(machines, source, (), 0, aim), np.full(len(machines), source.experts)
+    with mock.patch.object(placement_bound, "SMALL", placement_bound.SMALL if small else 0):
+        bound_s = layer_bound_s(costs, slots_G)
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        split_EG = rng.dirichlet(np.full(len(machines), rng.choice([0.1, 1.0, 10.0])), source.experts)
+        assert costs.value_s(split_EG) >= bound_s * (1 - 1e-9)
+
+
+@given(st.integers(2, 3).flatmap(cases), st.sampled_from(sorted(AIMS)), st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_any_prices_give_a_bound(case, aim, seed):
+    """The proof does not rest on the solver: whatever the prices, the best split is not below."""
+    machines, source = case
+    costs, slots_G = aimed_costs(machines, source, (), 0, aim), np.full(len(machines), source.experts)
+    layer = SearchLayer.of(costs, slots_G)
+    program = phase_program(layer, np.zeros((2, len(costs.own_WGE))))
+    rng = np.random.default_rng(seed)
+    split_EG = rng.dirichlet(np.ones(len(machines)), source.experts)
+    for scale in (0.0, 0.1, 1.0, 10.0):
+        assert program.dual_s(rng.random(len(program.limit_X)) * scale) <= costs.value_s(split_EG) * (1 + 1e-9)
+
+
+def test_slots_that_are_few_are_counted():
+    """Two hot experts and one spare slot: one of them stays on one GPU."""
+    work = Curve(np.array([1.0, 1001.0]), np.array([1.0, 1001.0]))
+    nothing = Curve(np.array([1.0]), np.array([0.0]))
+    curves = {"reference": {phase: work if phase == "expert" else nothing for phase in PHASES}}
+    source = Profile("m", "", np.array([[[[50, 50, 1, 1, 1]] * 3]]), 1, 0, 0, 1, 0, curves)
+    machines = cluster(1e6, 1e6, 1e6)
+    costs = aimed_costs(machines, source, (), 0, "sum")
+    assert layer_bound_s(costs, np.full(3, 5)) == pytest.approx(103)  # all work on three GPUs
+    assert layer_bound_s(costs, np.full(3, 2)) == pytest.approx(150)  # six slots
+    assert layer_bound_s(costs, np.full(3, 5), replicas=False) == pytest.approx(150)
+    plan = make_plan(machines, [source], PlanOptions(slots_per_gpu=2))
+    assert plan.bound_s == pytest.approx(150)
+
+
+def test_a_slow_port_that_must_send_is_in_the_bound():
+    """GPU 1 holds few experts, so that it sends nearly all tokens of its rank whatever is placed there."""
+    tokens = np.full((1, 1, 2, 8), 10)
+    curves = {"reference": {phase: Curve(np.array([1.0]), np.array([0.0])) for phase in PHASES}}
+    source = Profile("m", "", tokens, 1, 1, 1, 1, 0, curves)
+    machines = cluster(100.0, 1.0)
+    costs = aimed_costs(machines, source, (), 0, "sum")
+    assert layer_bound_s(costs, np.array([8, 1])) == pytest.approx(2 * 70.0)  # dispatch and combine of seven experts' tokens
