@@ -213,6 +213,7 @@ def plan(
     *,
     domains: Sequence[Profile] = (),
     profile_paths: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> Plan:
     """Decide where experts sit and in which order tokens travel, for one model or two that share the GPUs.
 
@@ -224,6 +225,7 @@ def plan(
             keeps the plan that the simulator finds shortest.
         domains: further profiles of the one model that the plan must serve as well; `options.aim` says how they count.
         profile_paths: the profiles' files, as the plan should name them.
+        progress: called with (what is being done, layers done, layers in all).
 
     Returns:
         A checked Plan with its objective, a proved lower bound and the gap to it.
@@ -244,15 +246,16 @@ def plan(
         ('exclusive, mixed GPUs', True)
     """
     from aurora.advisor.simulated_choice import SIMULATED, simulated_plan, with_time_slice
+    from aurora.planner.layers_in_threads import untold
     from aurora.planner.make_plan import make_plan
 
-    profiles, options = _each(profiles), options or PlanOptions()
+    profiles, options, progress = _each(profiles), options or PlanOptions(), progress or untold
     if options.objective == SIMULATED:
         if domains:
             raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
-        made = simulated_plan(cluster, profiles, options, profile_paths)
+        made = simulated_plan(cluster, profiles, options, profile_paths, progress)
     else:
-        made = make_plan(cluster, profiles, options, profile_paths, domains=domains)
+        made = make_plan(cluster, profiles, options, profile_paths, domains=domains, progress=progress)
     return with_time_slice(made, profiles) if made.colocated and options.time_slice == "auto" else made
 
 
@@ -301,7 +304,8 @@ def register(kind: str, name: str, method: Callable[..., Any]) -> str:
 
     Args:
         kind: "order": how one all-to-all is ordered, a function (bytes_GG, network, *, rng) -> Order; or "place": which group,
-            one a GPU, each expert of a layer is in, a function (load_E, slots_J, rng) -> (E,) integers.
+            one a GPU, each expert of a layer is in, a function (load_E, slots_J, rng) -> (E,) integers. Several threads call
+            it at once, each for another layer.
         name: its name; registering it again replaces it. A plan loaded elsewhere keeps its placement and orders, and needs the
             method only where it is used anew.
         method: the function.

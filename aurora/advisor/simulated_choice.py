@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aurora.errors import BadInput
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.objective import OBJECTIVE
 from aurora.simulator.interpreter import simulate_plan
@@ -16,7 +17,11 @@ COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for
 
 
 def simulated_plan(
-    cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions, profile_paths: Sequence[str] = ()
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    options: PlanOptions,
+    profile_paths: Sequence[str] = (),
+    progress: Progress = untold,
 ) -> Plan:
     """Makes candidate plans and returns the one that serves the profiles' windows soonest in the simulator.
 
@@ -27,7 +32,7 @@ def simulated_plan(
     candidates = list(_candidates(options, len(profiles) == 2))
     if len(candidates) < 2:
         raise BadInput(f"`objective` {SIMULATED}: expected `place` or `colocate` left to auto, found nothing to choose between")
-    plans = [make_plan(cluster, profiles, candidate, profile_paths) for candidate in candidates]
+    plans = [make_plan(cluster, profiles, candidate, profile_paths, progress=progress) for candidate in candidates]
     best = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds)
     return replace(best, notes=(*best.notes, "chosen by simulation"))
 

@@ -87,6 +87,7 @@ def plan(
     """Decide which GPU holds which experts and in which order tokens travel; every schedule is checked."""
     from aurora import api
     from aurora.cli.as_json import explanation_json, migration_json, plan_json
+    from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_plan, load_profile, save
     from aurora.planner.check.engines import check_engine
     from aurora.planner.placement.explain import explain as explained
@@ -106,7 +107,8 @@ def plan(
     further, in_force = [load_profile(path) for path in domains], None if previous is None else load_plan(previous)
     paths = [relative(path, output) for path in profile]
     began, moved = time.perf_counter(), None
-    made = api.plan(machines, profiles, options, domains=further, profile_paths=paths)
+    with shown() as progress:
+        made = api.plan(machines, profiles, options, domains=further, profile_paths=paths, progress=progress)
     if in_force is not None:
         made, moved = api.migrate(made, in_force, profiles, max_move_bytes=max_move_bytes, domains=further)
     if engine is not None:

@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_profile
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.colocated_layers import place_colocated
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
 from aurora.planner.placement.exclusive_layers import place_exclusive
@@ -26,6 +27,7 @@ def make_plan(
     profile_paths: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
     domains: Sequence[Profile] = (),
+    progress: Progress = untold,
 ) -> Plan:
     """Plans one model that has the GPUs to itself, or two that share every GPU; see `aurora.plan`.
 
@@ -48,7 +50,7 @@ def make_plan(
         placed = min(placed, place_deduplicated(cluster, profiles[0], placed, options, rng), key=lambda each: each.objective_s)
     paths = list(profile_paths) or [""] * len(profiles)
     models = tuple(
-        schedule_model(cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated)
+        schedule_model(cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated, progress)
         for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
     )
     survival_LK = None if options.min_replicas is None else surviving(cluster, models[0].placement, options.seed)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import aurora
 from aurora.errors import BadInput, InfeasiblePlan
+from aurora.planner import layers_in_threads
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.make_plan import make_plan
@@ -52,6 +53,18 @@ def test_every_combination_gives_a_plan_that_stands(case, place, assign, colocat
         assert len(model.dispatch_L) == source.layers
         sizes = {len(held) for layer in model.placement.slots_LG for held in layer}
         assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("order", ["random", "openshop", "openshop-best"])
+def test_plans_do_not_depend_on_the_number_of_threads(monkeypatch, order):
+    source, told = profile(np.random.default_rng(1).poisson(9.0, (1, 5, 4, 8))), []
+
+    def made(cores, **more):
+        monkeypatch.setattr(layers_in_threads, "_cores", lambda: cores)
+        return make_plan(cluster(*[1.0] * 4), [source], PlanOptions("random", order=order, seed=5), **more)
+
+    assert made(1) == made(3, progress=lambda *each: told.append(each))
+    assert [each for each in told if each[0] == "ordering all-to-alls"] == [("ordering all-to-alls", n, 5) for n in range(6)]
 
 
 @given(TWO)
