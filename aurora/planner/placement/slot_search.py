@@ -78,6 +78,7 @@ class Slots(NamedTuple):
         holds_GE: (G, E) bool, whether a GPU holds an expert.
         sum_s_GXW: (G, 4, W) seconds of each sum of each GPU.
         top_YWR: (2, W, TOP) int64, the slowest GPUs of each phase of each scenario, slowest first; EMPTY where there are fewer.
+        top_s_YWR: (2, W, TOP) seconds of this phase there.
         seconds_W: (W,) seconds of each scenario.
         weight_W: (W,) 1 / worst for the scenarios that count, 0 for the others.
     """
@@ -89,6 +90,7 @@ class Slots(NamedTuple):
     holds_GE: BoolArray
     sum_s_GXW: FloatArray
     top_YWR: IntArray
+    top_s_YWR: FloatArray
     seconds_W: FloatArray
     weight_W: FloatArray
 
@@ -103,6 +105,7 @@ class Scratch(NamedTuple):
         ours_PXW: (P, 4, W) sums of a GPU without the expert of each of its slots.
         theirs_QXW: (P, 4, W) the same of another GPU.
         rest_YW: (2, W) seconds of each phase on the slowest GPU that a change leaves alone.
+        most_YW: (2, W) the same with some of the GPUs that it alters.
         seconds_W: (W,) seconds of each scenario after a change.
         ranked_W: (W,) these, largest first.
     """
@@ -113,6 +116,7 @@ class Scratch(NamedTuple):
     ours_PXW: FloatArray
     theirs_QXW: FloatArray
     rest_YW: FloatArray
+    most_YW: FloatArray
     seconds_W: FloatArray
     ranked_W: FloatArray
 
@@ -260,6 +264,7 @@ def _slots(layer, held_GP, share_GP):
         np.zeros((gpus, experts), dtype=np.bool_),
         np.zeros((gpus, parts, scenarios)),
         np.zeros((2, scenarios, TOP), dtype=np.int64),
+        np.zeros((2, scenarios, TOP)),
         np.zeros(scenarios),
         np.zeros(scenarios),
     )
@@ -291,17 +296,32 @@ def _scratch(layer, width):
         np.zeros((width, parts, scenarios)),
         np.zeros((width, parts, scenarios)),
         np.zeros((2, scenarios)),
+        np.zeros((2, scenarios)),
         np.zeros(scenarios),
         np.zeros(scenarios),
     )
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _larger(a, b):
+    """The larger of two numbers; compiles to one instruction."""
+    return a if a > b else b
+
+
 @njit(cache=True, nogil=True)
-def _add(layer, sum_s_XW, g, e, share):
-    """Adds a share of expert e on GPU g to sums."""
+def _add(part_s_GEXW, row_GXW, at, g, e, share):
+    """Adds a share of expert e on GPU g to row `at`."""
     for x in range(PARTS):
-        for w in range(sum_s_XW.shape[1]):
-            sum_s_XW[x, w] += share * layer.part_s_GEXW[g, e, x, w]
+        for w in range(row_GXW.shape[2]):
+            row_GXW[at, x, w] += share * part_s_GEXW[g, e, x, w]
+
+
+@njit(cache=True, nogil=True)
+def _copy(part_s_GEXW, sum_s_GXW, row_GXW, at, g, e, share):
+    """Sets row `at` to the sums of GPU g with a share of expert e more."""
+    for x in range(PARTS):
+        for w in range(row_GXW.shape[2]):
+            row_GXW[at, x, w] = sum_s_GXW[g, x, w] + share * part_s_GEXW[g, e, x, w]
 
 
 @njit(cache=True, nogil=True)
@@ -311,7 +331,7 @@ def _give(layer, slots, g, p, e, share):
     slots.gpu_EG[e, slots.count_E[e]] = g
     slots.count_E[e] += 1
     slots.holds_GE[g, e] = True
-    _add(layer, slots.sum_s_GXW[g], g, e, share)
+    _add(layer.part_s_GEXW, slots.sum_s_GXW, g, g, e, share)
 
 
 @njit(cache=True, nogil=True)
@@ -325,7 +345,7 @@ def _take(layer, slots, g, p):
         if slots.gpu_EG[e, at] == g:
             slots.gpu_EG[e, at] = slots.gpu_EG[e, last]
     slots.holds_GE[g, e] = False
-    _add(layer, slots.sum_s_GXW[g], g, e, -share)
+    _add(layer.part_s_GEXW, slots.sum_s_GXW, g, g, e, -share)
     return e, share
 
 
@@ -337,7 +357,7 @@ def _even_out(layer, slots, e):
         g = slots.gpu_EG[e, at]
         for p in range(slots.held_GP.shape[1]):
             if slots.held_GP[g, p] == e:
-                _add(layer, slots.sum_s_GXW[g], g, e, share - slots.share_GP[g, p])
+                _add(layer.part_s_GEXW, slots.sum_s_GXW, g, g, e, share - slots.share_GP[g, p])
                 slots.share_GP[g, p] = share
 
 
@@ -406,7 +426,7 @@ def _descend(layer, slots, scratch, replicas, effort):
         e = EMPTY
         count_s = best_s
         if replicas:
-            count_s, to, place, e, priced = _best_count_change(layer, slots, scratch, g, best_s)
+            count_s, to, place, e, priced = _best_count_change(layer, slots, scratch, gain_G, g, best_s)
             effort -= priced * len(slots.seconds_W)
         if count_s < best_s:
             _overwrite(layer, slots, to, place, e)
@@ -423,43 +443,37 @@ def _descend(layer, slots, scratch, replicas, effort):
 @njit(cache=True, nogil=True)
 def _price(layer, slots, scratch):
     """Finds the slowest GPUs and the scenarios that count; returns the objective."""
-    for w in range(len(slots.seconds_W)):
-        slots.seconds_W[w] = layer.aggregate_s_W[w]
-        for y in range(2):
-            _slowest(slots.sum_s_GXW, y, w, slots.top_YWR[y, w])
-            slots.seconds_W[w] += _phase(slots.sum_s_GXW, slots.top_YWR[y, w, 0], y, w)
-    value_s = _tail_mean(slots.seconds_W, scratch.ranked_W, layer.worst)
-    left = layer.worst
-    for strict in range(2):  # first the scenarios above the shortest that counts, then as many of its length as there is room
-        for w in range(len(slots.seconds_W)):
-            over = slots.seconds_W[w] - scratch.ranked_W[layer.worst - 1]
-            if strict == 0:
-                slots.weight_W[w] = 0.0
-            if left > 0 and (over > 0 if strict == 0 else over == 0):
-                slots.weight_W[w] = 1.0 / layer.worst
-                left -= 1
+    top_s_YWR, seconds_W, weight_W, ranked_W = slots.top_s_YWR, slots.seconds_W, slots.weight_W, scratch.ranked_W
+    _find_slowest(slots.sum_s_GXW, slots.top_YWR, top_s_YWR)
+    for w in range(len(seconds_W)):
+        seconds_W[w] = top_s_YWR[0, w, 0] + top_s_YWR[1, w, 0] + layer.aggregate_s_W[w]
+    value_s = _tail_mean(seconds_W, ranked_W, layer.worst)
+    least_s, room = ranked_W[layer.worst - 1], layer.worst
+    for w in range(len(seconds_W)):
+        weight_W[w] = 1.0 / layer.worst if seconds_W[w] > least_s else 0.0
+        room -= seconds_W[w] > least_s
+    for w in range(len(seconds_W)):
+        if room > 0 and seconds_W[w] == least_s:
+            weight_W[w] = 1.0 / layer.worst
+            room -= 1
     return value_s
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _phase(sum_s_GXW, g, y, w):
-    """Seconds of phase y of scenario w on GPU g."""
-    return max(sum_s_GXW[g, 2 * y, w], sum_s_GXW[g, 2 * y + 1, w])
-
-
 @njit(cache=True, nogil=True)
-def _slowest(sum_s_GXW, y, w, top_R):
-    """Writes the GPUs that are slowest in phase y of scenario w into top_R, slowest first."""
-    top_R[:] = EMPTY
+def _find_slowest(sum_s_GXW, top_YWR, top_s_YWR):
+    """Fills top_YWR and top_s_YWR from the sums of all GPUs."""
+    top_YWR[:] = EMPTY
+    top_s_YWR[:] = -np.inf
     for g in range(sum_s_GXW.shape[0]):
-        value_s = _phase(sum_s_GXW, g, y, w)
-        at = TOP
-        while at > 0 and (top_R[at - 1] == EMPTY or value_s > _phase(sum_s_GXW, top_R[at - 1], y, w)):
-            if at < TOP:
-                top_R[at] = top_R[at - 1]
-            at -= 1
-        if at < TOP:
-            top_R[at] = g
+        for y in range(2):
+            for w in range(sum_s_GXW.shape[2]):
+                value_s = _larger(sum_s_GXW[g, 2 * y, w], sum_s_GXW[g, 2 * y + 1, w])
+                if value_s > top_s_YWR[y, w, TOP - 1]:
+                    at = TOP - 1
+                    while at > 0 and value_s > top_s_YWR[y, w, at - 1]:
+                        top_YWR[y, w, at], top_s_YWR[y, w, at] = top_YWR[y, w, at - 1], top_s_YWR[y, w, at - 1]
+                        at -= 1
+                    top_YWR[y, w, at], top_s_YWR[y, w, at] = g, value_s
 
 
 @njit(cache=True, nogil=True)
@@ -469,56 +483,64 @@ def _gains(slots, gain_G):
     for y in range(2):
         for w in range(len(slots.seconds_W)):
             if slots.weight_W[w] > 0:
-                g, second = slots.top_YWR[y, w, 0], slots.top_YWR[y, w, 1]
-                over_s = _phase(slots.sum_s_GXW, g, y, w)
-                if second != EMPTY:
-                    over_s -= _phase(slots.sum_s_GXW, second, y, w)
+                g, over_s = slots.top_YWR[y, w, 0], slots.top_s_YWR[y, w, 0]
+                if slots.top_YWR[y, w, 1] != EMPTY:
+                    over_s -= slots.top_s_YWR[y, w, 1]
                 gain_G[g] = max(gain_G[g], 0.0) + slots.weight_W[w] * over_s
 
 
 @njit(cache=True, nogil=True)
-def _find_rest(slots, scratch):
-    """Fills rest_YW for the GPUs marked in row_G."""
-    sum_s_GXW, top_YWR, row_G, rest_YW = slots.sum_s_GXW, slots.top_YWR, scratch.row_G, scratch.rest_YW
+def _find_rest(sum_s_GXW, top_YWR, top_s_YWR, row_G, rest_YW):
+    """Fills rest_YW (2, W) with the seconds of each phase on the slowest GPU without a row in row_G."""
     for y in range(2):
         for w in range(rest_YW.shape[1]):
+            at = 0
+            while at < TOP and top_YWR[y, w, at] != EMPTY and row_G[top_YWR[y, w, at]] != EMPTY:
+                at += 1
+            if at < TOP:
+                rest_YW[y, w] = top_s_YWR[y, w, at]
+                continue
             rest_YW[y, w] = -np.inf
-            found = False
-            for r in range(TOP):
-                g = top_YWR[y, w, r]
-                if g == EMPTY or row_G[g] == EMPTY:
-                    found = True
-                    if g != EMPTY:
-                        rest_YW[y, w] = _phase(sum_s_GXW, g, y, w)
-                    break
-            if not found:
-                for g in range(len(row_G)):
-                    if row_G[g] == EMPTY:
-                        rest_YW[y, w] = max(rest_YW[y, w], _phase(sum_s_GXW, g, y, w))
+            for g in range(len(row_G)):
+                if row_G[g] == EMPTY:
+                    rest_YW[y, w] = max(rest_YW[y, w], _larger(sum_s_GXW[g, 2 * y, w], sum_s_GXW[g, 2 * y + 1, w]))
+
+
+@njit(cache=True, nogil=True)
+def _value(seconds_W, weight_W, ranked_W, worst, best_s):
+    """The objective of seconds_W, or, where that is enough to be at least best_s, a lower bound on it."""
+    value_s = 0.0
+    for w in range(len(weight_W)):
+        value_s += weight_W[w] * seconds_W[w]
+    if value_s >= best_s or worst == len(weight_W):
+        return value_s
+    return _tail_mean(seconds_W, ranked_W, worst)
 
 
 @njit(cache=True, nogil=True)
 def _best_swap(layer, slots, scratch, g, best_s):
     """The best swap or move of a slot of GPU g: (objective, slot, other GPU, its slot, changes priced), if below best_s."""
     held_GP, share_GP, holds_GE, weight_W = slots.held_GP, slots.share_GP, slots.holds_GE, slots.weight_W
-    part_s_GEXW, sum_s_GXW = layer.part_s_GEXW, slots.sum_s_GXW
+    part_s_GEXW, aggregate_s_W, sum_s_GXW = layer.part_s_GEXW, layer.aggregate_s_W, slots.sum_s_GXW
     ours_PXW, theirs_QXW, rest_YW = scratch.ours_PXW, scratch.theirs_QXW, scratch.rest_YW
+    seconds_W, ranked_W, top_YWR, top_s_YWR = scratch.seconds_W, scratch.ranked_W, slots.top_YWR, slots.top_s_YWR
     scenarios = len(weight_W)
     found_p, found_h, found_q, priced = EMPTY, EMPTY, EMPTY, 0
     for p in range(layer.slots_G[g]):
         if held_GP[g, p] != EMPTY:
-            ours_PXW[p] = sum_s_GXW[g]
-            _add(layer, ours_PXW[p], g, held_GP[g, p], -share_GP[g, p])
-    scratch.row_G[g] = 0
+            _copy(part_s_GEXW, sum_s_GXW, ours_PXW, p, g, held_GP[g, p], -share_GP[g, p])
     for h in range(len(layer.slots_G)):
         if h == g:
             continue
-        scratch.row_G[h] = 0
-        _find_rest(slots, scratch)
-        scratch.row_G[h] = EMPTY
+        for y in range(2):
+            for w in range(scenarios):
+                at = 0
+                while top_YWR[y, w, at] == g or top_YWR[y, w, at] == h:
+                    at += 1
+                rest_YW[y, w] = top_s_YWR[y, w, at]
         least_s = 0.0
         for w in range(scenarios):
-            least_s += weight_W[w] * (rest_YW[0, w] + rest_YW[1, w] + layer.aggregate_s_W[w])
+            least_s += weight_W[w] * (rest_YW[0, w] + rest_YW[1, w] + aggregate_s_W[w])
         if least_s >= best_s:
             continue
         moved = False
@@ -528,154 +550,184 @@ def _best_swap(layer, slots, scratch, g, best_s):
                 if moved:
                     continue
                 moved = True
-                theirs_QXW[q] = sum_s_GXW[h]
-                b, share_b = 0, 0.0  # a share of nothing of some expert comes back
+                b, share_b = 0, 0.0  # nothing of some expert comes back
             elif holds_GE[g, b]:
                 continue
-            else:
-                theirs_QXW[q] = sum_s_GXW[h]
-                _add(layer, theirs_QXW[q], h, b, -share_b)
+            _copy(part_s_GEXW, sum_s_GXW, theirs_QXW, q, h, b, -share_b)
             for p in range(layer.slots_G[g]):
                 a, share_a = held_GP[g, p], share_GP[g, p]
                 if a == EMPTY or holds_GE[h, a]:
                     continue
                 priced += 1
-                value_s = _swapped(
-                    layer, part_s_GEXW, ours_PXW, theirs_QXW, rest_YW, weight_W, scratch, g, p, a, share_a, h, q, b, share_b
-                )
+                for w in range(scenarios):
+                    first_s = _larger(
+                        _larger(
+                            ours_PXW[p, 0, w] + share_b * part_s_GEXW[g, b, 0, w],
+                            ours_PXW[p, 1, w] + share_b * part_s_GEXW[g, b, 1, w],
+                        ),
+                        _larger(
+                            theirs_QXW[q, 0, w] + share_a * part_s_GEXW[h, a, 0, w],
+                            theirs_QXW[q, 1, w] + share_a * part_s_GEXW[h, a, 1, w],
+                        ),
+                    )
+                    second_s = _larger(
+                        _larger(
+                            ours_PXW[p, 2, w] + share_b * part_s_GEXW[g, b, 2, w],
+                            ours_PXW[p, 3, w] + share_b * part_s_GEXW[g, b, 3, w],
+                        ),
+                        _larger(
+                            theirs_QXW[q, 2, w] + share_a * part_s_GEXW[h, a, 2, w],
+                            theirs_QXW[q, 3, w] + share_a * part_s_GEXW[h, a, 3, w],
+                        ),
+                    )
+                    seconds_W[w] = _larger(rest_YW[0, w], first_s) + _larger(rest_YW[1, w], second_s) + aggregate_s_W[w]
+                value_s = _value(seconds_W, weight_W, ranked_W, layer.worst, best_s)
                 if value_s < best_s:
-                    if layer.worst < scenarios:
-                        value_s = _tail_mean(scratch.seconds_W, scratch.ranked_W, layer.worst)
-                    if value_s < best_s:
-                        best_s, found_p, found_h, found_q = value_s, p, h, q
-    scratch.row_G[g] = EMPTY
+                    best_s, found_p, found_h, found_q = value_s, p, h, q
     return best_s, found_p, found_h, found_q, priced
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _swapped(layer, part_s_GEXW, ours_PXW, theirs_QXW, rest_YW, weight_W, scratch, g, p, a, share_a, h, q, b, share_b):
-    """Seconds of the scenarios that count if experts a on GPU g and b on GPU h swap; fills scratch.seconds_W."""
-    seconds_W = scratch.seconds_W
-    for w in range(len(weight_W)):
-        first_s = max(
-            max(
-                ours_PXW[p, 0, w] + share_b * part_s_GEXW[g, b, 0, w],
-                ours_PXW[p, 1, w] + share_b * part_s_GEXW[g, b, 1, w],
-            ),
-            max(
-                theirs_QXW[q, 0, w] + share_a * part_s_GEXW[h, a, 0, w],
-                theirs_QXW[q, 1, w] + share_a * part_s_GEXW[h, a, 1, w],
-            ),
-        )
-        second_s = max(
-            max(
-                ours_PXW[p, 2, w] + share_b * part_s_GEXW[g, b, 2, w],
-                ours_PXW[p, 3, w] + share_b * part_s_GEXW[g, b, 3, w],
-            ),
-            max(
-                theirs_QXW[q, 2, w] + share_a * part_s_GEXW[h, a, 2, w],
-                theirs_QXW[q, 3, w] + share_a * part_s_GEXW[h, a, 3, w],
-            ),
-        )
-        seconds_W[w] = max(rest_YW[0, w], first_s) + max(rest_YW[1, w], second_s) + layer.aggregate_s_W[w]
-    value_s = 0.0
-    for w in range(len(weight_W)):
-        value_s += weight_W[w] * seconds_W[w]
-    return value_s
-
-
 @njit(cache=True, nogil=True)
-def _best_count_change(layer, slots, scratch, g, best_s):
+def _best_count_change(layer, slots, scratch, gain_G, g, best_s):
     """The best change of replica counts that relieves GPU g: (objective, GPU, slot, expert to put there, changes priced).
 
     Either one of its experts gets a replica elsewhere, in an empty slot or in place of another replica, or one of its replicas
-    gives way to another expert or to none. Both are tried only where the relief alone lowers the objective below best_s.
+    gives way to an expert of a critical GPU or to none. Only a relief that lowers the objective below best_s is followed up.
     """
-    held_GP, count_E, holds_GE, slots_G = slots.held_GP, slots.count_E, slots.holds_GE, layer.slots_G
-    gpus, experts = holds_GE.shape
+    held_GP, count_E, holds_GE = slots.held_GP, slots.count_E, slots.holds_GE
     to, place, come, priced = EMPTY, EMPTY, EMPTY, 0
-    for p in range(slots_G[g]):
+    for p in range(layer.slots_G[g]):
         a = held_GP[g, p]
         if a == EMPTY:
             continue
         priced += 2
-        if count_E[a] < gpus and _count_changed(layer, slots, scratch, EMPTY, EMPTY, a) < best_s:
-            for h in range(gpus):
-                if holds_GE[h, a]:
-                    continue
-                emptied = False
-                for q in range(slots_G[h]):
-                    x = held_GP[h, q]
-                    if (x == EMPTY and emptied) or (x != EMPTY and count_E[x] < 2):
-                        continue
-                    emptied |= x == EMPTY
-                    priced += 1
-                    value_s = _count_changed(layer, slots, scratch, h, x, a)
-                    if value_s < best_s:
-                        best_s, to, place, come = value_s, h, q, a
+        if count_E[a] < len(holds_GE) and _count_changed(layer, slots, scratch, EMPTY, EMPTY, a, best_s) < best_s:
+            best_s, h, q, more = _best_place(layer, slots, scratch, a, best_s)
+            priced += more
+            if h != EMPTY:
+                to, place, come = h, q, a
         if count_E[a] > 1:
-            value_s = _count_changed(layer, slots, scratch, g, a, EMPTY)
+            value_s = _count_changed(layer, slots, scratch, g, a, EMPTY, best_s)
             if value_s < best_s:
                 best_s, to, place, come = value_s, g, p, EMPTY
-                for e in range(experts):
-                    if not holds_GE[g, e]:
+                for h in range(len(gain_G)):
+                    for q in range(layer.slots_G[h]):
+                        e = held_GP[h, q]
+                        if e == EMPTY or holds_GE[g, e]:
+                            continue
                         priced += 1
-                        value_s = _count_changed(layer, slots, scratch, g, a, e)
+                        value_s = _count_changed(layer, slots, scratch, g, a, e, best_s)
                         if value_s < best_s:
                             best_s, to, place, come = value_s, g, p, e
     return best_s, to, place, come, priced
 
 
 @njit(cache=True, nogil=True)
-def _count_changed(layer, slots, scratch, h, x, e):
-    """The objective if a replica of x leaves GPU h and a further one of e comes there.
+def _best_place(layer, slots, scratch, a, best_s):
+    """The best place of a further replica of expert a: (objective, GPU, slot, changes priced), if below best_s.
+
+    It follows `_count_changed` for the relief of a: rest_YW has the slowest GPUs after that, and where the changed GPU is one
+    of them, its seconds count as if it kept all that it holds.
+    """
+    held_GP, count_E, gpu_EG, sum_s_GXW = slots.held_GP, slots.count_E, slots.gpu_EG, slots.sum_s_GXW
+    part_s_GEXW, theirs_QXW, row_GXW = layer.part_s_GEXW, scratch.theirs_QXW, scratch.row_GXW
+    rest_YW, most_YW, seconds_W = scratch.rest_YW, scratch.most_YW, scratch.seconds_W
+    share, scenarios = 1.0 / (count_E[a] + 1), len(seconds_W)
+    to, place, priced = EMPTY, EMPTY, 0
+    for h in range(len(layer.slots_G)):
+        if slots.holds_GE[h, a]:
+            continue
+        emptied, copied = False, False
+        for q in range(layer.slots_G[h]):
+            x, gone = held_GP[h, q], 0.0
+            if x == EMPTY:
+                if emptied:
+                    continue
+                emptied = True
+                x = a
+            elif count_E[x] < 2:
+                continue
+            else:
+                gone = 1.0 / count_E[x]
+            if not copied:
+                copied = True
+                _copy(part_s_GEXW, sum_s_GXW, theirs_QXW, 0, h, a, share)
+            priced += 1
+            for y in range(2):
+                for w in range(scenarios):
+                    most_YW[y, w] = _larger(
+                        rest_YW[y, w],
+                        _larger(
+                            theirs_QXW[0, 2 * y, w] - gone * part_s_GEXW[h, x, 2 * y, w],
+                            theirs_QXW[0, 2 * y + 1, w] - gone * part_s_GEXW[h, x, 2 * y + 1, w],
+                        ),
+                    )
+            if x != a:
+                more = 1.0 / (count_E[x] - 1) - gone
+                for at in range(count_E[x]):
+                    k = gpu_EG[x, at]
+                    if k != h:
+                        relief = share - 1.0 / count_E[a] if slots.holds_GE[k, a] else 0.0
+                        _copy(part_s_GEXW, sum_s_GXW, row_GXW, 0, k, a, relief)
+                        for y in range(2):
+                            for w in range(scenarios):
+                                most_YW[y, w] = _larger(
+                                    most_YW[y, w],
+                                    _larger(
+                                        row_GXW[0, 2 * y, w] + more * part_s_GEXW[k, x, 2 * y, w],
+                                        row_GXW[0, 2 * y + 1, w] + more * part_s_GEXW[k, x, 2 * y + 1, w],
+                                    ),
+                                )
+            for w in range(scenarios):
+                seconds_W[w] = most_YW[0, w] + most_YW[1, w] + layer.aggregate_s_W[w]
+            value_s = _value(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)
+            if value_s < best_s:
+                best_s, to, place = value_s, h, q
+    return best_s, to, place, priced
+
+
+@njit(cache=True, nogil=True)
+def _count_changed(layer, slots, scratch, h, x, e, best_s):
+    """The objective if a replica of x leaves GPU h and a further one of e comes there; at or above best_s a lower bound on it.
 
     Each of them may be EMPTY: without h, the new replica of e takes its share away from the others, as if at no cost.
     """
-    rows = 0
+    part_s_GEXW, sum_s_GXW, count_E, gpu_EG = layer.part_s_GEXW, slots.sum_s_GXW, slots.count_E, slots.gpu_EG
+    row_GXW, row_G, gpu_G, rest_YW = scratch.row_GXW, scratch.row_G, scratch.gpu_G, scratch.rest_YW
+    seconds_W, rows = scratch.seconds_W, 0
     if e != EMPTY:
-        more = 1.0 / (slots.count_E[e] + 1)
-        for at in range(slots.count_E[e]):
-            g = slots.gpu_EG[e, at]
-            rows = _open_row(slots, scratch, g, rows)
-            _add(layer, scratch.row_GXW[scratch.row_G[g]], g, e, more - 1.0 / slots.count_E[e])
+        share = 1.0 / (count_E[e] + 1)
+        for at in range(count_E[e]):
+            g = gpu_EG[e, at]
+            rows = _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, g, e, share - 1.0 / count_E[e])
         if h != EMPTY:
-            rows = _open_row(slots, scratch, h, rows)
-            _add(layer, scratch.row_GXW[scratch.row_G[h]], h, e, more)
+            rows = _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, h, e, share)
     if x != EMPTY:
-        share = 1.0 / slots.count_E[x]
-        fewer = 1.0 / (slots.count_E[x] - 1)
-        for at in range(slots.count_E[x]):
-            g = slots.gpu_EG[x, at]
-            rows = _open_row(slots, scratch, g, rows)
-            _add(layer, scratch.row_GXW[scratch.row_G[g]], g, x, -share if g == h else fewer - share)
-    return _with_rows(layer, slots, scratch, rows)
-
-
-@njit(cache=True, nogil=True)
-def _open_row(slots, scratch, g, rows):
-    """Copies the sums of GPU g into a row of the scratch memory unless they are there; returns the number of rows."""
-    if scratch.row_G[g] != EMPTY:
-        return rows
-    scratch.row_G[g] = rows
-    scratch.gpu_G[rows] = g
-    scratch.row_GXW[rows] = slots.sum_s_GXW[g]
-    return rows + 1
-
-
-@njit(cache=True, nogil=True)
-def _with_rows(layer, slots, scratch, rows):
-    """The objective with the sums of the first rows of the scratch memory in place of their GPUs'; unmarks these GPUs."""
-    row_GXW, rest_YW, seconds_W = scratch.row_GXW, scratch.rest_YW, scratch.seconds_W
-    _find_rest(slots, scratch)
+        share = 1.0 / count_E[x]
+        more = 1.0 / (count_E[x] - 1) - share
+        for at in range(count_E[x]):
+            g = gpu_EG[x, at]
+            rows = _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, g, x, -share if g == h else more)
+    _find_rest(sum_s_GXW, slots.top_YWR, slots.top_s_YWR, row_G, rest_YW)
     for at in range(rows):
-        scratch.row_G[scratch.gpu_G[at]] = EMPTY
+        row_G[gpu_G[at]] = EMPTY
         for y in range(2):
             for w in range(len(seconds_W)):
-                rest_YW[y, w] = max(rest_YW[y, w], max(row_GXW[at, 2 * y, w], row_GXW[at, 2 * y + 1, w]))
+                rest_YW[y, w] = _larger(rest_YW[y, w], _larger(row_GXW[at, 2 * y, w], row_GXW[at, 2 * y + 1, w]))
     for w in range(len(seconds_W)):
         seconds_W[w] = rest_YW[0, w] + rest_YW[1, w] + layer.aggregate_s_W[w]
-    return _tail_mean(seconds_W, scratch.ranked_W, layer.worst)
+    return _value(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)
+
+
+@njit(cache=True, nogil=True)
+def _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, g, e, share):
+    """Adds a share of expert e to the row of GPU g, a new one unless it has one; returns the number of rows."""
+    if row_G[g] != EMPTY:
+        _add(part_s_GEXW, row_GXW, row_G[g], g, e, share)
+        return rows
+    row_G[g], gpu_G[rows] = rows, g
+    _copy(part_s_GEXW, sum_s_GXW, row_GXW, rows, g, e, share)
+    return rows + 1
 
 
 @njit(cache=True, nogil=True)
@@ -696,22 +748,23 @@ def _fill(layer, held_GP, share_GP):
     """Fills empty slots in place; returns the objective."""
     slots, scratch = _slots(layer, held_GP, share_GP), _scratch(layer, held_GP.shape[1])
     gpus, experts = slots.holds_GE.shape
-    busy_E = np.zeros(experts)
+    busy_E, gain_G = np.zeros(experts), np.empty(gpus)
     for e in range(experts):
         for g in range(gpus):
             busy_E[e] += layer.part_s_GEXW[g, e, 1].sum() + layer.part_s_GEXW[g, e, 2].sum()
     while True:
         now_s = _price(layer, slots, scratch)
         best_s, lowers, to, come = np.inf, False, EMPTY, EMPTY
-        critical_E = _on_critical_gpus(slots)
+        _gains(slots, gain_G)
         for e in np.argsort(-busy_E / slots.count_E, kind="mergesort"):
-            helps = critical_E[e] and _count_changed(layer, slots, scratch, EMPTY, EMPTY, e) < now_s * (1 - LEAST_GAIN)
+            below_s = now_s * (1 - LEAST_GAIN)
+            helps = _is_critical(slots, gain_G, e) and _count_changed(layer, slots, scratch, EMPTY, EMPTY, e, np.inf) < below_s
             if (lowers or best_s <= now_s * (1 + LEAST_GAIN)) and not helps:
                 continue
             for h in range(gpus):
                 if slots.holds_GE[h, e] or _free_slot(layer, slots, h) == EMPTY:
                     continue
-                value_s = _count_changed(layer, slots, scratch, h, EMPTY, e)
+                value_s = _count_changed(layer, slots, scratch, h, EMPTY, e, best_s)
                 if value_s < best_s:
                     best_s, to, come = value_s, h, e
                     lowers = value_s < now_s * (1 - LEAST_GAIN)
@@ -730,11 +783,9 @@ def _free_slot(layer, slots, h):
 
 
 @njit(cache=True, nogil=True)
-def _on_critical_gpus(slots):
-    """(E,) bool: the experts of GPUs that are slowest in a phase of a scenario that counts."""
-    critical_E = np.zeros(len(slots.count_E), dtype=np.bool_)
-    for y in range(2):
-        for w in range(len(slots.seconds_W)):
-            if slots.weight_W[w] > 0:
-                critical_E |= slots.holds_GE[slots.top_YWR[y, w, 0]]
-    return critical_E
+def _is_critical(slots, gain_G, e):
+    """Whether a critical GPU holds expert e."""
+    for at in range(slots.count_E[e]):  # noqa: SIM110 (numba compiles no generators)
+        if gain_G[slots.gpu_EG[e, at]] >= 0:
+            return True
+    return False
