@@ -19,11 +19,11 @@ def layers_json(placement: Placement) -> list[dict[str, Any]]:
     for layer, held_G in enumerate(placement.slots_LG):
         layers.append({"slots": [list(held) for held in held_G]})
         if placement.split_LG is not None:
-            split_EG = placement.split_EG(layer)
-            holders = [[gpu for gpu, held in enumerate(held_G) if expert in held] for expert in range(placement.experts)]
-            layers[-1]["split"] = {
-                str(expert): [[gpu, float(split_EG[expert, gpu])] for gpu in gpus] for expert, gpus in enumerate(holders)
-            }
+            split: dict[str, list[list[float]]] = {str(expert): [] for expert in range(placement.experts)}
+            for gpu, (held, parts) in enumerate(zip(held_G, placement.split_LG[layer], strict=True)):
+                for expert, part in zip(held, parts, strict=True):
+                    split[str(expert)].append([gpu, part])
+            layers[-1]["split"] = split
     return layers
 
 

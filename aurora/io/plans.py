@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from aurora.io.files import check_schema, load_json, schema_of, write_text
 from aurora.io.placements import layers_json, placement_from_json
 from aurora.planner.check.plans import check_plan
 from aurora.types import Cluster, Cut, ModelPlan, Order, Plan, PlanOptions, SubChannels
-from aurora.types.arrays import FloatArray
+from aurora.types.arrays import FloatArray, IntArray
 
 FORMAT = "aurora plan"
+REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
+_PAIRS = re.compile(r"([0-9]{1,9}>[0-9]{1,9}( |$))*")
 _SIZES = ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes")  # of a model
 
 
@@ -53,7 +56,7 @@ def load_plan(path: str | Path) -> Plan:
 def save_plan(plan: Plan, path: Path) -> None:
     """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
     check_plan(plan)
-    write_text(path, _compact(json.dumps(_plan_to_json(plan), indent=1, allow_nan=False)) + "\n")
+    write_text(path, _readable(_plan_to_json(plan)) + "\n")
 
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                         "one_to_one_bound_s": float(m.one_to_one_bound_s_L[layer]),
                         **({"cut": vars(m.cut_L[layer])} if m.cut_L else {}),
                         "dispatch": _order_to_json(m.dispatch_L[layer]),
-                        "combine": _order_to_json(m.combine_L[layer]),
+                        "combine": _combine_to_json(m.dispatch_L[layer], m.combine_L[layer]),
                     }
                     for layer, placed in enumerate(layers_json(m.placement))
                 ],
@@ -107,6 +110,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
     models = []
     for m in found["models"]:
         layers = m["layers"]
+        dispatches = tuple(_order_from_json(layer["dispatch"]) for layer in layers)
         models.append(
             ModelPlan(
                 str(m["model"]),
@@ -118,8 +122,8 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 _whole(m, "expert_bytes"),
                 _whole(m, "other_bytes"),
                 placement_from_json(layers),
-                tuple(_order_from_json(layer["dispatch"]) for layer in layers),
-                tuple(_order_from_json(layer["combine"]) for layer in layers),
+                dispatches,
+                tuple(map(_combine_from_json, dispatches, layers)),
                 np.array([float(layer["dispatch_s"]) for layer in layers]),
                 np.array([float(layer["fluid_bound_s"]) for layer in layers]),
                 np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
@@ -190,7 +194,7 @@ def _order_to_json(order: Order) -> dict[str, Any]:
         "method": order.method,
         "sends_open": order.sends_open,
         "recvs_open": order.recvs_open,
-        "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
+        "pairs": _pairs_to_text(order.pairs_X2),
         **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
         **({"paced": True} if order.paced else {}),
         **({} if order.sub_channels is None else {"sub-channels": _sub_channels_to_json(order.sub_channels)}),
@@ -198,13 +202,43 @@ def _order_to_json(order: Order) -> dict[str, Any]:
 
 
 def _order_from_json(found: Mapping[str, Any]) -> Order:
-    pairs = np.array([[int(end) for end in pair.split(">")] for pair in found["pairs"].split()], dtype=np.int64)
+    pairs = _pairs_from_text(found["pairs"])
     shares = found.get("shares")
     if shares is not None:
         shares = np.array([[float(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
     windows = int(found["sends_open"]), int(found["recvs_open"])
     sub_channels = _sub_channels_from_json(found["sub-channels"]) if "sub-channels" in found else None
-    return Order(str(found["method"]), pairs.reshape(-1, 2), *windows, shares, found.get("paced") is True, sub_channels)
+    return Order(str(found["method"]), pairs, *windows, shares, found.get("paced") is True, sub_channels)
+
+
+def _pairs_to_text(pairs_X2: IntArray) -> str:
+    """Pairs as text such as "0>1 1>0"."""
+    ranks = 1 + int(pairs_X2.max(initial=-1))
+    texts = _pair_texts(ranks)
+    return " ".join([texts[pair] for pair in (pairs_X2 @ (ranks, 1)).tolist()])
+
+
+@lru_cache(maxsize=1)
+def _pair_texts(ranks: int) -> tuple[str, ...]:
+    """The text of each pair of ranks, by source and destination."""
+    return tuple(f"{src}>{dst}" for src in range(ranks) for dst in range(ranks))
+
+
+def _pairs_from_text(text: str) -> IntArray:
+    """(X, 2) int64, the pairs of `_pairs_to_text`."""
+    if not _PAIRS.fullmatch(text):
+        raise BadInput(f"pairs: expected text such as '0>1 1>0', found {text[:40]!r}")
+    return np.fromstring(text.replace(">", " "), dtype=np.int64, sep=" ").reshape(-1, 2)
+
+
+def _combine_to_json(dispatch: Order, combine: Order) -> dict[str, Any] | str:
+    """A layer's combine; REVERSED if it is the dispatch backwards."""
+    return REVERSED if combine == dispatch.reversed else _order_to_json(combine)
+
+
+def _combine_from_json(dispatch: Order, layer: Mapping[str, Any]) -> Order:
+    """The combine of a layer with this dispatch."""
+    return dispatch.reversed if layer["combine"] == REVERSED else _order_from_json(layer["combine"])
 
 
 def _sub_channels_to_json(sub_channels: SubChannels) -> dict[str, list[int]]:
@@ -219,6 +253,12 @@ def _cut_from_json(found: Mapping[str, Any]) -> Cut:
     return Cut(float(found["bound_s"]), int(found["load_bytes"]), tuple(str(link) for link in found["links"]))
 
 
-def _compact(text: str) -> str:
-    """JSON text with each list of plain numbers on one line."""
-    return re.sub(r"\[[\s\d,]*\]", lambda m: re.sub(r"\s+", "", m[0]).replace(",", ", "), text)
+def _readable(value: Any, line: str = "\n") -> str:
+    """JSON text with every entry of an object on a line of its own, and lists on one line unless they hold objects."""
+    deeper = line + " "
+    if isinstance(value, dict) and value:
+        entries = [f"{json.dumps(key)}: {_readable(each, deeper)}" for key, each in value.items()]
+        return "{" + deeper + f",{deeper}".join(entries) + line + "}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[" + deeper + f",{deeper}".join(_readable(each, deeper) for each in value) + line + "]"
+    return json.dumps(value, allow_nan=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ class Placement(Value):
     split_LG: tuple[tuple[tuple[float, ...], ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if any(not isinstance(expert, int) for layer in self.slots_LG for held in layer for expert in held):
+        if any(not isinstance(each, int) or abs(each) >> 62 for layer in self.slots_LG for held in layer for each in held):
             raise BadInput("placement: expected experts as whole numbers")
         if not self.slots_LG or len({len(layer) for layer in self.slots_LG}) != 1:
             raise BadInput("placement: expected one list of GPUs for every layer, all of one length")
@@ -40,13 +41,8 @@ class Placement(Value):
         experts = self.experts
         if not experts:
             raise BadInput("placement: expected at least one expert, found none")
-        for number, layer in enumerate(self.slots_LG):
-            found = sorted(expert for held in layer for expert in held)
-            whole = len(set(found)) == experts and found[0] >= 0 and found[-1] < experts
-            if not whole or (self.split_LG is None and len(found) > experts):
-                raise BadInput(f"placement, layer {number}: expected experts 0..{experts - 1} once, found {found}")
-            if self.split_LG is not None:
-                self._check_split(number)
+        for layer in range(len(self.slots_LG)):
+            self._check_layer(layer, experts)
 
     def _sort_with_split(self, split_LG: tuple[tuple[tuple[float, ...], ...], ...]) -> None:
         """Sorts each GPU's experts, and the split with them."""
@@ -61,19 +57,34 @@ class Placement(Value):
             column = tuple(tuple(tuple(pair[index] for pair in held) for held in layer) for layer in pairs)
             object.__setattr__(self, name, column)
 
-    def _check_split(self, layer: int) -> None:
-        """Raises BadInput unless the layer's parts sum to 1 for every expert and no GPU holds an expert twice."""
-        if any(len(set(held)) != len(held) for held in self.slots_LG[layer]):
+    def _check_layer(self, layer: int, experts: int) -> None:
+        """Raises BadInput unless every expert is held, no GPU holds one twice, and the parts of each sum to 1."""
+        expert_P, gpu_P = self._replicas(layer)
+        inside = len(expert_P) >= experts and int(expert_P.min()) >= 0 and int(expert_P.max()) < experts
+        whole = inside and bool(np.bincount(expert_P, minlength=experts).all())
+        if not whole or (self.split_LG is None and len(expert_P) > experts):
+            raise BadInput(
+                f"placement, layer {layer}: expected experts 0..{experts - 1} once, found {sorted(expert_P.tolist())}"
+            )
+        if self.split_LG is None:
+            return
+        if len(np.unique(expert_P * self.gpus + gpu_P)) != len(expert_P):
             raise BadInput(f"placement, layer {layer}: expected no expert twice on a GPU")
-        split_EG = self.split_EG(layer)
-        total_E = split_EG.sum(axis=1)
-        if not (split_EG >= 0).all() or not (abs(total_E - 1) < 1e-9).all():
+        share_P = np.fromiter(chain.from_iterable(self.split_LG[layer]), np.float64)
+        total_E = np.bincount(expert_P, share_P, experts)
+        if not (share_P >= 0).all() or not (abs(total_E - 1) < 1e-9).all():
             raise BadInput(f"placement, layer {layer}: expected shares of zero or more that sum to 1 for every expert")
+
+    def _replicas(self, layer: int) -> tuple[IntArray, IntArray]:
+        """(P,) expert and (P,) GPU of each replica of a layer, GPU by GPU."""
+        held_G = self.slots_LG[layer]
+        expert_P = np.fromiter(chain.from_iterable(held_G), np.int64)
+        return expert_P, np.repeat(np.arange(len(held_G)), [len(held) for held in held_G])
 
     @property
     def experts(self) -> int:
         """How many experts a layer has, E."""
-        return 1 + max((expert for held in self.slots_LG[0] for expert in held), default=-1)
+        return 1 + max(chain.from_iterable(self.slots_LG[0]), default=-1)
 
     @property
     def gpus(self) -> int:
@@ -107,21 +118,18 @@ class Placement(Value):
     def gpu_E(self, layer: int) -> IntArray:
         """Returns (E,) int64, the GPU that holds each expert of `layer`, for a placement that holds each expert once."""
         assert self.split_LG is None, "a replicated expert has no one GPU"
-        gpu_E = np.empty(self.experts, dtype=np.int64)
-        for gpu, held in enumerate(self.slots_LG[layer]):
-            gpu_E[list(held)] = gpu
-        return gpu_E
+        expert_P, gpu_P = self._replicas(layer)
+        return gpu_P[np.argsort(expert_P)]
 
     def holds_EG(self, layer: int) -> NDArray[np.bool_]:
         """Returns (E, G) bool, which GPUs hold each expert of `layer`."""
         holds_EG = np.zeros((self.experts, self.gpus), dtype=bool)
-        for gpu, held in enumerate(self.slots_LG[layer]):
-            holds_EG[list(held), gpu] = True
+        holds_EG[self._replicas(layer)] = True
         return holds_EG
 
     def split_EG(self, layer: int) -> FloatArray:
         """Returns (E, G) float64, the part of each expert's load that each GPU takes in `layer`."""
         split_EG = np.zeros((self.experts, self.gpus))
-        for gpu, held in enumerate(self.slots_LG[layer]):
-            split_EG[list(held), gpu] = 1.0 if self.split_LG is None else self.split_LG[layer][gpu]
+        parts = 1.0 if self.split_LG is None else np.fromiter(chain.from_iterable(self.split_LG[layer]), np.float64)
+        split_EG[self._replicas(layer)] = parts
         return split_EG

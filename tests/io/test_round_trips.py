@@ -297,6 +297,12 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         (lambda p: p["cluster"]["gpu"][0].update(out_Bps=0), BadInput, "out_Bps must be a number above zero"),
         (lambda p: p["cluster"]["gpu"].pop(), BadInput, "expected a placement on 1 GPUs, found one on 2"),
         (lambda p: p["models"][0]["layers"][0]["dispatch"].update(pairs="0>1 0>1"), BrokenPlan, "ordered pairs once"),
+        (
+            lambda p: p["models"][0]["layers"][0]["dispatch"].update(pairs="0>1 1-0"),
+            BadInput,
+            "expected text such as '0>1 1>0'",
+        ),
+        (lambda p: p["models"][0]["layers"][0].update(combine="backwards"), BadInput, "not a whole aurora plan: TypeError"),
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
         (lambda p: p.update(objective_s=float("nan")), BrokenPlan, "below its bound"),
         (lambda p: p.update(epoch=float("inf")), BadInput, "OverflowError"),
@@ -321,6 +327,17 @@ def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message
     (tmp_path / "p.json").write_text(json.dumps(found))
     with pytest.raises(error, match=message):
         load_plan(tmp_path / "p.json")
+
+
+def test_a_combine_is_written_only_if_it_is_not_the_dispatch_backwards(tmp_path, plan):
+    save(plan, tmp_path / "p.json")
+    found = json.loads((tmp_path / "p.json").read_text())
+    layer = found["models"][0]["layers"][0]
+    assert layer["combine"] == "reversed"
+    back = " ".join(">".join(pair.split(">")[::-1]) for pair in layer["dispatch"]["pairs"].split()[::-1])
+    layer["combine"] = {**layer["dispatch"], "pairs": back}
+    (tmp_path / "p.json").write_text(json.dumps(found))
+    assert load_plan(tmp_path / "p.json") == plan
 
 
 OTHER = "bad.npz: expected an aurora profile, found another kind of file, or one cut short$"
