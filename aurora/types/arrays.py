@@ -30,7 +30,7 @@ def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
         raise BadInput(f"{what}: expected {ndim} axes, found shape {array.shape}")
     if array.dtype.kind not in "iu":
         raise BadInput(f"{what}: expected integers, found {array.dtype}")
-    if array.size and int(array.max()) > np.iinfo(np.int64).max:
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise BadInput(f"{what}: {int(array.max())} does not fit into 64 bits")
     if array.size and int(array.min()) < 0:
         raise BadInput(f"{what}: expected counts of zero or more, found {int(array.min())}")

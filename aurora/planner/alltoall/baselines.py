@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aurora.planner.alltoall.pairs import all_pairs, silent_pairs
+from aurora.planner.alltoall.pairs import all_pairs, with_silent_pairs
 from aurora.planner.network.lower_bounds import pair_seconds, port_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
@@ -83,7 +83,7 @@ def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generato
             started.append((begin, src, dst))
             left_GG[src, dst] = 0
     pairs = [(src, dst) for _, src, dst in sorted(started)]
-    return Order("aurora-alg1", np.array(pairs + silent_pairs(bytes_GG).tolist(), dtype=np.int64).reshape(-1, 2))
+    return Order("aurora-alg1", with_silent_pairs(np.array(pairs, dtype=np.int64).reshape(-1, 2), bytes_GG))
 
 
 def _earliest(a: list[tuple[float, float]], b: list[tuple[float, float]], seconds: float) -> float:

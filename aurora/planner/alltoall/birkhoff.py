@@ -1,14 +1,12 @@
-"""Birkhoff decomposition: splits an integer matrix into slots in which each rank has one partner, largest slot first."""
+"""Birkhoff decomposition: splits an integer matrix into slots with one partner for each rank, largest slot first. Compiled."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import maximum_bipartite_matching
+from numba import njit
 
 from aurora.planner.alltoall.open_shop import NO_CUTS, dense
-from aurora.planner.alltoall.pairs import silent_pairs
+from aurora.planner.alltoall.pairs import with_silent_pairs
 from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.types import Network, Order, SubChannels
 from aurora.types.arrays import FloatArray, IntArray
@@ -31,54 +29,103 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
     if not network.equal_ports:
         free = network.without_startup
         work_GG = ticks(pair_seconds(bytes_GG, free), one_to_one_bound(bytes_GG, free))
-    rows = SplitRows(work_GG)
-    for _, partner_G, units_G in slots(work_GG, SLOTS * len(bytes_GG) if most is None else most):
-        for src in np.flatnonzero(units_G).tolist():
-            rows.serve(src, int(partner_G[src]), int(units_G[src]))
-    return rows.order("birkhoff")
+    _, partner_XG, units_XG = slots(work_GG, SLOTS * len(bytes_GG) if most is None else most)
+    slot_X, src_X = np.nonzero(units_XG)
+    dst_X, units_X = partner_XG[slot_X, src_X], units_XG[slot_X, src_X]
+    return split_order("birkhoff", work_GG, np.stack([src_X, dst_X, units_X, np.ones_like(src_X)], axis=1))
 
 
-def slots(work_GG: IntArray, most: int) -> Iterator[tuple[int, IntArray, IntArray]]:
-    """Yields the slots of a Birkhoff decomposition.
+@njit(cache=True)
+def slots(work_GG: IntArray, most: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Decomposes work (Birkhoff) into slots.
 
     The slots' lengths sum to the largest row or column sum, exactly, and every unit of work is served once. Each slot is the
-    perfect matching whose smallest entry is largest, which takes about 4-5 n slots instead of up to n^2 - 2n + 2.
+    perfect matching whose smallest entry is largest, which takes about 4-5 n slots instead of up to n^2 - 2n + 2. Entries only
+    shrink, so that the smallest entry of the next slot is no larger: its matching keeps the pairs that are still as large, and
+    gets the others by augmenting paths.
 
     Args:
         work_GG: (n, n) int64, units of work from each sender to each receiver.
         most: slots to make at most; the caller serves what is left.
 
-    Yields:
-        (length, partner_G, units_G): in this slot sender i serves units_G[i] <= length units of its work for partner_G[i].
+    Returns:
+        (length_X, partner_XG, units_XG): in slot x sender i serves units_XG[x, i] <= length_X[x] units of its work for
+        partner_XG[x, i].
 
-    Source: Birkhoff 1946; Aurora Thm 4.2.
+    Source: Birkhoff 1946; Aurora Thm 4.2; Derigs & Zimmermann 1978 (bottleneck assignment).
     """
-    left_GG = work_GG.copy()
-    padding_GG = _padding(work_GG)
-    senders = np.arange(len(work_GG))
-    for _ in range(most):
-        if not left_GG.any():
-            return
-        total_GG = left_GG + padding_GG
-        partner_G = _fattest_matching(total_GG)
-        length = int(total_GG[senders, partner_G].min())
-        units_G = np.minimum(left_GG[senders, partner_G], length)  # the work first, then the padding
-        left_GG[senders, partner_G] -= units_G
-        padding_GG[senders, partner_G] -= length - units_G
-        yield length, partner_G, units_G
+    n = len(work_GG)
+    most = min(most, n * n)  # each slot uses up an entry
+    length_X, partner_XG, units_XG = np.empty(most, np.int64), np.empty((most, n), np.int64), np.empty((most, n), np.int64)
+    left_GG, total_GG = work_GG.copy(), work_GG + _padding(work_GG)
+    todo = work_GG.sum()
+    partner_G, sender_G, width_G, from_G = np.full((4, n), -1)
+    length, done = total_GG.max() if n else 0, 0
+    while todo > 0 and done < most:
+        for src in range(n):
+            if partner_G[src] >= 0 and total_GG[src, partner_G[src]] < length:
+                sender_G[partner_G[src]] = partner_G[src] = -1
+        for src in range(n):
+            if partner_G[src] < 0:
+                length = _augment(total_GG, partner_G, sender_G, src, length, width_G, from_G)
+        for src in range(n):
+            dst = partner_G[src]
+            units = min(left_GG[src, dst], length)  # the work first, then the padding
+            left_GG[src, dst] -= units
+            total_GG[src, dst] -= length
+            todo -= units
+            partner_XG[done, src], units_XG[done, src] = dst, units
+        length_X[done] = length
+        done += 1
+    return length_X[:done], partner_XG[:done], units_XG[:done]
 
 
-def _padding(work_GG: IntArray) -> IntArray:
+@njit(cache=True)
+def _augment(total_GG, partner_G, sender_G, src, length, width_G, from_G):
+    """Gives a sender a partner along an augmenting path; returns the path's smallest entry or `length`, whichever is less.
+
+    Of the entries of at least `length` the path takes small ones, which leaves fewer parts. If there are none, it takes the
+    largest there is, so that the result is as large as possible. width_G and from_G (n,) are scratch memory: each receiver's
+    largest entry on a path to it, -1 once it has been seen, and the last sender of that path.
+    """
+    n = len(total_GG)
+    for dst in range(n):
+        width_G[dst], from_G[dst] = total_GG[src, dst], src
+    while True:
+        dst = widest = -1
+        for each in range(n):
+            if width_G[each] >= length and (dst < 0 or width_G[each] < width_G[dst]):
+                dst = each
+            if widest < 0 or width_G[each] > width_G[widest]:
+                widest = each
+        if dst < 0:
+            dst, length = widest, width_G[widest]
+        if sender_G[dst] < 0:
+            break
+        width_G[dst] = -1
+        sender = sender_G[dst]
+        for each in range(n):
+            if 0 <= width_G[each] < total_GG[sender, each]:
+                width_G[each], from_G[each] = total_GG[sender, each], sender
+    while dst >= 0:
+        sender_G[dst] = from_G[dst]
+        partner_G[from_G[dst]], dst = dst, partner_G[from_G[dst]]
+    return length
+
+
+@njit(cache=True)
+def _padding(work_GG):
     """(n, n) what to add so that all rows and columns have the largest sum."""
     rows, columns = work_GG.sum(axis=1), work_GG.sum(axis=0)
-    most = max(rows.max(initial=0), columns.max(initial=0))
+    most = max(rows.max(), columns.max()) if len(work_GG) else 0
     return north_west(most - rows, most - columns)
 
 
+@njit(cache=True)
 def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
     """Returns (n, n) int64 with the given row and column sums, whose totals are equal, by the north-west corner rule."""
     lacks_row, lacks_column = lacks_row.copy(), lacks_column.copy()
-    padding_GG = np.zeros((len(lacks_row), len(lacks_column)), dtype=np.int64)
+    padding_GG = np.zeros((len(lacks_row), len(lacks_column)), np.int64)
     i = j = 0
     while i < len(lacks_row) and j < len(lacks_column):
         amount = min(lacks_row[i], lacks_column[j])
@@ -92,57 +139,47 @@ def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
     return padding_GG
 
 
-def _fattest_matching(total_GG: IntArray) -> IntArray:
-    """(n,) the perfect matching whose smallest entry is largest; one exists because all rows and columns have the same sum."""
-    levels = np.unique(total_GG[total_GG > 0])
-    low, high = 0, len(levels) - 1
-    best = None
-    while low <= high:
-        middle = (low + high) // 2
-        match = maximum_bipartite_matching(csr_matrix(total_GG >= levels[middle]), perm_type="column")
-        if (match < 0).any():
-            high = middle - 1
-        else:
-            best, low = match, middle + 1
-    assert best is not None, "a matrix with equal row and column sums has a perfect matching"
-    return np.asarray(best, dtype=np.int64)
+def split_order(
+    method: str, work_GG: IntArray, row_X4: IntArray, sub_channels: tuple[IntArray, IntArray] | None = None
+) -> Order:
+    """Returns an order that splits transfers: the given rows, then the work that they leave, in dense open-shop order.
+
+    Args:
+        method: the order's name.
+        work_GG: (n, n) int64, units of work from each sender to each receiver.
+        row_X4: (X, 4) int64, source, destination, units of the pair's work, and sub-channels of both ports that they take.
+        sub_channels: (n,) int64 each, of the sending and of the receiving ports; None: one partner at a time. What is left
+            takes all sub-channels that both of its ports have.
+    """
+    n = len(work_GG)
+    left_GG = work_GG.copy()
+    np.subtract.at(left_GG, (row_X4[:, 0], row_X4[:, 1]), row_X4[:, 2])
+    if left_GG.any():
+        width_GG = np.ones((n, n), np.int64) if sub_channels is None else np.minimum(sub_channels[0][:, None], sub_channels[1])
+        src_X, dst_X = dense(left_GG / width_GG, np.zeros(2 * n), NO_CUTS)[0].T
+        rest_X4 = np.stack([src_X, dst_X, left_GG[src_X, dst_X], width_GG[src_X, dst_X]], axis=1)
+        row_X4 = np.concatenate([row_X4, rest_X4])
+    pairs_X2 = with_silent_pairs(row_X4[:, :2], work_GG)
+    made = Order(method, pairs_X2, share_X2=_shares(work_GG, row_X4, len(pairs_X2)))
+    if sub_channels is None:
+        return made
+    row_X = np.ones(len(pairs_X2), np.int64)
+    row_X[: len(row_X4)] = row_X4[:, 3]
+    return replace(made, sub_channels=SubChannels(row_X, *sub_channels))
 
 
-class SplitRows:
-    """Collects the rows of an order that splits transfers: parts of work_GG (n, n), units from each sender to each receiver."""
-
-    def __init__(self, work_GG: IntArray) -> None:
-        self._work_GG, self._done_GG = work_GG, np.zeros_like(work_GG)
-        self._rows: list[tuple[int, int, float, float, int]] = []  # source, destination, share from and to, sub-channels
-
-    def serve(self, src: int, dst: int, units: int, sub_channels: int = 1) -> None:
-        """Appends a row that carries the next `units` of the pair's work over `sub_channels` sub-channels of both ports."""
-        before, whole = int(self._done_GG[src, dst]), int(self._work_GG[src, dst])
-        self._done_GG[src, dst] += units
-        self._rows.append((src, dst, before / whole, (before + units) / whole, sub_channels))
-
-    def order(self, method: str, sub_channels: tuple[IntArray, IntArray] | None = None) -> Order:
-        """Returns an order of the rows served so far, then of the work that is left, in dense open-shop order.
-
-        Args:
-            method: the order's name.
-            sub_channels: (n,) int64 each, of the sending and of the receiving ports; None: one partner at a time. What is left
-                takes all sub-channels that both of its ports have.
-        """
-        n = len(self._work_GG)
-        width_GG = np.ones((n, n)) if sub_channels is None else np.minimum(sub_channels[0][:, None], sub_channels[1][None, :])
-        left_GG = self._work_GG - self._done_GG
-        if left_GG.any():
-            for src, dst in dense(left_GG / width_GG, np.zeros(2 * n), NO_CUTS)[0].tolist():
-                self.serve(src, dst, int(left_GG[src, dst]), int(width_GG[src, dst]))
-        silent = [(src, dst, 0.0, 1.0, 1) for src, dst in silent_pairs(self._work_GG).tolist()]
-        row_X5 = np.array(self._rows + silent).reshape(-1, 5)
-        made = Order(method, row_X5[:, :2].astype(np.int64), share_X2=row_X5[:, 2:4])
-        return (
-            made
-            if sub_channels is None
-            else replace(made, sub_channels=SubChannels(row_X5[:, 4].astype(np.int64), *sub_channels))
-        )
+@njit(cache=True)
+def _shares(work_GG, row_X4, rows):
+    """(rows, 2) the part of its pair's work that each row carries, from and to; rows beyond row_X4 carry all of it."""
+    share_X2 = np.zeros((rows, 2))
+    share_X2[:, 1] = 1.0
+    done_GG = np.zeros_like(work_GG)
+    for row in range(len(row_X4)):
+        src, dst, units = row_X4[row, 0], row_X4[row, 1], row_X4[row, 2]
+        share_X2[row, 0] = done_GG[src, dst] / work_GG[src, dst]
+        done_GG[src, dst] += units
+        share_X2[row, 1] = done_GG[src, dst] / work_GG[src, dst]
+    return share_X2
 
 
 def ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:

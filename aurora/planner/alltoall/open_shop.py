@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from aurora.planner.alltoall.pairs import silent_pairs
-from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
+from aurora.planner.alltoall.pairs import with_silent_pairs
+from aurora.planner.network.lower_bounds import longest_port, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -21,7 +21,9 @@ DE_BRUIJN = 0x077CB531  # times a power of two below 2^32: bits 27 to 31 differ 
 BIT_INDEX = np.zeros(32, dtype=np.int64)
 BIT_INDEX[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32)
 SMALL = 12  # ranks; below this, a single priority can be far from the bound, and trying more is cheap
-SMALL_TRIES = 64
+SMALL_TRIES = 90
+DRAWS = 15  # tries that are drawn at once
+HOPELESS = 1.1  # dense schedules or rings are not drawn if the plain one is longer than the other by this factor
 AMPLITUDES = (0.1, 0.3, 1.0)  # of drawn priorities, as shares of the bound, in turn
 FAST = {"nnan", "nsz"}  # infinities keep their meaning
 
@@ -39,16 +41,16 @@ def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) 
 
     Each pair has one message and each rank one partner at a time, without splits or barriers. Of the ports that become free,
     the one with the largest remaining load chooses first, and takes the free partner with the largest remaining load. Below
-    SMALL ranks, SMALL_TRIES further priorities are drawn and the shortest schedule is kept. Like any dense schedule it is
+    SMALL ranks, up to SMALL_TRIES further priorities are drawn and the shortest schedule is kept. Like any dense schedule it is
     shorter than twice the one-to-one bound.
 
     Args: as in `registry.OrderStrategy`.
 
     Source: Gonzalez & Sahni 1976.
     """
-    tries = SMALL_TRIES if len(bytes_GG) < SMALL else 0
-    found = search(pair_seconds(bytes_GG, network), tries, one_to_one_bound(bytes_GG, network) * (1 + 1e-12), rng)
-    return Order("openshop", np.concatenate([found.pairs_X2, silent_pairs(bytes_GG)]))
+    seconds_GG = pair_seconds(bytes_GG, network)
+    found = search(seconds_GG, SMALL_TRIES if len(bytes_GG) < SMALL else 0, longest_port(seconds_GG) * (1 + 1e-12), rng)
+    return Order("openshop", with_silent_pairs(found.pairs_X2, bytes_GG))
 
 
 def search(seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator) -> DenseSchedule:
@@ -62,34 +64,62 @@ def search(seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Ge
         bound_s: a lower bound on the makespan, in seconds.
         rng: draws priorities and rings.
     """
-    return DenseSchedule(*_search(seconds_GG, tries, bound_s, rng if tries else None))
+    pairs_X2, span_s_X2, dense_s, ring_s = _plain(seconds_GG)
+    best = DenseSchedule(pairs_X2, span_s_X2, min(dense_s, ring_s))
+    while tries > 0 and best.makespan_s > bound_s:
+        draws_M3G = rng.random((min(tries, DRAWS), 3 * len(seconds_GG)))
+        drawn = DenseSchedule(*_drawn(seconds_GG, draws_M3G, bound_s, best.makespan_s, dense_s, ring_s))
+        best = min(best, drawn, key=lambda made: made.makespan_s)
+        tries -= DRAWS
+    return best
 
 
 @njit(cache=True)
-def _search(seconds_GG, tries, bound_s, rng):
-    """The search; rng may be None if there are no tries."""
+def _plain(seconds_GG):
+    """The shorter of the dense schedule and the ring that need no draws: its rows by start, and both makespans."""
     n = seconds_GG.shape[0]
-    best = dense(seconds_GG, np.zeros(2 * n), NO_CUTS)
+    pairs_X2, span_s_X2, dense_s = dense(seconds_GG, np.zeros(2 * n), NO_CUTS)
     around = ring(seconds_GG, np.arange(n))
-    if rng is not None:
-        for number in range(tries):
-            if min(best[2], around[2]) <= bound_s:
-                break
-            drawn = dense(seconds_GG, (rng.random(2 * n) - 0.5) * (AMPLITUDES[number % len(AMPLITUDES)] * bound_s), NO_CUTS)
-            if drawn[2] < best[2]:
-                best = drawn
-            drawn = ring(seconds_GG, rng.permutation(np.arange(n)))
-            if drawn[2] < around[2]:
-                around = drawn
-    if around[2] >= best[2]:
-        return best
-    pairs_X2, span_s_X2, makespan_s = around
+    if around[2] < dense_s:
+        pairs_X2, span_s_X2, _ = _by_start(around)
+    return pairs_X2, span_s_X2, dense_s, around[2]
+
+
+@njit(cache=True)
+def _drawn(seconds_GG, draws_M3G, bound_s, best_s, dense_s, ring_s):
+    """The last of the drawn schedules that are shorter than best_s and all before them; infinitely long if there is none.
+
+    Dense schedules and rings are drawn, or only one of them if the plain other one was longer by HOPELESS. A draw has a
+    priority for each port and a number for each rank, by which rings are sorted.
+    """
+    n = seconds_GG.shape[0]
+    best = np.empty((0, 2), np.int64), np.empty((0, 2)), np.inf
+    for number in range(len(draws_M3G)):
+        if best_s <= bound_s:
+            break
+        draw_3G = draws_M3G[number]
+        if dense_s <= ring_s * HOPELESS:
+            bias_s = (draw_3G[: 2 * n] - 0.5) * (AMPLITUDES[number % len(AMPLITUDES)] * bound_s)
+            made = dense(seconds_GG, bias_s, NO_CUTS, best_s)
+            if made[2] < best_s:
+                best, best_s = made, made[2]
+        if ring_s <= dense_s * HOPELESS:
+            made = ring(seconds_GG, np.argsort(draw_3G[2 * n :]), best_s)
+            if made[2] < best_s:
+                best, best_s = _by_start(made), made[2]
+    return best
+
+
+@njit(cache=True)
+def _by_start(made):
+    """The same schedule with its rows by start."""
+    pairs_X2, span_s_X2, makespan_s = made
     by_start = np.argsort(span_s_X2[:, 0], kind="mergesort")
     return pairs_X2[by_start], span_s_X2[by_start], makespan_s
 
 
 @njit(cache=True, fastmath=FAST)
-def dense(seconds_GG, bias_s, cut_C4):
+def dense(seconds_GG, bias_s, cut_C4, limit_s=np.inf):
     """Whenever ports become free, the busiest of them first takes its busiest free partner.
 
     Only pairs with a port that has just become free are looked at: two ports that have both been free for a while have nothing
@@ -101,9 +131,10 @@ def dense(seconds_GG, bias_s, cut_C4):
         bias_s: (2 G,) float64, seconds added to the load of each port, senders first.
         cut_C4: (C, 4) float64, up to MOST_CUTS transfers that go in two parts, one after the other: source, destination, and
             the seconds of both parts.
+        limit_s: the schedule is given up as soon as a port cannot end before limit_s.
 
     Returns:
-        The fields of a DenseSchedule.
+        The fields of a DenseSchedule; the makespan is infinite if the schedule was given up.
     """
     n = seconds_GG.shape[0]
     load_s, todo, waits = _loads(seconds_GG, bias_s)
@@ -133,6 +164,8 @@ def dense(seconds_GG, bias_s, cut_C4):
             todo[src] -= 1
             todo[n + dst] -= 1
             end = now + took
+            if end + max(load_s[src] - bias_s[src], load_s[n + dst] - bias_s[n + dst]) >= limit_s:
+                return pairs_X2, span_s_X2, np.inf
             pairs_X2[done, 0], pairs_X2[done, 1], span_s_X2[done, 0], span_s_X2[done, 1] = src, dst, now, end
             done += 1
             if ended:
@@ -311,7 +344,7 @@ def _drop(heap_s, heap_p, last):
 
 
 @njit(cache=True)
-def ring(seconds_GG, ring_G):
+def ring(seconds_GG, ring_G, limit_s=np.inf):
     """Each rank sends to the next rank of the ring, then to the next but one, and so on.
 
     There are no barriers between the steps: a transfer starts when both of its ports have ended the one before.
@@ -319,9 +352,10 @@ def ring(seconds_GG, ring_G):
     Args:
         seconds_GG: (G, G) float64, as in `search`.
         ring_G: (G,) int64, the ranks in the sequence of the ring.
+        limit_s: as in `dense`, but seen only once a port is busy until then.
 
     Returns:
-        The fields of a DenseSchedule, but rows by step.
+        The fields of a DenseSchedule, but rows by step; the makespan is infinite if the schedule was given up.
     """
     n = seconds_GG.shape[0]
     free_s = np.zeros(2 * n)
@@ -336,4 +370,6 @@ def ring(seconds_GG, ring_G):
                 pairs_X2[done, 0], pairs_X2[done, 1] = src, dst
                 span_s_X2[done, 0], span_s_X2[done, 1] = start_s, free_s[src]
                 done += 1
+                if free_s[src] >= limit_s:
+                    return pairs_X2, span_s_X2, np.inf
     return pairs_X2[:done], span_s_X2[:done], free_s.max() if n else 0.0

@@ -1,6 +1,7 @@
 """Ordered pairs of ranks: the rows of orders."""
 
 import numpy as np
+from numba import njit
 
 from aurora.types.arrays import IntArray
 
@@ -10,9 +11,15 @@ def all_pairs(ranks: int) -> IntArray:
     return np.argwhere(~np.eye(ranks, dtype=np.bool_))
 
 
-def silent_pairs(bytes_GG: IntArray) -> IntArray:
-    """Returns (X, 2) int64, the pairs without bytes in bytes_GG (G, G).
-
-    Orders name them last, because an order serves any batch.
-    """
-    return np.argwhere((bytes_GG == 0) & ~np.eye(len(bytes_GG), dtype=np.bool_))
+@njit(cache=True)
+def with_silent_pairs(pairs_X2: IntArray, bytes_GG: IntArray) -> IntArray:
+    """Returns the rows pairs_X2 (X, 2), then every pair without bytes in bytes_GG (G, G), because an order serves any batch."""
+    n, at = len(bytes_GG), len(pairs_X2)
+    rows_X2 = np.empty((at + n * n, 2), np.int64)
+    rows_X2[:at] = pairs_X2
+    for src in range(n):
+        for dst in range(n):
+            if bytes_GG[src, dst] == 0 and src != dst:
+                rows_X2[at] = src, dst
+                at += 1
+    return rows_X2[:at]

@@ -9,7 +9,7 @@ from numba import njit
 
 from aurora.planner.alltoall.branch_and_bound import MOST_RANKS, shortest_whole
 from aurora.planner.alltoall.open_shop import MOST_CUTS, SMALL_TRIES, DenseSchedule, dense, search
-from aurora.planner.alltoall.pairs import silent_pairs
+from aurora.planner.alltoall.pairs import with_silent_pairs
 from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
@@ -39,11 +39,11 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
     n, tries = len(bytes_GG), search_tries(len(bytes_GG))
     shop = CutShop(bytes_GG, network)
     found = best_split(shop, best_whole(shop, tries, rng), min(CUT_RUNS, tries), rng)
-    silent_X2 = silent_pairs(bytes_GG)
-    order = Order("openshop-best", np.concatenate([found.pairs_X2, silent_X2]))
+    order = Order("openshop-best", with_silent_pairs(found.pairs_X2, bytes_GG))
     if len(order.pairs_X2) == n * (n - 1):
         return order
-    return replace(order, share_X2=np.concatenate([found.share_X2, np.tile([0.0, 1.0], (len(silent_X2), 1))]))
+    whole_X2 = np.tile([0.0, 1.0], (len(order.pairs_X2) - len(found.share_X2), 1))
+    return replace(order, share_X2=np.concatenate([found.share_X2, whole_X2]))
 
 
 def search_tries(ranks: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from aurora.planner.alltoall.birkhoff import SLOTS, SplitRows, north_west, ticks
+from aurora.planner.alltoall.birkhoff import SLOTS, north_west, split_order, ticks
 from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
@@ -29,11 +29,11 @@ def sub_channels(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
     """
     out_G, in_G = sub_channel_counts(bytes_GG, network)
     work_GG = ticks(bytes_GG, float(bytes_GG.sum()))
-    rows = SplitRows(work_GG)
+    rows = [np.zeros((0, 4), np.int64)]
     for sub_channels_GG, units_GG in sub_channel_slots(work_GG, out_G, in_G, SLOTS * len(bytes_GG) if most is None else most):
-        for src, dst in np.argwhere(units_GG).tolist():
-            rows.serve(src, dst, int(units_GG[src, dst]), int(sub_channels_GG[src, dst]))
-    return rows.order("sub-channels", (out_G, in_G))
+        src_X, dst_X = np.nonzero(units_GG)
+        rows.append(np.stack([src_X, dst_X, units_GG[src_X, dst_X], sub_channels_GG[src_X, dst_X]], axis=1))
+    return split_order("sub-channels", work_GG, np.concatenate(rows), (out_G, in_G))
 
 
 def sub_channel_counts(bytes_GG: IntArray, network: Network) -> tuple[IntArray, IntArray]:

@@ -4,6 +4,7 @@ Source: Aurora Thm 4.2 and 5.2 (arXiv:2410.17043).
 """
 
 import numpy as np
+from numba import njit
 
 from aurora.types import Network
 from aurora.types.arrays import FloatArray, IntArray
@@ -11,7 +12,19 @@ from aurora.types.arrays import FloatArray, IntArray
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """Returns (G,) float64, the longer of the seconds in which each GPU sends, and receives, all its bytes."""
-    return np.asarray(np.maximum(bytes_GG.sum(axis=1) / network.out_Bps_G, bytes_GG.sum(axis=0) / network.in_Bps_G))
+    out_s_G, in_s_G = _sums(bytes_GG)
+    return np.asarray(np.maximum(out_s_G / network.out_Bps_G, in_s_G / network.in_Bps_G))
+
+
+@njit(cache=True)
+def _sums(amount_GG):
+    """The sums of the rows and of the columns of a matrix."""
+    row_G, column_G = np.zeros((2, len(amount_GG)), amount_GG.dtype)
+    for i in range(len(amount_GG)):
+        for j in range(len(amount_GG)):
+            row_G[i] += amount_GG[i, j]
+            column_G[j] += amount_GG[i, j]
+    return row_G, column_G
 
 
 def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
@@ -31,8 +44,18 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """Returns (G, G) float64, the seconds of each transfer if it has both ports to itself, with its slower end's start-up."""
-    seconds_GG = bytes_GG / network.pair_Bps_GG
-    return np.where(bytes_GG > 0, seconds_GG + network.pair_startup_s_GG, 0.0)
+    return _pair_seconds(bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG)
+
+
+@njit(cache=True)
+def _pair_seconds(bytes_GG, Bps_GG, startup_s_GG):
+    """The function above, compiled."""
+    seconds_GG = np.zeros(bytes_GG.shape)
+    for i in range(len(bytes_GG)):
+        for j in range(len(bytes_GG)):
+            if bytes_GG[i, j] > 0:
+                seconds_GG[i, j] = bytes_GG[i, j] / Bps_GG[i, j] + startup_s_GG[i, j]
+    return seconds_GG
 
 
 def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
@@ -43,8 +66,12 @@ def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
 
     Source: Gonzalez & Sahni 1976.
     """
-    seconds_GG = pair_seconds(bytes_GG, network)
-    return float(max(seconds_GG.sum(axis=1).max(initial=0.0), seconds_GG.sum(axis=0).max(initial=0.0)))
+    return longest_port(pair_seconds(bytes_GG, network))
+
+
+def longest_port(seconds_GG: FloatArray) -> float:
+    """Returns the largest row or column sum of seconds_GG (G, G): the seconds of the port that has the most to do."""
+    return float(max(sum_G.max(initial=0.0) for sum_G in _sums(seconds_GG)))
 
 
 def two_tier_bound(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_Bps: float) -> float:

@@ -108,6 +108,24 @@ def test_the_same_code_runs_without_the_compiler():
     assert len(outputs) == 1
 
 
+@given(traffics_on_ports(min_ranks=2, max_ranks=7), st.floats(0.5, 2.0), st.integers(0, 3))
+def test_schedules_that_take_too_long_are_given_up(case, factor, seed):
+    """Below the limit a schedule is the one that would be made without it; all others are infinitely long."""
+    bytes_GG, network = case
+    seconds_GG = pair_seconds(bytes_GG, network)
+    rng = np.random.default_rng(seed)
+    bias_s, ring_G = rng.random(2 * len(bytes_GG)) * 10 * (seed > 0), rng.permutation(len(bytes_GG))
+    for make, arguments in ((dense, (bias_s, NO_CUTS)), (ring, (ring_G,))):
+        whole = make(seconds_GG, *arguments)
+        limit_s = whole[2] * factor
+        within = make(seconds_GG, *arguments, limit_s)
+        if whole[2] > 0:
+            assert within[2] == (whole[2] if whole[2] < limit_s else np.inf)
+        if within[2] < np.inf:
+            assert np.array_equal(within[0], whole[0])
+            assert np.array_equal(within[1], whole[1])
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_nothing_to_do(ranks):
     made = search(np.zeros((ranks, ranks)), 0, 0.0, np.random.default_rng(0))
