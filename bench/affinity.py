@@ -23,7 +23,7 @@ def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile,
     """Swap search with a row for every choice, the same deduplicated, and co-activation; `later` is other traffic."""
     began_s = time.perf_counter()
     rng = np.random.default_rng(0)
-    start = place_exclusive(cluster, profile, (), PlanOptions("swap-search", "exact", slots_per_gpu=room), rng)
+    start = place_exclusive(cluster, profile, (), PlanOptions("swap-search", "exact", slots_per_gpu=room, aim="own"))
     near = place_deduplicated(cluster, profile, start, PlanOptions("swap-search", "exact", slots_per_gpu=room), rng)
     took_s = time.perf_counter() - began_s
 

@@ -71,6 +71,8 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "objective_s": plan.objective_s,
         "bound_s": plan.bound_s,
         "assignment_bound_s": plan.assignment_bound_s,
+        "unseen_s": plan.unseen_s,
+        "slot_gain": plan.slot_gain,
         "gap": plan.gap if plan.gap < float("inf") else None,
         "cluster": {
             "name": plan.cluster.name,
@@ -146,11 +148,17 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
         options,
         float(found["objective_s"]),
         float(found["bound_s"]),
-        None if found["assignment_bound_s"] is None else float(found["assignment_bound_s"]),
+        _number_or_none(found, "assignment_bound_s"),
         int(found["epoch"]),
         None if options.min_replicas is None else _survival(found["models"][0]["layers"]),
+        _number_or_none(found, "unseen_s"),
+        _number_or_none(found, "slot_gain"),
         tuple(str(note) for note in found["notes"]),
     )
+
+
+def _number_or_none(found: Mapping[str, Any], name: str) -> float | None:
+    return None if found[name] is None else float(found[name])
 
 
 def _options_from_json(found: Mapping[str, Any]) -> PlanOptions:

@@ -45,7 +45,7 @@ def make_plan(
         _check_equal_shares(cluster, profiles)
         placed = place_colocated(cluster, profiles, options, rng, clock)
     else:
-        placed = place_exclusive(cluster, profiles[0], domains, options, rng)
+        placed = place_exclusive(cluster, profiles[0], domains, options, progress)
     if options.coactivation:
         placed = min(placed, place_deduplicated(cluster, profiles[0], placed, options, rng), key=lambda each: each.objective_s)
     paths = list(profile_paths) or [""] * len(profiles)
@@ -54,8 +54,17 @@ def make_plan(
         for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
     )
     survival_LK = None if options.min_replicas is None else surviving(cluster, models[0].placement, options.seed)
-    found_s = placed.objective_s, placed.bound_s, placed.assignment_bound_s
-    plan = Plan(cluster, models, options, *found_s, survival_LK=survival_LK)
+    plan = Plan(
+        cluster,
+        models,
+        options,
+        placed.objective_s,
+        placed.bound_s,
+        placed.assignment_bound_s,
+        survival_LK=survival_LK,
+        unseen_s=placed.unseen_s,
+        slot_gain=placed.slot_gain,
+    )
     check_plan(plan)
     return plan
 

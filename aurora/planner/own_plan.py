@@ -10,6 +10,7 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_profile
 from aurora.planner.evaluate import layer_seconds
 from aurora.planner.make_plan import make_plan
+from aurora.planner.placement.exclusive_layers import unseen_seconds
 from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.resolve_options import GIVEN, remade, resolve
 from aurora.planner.schedule_model import schedule_model
@@ -45,7 +46,8 @@ def price_plan(
     unpriced = Plan(cluster, models, options, 0.0, 0.0)
     took_s = float(layer_seconds(unpriced, placements, profiles).sum())
     bound_s = min(_bound_s(cluster, profiles, placements, options), took_s)
-    plan = replace(unpriced, objective_s=took_s, bound_s=bound_s)
+    unseen_s = unseen_seconds(cluster, profiles[0], (), placements[0], options.aim) if len(profiles) == 1 else None
+    plan = replace(unpriced, objective_s=took_s, bound_s=bound_s, unseen_s=unseen_s)
     check_plan(plan)
     return plan
 

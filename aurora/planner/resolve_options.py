@@ -8,7 +8,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
-from aurora.planner.placement.cost_model import AIMS
+from aurora.planner.placement.cost_model import AIMS, OWN
 from aurora.planner.placement.deduplicated_layers import check_coactivation
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.grouping import PLACE
@@ -44,7 +44,7 @@ def choices(options: PlanOptions, colocated: bool) -> dict[str, tuple[str, ...]]
         "colocate": tuple(COLOCATE),
         "order": tuple(ORDER),
         "objective": tuple(OBJECTIVE),
-        "aim": ("sum", *AIMS),
+        "aim": tuple(AIMS),
         "time_slice": TIME_SLICES,
     }
 
@@ -82,6 +82,7 @@ def resolve(
         place=place,
         colocate=_named(options.colocate, "local-search" if searches else "matching"),
         assign=_named(options.assign, start),
+        aim=_named(options.aim, OWN if colocated or options.coactivation else "mean"),
         time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated else options.time_slice,
         order=_named(options.order, auto_orders(len(cluster))[0] if cluster.equal and cluster.fabric is None else "auto"),
     )
@@ -115,7 +116,7 @@ def _check_scenario(options: PlanOptions, colocated: bool) -> None:
         return
     exclusive_only = {
         "slots_per_gpu": options.slots_per_gpu is not None,
-        "aim": options.aim != "sum",
+        "aim": options.aim not in ("auto", OWN),
         "min_replicas": options.min_replicas is not None,
     }
     for name, given in exclusive_only.items():

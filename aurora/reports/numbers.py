@@ -7,6 +7,7 @@ from itertools import repeat
 
 import numpy as np
 
+from aurora.planner.placement.cost_model import SUMMED
 from aurora.planner.workload.drift import Drift, drift
 from aurora.reports.compare import Comparison, compare
 from aurora.reports.inputs import ReportInputs
@@ -143,7 +144,7 @@ class ReportNumbers:
         profiles = self.of.profiles
         if not profiles:
             return None
-        windows = [profile.windows if self.of.plan.options.aim == "sum" else 1 for profile in profiles]  # else: of one window
+        windows = [profile.windows if self.of.plan.options.aim in SUMMED else 1 for profile in profiles]  # else: of one window
         tokens = sum(tokens_of(profile) * part / profile.windows for profile, part in zip(profiles, windows, strict=True))
         names = "experts in the order of their numbers", "as planned"
         before, after = (

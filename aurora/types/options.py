@@ -153,7 +153,7 @@ class PlanOptions:
         objective: time of two colocated models: "causal", "paper" (Aurora's Table 2), or "simulated" (simulate several plans).
         time_limit_s: seconds after which exact searches stop with the best plan found and its bound.
         slots_per_gpu: experts that each GPU holds, replicas included; None: what its memory holds.
-        aim: what counts over windows or traffic domains: "mean", "cvar" (the worse half), "worst"; "sum" adds them to one.
+        aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
         coactivation: count a token once per GPU, and place experts that tokens choose together on one GPU, where faster.
         min_replicas: replicas that each expert has at least, each on another node (of one node: on another GPU); None: one.
         time_slice: how long a port belongs to one of two models, "exchange" or "layer"; "auto": the faster in the simulator.
@@ -167,7 +167,7 @@ class PlanOptions:
     objective: str = "causal"
     time_limit_s: float = 60.0
     slots_per_gpu: int | None = None
-    aim: str = "sum"
+    aim: str = "auto"
     coactivation: bool = False
     min_replicas: int | None = None
     time_slice: str = "auto"

@@ -116,6 +116,10 @@ class Plan(Value):
         epoch: how many plans were in force before this one.
         survival_LK: (L, D-1) float64: with `options.min_replicas`, how likely every expert is still held after 1, 2, ... of the
             D nodes failed; None where failures were not planned for.
+        unseen_s: seconds to be expected on windows that its profiles hold no record of, weighed as `objective_s`; None where
+            not estimated: several models, or deduplicated tokens.
+        slot_gain: by what share `unseen_s` would fall with one more slot on each GPU, which its memory has; None where memory
+            has none, or not estimated.
         notes: remarks on how the plan came about.
 
     Raises:
@@ -130,6 +134,8 @@ class Plan(Value):
     assignment_bound_s: float | None = None
     epoch: int = 0
     survival_LK: FloatArray | None = None
+    unseen_s: float | None = None
+    slot_gain: float | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -192,13 +198,19 @@ class Plan(Value):
         found = {"place": options.place, "assign": options.assign}
         if self.colocated:
             found |= {"colocate": options.colocate, "time_slice": options.time_slice}
-        found |= {"aim": options.aim} if options.aim != "sum" else {}
+        else:
+            found["aim"] = options.aim
         for name in ("slots_per_gpu", "min_replicas"):
             if getattr(options, name) is not None:
                 found[name] = str(getattr(options, name))
         if any(model.deduplicated for model in self.models):
             found["coactivation"] = "on"
         return {**found, "order": options.order}
+
+    @property
+    def unseen_loss(self) -> float | None:
+        """unseen_s / objective_s - 1: how much longer windows take that the plan has not seen; None where not estimated."""
+        return None if self.unseen_s is None else gap(self.unseen_s, self.objective_s)
 
     @property
     def gap(self) -> float:

@@ -12,6 +12,7 @@ from aurora.planner.make_plan import surviving
 from aurora.planner.migration.byte_budget import worth_moving
 from aurora.planner.migration.pricing import migration_schedule, moved_bytes
 from aurora.planner.migration.relabelling import fewest_moves, holds
+from aurora.planner.placement.exclusive_layers import unseen_seconds
 from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
@@ -198,11 +199,27 @@ def _next_plan(
     )
     moved_s = float(layer_seconds(new, final, joint.profiles, domains).sum())
     bound_s = min(_bound_s(new, final, joint.profiles, domains), moved_s)
-    plan = replace(new, models=models, objective_s=moved_s, bound_s=bound_s, assignment_bound_s=None, epoch=old.epoch + 1)
+    plan = replace(
+        new,
+        models=models,
+        objective_s=moved_s,
+        bound_s=bound_s,
+        assignment_bound_s=None,
+        epoch=old.epoch + 1,
+        unseen_s=_unseen_s(new, final, joint.profiles, domains),
+        slot_gain=None,
+    )
     if plan.options.min_replicas is not None:
         plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.options.seed))
     check_plan(plan)
     return plan, schedule, bytes_GG
+
+
+def _unseen_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float | None:
+    """The seconds of `final` on unseen traffic, where the new plan has an estimate of its own."""
+    if new.unseen_s is None:
+        return None
+    return unseen_seconds(new.cluster, profiles[0], domains, final[0], new.options.aim)
 
 
 def _bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:

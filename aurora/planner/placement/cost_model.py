@@ -15,10 +15,13 @@ from aurora.planner.workload.traffic import deduplicated_tokens
 from aurora.types import Cluster, Gpu, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
-AIMS: dict[str, Callable[[int], int]] = {  # how many of W scenarios count, the longest first
+OWN = "own"  # the aim that takes the recorded counts as exact
+SUMMED = ("sum", OWN)  # aims that add all windows or domains to one scenario
+AIMS: dict[str, Callable[[int], int]] = {  # by name: how many of W scenarios count, the longest first
     "mean": lambda scenarios: scenarios,
     "cvar": lambda scenarios: -(-scenarios // 2),  # the longer half
     "worst": lambda scenarios: 1,
+    **dict.fromkeys(SUMMED, lambda scenarios: 1),
 }
 
 
@@ -232,41 +235,72 @@ def layer_costs(cluster: Cluster, profile: Profile, layer: int, deduplicated: bo
 def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> LayerCosts:
     """Returns the LayerCosts of one layer in each scenario that a placement must serve.
 
-    A scenario is a profile or, without further `domains`, a window of the profile. The aim "sum" adds all scenarios to one.
+    A scenario is a profile or, without further `domains`, a window of the profile. The aims of SUMMED add all scenarios to one.
 
     Args:
         cluster: the GPUs.
         profile: the model's traffic.
         domains: further profiles of the same model.
         layer: index of the MoE layer.
-        aim: "sum" or a name of AIMS.
+        aim: a name of AIMS.
     """
-    windows = [slice(t, t + 1) for t in range(profile.windows)] if aim in AIMS and not domains else [slice(None)]
+    windows = [slice(None)] if domains or aim in SUMMED else [slice(t, t + 1) for t in range(profile.windows)]
     parts = [(each, window) for each in (profile, *domains) for window in windows]
     costs = _scenario_costs(cluster, parts, layer)
-    return replace(costs, worst=AIMS[aim](len(parts))) if aim in AIMS else costs.summed
+    return costs.summed if aim in SUMMED else replace(costs, worst=AIMS[aim](len(parts)))
+
+
+def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, windows_W: IntArray, worst: int) -> LayerCosts:
+    """Returns the LayerCosts of one layer in scenarios that were forecast rather than recorded.
+
+    Args:
+        cluster: the GPUs.
+        profile: gives the model's bytes and compute curves.
+        tokens_WSE: (W, S, E) float64, (token, expert) pairs from each source rank to each expert in each scenario.
+        windows_W: (W,) int64, how many equal windows the pairs of a scenario come in.
+        worst: how many scenarios count, the longest first.
+    """
+    each_WSE = tokens_WSE / windows_W[:, None, None]
+    seconds = _window_seconds(*_kinds(cluster), profile, each_WSE)
+    expert_s_WVE, gate_s_WG, aggregate_s_WG = ((each.T * windows_W).T for each in seconds)
+    return _layer_costs(cluster, profile, tokens_WSE, expert_s_WVE, gate_s_WG, aggregate_s_WG, worst)
 
 
 def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], layer: int) -> LayerCosts:
     """The LayerCosts of several scenarios, each the windows of a profile, whose tokens are summed. All are of one model."""
     gpus, kind_G = _kinds(cluster)
     distinct = {id(profile): profile for profile, _ in parts}
-    seconds = {key: _window_seconds(gpus, kind_G, profile, layer) for key, profile in distinct.items()}
+    seconds = {key: _window_seconds(gpus, kind_G, profile, profile.tokens_TLSE[:, layer]) for key, profile in distinct.items()}
     sums_XW: tuple[list[FloatArray], ...] = ([], [], [])
     for profile, windows in parts:
         for sums_W, each in zip(sums_XW, seconds[id(profile)], strict=True):
             sums_W.append(each[windows].sum(axis=0))
     own_WGE = np.stack([profile.tokens_TLSE[windows, layer].sum(axis=0) for profile, windows in parts])
     expert_s_WVE, gate_s_WG, aggregate_s_WG = map(np.stack, sums_XW)
+    return _layer_costs(cluster, parts[0][0], own_WGE, expert_s_WVE, gate_s_WG, aggregate_s_WG)
+
+
+def _layer_costs(
+    cluster: Cluster,
+    profile: Profile,
+    own_WGE: IntArray | FloatArray,
+    expert_s_WVE: FloatArray,
+    gate_s_WG: FloatArray,
+    aggregate_s_WG: FloatArray,
+    worst: int = 1,
+) -> LayerCosts:
+    """The LayerCosts of scenarios from their tokens and their seconds, which are of each expert on each of V kinds of GPUs."""
+    gpus, kind_G = _kinds(cluster)
     return LayerCosts(
         own_WGE=own_WGE,
         expert_s_WGE=np.broadcast_to(expert_s_WVE, own_WGE.shape) if len(gpus) == 1 else expert_s_WVE[:, kind_G],
         gate_s_WG=gate_s_WG,
         aggregate_s_WG=aggregate_s_WG,
-        dispatch_bytes=parts[0][0].dispatch_bytes,
-        combine_bytes=parts[0][0].combine_bytes,
+        dispatch_bytes=profile.dispatch_bytes,
+        combine_bytes=profile.combine_bytes,
         out_Bps=cluster.out_Bps_G,
         in_Bps=cluster.in_Bps_G,
+        worst=worst,
     )
 
 
@@ -277,9 +311,10 @@ def _kinds(cluster: Cluster) -> tuple[list[Gpu], IntArray]:
     return list(first.values()), np.array([number[gpu.kind, gpu.speed] for gpu in cluster.gpus])
 
 
-def _window_seconds(gpus: Sequence[Gpu], kind_G: IntArray, profile: Profile, layer: int) -> tuple[FloatArray, ...]:
+def _window_seconds(
+    gpus: Sequence[Gpu], kind_G: IntArray, profile: Profile, tokens_TSE: IntArray | FloatArray
+) -> tuple[FloatArray, ...]:
     """Seconds of a layer in each window: (T, V, E) of each expert on each of V kinds, (T, G) of gates and of aggregations."""
-    tokens_TSE = profile.tokens_TLSE[:, layer]
     tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
     fixed_XTG = np.empty((2, *own_TG.shape))
     for kind, gpu in enumerate(gpus):

@@ -13,7 +13,7 @@ from aurora.planner.placement.coactivation import (
     distinct_tokens,
 )
 from aurora.planner.placement.coactivation_search import coactivation_search
-from aurora.planner.placement.cost_model import LayerCosts, layer_costs
+from aurora.planner.placement.cost_model import OWN, LayerCosts, layer_costs
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.objective import exclusive
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
@@ -30,7 +30,7 @@ def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domain
     for taken, what in (
         (options.place not in ("auto", SWAP_SEARCH), f"`place` {options.place}"),
         (options.assign not in ("auto", "exact"), f"`assign` {options.assign}"),
-        (options.aim != "sum", f"`aim` {options.aim}"),
+        (options.aim not in ("auto", OWN), f"`aim` {options.aim}"),
         (options.min_replicas is not None, "`min_replicas`, as it holds no replicas"),
         (bool(domains), "`domain`"),
     ):

@@ -18,6 +18,8 @@ class PlacedModels:
         bound_s: lower bound on `objective_s` for all placements within the slots, with replicas where slots are left for any.
         assignment_bound_s: lower bound on `objective_s` for all assignments of these groups of experts to GPUs; None where
             experts have replicas, or several scenarios count.
+        unseen_s: seconds to be expected on traffic that the profiles hold no record of; None if not estimated.
+        slot_gain: by what share these would fall with one more slot on each GPU; None if memory has none, or not estimated.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
     """
 
@@ -25,6 +27,8 @@ class PlacedModels:
     objective_s: float
     bound_s: float
     assignment_bound_s: float | None
+    unseen_s: float | None = None
+    slot_gain: float | None = None
     deduplicated: bool = False
 
 

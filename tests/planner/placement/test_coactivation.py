@@ -146,7 +146,7 @@ def test_plans_are_priced_by_hand_and_never_longer_than_refined_ones_counted_onc
 
 def near_and_start(machines, profile, slots=None):
     options, rng = PlanOptions("swap-search", "exact", slots_per_gpu=slots), np.random.default_rng(0)
-    start = place_exclusive(machines, profile, (), options, rng)
+    start = place_exclusive(machines, profile, (), options)
     return place_deduplicated(machines, profile, start, options, rng), start
 
 

@@ -1,0 +1,186 @@
+"""Forecast of one layer's traffic: what a placement will meet in windows that nobody has recorded.
+
+Recorded counts are a sample. The forecast divides what they show into what will come again and chance:
+
+- Windows or domains differ by more than chance: each keeps its own shares of the experts, shrunk towards the shares of all
+  (empirical Bayes; Dirichlet-multinomial, its concentration by the method of moments).
+- A source rank's own preference for experts counts as far as it is the same in even and in odd windows. A profile of one window
+  shows none, since chance cannot be told from preference there.
+- Tokens of a prompt choose alike, so counts vary more than single tokens would (a design effect, measured between windows or,
+  within a single window, between source ranks).
+
+Traffic of another kind than all that was recorded cannot be forecast.
+Source: Mosimann, "On the compound multinomial distribution" (1962); Kish, Survey Sampling (1965), for the design effect.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.types import Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+PRIOR = 0.5  # tokens that every expert is given before counting (Jeffreys)
+MOST_SCENARIOS = 16  # windows above this number are grouped, those of similar size together
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The traffic of one layer that is to be expected in each of W scenarios (windows, groups of windows, or domains).
+
+    Attributes:
+        tokens_WS: (W, S) float64, (token, expert) pairs that each source rank sends.
+        share_WE: (W, E) float64, the expected share of each expert.
+        concentration_W: (W,) float64, how closely an unseen window keeps to these shares: they are drawn from a Dirichlet
+            distribution with this concentration.
+        affinity_SE: (S, E) float64, how much more often than others a source rank chooses an expert; 1 where alike.
+        windows_W: (W,) int64, how many windows a scenario's tokens come in.
+    """
+
+    tokens_WS: FloatArray
+    share_WE: FloatArray
+    concentration_W: FloatArray
+    affinity_SE: FloatArray
+    windows_W: IntArray
+
+    @property
+    def expected_WSE(self) -> FloatArray:
+        """(W, S, E) float64, the expected pairs from each source rank to each expert."""
+        return _dealt(self.tokens_WS, self.share_WE, self.affinity_SE)
+
+    def draws(self, number: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
+        """Draws unseen scenarios, from each of the W in turn.
+
+        Args:
+            number: how many to draw; rounded up to a multiple of W.
+            rng: for the draws.
+
+        Returns:
+            (drawn_XSE, windows_X): (X, S, E) float64 pairs from each source rank to each expert; (X,) their windows.
+        """
+        from_X = np.tile(np.arange(len(self.share_WE)), -(-number // len(self.share_WE)))
+        gamma_XE = rng.standard_gamma(self.share_WE[from_X] * self.concentration_W[from_X, None])
+        share_XE = gamma_XE / np.maximum(gamma_XE.sum(axis=1, keepdims=True), 1e-300)
+        return _dealt(self.tokens_WS[from_X], share_XE, self.affinity_SE), self.windows_W[from_X]
+
+
+def layer_forecast(profiles: Sequence[Profile], layer: int, summed: bool) -> Forecast:
+    """Makes the forecast of one layer from recorded profiles.
+
+    Args:
+        profiles: one model's profile, whose windows (up to MOST_SCENARIOS, or groups of them) are the scenarios; or several of
+            its profiles, domains, which are the scenarios.
+        layer: index of the MoE layer.
+        summed: whether all windows of all profiles are one scenario.
+    """
+    recorded = [profile.tokens_TLSE[:, layer] for profile in profiles]
+    if summed:
+        return forecast([np.concatenate(recorded)], False)
+    if len(recorded) > 1:
+        return forecast(recorded, False)
+    by_size_T = np.argsort(recorded[0].sum(axis=(1, 2)), kind="stable")
+    groups = np.array_split(by_size_T, min(MOST_SCENARIOS, len(by_size_T)))
+    return forecast([recorded[0][np.sort(group)] for group in groups], True)
+
+
+def forecast(evidence_W: Sequence[IntArray], each_window: bool) -> Forecast:
+    """Makes the forecast of one layer.
+
+    Args:
+        evidence_W: for each scenario its recorded windows, (T, S, E) int64 (token, expert) pairs; T may differ.
+        each_window: whether a scenario stands for one window like its own; otherwise for all of its windows together.
+    """
+    count_WE = np.array([tokens_TSE.sum(axis=(0, 1)) for tokens_TSE in evidence_W], dtype=np.float64)
+    total_W, experts = count_WE.sum(axis=1), count_WE.shape[1]
+    prior_E = (count_WE.sum(axis=0) + PRIOR) / (total_W.sum() + PRIOR * experts)
+    effect = _design_effect(evidence_W)
+    sample_W = total_W / effect  # independent choices that tell as much
+    spread = _spread(count_WE, prior_E, effect)
+    kept_W = spread * sample_W / (1 + spread * sample_W)  # how far a scenario's own shares are kept
+    own_WE = np.where(total_W[:, None] > 0, count_WE / np.maximum(total_W, 1)[:, None], prior_E)
+    share_WE = kept_W[:, None] * own_WE + (1 - kept_W)[:, None] * prior_E
+    known = float((1 / (1 / np.maximum(sample_W, 1) + spread)).sum())  # independent choices behind the shares of all
+    unsure_W = spread * (1 - kept_W) + (1 - kept_W) ** 2 / known
+    if each_window:  # an unseen window is another draw of its kind; W windows differ from their mean by (W - 1) / W of that
+        unsure_W = spread * (1 - kept_W + kept_W / len(count_WE)) + 1 / known
+    windows_W = np.array([len(tokens_TSE) for tokens_TSE in evidence_W])
+    size_W = sample_W / windows_W if each_window else sample_W
+    rank_tokens_WS = np.array([tokens_TSE.sum(axis=(0, 2)) for tokens_TSE in evidence_W], dtype=np.float64)
+    return Forecast(
+        rank_tokens_WS / windows_W[:, None] if each_window else rank_tokens_WS,
+        share_WE,
+        1 / (unsure_W + 1 / np.maximum(size_W, 1)),
+        _affinity(np.concatenate(list(evidence_W)), prior_E),
+        np.ones_like(windows_W) if each_window else windows_W,
+    )
+
+
+def _dealt(tokens_WS: FloatArray, share_WE: FloatArray, affinity_SE: FloatArray) -> FloatArray:
+    """(W, S, E) pairs: the tokens of each source rank, dealt to experts by their shares times its affinity."""
+    if (affinity_SE == 1).all():
+        return tokens_WS[:, :, None] * share_WE[:, None, :]
+    weight_WSE = share_WE[:, None, :] * affinity_SE
+    weight_WSE *= (tokens_WS / weight_WSE.sum(axis=2))[:, :, None]
+    return weight_WSE
+
+
+def _design_effect(evidence_W: Sequence[IntArray]) -> float:
+    """By what factor counts vary more within a scenario than independent choices would; 1 at least.
+
+    Pearson's statistic between a scenario's windows or, if it has one, between source ranks, over its degrees of freedom.
+    """
+    statistic = freedom = 0.0
+    for tokens_TSE in evidence_W:
+        units_UE = tokens_TSE.sum(axis=1) if len(tokens_TSE) > 1 else tokens_TSE[0]
+        units_UE = units_UE[units_UE.sum(axis=1) > 0].astype(np.float64)
+        own_E = units_UE.sum(axis=0)
+        if len(units_UE) < 2 or np.count_nonzero(own_E) < 2:
+            continue
+        statistic += _pearson(units_UE, own_E / own_E.sum())
+        freedom += (len(units_UE) - 1) * (np.count_nonzero(own_E) - 1)
+    return max(1.0, statistic / freedom) if freedom else 1.0
+
+
+def _spread(count_WE: FloatArray, prior_E: FloatArray, effect: float) -> float:
+    """How much the scenarios' true shares differ: their variance over that of a single choice; 0 if chance explains it all."""
+    total_W = count_WE.sum(axis=1)
+    lever_W = 1 - total_W / max(total_W.sum(), 1)
+    weight = float((total_W * lever_W).sum())
+    used = np.count_nonzero(count_WE.sum(axis=0))
+    if len(count_WE) < 2 or used < 2 or weight <= 0:
+        return 0.0
+    found = _pearson(count_WE[total_W > 0], prior_E) / (used - 1)
+    return max(0.0, (found - effect * float(lever_W.sum())) / weight)
+
+
+def _affinity(tokens_TSE: IntArray, prior_E: FloatArray) -> FloatArray:
+    """(S, E) how much more often than others each source rank chooses each expert, as far as it is so in both half the windows.
+
+    The product of a rank's deviations in even and in odd windows has no bias, since their chance is independent.
+    """
+    halves_HSE = np.array([tokens_TSE[half::2].sum(axis=0) for half in (0, 1)], dtype=np.float64)
+    total_HS = halves_HSE.sum(axis=2)
+    asked_S = (total_HS > 0).all(axis=0)
+    alike_SE = np.ones(tokens_TSE.shape[1:])
+    if len(tokens_TSE) < 2 or asked_S.sum() < 2 or len(prior_E) < 2:
+        return alike_SE
+    share_HE = halves_HSE.sum(axis=1) / total_HS.sum(axis=1, keepdims=True)
+    apart_HSE = halves_HSE[:, asked_S] / total_HS[:, asked_S, None] - share_HE[:, None, :]
+    ranks = int(asked_S.sum())
+    # a rank is part of what it is compared with, which takes 1 / ranks of its deviation away
+    spread = float((apart_HSE.prod(axis=0) / prior_E).sum() / (len(prior_E) - 1) / ranks) / (1 - 1 / ranks)
+    if spread <= 0:
+        return alike_SE
+    total_S = total_HS.sum(axis=0)
+    kept_S1 = (spread * total_S / (1 + spread * total_S))[:, None]
+    own_SE = halves_HSE.sum(axis=0) / np.maximum(total_S, 1)[:, None]
+    return np.asarray(np.where(asked_S[:, None], kept_S1 * own_SE / prior_E + 1 - kept_S1, alike_SE))
+
+
+def _pearson(count_UE: FloatArray, share_E: FloatArray) -> float:
+    """Pearson's statistic of counts (U, E), which are compared with the expected shares of each row's sum."""
+    expected_UE = count_UE.sum(axis=1, keepdims=True) * share_E
+    return float(
+        np.divide((count_UE - expected_UE) ** 2, expected_UE, where=expected_UE > 0, out=np.zeros_like(expected_UE)).sum()
+    )
