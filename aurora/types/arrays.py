@@ -17,6 +17,7 @@ BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
+MOST_COUNT = 2**63 - 1  # of int64
 MOST_LAYERS = 4096  # larger layer numbers are typing errors
 
 
@@ -30,7 +31,7 @@ def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
         raise BadInput(f"{what}: expected {ndim} axes, found shape {array.shape}")
     if array.dtype.kind not in "iu":
         raise BadInput(f"{what}: expected integers, found {array.dtype}")
-    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+    if array.dtype.kind == "u" and array.size and int(array.max()) > MOST_COUNT:
         raise BadInput(f"{what}: {int(array.max())} does not fit into 64 bits")
     if array.size and int(array.min()) < 0:
         raise BadInput(f"{what}: expected counts of zero or more, found {int(array.min())}")
@@ -89,7 +90,7 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
     matrix = counts(what, value, 2)
     if matrix.shape[0] != matrix.shape[1]:
         raise BadInput(f"{what}: expected a square matrix, found shape {matrix.shape}")
-    if float(matrix.sum(dtype=np.float64)) > np.iinfo(np.int64).max / 2:
+    if float(matrix.sum(dtype=np.float64)) > MOST_COUNT / 2:
         raise BadInput(f"{what}: the matrix sums to more than 64 bits hold")
     off_diagonal = matrix.copy()
     np.fill_diagonal(off_diagonal, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -45,7 +46,7 @@ def order(
     PlanOptions(seed=seed)  # refuses what no seed can be
     if startup_s is not None and not 0 <= startup_s < float("inf"):
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
-    network = cluster.network if cluster else Network.equal(n, DEFAULT_BPS)
+    network = cluster.network if cluster else _equal_network(n)
     if startup_s is not None:
         network = replace(network, startup_s_G=np.full(n, startup_s))
     rng = np.random.default_rng(seed)
@@ -53,6 +54,12 @@ def order(
         node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster else np.arange(n)
         return _forwarded(matrix, network, node_G, rng=rng)
     return scheduled(matrix, network, method, rng=rng)[1]
+
+
+@lru_cache(maxsize=64)
+def _equal_network(ranks: int) -> Network:
+    """Equal ports of DEFAULT_BPS, kept so that repeated calls find its pairs' rates computed."""
+    return Network.equal(ranks, DEFAULT_BPS)
 
 
 def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: np.random.Generator) -> Schedule:

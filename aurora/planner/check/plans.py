@@ -1,14 +1,18 @@
 """Checkers of plans, orders and schedules: replay them from first principles, without calling any planner."""
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+from numba import njit
 
 from aurora.errors import BrokenPlan
 from aurora.types import Fabric, Network, Order, Plan, Schedule
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.fabric import named
 
 SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
+EPS = float(np.finfo(np.float64).eps)
 
 
 def check_order(order: Order, gpus: int) -> None:
@@ -25,28 +29,37 @@ def check_order(order: Order, gpus: int) -> None:
     if order.share_X2 is None and _each_once(order.pairs_X2, gpus):
         _check_sub_channels(order, gpus)
         return
-    whole = [(0.0, 1.0)] * len(order.pairs_X2) if order.share_X2 is None else [tuple(row) for row in order.share_X2.tolist()]
-    parts: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for (src, dst), part in zip(order.pairs_X2.tolist(), whole, strict=True):
-        if src == dst or max(src, dst) >= gpus:
-            raise BrokenPlan(f"{what}: {src} -> {dst} is no pair of {gpus} ranks")
-        parts.setdefault((src, dst), []).append(part)
-    if len(parts) != gpus * (gpus - 1):
-        raise BrokenPlan(f"{what}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {len(parts)}")
+    src_X, dst_X = order.pairs_X2.T
+    if (foreign_X := (src_X == dst_X) | (order.pairs_X2 >= gpus).any(axis=1)).any():
+        src, dst = order.pairs_X2[np.argmax(foreign_X)]
+        raise BrokenPlan(f"{what}: {src} -> {dst} is no pair of {gpus} ranks")
+    share_X2 = np.tile([0.0, 1.0], (len(src_X), 1)) if order.share_X2 is None else order.share_X2
+    by_part = np.lexsort((share_X2[:, 1], share_X2[:, 0], src_X * gpus + dst_X))
+    pair_X, (begin_X, end_X) = (src_X * gpus + dst_X)[by_part], share_X2[by_part].T
+    first_X = np.diff(pair_X, prepend=-1) != 0
+    if first_X.sum() != gpus * (gpus - 1):
+        raise BrokenPlan(f"{what}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {first_X.sum()}")
     _check_sub_channels(order, gpus)
-    for (src, dst), own in parts.items():
-        own.sort()
-        edges = [0.0, *(end for _, end in own)]
-        if edges[-1] != 1.0 or any(begin != edge or end < begin for (begin, end), edge in zip(own, edges, strict=False)):
-            raise BrokenPlan(f"{what}: expected {src} -> {dst} once, found the parts {own}")
+    last_X = np.append(first_X[1:], True)
+    wrong_X = (begin_X != np.where(first_X, 0.0, np.roll(end_X, 1))) | (end_X < begin_X) | (last_X & (end_X != 1.0))
+    if wrong_X.any():
+        own_X = pair_X == pair_X[np.argmax(wrong_X)]
+        src, dst = divmod(int(pair_X[own_X][0]), gpus)
+        raise BrokenPlan(f"{what}: expected {src} -> {dst} once, found the parts {share_X2[by_part][own_X].tolist()}")
 
 
-def _each_once(pairs_X2: IntArray, gpus: int) -> bool:
+@njit(cache=True)
+def _each_once(pairs_X2, gpus):
     """Whether the rows are the ordered pairs of `gpus` ranks, each once and nothing else."""
-    src_X, dst_X = pairs_X2.T
-    if len(src_X) != gpus * (gpus - 1) or (src_X == dst_X).any() or (pairs_X2 >= gpus).any():
+    if len(pairs_X2) != gpus * (gpus - 1):
         return False
-    return bool((np.bincount(src_X * gpus + dst_X, minlength=1) <= 1).all())
+    seen_GG = np.eye(gpus) > 0
+    for row in range(len(pairs_X2)):
+        src, dst = pairs_X2[row, 0], pairs_X2[row, 1]
+        if src >= gpus or dst >= gpus or seen_GG[src, dst]:
+            return False
+        seen_GG[src, dst] = True
+    return True
 
 
 def _check_sub_channels(order: Order, gpus: int) -> None:
@@ -56,9 +69,12 @@ def _check_sub_channels(order: Order, gpus: int) -> None:
         return
     if len(sub_channels.out_G) != gpus:
         raise BrokenPlan(f"order {order.method}: expected the sub-channels of {gpus} ranks, found {len(sub_channels.out_G)}")
-    for (src, dst), taken in zip(order.pairs_X2.tolist(), sub_channels.row_X.tolist(), strict=True):
-        if not 1 <= taken <= min(sub_channels.out_G[src], sub_channels.in_G[dst]):
-            raise BrokenPlan(f"order {order.method}: {src} -> {dst} takes {taken} sub-channels, its ports have fewer")
+    (src_X, dst_X), taken_X = order.pairs_X2.T, sub_channels.row_X
+    wrong_X = (taken_X < 1) | (taken_X > np.minimum(sub_channels.out_G[src_X], sub_channels.in_G[dst_X]))
+    if wrong_X.any():
+        row = int(np.argmax(wrong_X))
+        pair = f"{src_X[row]} -> {dst_X[row]}"
+        raise BrokenPlan(f"order {order.method}: {pair} takes {taken_X[row]} sub-channels, its ports have fewer")
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> None:
@@ -82,31 +98,27 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     start, end = schedule.start_s_X, schedule.end_s_X
     if len(src) and max(int(src.max()), int(dst.max())) >= n:
         raise BrokenPlan(f"{what}: names a rank beyond the {n} that there are")
-    carried = np.zeros((n, n), dtype=np.int64)
-    np.add.at(carried, (src, dst), schedule.bytes_X)
+    carried = _carried(src, dst, schedule.bytes_X, n)
     if not np.array_equal(carried, bytes_GG):
         i, j = np.argwhere(carried != bytes_GG)[0]
         raise BrokenPlan(f"{what}: {i} -> {j} carries {carried[i, j]} bytes, expected {bytes_GG[i, j]}")
-    if (start < 0).any() or (end < start).any():
+    if not _forward(start, end):
         raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
-    moved_X = schedule.rate_Bps_X * (end - start)
-    unsure_X = 1 + SLACK * schedule.bytes_X + schedule.rate_Bps_X * 4 * np.spacing(end)
-    if (wrong := np.abs(moved_X - schedule.bytes_X) > unsure_X).any():
-        at = int(np.argmax(wrong))
-        raise BrokenPlan(f"{what}: row {at} carries {schedule.bytes_X[at]} bytes, but its rate moves {moved_X[at]:.0f}")
-    for side, ports, rates in (("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)):
-        for port in range(n):
-            rows = np.flatnonzero(ports == port)
-            subject = f"{what}: rank {port} {side}"
-            _check_rate(subject, "port", start[rows], end[rows], schedule.rate_Bps_X[rows], float(rates[port]))
-            rows = rows[np.argsort(start[rows], kind="stable")]
-            if schedule.one_to_one and (start[rows][1:] < end[rows][:-1] * (1 - SLACK)).any():
-                raise BrokenPlan(f"{subject} to or from two partners at once")
+    if (row := _wrong_row(schedule.bytes_X, start, end, schedule.rate_Bps_X)) >= 0:
+        moved = schedule.rate_Bps_X[row] * (end[row] - start[row])
+        raise BrokenPlan(f"{what}: row {row} carries {schedule.bytes_X[row]} bytes, but its rate moves {moved:.0f}")
+    for verb, port_X, most_Bps_G in (("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)):
+        if _one_at_a_time(port_X, start, end, schedule.rate_Bps_X, most_Bps_G):
+            continue
+        _check_rates(what, named, verb, "port", port_X, start, end, schedule.rate_Bps_X, most_Bps_G)
+        if schedule.one_to_one and (port := _shared_port(port_X, start, end, n)) >= 0:
+            raise BrokenPlan(f"{what}: rank {port} {verb} to or from two partners at once")
     if network.fabric is not None:
-        for link, share_GG in zip(network.fabric.links, _link_shares(network.fabric), strict=True):
-            rows = np.flatnonzero(share_GG[src, dst])
-            rate_X = schedule.rate_Bps_X[rows] * share_GG[src[rows], dst[rows]]
-            _check_rate(f"{what}: {link} takes", "link", start[rows], end[rows], rate_X, link.Bps)
+        links = network.fabric.links
+        share_RX = np.array([share_GG[src, dst] for share_GG in _link_shares(network.fabric)]).reshape(len(links), len(src))
+        at_X, row_X = np.nonzero(share_RX)
+        rate_Bps_X, most_Bps_R = schedule.rate_Bps_X[row_X] * share_RX[at_X, row_X], np.array([link.Bps for link in links])
+        _check_rates(what, lambda at: str(links[at]), "takes", "link", at_X, start[row_X], end[row_X], rate_Bps_X, most_Bps_R)
 
 
 @lru_cache(maxsize=8)
@@ -149,15 +161,108 @@ def _shortest_paths(src_X: list[int], dst_X: list[int], vertices: int) -> tuple[
     return hops_VV, paths_VV
 
 
-def _check_rate(subject: str, what: str, start_X: FloatArray, end_X: FloatArray, rate_X: FloatArray, most_Bps: float) -> None:
-    """Raises BrokenPlan if the total rate of a port or link exceeds its capacity just after any start or end."""
-    at_s = np.concatenate([end_X, start_X])
-    change = np.concatenate([-rate_X, rate_X])
-    sequence = np.argsort(at_s, kind="stable")  # at one instant, ends count before starts
-    total = np.cumsum(change[sequence])
-    if (above := total > most_Bps * (1 + SLACK)).any():
-        at = int(np.argmax(above))
-        raise BrokenPlan(f"{subject} {total[at]:.6g} B/s at {at_s[sequence][at]:.6g} s, its {what} carries {most_Bps:.6g}")
+def _check_rates(
+    what: str,
+    name: Callable[[int], str],
+    verb: str,
+    kind: str,
+    at_X: IntArray,
+    start_s_X: FloatArray,
+    end_s_X: FloatArray,
+    rate_Bps_X: FloatArray,
+    most_Bps_R: FloatArray,
+) -> None:
+    """Raises BrokenPlan if the total rate of a port or link, whose number is at_X, is above its capacity at any instant."""
+    at, at_s, total_Bps = _overload(at_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_R)
+    if at >= 0:
+        most_Bps = most_Bps_R[at]
+        raise BrokenPlan(f"{what}: {name(at)} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s, its {kind} carries {most_Bps:.6g}")
+
+
+@njit(cache=True)
+def _overload(at_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_R):
+    """The number, seconds and B/s of the first of the ports or links that is above its rate, just after a start or an end.
+
+    At one instant, ends count before starts. The number is -1 if there is none.
+    """
+    last_R = np.cumsum(np.bincount(at_X, minlength=len(most_Bps_R)))
+    row_X = np.empty(len(at_X), np.int64)  # the rows of each port or link, in sequence
+    for row in range(len(at_X) - 1, -1, -1):
+        last_R[at_X[row]] -= 1
+        row_X[last_R[at_X[row]]] = row
+    for at in range(len(most_Bps_R)):
+        own_X = row_X[last_R[at] : last_R[at + 1] if at + 1 < len(last_R) else len(row_X)]
+        by_start, by_end = _sorted(own_X, start_s_X), _sorted(own_X, end_s_X)
+        total_Bps, ended = 0.0, 0
+        for row in by_start:
+            while ended < len(by_end) and end_s_X[by_end[ended]] <= start_s_X[row]:
+                total_Bps -= rate_Bps_X[by_end[ended]]
+                ended += 1
+            total_Bps += rate_Bps_X[row]
+            if total_Bps > most_Bps_R[at] * (1 + SLACK):
+                return at, start_s_X[row], total_Bps
+    return -1, 0.0, 0.0
+
+
+@njit(cache=True)
+def _sorted(row_X, key_X):
+    """Some rows by their keys, in sequence where these are equal; rows that are in order are not sorted again."""
+    for at in range(1, len(row_X)):
+        if key_X[row_X[at]] < key_X[row_X[at - 1]]:
+            return row_X[np.argsort(key_X[row_X], kind="mergesort")]
+    return row_X
+
+
+@njit(cache=True)
+def _shared_port(port_X, start_s_X, end_s_X, ports):
+    """The first port found with a transfer that starts before another has ended; -1 if there is none."""
+    free_s = np.zeros(ports)
+    for row in _sorted(np.arange(len(port_X)), start_s_X):
+        if start_s_X[row] < free_s[port_X[row]] * (1 - SLACK):
+            return port_X[row]
+        free_s[port_X[row]] = max(free_s[port_X[row]], end_s_X[row])
+    return -1
+
+
+@njit(cache=True)
+def _one_at_a_time(port_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_G):
+    """Whether rows are by start, no port has two of them at a time, and none is above its port's rate."""
+    free_s = np.zeros(len(most_Bps_G))
+    last_s = 0.0
+    for row in range(len(port_X)):
+        port = port_X[row]
+        if start_s_X[row] < max(last_s, free_s[port]) or rate_Bps_X[row] > most_Bps_G[port]:
+            return False
+        last_s, free_s[port] = start_s_X[row], end_s_X[row]
+    return True
+
+
+@njit(cache=True)
+def _forward(start_s_X, end_s_X):
+    """Whether no row starts before zero or ends before it starts."""
+    backward = False
+    for row in range(len(start_s_X)):
+        backward |= start_s_X[row] < 0 or end_s_X[row] < start_s_X[row]
+    return not backward
+
+
+@njit(cache=True)
+def _carried(src_X, dst_X, bytes_X, ranks):
+    """(G, G) bytes that the rows carry from each rank to each other."""
+    carried_GG = np.zeros((ranks, ranks), np.int64)
+    for row in range(len(src_X)):
+        carried_GG[src_X[row], dst_X[row]] += bytes_X[row]
+    return carried_GG
+
+
+@njit(cache=True)
+def _wrong_row(bytes_X, start_s_X, end_s_X, rate_Bps_X):
+    """The first row whose rate does not move its bytes, to within one byte and what floats resolve; -1 if there is none."""
+    for row in range(len(bytes_X)):
+        unsure = 1 + SLACK * bytes_X[row] + rate_Bps_X[row] * 4 * EPS * end_s_X[row]
+        if abs(rate_Bps_X[row] * (end_s_X[row] - start_s_X[row]) - bytes_X[row]) > unsure:
+            return row
+    return -1
 
 
 def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArray, inside_Bps: float) -> None:
@@ -179,16 +284,14 @@ def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps
     what = f"schedule {schedule.method}"
     assert schedule.hop_X2 is not None
     start, end, rate = schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
-    unsure_X = 1 + SLACK * schedule.bytes_X + rate * 4 * np.spacing(end)
-    if (np.abs(rate * (end - start) - schedule.bytes_X) > unsure_X).any() or (start < 0).any():
+    if _wrong_row(schedule.bytes_X, start, end, rate) >= 0 or (start < 0).any():
         raise BrokenPlan(f"{what}: a hop's rate and time do not give its bytes")
     inside_X = node_G[schedule.hop_X2[:, 0]] == node_G[schedule.hop_X2[:, 1]]
-    for tier, name in ((inside_X, "inside its server"), (~inside_X, "by its NIC")):
+    inside_Bps_G = np.full(len(bytes_GG), inside_Bps)
+    for tier_X, where, most_Bps_G in ((inside_X, "inside its server", inside_Bps_G), (~inside_X, "by its NIC", nic_Bps_G)):
         for side, verb in ((0, "sends"), (1, "receives")):
-            for gpu in range(len(bytes_GG)):
-                rows = np.flatnonzero(tier & (schedule.hop_X2[:, side] == gpu))
-                port_Bps = inside_Bps if tier is inside_X else float(nic_Bps_G[gpu])
-                _check_rate(f"{what}: rank {gpu} {verb} {name}", "port", start[rows], end[rows], rate[rows], port_Bps)
+            times = start[tier_X], end[tier_X], rate[tier_X]
+            _check_rates(what, named, f"{verb} {where}", "port", schedule.hop_X2[tier_X, side], *times, most_Bps_G)
     rows_of: dict[tuple[int, int], list[int]] = {}
     for row, pair in enumerate(zip(schedule.src_X.tolist(), schedule.dst_X.tolist(), strict=True)):
         rows_of.setdefault(pair, []).append(row)

@@ -22,8 +22,8 @@ def _sums(amount_GG):
     row_G, column_G = np.zeros((2, len(amount_GG)), amount_GG.dtype)
     for i in range(len(amount_GG)):
         for j in range(len(amount_GG)):
-            row_G[i] += amount_GG[i, j]
             column_G[j] += amount_GG[i, j]
+        row_G[i] = amount_GG[i].sum()
     return row_G, column_G
 
 

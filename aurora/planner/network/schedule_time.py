@@ -1,5 +1,7 @@
 """Times an order: its schedule for given bytes on a network."""
 
+from dataclasses import fields
+
 import numpy as np
 from numba import njit
 
@@ -24,16 +26,17 @@ def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
         made = one_to_one_pieces(order, bytes_GG, network)
     else:
         made = fluid_pieces(order, bytes_GG, network)
-    by_start = np.lexsort((made.rate_Bps_X, made.end_s_X, made.bytes_X, made.dst_X, made.src_X, made.start_s_X))
+        by_start = np.lexsort((made.rate_Bps_X, made.end_s_X, made.bytes_X, made.dst_X, made.src_X, made.start_s_X))
+        made = Pieces(*(getattr(made, column.name)[by_start] for column in fields(made)))
     return Schedule(
         order.method,
         order.one_to_one,
-        made.src_X[by_start],
-        made.dst_X[by_start],
-        made.bytes_X[by_start],
-        made.start_s_X[by_start],
-        made.end_s_X[by_start],
-        made.rate_Bps_X[by_start],
+        made.src_X,
+        made.dst_X,
+        made.bytes_X,
+        made.start_s_X,
+        made.end_s_X,
+        made.rate_Bps_X,
         fluid_bound(bytes_GG, network),
         one_to_one_bound(bytes_GG, network.without_startup),
         None if network.fabric is None else cut_bound(bytes_GG, network),
@@ -41,33 +44,46 @@ def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
 
 
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Returns the timed pieces of an order with `one_to_one`, not paced, on a network without a fabric.
+    """Returns the timed pieces of an order with `one_to_one`, not paced, on a network without a fabric, by start and source.
 
-    A transfer starts when both of its ports have ended the one before.
-
-    Ports are not shared then, so that every transfer flows at one rate.
+    A transfer starts when both of its ports have ended the one before. Ports are not shared then, so that every transfer flows
+    at one rate.
     """
-    src_X, dst_X = order.pairs_X2.T
-    cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
-    size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
-    sent = size_X > 0
-    src_X, dst_X, size_X = src_X[sent], dst_X[sent], size_X[sent]
-    rate_Bps_X, startup_s_X = network.pair_Bps_GG[src_X, dst_X], network.pair_startup_s_GG[src_X, dst_X]
-    start_s_X, end_s_X = _one_after_the_other(src_X, dst_X, size_X, rate_Bps_X, startup_s_X, len(bytes_GG))
-    return Pieces(src_X, dst_X, size_X, start_s_X, end_s_X, rate_Bps_X)
+    size_X = None
+    if order.share_X2 is not None:
+        src_X, dst_X = order.pairs_X2.T
+        first_X, end_X = order.cuts(bytes_GG[src_X, dst_X]).T
+        size_X = end_X - first_X
+    return Pieces(*_one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG))
 
 
 @njit(cache=True)
-def _one_after_the_other(src_X, dst_X, size_X, rate_Bps_X, startup_s_X, ranks):
-    """(X,) start and end of each transfer, in seconds."""
-    free_out, free_in = np.zeros(ranks), np.zeros(ranks)
-    start_s_X, end_s_X = np.empty(len(src_X)), np.empty(len(src_X))
-    for row in range(len(src_X)):
-        src, dst = src_X[row], dst_X[row]
-        start_s_X[row] = max(free_out[src], free_in[dst]) + startup_s_X[row]
-        end_s_X[row] = start_s_X[row] + size_X[row] / rate_Bps_X[row]
-        free_out[src] = free_in[dst] = end_s_X[row]
-    return start_s_X, end_s_X
+def _one_after_the_other(pairs_X2, size_X, bytes_GG, Bps_GG, startup_s_GG):
+    """The columns of `Pieces`; size_X are the bytes of each row, None if each pair is one row."""
+    rows, ranks = len(pairs_X2), len(bytes_GG)
+    src_X, dst_X, bytes_X = np.empty((3, rows), np.int64)
+    start_s_X, end_s_X, rate_Bps_X = np.empty((3, rows))
+    free_out_s, free_in_s = np.zeros((2, ranks))
+    at, by_start = 0, True
+    for row in range(rows):
+        src, dst = pairs_X2[row, 0], pairs_X2[row, 1]
+        size = bytes_GG[src, dst] if size_X is None else size_X[row]
+        if size > 0:
+            start_s = max(free_out_s[src], free_in_s[dst]) + startup_s_GG[src, dst]
+            end_s = start_s + size / Bps_GG[src, dst]
+            free_out_s[src] = free_in_s[dst] = end_s
+            src_X[at], dst_X[at], bytes_X[at] = src, dst, size
+            start_s_X[at], end_s_X[at], rate_Bps_X[at] = start_s, end_s, Bps_GG[src, dst]
+            by_start &= at == 0 or start_s >= start_s_X[at - 1]
+            at += 1
+    row_X = np.arange(at) if by_start else np.argsort(start_s_X[:at], kind="mergesort")
+    for at in range(1, len(row_X)):  # rows that start at the same time by source
+        row, to = row_X[at], at
+        while to > 0 and start_s_X[row_X[to - 1]] == start_s_X[row] and src_X[row_X[to - 1]] > src_X[row]:
+            row_X[to] = row_X[to - 1]
+            to -= 1
+        row_X[to] = row
+    return src_X[row_X], dst_X[row_X], bytes_X[row_X], start_s_X[row_X], end_s_X[row_X], rate_Bps_X[row_X]
 
 
 def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:

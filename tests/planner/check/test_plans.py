@@ -25,9 +25,15 @@ def good(method="openshop"):
     return timed(ORDER[method](BYTES, ONES, rng=np.random.default_rng(0)), BYTES, ONES)
 
 
+COLUMNS = ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")
+
+
 def columns(schedule, **changed):
-    names = ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")
-    return replace(schedule, **{name: changed.get(name, getattr(schedule, name)) for name in names})
+    return replace(schedule, **{name: changed.get(name, getattr(schedule, name)) for name in COLUMNS})
+
+
+def in_sequence(schedule, row_X):
+    return columns(schedule, **{name: getattr(schedule, name)[row_X] for name in COLUMNS})
 
 
 def edited(array, index, value):
@@ -75,6 +81,57 @@ def test_rows_wider_than_their_ports():
             )
     with pytest.raises(BrokenPlan, match="expected the sub-channels of 3 ranks, found 2"):
         check_order(replace(made, sub_channels=replace(made.sub_channels, out_G=[2, 1], in_G=[1, 1])), 3)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [[0.0, 0.5], [0.5, 0.9]],  # ends early
+        [[0.0, 0.5], [0.6, 1.0]],  # leaves a gap
+        [[0.0, 0.6], [0.5, 1.0]],  # overlaps
+        [[0.1, 0.5], [0.5, 1.0]],  # begins late
+        [[0.0, 1.0], [1.0, 0.5]],  # runs backwards
+        [[0.0, 1.0], [0.0, 1.0]],  # comes twice
+    ],
+)
+def test_parts_that_do_not_make_a_whole(shares):
+    pairs = np.array([[0, 1], [1, 0], [0, 1]])
+    check_order(Order("x", pairs, share_X2=[[0.5, 1.0], [0.0, 1.0], [0.0, 0.5]]), 2)
+    with pytest.raises(BrokenPlan, match="order x: expected 0 -> 1 once, found the parts"):
+        check_order(Order("x", pairs, share_X2=[shares[0], [0.0, 1.0], shares[1]]), 2)
+
+
+FAULTS = {
+    "a byte less": lambda s, row: {"bytes_X": edited(s.bytes_X, row, s.bytes_X[row] - 1)},
+    "to another rank": lambda s, row: {"dst_X": edited(s.dst_X, row, 3 - s.src_X[row] - s.dst_X[row])},
+    "too fast": lambda s, row: {
+        "rate_Bps_X": edited(s.rate_Bps_X, row, s.rate_Bps_X[row] * 2),
+        "end_s_X": edited(s.end_s_X, row, (s.start_s_X[row] + s.end_s_X[row]) / 2),
+    },
+    "too early": lambda s, row: {
+        "start_s_X": edited(s.start_s_X, row, s.start_s_X[row] - 0.5),
+        "end_s_X": edited(s.end_s_X, row, s.end_s_X[row] - 0.5),
+    },
+    "twice": lambda s, row: {name: np.append(getattr(s, name), getattr(s, name)[row]) for name in COLUMNS},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", ["openshop", "birkhoff", "all-at-once"])
+def test_every_row_is_looked_at(method, fault):
+    """One fault in any row is found, whether its port is shared or not, and in rows of any sequence."""
+    made = good(method)
+    for row in range(len(made.src_X)):
+        spoiled = columns(made, **FAULTS[fault](made, row))
+        for wrong in (spoiled, in_sequence(spoiled, np.arange(len(spoiled.src_X))[::-1])):
+            with pytest.raises(BrokenPlan):
+                check_schedule(wrong, BYTES, ONES)
+
+
+def test_rows_may_come_in_any_sequence():
+    for method in ORDER:
+        made = good(method)
+        check_schedule(in_sequence(made, np.random.default_rng(0).permutation(len(made.src_X))), BYTES, ONES)
 
 
 def test_two_partners_at_once_where_one_was_claimed():
