@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import aurora
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner import layers_in_threads
+from aurora.planner.alltoall import schedule as alltoall
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.make_plan import make_plan
@@ -156,6 +157,15 @@ def test_auto_takes_the_shorter_order_on_mixed_ports():
     assert chosen.dispatch_L[0].method == "all-at-once"
     assert chosen.dispatch_s_L[0] == pytest.approx(8)
     assert ordered.dispatch_s_L[0] == pytest.approx(16)
+
+
+def test_many_ranks_keep_the_first_order_that_is_near_its_bound(monkeypatch):
+    source = profile([[[[0, 8, 8], [0, 0, 0], [0, 0, 0]]]])
+    monkeypatch.setattr(alltoall, "MANY_RANKS", 3)
+    for near, method in ((1.01, "openshop-best"), (0.99, "all-at-once")):
+        monkeypatch.setattr(alltoall, "NEAR", near)
+        plan = make_plan(cluster(2.0, 1.0, 1.0), [source], PlanOptions("contiguous", "contiguous"))
+        assert plan.models[0].dispatch_L[0].method == method
 
 
 def test_baselines_order_each_direction_by_its_own_senders():

@@ -17,14 +17,16 @@ from aurora.types.arrays import IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
 TWO_TIER = "two-tier"  # forwards bytes, so that it gives a schedule of hops instead of an Order
+MANY_RANKS = 48  # from here on, timing "all-at-once" takes seconds
+NEAR = 0.1  # of MANY_RANKS ranks, the gap at which "auto" tries no further order
 BEST_RANKS = 64  # most ranks to search for: 2 % shorter at 16 ranks, half a per cent at 64, for a tenth of a second at most
 
 
 def auto_orders(ranks: int) -> tuple[str, str]:
     """Returns the names of the two orders that "auto" tries; it keeps the one with the shorter schedule.
 
-    On mixed ports, one partner at a time can cost twice the fluid bound; all-at-once covers that case. Above BEST_RANKS ranks
-    the search is left out.
+    On mixed ports, one partner at a time can cost twice the fluid bound; all-at-once covers that case. From MANY_RANKS ranks on
+    it is not tried if the first is within NEAR of its bound. Above BEST_RANKS ranks the search is left out.
     """
     return ("openshop-best" if ranks <= BEST_RANKS else "openshop"), "all-at-once"
 
@@ -98,6 +100,8 @@ def scheduled(
         check_schedule(schedule, bytes_GG, network)
         if best is None or schedule.makespan_s < best[1].makespan_s:
             best = made, schedule
+        if best[1].gap <= (NEAR if len(bytes_GG) >= MANY_RANKS else 0.0):
+            break
     assert best is not None
     return best
 

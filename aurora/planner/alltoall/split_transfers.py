@@ -11,6 +11,7 @@ from aurora.planner.alltoall.branch_and_bound import MOST_RANKS, shortest_whole
 from aurora.planner.alltoall.open_shop import MOST_CUTS, SMALL_TRIES, DenseSchedule, dense, search
 from aurora.planner.alltoall.pairs import with_silent_pairs
 from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
+from aurora.planner.network.routes import pair_rates
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -68,7 +69,7 @@ class CutShop:
         self.seconds_GG = pair_seconds(bytes_GG, network)
         self.bound_s = one_to_one_bound(bytes_GG, network)
         self._bytes = bytes_GG.tolist()
-        self._rates = network.pair_Bps_GG.tolist()
+        self._rates = pair_rates(network).tolist()
         self._startups = network.pair_startup_s_GG.tolist()
 
     def run(self, bias_s: FloatArray, cuts: Sequence[Cut]) -> DenseSchedule:

@@ -6,6 +6,7 @@ Source: Aurora Thm 4.2 and 5.2 (arXiv:2410.17043).
 import numpy as np
 from numba import njit
 
+from aurora.planner.network.routes import pair_rates
 from aurora.types import Network
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -43,8 +44,8 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
 
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Returns (G, G) float64, the seconds of each transfer if it has both ports to itself, with its slower end's start-up."""
-    return _pair_seconds(bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG)
+    """Returns (G, G) float64, the seconds of each transfer if it has the network to itself, with its slower end's start-up."""
+    return _pair_seconds(bytes_GG, pair_rates(network), network.pair_startup_s_GG)
 
 
 @njit(cache=True)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, spread, two_tier_bound
+from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, pair_seconds, spread, two_tier_bound
 from aurora.types import Network
+from aurora.types.fabric import servers
 from tests.strategies import traffics_on_ports
 
 COSTS = st.tuples(st.integers(1, 3), st.integers(0, 4)).flatmap(
@@ -65,3 +66,10 @@ def test_servers_of_one_gpu_are_the_fluid_bound(case):
     assert two_tier_bound(bytes_GG, np.arange(network.gpus), float(network.out_Bps_G[0]), 1.0) == pytest.approx(
         fluid_bound(*case)
     )
+
+
+def test_a_transfer_out_of_a_server_is_as_fast_as_its_nic():
+    bytes_GG, rates = np.array([[0, 8, 8], [8, 0, 8], [8, 8, 0]]), np.array([4.0, 4.0, 4.0])
+    network = Network(rates, rates, fabric=servers([0, 0, 1], rates, rates, 0.5))
+    assert pair_seconds(bytes_GG, network).tolist() == [[0, 2, 16], [2, 0, 16], [16, 16, 0]]
+    assert one_to_one_bound(bytes_GG, network) == 32
