@@ -3,10 +3,14 @@
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import linprog
 from scipy.sparse import block_array, block_diag, coo_array, csr_array, eye_array, hstack, kron
 
+from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.slot_search import SearchLayer
-from aurora.types.arrays import FloatArray
+from aurora.types.arrays import FloatArray, IntArray
+
+SMALL = 4096  # experts times GPUs times scenarios of a program at most; one of that size takes about 50 ms
 
 
 class PhaseProgram(NamedTuple):
@@ -37,6 +41,22 @@ class PhaseProgram(NamedTuple):
     limit_X: FloatArray
     once_EV: csr_array
     lower_V: FloatArray
+
+    def solved(self) -> tuple[FloatArray, FloatArray]:
+        """Returns ((G, E) each GPU's share of each expert, (X,) price of each row); all zero if the solver gives up."""
+        gpus, experts, _, _ = self.layer.part_s_GEXW.shape
+        found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
+            self.cost_V,
+            self.at_most_XV,
+            self.limit_X,
+            self.once_EV,
+            np.ones(experts),
+            np.column_stack([self.lower_V, np.full(len(self.lower_V), np.inf)]),
+            method="highs-ds",
+        )
+        if found.status != 0:
+            return np.zeros((gpus, experts)), np.zeros(len(self.limit_X))
+        return found.x[: gpus * experts].reshape(gpus, experts), np.maximum(0.0, -found.ineqlin.marginals)
 
     def dual_s(self, price_X: FloatArray) -> float:
         """Returns a lower bound in seconds on the objective, for any prices: the Lagrangian of the rows.
@@ -96,4 +116,28 @@ def phase_program(layer: SearchLayer, least_YW: FloatArray) -> PhaseProgram:
         np.concatenate(limits),
         csr_array(hstack(once)),
         np.concatenate(least),
+    )
+
+
+def blocks(costs: LayerCosts, most: int) -> IntArray:
+    """Returns (G,) int64 block numbers: the same for GPUs with the same ports and expert times, and at most `most` of them."""
+    kind_GX = np.column_stack([costs.expert_s_WGE.sum(axis=(0, 2)), *costs.port_s_XG])
+    kinds_KX, kind_G = np.unique(kind_GX, axis=0, return_inverse=True)
+    return np.asarray(kind_G.reshape(-1) * min(most, len(kinds_KX)) // len(kinds_KX), dtype=np.int64)
+
+
+def merged(layer: SearchLayer, block_G: IntArray) -> SearchLayer:
+    """Returns the layer with one GPU for each block; no placement takes longer on its slowest block than on its slowest GPU.
+
+    A block's sums are the means of its GPUs', and an expert costs there what it costs on the block's best GPU for each sum.
+
+    Args:
+        layer: the layer.
+        block_G: (G,) int64, the number of each GPU's block, from 0 without a gap.
+    """
+    members = [block_G == block for block in range(int(block_G.max()) + 1)]
+    return layer._replace(
+        part_s_GEXW=np.stack([layer.part_s_GEXW[own].min(axis=0) / own.sum() for own in members]),
+        base_s_GXW=np.stack([layer.base_s_GXW[own].mean(axis=0) for own in members]),
+        slots_G=np.array([layer.slots_G[own].sum() for own in members]),
     )

@@ -9,17 +9,14 @@ a second slot, and slots are few.
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import linprog
 
 from aurora.planner.placement.cost_model import LayerCosts, aimed_costs
-from aurora.planner.placement.phase_program import phase_program
+from aurora.planner.placement.phase_program import SMALL, blocks, merged, phase_program
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.placement.slot_search import SearchLayer
 from aurora.planner.replication.load_bounds import least_largest
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
-
-SMALL = 4096  # experts times GPUs times scenarios of a linear program; one of that size takes about 50 ms
 
 
 def placement_bound_s(
@@ -69,7 +66,7 @@ def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -
     if gpus * experts * scenarios <= SMALL:
         return _relaxed(layer, least_YW)
     if gpus * experts > SMALL:
-        layer = _merged(layer, _blocks(costs, max(1, SMALL // experts)))
+        layer = merged(layer, blocks(costs, max(1, SMALL // experts)))
     if len(layer.part_s_GEXW) == 1:
         seconds_W = np.maximum(_whole_YW(layer), least_YW).sum(axis=0) + layer.aggregate_s_W
     else:
@@ -82,36 +79,28 @@ def _least_phases(layer: SearchLayer, spare: int) -> FloatArray:
     _, received_GEW, expert_GEW, _ = np.moveaxis(layer.part_s_GEXW, 2, 0)
     gate_GW = layer.base_s_GXW[:, 1]
     first_W, second_W = (
-        [least_largest(_divided_ER(part_GEW[..., w].T), spare) for w in range(part_GEW.shape[2])]
+        [least_largest(_replicated_ER(part_GEW[..., w], layer.slots_G), spare) for w in range(part_GEW.shape[2])]
         for part_GEW in (received_GEW, expert_GEW)
     )
     return np.stack([np.maximum(gate_GW.max(axis=0), gate_GW.min(axis=0) + first_W), second_W])
 
 
-def _divided_ER(part_EG: FloatArray) -> FloatArray:
-    """(E, R) seconds of each expert divided over 1 to R GPUs, those on which it takes least, so that all take equally long."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(1 / np.cumsum(1 / np.sort(part_EG, axis=1), axis=1))
+def _replicated_ER(part_GE: FloatArray, slots_G: IntArray) -> FloatArray:
+    """(E, R) seconds that a GPU with each expert takes at least, if 1 to R GPUs hold it.
 
-
-def _blocks(costs: LayerCosts, most: int) -> IntArray:
-    """(G,) int64: The same number for GPUs with the same ports and expert times; at most `most` numbers."""
-    kind_GX = np.column_stack([costs.expert_s_WGE.sum(axis=(0, 2)), *costs.port_s_XG])
-    kinds_KX, kind_G = np.unique(kind_GX, axis=0, return_inverse=True)
-    return np.asarray(kind_G.reshape(-1) * min(most, len(kinds_KX)) // len(kinds_KX), dtype=np.int64)
-
-
-def _merged(layer: SearchLayer, block_G: IntArray) -> SearchLayer:
-    """The layer with a GPU for each block: no placement takes longer on its slowest block than on its slowest GPU.
-
-    A block's sums are the means of its GPUs', and an expert costs there what it costs on the block's best GPU for each sum.
+    Replicas on the R best GPUs all take equally long. A GPU with an expert that no other holds has further such experts if all
+    other GPUs' slots are too few for the rest.
     """
-    members = [block_G == block for block in range(int(block_G.max()) + 1)]
-    return layer._replace(
-        part_s_GEXW=np.stack([layer.part_s_GEXW[own].min(axis=0) / own.sum() for own in members]),
-        base_s_GXW=np.stack([layer.base_s_GXW[own].mean(axis=0) for own in members]),
-        slots_G=np.array([layer.slots_G[own].sum() for own in members]),
-    )
+    with np.errstate(divide="ignore"):
+        divided_ER = 1 / np.cumsum(1 / np.sort(part_GE.T, axis=1), axis=1)
+    alone_G = np.maximum(1, part_GE.shape[1] - (slots_G.sum() - slots_G))[
+        :, None
+    ]  # experts on this GPU alone
+    ranked_GE = np.sort(part_GE, axis=1)
+    last_G1 = np.take_along_axis(ranked_GE, alone_G - 1, axis=1)
+    others_G1 = np.take_along_axis(ranked_GE.cumsum(axis=1), alone_G - 1, axis=1) - last_G1
+    divided_ER[:, 0] = (others_G1 + np.maximum(last_G1, part_GE)).min(axis=0)
+    return divided_ER
 
 
 def _whole_YW(layer: SearchLayer) -> FloatArray:
@@ -133,14 +122,5 @@ def _scenario(layer: SearchLayer, w: int) -> SearchLayer:
 def _relaxed(layer: SearchLayer, least_YW: FloatArray) -> float:
     """The linear program's bound, from its dual solution; least_YW (2, W) are bounds on the phases that hold as well."""
     program = phase_program(layer, least_YW)
-    found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
-        program.cost_V,
-        program.at_most_XV,
-        program.limit_X,
-        program.once_EV,
-        np.ones(program.once_EV.shape[0]),
-        np.column_stack([program.lower_V, np.full(len(program.lower_V), np.inf)]),
-        method="highs-ds",
-    )
-    prices = found.ineqlin.marginals if found.status == 0 else np.zeros(len(program.limit_X))
-    return program.dual_s(np.maximum(0.0, -prices))
+    _, price_X = program.solved()
+    return program.dual_s(price_X)

@@ -19,6 +19,9 @@ from aurora.types import PHASES, Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
 
+WORK, NOTHING = Curve(np.array([1.0, 1001.0]), np.array([1.0, 1001.0])), Curve(np.array([1.0]), np.array([0.0]))
+CURVES = {"reference": {phase: WORK if phase == "expert" else NOTHING for phase in PHASES}}
+
 
 def cases(gpus):
     return st.tuples(clusters(gpus), profiles(gpus, max_experts=4, max_layers=1))
@@ -112,10 +115,7 @@ def test_any_prices_give_a_bound(case, aim, seed):
 
 def test_slots_that_are_few_are_counted():
     """Two hot experts and one spare slot: one of them stays on one GPU."""
-    work = Curve(np.array([1.0, 1001.0]), np.array([1.0, 1001.0]))
-    nothing = Curve(np.array([1.0]), np.array([0.0]))
-    curves = {"reference": {phase: work if phase == "expert" else nothing for phase in PHASES}}
-    source = Profile("m", "", np.array([[[[50, 50, 1, 1, 1]] * 3]]), 1, 0, 0, 1, 0, curves)
+    source = Profile("m", "", np.array([[[[50, 50, 1, 1, 1]] * 3]]), 1, 0, 0, 1, 0, CURVES)
     machines = cluster(1e6, 1e6, 1e6)
     costs = aimed_costs(machines, source, (), 0, "sum")
     assert layer_bound_s(costs, np.full(3, 5)) == pytest.approx(103)  # all work on three GPUs
@@ -125,10 +125,17 @@ def test_slots_that_are_few_are_counted():
     assert plan.bound_s == pytest.approx(150)
 
 
+def test_a_hot_expert_has_company_where_slots_are_full():
+    source = Profile("m", "", np.array([[[[90, 2, 1, 1]] * 2]]), 1, 0, 0, 1, 0, CURVES)
+    costs = aimed_costs(cluster(1e6, 1e6), source, (), 0, "sum")
+    assert layer_bound_s(costs, np.full(2, 2)) == pytest.approx(2 * 91)
+    assert layer_bound_s(costs, np.full(2, 3), replicas=False) == pytest.approx(2 * 90)
+
+
 def test_a_slow_port_that_must_send_is_in_the_bound():
     """GPU 1 holds few experts, so that it sends nearly all tokens of its rank whatever is placed there."""
     tokens = np.full((1, 1, 2, 8), 10)
-    curves = {"reference": {phase: Curve(np.array([1.0]), np.array([0.0])) for phase in PHASES}}
+    curves = {"reference": dict.fromkeys(PHASES, NOTHING)}
     source = Profile("m", "", tokens, 1, 1, 1, 1, 0, curves)
     machines = cluster(100.0, 1.0)
     costs = aimed_costs(machines, source, (), 0, "sum")

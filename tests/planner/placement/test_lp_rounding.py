@@ -1,0 +1,44 @@
+"""LP rounding: every expert on one GPU, within the slots, and where ports differ a better start than equal groups."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.planner.placement import lp_rounding as module
+from aurora.planner.placement.cost_model import AIMS, aimed_costs
+from aurora.planner.placement.lp_rounding import lp_rounding
+from aurora.planner.placement.placed_models import unreplicated
+from aurora.planner.placement.placement_bound import layer_bound_s
+from aurora.planner.placement.slot_search import SearchLayer, held_of, slot_search
+from tests.conftest import cluster
+from tests.planner.placement.test_exclusive_layers import drawn
+from tests.strategies import clusters, profiles
+
+ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=1)))
+
+
+@given(ONE, st.sampled_from(["sum", *AIMS]), st.integers(0, 2), st.booleans())
+def test_each_expert_is_on_one_gpu_within_the_slots(case, aim, spare, small):
+    machines, source = case
+    costs = aimed_costs(machines, source, (), 0, aim)
+    slots_G = np.full(len(machines), -(-source.experts // len(machines)) + spare)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SMALL", module.SMALL if small else 0)
+        gpu_E = lp_rounding(costs, slots_G)
+    assert gpu_E.shape == (source.experts,)
+    assert (np.bincount(gpu_E, minlength=len(machines)) <= slots_G).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_from_it_ends_near_the_bound_on_mixed_gpus(seed):
+    """Where a search from groups of equal size stays far above the bound, as it would have to move many experts at once."""
+    machines = cluster(*[12.5e3, 5e2] * 4)
+    costs = aimed_costs(machines, drawn(seed, sources=8, experts=48), (), 0, "sum")
+    layer, slots_G = SearchLayer.of(costs, np.full(8, 48)), np.full(8, 48)
+    least_s = layer_bound_s(costs, slots_G, replicas=False)
+
+    def searched_s(gpu_E):
+        return slot_search(layer, held_of(unreplicated(gpu_E, 8), 0, slots_G), np.random.default_rng(0), 8, replicas=False)[1]
+
+    assert searched_s(lp_rounding(costs, slots_G)) <= least_s * 1.01
