@@ -15,6 +15,8 @@ from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
 from aurora.planner.placement.cost_model import AIMS, OWN, SUMMED, LayerCosts, aimed_costs, expected_costs, layer_costs
 from aurora.planner.placement.grouping import PLACE, grouped
+from aurora.planner.placement.lp_rounding import lp_rounding
+from aurora.planner.placement.phase_program import blocks
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
@@ -222,7 +224,17 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
         held_G = ASSIGN[assign](problem.own_costs.grouped(gpu_E), rng)
         gpu_E = np.argsort(held_G)[gpu_E]
     start = unreplicated(gpu_E, len(problem.slots_G))
-    return _searched(problem, [start], rng, replicas=False) if place == SWAP_SEARCH else start
+    if place != SWAP_SEARCH:
+        return start
+    starts = [start, *_relaxed(problem)]
+    return min((_searched(problem, [each], rng, replicas=False) for each in starts), key=problem.judged_s)
+
+
+def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
+    """LP rounding where GPUs differ: how many experts each should hold is hard to reach by swaps. None where they are alike."""
+    gpus = len(problem.slots_G)
+    alike = blocks(problem.expected, gpus).max() == 0
+    return [] if alike else [unreplicated(lp_rounding(problem.expected, problem.slots_G), gpus)]
 
 
 def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
@@ -237,12 +249,12 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
     starts = [packed if REPLICAS[options.place].divided_evenly else place(load_E, slots, seed=options.seed).placement, single]
     if slots.alike:
         starts.append(place(load_E, GpuSlots(problem.slots_G, np.ones(len(cost_G))), "eplb").placement)
-    found = [_searched(problem, starts, rng, replicas=True)]
+    found = [_searched(problem, each, rng, replicas=True) for each in (starts, _relaxed(problem)) if each]
     if not REPLICAS[options.place].divided_evenly:
         found += [packed, _swapped(problem, packed, rng)]
     best = min(found, key=problem.judged_s)
     if problem.exact:  # replicas that cost time are no insurance
-        alone = _searched(problem, [single], rng, replicas=False)
+        alone = _unreplicated(problem, SWAP_SEARCH, options.assign, rng)
         if problem.judged_s(alone) < problem.judged_s(best) * (1 - WORTH):
             return alone
     return best

@@ -93,9 +93,7 @@ def _replicated_ER(part_GE: FloatArray, slots_G: IntArray) -> FloatArray:
     """
     with np.errstate(divide="ignore"):
         divided_ER = 1 / np.cumsum(1 / np.sort(part_GE.T, axis=1), axis=1)
-    alone_G = np.maximum(1, part_GE.shape[1] - (slots_G.sum() - slots_G))[
-        :, None
-    ]  # experts on this GPU alone
+    alone_G = np.maximum(1, part_GE.shape[1] - (slots_G.sum() - slots_G))[:, None]  # experts on this GPU alone
     ranked_GE = np.sort(part_GE, axis=1)
     last_G1 = np.take_along_axis(ranked_GE, alone_G - 1, axis=1)
     others_G1 = np.take_along_axis(ranked_GE.cumsum(axis=1), alone_G - 1, axis=1) - last_G1
