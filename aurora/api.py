@@ -24,6 +24,7 @@ from aurora.types import (
     PlanOptions,
     Profile,
     ProfileOptions,
+    Rebalanced,
     ReplicaPlacement,
     ResilientPlacement,
     RunOptions,
@@ -48,6 +49,7 @@ __all__ = [
     "plan",
     "price",
     "profile",
+    "rebalance",
     "recommend",
     "register",
     "report",
@@ -404,6 +406,45 @@ def place(
     from aurora.planner.replication.registry import place as placed
 
     return placed(np.asarray(loads), slots, method, replicas, seed)
+
+
+def rebalance(
+    loads: ArrayLike,
+    held: Placement | ArrayLike,
+    slots: GpuSlots | None = None,
+    *,
+    max_moves: int | None = None,
+    worth: float = 0.0,
+    enough: float = 0.01,
+) -> Rebalanced:
+    """Change few slots of a placement in force, so that it suits new loads: milliseconds, for live systems.
+
+    Replicas share their expert's load evenly, as engines do. A layer's slots change until its largest load is `enough`, or no
+    change lowers it; the next placement is never worse than the one in force.
+
+    Args:
+        loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
+        held: the placement in force: a Placement, or (L, G, P) whole numbers, the expert in each slot and -1 for none.
+        slots: how many experts fit on each GPU, and what load costs there; None: as many as `held` has, on equal GPUs.
+        max_moves: how many experts the GPUs may fetch in a layer; None: no limit.
+        worth: from zero to below one; a layer whose largest load would fall by less than this part of it stays as it is.
+        enough: from zero to below one; a layer is good enough if its largest load is above the mean by this part of it or less.
+
+    Returns:
+        The next placement, with the moves and the largest loads before and after in every layer.
+
+    Raises:
+        BadInput: if an argument is out of range, or `held` does not fit the loads or the slots.
+
+    Example:
+        >>> import aurora
+        >>> after = aurora.rebalance([600, 560, 120, 120, 20, 10], [[[0, 1], [2, 3], [4, 5]]])
+        >>> after.held_LGP.tolist(), after.moves_L.tolist(), after.max_load_L.tolist()
+        ([[[4, 1], [2, 3], [0, 5]]], [2], [610.0])
+    """
+    from aurora.planner.replication.rebalance import rebalance as rebalanced
+
+    return rebalanced(loads, held, slots, max_moves, worth, enough)
 
 
 def place_for_failures(

@@ -32,7 +32,7 @@ from aurora.types.program import (
     Program,
     has_next_slice,
 )
-from aurora.types.replica_placement import GpuSlots, ReplicaPlacement
+from aurora.types.replica_placement import GpuSlots, Rebalanced, ReplicaPlacement
 from aurora.types.schedule import Order, Schedule, SubChannels
 from aurora.types.token_routing import TokenRouting
 from aurora.types.trace import TRACE_PHASES, Trace, TraceRecorder
@@ -72,6 +72,7 @@ __all__ = [
     "Profile",
     "ProfileOptions",
     "Program",
+    "Rebalanced",
     "ReplicaPlacement",
     "ReproduceOptions",
     "ResilientPlacement",

@@ -1,5 +1,6 @@
 """The expert slots of GPUs, and a placement of experts and their replicas in them."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
@@ -107,6 +108,42 @@ class ReplicaPlacement(Value):
     def gap_L(self) -> FloatArray:
         """(L,) float64: how far the largest load is above its bound, max_load_L / bound_L - 1."""
         return np.array([gap(top, bound) for top, bound in zip(self.max_load_L.tolist(), self.bound_L.tolist(), strict=True)])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rebalanced(Value):
+    """The placement that follows on one in force, for new loads. Replicas share their expert's load evenly.
+
+    Attributes:
+        held_LGP: (L, G, P) int64, the expert in each slot, -1 for none; an expert that stays on a GPU keeps its slot.
+        moves_L: (L,) int64, how many experts the GPUs fetch: those that they did not hold before.
+        before_L: (L,) float64, the largest product of a GPU's load and its cost with the placement in force.
+        max_load_L: (L,) float64, the same with this one; never more.
+        mean_load_L: (L,) float64, what it would be if load could be split at will.
+        seconds: what finding the placement took.
+    """
+
+    held_LGP: IntArray
+    moves_L: IntArray
+    before_L: FloatArray
+    max_load_L: FloatArray
+    mean_load_L: FloatArray
+    seconds: float
+
+    def __post_init__(self) -> None:
+        for name in ("held_LGP", "moves_L", "before_L", "max_load_L", "mean_load_L"):
+            locked(getattr(self, name))
+
+    @property
+    def placement(self) -> Placement:
+        """The placement with its even load split."""
+        held_LG = tuple(tuple(tuple(e for e in held if e >= 0) for held in layer) for layer in self.held_LGP.tolist())
+        count_LE = [Counter(e for held in layer for e in held) for layer in held_LG]
+        split_LG = tuple(
+            tuple(tuple(1 / count_E[e] for e in held) for held in layer)
+            for layer, count_E in zip(held_LG, count_LE, strict=True)
+        )
+        return Placement(held_LG, split_LG)
 
 
 def expert_loads(what: str, value: ArrayLike) -> FloatArray:

@@ -1,0 +1,354 @@
+"""Rebalancing of a placement in force, for live systems: few slots change, and all layers take milliseconds.
+
+Replicas share their expert's load evenly. Each step relieves the slowest GPU of a layer: it swaps two replicas, moves one to an
+empty slot, gives an expert a further replica in an empty slot or in place of another replica, or puts another expert in the
+place of a replica. No GPU that a step changes is then as slow as the slowest was. Of these steps it takes the one that relieves
+most for each move, an expert whose weights a GPU fetches because it did not hold them at the start.
+
+Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
+"""
+
+import time
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike
+
+from aurora.errors import BadInput
+from aurora.planner.layers_in_threads import of_layers
+from aurora.planner.replication.slot_packing import EMPTY
+from aurora.types import GpuSlots, Placement, Rebalanced
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.replica_placement import expert_loads
+
+LEAST_RELIEF = 1e-9  # relative: a smaller one is none
+STEPS = 8  # per slot: more steps than a layer ever took
+NO_STEP, SWAP, REPLACE = range(3)
+
+
+class Layer(NamedTuple):
+    """One layer and its current slots.
+
+    Attributes:
+        load_E: (E,) the load of each expert.
+        cost_G: (G,) the cost of a unit of load on each GPU.
+        slots_G: (G,) int64, the slots of each GPU.
+        was_GE: (G, E) bool, whether a GPU held an expert at the start.
+        held_GP: (G, P) int64, the expert in each slot, EMPTY for none.
+        holds_GE: (G, E) bool, whether a GPU holds an expert.
+        count_E: (E,) int64, the replicas of each expert.
+        gpu_EG: (E, G) int64, the GPUs that hold each expert, in its first count_E places.
+        size_E: (E,) the load of each replica.
+        time_G: (G,) the load of each GPU times its cost.
+    """
+
+    load_E: FloatArray
+    cost_G: FloatArray
+    slots_G: IntArray
+    was_GE: BoolArray
+    held_GP: IntArray
+    holds_GE: BoolArray
+    count_E: IntArray
+    gpu_EG: IntArray
+    size_E: FloatArray
+    time_G: FloatArray
+
+
+class Step(NamedTuple):
+    """A change of slots: SWAP the experts of two slots, the second maybe empty; or REPLACE what a slot holds by an expert."""
+
+    kind: int
+    gpu: int  # SWAP: the GPU of the first slot
+    slot: int
+    to_gpu: int
+    to_slot: int
+    expert: int  # REPLACE: what comes into the second slot
+    moves: int  # how many more experts the GPUs hold that they did not hold at the start
+
+
+def rebalance(
+    loads: ArrayLike,
+    held: Placement | ArrayLike,
+    slots: GpuSlots | None = None,
+    max_moves: int | None = None,
+    worth: float = 0.0,
+    enough: float = 0.01,
+) -> Rebalanced:
+    """Changes few slots of a placement in force, so that it suits new loads; see `aurora.rebalance`."""
+    load_LE = expert_loads("loads", loads).copy()  # a copy, since locked arrays would compile a second version of the code
+    held_LGP = _table(held)
+    if slots is None:
+        used_G = np.maximum((held_LGP >= 0).sum(axis=2).max(axis=0), 1) if isinstance(held, Placement) else held_LGP.shape[2]
+        slots = GpuSlots(np.full(held_LGP.shape[1], used_G), np.ones(held_LGP.shape[1]))
+    held_LGP = _checked(held_LGP, load_LE, slots)
+    if max_moves is not None and (type(max_moves) is not int or max_moves < 0):
+        raise BadInput(f"`max_moves`: expected a whole number of zero or more, found {max_moves}")
+    for name, value in (("worth", worth), ("enough", enough)):
+        if not 0 <= value < 1:
+            raise BadInput(f"`{name}`: expected a number from zero to below one, found {value}")
+    most = held_LGP[0].size if max_moves is None else max_moves
+    slots_G, cost_G = slots.slots_G.copy(), slots.cost_G.copy()
+    mean_L = load_LE.sum(axis=1) / (1 / cost_G).sum()
+    _warm_up()
+    began = time.perf_counter()
+    rows = of_layers(
+        lambda layer: _rebalance_layer(
+            load_LE[layer], cost_G, slots_G, held_LGP[layer], most, worth, mean_L[layer] * (1 + enough)
+        ),
+        len(load_LE),
+        "rebalance layers",
+    )
+    moves_L, before_L, after_L = (np.array(column) for column in zip(*rows, strict=True))
+    return Rebalanced(held_LGP, moves_L, before_L, after_L, mean_L, time.perf_counter() - began)
+
+
+def _table(held: Placement | ArrayLike) -> IntArray:
+    """(L, G, P) int64: the expert in each slot, EMPTY for none, of a placement or a table."""
+    if not isinstance(held, Placement):
+        table = np.asarray(held)
+        if table.dtype.kind not in "iu" or table.ndim != 3 or not table.size:
+            raise BadInput(f"`held`: expected whole numbers by layer, GPU and slot, found {table.dtype} of shape {table.shape}")
+        return table.astype(np.int64)
+    width = max(len(experts) for layer in held.slots_LG for experts in layer)
+    none = (EMPTY,) * width
+    return np.array([[(*experts, *none[len(experts) :]) for experts in layer] for layer in held.slots_LG], dtype=np.int64)
+
+
+def _checked(held_LGP: IntArray, load_LE: FloatArray, slots: GpuSlots) -> IntArray:
+    """The table as wide as the slots; raises BadInput unless it fits them and the loads, and every expert is held."""
+    layers, experts = load_LE.shape
+    if len(held_LGP) != layers or held_LGP.shape[1] != slots.gpus:
+        raise BadInput(
+            f"`held`: expected {layers} layers on {slots.gpus} GPUs, found {held_LGP.shape[0]} on {held_LGP.shape[1]}"
+        )
+    if held_LGP.min() < EMPTY or held_LGP.max() >= experts:
+        raise BadInput(
+            f"`held`: expected experts from 0 to {experts - 1}, or {EMPTY}, found {held_LGP.min()} to {held_LGP.max()}"
+        )
+    width = int(slots.slots_G.max())
+    none_LGP = np.full((layers, slots.gpus, max(0, width - held_LGP.shape[2])), EMPTY)
+    wide_LGP = np.concatenate([held_LGP, none_LGP], axis=2)
+    if (wide_LGP[:, np.arange(wide_LGP.shape[2]) >= slots.slots_G[:, None]] != EMPTY).any():
+        raise BadInput(f"`held`: expected at most {slots.slots_G.tolist()} slots of each GPU, found experts in more")
+    layer_X, expert_X = np.nonzero(wide_LGP >= 0)[0], wide_LGP[wide_LGP >= 0]
+    missing_X = np.flatnonzero(np.bincount(layer_X * experts + expert_X, minlength=layers * experts) == 0)
+    if len(missing_X):
+        raise BadInput(
+            f"`held`: expected every expert, found none of expert {missing_X[0] % experts} in layer {missing_X[0] // experts}"
+        )
+    return np.ascontiguousarray(wide_LGP[:, :, :width])
+
+
+@cache
+def _warm_up() -> None:
+    """Compiles the code now rather than in the first call; numba caches it on disk."""
+    _rebalance_layer(np.ones(2), np.ones(2), np.ones(2, dtype=np.int64), np.array([[0], [1]]), 1, 0.0, 0.0)
+
+
+@njit(cache=True, nogil=True)
+def _rebalance_layer(load_E, cost_G, slots_G, held_GP, most, worth, target):
+    """Rebalances one layer's slots in place; returns (moves, largest time before, largest time after).
+
+    It stops at the largest time `target`, after at most `most` moves, or if no step helps. The slots stay as they are if that
+    lowers the largest time by less than the part `worth`.
+    """
+    layer = _layer(load_E, cost_G, slots_G, held_GP)
+    before, moves = _largest_time(load_E, cost_G, held_GP), 0
+    for _ in range(STEPS * held_GP.size):
+        slowest = np.argmax(layer.time_G)
+        if layer.time_G[slowest] <= target:
+            break
+        step = _best_step(layer, slowest, most - moves, target)
+        if step.kind == NO_STEP:
+            break
+        moves += step.moves
+        if step.kind == SWAP:
+            _swap(layer, step)
+        else:
+            _replace(layer, step.to_gpu, step.to_slot, step.expert)
+    _keep_slots(held_GP, layer)
+    after = _largest_time(load_E, cost_G, layer.held_GP)
+    if moves == 0 or after >= before * (1 - max(worth, LEAST_RELIEF)):
+        return 0, before, before
+    held_GP[:] = layer.held_GP
+    return moves, before, after
+
+
+@njit(cache=True, nogil=True)
+def _largest_time(load_E, cost_G, held_GP):
+    """The largest time of a GPU if every slot takes the same part of its expert's load."""
+    count_E = np.zeros(len(load_E), dtype=np.int64)
+    for e in held_GP.flat:
+        if e != EMPTY:
+            count_E[e] += 1
+    largest = 0.0
+    for g in range(len(held_GP)):
+        load = 0.0
+        for e in held_GP[g]:
+            if e != EMPTY:
+                load += load_E[e] / count_E[e]
+        largest = max(largest, load * cost_G[g])
+    return largest
+
+
+@njit(cache=True, nogil=True)
+def _layer(load_E, cost_G, slots_G, held_GP):
+    """The Layer of a start. An expert that is in two slots of a GPU, as EPLB's may be, keeps one of them."""
+    gpus, experts = len(held_GP), len(load_E)
+    own_GP, holds_GE = np.full_like(held_GP, EMPTY), np.zeros((gpus, experts), dtype=np.bool_)
+    count_E, gpu_EG, time_G = np.zeros(experts, dtype=np.int64), np.zeros((experts, gpus), dtype=np.int64), np.zeros(gpus)
+    for g in range(gpus):
+        for p in range(slots_G[g]):
+            e = held_GP[g, p]
+            if e != EMPTY and not holds_GE[g, e]:
+                own_GP[g, p], holds_GE[g, e] = e, True
+                gpu_EG[e, count_E[e]] = g
+                count_E[e] += 1
+    size_E = load_E / count_E
+    for g in range(gpus):
+        for p in range(slots_G[g]):
+            if own_GP[g, p] != EMPTY:
+                time_G[g] += size_E[own_GP[g, p]] * cost_G[g]
+    return Layer(load_E, cost_G, slots_G, holds_GE.copy(), own_GP, holds_GE, count_E, gpu_EG, size_E, time_G)
+
+
+@njit(cache=True, nogil=True)
+def _best_step(layer, g, left, target):
+    """The step that relieves GPU g, the slowest, most for each move: how far it takes the changed GPUs down to the target."""
+    load_E, cost_G, slots_G, was_GE, held_GP, holds_GE, count_E, gpu_EG, size_E, time_G = layer
+    top = time_G[g]
+    limit, best, step = top * (1 - LEAST_RELIEF), 0.0, Step(NO_STEP, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 0)
+    for p in range(slots_G[g]):
+        a = held_GP[g, p]
+        if a == EMPTY:
+            continue
+        for h in range(len(held_GP)):  # a swaps with b, or moves to an empty slot
+            if time_G[h] >= limit or holds_GE[h, a]:
+                continue
+            for q in range(slots_G[h]):
+                b = held_GP[h, q]
+                less = size_E[a] - (size_E[b] if b != EMPTY else 0.0)
+                after = max(top - less * cost_G[g], time_G[h] + less * cost_G[h])
+                if less <= 0 or after >= limit or (b != EMPTY and holds_GE[g, b]):
+                    continue
+                moves = _moves(was_GE, h, a, b) + _moves(was_GE, g, b, a)
+                relief = _relief(top, after, target, moves, left)
+                if relief > best:
+                    best, step = relief, Step(SWAP, g, p, h, q, EMPTY, moves)
+        size = load_E[a] / (count_E[a] + 1)
+        less = size_E[a] - size
+        alone = top - less * cost_G[g]
+        if count_E[a] < len(held_GP) and alone < limit:
+            for h in range(len(held_GP)):  # a gets a further replica, in an empty slot or in place of x
+                for q in range(slots_G[h] if not holds_GE[h, a] else 0):
+                    x = held_GP[h, q]
+                    if x != EMPTY and count_E[x] < 2:
+                        continue
+                    after = max(alone, time_G[h] + (size - (size_E[x] if x != EMPTY else 0.0)) * cost_G[h])
+                    if after >= limit:
+                        continue
+                    if x != EMPTY:
+                        more = load_E[x] / (count_E[x] - 1) - size_E[x]
+                        for at in range(count_E[x]):
+                            k = gpu_EG[x, at]
+                            if k != h:
+                                after = max(after, time_G[k] + (more - (less if holds_GE[k, a] else 0.0)) * cost_G[k])
+                    relief = _relief(top, after, target, _moves(was_GE, h, a, x), left)
+                    if relief > best:
+                        best, step = relief, Step(REPLACE, EMPTY, EMPTY, h, q, a, _moves(was_GE, h, a, x))
+        if count_E[a] < 2:
+            continue
+        more, others = load_E[a] / (count_E[a] - 1) - size_E[a], 0.0
+        for at in range(count_E[a]):
+            k = gpu_EG[a, at]
+            if k != g:
+                others = max(others, time_G[k] + more * cost_G[k])
+        for e in range(len(load_E) if others < limit else 0):  # the replica of a gives way to e
+            if holds_GE[g, e]:
+                continue
+            after = max(others, top + (load_E[e] / (count_E[e] + 1) - size_E[a]) * cost_G[g])
+            relief = _relief(top, after, target, _moves(was_GE, g, e, a), left)
+            if relief > best:
+                best, step = relief, Step(REPLACE, EMPTY, EMPTY, g, p, e, _moves(was_GE, g, e, a))
+    return step
+
+
+@njit(cache=True, nogil=True)
+def _moves(was_GE, g, comes, goes):
+    """How many more experts GPU g holds that it did not hold at the start; either expert may be EMPTY."""
+    return int(comes != EMPTY and not was_GE[g, comes]) - int(goes != EMPTY and not was_GE[g, goes])
+
+
+@njit(cache=True, nogil=True)
+def _relief(top, after, target, moves, left):
+    """How far the largest time falls towards the target, for each move (at least half a one); 0 if that is not allowed."""
+    if moves > left or after >= top * (1 - LEAST_RELIEF):
+        return 0.0
+    return (top - max(after, target)) / max(moves, 0.5)
+
+
+@njit(cache=True, nogil=True)
+def _swap(layer, step):
+    """Swaps the experts of two slots, the second of which may be empty."""
+    g, p, h, q = step.gpu, step.slot, step.to_gpu, step.to_slot
+    a, b = layer.held_GP[g, p], layer.held_GP[h, q]
+    layer.held_GP[g, p], layer.held_GP[h, q] = b, a
+    for e, out, into in ((a, g, h), (b, h, g)):
+        if e != EMPTY:
+            for at in range(layer.count_E[e]):
+                if layer.gpu_EG[e, at] == out:
+                    layer.gpu_EG[e, at] = into
+            layer.holds_GE[out, e], layer.holds_GE[into, e] = False, True
+            layer.time_G[out] -= layer.size_E[e] * layer.cost_G[out]
+            layer.time_G[into] += layer.size_E[e] * layer.cost_G[into]
+
+
+@njit(cache=True, nogil=True)
+def _replace(layer, h, q, e):
+    """Puts a further replica of expert e into slot q of GPU h, in place of what is there."""
+    x = layer.held_GP[h, q]
+    if x != EMPTY:
+        _weigh(layer, x, -1.0)
+        layer.count_E[x] -= 1
+        last = layer.count_E[x]
+        for at in range(last):
+            if layer.gpu_EG[x, at] == h:
+                layer.gpu_EG[x, at] = layer.gpu_EG[x, last]
+        layer.holds_GE[h, x] = False
+        _weigh(layer, x, 1.0)
+    _weigh(layer, e, -1.0)
+    layer.gpu_EG[e, layer.count_E[e]] = h
+    layer.count_E[e] += 1
+    layer.held_GP[h, q], layer.holds_GE[h, e] = e, True
+    _weigh(layer, e, 1.0)
+
+
+@njit(cache=True, nogil=True)
+def _weigh(layer, e, sign):
+    """Adds expert e to the times of its GPUs, or with sign -1 takes it off; its size follows from its count."""
+    layer.size_E[e] = layer.load_E[e] / layer.count_E[e]
+    for at in range(layer.count_E[e]):
+        g = layer.gpu_EG[e, at]
+        layer.time_G[g] += sign * layer.size_E[e] * layer.cost_G[g]
+
+
+@njit(cache=True, nogil=True)
+def _keep_slots(start_GP, layer):
+    """Puts experts that a GPU held at the start back into the slots that they had there; the others take the rest."""
+    held_GP = layer.held_GP
+    for g in range(len(held_GP)):
+        new_P = held_GP[g].copy()
+        held_GP[g] = EMPTY
+        for p in range(layer.slots_G[g]):
+            e = start_GP[g, p]
+            if e != EMPTY and layer.holds_GE[g, e]:
+                held_GP[g, p] = e
+                layer.holds_GE[g, e] = False  # it has its slot
+        free = 0
+        for e in new_P:
+            if e != EMPTY and layer.holds_GE[g, e]:
+                while held_GP[g, free] != EMPTY:
+                    free += 1
+                held_GP[g, free] = e

@@ -1,0 +1,137 @@
+"""Rebalancing: never worse than the placement in force, within its limits, and near the best placement if it may move enough."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.planner.replication.rebalance import rebalance
+from aurora.planner.replication.registry import place
+from aurora.types import GpuSlots
+from tests.planner.replication.test_registry import best_even, slots_and_loads
+
+
+def largest_time(held_GP, load_E, cost_G):
+    """The largest load of a GPU times its cost if each slot takes the same part of its expert's load."""
+    count_E = np.bincount(held_GP[held_GP >= 0], minlength=len(load_E))
+    return max(sum(load_E[e] / count_E[e] for e in held if e >= 0) * cost for held, cost in zip(held_GP, cost_G, strict=True))
+
+
+@st.composite
+def in_force(draw):
+    """(held_LGP, slots, load_LE): slots that hold every expert, some twice on a GPU, and loads."""
+    slots, load_LE = draw(slots_and_loads(layers=2))
+    layers, experts = load_LE.shape
+    held_LGP = np.full((layers, slots.gpus, slots.slots_G.max()), -1, dtype=np.int64)
+    places = [(g, p) for g in range(slots.gpus) for p in range(slots.slots_G[g])]
+    for held_GP in held_LGP:
+        order = draw(st.permutations(places))
+        for expert, (g, p) in enumerate(order[:experts]):
+            held_GP[g, p] = expert
+        for g, p in order[experts:]:
+            held_GP[g, p] = draw(st.integers(-1, experts - 1))
+    return held_LGP, slots, load_LE
+
+
+@given(in_force(), st.one_of(st.none(), st.integers(0, 3)), st.sampled_from((0.0, 0.1)), st.sampled_from((0.0, 0.01)))
+def test_the_next_placement_keeps_its_rules(case, max_moves, worth, enough):
+    held_LGP, slots, load_LE = case
+    made = rebalance(load_LE, held_LGP, slots, max_moves, worth, enough)
+    for layer, (before_GP, after_GP, load_E) in enumerate(zip(held_LGP, made.held_LGP, load_LE, strict=True)):
+        before, after = (largest_time(held_GP, load_E, slots.cost_G) for held_GP in (before_GP, after_GP))
+        assert made.before_L[layer] == pytest.approx(before)
+        assert made.max_load_L[layer] == pytest.approx(after)
+        assert after <= before * (1 - worth) or (after_GP == before_GP).all()
+        assert set(after_GP[after_GP >= 0].tolist()) == set(range(load_LE.shape[1]))
+        moved = 0
+        for g, (old_P, new_P) in enumerate(zip(before_GP, after_GP, strict=True)):
+            assert (new_P[slots.slots_G[g] :] == -1).all()
+            stays_P = np.isin(new_P, old_P[old_P >= 0])
+            if (after_GP != before_GP).any():
+                assert len(set(new_P[new_P >= 0].tolist())) == (new_P >= 0).sum()
+                assert (new_P[stays_P] == old_P[stays_P]).all() or len(set(old_P.tolist())) < len(old_P)
+            moved += int((~stays_P & (new_P >= 0)).sum())
+        assert moved == made.moves_L[layer] <= (np.inf if max_moves is None else max_moves)
+
+
+def test_against_every_placement():
+    """Forty drawn layers of four experts on three mixed GPUs with two slots, from any start: near the best placement."""
+    rng, ratios = np.random.default_rng(0), []
+    for _ in range(40):
+        load_E, slots = rng.random(4) ** 2, GpuSlots(np.array([2, 2, 2]), rng.choice([1.0, 1.5, 2.0], 3))
+        held_GP = np.full(6, -1)
+        held_GP[rng.permutation(6)[:4]] = np.arange(4)
+        made = rebalance(load_E, held_GP.reshape(1, 3, 2), slots, enough=0.0)
+        ratios.append(made.max_load_L[0] / best_even(load_E, slots.cost_G, (2, 2, 2)))
+    assert min(ratios) >= 1 - 1e-9
+    assert max(ratios) <= 1.75
+    assert np.mean(ratios) <= 1.12
+
+
+def drifted(layers, experts, drift):
+    """Zipf loads and the same after a lognormal drift."""
+    rng = np.random.default_rng(0)
+    before_LE = np.array([rng.permutation((1.0 + np.arange(experts)) ** -0.8) for _ in range(layers)])
+    return before_LE, before_LE * rng.lognormal(0, drift, before_LE.shape)
+
+
+def test_a_large_model_is_rebalanced_by_few_moves():
+    before_LE, load_LE = drifted(3, 256, 0.3)
+    slots = GpuSlots.equal(32, 9)
+    held = place(before_LE, slots).placement
+    made = rebalance(load_LE, held)
+    assert (made.before_L > 1.2 * made.mean_load_L).all()
+    assert (made.max_load_L <= 1.01 * made.mean_load_L).all()
+    assert (made.moves_L < 60).all()
+    fewer = rebalance(load_LE, held, max_moves=10)
+    assert (fewer.moves_L <= 10).all()
+    assert (fewer.max_load_L < made.before_L).all()
+    assert (made.max_load_L < fewer.max_load_L).all()
+    assert [made.placement.slots_LG[0][g] for g in range(32)] == [tuple(sorted(row)) for row in made.held_LGP[0].tolist()]
+    assert rebalance(load_LE, held).held_LGP.tolist() == made.held_LGP.tolist()
+
+
+def test_layers_that_gain_little_keep_their_placement():
+    before_LE, load_LE = drifted(2, 64, 0.2)
+    held = place(before_LE, GpuSlots.equal(8, 9)).placement
+    made = rebalance(load_LE, held, worth=0.5)
+    assert made.moves_L.tolist() == [0, 0]
+    assert made.placement == held or (made.max_load_L == made.before_L).all()
+
+
+@pytest.mark.parametrize(
+    ("loads", "held", "options", "words"),
+    [
+        ([1, 1], [[[0], [0]]], {}, "none of expert 1 in layer 0"),
+        ([1, 1], [[[0], [2]]], {}, "experts from 0 to 1"),
+        ([1, 1], [[0, 1]], {}, "by layer, GPU and slot"),
+        ([[1, 1], [1, 1]], [[[0], [1]]], {}, "2 layers on 2 GPUs, found 1 on 2"),
+        ([1, 1], [[[0, 1], [0, 1]]], {"slots": GpuSlots.equal(2, 1)}, "slots of each GPU"),
+        ([1, 1], [[[0], [1]]], {"max_moves": -1}, "`max_moves`"),
+        ([1, 1], [[[0], [1]]], {"worth": 1.0}, "`worth`"),
+        ([1, 1], [[[0], [1]]], {"enough": float("nan")}, "`enough`"),
+    ],
+)
+def test_what_does_not_fit_is_refused(loads, held, options, words):
+    with pytest.raises(BadInput, match=words):
+        rebalance(loads, held, **options)
+
+
+def test_compiled_and_plain_code_find_the_same():
+    code = (
+        "import numpy as np\n"
+        "from aurora.planner.replication.rebalance import rebalance\n"
+        "held = np.arange(24).reshape(1, 6, 4) % 20\n"
+        "print(rebalance(np.random.default_rng(3).random(20) ** 3, held, enough=0.0).held_LGP.tolist())\n"
+    )
+    compiled, plain = (
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "NUMBA_DISABLE_JIT": flag}, capture_output=True, text=True,
+                       check=True).stdout
+        for flag in ("0", "1")
+    )  # fmt: skip
+    assert compiled == plain
