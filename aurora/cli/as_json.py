@@ -47,7 +47,7 @@ def plan_json(plan: Plan) -> Found:
         }
         for model in plan.models
     ]
-    names = ("scenario", "epoch", "objective", "objective_s", "bound_s", "gap", "assignment_bound_s")
+    names = ("scenario", "epoch", "objective", "objective_s", "bound_s", "gap", "assignment_bound_s", "unseen_s", "slot_gain")
     head = {name: getattr(plan, name) for name in names}
     return {**head, "strategies": dict(plan.strategies), "models": models}
 

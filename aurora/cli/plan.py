@@ -90,9 +90,10 @@ def plan(
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_plan, load_profile, save
     from aurora.planner.check.engines import check_engine
+    from aurora.planner.placement.cost_model import SUMMED
     from aurora.planner.placement.explain import explain as explained
     from aurora.reports.explain import explain_tables
-    from aurora.reports.tables import move_table, plan_table, seconds, worst_cut
+    from aurora.reports.tables import expectation_lines, move_table, plan_table, seconds, worst_cut
 
     domains = domain or []
     check_output(output=output)
@@ -100,7 +101,7 @@ def plan(
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
     if max_move_bytes is not None and not 0 <= max_move_bytes < 2**62:
         raise BadInput(f"--max-move-bytes: expected from zero to 2**62, found {max_move_bytes}")
-    if explain and (domains or aim != DEFAULTS.aim):
+    if explain and (domains or aim not in (DEFAULTS.aim, *SUMMED)):
         raise BadInput("--explain: explains the windows of one profile as one, expected neither --domain nor --aim")
     options = chosen(PlanOptions, context)
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
@@ -124,6 +125,7 @@ def plan(
         None if moved is None else move_table(moved),
         *explain_tables(made, why),
         worst_cut(made),
+        *expectation_lines(made),
         f"planned in {seconds(took_s)}",
         f"wrote {output}",
     )

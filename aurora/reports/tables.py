@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 LINKS = 6  # of a cut, by name
 Row = tuple[float, Sequence[str]]  # how bad a layer is, and its cells
 
+LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
+
 
 def seconds(value: float) -> str:
     """Formats seconds: three significant digits with a unit."""
@@ -62,6 +64,22 @@ def bounds_line(plan: Plan) -> str:
     line = f"{plan.objective} objective {seconds(plan.objective_s)}, no placement within {within} below {seconds(plan.bound_s)}"
     known_s = plan.assignment_bound_s
     return line if known_s is None else f"{line}, no other assignment of these groups of experts below {seconds(known_s)}"
+
+
+def expectation_lines(plan: Plan) -> list[str]:
+    """Returns lines on what a plan is expected to take on traffic that it has not seen, and what one more slot would bring."""
+    lines = []
+    if plan.unseen_s is not None and plan.unseen_loss is not None:
+        longer = f"{percent(abs(plan.unseen_loss))} {'longer' if plan.unseen_loss >= 0 else 'shorter'}"
+        lines.append(
+            f"on unseen windows of its own profiles: expected {seconds(plan.unseen_s)}, {longer} than on the recorded ones"
+        )
+    if plan.slot_gain is not None:
+        model = plan.models[0]
+        what = f"one more slot on each GPU ({model.expert_bytes * len(model.dispatch_L):.3g} bytes, which its memory has)"
+        gain = f"{percent(plan.slot_gain)} less time" if plan.slot_gain >= LEAST_GAIN else "nothing"
+        lines.append(f"{what} would bring {gain}")
+    return lines
 
 
 def right(*heads: str) -> list[Column]:

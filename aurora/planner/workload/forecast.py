@@ -2,10 +2,11 @@
 
 Recorded counts are a sample. The forecast divides what they show into what will come again and chance:
 
-- Windows or domains differ by more than chance: each keeps its own shares of the experts, shrunk towards the shares of all
-  (empirical Bayes; Dirichlet-multinomial, its concentration by the method of moments).
-- A source rank's own preference for experts counts as far as it is the same in even and in odd windows. A profile of one window
-  shows none, since chance cannot be told from preference there.
+- The shares of the experts are shrunk towards equal shares, as far as chance alone would spread them (empirical Bayes).
+- Domains keep their own shares, shrunk towards the shares of all as far as they differ by chance. So do windows that come in
+  few kinds. Windows that differ each in its own way are further draws around the shares of all: none comes again.
+- A source rank's volume, and its preference for experts, count as far as they are the same in even and in odd windows. A
+  profile of one window shows neither, since chance cannot be told from a lasting difference there.
 - Tokens of a prompt choose alike, so counts vary more than single tokens would (a design effect, measured between windows or,
   within a single window, between source ranks).
 
@@ -21,7 +22,9 @@ import numpy as np
 from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
-PRIOR = 0.5  # tokens that every expert is given before counting (Jeffreys)
+LEAST_PRIOR = 0.5  # pairs that every expert is given before counting, at least (Jeffreys)
+KINDS = 0.1  # mean square of the correlation of windows' shares above which they come in few kinds
+FEW = 4  # windows; fewer cannot show whether they come in kinds, and count as if they did
 MOST_SCENARIOS = 16  # windows above this number are grouped, those of similar size together
 
 
@@ -92,27 +95,29 @@ def forecast(evidence_W: Sequence[IntArray], each_window: bool) -> Forecast:
         each_window: whether a scenario stands for one window like its own; otherwise for all of its windows together.
     """
     count_WE = np.array([tokens_TSE.sum(axis=(0, 1)) for tokens_TSE in evidence_W], dtype=np.float64)
-    total_W, experts = count_WE.sum(axis=1), count_WE.shape[1]
-    prior_E = (count_WE.sum(axis=0) + PRIOR) / (total_W.sum() + PRIOR * experts)
+    total_W = count_WE.sum(axis=1)
     effect = _design_effect(evidence_W)
+    all_E = _shrunk(count_WE.sum(axis=0), effect)
     sample_W = total_W / effect  # independent choices that tell as much
-    spread = _spread(count_WE, prior_E, effect)
+    spread = _spread(count_WE, all_E, effect)
     kept_W = spread * sample_W / (1 + spread * sample_W)  # how far a scenario's own shares are kept
-    own_WE = np.where(total_W[:, None] > 0, count_WE / np.maximum(total_W, 1)[:, None], prior_E)
-    share_WE = kept_W[:, None] * own_WE + (1 - kept_W)[:, None] * prior_E
+    own_WE = np.where(total_W[:, None] > 0, count_WE / np.maximum(total_W, 1)[:, None], all_E)
+    if each_window and not _in_kinds(own_WE, all_E, spread, sample_W):
+        kept_W = np.zeros_like(kept_W)
+    share_WE = kept_W[:, None] * own_WE + (1 - kept_W)[:, None] * all_E
     known = float((1 / (1 / np.maximum(sample_W, 1) + spread)).sum())  # independent choices behind the shares of all
     unsure_W = spread * (1 - kept_W) + (1 - kept_W) ** 2 / known
     if each_window:  # an unseen window is another draw of its kind; W windows differ from their mean by (W - 1) / W of that
         unsure_W = spread * (1 - kept_W + kept_W / len(count_WE)) + 1 / known
     windows_W = np.array([len(tokens_TSE) for tokens_TSE in evidence_W])
-    size_W = sample_W / windows_W if each_window else sample_W
-    rank_tokens_WS = np.array([tokens_TSE.sum(axis=(0, 2)) for tokens_TSE in evidence_W], dtype=np.float64)
+    divided_W = windows_W if each_window else np.ones_like(windows_W)
+    every_TSE = np.concatenate(list(evidence_W))
     return Forecast(
-        rank_tokens_WS / windows_W[:, None] if each_window else rank_tokens_WS,
+        (total_W / divided_W)[:, None] * _volumes(every_TSE.sum(axis=2)),
         share_WE,
-        1 / (unsure_W + 1 / np.maximum(size_W, 1)),
-        _affinity(np.concatenate(list(evidence_W)), prior_E),
-        np.ones_like(windows_W) if each_window else windows_W,
+        1 / (unsure_W + 1 / np.maximum(sample_W / divided_W, 1)),
+        _affinity(every_TSE, all_E),
+        windows_W // divided_W,
     )
 
 
@@ -123,6 +128,41 @@ def _dealt(tokens_WS: FloatArray, share_WE: FloatArray, affinity_SE: FloatArray)
     weight_WSE = share_WE[:, None, :] * affinity_SE
     weight_WSE *= (tokens_WS / weight_WSE.sum(axis=2))[:, :, None]
     return weight_WSE
+
+
+def _shrunk(count_E: FloatArray, effect: float) -> FloatArray:
+    """(E,) shares of counts (E,), shrunk towards equal shares by a symmetric Dirichlet prior fitted to them."""
+    experts, total = len(count_E), max(float(count_E.sum()), 1.0)
+    variance = float(((count_E / total - 1 / experts) ** 2).mean()) - effect / (experts * total)
+    most = (1 - 1 / experts) / experts
+    prior = max(LEAST_PRIOR, (most / variance - 1) / experts) if variance > most / total else total / experts
+    counted_E = count_E / effect + prior
+    return np.asarray(counted_E / counted_E.sum())
+
+
+def _in_kinds(own_WE: FloatArray, all_E: FloatArray, spread: float, sample_W: FloatArray) -> bool:
+    """Whether windows differ in few ways that come again, rather than each in its own: their deviations are correlated."""
+    windows, experts = own_WE.shape
+    if windows < FEW or spread <= 0:
+        return True
+    apart_WE = (own_WE - all_E) / np.sqrt(all_E)
+    product_WW = apart_WE @ apart_WE.T / (experts - 1)
+    chance = 1 / np.maximum(sample_W, 1)
+    squared = float((product_WW[~np.eye(windows, dtype=np.bool_)] ** 2).mean())
+    by_chance = float(((spread + chance) ** 2).mean()) / (experts - 1) + spread**2 / (windows - 1) ** 2
+    return bool(squared - by_chance > KINDS * spread**2)
+
+
+def _volumes(tokens_TS: IntArray) -> FloatArray:
+    """(S,) share of all tokens that each source rank sends: equal, but for what is the same in even and in odd windows."""
+    half_HS = np.array([tokens_TS[half::2].sum(axis=0) for half in (0, 1)], dtype=np.float64)
+    ranks = tokens_TS.shape[1]
+    if not half_HS.sum(axis=1).all():
+        return np.full(ranks, 1 / ranks)
+    apart_HS = half_HS / half_HS.sum(axis=1, keepdims=True) - 1 / ranks
+    mean_S = apart_HS.mean(axis=0)
+    lasting, measured = float((apart_HS[0] * apart_HS[1]).sum()), float((mean_S**2).sum())
+    return np.asarray(1 / ranks + mean_S * (min(1.0, max(0.0, lasting / measured)) if measured > 0 else 0.0))
 
 
 def _design_effect(evidence_W: Sequence[IntArray]) -> float:
@@ -142,7 +182,7 @@ def _design_effect(evidence_W: Sequence[IntArray]) -> float:
     return max(1.0, statistic / freedom) if freedom else 1.0
 
 
-def _spread(count_WE: FloatArray, prior_E: FloatArray, effect: float) -> float:
+def _spread(count_WE: FloatArray, all_E: FloatArray, effect: float) -> float:
     """How much the scenarios' true shares differ: their variance over that of a single choice; 0 if chance explains it all."""
     total_W = count_WE.sum(axis=1)
     lever_W = 1 - total_W / max(total_W.sum(), 1)
@@ -150,11 +190,11 @@ def _spread(count_WE: FloatArray, prior_E: FloatArray, effect: float) -> float:
     used = np.count_nonzero(count_WE.sum(axis=0))
     if len(count_WE) < 2 or used < 2 or weight <= 0:
         return 0.0
-    found = _pearson(count_WE[total_W > 0], prior_E) / (used - 1)
+    found = _pearson(count_WE[total_W > 0], all_E) / (used - 1)
     return max(0.0, (found - effect * float(lever_W.sum())) / weight)
 
 
-def _affinity(tokens_TSE: IntArray, prior_E: FloatArray) -> FloatArray:
+def _affinity(tokens_TSE: IntArray, all_E: FloatArray) -> FloatArray:
     """(S, E) how much more often than others each source rank chooses each expert, as far as it is so in both half the windows.
 
     The product of a rank's deviations in even and in odd windows has no bias, since their chance is independent.
@@ -163,19 +203,19 @@ def _affinity(tokens_TSE: IntArray, prior_E: FloatArray) -> FloatArray:
     total_HS = halves_HSE.sum(axis=2)
     asked_S = (total_HS > 0).all(axis=0)
     alike_SE = np.ones(tokens_TSE.shape[1:])
-    if len(tokens_TSE) < 2 or asked_S.sum() < 2 or len(prior_E) < 2:
+    if len(tokens_TSE) < 2 or asked_S.sum() < 2 or len(all_E) < 2:
         return alike_SE
     share_HE = halves_HSE.sum(axis=1) / total_HS.sum(axis=1, keepdims=True)
     apart_HSE = halves_HSE[:, asked_S] / total_HS[:, asked_S, None] - share_HE[:, None, :]
     ranks = int(asked_S.sum())
     # a rank is part of what it is compared with, which takes 1 / ranks of its deviation away
-    spread = float((apart_HSE.prod(axis=0) / prior_E).sum() / (len(prior_E) - 1) / ranks) / (1 - 1 / ranks)
+    spread = float((apart_HSE.prod(axis=0) / all_E).sum() / (len(all_E) - 1) / ranks) / (1 - 1 / ranks)
     if spread <= 0:
         return alike_SE
     total_S = total_HS.sum(axis=0)
     kept_S1 = (spread * total_S / (1 + spread * total_S))[:, None]
     own_SE = halves_HSE.sum(axis=0) / np.maximum(total_S, 1)[:, None]
-    return np.asarray(np.where(asked_S[:, None], kept_S1 * own_SE / prior_E + 1 - kept_S1, alike_SE))
+    return np.asarray(np.where(asked_S[:, None], kept_S1 * own_SE / all_E + 1 - kept_S1, alike_SE))
 
 
 def _pearson(count_UE: FloatArray, share_E: FloatArray) -> float:

@@ -110,3 +110,25 @@ def test_silent_layers_and_single_experts_are_forecast_without_numbers_going_wro
         drawn_XSE, _ = made.draws(5, np.random.default_rng(0))
         assert np.isfinite(drawn_XSE).all()
         assert made.expected_WSE.sum() == pytest.approx(tokens_TSE.sum())
+
+
+def test_windows_that_differ_each_in_its_own_way_are_draws_around_the_shares_of_all():
+    rng = np.random.default_rng(6)
+    share_E = skewed(rng)
+    made = forecast(as_windows(drawn(rng, share_E, 12, 2000, spread=100.0)), True)
+    assert abs(made.share_WE - made.share_WE[0]).max() == 0
+    assert abs(made.share_WE[0] - share_E).sum() < 0.15
+    assert made.concentration_W[0] < 120
+
+
+def test_volumes_of_source_ranks_count_if_they_last():
+    rng = np.random.default_rng(7)
+    share_E = skewed(rng)
+    lasting_S = np.array([0.4, 0.3, 0.2, 0.1])
+    lasting_TSE = np.array([[rng.multinomial(int(1000 * part), share_E) for part in lasting_S] for _ in range(8)])
+    found_S = forecast(as_windows(lasting_TSE), True).tokens_WS[0] / 1000
+    assert found_S == pytest.approx(lasting_S, abs=0.02)
+    passing_TSE = np.array([lasting_TSE[window, rng.permutation(4)] for window in range(8)])
+    found_S = forecast(as_windows(passing_TSE), True).tokens_WS[0] / 1000
+    assert abs(found_S - 0.25).max() < 0.05
+    assert forecast(as_windows(lasting_TSE[:1]), True).tokens_WS[0] == pytest.approx([250] * 4)
