@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from aurora.planner.alltoall.branch_and_bound import MOST_RANKS, shortest_whole
+from aurora.planner.alltoall.matched_rounds import matched_rounds
 from aurora.planner.alltoall.open_shop import MOST_CUTS, SMALL_TRIES, DenseSchedule, dense, search
 from aurora.planner.alltoall.pairs import with_silent_pairs
 from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
@@ -16,11 +17,11 @@ from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 WORTH = 0.002  # time that a further message must save, as a share of the bound
-CUT_RUNS = 2000  # schedules that the search for cuts makes at most
+CUT_RUNS = 4000  # schedules that the search for cuts makes at most
 AMPLITUDE = 0.1  # of drawn priorities, as a share of the bound
 NEAR = 0.06  # a schedule that is longer than the shortest whole one by this share is not cut
-MOST_TRIES = 2500
-BEST_OPERATIONS = 2e6  # steps of the inner loop that openshop-best takes, about
+MOST_TRIES = 6000
+BEST_OPERATIONS = 4e6  # steps of the inner loop that openshop-best takes at most, about; most tries are given up early
 
 Cut = tuple[int, int, int]  # source, destination, bytes of the first part
 
@@ -28,7 +29,7 @@ Cut = tuple[int, int, int]  # source, destination, bytes of the first part
 def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """Returns the shortest of many dense open-shop schedules with drawn priorities, with a few transfers split.
 
-    It takes tens of milliseconds.
+    If transfers take about as long, rounds of matchings are tried too. It takes tens of milliseconds.
 
     Up to branch_and_bound.MOST_RANKS ranks the search starts from the shortest schedule with one message a pair. If the start
     is above the bound, up to open_shop.MOST_CUTS pairs go in two parts, as long as each further message saves WORTH of the
@@ -39,7 +40,7 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
     """
     n, tries = len(bytes_GG), search_tries(len(bytes_GG))
     shop = CutShop(bytes_GG, network)
-    found = best_split(shop, best_whole(shop, tries, rng), min(CUT_RUNS, tries), rng)
+    found = best_split(shop, best_whole(shop, tries, rng), min(CUT_RUNS, tries // 2), rng)
     order = Order("openshop-best", with_silent_pairs(found.pairs_X2, bytes_GG))
     if len(order.pairs_X2) == n * (n - 1):
         return order
@@ -72,14 +73,14 @@ class CutShop:
         self._rates = pair_rates(network).tolist()
         self._startups = network.pair_startup_s_GG.tolist()
 
-    def run(self, bias_s: FloatArray, cuts: Sequence[Cut]) -> DenseSchedule:
-        """Returns the dense schedule with these cuts; bias_s (2 n,) as in `dense`."""
+    def run(self, bias_s: FloatArray, cuts: Sequence[Cut], limit_s: float = np.inf) -> DenseSchedule:
+        """Returns the dense schedule with these cuts; bias_s (2 n,) and limit_s as in `dense`."""
         cut_C4 = np.empty((len(cuts), 4))
         for at, (src, dst, first) in enumerate(cuts):
             startup_s, rate_Bps = self._startups[src][dst], self._rates[src][dst]
             rest = self._bytes[src][dst] - first
             cut_C4[at] = src, dst, startup_s + first / rate_Bps, startup_s + rest / rate_Bps
-        return DenseSchedule(*dense(self.seconds_GG, bias_s, cut_C4))
+        return DenseSchedule(*dense(self.seconds_GG, bias_s, cut_C4, limit_s))
 
     def useful_cuts(self, schedule: DenseSchedule, cuts: Sequence[Cut]) -> list[Cut]:
         """Returns further cuts that would each remove a wait of one of the two ports that end last in a schedule with `cuts`.
@@ -112,7 +113,10 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSche
         tries: dense schedules to try.
         rng: for the drawn priorities.
     """
-    found = search(shop.seconds_GG, tries, shop.bound_s * (1 + 1e-12), rng)
+    bound_s = shop.bound_s * (1 + 1e-12)
+    found = search(shop.seconds_GG, tries, bound_s, rng)
+    if found.makespan_s > bound_s and (rounds := matched_rounds(shop.seconds_GG, bound_s, rng)) is not None:
+        found = min(found, rounds, key=lambda made: made.makespan_s)
     few = shop.ranks <= MOST_RANKS
     if few and (best := shortest_whole(shop.seconds_GG, found.makespan_s)) is not None:
         found = found._replace(pairs_X2=best[0], makespan_s=best[1])
@@ -138,16 +142,16 @@ def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.G
     while runs < tries and best_s > (shop.bound_s + price_s) * (1 + 1e-12):
         bias_s = (rng.random(2 * shop.ranks) - 0.5) * AMPLITUDE * shop.bound_s
         cuts: list[Cut] = []
-        now = shop.run(bias_s, cuts)
+        now = shop.run(bias_s, cuts, near_s)
         while runs < tries and len(cuts) < MOST_CUTS:
             runs += 1
-            if now.makespan_s > near_s:
+            if now.makespan_s == np.inf:
                 break
             found = None
             for cut in shop.useful_cuts(now, cuts)[: tries - runs]:
                 runs += 1
-                drawn = shop.run(bias_s, [*cuts, cut])
-                if drawn.makespan_s < (now if found is None else found[0]).makespan_s:
+                drawn = shop.run(bias_s, [*cuts, cut], (now if found is None else found[0]).makespan_s)
+                if drawn.makespan_s < np.inf:
                     found = drawn, cut
             if found is None:
                 break
