@@ -217,12 +217,12 @@ def plan(
     profile_paths: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Plan:
-    """Decide where experts sit and in which order tokens travel, for one model or two that share the GPUs.
+    """Decide where experts sit and in which order tokens travel, for one model or several that share the GPUs.
 
     Args:
         cluster: the machines; rank r is its r-th GPU.
-        profiles: one model's profile, or two models' to colocate them. Each must come from as many source ranks as the cluster
-            has GPUs.
+        profiles: one model's profile, or several models' to colocate them. Each must come from as many source ranks as the
+            cluster has GPUs.
         options: strategies by name; "auto" follows the scenario. The objective "simulated" plans by several strategies and
             keeps the plan that the simulator finds shortest.
         domains: further profiles of the one model that the plan must serve as well; `options.aim` says how they count.
@@ -273,7 +273,7 @@ def price(
 
     Args:
         cluster: the machines; rank r is its r-th GPU.
-        profiles: one model's profile, or two models' that share the GPUs.
+        profiles: one model's profile, or several models' that share the GPUs.
         placements: which GPU holds which experts, for each model.
         options: the order, which may be one of `register`, and what decides no placement.
         profile_paths: where the profiles lie, as the plan should name them.
@@ -645,7 +645,7 @@ def simulate(
         barriers: what a GPU waits for: "gpu": its own transfers, and the token counts of all ranks; "none": its own transfers
             only; "global": all ranks, after every phase.
         orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes.
-        interleave: "on": two models run side by side; "off": one after the other.
+        interleave: "on": models run side by side; "off": one after the other.
 
     Returns:
         The predicted Trace.
@@ -695,6 +695,7 @@ def run(
 
     Raises:
         BadInput: if plan, models, prompts and ranks do not fit each other.
+        InfeasiblePlan: if the plan is for more than two models.
         RankFailed: if a rank is lost, unless `options.survive` is set.
 
     Example:

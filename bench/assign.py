@@ -113,8 +113,8 @@ def exclusive() -> list[str]:
 
 def shared(name: str, n: int, seed: int, priced_by: str) -> ColocationProblem:
     end_s = time.monotonic() + LIMIT_S
-    costs = [drawn_costs(name, n, seed, model) for model in (0, 1)]
-    return ColocationProblem(*costs, np.arange(n), objective=priced_by, until_s=end_s)
+    costs = tuple(drawn_costs(name, n, seed, model) for model in (0, 1))
+    return ColocationProblem(costs, {0: np.arange(n)}, objective=priced_by, until_s=end_s)
 
 
 def colocated() -> list[str]:
@@ -139,7 +139,7 @@ def colocated() -> list[str]:
                         made = best if method == "exact" else COLOCATE[method](problem, np.random.default_rng(0))
                         if method == "local-search":
                             took["search"].append(time.perf_counter() - began)
-                        value = problem.value_s(made.a_G, made.b_G)
+                        value = problem.value_s(made.group_MG)
                         values.append(value / best.bound_s)
                         if method == "local-search":
                             began = time.perf_counter()

@@ -24,16 +24,16 @@ def completed(*kinds: str) -> Callable[[str], list[str]] | None:
     return lambda incomplete: [name for kind in kinds for name in names(kind) if name.startswith(incomplete)]
 
 
-def _planned(field: str, colocated: bool = False, min_replicas: int | None = None) -> tuple[str, ...]:
+def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tuple[str, ...]:
     from aurora.planner.resolve_options import choices
 
-    return choices(PlanOptions(min_replicas=min_replicas), colocated)[field]
+    return choices(PlanOptions(min_replicas=min_replicas), models)[field]
 
 
 def _objectives() -> Iterable[str]:
     from aurora.advisor.simulated_choice import SIMULATED
 
-    return (*_planned("objective"), SIMULATED)
+    return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED)
 
 
 def _all_orders() -> Iterable[str]:
@@ -118,7 +118,7 @@ def _gpu_kinds() -> Iterable[str]:
 
 CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "place": lambda: _planned("place"),
-    "colocated_place": lambda: _planned("place", colocated=True),
+    "colocated_place": lambda: _planned("place", models=2),
     "survive": lambda: _planned("place", min_replicas=2),
     "assign": lambda: _planned("assign"),
     "colocate": lambda: _planned("colocate"),

@@ -29,7 +29,7 @@ def export(
     plan: Annotated[Path, typer.Argument(help="a plan, or a placement as aurora place and aurora import write it")],
     form: Annotated[str, typer.Option("--format", help="{placement_format}", autocompletion=completed("placement_format"))],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="default: print it")] = None,
-    model: Annotated[str | None, typer.Option(help="for a plan of two models: which one, by name or number from 0")] = None,
+    model: Annotated[str | None, typer.Option(help="for a plan of several models: which one, by name or number from 0")] = None,
     dense_layers: Annotated[
         int | None,
         typer.Option(help="the model's first layers without experts, which the engine numbers too; default: as the plan says"),
@@ -53,7 +53,7 @@ def export(
         made = export_placement(planned.placement, form, numbers, planned.load_LE, whole.cluster.equal, path)
     else:
         if model is not None:
-            raise BadInput(f"{plan}: expected no --model, which is for a plan of two models, found a placement")
+            raise BadInput(f"{plan}: expected no --model, which is for a plan of several models, found a placement")
         made = export_placement(load_placement(plan), form, layers or (), path=path)
     if made.off_by > 1e-9:
         off = f"{made.off_by:.0%}"

@@ -1,4 +1,4 @@
-"""aurora plan: a cluster and one or two profiles -> a plan."""
+"""aurora plan: a cluster and a profile for each model -> a plan."""
 
 import time
 from pathlib import Path
@@ -20,7 +20,7 @@ def plan(
     context: typer.Context,
     profile: Annotated[
         list[Path],
-        typer.Option(help="a model's profile; give two to share the GPUs between two models", rich_help_panel=TRAFFIC),
+        typer.Option(help="a model's profile; give two or more to share the GPUs between models", rich_help_panel=TRAFFIC),
     ],
     cluster: Annotated[Path, typer.Option(help="cluster TOML, or the name of a shipped cluster", rich_help_panel=TRAFFIC)],
     output: Annotated[Path, typer.Option("--output", "-o", help="the plan to write")] = Path("plan.json"),
@@ -37,7 +37,7 @@ def plan(
         option(
             PlanOptions,
             "place",
-            more=": {place}; for two models {colocated_place}; with --min-replicas {survive}; or auto",
+            more=": {place}; for several models {colocated_place}; with --min-replicas {survive}; or auto",
             panel=STRATEGY,
             choices=["place", "survive"],
         ),

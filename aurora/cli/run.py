@@ -80,8 +80,10 @@ def run(
     """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure."""
     from aurora.io import load_plan, load_trace, save
     from aurora.io.prompts import load_prompts
+    from aurora.planner.check.engines import check_run
 
     loaded = load_plan(plan)
+    check_run(loaded)
     _check_counts(loaded, plan, model, prompts, ranks)
     given, simulated = [*(profile or []), *([predicted] if predicted else [])], compare and predicted is None
     if given and not compare:

@@ -34,7 +34,7 @@ def simulate(
     interleave: Annotated[
         str,
         typer.Option(
-            help="two models: on, both at the same time; off, one after the other", autocompletion=completed("interleave")
+            help="several models: on, at the same time; off, one after the other", autocompletion=completed("interleave")
         ),
     ] = "on",
     trace: Annotated[Path | None, typer.Option(help="the predicted trace to write (npz); default: beside the plan")] = None,

@@ -10,7 +10,7 @@ from aurora.planner.check.traffic import check_traffic
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.cost_model import aimed_costs, group_costs, layer_costs
-from aurora.planner.placement.objective import OBJECTIVE, exclusive
+from aurora.planner.placement.objective import exclusive, formula
 from aurora.planner.resolve_options import remade
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Placement, Plan, Profile
@@ -49,7 +49,7 @@ def layer_seconds(
         domains: further profiles that the placement of a single model must serve.
 
     Returns:
-        (L,) float64; L is the number of layers, of two models the larger one.
+        (L,) float64; L is the number of layers, of several models the largest one.
 
     Raises:
         BadInput: with deduplicated tokens, if the placement has replicas or the profile holds no token-level routing.
@@ -66,11 +66,11 @@ def layer_seconds(
             aimed = aimed_costs(plan.cluster, profiles[0], domains, layer, plan.options.aim)
             seconds.append(aimed.value_s(placements[0].split_EG(layer)))
         else:
-            times = (
+            times_M = [
                 layer_costs(plan.cluster, profile, at).phase_times(placement.split_EG(at))
                 for profile, placement, at in zip(profiles, placements, at_M, strict=True)
-            )
-            seconds.append(OBJECTIVE[plan.objective](*times))
+            ]
+            seconds.append(formula(plan.objective, len(profiles)).seconds(times_M))
     return np.array(seconds)
 
 

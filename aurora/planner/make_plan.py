@@ -1,4 +1,4 @@
-"""Makes a Plan from a cluster and one or two profiles, layer by layer."""
+"""Makes a Plan from a cluster and one profile or several, layer by layer."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ def make_plan(
     domains: Sequence[Profile] = (),
     progress: Progress = untold,
 ) -> Plan:
-    """Plans one model that has the GPUs to itself, or two that share every GPU; see `aurora.plan`.
+    """Plans one model that has the GPUs to itself, or several that share every GPU; see `aurora.plan`.
 
     Requests stay on their ranks; only experts move. The clock returns seconds, for searches with a time limit.
     """
-    if not 1 <= len(profiles) <= 2:
-        raise BadInput(f"plan: expected one or two profiles, found {len(profiles)}")
-    colocated = len(profiles) == 2
+    if not profiles:
+        raise BadInput("plan: expected a profile for each model, found none")
+    colocated = len(profiles) > 1
     for profile in (*profiles, *domains):
         check_profile(cluster, profile)
     _check_domains(profiles, domains)
@@ -91,18 +91,19 @@ def _check_domains(profiles: Sequence[Profile], domains: Sequence[Profile]) -> N
 
 
 def _check_equal_shares(cluster: Cluster, profiles: Sequence[Profile]) -> None:
-    """Raises InfeasiblePlan unless an equal share of both models' experts fits on every GPU."""
+    """Raises InfeasiblePlan unless an equal share of all models' experts fits on every GPU."""
     n = len(cluster)
-    for ahead in (profiles, profiles[::-1]):
-        if (slots := int(memory_slots_G(cluster, ahead).sum())) < ahead[0].experts:
+    for model, profile in enumerate(profiles):
+        others = [*profiles[:model], *profiles[model + 1 :]]
+        if (slots := int(memory_slots_G(cluster, [profile, *others]).sum())) < profile.experts:
             raise InfeasiblePlan(
-                f"cluster {cluster.name!r} has {slots} expert slots a layer for {ahead[0].model!r}, its {ahead[0].experts} "
-                f"experts need {ahead[0].experts}"
+                f"cluster {cluster.name!r} has {slots} expert slots a layer for {profile.model!r}, its {profile.experts} "
+                f"experts need {profile.experts}"
             )
     weakest = min(cluster.gpus, key=lambda gpu: gpu.memory_bytes)
     need = sum(p.other_bytes + -(-p.experts // n) * p.layers * p.expert_bytes for p in profiles)
     if weakest.memory_bytes < need:
         raise InfeasiblePlan(
             f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of every layer's experts "
-            f"needs {need}"
+            f"of {len(profiles)} models needs {need}"
         )

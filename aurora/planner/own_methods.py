@@ -11,7 +11,7 @@ from aurora.planner.resolve_options import choices
 from aurora.types import PlanOptions
 
 _KINDS: dict[str, dict[str, Any]] = {"order": ORDER, "place": PLACE}
-_OURS = {kind: {"auto", "given", *choices(PlanOptions(), colocated=False)[kind]} for kind in _KINDS}
+_OURS = {kind: {"auto", "given", *choices(PlanOptions(), models=1)[kind]} for kind in _KINDS}
 
 
 def add(kind: str, name: str, method: Callable[..., Any]) -> str:

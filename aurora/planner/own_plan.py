@@ -25,15 +25,17 @@ def price_plan(
     paths: Sequence[str] = (),
 ) -> Plan:
     """Makes a plan of given placements; see `aurora.price`."""
-    if len(placements) != len(profiles) or not 1 <= len(profiles) <= 2:
-        raise BadInput(f"expected one placement for each of one or two profiles, found {len(placements)} and {len(profiles)}")
+    if len(placements) != len(profiles) or not profiles:
+        raise BadInput(f"expected one placement for each of one or more profiles, found {len(placements)} and {len(profiles)}")
     for profile, placement in zip(profiles, placements, strict=True):
         check_profile(cluster, profile)
         found = (len(placement.slots_LG), placement.experts, placement.gpus)
         if found != (expected := (profile.layers, profile.experts, len(cluster))):
             raise BadInput(f"placement of {profile.model!r}: expected (layers, experts, GPUs) {expected}, found {found}")
         if len(profiles) > 1 and placement.split_LG is not None:
-            raise BadInput(f"placement of {profile.model!r}: replicas are for a plan of one model, found two models")
+            raise BadInput(
+                f"placement of {profile.model!r}: replicas are for a plan of one model, found {len(profiles)} models"
+            )
     for name in ("coactivation", "min_replicas"):
         if getattr(options, name):
             raise BadInput(f"`{name}`: decides a placement, found placements that are given")

@@ -12,7 +12,7 @@ from aurora.planner.placement.cost_model import AIMS, OWN
 from aurora.planner.placement.deduplicated_layers import check_coactivation
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.objective import OBJECTIVE
+from aurora.planner.placement.objective import TABLE_2, objectives
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.types import TIME_SLICES, Cluster, PlanOptions, Profile
@@ -25,17 +25,17 @@ def remade(options: PlanOptions) -> PlanOptions:
     return replace(options, place="auto", assign="auto", colocate="auto") if options.place == GIVEN else options
 
 
-def choices(options: PlanOptions, colocated: bool) -> dict[str, tuple[str, ...]]:
+def choices(options: PlanOptions, models: int) -> dict[str, tuple[str, ...]]:
     """Returns the names that each strategy option accepts besides "auto"; the command line's help lists the same names.
 
     Args:
         options: `min_replicas` decides which placements there are.
-        colocated: whether two models share the GPUs.
+        models: how many models share the GPUs.
 
     Returns:
         Names by field of PlanOptions.
     """
-    places = tuple(PLACE) if colocated else (*PLACE, SWAP_SEARCH, *REPLICAS)
+    places = tuple(PLACE) if models > 1 else (*PLACE, SWAP_SEARCH, *REPLICAS)
     if options.min_replicas is not None:
         places = tuple(SURVIVE)
     return {
@@ -43,7 +43,7 @@ def choices(options: PlanOptions, colocated: bool) -> dict[str, tuple[str, ...]]
         "assign": tuple(ASSIGN),
         "colocate": tuple(COLOCATE),
         "order": tuple(ORDER),
-        "objective": tuple(OBJECTIVE),
+        "objective": objectives(models),
         "aim": tuple(AIMS),
         "time_slice": TIME_SLICES,
     }
@@ -55,7 +55,7 @@ def resolve(
     """Returns the options with a strategy's name in place of every "auto" that has an effect.
 
     `order` stays "auto" if ports differ or the cluster has a fabric: each layer then takes the shorter of two orders.
-    `time_slice` stays "auto" for a single model. Resolving twice gives the same options.
+    `time_slice` and `objective` stay "auto" for a single model. Resolving twice gives the same options.
 
     Args:
         options: strategies by name or "auto".
@@ -67,8 +67,8 @@ def resolve(
         BadInput: if a name is unknown, or options contradict each other or the number of models.
         InfeasiblePlan: if the cluster has fewer nodes, or GPUs of its one node, than `min_replicas`.
     """
-    colocated = len(profiles) == 2
-    _check_scenario(options, colocated)
+    colocated = len(profiles) > 1
+    _check_scenario(options, len(profiles))
     _check_min_replicas(options, cluster)
     if options.coactivation:
         check_coactivation(options, profiles, domains)
@@ -76,17 +76,18 @@ def resolve(
     if options.colocate in JOINT and options.assign not in ("auto", start):
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
-    searches = not cluster.equal and options.assign == "auto"
+    searches = (not cluster.equal or len(profiles) > 2) and options.assign == "auto"
     resolved = replace(
         options,
         place=place,
         colocate=_named(options.colocate, "local-search" if searches else "matching"),
         assign=_named(options.assign, start),
         aim=_named(options.aim, OWN if colocated or options.coactivation else "mean"),
+        objective=_named(options.objective, objectives(len(profiles))[0]) if colocated else options.objective,
         time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated else options.time_slice,
         order=_named(options.order, auto_orders(len(cluster))[0] if cluster.equal and cluster.fabric is None else "auto"),
     )
-    _check_names(resolved, choices(resolved, colocated))
+    _check_names(resolved, choices(resolved, len(profiles)))
     if place in REPLICAS and options.slots_per_gpu is None:
         raise BadInput(f"`place`: {place} expects `slots_per_gpu`, the slots that replicas may fill, found none")
     return resolved
@@ -108,12 +109,14 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
     return "balanced" if colocated or options.assign != "auto" else SWAP_SEARCH
 
 
-def _check_scenario(options: PlanOptions, colocated: bool) -> None:
-    """Raises BadInput for options of a single model if there are two models, and the other way round."""
-    if not colocated:
+def _check_scenario(options: PlanOptions, models: int) -> None:
+    """Raises BadInput for options of a single model if there are several models, and the other way round."""
+    if models == 1:
         if options.time_slice != "auto":
-            raise BadInput("`time_slice`: is for two models that share the GPUs, found one model")
+            raise BadInput("`time_slice`: is for models that share the GPUs, found one model")
         return
+    if options.objective in TABLE_2 and models > 2:
+        raise BadInput(f"`objective`: {options.objective} is for two models that share the GPUs, found {models} models")
     exclusive_only = {
         "slots_per_gpu": options.slots_per_gpu is not None,
         "aim": options.aim not in ("auto", OWN),
@@ -121,7 +124,7 @@ def _check_scenario(options: PlanOptions, colocated: bool) -> None:
     }
     for name, given in exclusive_only.items():
         if given:
-            raise BadInput(f"`{name}`: is for a plan of one model, found two models that share the GPUs")
+            raise BadInput(f"`{name}`: is for a plan of one model, found {models} models that share the GPUs")
 
 
 def _check_min_replicas(options: PlanOptions, cluster: Cluster) -> None:

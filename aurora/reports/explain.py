@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 
 from aurora.planner.placement.explain import LayerExplanation
+from aurora.planner.placement.objective import letters
 from aurora.reports.tables import percent, right, seconds
 from aurora.types import Plan
 from aurora.types.arrays import gap
@@ -35,18 +36,17 @@ def _terms(plan: Plan, one: LayerExplanation) -> Table:
 
 
 def _gpus(plan: Plan, one: LayerExplanation) -> Table:
-    letters = dict(zip("ab", plan.models, strict=False))
-    models = ", ".join(f"{letter}: {model.model}" for letter, model in letters.items())
+    named = list(zip(letters(len(plan.models)), plan.models, strict=True))
     table = Table(
         Column("GPU", no_wrap=True),
         "model",
         *right("gate", "dispatch", "FFN", "combine", "aggr."),
         title=f"layer {one.layer}: the GPUs that are slowest in a term",
-        caption=models,
+        caption=", ".join(f"{letter}: {model.model}" for letter, model in named),
     )
     table.add_column("experts")
     for gpu in sorted(set(one.gpu_X.tolist())):
-        for (letter, model), phases_YG in zip(letters.items(), one.phases_MYG, strict=True):
+        for (letter, model), phases_YG in zip(named, one.phases_MYG, strict=True):
             held = model.placement.slots_LG[one.layer % len(model.dispatch_L)][gpu]
             phases = [seconds(value) for value in phases_YG[:, gpu]]
             table.add_row(plan.cluster.gpus[gpu].name, letter, *phases, " ".join(map(str, held)) or "none")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ PEERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7b6
 TONES = (
     ("#9ecae1", "#dbe3ea", "#08519c", "#4a98cf", "#2171b5", "#c6dbef", "#6baed6", "#f2f4f7"),
     ("#fdc08a", "#f1e4d8", "#a63603", "#f58a3c", "#d95f0e", "#fddcc0", "#fd8d3c", "#faf5f0"),
-)  # a model's phases, waiting last
+    ("#a1d99b", "#dde9dc", "#006d2c", "#52b36a", "#31a354", "#c7e9c0", "#74c476", "#f1f6f0"),
+    ("#bcbddc", "#e4e2ec", "#54278f", "#8b86c0", "#756bb1", "#dadaeb", "#9e9ac8", "#f5f3f8"),
+)  # a model's phases, waiting last; further models take the same tones again
 SIDES = ("in index order", "as planned")
 
 
@@ -142,20 +145,22 @@ def _gantt(paper: Paper, name: str, title: str, transfers: TransferSpans, found:
 
 def _timeline(paper: Paper, found: ReportNumbers, number: int) -> list[Path]:
     trace_name, trace = found.of.traces[number]
-    shown, ranks = found.bars[number].first_steps(1), len(found.of.plan.cluster)
-    drawn, (plot,) = paper.plots(max(2.6, 0.28 * ranks + 1.4))
+    shown, ranks, models = found.bars[number].first_steps(1), len(found.of.plan.cluster), found.of.models
+    columns = 8 // (min(2, len(models)) * (1 + paper.narrow))
+    rows = -(-len(models) * len(TIMED_PHASES) // columns)
+    drawn, (plot,) = paper.plots(max(2.6, 0.28 * ranks + 1.4) + 0.16 * max(0, rows - 4 * (1 + paper.narrow)))
     track_X = shown.rank_X * 2 + ~np.isin(shown.phase_X, COMPUTE_INDICES)
-    colours = [TONES[model][phase] for model, phase in zip(shown.model_X.tolist(), shown.phase_X.tolist(), strict=True)]
+    tone_X = zip((shown.model_X % len(TONES)).tolist(), shown.phase_X.tolist(), strict=True)
+    colours = [TONES[model][phase] for model, phase in tone_X]
     _spans(plot, track_X, shown.start_s_X, shown.end_s_X, colours)
     names = [f"{rank} {what}" for rank in range(ranks) for what in ("computes", "network")]
     plot.set_yticks(range(2 * ranks), names, fontsize="x-small")
     plot.set_ylim(2 * ranks - 0.4, -0.6)
     _labels(plot, f"{trace_name}\n{trace.kind}, {seconds(trace.seconds)}; first step", "seconds", "")
-    for model, label in enumerate(found.of.models):
-        for phase, tone in zip(TIMED_PHASES, TONES[model], strict=True):
-            plot.barh(0, 0, color=tone, label=phase if len(found.of.models) == 1 else f"{label}: {phase}")
+    for label, tones in zip(models, cycle(TONES), strict=False):
+        for phase, tone in zip(TIMED_PHASES, tones, strict=True):
+            plot.barh(0, 0, color=tone, label=phase if len(models) == 1 else f"{label}: {phase}")
     plot.set_xlim(0, float(shown.end_s_X.max()))
-    columns = 8 // (len(found.of.models) * (1 + paper.narrow))
     drawn.legend(fontsize="x-small", ncols=columns, loc="outside lower center")
     return paper.save(drawn, f"timeline-{number}")
 

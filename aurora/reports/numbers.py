@@ -28,7 +28,7 @@ class Serving:
         by: "measured", "predicted", or "by the objective" where there is no run.
         name: name of the run or of the way of serving.
         seconds: seconds of all steps, of all models.
-        steps: number of steps; those of two models take place together.
+        steps: number of steps; those of several models take place together.
         tokens: tokens of all steps, of all models; None if unknown.
         exact: whether `tokens` are the profiles' own; else they are estimated from the bytes that were sent.
         stage_s: by stage ("prefill", "decode"), seconds from a step's first event to its last, the mean; empty if unknown.

@@ -78,7 +78,7 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
 
 def timeline_section(found: ReportNumbers) -> Section:
     """Returns the section on what every rank computes and exchanges, one view per trace, measured ones first."""
-    title = "Interleaving" if len(found.of.plan.models) == 2 else "Timeline"
+    title = "Interleaving" if found.of.plan.colocated else "Timeline"
     text = "What every rank computes and exchanges, and when it waits; a bar is a piece of one phase of one layer."
     if not found.of.traces:
         missing = "Give traces: aurora simulate PLAN writes a predicted one, aurora run PLAN a measured one."
@@ -139,5 +139,5 @@ def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
     heads = ("phase", *(name for name, _ in found.of.traces))
     rows = [(phase, *(seconds(summary.phases[phase]) for summary in found.summaries)) for phase in TIMED_PHASES]
     rows.append(("start to end", *(seconds(summary.seconds) for summary in found.summaries)))
-    means = Sheet("Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases of two models may overlap.")
+    means = Sheet("Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases of different models may overlap.")
     return (means,) if found.comparison is None else (means, sheet(comparison_table(found.comparison)))

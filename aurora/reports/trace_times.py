@@ -94,7 +94,7 @@ class Summary:
 
     @property
     def phases(self) -> dict[str, float]:
-        """A rank's seconds in each phase, the mean over ranks, all models added; two models' phases may overlap."""
+        """A rank's seconds in each phase, the mean over ranks, all models added; phases of different models may overlap."""
         return {phase: sum(phases[phase] for phases in self.phases_M) for phase in TIMED_PHASES}
 
     @property

@@ -58,7 +58,7 @@ def simulate(
 ) -> Trace:
     """Predicts the Trace of `program` on `cluster`.
 
-    On a rank one model computes at a time, first come first served. Time slices of its port alternate between the models (see
+    On a rank one model computes at a time, first come first served. Time slices of its port go round the models (see
     `has_next_slice`); a model that has finished is skipped. With time slices by layer, gates and aggregations run before
     expert compute that waits, and at its preemption points, PREEMPTION_INTERVAL_S apart.
 

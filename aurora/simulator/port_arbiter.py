@@ -50,7 +50,7 @@ class PriorityLock:
 
 
 class _Port:
-    """A rank's network port, whose time slices alternate between models."""
+    """A rank's network port, whose time slices go round the models."""
 
     def __init__(self, models: int) -> None:
         self._slices_done_M = [0.0] * models

@@ -9,7 +9,7 @@ TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 RUN_ORDERS = ("plan", "auto")
 SIMULATED_ORDERS = ("plan", "batch")
-INTERLEAVE = ("on", "off", "processes")  # two models: at the same time, one after the other, at the same time across processes
+INTERLEAVE = ("on", "off", "processes")  # models: at the same time, one after the other, at the same time across processes
 
 LONGEST_S = 1e6  # seconds that an option can ask to wait: eleven days
 MOST_PROCESSES = 256  # that an option can ask for on one machine
@@ -147,16 +147,16 @@ class PlanOptions:
     Args:
         place: placement of experts: each by itself, in one group per GPU, or with replicas.
         assign: assignment of one model's groups to GPUs.
-        colocate: placement of the second model's groups on the first model's GPUs.
+        colocate: placement of further models' groups on the GPUs of the first.
         order: order of each all-to-all.
         seed: for strategies that draw at random.
-        objective: time of two colocated models: "causal", "paper" (Aurora's Table 2), or "simulated" (simulate several plans).
+        objective: time of two colocated models ("paper": Aurora's Table 2), or of more; "simulated": simulate several plans.
         time_limit_s: seconds after which exact searches stop with the best plan found and its bound.
         slots_per_gpu: experts that each GPU holds, replicas included; None: what its memory holds.
         aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
         coactivation: count a token once per GPU, and place experts that tokens choose together on one GPU, where faster.
         min_replicas: replicas that each expert has at least, each on another node (of one node: on another GPU); None: one.
-        time_slice: how long a port belongs to one of two models, "exchange" or "layer"; "auto": the faster in the simulator.
+        time_slice: how long a port belongs to one of the models, "exchange" or "layer"; "auto": the faster in the simulator.
     """
 
     place: str = "auto"
@@ -164,7 +164,7 @@ class PlanOptions:
     colocate: str = "auto"
     order: str = "auto"
     seed: int = 0
-    objective: str = "causal"
+    objective: str = "auto"
     time_limit_s: float = 60.0
     slots_per_gpu: int | None = None
     aim: str = "auto"

@@ -1,4 +1,4 @@
-"""Plan: where experts sit and in which order tokens travel, for one model or for two that share the GPUs."""
+"""Plan: where experts sit and in which order tokens travel, for one model or for several that share the GPUs."""
 
 from dataclasses import dataclass
 
@@ -100,7 +100,7 @@ class ModelPlan(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Value):
-    """Where experts sit and in which order tokens travel, for one model or two that share the GPUs.
+    """Where experts sit and in which order tokens travel, for one model or several that share the GPUs.
 
     Args:
         cluster: the machines that the plan is for.
@@ -139,10 +139,10 @@ class Plan(Value):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.models) <= 2:
-            raise BadInput(f"plan: expected one or two models, found {len(self.models)}")
+        if not self.models:
+            raise BadInput("plan: expected at least one model, found none")
         if self.colocated and any(model.deduplicated for model in self.models):
-            raise BadInput("plan: tokens are deduplicated in plans of one model, found two models")
+            raise BadInput(f"plan: tokens are deduplicated in plans of one model, found {len(self.models)} models")
         if (self.options.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected min_replicas and survival together or neither")
         if self.survival_LK is not None:
@@ -165,10 +165,10 @@ class Plan(Value):
         """Returns one model's part.
 
         Args:
-            model: the model's name, or its number from 0; needed if there are two.
+            model: the model's name, or its number from 0; needed if there are several.
 
         Raises:
-            BadInput: if `model` tells none of them, or both.
+            BadInput: if `model` tells none of them, or several.
         """
         chosen = [each for number, each in enumerate(self.models) if model in (None, each.model, str(number))]
         if len(chosen) != 1:
@@ -178,7 +178,7 @@ class Plan(Value):
 
     @property
     def colocated(self) -> bool:
-        """Whether two models share the GPUs."""
+        """Whether several models share the GPUs."""
         return len(self.models) > 1
 
     @property
@@ -188,7 +188,7 @@ class Plan(Value):
 
     @property
     def objective(self) -> str:
-        """The planning model behind objective_s: "exclusive" (Eq. 1), or for two models "causal" or "paper" (Table 2)."""
+        """The planning model behind objective_s: "exclusive" (Eq. 1), "causal" or "paper" (Table 2), "busiest-resource"."""
         return self.options.objective if self.colocated else "exclusive"
 
     @property

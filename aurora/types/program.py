@@ -41,7 +41,7 @@ class Barrier:
 class Exchange:
     """An all-to-all, in the model's time slice of every rank's port.
 
-    Time slices alternate: the first model's first, the second model's first, the first model's second, ...
+    Time slices go round: the first model's first, the second model's first, and so on, then the first model's second.
 
     Args:
         phase: "dispatch" or "combine".
@@ -58,7 +58,7 @@ Op = Compute | Barrier | Exchange
 
 
 def has_next_slice(done_M: Sequence[float], model: int) -> bool:
-    """Returns whether the next time slice of a port belongs to `model`, if slices alternate between models.
+    """Returns whether the next time slice of a port belongs to `model`, if slices go round the models.
 
     A model's i-th slice follows the i-th slice of every model before it and the (i-1)-th of every model after it. This is the
     one rule of the runtime's and the simulator's port arbiters.

@@ -40,6 +40,36 @@ def test_the_plan_says_by_what_it_was_chosen_and_how_far_it_is_from_its_bounds(a
         assert found["gap"] == pytest.approx(found["objective_s"] / found["bound_s"] - 1)
 
 
+def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pair, tmp_path):
+    out, third = tmp_path / "plan.json", tmp_path / "c.npz"
+    save(synthetic_profile("zipf:1", {**CONFIG, "num_hidden_layers": 3}, SyntheticOptions(sources=8, seed=2)), third)
+    three = [*pair, "--profile", third]
+    code, printed, err = aurora("plan", "--cluster", MIXED, *three, "--explain", "-o", out)
+    assert (code, err) == (0, "")
+    for words in ("busiest-resource objective", "all sends", "gate + dispatch c", "colocate local-search"):
+        assert words in " ".join(printed.split())
+    plan = load_plan(out)
+    assert [len(model.dispatch_L) for model in plan.models] == [2, 2, 3]
+    assert plan.bound_s <= plan.assignment_bound_s <= plan.objective_s
+    seconds = {}
+    for interleave in ("on", "off"):
+        code, printed, _ = aurora("simulate", out, "--interleave", interleave, "--json")
+        assert code == 0
+        seconds[interleave] = json.loads(printed)["seconds"]
+    assert plan.objective_s * (1 - 1e-9) <= seconds["on"] < seconds["off"]
+    assert aurora("evaluate", out, *three)[0] == 0
+    assert aurora("plan", "--cluster", MIXED, *three, "--from", out, "-o", tmp_path / "next.json")[0] == 0
+    for form in ("html", "svg", "perfetto"):
+        assert aurora("report", out, tmp_path / "plan.predicted.npz", "--format", form, "-o", tmp_path / form)[0] == 0
+    refused(
+        aurora("run", out, "--model", tmp_path, "--prompts", third), "run: serves one model or two by a plan, this one is for 3"
+    )
+    refused(aurora("plan", "--cluster", MIXED, *three, "--engine", "vllm", "-o", out), "vllm: serves one model by a plan")
+    refused(
+        aurora("plan", "--cluster", MIXED, *three, "--objective", "paper", "-o", out), "--objective: paper is for two models"
+    )
+
+
 def test_the_same_seed_gives_the_same_bytes(aurora, pair, tmp_path):
     for colocate in ("auto", "exact"):
         texts = []

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.plans import check_plan
@@ -26,7 +29,7 @@ class Migration:
     Attributes:
         bytes_GG: (G, G) int64, bytes of expert weights from GPU to GPU.
         schedule: their all-to-all, in order.
-        layers: indices of the layers that move; of two models, layers of the one with more layers.
+        layers: indices of the layers that move; of several models, layers of the one with most layers.
         kept_s: the objective of the present plan, in seconds.
         planned_s: the objective of the new plan as it was made, in seconds.
         moved_s: the objective of the plan that results, in seconds.
@@ -50,7 +53,7 @@ def move(
     """Makes the plan that replaces `old`, with the fewest bytes moved; see `aurora.migrate`.
 
     Only GPUs that are alike are exchanged. A layer keeps its old placement unless the new one saves time or the old one has too
-    few replicas. Layers of two colocated models that run at the same time move or stay as one.
+    few replicas. Layers of colocated models that run at the same time move or stay as one.
     """
     _check_plans(new, old)
     if max_bytes is not None and max_bytes < 0:
@@ -75,52 +78,65 @@ def move(
         ]
     )
     plan, schedule, bytes_GG = _next_plan(new, old, joint, kept, final, domains)
-    layers = tuple(l for l in range(max(profile.layers for profile in profiles)) if moves_L[l % joint.count])
+    layers = tuple(np.flatnonzero(moves_L[joint.group_L]).tolist())
     kept_s, planned_s = float(kept_s_L.sum()), float(planned_s_L.sum())
     return plan, Migration(bytes_GG, schedule, layers, kept_s, planned_s, plan.objective_s)
 
 
 @dataclass(frozen=True)
 class _JointLayers:
-    """Groups of layers that move as one: layer l of the model with fewer layers and, of the other, l, l + count, ..."""
+    """Groups of layers that move as one: a layer of any model and all layers that run beside it at some time."""
 
     profiles: tuple[Profile, ...]
 
+    @cached_property
+    def group_L(self) -> IntArray:
+        """(L,) int, the group of each layer, in every model that has the layer."""
+        layer_L = np.arange(max(profile.layers for profile in self.profiles))
+        beside = [layer_L % profile.layers for profile in self.profiles]
+        pairs = np.tile(layer_L, len(beside)), np.concatenate(beside)
+        graph = coo_array((np.ones(len(pairs[0])), pairs), shape=(len(layer_L),) * 2)
+        return np.asarray(connected_components(graph, directed=False)[1])
+
     @property
     def count(self) -> int:
-        """The number of groups: the layers of the model with fewer layers."""
-        return min(profile.layers for profile in self.profiles)
+        """The number of groups."""
+        return int(self.group_L.max()) + 1
+
+    def _layers(self, profile: Profile, group: int) -> list[int]:
+        """The layers of a model that are in a group."""
+        return np.flatnonzero(self.group_L[: profile.layers] == group).tolist()
 
     def sum(self, value_L: FloatArray) -> FloatArray:
         """(count,) float64: the sum over each group of a value for each layer."""
-        return np.array([value_L[layer :: self.count].sum() for layer in range(self.count)])
+        return np.asarray(np.bincount(self.group_L, weights=value_L), dtype=np.float64)
 
-    def holds(self, placements: Sequence[Placement], layer: int) -> IntArray:
-        """(G, E) int64: 1 where a GPU holds an expert; the columns are the experts of all layers in the group of `layer`."""
+    def holds(self, placements: Sequence[Placement], group: int) -> IntArray:
+        """(G, E) int64: 1 where a GPU holds an expert; the columns are the experts of all layers in a group."""
         tables = [
             holds(placement.slots_LG[l], profile.experts)
             for placement, profile in zip(placements, self.profiles, strict=True)
-            for l in range(layer, profile.layers, self.count)
+            for l in self._layers(profile, group)
         ]
         return np.concatenate(tables, axis=1)
 
-    def bytes_E(self, layer: int) -> IntArray:
+    def bytes_E(self, group: int) -> IntArray:
         """(E,) int64: bytes of the weights of these experts."""
         sizes = [
             np.full(profile.experts, profile.expert_bytes, dtype=np.int64)
             for profile in self.profiles
-            for _ in range(layer, profile.layers, self.count)
+            for _ in self._layers(profile, group)
         ]
         return np.concatenate(sizes)
 
-    def moved(self, old: Sequence[Placement], new: Sequence[Placement], layer: int) -> IntArray:
-        """(G, G) int64: the bytes that move from GPU to GPU for the group of `layer`."""
-        return moved_bytes(self.holds(old, layer), self.holds(new, layer), self.bytes_E(layer))
+    def moved(self, old: Sequence[Placement], new: Sequence[Placement], group: int) -> IntArray:
+        """(G, G) int64: the bytes that move from GPU to GPU for a group."""
+        return moved_bytes(self.holds(old, group), self.holds(new, group), self.bytes_E(group))
 
-    def stacked(self, chosen_L: Sequence[Sequence[Placement]]) -> list[Placement]:
-        """The placement of each model, whose layer l comes from chosen_L[l mod count]."""
+    def stacked(self, chosen: Sequence[Sequence[Placement]]) -> list[Placement]:
+        """The placement of each model, whose layers come from those chosen for their group."""
         return [
-            Placement.stack([chosen_L[l % self.count][m].layer(l) for l in range(profile.layers)])
+            Placement.stack([chosen[self.group_L[l]][m].layer(l) for l in range(profile.layers)])
             for m, profile in enumerate(self.profiles)
         ]
 
@@ -142,7 +158,7 @@ def _relabelled(old: Sequence[Placement], new: Sequence[Placement], joint: _Join
         for l in range(joint.count)
     ]
     return [
-        Placement.stack([placement.layer(l).relabelled(from_LG[l % joint.count]) for l in range(profile.layers)])
+        Placement.stack([placement.layer(l).relabelled(from_LG[joint.group_L[l]]) for l in range(profile.layers)])
         for placement, profile in zip(new, joint.profiles, strict=True)
     ]
 

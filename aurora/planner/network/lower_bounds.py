@@ -10,6 +10,8 @@ from aurora.planner.network.routes import pair_rates
 from aurora.types import Network
 from aurora.types.arrays import FloatArray, IntArray
 
+ROUNDING = 1e-12  # relative error of a sum of floats that cancel
+
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """Returns (G,) float64, the longer of the seconds in which each GPU sends, and receives, all its bytes."""
@@ -101,24 +103,43 @@ def two_tier_bound(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_
     return slowest
 
 
-def spread(cost_GE: FloatArray) -> float:
-    """Returns a lower bound on the largest summed expert cost of a GPU, over all placements that hold each expert once.
+def spread_split(cost_GE: FloatArray) -> float:
+    """Returns a lower bound on the largest summed expert cost of a GPU, over all ways to split experts over GPUs.
 
-    The larger of two bounds: the costliest expert on its cheapest GPU, and a dual solution of the fractional assignment,
+    A part of an expert costs that part of cost_GE. The bound is a dual solution of the fractional assignment,
     sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v inverse to each GPU's cost of all experts. On GPUs that
-    differ only in speed the second is total work over total speed.
+    differ only in speed it is total work over total speed.
 
     Args:
         cost_GE: (G, E) float64, what expert e costs on GPU g.
     """
-    return max(float(cost_GE.min(axis=0).max(initial=0.0)), spread_split(cost_GE)) if cost_GE.size else 0.0
-
-
-def spread_split(cost_GE: FloatArray) -> float:
-    """Returns the bound of `spread` if experts may be split over GPUs, where a part of an expert costs that part of cost_GE."""
     total_G = cost_GE.sum(axis=1)
     if cost_GE.size == 0 or (total_G <= 0).any():
         return 0.0
     weight_G = total_G.min() / total_G
     weight_G /= weight_G.sum()
     return float((cost_GE * weight_G[:, None]).min(axis=0).sum())
+
+
+def spread(cost_GE: FloatArray) -> float:
+    """Returns the bound of `spread_split` if experts are whole: at least the costliest expert on its cheapest GPU."""
+    return max(float(cost_GE.min(axis=0).max(initial=0.0)), spread_split(cost_GE)) if cost_GE.size else 0.0
+
+
+def spread_beside(fixed_G: FloatArray, cost_GE: FloatArray, replicas: bool) -> float:
+    """Returns the bound of `spread_split` if each GPU has a fixed cost as well, and experts may lower a GPU's cost.
+
+    Args:
+        fixed_G: (G,) float64, what each GPU costs without experts.
+        cost_GE: (G, E) float64, what expert e adds on GPU g; may be negative.
+        replicas: whether experts may be split over GPUs.
+    """
+    total_G = np.abs(cost_GE).sum(axis=1)
+    weight_G = total_G.min() / total_G if (total_G > 0).all() else np.ones(len(fixed_G))
+    weight_G /= weight_G.sum()
+    fixed = float(weight_G @ fixed_G)
+    bound = fixed + float((cost_GE * weight_G[:, None]).min(axis=0).sum())
+    if (cost_GE < 0).any():
+        return max(0.0, bound - ROUNDING * fixed)
+    whole = 0.0 if replicas else float((fixed_G[:, None] + cost_GE).min(axis=0).max(initial=0.0))
+    return max(bound, whole, float(fixed_G.max(initial=0.0)))

@@ -1,1 +1,1 @@
-"""Placement of experts on GPUs, for one model or for two colocated models: cost models, searches and lower bounds."""
+"""Placement of experts on GPUs, for one model or for several that share the GPUs: cost models, searches and lower bounds."""

@@ -1,7 +1,7 @@
-"""COLOCATE: strategies that assign the groups of two colocated models, a and b, to GPUs.
+"""COLOCATE: strategies that assign the groups of colocated models to GPUs.
 
 Each strategy takes (problem, rng), a ColocationProblem and a random generator, and returns a ColocatedPlacement. Those in JOINT
-place both models; the others keep model a where it is and place model b.
+place all models at once; the others keep the models that have a place and place the rest, one model after another.
 """
 
 from collections.abc import Callable
@@ -14,101 +14,128 @@ from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.bottleneck_matching import bottleneck_matching
 from aurora.planner.placement.branch_and_bound import branch_and_bound
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.types.arrays import IntArray
+from aurora.planner.placement.cost_model import GroupCosts
+from aurora.types.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
 class ColocatedPlacement:
-    """Which groups of two models each GPU holds.
+    """Which groups of M models each GPU holds.
 
     Attributes:
-        a_G: (G,) int64, the group of model a on each GPU.
-        b_G: (G,) int64, the group of model b on each GPU.
+        group_MG: (M, G) int64, the group of each model on each GPU.
         bound_s: seconds; no assignment that the problem allows takes less. Zero if the strategy proves no bound.
     """
 
-    a_G: IntArray
-    b_G: IntArray
+    group_MG: IntArray
     bound_s: float = 0.0
 
 
 ColocationStrategy = Callable[[ColocationProblem, np.random.Generator], ColocatedPlacement]
 
 
-def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Places model b so that both models' joint dispatch, given the place of model a, is as short as possible, exactly.
+def _one_by_one(problem: ColocationProblem, place: Callable[[dict[int, IntArray], GroupCosts], IntArray]) -> ColocatedPlacement:
+    """Places the models that have no place, in sequence; `place` returns a model's groups (G,) beside those placed so far."""
+    placed = dict(problem.held)
+    for model, costs in enumerate(problem.costs_M):
+        if model not in placed:
+            placed[model] = place(placed, costs)
+    return ColocatedPlacement(np.stack([placed[model] for model in range(len(placed))]))
 
-    This is a bottleneck matching on the port time of both dispatches, max(send_a + send_b, recv_a + recv_b) on each GPU.
+
+def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+    """Places each model so that the joint dispatch of it and those placed before is as short as possible, exactly.
+
+    This is a bottleneck matching on the port time of the dispatches, for two models max(send_a + send_b, recv_a + recv_b) on
+    each GPU.
 
     Source:
         Aurora (arXiv:2410.17043) §6.2, case II.
     """
-    gpus = np.arange(len(problem.held_G))
-    held_XG = problem.a.seconds_XGJ[:2, gpus, problem.held_G]
-    both_s_GJ = (held_XG[:, :, None] + problem.b.seconds_XGJ[:2]).max(axis=0)
-    return ColocatedPlacement(problem.held_G, bottleneck_matching(both_s_GJ))
+    gpus = np.arange(problem.gpus)
+
+    def beside(placed: dict[int, IntArray], costs: GroupCosts) -> IntArray:
+        held_XG = np.sum([problem.costs_M[model].seconds_XGJ[:2, gpus, group_G] for model, group_G in placed.items()], axis=0)
+        return bottleneck_matching((held_XG[:, :, None] + costs.seconds_XGJ[:2]).max(axis=0))
+
+    return _one_by_one(problem, beside)
 
 
 def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Pairs a's groups by rising load with b's groups by falling load; optimal where each GPU sends as much as it receives.
+    """Puts the busiest groups of each model on the GPUs that have the least load of those placed before.
+
+    For two models this is optimal where each GPU sends as much as it receives.
 
     Source:
         Aurora (arXiv:2410.17043) Thm 6.2, case I.
     """
-    group_G = np.empty(len(problem.held_G), dtype=np.int64)
-    group_G[np.argsort(problem.a.load_J[problem.held_G], kind="stable")] = np.argsort(-problem.b.load_J, kind="stable")
-    return ColocatedPlacement(problem.held_G, group_G)
+
+    def beside(placed: dict[int, IntArray], costs: GroupCosts) -> IntArray:
+        load_G = np.sum([problem.costs_M[model].load_J[group_G] for model, group_G in placed.items()], axis=0)
+        group_G = np.empty(problem.gpus, dtype=np.int64)
+        group_G[np.argsort(load_G, kind="stable")] = np.argsort(-costs.load_J, kind="stable")
+        return group_G
+
+    return _one_by_one(problem, beside)
 
 
 def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Matches a's groups with b's groups first, then the pairs with GPUs. A heuristic.
+    """Matches the models' groups with each other first, then the bundles with GPUs. A heuristic.
 
-    The first matching ignores which GPU a pair sits on; the second minimises the longest time of a pair on its GPU. If model a
-    may not move, b's groups alone are matched with GPUs, which minimises the same time.
+    The first matchings, one for each further model, ignore which GPU a bundle sits on; the last minimises the longest time of a
+    bundle on its GPU, beside the models that may not move.
 
     Source:
-        Aurora (arXiv:2410.17043) §7.2.
+        Aurora (arXiv:2410.17043) §7.2, for two models.
     """
-    a, b, held_G = problem.a, problem.b, problem.held_G
-    if not problem.movable:
-        gpus = np.arange(len(held_G))
-        return ColocatedPlacement(held_G, bottleneck_matching(a.exclusive_s_GJ[gpus, held_G][:, None] + b.exclusive_s_GJ))
-    # A group's own bytes, averaged over the GPUs that it could sit on.
-    send_a, recv_a, send_b, recv_b = (
-        costs.dispatch_bytes * tokens_GJ.mean(axis=0) for costs in (a, b) for tokens_GJ in (costs.send_GJ, costs.recv_GJ)
-    )
-    partner_J = bottleneck_matching(np.maximum(send_a[:, None] + send_b[None, :], recv_a[:, None] + recv_b[None, :]))
-    group_G = bottleneck_matching(a.exclusive_s_GJ + b.exclusive_s_GJ[:, partner_J])
-    return ColocatedPlacement(group_G, partner_J[group_G])
+    first, *others = problem.movers_M.tolist()
+    bundle_MJ = {first: np.arange(problem.gpus)}
+    port_XJ = _mean_bytes_XJ(problem.costs_M[first])
+    for model in others:
+        own_XJ = _mean_bytes_XJ(problem.costs_M[model])
+        bundle_MJ[model] = bottleneck_matching((port_XJ[:, :, None] + own_XJ[:, None, :]).max(axis=0))
+        port_XJ = port_XJ + own_XJ[:, bundle_MJ[model]]
+    gpus, group_MG = np.arange(problem.gpus), dict(problem.held)
+    seconds_GJ = np.sum([problem.costs_M[model].exclusive_s_GJ[:, group_J] for model, group_J in bundle_MJ.items()], axis=0)
+    for model in group_MG.keys() - bundle_MJ.keys():
+        seconds_GJ = seconds_GJ + problem.costs_M[model].exclusive_s_GJ[gpus, group_MG[model]][:, None]
+    bundle_G = bottleneck_matching(seconds_GJ)
+    group_MG |= {model: group_J[bundle_G] for model, group_J in bundle_MJ.items()}
+    return ColocatedPlacement(np.stack([group_MG[model] for model in range(len(group_MG))]))
+
+
+def _mean_bytes_XJ(costs: GroupCosts) -> FloatArray:
+    """(2, J) bytes that each group sends and receives in the dispatch, averaged over the GPUs that it could sit on."""
+    return costs.dispatch_bytes * np.stack([costs.send_GJ.mean(axis=0), costs.recv_GJ.mean(axis=0)])
 
 
 def local_search(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
     """Runs simulated annealing from three starts and returns the best result by the objective.
 
     The starts are `decoupled`, `matching` and each model's own optimum; the result is never worse than any of them. A step
-    swaps the groups of a, of b or of both between two GPUs.
+    swaps the groups of one model, or of all, between two GPUs.
     """
-    own_a_G = ASSIGN["exact"](problem.a, rng) if problem.movable else problem.held_G
-    own_optima = ColocatedPlacement(own_a_G, ASSIGN["exact"](problem.b, rng))
-    starts = decoupled(problem, rng), matching(problem, rng), own_optima
-    found = [ColocatedPlacement(*anneal(problem, start.a_G, start.b_G, rng)) for start in starts]
-    return min(found, key=lambda one: problem.value_s(one.a_G, one.b_G))
+    own_optima = [ASSIGN["exact"](costs, rng) for costs in problem.costs_M]
+    for model in set(range(len(own_optima))) - set(problem.movers_M.tolist()):
+        own_optima[model] = problem.held[model]
+    starts = decoupled(problem, rng).group_MG, matching(problem, rng).group_MG, np.stack(own_optima)
+    found = [anneal(problem, start_MG, rng) for start_MG in starts]
+    return ColocatedPlacement(min(found, key=problem.value_s))
 
 
 def exact(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
     """Finds the optimum of the objective by branch and bound from `local_search`; returns the best found if time is up."""
-    start = local_search(problem, rng)
-    return ColocatedPlacement(*branch_and_bound(problem, start.a_G, start.b_G))
+    return ColocatedPlacement(*branch_and_bound(problem, local_search(problem, rng).group_MG))
 
 
 def contiguous(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Puts b's group g on GPU g."""
-    return ColocatedPlacement(problem.held_G, np.arange(len(problem.held_G)))
+    """Puts group g of each model on GPU g."""
+    return _one_by_one(problem, lambda placed, costs: np.arange(problem.gpus))
 
 
 def shuffled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Puts b's groups on GPUs at random (REC of Aurora, arXiv:2410.17043, §8.1)."""
-    return ColocatedPlacement(problem.held_G, rng.permutation(len(problem.held_G)))
+    """Puts the groups of each model on GPUs at random (REC of Aurora, arXiv:2410.17043, §8.1)."""
+    return _one_by_one(problem, lambda placed, costs: rng.permutation(problem.gpus))
 
 
 COLOCATE: dict[str, ColocationStrategy] = {
@@ -120,4 +147,4 @@ COLOCATE: dict[str, ColocationStrategy] = {
     "contiguous": contiguous,
     "random": shuffled,
 }
-JOINT = ("decoupled", "local-search", "exact")  # strategies that place both models, so that ASSIGN is not used
+JOINT = ("decoupled", "local-search", "exact")  # strategies that place all models, so that ASSIGN is not used

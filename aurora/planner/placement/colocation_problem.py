@@ -1,67 +1,133 @@
-"""The colocation problem: one layer of two models that share the GPUs, as COLOCATE strategies see it."""
+"""The colocation problem: one layer of models that share the GPUs, as COLOCATE strategies see it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from aurora.planner.placement.cost_model import GroupCosts
-from aurora.planner.placement.objective import FIXED, OBJECTIVE, path_counts
+from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+
+
+class Arrays(NamedTuple):
+    """A problem as compiled code sees it: the parts of the moved terms, and the paths. A term of one model has one part.
+
+    Attributes:
+        seconds_GNJ: (G, N, J) seconds that group j of a model adds to a part on GPU g; N counts the models of each part.
+        model_N: (N,) int64, the model.
+        start_K: (K + 1,) int64, where each part begins among N.
+        term_K: (K,) int64, the moved term of each part.
+        base_P: (P,) seconds of each path's other terms.
+        first_P: (P + 1,) int64, where each path's moved terms begin among Q.
+        term_Q: (Q,) int64, the moved term.
+    """
+
+    seconds_GNJ: FloatArray
+    model_N: IntArray
+    start_K: IntArray
+    term_K: IntArray
+    base_P: FloatArray
+    first_P: IntArray
+    term_Q: IntArray
+
+    @property
+    def part_N(self) -> IntArray:
+        """(N,) int64, the part."""
+        return np.repeat(np.arange(len(self.term_K)), np.diff(self.start_K))
 
 
 @dataclass(frozen=True)
 class ColocationProblem:
-    """One layer of models a and b, which share every GPU.
+    """One layer of M models, which share every GPU. A model's groups are placed one on each GPU.
 
     Attributes:
-        a: costs of model a's groups.
-        b: costs of model b's groups.
-        held_G: (G,) int64, the group of model a on each GPU.
-        movable: whether model a's groups may still move.
-        objective: the function to minimise, a name of OBJECTIVE.
-        leads: whether a is the model that Table 2 of Aurora (arXiv:2410.17043) starts with; otherwise b is.
+        costs_M: costs of each model's groups; Table 2 of Aurora (arXiv:2410.17043) starts with the first model.
+        held: (G,) int64, the group on each GPU of the models that have a place, by the model's number.
+        movable: whether these models' groups may still move.
+        objective: what to minimise, a name of `objectives`.
         clock: returns seconds.
         until_s: searches end when the clock returns more.
     """
 
-    a: GroupCosts
-    b: GroupCosts
-    held_G: IntArray
+    costs_M: tuple[GroupCosts, ...]
+    held: Mapping[int, IntArray]
     movable: bool = True
     objective: str = "causal"
-    leads: bool = True
     clock: Callable[[], float] = time.monotonic
     until_s: float = np.inf
 
-    def value_s(self, a_G: IntArray, b_G: IntArray) -> float:
-        """Returns the seconds of the layer with the groups a_G and b_G (G,) on the GPUs."""
-        a, b = self.a.phase_times(a_G), self.b.phase_times(b_G)
-        return OBJECTIVE[self.objective](a, b) if self.leads else OBJECTIVE[self.objective](b, a)
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs."""
+        return len(self.costs_M[0].load_J)
+
+    @property
+    def movers_M(self) -> IntArray:
+        """Numbers of the models that may move."""
+        return np.array([m for m in range(len(self.costs_M)) if self.movable or m not in self.held])
+
+    @property
+    def formula(self) -> Formula:
+        """The formula of the objective."""
+        return formula(self.objective, len(self.costs_M))
+
+    def value_s(self, group_MG: IntArray) -> float:
+        """Returns the seconds of the layer with the groups (M, G) of each model on the GPUs."""
+        return self.formula.seconds([costs.phase_times(group_G) for costs, group_G in zip(self.costs_M, group_MG, strict=True)])
 
     @cached_property
-    def seconds_MXGJ(self) -> FloatArray:
-        """(2, 5, G, J) seconds of each model's group j on GPU g, in the rows of GroupCosts.seconds_XGJ."""
-        return np.stack([self.a.seconds_XGJ, self.b.seconds_XGJ])
+    def arrays(self) -> Arrays:
+        """The problem as compiled code sees it."""
+        rows: list[tuple[int, FloatArray]] = []
+        start_K, term_K = [0], []
+        for term, name in enumerate(self.formula.moved):
+            for by_model in self._by_model(self.formula.parts[name]):
+                rows += by_model.items()
+                start_K.append(len(rows))
+                term_K.append(term)
+        model_N, seconds_NGJ = zip(*rows, strict=True)
+        return Arrays(
+            np.stack(seconds_NGJ, axis=1),
+            np.array(model_N),
+            np.array(start_K),
+            np.array(term_K),
+            self.base_P,
+            np.append(0, np.cumsum(self.count_PX.sum(axis=1), dtype=np.int64)),
+            np.concatenate([np.repeat(np.arange(len(count_X)), count_X) for count_X in self.count_PX]),
+        )
+
+    def _by_model(self, parts: tuple[Part, ...]) -> list[dict[int, FloatArray]]:
+        """For each part of a term, the seconds (G, J) that each model adds. Parts of a single model become their maximum."""
+        found: list[dict[int, FloatArray]] = []
+        for part in parts:
+            found.append({})
+            for model, phase in part:
+                found[-1][model] = self.costs_M[model].phase_s_GJ(phase) + found[-1].get(model, 0.0)
+        if len(models := {model for part in parts for model, _ in part}) > 1:
+            return found
+        return [{model: np.maximum.reduce([each[model] for each in found]) for model in models}]
 
     @cached_property
-    def count_PX(self) -> FloatArray:
-        """(P, 8) float64, how often each of the objective's paths holds each of MOVED."""
-        return path_counts(self.objective, self.leads)[:, len(FIXED) :].astype(np.float64)
+    def count_PX(self) -> IntArray:
+        """(P, X) int64, how often each of the objective's paths holds each moved term."""
+        return self.formula.count_PX[:, -len(self.formula.moved) :]
 
     @cached_property
     def base_P(self) -> FloatArray:
-        """(P,) seconds of each path's FIXED terms."""
-        fixed = self.a.gate_s_G, self.b.gate_s_G, self.a.aggregate_s_G, self.b.aggregate_s_G
-        return np.asarray(path_counts(self.objective, self.leads)[:, : len(FIXED)] @ [each.max() for each in fixed])
+        """(P,) seconds of each path's other terms."""
+        fixed = len(self.formula.parts) - len(self.formula.moved)
+        times_M = [costs.phase_times() for costs in self.costs_M]
+        return np.asarray(self.formula.count_PX[:, :fixed] @ self.formula.term_XG(times_M)[:fixed].max(axis=1))
 
     @cached_property
     def open_MGJ(self) -> BoolArray:
-        """(2, G, J) bool, whether model m's group j may sit on GPU g."""
-        n = len(self.held_G)
-        open_MGJ = np.ones((2, n, n), dtype=np.bool_)
+        """(M, G, J) bool, whether model m's group j may sit on GPU g."""
+        open_MGJ = np.ones((len(self.costs_M), self.gpus, self.gpus), dtype=np.bool_)
         if not self.movable:
-            open_MGJ[0] = np.arange(n)[None, :] == self.held_G[:, None]
+            for model, held_G in self.held.items():
+                open_MGJ[model] = np.arange(self.gpus)[None, :] == held_G[:, None]
         return open_MGJ

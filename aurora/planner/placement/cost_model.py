@@ -89,6 +89,13 @@ class GroupCosts(PortCosts):
         back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
         return np.stack([*there, *back, self.expert_s_GJ])
 
+    def phase_s_GJ(self, phase: str) -> FloatArray:
+        """Returns (G, J) seconds of a phase on GPU g if it holds group j; `phase` is a field of PhaseTimes without its axis."""
+        moved = ("send", "recv", "csend", "crecv", "expert")
+        if phase in moved:
+            return np.asarray(self.seconds_XGJ[moved.index(phase)])
+        return np.broadcast_to(getattr(self, f"{phase}_s_G")[:, None], self.expert_s_GJ.shape)
+
     @property
     def dispatch_s_GJ(self) -> FloatArray:
         """(G, J) seconds of GPU g's busier port in the dispatch if it holds group j."""
@@ -208,6 +215,30 @@ class LayerCosts(PortCosts):
         there_WG, here_WG, back_WG, home_WG = np.stack([send_WG, recv_WG, recv_WG, send_WG]) * self.port_s_XG[:, None]
         gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
         return PhaseTimes(gate_WG, there_WG, here_WG, back_WG, home_WG, expert_WG, aggregate_WG)
+
+    def phase_s(self, phase: str) -> tuple[FloatArray, FloatArray]:
+        """Returns the seconds of a phase on each GPU as (fixed_G, cost_GE): a GPU takes fixed_G and the costs of its experts.
+
+        Only for costs with a single scenario. A token that stays on its GPU is not sent, so that costs of sending are negative.
+
+        Args:
+            phase: a field of PhaseTimes without its axis.
+        """
+        (own_GE,), (expert_s_GE,), (gate_s_G,), (aggregate_s_G,) = (
+            self.own_WGE, self.expert_s_WGE, self.gate_s_WG, self.aggregate_s_WG
+        )  # fmt: skip
+        there_s_G, here_s_G, back_s_G, home_s_G = self.port_s_XG
+        all_own_G, from_others_GE = own_GE.sum(axis=1), own_GE.sum(axis=0) - own_GE
+        nothing_G, nothing_GE = np.zeros(len(own_GE)), np.zeros(own_GE.shape)
+        return {
+            "gate": (gate_s_G, nothing_GE),
+            "send": (all_own_G * there_s_G, -own_GE * there_s_G[:, None]),
+            "recv": (nothing_G, from_others_GE * here_s_G[:, None]),
+            "expert": (nothing_G, expert_s_GE),
+            "csend": (nothing_G, from_others_GE * back_s_G[:, None]),
+            "crecv": (all_own_G * home_s_G, -own_GE * home_s_G[:, None]),
+            "aggregate": (aggregate_s_G, nothing_GE),
+        }[phase]
 
     def _tail_mean(self, seconds_W: Iterable[float]) -> float:
         """The mean of the `worst` largest seconds."""

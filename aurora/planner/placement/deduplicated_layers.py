@@ -26,7 +26,7 @@ from aurora.types.arrays import IntArray
 def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
     """Raises BadInput unless `options.coactivation` goes with the other options, the number of models and their profiles."""
     if len(profiles) > 1:
-        raise BadInput("`coactivation`: is for a plan of one model, found two models that share the GPUs")
+        raise BadInput(f"`coactivation`: is for a plan of one model, found {len(profiles)} models that share the GPUs")
     for taken, what in (
         (options.place not in ("auto", SWAP_SEARCH), f"`place` {options.place}"),
         (options.assign not in ("auto", "exact"), f"`assign` {options.assign}"),

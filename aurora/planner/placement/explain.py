@@ -10,7 +10,7 @@ from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.lp_relaxation import lp_bound, prove_bound
-from aurora.planner.placement.objective import FIXED, OBJECTIVE, TERMS, exclusive_XG, path_counts, shared_XG
+from aurora.planner.placement.objective import exclusive_XG
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -45,7 +45,7 @@ class LayerExplanation:
 
 
 def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
-    """Explains the time of every layer of a plan; with two models, the one with more layers sets the number of layers.
+    """Explains the time of every layer of a plan; with several models, the one with most layers sets the number of layers.
 
     Args:
         plan: the plan.
@@ -74,14 +74,15 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
         longest_X = exclusive_XG(costs[0].phase_times(ASSIGN["exact"](costs[0], np.random.default_rng(0)))).max(axis=1)
         value_s, bound_s = float(part_XG.max(axis=1).sum()), float(longest_X.sum())
     else:
-        names, part_XG = TERMS, shared_XG(*times)
-        problem = ColocationProblem(costs[0], costs[1], np.arange(len(plan.cluster)), objective=plan.objective)
-        value_s = OBJECTIVE[plan.objective](*times)
+        problem = ColocationProblem(tuple(costs), {}, objective=plan.objective)
+        formula = problem.formula
+        names, part_XG = tuple(formula.parts), formula.term_XG(times)
+        value_s = formula.seconds(times)
         bound_s = prove_bound(problem, value_s).bound_s
-        count_PX = path_counts(plan.objective)
-        times_X = count_PX[int((count_PX @ part_XG.max(axis=1)).argmax())]
-        least_X = np.concatenate([part_XG[: len(FIXED)].max(axis=1), lp_bound(problem, problem.open_MGJ).term_X])
-        longest_X = count_PX[int((count_PX @ least_X).argmax())] * least_X
+        times_X = formula.count_PX[int((formula.count_PX @ part_XG.max(axis=1)).argmax())]
+        fixed_X = part_XG[: len(names) - len(formula.moved)].max(axis=1)
+        least_X = np.concatenate([fixed_X, lp_bound(problem, problem.open_MGJ).term_X])
+        longest_X = formula.count_PX[int((formula.count_PX @ least_X).argmax())] * least_X
     return LayerExplanation(
         layer,
         names,

@@ -1,25 +1,23 @@
-"""The time of one MoE layer from the times of its phases: Aurora's Eq. 1 and Table 2, and a causal variant of Table 2.
+"""The time of one MoE layer from the times of its phases: Aurora's Eq. 1, Table 2 for two models, busiest resource for more.
 
-A term is a maximum over GPUs of per-port or per-GPU seconds. A path is a sum of terms. The time of a layer is its longest path.
-Model a is the one that Table 2 starts with, b the other; "ab" is an all-to-all of both. These formulas serve planning; the
-simulator prices a Program.
+A part sums seconds of phases on one GPU. A term is the longest of its parts on any GPU. A path is a sum of terms. The time of a
+layer is its longest path. These formulas serve planning; the simulator prices a Program.
 """
 
-from collections.abc import Callable
+import string
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property, reduce
 
 import numpy as np
 
 from aurora.types.arrays import FloatArray, IntArray
 
-FIXED = ("gate_a", "gate_b", "aggregate_a", "aggregate_b")  # the placement of experts does not change these
-MOVED = (
-    "dispatch_a", "dispatch_b", "dispatch_ab", "expert_a", "expert_b", "combine_a", "combine_b", "combine_ab",
-)  # fmt: skip
-TERMS = (*FIXED, *MOVED)
-OTHER = {term: term[:-1] + {"a": "b", "b": "a"}[term[-1]] for term in TERMS if not term.endswith("_ab")}
-
+Part = tuple[tuple[int, str], ...]  # (model, phase) pairs; a phase is named as in PhaseTimes, without its axis
 Path = tuple[str, ...]
+
+FIXED = ("gate", "aggregate")  # phases that the placement of experts does not change
+BUSIEST_RESOURCE = "busiest-resource"
 _PAPER: tuple[Path, ...] = (
     ("gate_b", "expert_a", "expert_b", "aggregate_a"),
     ("dispatch_a", "expert_a", "expert_b", "aggregate_a"),
@@ -40,9 +38,9 @@ _CAUSAL_ENDS: tuple[Path, ...] = (
     ("expert_b", "combine_b"),
 )
 _ALWAYS = ("gate_a", "aggregate_b")
-PATHS: dict[str, tuple[Path, ...]] = {
-    "paper": tuple((*path, *_ALWAYS) for path in _PAPER),
+TABLE_2: dict[str, tuple[Path, ...]] = {  # paths of two models; Table 2 starts with model a
     "causal": tuple((*start, *end, *_ALWAYS) for start in _CAUSAL_STARTS for end in _CAUSAL_ENDS),
+    "paper": tuple((*path, *_ALWAYS) for path in _PAPER),
 }
 
 
@@ -83,6 +81,105 @@ def exclusive_XG(a: PhaseTimes) -> FloatArray:
     return np.stack([a.gate_G + a.dispatch_G, a.expert_G + a.combine_G, a.aggregate_G])
 
 
+@dataclass(frozen=True)
+class Formula:
+    """The seconds of a layer of several models as the longest of some paths.
+
+    Attributes:
+        parts: the parts of each term, by the term's name.
+        paths: the terms of each path.
+    """
+
+    parts: dict[str, tuple[Part, ...]]
+    paths: tuple[Path, ...]
+
+    @cached_property
+    def moved(self) -> tuple[str, ...]:
+        """Names of the terms that the placement of experts changes; they come after all others."""
+        return tuple(term for term, parts in self.parts.items() if any(phase not in FIXED for _, phase in parts[0]))
+
+    @cached_property
+    def count_PX(self) -> IntArray:
+        """(P, X) int64, how often each path holds each term."""
+        return np.array([[path.count(term) for term in self.parts] for path in self.paths], dtype=np.int64)
+
+    def term_XG(self, times_M: Sequence[PhaseTimes]) -> FloatArray:
+        """Returns (X, G) seconds of each term on each GPU, from the phases of each model."""
+        return np.stack([_longest(_summed(part, times_M) for part in parts) for parts in self.parts.values()])
+
+    def longest(self, term_X: FloatArray) -> float:
+        """Returns the seconds of the longest path, from (X,) seconds of the terms; it never falls when a term rises."""
+        return float((self.count_PX @ term_X).max())
+
+    def seconds(self, times_M: Sequence[PhaseTimes]) -> float:
+        """Returns the seconds of the layer, from the phases of each model."""
+        return self.longest(self.term_XG(times_M).max(axis=1, initial=0.0))
+
+
+def _summed(part: Part, times_M: Sequence[PhaseTimes]) -> FloatArray:
+    """(G,) seconds of a part on each GPU."""
+    return reduce(np.add, (getattr(times_M[model], f"{phase}_G") for model, phase in part))
+
+
+def _longest(seconds: Iterable[FloatArray]) -> FloatArray:
+    """(G,) the largest of several (G,) seconds."""
+    return reduce(np.maximum, seconds)
+
+
+def objectives(models: int) -> tuple[str, ...]:
+    """Returns the names of the objectives for a number of models that share the GPUs, the default first."""
+    return tuple(TABLE_2) if models <= 2 else (BUSIEST_RESOURCE,)
+
+
+@cache
+def formula(objective: str, models: int) -> Formula:
+    """Returns the Formula of an objective.
+
+    Args:
+        objective: one of `objectives(models)`.
+        models: how many models share the GPUs, two or more.
+    """
+    return _busiest_resource(models) if objective == BUSIEST_RESOURCE else Formula(_table_2(), TABLE_2[objective])
+
+
+def letters(models: int) -> list[str]:
+    """Returns the letters that stand for models in the names of terms: a, b, ..., z, then numbers."""
+    return [string.ascii_lowercase[m] if m < len(string.ascii_lowercase) else str(m) for m in range(models)]
+
+
+def _table_2() -> dict[str, tuple[Part, ...]]:
+    """The parts of Table 2's terms; "ab" is an all-to-all of both models, which counts its busier port."""
+    a, b = 0, 1
+
+    def single(phase: str) -> dict[str, tuple[Part, ...]]:
+        return {f"{phase}_{name}": (((model, phase),),) for name, model in (("a", a), ("b", b))}
+
+    def exchange(way: str, *sides: str) -> dict[str, tuple[Part, ...]]:
+        own = {f"{way}_{name}": tuple(((model, side),) for side in sides) for name, model in (("a", a), ("b", b))}
+        return {**own, f"{way}_ab": tuple(((a, side), (b, side)) for side in sides)}
+
+    moved = {**exchange("dispatch", "send", "recv"), **single("expert"), **exchange("combine", "csend", "crecv")}
+    return {**single("gate"), **single("aggregate"), **moved}
+
+
+def _busiest_resource(models: int) -> Formula:
+    """The formula of `busiest_resource`."""
+    every, named = range(models), letters(models)
+    aggregate = {f"aggregate {named[m]}": (((m, "aggregate"),),) for m in every}
+    first = {f"gate + dispatch {named[m]}": tuple(((m, "gate"), (m, side)) for side in ("send", "recv")) for m in every}
+    second = {f"expert + combine {named[m]}": tuple(((m, "expert"), (m, side)) for side in ("csend", "crecv")) for m in every}
+    shared = {
+        f"all {resource}": (tuple((m, phase) for m in every for phase in phases),)
+        for resource, phases in (
+            ("sends", ("send", "csend")),
+            ("receives", ("recv", "crecv")),
+            ("compute", ("gate", "expert", "aggregate")),
+        )
+    }
+    own = tuple(zip(first, second, aggregate, strict=True))
+    return Formula({**aggregate, **first, **second, **shared}, (*own, *((term,) for term in shared)))
+
+
 def paper(a: PhaseTimes, b: PhaseTimes) -> float:
     """Returns the seconds of a layer of two colocated models by Table 2 as printed: a lower bound, not a timeline.
 
@@ -93,7 +190,7 @@ def paper(a: PhaseTimes, b: PhaseTimes) -> float:
     Source:
         Aurora (arXiv:2410.17043) Table 2.
     """
-    return longest("paper", shared_XG(a, b).max(axis=1, initial=0.0))
+    return formula("paper", 2).seconds([a, b])
 
 
 def causal(a: PhaseTimes, b: PhaseTimes) -> float:
@@ -103,31 +200,15 @@ def causal(a: PhaseTimes, b: PhaseTimes) -> float:
     max(|N_a + N_b|, G_b + |N_b|). With s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b ends at
     max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is Table 2. `paper` <= `causal` where combines mirror dispatches.
     """
-    return longest("causal", shared_XG(a, b).max(axis=1, initial=0.0))
+    return formula("causal", 2).seconds([a, b])
 
 
-OBJECTIVE: dict[str, Callable[[PhaseTimes, PhaseTimes], float]] = {"causal": causal, "paper": paper}
+def busiest_resource(*models: PhaseTimes) -> float:
+    """Returns the seconds of a layer of any number of colocated models that interleave perfectly.
 
-
-def shared_XG(a: PhaseTimes, b: PhaseTimes) -> FloatArray:
-    """Returns (X, G) seconds of each of TERMS on each GPU; an all-to-all of both models counts its busier port."""
-    dispatch_ab = np.maximum(a.send_G + b.send_G, a.recv_G + b.recv_G)
-    combine_ab = np.maximum(a.csend_G + b.csend_G, a.crecv_G + b.crecv_G)
-    fixed = a.gate_G, b.gate_G, a.aggregate_G, b.aggregate_G
-    there = a.dispatch_G, b.dispatch_G, dispatch_ab
-    back = a.combine_G, b.combine_G, combine_ab
-    return np.stack([*fixed, *there, a.expert_G, b.expert_G, *back])
-
-
-def path_counts(objective: str, leads: bool = True) -> IntArray:
-    """Returns (P, X) int64, how often each path of an objective holds each of TERMS.
-
-    `leads` is whether model a is the one that Table 2 starts with; otherwise the terms of a and b change places.
+    This is the longest of four times: a model's own Eq. 1; what a port sends, and what it receives, in all models' dispatches
+    and combines; and what a GPU computes for all models. With more models the sums decide, as there is always another model to
+    fill a gap. What it leaves out only takes more time: that a model waits for its turn at the port or the GPU, that the first
+    and last models of a layer find nobody to overlap with, start-ups, and the links of a fabric.
     """
-    terms = TERMS if leads else [OTHER.get(term, term) for term in TERMS]
-    return np.array([[path.count(term) for term in terms] for path in PATHS[objective]], dtype=np.int64)
-
-
-def longest(objective: str, term_X: FloatArray) -> float:
-    """Returns the seconds of an objective's longest path, from (X,) seconds of TERMS; it never falls when a term rises."""
-    return float((path_counts(objective) @ term_X).max())
+    return formula(BUSIEST_RESOURCE, len(models)).seconds(models)

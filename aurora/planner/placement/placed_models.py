@@ -1,4 +1,4 @@
-"""The result of placing one or two models: a Placement of each, the time that they take, and bounds on that time."""
+"""The result of placing one model or several: a Placement of each, the time that they take, and bounds on that time."""
 
 from dataclasses import dataclass
 

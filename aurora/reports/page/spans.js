@@ -132,14 +132,14 @@ class Spans extends View {
     for (let item = 0; item < start.length; item++) {
       const [x, y, w, h] = this.box(item);
       if (!h || x > left + wide || x + w < left) continue;
-      const ink = hue ? hue[item] : other[item] % inks.length;
+      const ink = (hue ? hue[item] : other[item]) % inks.length;
       pen.fillStyle = inks[ink];
       pen.fillRect(x, y, Math.max(0.6, w - (w > 3 ? 1 : 0)), Math.max(0.6, h - (h > 4 ? 1 : 0)));
       const label = hue ? this.short(item) : named[other[item]];
       if (h >= 11 && w > label.length * 7 + 6) this.text(label, x + w / 2, y + h / 2, "center", letters[ink]);
     }
     pen.restore();
-    this.legend(hue ? this.about.legend.map(([words, ink]) => [words, inks[ink]]) : []);
+    this.legend(hue ? this.about.legend.map(([words, ink]) => [words, ink === null ? undefined : inks[ink % inks.length]]) : []);
   }
 
   short(item) {

@@ -52,12 +52,11 @@ class StudySetting:
         """Returns the outcome of one job that the strategy `name` of ASSIGN places."""
         return self.pricing.price([one], [self.assign(one, name)])
 
-    def colocate(self, jobs: Sequence[LayerJob], name: str) -> tuple[IntArray, IntArray]:
-        """Returns, for each of two jobs, (G,) int64, the expert on each GPU, as the strategy `name` of COLOCATE places both."""
-        a, b = (one.costs for one in jobs)
-        problem = ColocationProblem(a, b, np.arange(len(a.load_J)), objective=self.pricing.objective)
-        found = COLOCATE[name](problem, self.rng)
-        return found.a_G, found.b_G
+    def colocate(self, jobs: Sequence[LayerJob], name: str) -> list[IntArray]:
+        """Returns, for each job, (G,) int64, the expert on each GPU, as the strategy `name` of COLOCATE places them."""
+        kept = {0: np.arange(len(jobs[0].costs.load_J))}
+        problem = ColocationProblem(tuple(one.costs for one in jobs), kept, objective=self.pricing.objective)
+        return list(COLOCATE[name](problem, self.rng).group_MG)
 
     def colocated(self, jobs: Sequence[LayerJob], name: str) -> LayerOutcome:
         """Returns the outcome of two jobs that the strategy `name` of COLOCATE places."""

@@ -124,6 +124,20 @@ def test_layers_that_meet_move_together():
     assert plan.objective_s < moved.kept_s
 
 
+def test_layers_of_three_models_that_meet_by_way_of_another_move_together():
+    """Layers 0 and 2 of the longest meet in a model of two layers, 0 and 3 in one of three, so all move or none does."""
+    rng = np.random.default_rng(0)
+    three = [profile(rng.integers(1, 30, (1, layers, 4, 8)), name=f"l{layers}") for layers in (6, 2, 3)]
+    machines = cluster(1e2, 2e2, 1e2, 2e2)
+    new, old = make_plan(machines, three), make_plan(machines, three, OLD)
+    plan, moved = move(new, old, three)
+    assert moved.layers == (0, 1, 2, 3, 4, 5)
+    assert plan.objective_s < moved.kept_s
+    stays, none = move(new, old, three, int(moved.bytes_GG.sum()) - 1)
+    assert (none.layers, none.bytes_GG.sum()) == ((), 0)
+    assert [m.placement for m in stays.models] == [m.placement for m in old.models]
+
+
 def test_replicas_come_from_their_owners():
     source = profile([[[[90, 5, 5, 5]] * 4]])
     machines = cluster(1e6, 1e6, 1e6, 1e6)

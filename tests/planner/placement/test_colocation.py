@@ -1,7 +1,7 @@
-"""Two models on the same GPUs: bound <= optimum <= every method, against all pairs of permutations."""
+"""Models on the same GPUs: bound <= optimum <= every method, against all assignments."""
 
 from dataclasses import replace
-from itertools import count, permutations
+from itertools import count, permutations, product
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, group_costs
 from aurora.planner.placement.lp_relaxation import SLACK, lp_bound, prove_bound
-from aurora.planner.placement.objective import MOVED, OBJECTIVE
+from aurora.planner.placement.objective import objectives
 from aurora.types import PlanOptions
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
@@ -24,20 +24,21 @@ from tests.strategies import clusters, profiles
 
 @st.composite
 def problems(draw):
+    models = draw(st.integers(2, 3))
     n = draw(st.integers(1, 3))
     machines = draw(clusters(n))
-    sources = [draw(profiles(n, max_layers=1)) for _ in range(2)]
-    costs = [group_costs(machines, source, 0, np.arange(source.experts) % n) for source in sources]
-    held_G = np.array(draw(st.permutations(range(n))))
-    return ColocationProblem(*costs, held_G, draw(st.booleans()), draw(st.sampled_from(sorted(OBJECTIVE))), draw(st.booleans()))
+    sources = [draw(profiles(n, max_layers=1)) for _ in range(models)]
+    costs = tuple(group_costs(machines, source, 0, np.arange(source.experts) % n) for source in sources)
+    held = {draw(st.integers(0, models - 1)): np.array(draw(st.permutations(range(n))))}
+    return ColocationProblem(costs, held, draw(st.booleans()), draw(st.sampled_from(objectives(models))))
 
 
-def random_problem(seed, n, objective="causal"):
+def random_problem(seed, n, objective="causal", models=2):
     """Ports and speeds 100/80/50/40, lognormal token counts, compute and traffic of one size."""
     rng = np.random.default_rng(seed)
     speed_G = np.array([1.0, 0.8, 0.5, 0.4])[np.arange(n) * 4 // n]
     costs = []
-    for _ in range(2):
+    for _ in range(models):
         tokens_SJ = (rng.lognormal(size=(n, n)) * 1000).astype(np.int64)
         load_J = tokens_SJ.sum(axis=0)
         send, recv = tokens_SJ.sum(axis=1)[:, None] - tokens_SJ, load_J - tokens_SJ
@@ -48,45 +49,50 @@ def random_problem(seed, n, objective="causal"):
                 gate_s_G=1000 / speed_G, aggregate_s_G=300 / speed_G, out_Bps=speed_G, in_Bps=speed_G,
             )
         )  # fmt: skip
-    return ColocationProblem(*costs, np.arange(n), objective=objective)
+    return ColocationProblem(tuple(costs), {0: np.arange(n)}, objective=objective)
+
+
+def assignments(problem):
+    """Every (M, G) groups on GPUs that the problem allows."""
+    every = [np.array(p) for p in permutations(range(problem.gpus))]
+    models, movers = range(len(problem.costs_M)), problem.movers_M.tolist()
+    return map(np.stack, product(*(every if model in movers else [problem.held[model]] for model in models)))
 
 
 def optimum(problem):
-    every = [np.array(p) for p in permutations(range(len(problem.held_G)))]
-    return min(problem.value_s(a, b) for a in (every if problem.movable else [problem.held_G]) for b in every)
+    return min(map(problem.value_s, assignments(problem)))
 
 
 @given(problems())
 def test_the_compiled_price_is_the_objective(problem):
-    assert MOVED == ("dispatch_a", "dispatch_b", "dispatch_ab", "expert_a", "expert_b", "combine_a", "combine_b", "combine_ab")
-    gpus = range(len(problem.held_G))
-    held_GX = np.zeros((len(gpus), len(MOVED)))
-    for g in gpus:
-        gpu_terms(problem.seconds_MXGJ, g, problem.held_G[g], g, held_GX[g])
-    found = longest_path(problem.count_PX, problem.base_P, held_GX.max(axis=0))
-    assert found == pytest.approx(problem.value_s(problem.held_G, np.arange(len(gpus))))
+    group_MG = next(iter(assignments(problem)))
+    held_GX = np.zeros((problem.gpus, len(problem.formula.moved)))
+    for g in range(problem.gpus):
+        gpu_terms(problem.arrays, g, group_MG[:, g], held_GX[g])
+    found = longest_path(problem.arrays, held_GX.max(axis=0))
+    assert found == pytest.approx(problem.value_s(group_MG))
 
 
 @given(problems(), st.sampled_from([1.0, 1.02, 2.0]))
-def test_no_pair_of_permutations_is_below_the_bound_or_the_exact_one(problem, worse):
+def test_no_assignment_is_below_the_bound_or_the_exact_one(problem, worse):
     best = optimum(problem)
     found = COLOCATE["exact"](problem, np.random.default_rng(0))
-    assert problem.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
+    assert problem.value_s(found.group_MG) == pytest.approx(best, rel=2 * SLACK)
     assert best * (1 - 2 * SLACK) <= found.bound_s <= best * (1 + 1e-12)
     assert prove_bound(problem, worse * best).bound_s <= best * (1 + 1e-12)
     assert not prove_bound(problem, best * 1.01).closed or best == 0
 
 
 @given(problems(), st.sampled_from(sorted(COLOCATE)))
-def test_every_method_places_each_group_once_and_moves_a_only_where_it_may(problem, name):
+def test_every_method_places_each_group_once_and_moves_a_model_only_where_it_may(problem, name):
     found = COLOCATE[name](problem, np.random.default_rng(1))
-    everyone = list(range(len(problem.held_G)))
-    assert sorted(found.a_G.tolist()) == sorted(found.b_G.tolist()) == everyone
-    if not problem.movable:
-        assert found.a_G.tolist() == problem.held_G.tolist()
-    assert problem.value_s(found.a_G, found.b_G) >= optimum(problem) * (1 - 1e-12)
+    assert (np.sort(found.group_MG, axis=1) == np.arange(problem.gpus)).all()
+    assert found.group_MG.shape == (len(problem.costs_M), problem.gpus)
+    for model, held_G in problem.held.items():
+        assert problem.movable or found.group_MG[model].tolist() == held_G.tolist()
+    assert problem.value_s(found.group_MG) >= optimum(problem) * (1 - 1e-12)
     again = COLOCATE[name](problem, np.random.default_rng(1))
-    assert (again.a_G.tolist(), again.b_G.tolist()) == (found.a_G.tolist(), found.b_G.tolist())
+    assert again.group_MG.tolist() == found.group_MG.tolist()
 
 
 @given(problems())
@@ -94,17 +100,17 @@ def test_local_search_is_never_worse_than_where_it_starts(problem):
     values = {}
     for name in ("decoupled", "matching", "local-search"):
         found = COLOCATE[name](problem, np.random.default_rng(0))
-        values[name] = problem.value_s(found.a_G, found.b_G)
+        values[name] = problem.value_s(found.group_MG)
     assert values["local-search"] <= min(values["decoupled"], values["matching"])
 
 
-@pytest.mark.parametrize("objective", sorted(OBJECTIVE))
-def test_mixed_gpus_against_all_pairs(objective):
-    for gpus, seed in ((4, 0), (4, 1), (4, 2), (5, 3)):
-        problem = random_problem(seed, gpus, objective)
+@pytest.mark.parametrize(("objective", "models"), [(name, models) for models in (2, 3) for name in objectives(models)])
+def test_mixed_gpus_against_all_assignments(objective, models):
+    for gpus, seed in ((4, 0), (4, 1), (4, 2), (5, 3)) if models == 2 else ((3, 0), (3, 1), (4, 2)):
+        problem = random_problem(seed, gpus, objective, models)
         best = optimum(problem)
         found = COLOCATE["exact"](problem, np.random.default_rng(0))
-        assert problem.value_s(found.a_G, found.b_G) == pytest.approx(best, rel=2 * SLACK)
+        assert problem.value_s(found.group_MG) == pytest.approx(best, rel=2 * SLACK)
 
 
 def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
@@ -112,10 +118,10 @@ def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
     for seed in range(8):
         problem = random_problem(seed, 8)
         best = COLOCATE["exact"](problem, np.random.default_rng(0))
-        assert problem.value_s(best.a_G, best.b_G) == pytest.approx(best.bound_s, rel=2 * SLACK)
+        assert problem.value_s(best.group_MG) == pytest.approx(best.bound_s, rel=2 * SLACK)
         for name, values in (("local-search", gaps), ("decoupled", theirs)):
             found = COLOCATE[name](problem, np.random.default_rng(0))
-            values.append(problem.value_s(found.a_G, found.b_G) / best.bound_s)
+            values.append(problem.value_s(found.group_MG) / best.bound_s)
     assert np.mean(gaps) <= 1.005
     assert max(gaps) <= 1.03
     assert np.mean(theirs) > np.mean(gaps)
@@ -125,8 +131,8 @@ def test_branch_and_bound_finds_the_optimum_from_a_bad_start():
     """No programme proves a bad start, so the tree is searched."""
     for seed in range(4):
         problem = random_problem(seed, 4)
-        a_G, b_G, bound_s = branch_and_bound(problem, np.arange(4), np.arange(4))
-        assert problem.value_s(a_G, b_G) == pytest.approx(optimum(problem), rel=2 * SLACK)
+        group_MG, bound_s = branch_and_bound(problem, np.stack([np.arange(4)] * 2))
+        assert problem.value_s(group_MG) == pytest.approx(optimum(problem), rel=2 * SLACK)
         assert bound_s <= optimum(problem)
 
 
@@ -135,30 +141,18 @@ def test_a_search_without_time_still_gives_a_bound_below_the_optimum(monkeypatch
     for seed in range(3):
         problem = random_problem(seed, 4)
         rushed = replace(problem, until_s=0.0)
-        a_G, b_G, bound_s = branch_and_bound(rushed, np.arange(4), np.arange(4))
+        group_MG, bound_s = branch_and_bound(rushed, np.stack([np.arange(4)] * 2))
         assert lp_bound(problem, problem.open_MGJ).seconds <= bound_s <= optimum(problem)
-        assert problem.value_s(a_G, b_G) >= optimum(problem) * (1 - 1e-12)
+        assert problem.value_s(group_MG) >= optimum(problem) * (1 - 1e-12)
 
 
 @given(problems())
 def test_spare_seconds_are_below_what_every_assignment_takes(problem):
     found = lp_bound(problem, problem.open_MGJ)
-    gpus = np.arange(len(problem.held_G))
-    for a_G in permutations(gpus) if problem.movable else [problem.held_G]:
-        for b_G in permutations(gpus):
-            spare = found.spare_MGJ[0, gpus, list(a_G)].sum() + found.spare_MGJ[1, gpus, list(b_G)].sum()
-            assert found.seconds + spare <= problem.value_s(np.array(a_G), np.array(b_G)) * (1 + 1e-9) + 1e-12
-
-
-@given(problems())
-def test_which_model_leads_is_a_matter_of_names(problem):
-    swapped = replace(problem, a=problem.b, b=problem.a, leads=not problem.leads)
-    gpus = np.arange(len(problem.held_G))
-    assert swapped.value_s(gpus, problem.held_G) == problem.value_s(problem.held_G, gpus)
-    moved = [np.sort((s.count_PX @ np.zeros(8)) + s.base_P) for s in (replace(problem, movable=True), swapped)]
-    assert moved[0] == pytest.approx(moved[1])
-    best = [COLOCATE["exact"](replace(s, movable=True), np.random.default_rng(0)).bound_s for s in (problem, swapped)]
-    assert best[0] == pytest.approx(best[1], rel=4 * SLACK)
+    models, gpus = np.arange(len(problem.costs_M))[:, None], np.arange(problem.gpus)
+    for group_MG in assignments(problem):
+        spare = found.spare_MGJ[models, gpus, group_MG].sum()
+        assert found.seconds + spare <= problem.value_s(group_MG) * (1 + 1e-9) + 1e-12
 
 
 def test_annealing_with_nothing_to_gain_stays():
@@ -167,8 +161,8 @@ def test_annealing_with_nothing_to_gain_stays():
         load_J=none[0], send_GJ=none, recv_GJ=none, dispatch_bytes=1, combine_bytes=1, expert_s_GJ=np.zeros((1, 1)),
         gate_s_G=nothing, aggregate_s_G=nothing, out_Bps=np.ones(1), in_Bps=np.ones(1),
     )  # fmt: skip
-    a_G, b_G = anneal(ColocationProblem(still, still, np.arange(1)), np.arange(1), np.arange(1), np.random.default_rng(0))
-    assert (a_G.tolist(), b_G.tolist()) == ([0], [0])
+    problem = ColocationProblem((still, still), {0: np.arange(1)})
+    assert anneal(problem, np.zeros((2, 1), dtype=np.int64), np.random.default_rng(0)).tolist() == [[0], [0]]
 
 
 @given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n, max_experts=3, max_layers=1),

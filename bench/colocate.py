@@ -1,0 +1,96 @@
+"""Three and more models that share GPUs, planned and simulated: `python bench/colocate.py` writes results/colocate-DATE.md.
+
+Traffic, compute and mixed GPUs as in bench/assign.py, four layers; equal GPUs have ports of 100 Gbps. Plans are compared by
+their time in the simulator, with the faster time slice of each; ratios are mean / worst over the cases of a row.
+"""
+
+import statistics
+import time
+from dataclasses import replace
+
+from assign import drawn, mixed
+from machine import machine
+from order import ratios
+from scipy.stats import spearmanr
+from tables import Table, today, write
+
+from aurora.advisor.simulated_choice import simulated_plan, with_time_slice
+from aurora.planner.make_plan import make_plan
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import Cluster, PlanOptions, Profile
+
+GPUS, LAYERS, CASES, DRAWS = 8, 4, 4, 12
+TRAFFIC = ("uniform", "zipf 0.8", "lognormal")
+ORDER = "openshop"
+CONTIGUOUS = PlanOptions("contiguous", "contiguous", "contiguous", ORDER)
+OTHERS = {
+    "simulated": PlanOptions(objective="simulated", order=ORDER),
+    "matching": PlanOptions(colocate="matching", order=ORDER),
+    "decoupled": PlanOptions(colocate="decoupled", order=ORDER),
+    "contiguous": CONTIGUOUS,
+}
+
+
+def planned(cluster: Cluster, profiles: list[Profile], options: PlanOptions) -> tuple[float, float]:
+    """(seconds by the objective, seconds in the simulator)."""
+    made = simulated_plan if options.objective == "simulated" else make_plan
+    plan = with_time_slice(made(cluster, profiles, options), profiles)
+    return plan.objective_s, simulate_plan(plan, profiles).seconds
+
+
+def row(table: Table, cluster: Cluster, kind: str, models: int, traffic: str) -> None:
+    """Adds the row of some cases."""
+    over: dict[str, list[float]] = {name: [] for name in ("one after the other", *OTHERS, "random")}
+    off, ranks, gaps, assignment_gaps, took = [], [], [], [], []
+    for seed in range(CASES):
+        profiles = [drawn(traffic, GPUS, seed, model, LAYERS) for model in range(models)]
+        began = time.perf_counter()
+        plan = make_plan(cluster, profiles, PlanOptions(order=ORDER))
+        took.append(time.perf_counter() - began)
+        plan = with_time_slice(plan, profiles)
+        simulated_s = simulate_plan(plan, profiles).seconds
+        found = {name: planned(cluster, profiles, options) for name, options in OTHERS.items()}
+        random = [
+            planned(cluster, profiles, replace(CONTIGUOUS, assign="random", colocate="random", seed=draw))
+            for draw in range(DRAWS)
+        ]
+        for name, (_, seconds) in found.items():
+            over[name].append(seconds / simulated_s)
+        over["random"] += [seconds / simulated_s for _, seconds in random]
+        over["one after the other"].append(simulate_plan(plan, profiles, interleave=False).seconds / simulated_s)
+        objective_s, by_simulator_s = zip((plan.objective_s, simulated_s), *found.values(), *random, strict=True)
+        ranks.append(float(spearmanr(objective_s, by_simulator_s).statistic))
+        off.append(simulated_s / plan.objective_s)
+        gaps.append(plan.gap)
+        assignment_gaps.append(plan.objective_s / plan.assignment_bound_s - 1)
+    cells = " | ".join(ratios(values) for values in over.values())
+    spread = f"{statistics.mean(off):.3f} ({min(off):.3f} to {max(off):.3f})"
+    means = " | ".join(f"{statistics.mean(values):.1%}" for values in (assignment_gaps, gaps))
+    table.add(kind, models, traffic, cells, spread, f"{statistics.mean(ranks):.2f}", means, f"{statistics.median(took):.2f}")
+
+
+def main() -> None:
+    heading = [
+        f"# Three and more models on {GPUS} GPUs, {today()}",
+        "",
+        f"`python bench/colocate.py` on {machine()}. {CASES} cases a row, {LAYERS} layers, {DRAWS} random placements a case.",
+        "The first six columns are times in the simulator over that of the default plan (`local-search`); above 1 is slower.",
+        "Simulated over objective: how much longer the simulator takes than `busiest-resource` says. Rank correlation:",
+        "Spearman's, of both times over all placements of a case. Gaps: the objective over the bounds, minus one.",
+    ]
+    table = Table(
+        "Plans of several models",
+        "GPUs | models | traffic | one after the other | simulated | matching | decoupled | contiguous | random "
+        "| simulated over objective | rank correlation | gap, assignments | gap, placements | seconds to plan",
+    )
+    rates = mixed(GPUS)
+    fastest = tuple(replace(gpu, name=f"g{rank}") for rank, gpu in enumerate([rates.gpus[0]] * GPUS))
+    for kind, cluster in (("equal", Cluster("equal", fastest)), ("mixed", rates)):
+        for models in (3, 5):
+            for traffic in TRAFFIC:
+                row(table, cluster, kind, models, traffic)
+    write("colocate", heading, table.lines)
+
+
+if __name__ == "__main__":
+    main()
