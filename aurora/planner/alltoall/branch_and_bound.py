@@ -29,7 +29,7 @@ def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, fl
     return (best_X2[np.argsort(best_s_X, kind="stable")], float(best_s)) if best_s < known_s else None
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _branch(took_GG, waits_GG, free_s, left_s, pairs_X2, start_s_X, depth, best_X2, best_s_X, best_s):
     """Extends the first `depth` transfers in pairs_X2 in every way; returns the best makespan, and fills best_X2 and best_s_X.
 

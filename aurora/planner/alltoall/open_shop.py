@@ -74,7 +74,7 @@ def search(seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Ge
     return best
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _plain(seconds_GG):
     """The shorter of the dense schedule and the ring that need no draws: its rows by start, and both makespans."""
     n = seconds_GG.shape[0]
@@ -85,7 +85,7 @@ def _plain(seconds_GG):
     return pairs_X2, span_s_X2, dense_s, around[2]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _drawn(seconds_GG, draws_M3G, bound_s, best_s, dense_s, ring_s):
     """The last of the drawn schedules that are shorter than best_s and all before them; infinitely long if there is none.
 
@@ -118,7 +118,7 @@ def _by_start(made):
     return pairs_X2[by_start], span_s_X2[by_start], makespan_s
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(cache=True, nogil=True, fastmath=FAST)
 def dense(seconds_GG, bias_s, cut_C4, limit_s=np.inf):
     """Whenever ports become free, the busiest of them first takes its busiest free partner.
 

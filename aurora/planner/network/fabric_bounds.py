@@ -201,13 +201,13 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     for sets in (graph.ports(), graph.hanging(network.fabric)):
         best = graph.worse(best, graph.load(sets, bytes_GG), graph.leaving(sets))
     for arcs in graph.bundles(load_A):
-        if load_A[arcs].sum() <= best[0] * graph.Bps_A[arcs].sum() * (1 + SLACK):
+        if best[0] >= enough_s or load_A[arcs].sum() <= best[0] * graph.Bps_A[arcs].sum() * (1 + SLACK):
             break  # the sets after this one are less busy, so none of them is a worse cut either
         best = graph.worse(best, np.array([graph.cut_off(arcs, bytes_GG)]), arcs[None])
     growing = graph.grown(bytes_GG)
     while best[0] < enough_s and (grown := next(growing, None)) is not None:
         best = graph.worse(best, graph.load(grown, bytes_GG), graph.leaving(grown))
-    for gpu in range(graph.gpus):
+    for gpu in range(graph.gpus) if best[0] < enough_s else ():
         for own_GG in (_only(bytes_GG, (gpu, slice(None))), _only(bytes_GG, (slice(None), gpu))):
             while best[0] < min(enough_s, routes.seconds(own_GG) * (1 - SLACK)):  # else this GPU's traffic cannot be worse
                 before_s, least = best[0], graph.minimum(own_GG, best[0])[None]

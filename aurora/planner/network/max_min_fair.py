@@ -90,7 +90,7 @@ def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, ra
         _admit(rows, queues, net, slot, side, rank)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
     """Advances until a rank is done with an all-to-all, or to until_s, as `Switch.run`. Returns False if `log` must grow first.
 
