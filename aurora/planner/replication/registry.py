@@ -23,7 +23,7 @@ from aurora.planner.replication.eplb import eplb
 from aurora.planner.replication.load_split import minimise_max_time
 from aurora.planner.replication.mcnaughton_wrap_around import place_by_groups, wrap_around
 from aurora.planner.replication.replica_counts import checked_counts
-from aurora.planner.replication.slot_packing import EMPTY, fill_slots, pack, pack_with_best_counts
+from aurora.planner.replication.slot_packing import EMPTY, fill_slots, greedy_max_time, pack, pack_with_best_counts
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.replica_placement import expert_loads
@@ -60,6 +60,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     held_GP = np.full((slots.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
     enough = (1 + ENOUGH) * load_bounds.mean_load(load_E, slots)
     if count_E is None:
+        enough = min(enough, greedy_max_time(load_E, slots.slots_G, slots.cost_G)) if slots.alike else enough
         count_E = np.ones(len(load_E), dtype=np.int64)
         draws_X3 = rng.random((int(min(MOST_STEPS, WALK_OPERATIONS / (useful_G.sum() * slots.gpus))), 3))
         sizes_X = SIZES * (load_E.sum() / slots.gpus)

@@ -43,6 +43,25 @@ def counts_by_load(load_E, slots, most):
 
 
 @njit(cache=True)
+def greedy_max_time(load_E, slots_G, cost_G):
+    """Returns the largest time of a GPU when counts are by load and replicas go, largest first, to the GPU with the least load.
+
+    An expert may be twice on a GPU. This is what EPLB reaches on equal GPUs, and a limit for searches.
+    """
+    count_E = counts_by_load(load_E, slots_G.sum(), slots_G.sum())
+    load_G, used_G = np.zeros(slots_G.shape[0]), np.zeros(slots_G.shape[0], dtype=np.int64)
+    for expert in np.argsort(-load_E / count_E, kind="mergesort"):
+        for _ in range(count_E[expert]):
+            chosen = -1
+            for gpu in range(slots_G.shape[0]):
+                if used_G[gpu] < slots_G[gpu] and (chosen < 0 or load_G[gpu] < load_G[chosen]):
+                    chosen = gpu
+            load_G[chosen] += load_E[expert] / count_E[expert]
+            used_G[chosen] += 1
+    return (load_G * cost_G).max()
+
+
+@njit(cache=True)
 def _holds(held_P, expert):
     """Returns whether the slots held_P, (P,) int64, of a GPU hold the expert."""
     for held in held_P:  # noqa: SIM110 (numba compiles no generators)

@@ -5,8 +5,8 @@ Recorded counts are a sample. The forecast divides what they show into what will
 - The shares of the experts are shrunk towards equal shares, as far as chance alone would spread them (empirical Bayes).
 - Domains keep their own shares, shrunk towards the shares of all as far as they differ by chance. So do windows that come in
   few kinds. Windows that differ each in its own way are further draws around the shares of all: none comes again.
-- A source rank's volume, and its preference for experts, count as far as they are the same in even and in odd windows. A
-  profile of one window shows neither, since chance cannot be told from a lasting difference there.
+- A source rank's volume, and its preference for experts, count as far as they are the same in the first half of the windows
+  and in the second. A profile of one window shows neither, since chance cannot be told from a lasting difference there.
 - Tokens of a prompt choose alike, so counts vary more than single tokens would (a design effect, measured between windows or,
   within a single window, between source ranks).
 
@@ -84,15 +84,16 @@ def layer_forecast(profiles: Sequence[Profile], layer: int, summed: bool) -> For
         return forecast(recorded, False)
     by_size_T = np.argsort(recorded[0].sum(axis=(1, 2)), kind="stable")
     groups = np.array_split(by_size_T, min(MOST_SCENARIOS, len(by_size_T)))
-    return forecast([recorded[0][np.sort(group)] for group in groups], True)
+    return forecast([recorded[0][np.sort(group)] for group in groups], True, recorded[0])
 
 
-def forecast(evidence_W: Sequence[IntArray], each_window: bool) -> Forecast:
+def forecast(evidence_W: Sequence[IntArray], each_window: bool, recorded_TSE: IntArray | None = None) -> Forecast:
     """Makes the forecast of one layer.
 
     Args:
         evidence_W: for each scenario its recorded windows, (T, S, E) int64 (token, expert) pairs; T may differ.
         each_window: whether a scenario stands for one window like its own; otherwise for all of its windows together.
+        recorded_TSE: (T, S, E) int64, all windows in sequence; None: as in evidence_W.
     """
     count_WE = np.array([tokens_TSE.sum(axis=(0, 1)) for tokens_TSE in evidence_W], dtype=np.float64)
     total_W = count_WE.sum(axis=1)
@@ -111,7 +112,7 @@ def forecast(evidence_W: Sequence[IntArray], each_window: bool) -> Forecast:
         unsure_W = spread * (1 - kept_W + kept_W / len(count_WE)) + 1 / known
     windows_W = np.array([len(tokens_TSE) for tokens_TSE in evidence_W])
     divided_W = windows_W if each_window else np.ones_like(windows_W)
-    every_TSE = np.concatenate(list(evidence_W))
+    every_TSE = np.concatenate(list(evidence_W)) if recorded_TSE is None else recorded_TSE
     return Forecast(
         (total_W / divided_W)[:, None] * _volumes(every_TSE.sum(axis=2)),
         share_WE,
@@ -154,8 +155,8 @@ def _in_kinds(own_WE: FloatArray, all_E: FloatArray, spread: float, sample_W: Fl
 
 
 def _volumes(tokens_TS: IntArray) -> FloatArray:
-    """(S,) share of all tokens that each source rank sends: equal, but for what is the same in even and in odd windows."""
-    half_HS = np.array([tokens_TS[half::2].sum(axis=0) for half in (0, 1)], dtype=np.float64)
+    """(S,) share of all tokens that each source rank sends: equal, but for what is the same in both halves of the windows."""
+    half_HS = np.array([half.sum(axis=0) for half in np.array_split(tokens_TS, 2)], dtype=np.float64)
     ranks = tokens_TS.shape[1]
     if not half_HS.sum(axis=1).all():
         return np.full(ranks, 1 / ranks)
@@ -195,11 +196,11 @@ def _spread(count_WE: FloatArray, all_E: FloatArray, effect: float) -> float:
 
 
 def _affinity(tokens_TSE: IntArray, all_E: FloatArray) -> FloatArray:
-    """(S, E) how much more often than others each source rank chooses each expert, as far as it is so in both half the windows.
+    """(S, E) how much more often than others each source rank chooses an expert, as far as both halves of the windows show it.
 
-    The product of a rank's deviations in even and in odd windows has no bias, since their chance is independent.
+    The product of a rank's deviations in both halves has no bias, since their chance is independent.
     """
-    halves_HSE = np.array([tokens_TSE[half::2].sum(axis=0) for half in (0, 1)], dtype=np.float64)
+    halves_HSE = np.array([half.sum(axis=0) for half in np.array_split(tokens_TSE, 2)], dtype=np.float64)
     total_HS = halves_HSE.sum(axis=2)
     asked_S = (total_HS > 0).all(axis=0)
     alike_SE = np.ones(tokens_TSE.shape[1:])

@@ -128,7 +128,7 @@ def test_volumes_of_source_ranks_count_if_they_last():
     lasting_TSE = np.array([[rng.multinomial(int(1000 * part), share_E) for part in lasting_S] for _ in range(8)])
     found_S = forecast(as_windows(lasting_TSE), True).tokens_WS[0] / 1000
     assert found_S == pytest.approx(lasting_S, abs=0.02)
-    passing_TSE = np.array([lasting_TSE[window, rng.permutation(4)] for window in range(8)])
+    passing_TSE = np.array([lasting_TSE[window % 8, rng.permutation(4)] for window in range(64)])
     found_S = forecast(as_windows(passing_TSE), True).tokens_WS[0] / 1000
     assert abs(found_S - 0.25).max() < 0.05
     assert forecast(as_windows(lasting_TSE[:1]), True).tokens_WS[0] == pytest.approx([250] * 4)
