@@ -91,7 +91,7 @@ def _replicated_ER(part_GE: FloatArray, slots_G: IntArray) -> FloatArray:
     Replicas on the R best GPUs all take equally long. A GPU with an expert that no other holds has further such experts if all
     other GPUs' slots are too few for the rest.
     """
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         divided_ER = 1 / np.cumsum(1 / np.sort(part_GE.T, axis=1), axis=1)
     alone_G = np.maximum(1, part_GE.shape[1] - (slots_G.sum() - slots_G))[:, None]  # experts on this GPU alone
     ranked_GE = np.sort(part_GE, axis=1)
