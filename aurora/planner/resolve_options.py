@@ -88,8 +88,6 @@ def resolve(
         order=_named(options.order, auto_orders(len(cluster))[0] if cluster.equal and cluster.fabric is None else "auto"),
     )
     _check_names(resolved, choices(resolved, len(profiles)))
-    if place in REPLICAS and options.slots_per_gpu is None:
-        raise BadInput(f"`place`: {place} expects `slots_per_gpu`, the slots that replicas may fill, found none")
     return resolved
 
 

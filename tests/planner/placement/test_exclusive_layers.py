@@ -171,6 +171,17 @@ def test_larger_memory_holds_more_experts():
         make_plan(too_small, [source])
 
 
+@pytest.mark.parametrize("place", ["equal-split", "free-split"])
+def test_replicas_fill_the_memory_of_gpus_that_differ(place):
+    machines, source = cluster(1e3, 1e3, 1e3, 1e3), drawn(0, expert_bytes=100, other_bytes=50)
+    sizes = (250, 350, 350, 450)  # of two, three, three and four experts
+    machines = replace(
+        machines, gpus=tuple(replace(gpu, memory_bytes=size) for gpu, size in zip(machines.gpus, sizes, strict=True))
+    )
+    placement = make_plan(machines, [source], PlanOptions(place)).models[0].placement
+    assert [len(held) for held in placement.slots_LG[0]] == [2, 3, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("options", "expert_bytes", "error", "message"),
     [
@@ -179,7 +190,6 @@ def test_larger_memory_holds_more_experts():
             PlanOptions("eplb", slots_per_gpu=3), 4 * 10**8, InfeasiblePlan,
             "gpu 'g0': `slots_per_gpu` 3, but its memory holds 2 experts of 'm' in every layer",
         ),
-        (PlanOptions("free-split"), 10, BadInput, "`place`: free-split expects `slots_per_gpu`"),
         (PlanOptions("best"), 10, BadInput, "`place`: expected one of .*swap-search.*equal-split.*, found 'best'"),
         (PlanOptions(aim="median"), 10, BadInput, "`aim`: expected one of auto, mean, cvar, worst, sum, own, found 'median'"),
     ],
