@@ -1,5 +1,7 @@
 """How good orders are and how long they take to find: `python bench/order.py` writes bench/results/order-DATE.md.
 
+`python bench/order.py calls` measures what calls cost and how near nearly equal traffic comes; it writes order-calls-DATE.md.
+
 Ratios are makespan over the bound, mean and worst over MATRICES matrices a row; times are medians after a warm-up, on one core.
 Recorded traffic is read from AURORA_DATA (default ../shared/data) and its rows are left out where that folder is absent.
 """
@@ -7,6 +9,7 @@ Recorded traffic is read from AURORA_DATA (default ../shared/data) and its rows 
 import csv
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,20 +18,23 @@ import numpy as np
 from machine import machine
 from tables import Table, today, write
 
+import aurora
 from aurora.planner.alltoall.birkhoff import birkhoff, slots
 from aurora.planner.alltoall.branch_and_bound import MOST_RANKS
-from aurora.planner.alltoall.open_shop import NO_CUTS, dense
+from aurora.planner.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, dense, search
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.schedule import DEFAULT_BPS
 from aurora.planner.alltoall.split_transfers import CutShop, best_whole, search_tries
 from aurora.planner.alltoall.sub_channels import sub_channels
 from aurora.planner.alltoall.two_tier import balanced_order, two_tier_schedule
-from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, pair_seconds, two_tier_bound
+from aurora.planner.network.lower_bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds, two_tier_bound
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Network, Order
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data")) / "olmoe_mixtral_domains" / "counts_dev.csv"
 MATRICES = 50
+CALLS = 400
 Maker = Callable[[int, np.random.Generator], np.ndarray]
 
 
@@ -347,6 +353,83 @@ def times() -> list[str]:
     return table.lines
 
 
+def median_us(call: Callable[..., object], cases: Sequence[tuple]) -> float:
+    """The median time of a warm call, each with another case."""
+    took = []
+    for case in (*cases[:5], *cases):
+        began = time.perf_counter()
+        call(*case)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took[5:]) * 1e6
+
+
+def call_times(n: int) -> tuple[float, float, float, float]:
+    """Microseconds of one dense schedule, of `openshop`'s search, of `openshop` and of `aurora.order`."""
+    network, rng, bias_s = Network.equal(n, DEFAULT_BPS), np.random.default_rng(0), np.zeros(2 * n)
+    tries = SMALL_TRIES if n < SMALL else 0
+    drawn = [(bytes_GG,) for bytes_GG in matrices(uniform, n, CALLS)]
+    seconds = [(pair_seconds(bytes_GG, network),) for (bytes_GG,) in drawn]
+    bounded = [(seconds_GG, longest_port(seconds_GG) * (1 + 1e-12)) for (seconds_GG,) in seconds]
+    return (
+        median_us(lambda seconds_GG: dense(seconds_GG, bias_s, NO_CUTS), seconds),
+        median_us(lambda seconds_GG, bound_s: search(seconds_GG, tries, bound_s, rng), bounded),
+        median_us(lambda bytes_GG: ORDER["openshop"](bytes_GG, network, rng=rng), drawn),
+        median_us(aurora.order, drawn),
+    )
+
+
+def calls() -> list[str]:
+    about = (
+        f"Uniform traffic, medians of {CALLS} warm calls, a new matrix every call. The core is the compiled search, from each "
+        "pair's seconds and the bound to a schedule; below 12 ranks it draws priorities until the bound is met. `aurora.order` "
+        "also checks the matrix, the order and the schedule."
+    )
+    title = "Calls: us, and what they take beside their core"
+    table = Table(title, "n | one dense schedule | core | `openshop` | more | `aurora.order` | more", about)
+    for n in (8, 32, 64):
+        one, core, openshop, order = call_times(n)
+        table.add(n, *(f"{us:.0f}" for us in (one, core, openshop, openshop - core, order, order - core)))
+    return table.lines
+
+
+def birkhoff_calls() -> list[str]:
+    table = Table("`birkhoff`: slots, and us a call (median, a new matrix every call)", "n | slots | messages a pair | us")
+    rng = np.random.default_rng(0)
+    for n in (8, 16, 32):
+        ones = Network.equal(n)
+        drawn = [(bytes_GG,) for bytes_GG in matrices(uniform, n, CALLS if n < 10 else MATRICES)]
+        parts = [slots(bytes_GG, 10**6) for (bytes_GG,) in drawn[:MATRICES]]
+        messages = np.mean([(units_XG > 0).sum() for _, _, units_XG in parts]) / (n * (n - 1))
+        took = median_us(lambda bytes_GG, ones=ones: birkhoff(bytes_GG, ones, rng=rng), drawn)
+        table.add(n, f"{np.mean([len(length_X) for length_X, _, _ in parts]):.1f}", f"{messages:.2f}", f"{took:.0f}")
+    return table.lines
+
+
+def near_equal_traffic() -> list[str]:
+    table = Table(
+        "Nearly equal traffic, one message a pair: makespan / bound, mean / worst (20 matrices a row)",
+        "n | entries | openshop | openshop-best | openshop-best, CPU seconds, median / worst",
+    )
+    for n in (16, 24, 32, 48, 64):
+        ones = Network.equal(n)
+        for part in (0.05, 0.1):
+            found: dict[str, list[float]] = {"openshop": [], "openshop-best": []}
+            took = []
+            for seed in range(20):
+                bytes_GG = (1e6 * np.random.default_rng(seed).uniform(1 - part, 1 + part, (n, n))).astype(np.int64)
+                np.fill_diagonal(bytes_GG, 0)
+                for method, values in found.items():
+                    began = time.process_time()
+                    order = ORDER[method](bytes_GG, ones, rng=np.random.default_rng(0))
+                    seconds = time.process_time() - began
+                    assert len(order.pairs_X2) == n * (n - 1), "one message a pair"
+                    values.append(timed(order, bytes_GG, ones).makespan_s / one_to_one_bound(bytes_GG, ones))
+                took.append(seconds)  # of openshop-best, the last
+            cells = " | ".join(ratios(values) for values in found.values())
+            table.add(n, f"1 +- {part}", cells, f"{statistics.median(took):.3f} / {max(took):.3f}")
+    return table.lines
+
+
 def growth(name: str, seconds_by_n: dict[int, float]) -> str:
     """The exponent of time in n: least squares on logarithms, n of 64 and more."""
     large = {n: seconds for n, seconds in seconds_by_n.items() if n >= 64}
@@ -357,7 +440,11 @@ def growth(name: str, seconds_by_n: dict[int, float]) -> str:
 def main() -> None:
     heading = [f"# Orders, {today()}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]
     ORDER["openshop-best"](next(matrices(uniform, 4)), Network.equal(4), rng=np.random.default_rng(0))  # compiles
-    parts = (times, equal_ports, baselines, mixed_ports, caps, servers, startups, reuse)
+    parts = (calls, birkhoff_calls, near_equal_traffic)
+    if sys.argv[1:] == ["calls"]:
+        write("order-calls", heading, *(part() for part in parts))
+        return
+    parts += (times, equal_ports, baselines, mixed_ports, caps, servers, startups, reuse)
     write("order", heading, *(part() for part in parts))
 
 

@@ -7,11 +7,12 @@ from aurora.planner.alltoall.open_shop import DenseSchedule
 from aurora.types.arrays import FloatArray
 
 MOST_SPREAD = 3.0  # longest transfer over shortest up to which rounds are tried; beyond, dense schedules are shorter
-LEAST_SLACK = 0.2  # of a port, in standard deviations of the transfers' durations: what a wait is divided by at least
+LEAST_SLACK = 0.4  # of a port, in standard deviations of the transfers' durations: what a wait is divided by at least
 PACE = 0.3  # cost of ending a standard deviation before or after the pace
-NOISE = 0.2  # drawn costs, at most
-MOST_TRIES = 60
-OPERATIONS = 8e5  # cubes of ranks over all tries, about
+NOISE = 0.05  # drawn costs, at most
+MOST_TRIES = 200
+OPERATIONS = 2e6  # cubes of ranks over all tries, about
+ENOUGH = 5e-4  # above the bound, as a share of it: nearer is not searched for
 
 
 def matched_rounds(seconds_GG: FloatArray, bound_s: float, rng: np.random.Generator) -> DenseSchedule | None:
@@ -25,7 +26,7 @@ def matched_rounds(seconds_GG: FloatArray, bound_s: float, rng: np.random.Genera
 
     Args:
         seconds_GG: (G, G) float64, how long each transfer takes alone.
-        bound_s: a lower bound on the makespan, in seconds; the search ends where it is met.
+        bound_s: a lower bound on the makespan, in seconds.
         rng: draws the noise.
     """
     n = len(seconds_GG)
@@ -38,7 +39,7 @@ def matched_rounds(seconds_GG: FloatArray, bound_s: float, rng: np.random.Genera
         made = _rounds(seconds_GG, bound_s, unit_s, NOISE * (number > 0), rng)
         if best is None or made.makespan_s < best.makespan_s:
             best = made
-        if best.makespan_s <= bound_s:
+        if best.makespan_s <= bound_s * (1 + ENOUGH):
             break
     return best
 

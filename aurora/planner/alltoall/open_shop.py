@@ -23,7 +23,7 @@ BIT_INDEX[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32
 SMALL = 12  # ranks; below this, a single priority can be far from the bound, and trying more is cheap
 SMALL_TRIES = 90
 DRAWS = 15  # tries that are drawn at once
-HOPELESS = 1.1  # dense schedules or rings are not drawn if the plain one is longer than the other by this factor
+HOPELESS = 1.1  # dense schedules or rings are not drawn if the plain one is longer than the best schedule by this factor
 AMPLITUDES = (0.1, 0.3, 1.0)  # of drawn priorities, as shares of the bound, in turn
 FAST = {"nnan", "nsz"}  # infinities keep their meaning
 
@@ -53,8 +53,10 @@ def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) 
     return Order("openshop", with_silent_pairs(found.pairs_X2, bytes_GG))
 
 
-def search(seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator) -> DenseSchedule:
-    """Returns the shortest schedule found among dense ones and rings; stops as soon as one meets bound_s.
+def search(
+    seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator, known: DenseSchedule | None = None
+) -> DenseSchedule:
+    """Returns the shortest schedule found among dense ones, rings and a known one; stops as soon as one meets bound_s.
 
     Deterministic for the state of rng.
 
@@ -63,9 +65,12 @@ def search(seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Ge
         tries: number of drawn priorities to try after the plain ones, and number of drawn rings.
         bound_s: a lower bound on the makespan, in seconds.
         rng: draws priorities and rings.
+        known: a schedule that has been found before.
     """
     pairs_X2, span_s_X2, dense_s, ring_s = _plain(seconds_GG)
     best = DenseSchedule(pairs_X2, span_s_X2, min(dense_s, ring_s))
+    if known is not None and known.makespan_s < best.makespan_s:
+        best = known
     while tries > 0 and best.makespan_s > bound_s:
         draws_M3G = rng.random((min(tries, DRAWS), 3 * len(seconds_GG)))
         drawn = DenseSchedule(*_drawn(seconds_GG, draws_M3G, bound_s, best.makespan_s, dense_s, ring_s))
@@ -89,21 +94,22 @@ def _plain(seconds_GG):
 def _drawn(seconds_GG, draws_M3G, bound_s, best_s, dense_s, ring_s):
     """The last of the drawn schedules that are shorter than best_s and all before them; infinitely long if there is none.
 
-    Dense schedules and rings are drawn, or only one of them if the plain other one was longer by HOPELESS. A draw has a
-    priority for each port and a number for each rank, by which rings are sorted.
+    Dense schedules are drawn unless the plain one was longer than best_s by HOPELESS, and rings likewise. A draw has a priority
+    for each port and a number for each rank, by which rings are sorted.
     """
     n = seconds_GG.shape[0]
+    first_s = best_s
     best = np.empty((0, 2), np.int64), np.empty((0, 2)), np.inf
     for number in range(len(draws_M3G)):
         if best_s <= bound_s:
             break
         draw_3G = draws_M3G[number]
-        if dense_s <= ring_s * HOPELESS:
+        if dense_s <= first_s * HOPELESS:
             bias_s = (draw_3G[: 2 * n] - 0.5) * (AMPLITUDES[number % len(AMPLITUDES)] * bound_s)
             made = dense(seconds_GG, bias_s, NO_CUTS, best_s)
             if made[2] < best_s:
                 best, best_s = made, made[2]
-        if ring_s <= dense_s * HOPELESS:
+        if ring_s <= first_s * HOPELESS:
             made = ring(seconds_GG, np.argsort(draw_3G[2 * n :]), best_s)
             if made[2] < best_s:
                 best, best_s = _by_start(made), made[2]

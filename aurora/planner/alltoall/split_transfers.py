@@ -114,9 +114,7 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSche
         rng: for the drawn priorities.
     """
     bound_s = shop.bound_s * (1 + 1e-12)
-    found = search(shop.seconds_GG, tries, bound_s, rng)
-    if found.makespan_s > bound_s and (rounds := matched_rounds(shop.seconds_GG, bound_s, rng)) is not None:
-        found = min(found, rounds, key=lambda made: made.makespan_s)
+    found = search(shop.seconds_GG, tries, bound_s, rng, matched_rounds(shop.seconds_GG, bound_s, rng))
     few = shop.ranks <= MOST_RANKS
     if few and (best := shortest_whole(shop.seconds_GG, found.makespan_s)) is not None:
         found = found._replace(pairs_X2=best[0], makespan_s=best[1])

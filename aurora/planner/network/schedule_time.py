@@ -61,8 +61,7 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
 def _one_after_the_other(pairs_X2, size_X, bytes_GG, Bps_GG, startup_s_GG):
     """The columns of `Pieces`; size_X are the bytes of each row, None if each pair is one row."""
     rows, ranks = len(pairs_X2), len(bytes_GG)
-    src_X, dst_X, bytes_X = np.empty((3, rows), np.int64)
-    start_s_X, end_s_X, rate_Bps_X = np.empty((3, rows))
+    whole_3X, real_3X = np.empty((3, rows), np.int64), np.empty((3, rows))  # source, destination, bytes; start, end, B/s
     free_out_s, free_in_s = np.zeros((2, ranks))
     at, by_start = 0, True
     for row in range(rows):
@@ -72,18 +71,22 @@ def _one_after_the_other(pairs_X2, size_X, bytes_GG, Bps_GG, startup_s_GG):
             start_s = max(free_out_s[src], free_in_s[dst]) + startup_s_GG[src, dst]
             end_s = start_s + size / Bps_GG[src, dst]
             free_out_s[src] = free_in_s[dst] = end_s
-            src_X[at], dst_X[at], bytes_X[at] = src, dst, size
-            start_s_X[at], end_s_X[at], rate_Bps_X[at] = start_s, end_s, Bps_GG[src, dst]
-            by_start &= at == 0 or start_s >= start_s_X[at - 1]
+            whole_3X[0, at], whole_3X[1, at], whole_3X[2, at] = src, dst, size
+            real_3X[0, at], real_3X[1, at], real_3X[2, at] = start_s, end_s, Bps_GG[src, dst]
+            by_start &= at == 0 or start_s >= real_3X[0, at - 1]
             at += 1
-    row_X = np.arange(at) if by_start else np.argsort(start_s_X[:at], kind="mergesort")
-    for at in range(1, len(row_X)):  # rows that start at the same time by source
-        row, to = row_X[at], at
-        while to > 0 and start_s_X[row_X[to - 1]] == start_s_X[row] and src_X[row_X[to - 1]] > src_X[row]:
-            row_X[to] = row_X[to - 1]
-            to -= 1
-        row_X[to] = row
-    return src_X[row_X], dst_X[row_X], bytes_X[row_X], start_s_X[row_X], end_s_X[row_X], rate_Bps_X[row_X]
+    whole_3X, real_3X = whole_3X[:, :at], real_3X[:, :at]
+    if not by_start:
+        row_X = np.argsort(real_3X[0], kind="mergesort")
+        whole_3X, real_3X = whole_3X[:, row_X], real_3X[:, row_X]
+    for row in range(1, at):  # rows that start at the same time go by source
+        at = row
+        while at > 0 and real_3X[0, at] == real_3X[0, at - 1] and whole_3X[0, at] < whole_3X[0, at - 1]:
+            for column in range(3):
+                whole_3X[column, at - 1], whole_3X[column, at] = whole_3X[column, at], whole_3X[column, at - 1]
+                real_3X[column, at - 1], real_3X[column, at] = real_3X[column, at], real_3X[column, at - 1]
+            at -= 1
+    return whole_3X[0], whole_3X[1], whole_3X[2], real_3X[0], real_3X[1], real_3X[2]
 
 
 def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:

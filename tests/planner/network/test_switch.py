@@ -102,6 +102,18 @@ def test_with_one_partner_at_a_time_the_shortcut_is_the_switch(case, method):
     assert np.allclose(np.sort(quick.end_s_X), np.sort(slow.end_s_X))
 
 
+@given(traffics_on_ports(min_ranks=2, startups=(0.0, 0.3)), st.randoms(use_true_random=False))
+def test_rows_come_by_start_then_source(case, random):
+    bytes_GG, network = case
+    pairs = [(i, j) for i in range(len(bytes_GG)) for j in range(len(bytes_GG)) if i != j]
+    random.shuffle(pairs)
+    made = timed(Order("any", pairs), bytes_GG, network)
+    keys = list(zip(made.start_s_X.tolist(), made.src_X.tolist(), strict=True))
+    assert keys == sorted(keys)
+    assert made.bytes_X.tolist() == bytes_GG[made.src_X, made.dst_X].tolist()
+    assert made.bytes_X.sum() == bytes_GG.sum()
+
+
 @st.composite
 def any_network(draw):
     bytes_GG, network = draw(traffics_on_ports(2, startups=(0.0, 0.3)))
