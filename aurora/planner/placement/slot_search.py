@@ -7,7 +7,8 @@ second phase and the aggregation: Aurora's Eq. 1 (arXiv:2410.17043). The objecti
 
 Each step takes the best change of a critical GPU, one that is slowest in a phase of a scenario that counts: it swaps one of its
 slots with another GPU's, moves it to an empty slot, gives one of its experts a further replica elsewhere, or puts another
-expert in the place of a replica. Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
+expert in the place of a replica. Where none of these helps, two GPUs exchange all that they hold. Without numba's JIT
+(NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
 from typing import NamedTuple, Self
@@ -22,7 +23,7 @@ from aurora.types.arrays import BoolArray, FloatArray, IntArray
 EMPTY = -1  # in place of an expert, a GPU or a slot: none
 PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with received and with sent in the combine
 TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change leaves alone is mostly among them
-SHAKES = 3  # random swaps of a kick
+SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this number, then one again
 LEAST_GAIN = 1e-9  # relative: a smaller gain is none
 EFFORT = 400_000_000  # price evaluations of one search at most: changes times scenarios
 
@@ -132,7 +133,7 @@ def slot_search(
 ) -> tuple[IntArray, float]:
     """Changes what slots hold, to lower the seconds of Eq. 1 over the scenarios that count.
 
-    It descends from the start; then it restarts `kicks` times, from the best slots after a few random swaps. A search may go on
+    It descends from the start; then it restarts `kicks` times, from the best slots after random changes. A search may go on
     from the result of another. Deterministic for a given state of `rng`.
 
     Args:
@@ -151,7 +152,7 @@ def slot_search(
     held_GP = np.ascontiguousarray(held_GP, dtype=np.int64).copy()
     evenly = share_GP is None
     own_GP = _even_shares(held_GP) if share_GP is None else share_GP
-    draws_KXD = rng.random((kicks, SHAKES, 3))
+    draws_KXD = rng.random((kicks, SHAKES, 4))
     value_s = _search(layer, held_GP, own_GP, draws_KXD, replicas and evenly, effort)
     return held_GP, value_s
 
@@ -243,8 +244,8 @@ def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
         if left <= 0:
             break
         _load(layer, slots, held_GP, share_GP)
-        for draw_D in draws_KXD[k]:
-            _shake(layer, slots, draw_D)
+        for x in range(1 + k % SHAKES):
+            _shake(layer, slots, replicas, draws_KXD[k, x])
         value_s, left = _descend(layer, slots, scratch, replicas, left)
         if value_s < best_s * (1 - 1e-12):
             best_s = value_s
@@ -372,6 +373,24 @@ def _swap(layer, slots, g, p, h, q):
 
 
 @njit(cache=True, nogil=True)
+def _exchange(layer, slots, g, h):
+    """Exchanges all that GPUs g and h hold."""
+    ours_P, our_share_P = slots.held_GP[g].copy(), slots.share_GP[g].copy()
+    theirs_P, their_share_P = slots.held_GP[h].copy(), slots.share_GP[h].copy()
+    for p in range(len(ours_P)):
+        if ours_P[p] != EMPTY:
+            _take(layer, slots, g, p)
+        if theirs_P[p] != EMPTY:
+            _take(layer, slots, h, p)
+    for k, held_P, share_P in ((g, theirs_P, their_share_P), (h, ours_P, our_share_P)):
+        p = 0
+        for at in range(len(held_P)):
+            if held_P[at] != EMPTY:
+                _give(layer, slots, k, p, held_P[at], share_P[at])
+                p += 1
+
+
+@njit(cache=True, nogil=True)
 def _overwrite(layer, slots, h, q, e):
     """Puts a further replica of expert e into slot q of GPU h, in place of what is there; e EMPTY: leaves the slot empty."""
     if slots.held_GP[h, q] != EMPTY:
@@ -383,8 +402,11 @@ def _overwrite(layer, slots, h, q, e):
 
 
 @njit(cache=True, nogil=True)
-def _shake(layer, slots, draw_D):
-    """Swaps a random slot with a random slot of another GPU, if both experts then have a place; draw_D are three numbers."""
+def _shake(layer, slots, replicas, draw_D):
+    """Swaps a random slot with a random one of another GPU, or puts its expert there as a further replica, if that is allowed.
+
+    draw_D are four numbers from zero to one.
+    """
     gpus, experts = slots.holds_GE.shape
     a = min(int(draw_D[0] * experts), experts - 1)
     g = slots.gpu_EG[a, min(int(draw_D[1] * slots.count_E[a]), slots.count_E[a] - 1)]
@@ -398,6 +420,9 @@ def _shake(layer, slots, draw_D):
         h += 1
     b = slots.held_GP[h, at]
     if h == g or slots.holds_GE[h, a] or (b != EMPTY and slots.holds_GE[g, b]):
+        return
+    if replicas and draw_D[3] < 0.5 and (b == EMPTY or slots.count_E[b] > 1):
+        _overwrite(layer, slots, h, at, a)
         return
     for p in range(layer.slots_G[g]):
         if slots.held_GP[g, p] == a:
@@ -433,7 +458,11 @@ def _descend(layer, slots, scratch, replicas, effort):
         elif p != EMPTY:
             _swap(layer, slots, g, p, h, q)
         else:
-            continue
+            h, priced = _best_exchange(layer, slots, scratch, g, best_s)
+            effort -= priced * len(slots.seconds_W)
+            if h == EMPTY:
+                continue
+            _exchange(layer, slots, g, h)
         now_s = _price(layer, slots, scratch)
         _gains(slots, gain_G)
         tried_G[:] = False
@@ -448,14 +477,14 @@ def _price(layer, slots, scratch):
     for w in range(len(seconds_W)):
         seconds_W[w] = top_s_YWR[0, w, 0] + top_s_YWR[1, w, 0] + layer.aggregate_s_W[w]
     value_s = _tail_mean(seconds_W, ranked_W, layer.worst)
-    least_s, room = ranked_W[layer.worst - 1], layer.worst
+    least_s, left = ranked_W[layer.worst - 1], layer.worst
     for w in range(len(seconds_W)):
         weight_W[w] = 1.0 / layer.worst if seconds_W[w] > least_s else 0.0
-        room -= seconds_W[w] > least_s
+        left -= seconds_W[w] > least_s
     for w in range(len(seconds_W)):
-        if room > 0 and seconds_W[w] == least_s:
+        if left > 0 and seconds_W[w] == least_s:
             weight_W[w] = 1.0 / layer.worst
-            room -= 1
+            left -= 1
     return value_s
 
 
@@ -507,6 +536,17 @@ def _find_rest(sum_s_GXW, top_YWR, top_s_YWR, row_G, rest_YW):
 
 
 @njit(cache=True, nogil=True)
+def _find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW):
+    """Fills rest_YW (2, W) with the seconds of each phase on the slowest GPU other than g and h."""
+    for y in range(2):
+        for w in range(rest_YW.shape[1]):
+            at = 0
+            while top_YWR[y, w, at] == g or top_YWR[y, w, at] == h:
+                at += 1
+            rest_YW[y, w] = top_s_YWR[y, w, at]
+
+
+@njit(cache=True, nogil=True)
 def _value(seconds_W, weight_W, ranked_W, worst, best_s):
     """The objective of seconds_W, or, where that is enough to be at least best_s, a lower bound on it."""
     value_s = 0.0
@@ -532,12 +572,7 @@ def _best_swap(layer, slots, scratch, g, best_s):
     for h in range(len(layer.slots_G)):
         if h == g:
             continue
-        for y in range(2):
-            for w in range(scenarios):
-                at = 0
-                while top_YWR[y, w, at] == g or top_YWR[y, w, at] == h:
-                    at += 1
-                rest_YW[y, w] = top_s_YWR[y, w, at]
+        _find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW)
         least_s = 0.0
         for w in range(scenarios):
             least_s += weight_W[w] * (rest_YW[0, w] + rest_YW[1, w] + aggregate_s_W[w])
@@ -585,6 +620,43 @@ def _best_swap(layer, slots, scratch, g, best_s):
                 if value_s < best_s:
                     best_s, found_p, found_h, found_q = value_s, p, h, q
     return best_s, found_p, found_h, found_q, priced
+
+
+@njit(cache=True, nogil=True)
+def _best_exchange(layer, slots, scratch, g, best_s):
+    """The best GPU to exchange all experts with: (GPU, changes priced); EMPTY if none brings the objective below best_s."""
+    held_GP, slots_G, base_s_GXW, row_GXW = slots.held_GP, layer.slots_G, layer.base_s_GXW, scratch.row_GXW
+    rest_YW, seconds_W = scratch.rest_YW, scratch.seconds_W
+    found, priced = EMPTY, 0
+    for h in range(len(slots_G)):
+        if h == g or _held(held_GP, g) > slots_G[h] or _held(held_GP, h) > slots_G[g]:
+            continue
+        priced += 1
+        for at, own, other in ((0, g, h), (1, h, g)):
+            _copy(layer.part_s_GEXW, base_s_GXW, row_GXW, at, own, 0, 0.0)
+            for p in range(slots_G[other]):
+                if held_GP[other, p] != EMPTY:
+                    _add(layer.part_s_GEXW, row_GXW, at, own, held_GP[other, p], slots.share_GP[other, p])
+        _find_rest_of_two(slots.top_YWR, slots.top_s_YWR, g, h, rest_YW)
+        for w in range(len(seconds_W)):
+            seconds_W[w] = layer.aggregate_s_W[w]
+            for y in range(2):
+                ours_s = _larger(row_GXW[0, 2 * y, w], row_GXW[0, 2 * y + 1, w])
+                theirs_s = _larger(row_GXW[1, 2 * y, w], row_GXW[1, 2 * y + 1, w])
+                seconds_W[w] += _larger(rest_YW[y, w], _larger(ours_s, theirs_s))
+        value_s = _value(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)
+        if value_s < best_s:
+            best_s, found = value_s, h
+    return found, priced
+
+
+@njit(cache=True, nogil=True)
+def _held(held_GP, g):
+    """How many experts GPU g holds."""
+    held = 0
+    for e in held_GP[g]:
+        held += e != EMPTY
+    return held
 
 
 @njit(cache=True, nogil=True)
