@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.planner.network.lower_bounds import spread_beside
 from aurora.planner.placement.assignment import ASSIGN
+from aurora.planner.placement.colocated_bound import colocated_bound_s
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
 from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.lp_relaxation import prove_bound
-from aurora.planner.placement.objective import Formula, Part
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.slot_counts import even_slots, replicas_fit
 from aurora.types import Cluster, Placement, PlanOptions, Profile
@@ -79,7 +78,7 @@ def place_colocated(
                 held_MLG[model].append(found.group_MG[model])
         value_s = problem.value_s(found.group_MG)
         known_s = 0.0 if fixed else found.bound_s  # where models were fixed, the search did not try other places for them
-        least_s = _placement_bound(problem.formula, [each.costs for each in layer_M], replicas)
+        least_s = colocated_bound_s(problem.formula, [each.costs for each in layer_M], replicas)
         objective_s += value_s
         bound_s += least_s
         assignment_bound_s += max(known_s or prove_bound(replace(problem, movable=True), value_s).bound_s, least_s)
@@ -96,21 +95,3 @@ def _grouped(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np
     own_G = even_slots(profile.experts, np.full(len(cluster), profile.experts))
     group_E = grouped(place, costs.load_WE[0], own_G, rng)
     return GroupedLayer(costs, group_E, costs.grouped(group_E))
-
-
-def _placement_bound(formula: Formula, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
-    """A lower bound on the seconds of a layer for every placement of all models' experts, with or without replicas.
-
-    Each term of the objective is replaced by its own least value, so the bound is attained only if one placement minimises all
-    terms.
-    """
-    least_X = [max(_least_part(part, costs_M, replicas) for part in parts) for parts in formula.parts.values()]
-    return formula.longest(np.array(least_X))
-
-
-def _least_part(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
-    """A lower bound on the seconds of a part on the GPU where it takes longest."""
-    found = [(model, *costs_M[model].phase_s(phase)) for model, phase in part]
-    fixed_G = np.sum([fixed_G for _, fixed_G, _ in found], axis=0)
-    cost_MGE = [sum(cost_GE for of_model, _, cost_GE in found if of_model == model) for model in {model for model, _ in part}]
-    return spread_beside(fixed_G, np.concatenate(cost_MGE, axis=1), replicas)
