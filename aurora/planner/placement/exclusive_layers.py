@@ -245,10 +245,11 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
     packed = place(load_E, slots, options.place, seed=options.seed).placement
     if options.place == "eplb":
         return packed
-    single = _unreplicated(problem, "balanced", options.assign, rng)
-    starts = [packed if REPLICAS[options.place].divided_evenly else place(load_E, slots, seed=options.seed).placement, single]
+    starts = [packed if REPLICAS[options.place].divided_evenly else place(load_E, slots, seed=options.seed).placement]
     if slots.alike:
-        starts.append(place(load_E, GpuSlots(problem.slots_G, np.ones(len(cost_G))), "eplb").placement)
+        starts.append(place(load_E, slots, "eplb").placement)
+    else:
+        starts.append(_unreplicated(problem, "balanced", options.assign, rng))
     found = [_searched(problem, each, rng, replicas=True) for each in (starts, _relaxed(problem)) if each]
     if not REPLICAS[options.place].divided_evenly:
         found += [packed, _swapped(problem, packed, rng)]

@@ -25,6 +25,7 @@ PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with rece
 TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change leaves alone is mostly among them
 SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this number, then one again
 LEAST_GAIN = 1e-9  # relative: a smaller gain is none
+EXTREMES = 16  # busiest and idlest experts that are tried in an empty slot where no replica lowers the objective
 EFFORT = 400_000_000  # price evaluations of one search at most: changes times scenarios
 
 
@@ -161,7 +162,7 @@ def fill(layer: SearchLayer, held_GP: IntArray) -> tuple[IntArray, float]:
     """Puts replicas into all empty slots, the one first that lowers the seconds of Eq. 1 most.
 
     Where none lowers them, it takes the busiest expert whose replica does not raise them, or else the one that raises them
-    least. A GPU that holds every expert keeps its empty slots.
+    least, both of the EXTREMES busiest and idlest. A GPU that holds every expert keeps its empty slots.
 
     Args:
         layer: the costs.
@@ -820,6 +821,9 @@ def _fill(layer, held_GP, share_GP):
     """Fills empty slots in place; returns the objective."""
     slots, scratch = _slots(layer, held_GP, share_GP), _scratch(layer, held_GP.shape[1])
     gpus, experts = slots.holds_GE.shape
+    if layer.slots_G.sum() == slots.count_E.sum():
+        return _price(layer, slots, scratch)
+    extremes = max(EXTREMES, held_GP.shape[1])  # more than a GPU with an empty slot holds
     busy_E, gain_G = np.zeros(experts), np.empty(gpus)
     for e in range(experts):
         for g in range(gpus):
@@ -828,10 +832,11 @@ def _fill(layer, held_GP, share_GP):
         now_s = _price(layer, slots, scratch)
         best_s, lowers, to, come = np.inf, False, EMPTY, EMPTY
         _gains(slots, gain_G)
-        for e in np.argsort(-busy_E / slots.count_E, kind="mergesort"):
-            below_s = now_s * (1 - LEAST_GAIN)
+        below_s = now_s * (1 - LEAST_GAIN)
+        for rank, e in enumerate(np.argsort(-busy_E / slots.count_E, kind="mergesort")):
             helps = _is_critical(slots, gain_G, e) and _count_changed(layer, slots, scratch, EMPTY, EMPTY, e, np.inf) < below_s
-            if (lowers or best_s <= now_s * (1 + LEAST_GAIN)) and not helps:
+            tried = helps or min(rank, experts - 1 - rank) < extremes
+            if not tried or (not helps and (lowers or best_s <= now_s * (1 + LEAST_GAIN))):
                 continue
             for h in range(gpus):
                 if slots.holds_GE[h, e] or _free_slot(layer, slots, h) == EMPTY:
