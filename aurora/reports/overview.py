@@ -74,7 +74,9 @@ def _prediction_error(found: ReportNumbers) -> Tile:
     if both is None or found.predicted is None or found.measured is None:
         name, trace = found.of.traces[0]
         lacking, verb = ("predicted", "simulate") if found.predicted is None else ("measured", "run")
-        note = f"{name}, from start to end; no {lacking} trace was given: aurora {verb} writes one"
+        note = f"{name}, from start to end; no {lacking} trace was given"
+        if verb == "simulate" or len(found.of.models) <= 2:
+            note += f": aurora {verb} writes one"
         return Tile(f"Time, {trace.kind}", seconds(trace.seconds), note)
     names = [found.of.traces[i][0] for i in (found.predicted, found.measured)]
     note = (

@@ -67,11 +67,12 @@ class _Port:
         self._wake()
 
     def _wake(self) -> None:
-        """Resumes the models that have the next time slice."""
-        for model, resume in list(self._waiting.items()):
-            if has_next_slice(self._slices_done_M, model):
-                del self._waiting[model]
-                resume()
+        """Resumes the models that have the next time slice; one that takes no time may end its slice, and wake others, here."""
+        while (model := next(filter(self._has_next_slice, self._waiting), None)) is not None:
+            self._waiting.pop(model)()
+
+    def _has_next_slice(self, model: int) -> bool:
+        return has_next_slice(self._slices_done_M, model)
 
 
 class SimulatedPortArbiter:

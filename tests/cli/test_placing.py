@@ -118,8 +118,8 @@ def test_from_the_plan_in_force(planned, folder):
         (["--domain", "{folder}/p1.npz", "--explain"], "--explain: .*expected neither --domain nor --aim"),
         (["--aim", "mean", "--explain"], "--explain: .*expected neither --domain nor --aim"),
         (["--slots-per-gpu", 3, "--explain"], "--explain: expected a plan that holds every expert once, found replicas"),
-        (["--profile", "{folder}/p1.npz", "--slots-per-gpu", 3], "--slots-per-gpu: is for a plan of one model, found two"),
-        (["--profile", "{folder}/p1.npz", "--aim", "cvar"], "--aim: is for a plan of one model, found two"),
+        (["--profile", "{folder}/p1.npz", "--slots-per-gpu", 3], "--slots-per-gpu: is for a plan of one model, found 2 models"),
+        (["--profile", "{folder}/p1.npz", "--aim", "cvar"], "--aim: is for a plan of one model, found 2 models"),
         (
             ["--profile", "{folder}/p1.npz", "--domain", "{folder}/p2.npz"],
             "--domain: expected another profile of the one model",

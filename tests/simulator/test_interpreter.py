@@ -38,6 +38,22 @@ def rows(trace, phase, model=0):
     return sorted(zip(trace.rank_X[keep].tolist(), trace.start_s_X[keep].tolist(), trace.end_s_X[keep].tolist(), strict=True))
 
 
+def test_slices_of_three_models_go_round_and_a_model_without_traffic_takes_no_time():
+    """Rank 0 sends 4 bytes of each model at 2 B/s, and gets them back; the fourth model's tokens stay where they are.
+
+    Dispatches follow each other, 0..2, 2..4, 4..6, then the combines in the same sequence, until 12. The second layer of the
+    second model takes 4 s more, when the others have left.
+    """
+    one = profile([[[[0, 4], [0, 0]]]])
+    two, idle = profile([[[[0, 4], [0, 0]]] * 2]), profile([[[[4, 0], [0, 4]]]])
+    plan = make_plan(cluster(2.0, 2.0), [one, two, one, idle], KEEP)
+    trace = simulate_plan(plan, [one, two, one, idle])
+    for model, begin in enumerate((0, 2, 4)):
+        assert rows(trace, "dispatch", model)[0] == (0, begin, begin + 2)
+        assert (1, 6 + begin, 8 + begin) in rows(trace, "combine", model)
+    assert [trace.end_s_X[trace.model_X == model].max() for model in range(3)] == [8, 16, 12]
+
+
 def one_window(p):
     return replace(p, tokens_TLSE=p.tokens_TLSE[:1])
 
@@ -214,7 +230,7 @@ def test_unknown_time_slices_are_refused():
     plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
     with pytest.raises(BadInput, match="expected time_slice as one of exchange, layer, found 'daily'"):
         compile_plan(replace(plan, options=replace(plan.options, time_slice="daily")))
-    with pytest.raises(BadInput, match="`time_slice`: is for two models"):
+    with pytest.raises(BadInput, match="`time_slice`: is for models that share"):
         make_plan(cluster(1.0, 1.0), [p], replace(KEEP, time_slice="layer"))
     with pytest.raises(BadInput, match="`time_slice`: expected one of auto, exchange, layer, found 'daily'"):
         make_plan(cluster(1.0, 1.0), [p, p], replace(KEEP, time_slice="daily"))

@@ -110,17 +110,18 @@ def _mean_bytes_XJ(costs: GroupCosts) -> FloatArray:
 
 
 def local_search(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Runs simulated annealing from three starts and returns the best result by the objective.
+    """Runs simulated annealing from three starts and returns the best assignment found by the objective.
 
     The starts are `decoupled`, `matching` and each model's own optimum; the result is never worse than any of them. A step
-    swaps the groups of one model, or of all, between two GPUs.
+    swaps the groups of one model, or of all, between two GPUs. Of assignments that the objective finds equal, as a single
+    resource decides, that is taken with which the models take least one after the other.
     """
     own_optima = [ASSIGN["exact"](costs, rng) for costs in problem.costs_M]
     for model in set(range(len(own_optima))) - set(problem.movers_M.tolist()):
         own_optima[model] = problem.held[model]
     starts = decoupled(problem, rng).group_MG, matching(problem, rng).group_MG, np.stack(own_optima)
-    found = [anneal(problem, start_MG, rng) for start_MG in starts]
-    return ColocatedPlacement(min(found, key=problem.value_s))
+    found = [*(anneal(problem, start_MG, rng) for start_MG in starts), *starts]
+    return ColocatedPlacement(min(found, key=lambda group_MG: (problem.value_s(group_MG), problem.sequential_s(group_MG))))
 
 
 def exact(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aurora.planner.placement.cost_model import GroupCosts
-from aurora.planner.placement.objective import Formula, Part, formula
+from aurora.planner.placement.objective import Formula, Part, PhaseTimes, exclusive, formula
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 
@@ -77,7 +77,15 @@ class ColocationProblem:
 
     def value_s(self, group_MG: IntArray) -> float:
         """Returns the seconds of the layer with the groups (M, G) of each model on the GPUs."""
-        return self.formula.seconds([costs.phase_times(group_G) for costs, group_G in zip(self.costs_M, group_MG, strict=True)])
+        return self.formula.seconds(self._phase_times(group_MG))
+
+    def sequential_s(self, group_MG: IntArray) -> float:
+        """Returns the seconds of the layer if the models run one after the other, as `value_s`."""
+        return sum(map(exclusive, self._phase_times(group_MG)))
+
+    def _phase_times(self, group_MG: IntArray) -> list[PhaseTimes]:
+        """The phases of each model."""
+        return [costs.phase_times(group_G) for costs, group_G in zip(self.costs_M, group_MG, strict=True)]
 
     @cached_property
     def arrays(self) -> Arrays:

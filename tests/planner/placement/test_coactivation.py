@@ -275,7 +275,7 @@ def test_what_affinity_does_not_go_with(options, message):
 
 def test_affinity_wants_one_model_alone_with_its_choices():
     machines, profile = cluster(1e6, 2e6), invented()
-    with pytest.raises(BadInput, match="`coactivation`: is for a plan of one model, found two"):
+    with pytest.raises(BadInput, match="`coactivation`: is for a plan of one model, found 2 models"):
         make_plan(machines, [profile, profile], ONCE)
     with pytest.raises(BadInput, match="`coactivation`: expected no `domain`"):
         make_plan(machines, [profile], ONCE, domains=[profile])
@@ -284,7 +284,7 @@ def test_affinity_wants_one_model_alone_with_its_choices():
     with pytest.raises(InfeasiblePlan, match="expert slots"):
         make_plan(machines, [profile], replace(ONCE, slots_per_gpu=3))
     plan = make_plan(machines, [profile], ONCE)
-    with pytest.raises(BadInput, match="tokens are deduplicated in plans of one model, found two"):
+    with pytest.raises(BadInput, match="tokens are deduplicated in plans of one model, found 2 models"):
         replace(plan, models=plan.models * 2)
 
 

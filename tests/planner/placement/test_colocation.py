@@ -97,11 +97,26 @@ def test_every_method_places_each_group_once_and_moves_a_model_only_where_it_may
 
 @given(problems())
 def test_local_search_is_never_worse_than_where_it_starts(problem):
-    values = {}
+    priced = {}
     for name in ("decoupled", "matching", "local-search"):
-        found = COLOCATE[name](problem, np.random.default_rng(0))
-        values[name] = problem.value_s(found.group_MG)
-    assert values["local-search"] <= min(values["decoupled"], values["matching"])
+        group_MG = COLOCATE[name](problem, np.random.default_rng(0)).group_MG
+        priced[name] = (problem.value_s(group_MG), problem.sequential_s(group_MG))
+    assert priced["local-search"] <= min(priced["decoupled"], priced["matching"])
+
+
+def test_of_assignments_that_one_port_decides_the_one_is_taken_whose_models_take_least():
+    """Rank 0 of model a sends so much that nothing else counts; the other models' groups still go where they send least."""
+    rng = np.random.default_rng(0)
+    machines = cluster(1.0, 1.0, 1.0)
+    busy = profile([[[[0, 0, 500], [0, 0, 500], [500, 500, 0]]]], name="a")
+    others = [profile(rng.integers(0, 9, (1, 1, 3, 3))) for _ in range(2)]
+    costs = tuple(group_costs(machines, source, 0, np.arange(3)) for source in (busy, *others))
+    problem = ColocationProblem(costs, {0: np.arange(3)}, objective="busiest-resource")
+    found = COLOCATE["local-search"](problem, np.random.default_rng(0)).group_MG
+    least = min((problem.value_s(each), problem.sequential_s(each)) for each in assignments(problem))
+    own = COLOCATE["matching"](problem, np.random.default_rng(0)).group_MG
+    assert problem.value_s(found) == least[0]
+    assert least[1] <= problem.sequential_s(found) <= problem.sequential_s(own)
 
 
 @pytest.mark.parametrize(("objective", "models"), [(name, models) for models in (2, 3) for name in objectives(models)])
