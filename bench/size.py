@@ -21,8 +21,9 @@ OTHER_BYTES = 2 * 4 * HIDDEN * HIDDEN * (LAYERS + DENSE)
 SERVER = 8  # GPUs
 ABOUT = (
     "58 layers of 256 experts, top 8; traffic of `aurora synthetic zipf:0.8`, 1024 tokens on every rank, and the default aim. "
-    "Seconds and memory are those of the whole command, a process of its own. EPLB alone: its own algorithm on the same loads "
-    "and slots, without orders, checks, files and bounds. Gap: to what no placement within the slots can beat."
+    "Seconds, processor time of all cores and memory are those of the whole command, a process of its own. EPLB alone: its own "
+    "algorithm on the same loads and slots, without orders, checks, files and bounds. Gap: to what no placement within the "
+    "slots can beat."
 )
 
 
@@ -44,14 +45,14 @@ def cluster(slots: list[int | None], fabric: bool) -> str:
     return "\n".join(parts) + "\n"
 
 
-def timed(*command: object) -> tuple[float, float]:
-    """Runs `aurora` with these arguments; returns its seconds and its largest memory in GB."""
+def timed(*command: object) -> tuple[float, float, float]:
+    """Runs `aurora` with these arguments; returns its seconds, those of all cores, and its largest memory in GB."""
     began = time.perf_counter()
     child = subprocess.Popen([sys.executable, "-m", "aurora", *map(str, command)], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
     if status:
         raise SystemExit(f"aurora {' '.join(map(str, command))} failed")
-    return time.perf_counter() - began, used.ru_maxrss / 1e6
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6
 
 
 class Rows:
@@ -68,8 +69,8 @@ class Rows:
         shape.write_text(json.dumps(config(layers)))
         machines.write_text(cluster([None] * (gpus // SERVER) if isinstance(slots, int) else slots, fabric))
         options = ["--slots-per-gpu", slots] if isinstance(slots, int) else ["--place", "equal-split"]
-        drawn_s, _ = timed("synthetic", "zipf:0.8", shape, "--sources", gpus, "-o", profile)
-        took_s, held_GB = timed("plan", "--profile", profile, "--cluster", machines, "-o", plan, *options)
+        drawn_s, *_ = timed("synthetic", "zipf:0.8", shape, "--sources", gpus, "-o", profile)
+        took_s, busy_s, held_GB = timed("plan", "--profile", profile, "--cluster", machines, "-o", plan, *options)
         made, eplb_s = load_plan(plan), "-"
         if isinstance(slots, int):
             load_LE, began = load_profile(profile).load_LE, time.perf_counter()
@@ -77,16 +78,18 @@ class Rows:
             eplb_s = f"{time.perf_counter() - began:.1f}"
         filled = sum(map(len, made.models[0].placement.slots_LG[0]))
         size_MB = plan.stat().st_size / 1e6
-        measured = f"{drawn_s:.1f}", f"**{took_s:.1f}**", f"{held_GB:.2f}", eplb_s
+        measured = f"{drawn_s:.1f}", f"**{took_s:.1f}**", f"{busy_s:.1f}", f"{held_GB:.2f}", eplb_s
         self.table.add(what, layers, filled, *measured, f"{made.gap:.1%}", f"{size_MB:.1f}")
 
 
 COLUMNS = (
-    "cluster | layers | slots filled | `aurora synthetic`, s | `aurora plan`, s | GB at most | EPLB alone, s | gap | plan, MB"
+    "cluster | layers | slots | `aurora synthetic`, s | `aurora plan`, s | all cores, s | GB at most | EPLB alone, s | gap | "
+    "plan, MB"
 )
 
 
 def main() -> None:
+    load = f"Load average of the machine when it began: {os.getloadavg()[0]:.1f}."
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = Rows(folder, "The whole model")
@@ -100,7 +103,7 @@ def main() -> None:
         size.add("144 GPUs in 18 servers, four of which hold 3 a GPU", 144, LAYERS, [3] * 4 + [2] * 14)
         for gpus in (8, 16, 32, 64, 128, 256, 512, 1024):
             growth.add(f"{gpus} GPUs in {gpus // SERVER} servers", gpus, 4, EXPERTS // gpus + 1 if gpus < EXPERTS else 2)
-    head = [f"# Planning at DeepSeek-V3's size, {today()}", "", f"`python bench/size.py` on {machine()}.", "", ABOUT]
+    head = [f"# Planning at DeepSeek-V3's size, {today()}", "", f"`python bench/size.py` on {machine()}.", "", ABOUT, "", load]
     write("size", head, size.table.lines, growth.table.lines)
 
 

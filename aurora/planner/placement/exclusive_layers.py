@@ -6,7 +6,7 @@ it gains nothing there. The aim "own" takes the counts as exact instead.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -313,9 +313,10 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
     more_G = np.minimum(held_G + 1, np.minimum(memory_G, len(problem.load_E)))
     if (more_G <= held_G).all() or (len(set(held_G.tolist())) == 1 and (more_G <= held_G).any()):
         return None
-    larger = replace(problem, slots_G=np.maximum(more_G, held_G))
-    layer = SearchLayer.of(larger.expected, larger.slots_G)
-    held_GP, _ = fill(layer, held_of(placement, 0, larger.slots_G))
+    larger = GpuSlots(np.maximum(more_G, held_G), problem.expected.token_s_G)
+    start = place(problem.expected.load_WE.mean(axis=0), larger).placement if larger.alike else placement
+    layer = SearchLayer.of(problem.expected, larger.slots_G)
+    held_GP, _ = fill(layer, held_of(start, 0, larger.slots_G))
     held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
     return problem.unseen.value_s(placement.split_EG(0)), problem.unseen.value_s(placement_of(held_GP).split_EG(0))
 
