@@ -24,9 +24,11 @@ EMPTY = -1  # in place of an expert, a GPU or a slot: none
 PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with received and with sent in the combine
 TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change leaves alone is mostly among them
 SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this number, then one again
+ENOUGH_GPUS = 8  # a change that helps is taken when it is the best of this many GPUs' slots
 LEAST_GAIN = 1e-9  # relative: a smaller gain is none
 EXTREMES = 16  # busiest and idlest experts that are tried in an empty slot where no replica lowers the objective
-EFFORT = 400_000_000  # price evaluations of one search at most: changes times scenarios
+EFFORT = 10_000_000  # changes times scenarios that the restarts of a search price at most: about 0.1 s
+DESCENT = 10  # so many times that may the first descent price
 
 
 class SearchLayer(NamedTuple):
@@ -145,7 +147,7 @@ def slot_search(
         replicas: whether counts of replicas may change; otherwise slots only swap and move.
         share_GP: (G, P) float64, fixed shares of their experts' tokens, which move with their slots, in this very array; counts
             then stay. None: the replicas of an expert share its tokens evenly.
-        effort: a limit to the changes that are priced, times scenarios.
+        effort: a limit to the changes that restarts price, times scenarios; the first descent may price DESCENT times as many.
 
     Returns:
         ((G, P) int64, the expert in each slot; the objective in seconds). Never worse than the start.
@@ -239,7 +241,8 @@ def _sums(own_WGE, expert_s_WGE, gate_s_WG, port_s_XG):
 def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
     """The descent and its restarts, in place; returns the objective."""
     slots, scratch = _slots(layer, held_GP.copy(), share_GP.copy()), _scratch(layer, held_GP.shape[1])
-    best_s, left = _descend(layer, slots, scratch, replicas, effort)
+    best_s, _ = _descend(layer, slots, scratch, replicas, DESCENT * effort)
+    left = effort
     held_GP[:], share_GP[:] = slots.held_GP, slots.share_GP
     for k in range(draws_KXD.shape[0]):
         if left <= 0:
@@ -570,9 +573,10 @@ def _best_swap(layer, slots, scratch, g, best_s):
     for p in range(layer.slots_G[g]):
         if held_GP[g, p] != EMPTY:
             _copy(part_s_GEXW, sum_s_GXW, ours_PXW, p, g, held_GP[g, p], -share_GP[g, p])
-    for h in range(len(layer.slots_G)):
-        if h == g:
-            continue
+    for step in range(1, len(layer.slots_G)):
+        h = (g + step) % len(layer.slots_G)
+        if step > ENOUGH_GPUS and found_p != EMPTY:
+            break
         _find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW)
         least_s = 0.0
         for w in range(scenarios):
@@ -707,7 +711,10 @@ def _best_place(layer, slots, scratch, a, best_s):
     rest_YW, most_YW, seconds_W = scratch.rest_YW, scratch.most_YW, scratch.seconds_W
     share, scenarios = 1.0 / (count_E[a] + 1), len(seconds_W)
     to, place, priced = EMPTY, EMPTY, 0
-    for h in range(len(layer.slots_G)):
+    for step in range(len(layer.slots_G)):
+        h = (gpu_EG[a, 0] + step) % len(layer.slots_G)
+        if step > ENOUGH_GPUS and to != EMPTY:
+            break
         if slots.holds_GE[h, a]:
             continue
         emptied, copied = False, False
