@@ -54,6 +54,11 @@ def nearly_equal(n: int, rng: np.random.Generator) -> np.ndarray:
     return rng.integers(950_000, 1_050_000, (n, n))
 
 
+def between(part: float) -> Maker:
+    """Entries within a part of their mean."""
+    return lambda n, rng: (1e6 * rng.uniform(1 - part, 1 + part, (n, n))).astype(np.int64)
+
+
 def lognormal(n: int, rng: np.random.Generator) -> np.ndarray:
     return (rng.lognormal(0.0, 1.0, (n, n)) * 1e5).astype(np.int64) + 1
 
@@ -353,28 +358,33 @@ def times() -> list[str]:
     return table.lines
 
 
-def median_us(call: Callable[..., object], cases: Sequence[tuple]) -> float:
-    """The median time of a warm call, each with another case."""
-    took = []
+def medians_us(calls: Sequence[Callable[..., object]], cases: Sequence[tuple]) -> list[float]:
+    """The median time of each warm call, another case every time; calls take turns, so that they share disturbances."""
+    took: list[list[float]] = [[] for _ in calls]
     for case in (*cases[:5], *cases):
-        began = time.perf_counter()
-        call(*case)
-        took.append(time.perf_counter() - began)
-    return statistics.median(took[5:]) * 1e6
+        for own, call in zip(took, calls, strict=True):
+            began = time.perf_counter()
+            call(*case)
+            own.append(time.perf_counter() - began)
+    return [statistics.median(own[5:]) * 1e6 for own in took]
 
 
-def call_times(n: int) -> tuple[float, float, float, float]:
+def call_times(n: int) -> list[float]:
     """Microseconds of one dense schedule, of `openshop`'s search, of `openshop` and of `aurora.order`."""
     network, rng, bias_s = Network.equal(n, DEFAULT_BPS), np.random.default_rng(0), np.zeros(2 * n)
     tries = SMALL_TRIES if n < SMALL else 0
-    drawn = [(bytes_GG,) for bytes_GG in matrices(uniform, n, CALLS)]
-    seconds = [(pair_seconds(bytes_GG, network),) for (bytes_GG,) in drawn]
-    bounded = [(seconds_GG, longest_port(seconds_GG) * (1 + 1e-12)) for (seconds_GG,) in seconds]
-    return (
-        median_us(lambda seconds_GG: dense(seconds_GG, bias_s, NO_CUTS), seconds),
-        median_us(lambda seconds_GG, bound_s: search(seconds_GG, tries, bound_s, rng), bounded),
-        median_us(lambda bytes_GG: ORDER["openshop"](bytes_GG, network, rng=rng), drawn),
-        median_us(aurora.order, drawn),
+    cases = []
+    for bytes_GG in matrices(uniform, n, CALLS):
+        seconds_GG = pair_seconds(bytes_GG, network)
+        cases.append((bytes_GG, seconds_GG, longest_port(seconds_GG) * (1 + 1e-12)))
+    return medians_us(
+        [
+            lambda bytes_GG, seconds_GG, bound_s: dense(seconds_GG, bias_s, NO_CUTS),
+            lambda bytes_GG, seconds_GG, bound_s: search(seconds_GG, tries, bound_s, rng),
+            lambda bytes_GG, seconds_GG, bound_s: ORDER["openshop"](bytes_GG, network, rng=rng),
+            lambda bytes_GG, seconds_GG, bound_s: aurora.order(bytes_GG),
+        ],
+        cases,
     )
 
 
@@ -400,7 +410,7 @@ def birkhoff_calls() -> list[str]:
         drawn = [(bytes_GG,) for bytes_GG in matrices(uniform, n, CALLS if n < 10 else MATRICES)]
         parts = [slots(bytes_GG, 10**6) for (bytes_GG,) in drawn[:MATRICES]]
         messages = np.mean([(units_XG > 0).sum() for _, _, units_XG in parts]) / (n * (n - 1))
-        took = median_us(lambda bytes_GG, ones=ones: birkhoff(bytes_GG, ones, rng=rng), drawn)
+        (took,) = medians_us([lambda bytes_GG, ones=ones: birkhoff(bytes_GG, ones, rng=rng)], drawn)
         table.add(n, f"{np.mean([len(length_X) for length_X, _, _ in parts]):.1f}", f"{messages:.2f}", f"{took:.0f}")
     return table.lines
 
@@ -412,12 +422,11 @@ def near_equal_traffic() -> list[str]:
     )
     for n in (16, 24, 32, 48, 64):
         ones = Network.equal(n)
+        ORDER["openshop-best"](next(matrices(between(0.2), n)), ones, rng=np.random.default_rng(0))  # compiles
         for part in (0.05, 0.1):
             found: dict[str, list[float]] = {"openshop": [], "openshop-best": []}
             took = []
-            for seed in range(20):
-                bytes_GG = (1e6 * np.random.default_rng(seed).uniform(1 - part, 1 + part, (n, n))).astype(np.int64)
-                np.fill_diagonal(bytes_GG, 0)
+            for bytes_GG in matrices(between(part), n, 20):
                 for method, values in found.items():
                     began = time.process_time()
                     order = ORDER[method](bytes_GG, ones, rng=np.random.default_rng(0))
@@ -438,7 +447,12 @@ def growth(name: str, seconds_by_n: dict[int, float]) -> str:
 
 
 def main() -> None:
-    heading = [f"# Orders, {today()}", "", f"`python bench/order.py` on {machine()}; {MATRICES} matrices a row unless said."]
+    heading = [
+        f"# Orders, {today()}",
+        "",
+        f"`{' '.join(['python bench/order.py', *sys.argv[1:]])}` on {machine()}; {MATRICES} matrices a row unless said; "
+        f"load average {os.getloadavg()[0]:.0f}.",
+    ]
     ORDER["openshop-best"](next(matrices(uniform, 4)), Network.equal(4), rng=np.random.default_rng(0))  # compiles
     parts = (calls, birkhoff_calls, near_equal_traffic)
     if sys.argv[1:] == ["calls"]:

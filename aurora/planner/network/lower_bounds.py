@@ -15,8 +15,14 @@ ROUNDING = 1e-12  # relative error of a sum of floats that cancel
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """Returns (G,) float64, the longer of the seconds in which each GPU sends, and receives, all its bytes."""
-    out_s_G, in_s_G = _sums(bytes_GG)
-    return np.asarray(np.maximum(out_s_G / network.out_Bps_G, in_s_G / network.in_Bps_G))
+    return _port_seconds(bytes_GG, network.out_Bps_G, network.in_Bps_G)
+
+
+@njit(cache=True)
+def _port_seconds(bytes_GG, out_Bps_G, in_Bps_G):
+    """The function above, compiled."""
+    out_G, in_G = _sums(bytes_GG)
+    return np.maximum(out_G / out_Bps_G, in_G / in_Bps_G)
 
 
 @njit(cache=True)
@@ -50,14 +56,13 @@ def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     return _pair_seconds(bytes_GG, pair_rates(network), network.pair_startup_s_GG)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _pair_seconds(bytes_GG, Bps_GG, startup_s_GG):
     """The function above, compiled."""
-    seconds_GG = np.zeros(bytes_GG.shape)
+    seconds_GG = np.empty(bytes_GG.shape)
     for i in range(len(bytes_GG)):
         for j in range(len(bytes_GG)):
-            if bytes_GG[i, j] > 0:
-                seconds_GG[i, j] = bytes_GG[i, j] / Bps_GG[i, j] + startup_s_GG[i, j]
+            seconds_GG[i, j] = bytes_GG[i, j] / Bps_GG[i, j] + startup_s_GG[i, j] if bytes_GG[i, j] > 0 else 0.0
     return seconds_GG
 
 
@@ -72,9 +77,11 @@ def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
     return longest_port(pair_seconds(bytes_GG, network))
 
 
+@njit(cache=True)
 def longest_port(seconds_GG: FloatArray) -> float:
     """Returns the largest row or column sum of seconds_GG (G, G): the seconds of the port that has the most to do."""
-    return float(max(sum_G.max(initial=0.0) for sum_G in _sums(seconds_GG)))
+    out_s_G, in_s_G = _sums(seconds_GG)
+    return max(out_s_G.max(), in_s_G.max()) if len(seconds_GG) else 0.0
 
 
 def two_tier_bound(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_Bps: float) -> float:

@@ -57,7 +57,7 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
     return Pieces(*_one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG))
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _one_after_the_other(pairs_X2, size_X, bytes_GG, Bps_GG, startup_s_GG):
     """The columns of `Pieces`; size_X are the bytes of each row, None if each pair is one row."""
     rows, ranks = len(pairs_X2), len(bytes_GG)
