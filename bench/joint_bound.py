@@ -11,7 +11,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 MOST_MEETINGS = 20_000
 MOST_REPLICAS = 24  # told apart; beyond, replicas count as 24 and carry as little as one on every GPU would
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 def joint_bound(load_DE: np.ndarray, gpus: int, slots: int) -> float:

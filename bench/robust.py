@@ -26,14 +26,16 @@ from aurora.planner.resolve_options import choices
 from aurora.types import Cluster, GpuSlots, Placement, PlanOptions
 
 PORT_Bps = 400e9  # fast, so that load decides
-GPUS = (8, 16, 32, 64)
 OWN, APART, MIX, PLANNED = "own: same tokens", "own: other tokens", "mix", "planned for"
 OTHER, UNPLANNED = "another task", "nobody planned for"
 SAMPLES = {f"from {100 * share:g} %": share for share in (0.001, 0.01, 0.1)}  # of a task's tokens
 KINDS = (OWN, APART, *SAMPLES, MIX, PLANNED, OTHER, UNPLANNED)
+KINDS_BY_GPUS = {8: KINDS, 16: KINDS, 32: (OWN, PLANNED), 64: (PLANNED,)}
+FEW_GPUS = 16  # up to here with all layers; beyond with one, since plans take longer
 PLAN = "plan"  # in its default
 AIMS = [aim for aim in choices(PlanOptions(), False)["aim"] if aim in ("own", "sum") and aim != PlanOptions().aim]
 METHODS = ("contiguous", "EPLB", "balanced", "place", PLAN, *(f"plan --aim {aim}" for aim in AIMS))
+MOST_TASKS = 3  # of a source: planned for alone, or left out
 ENOUGH_SLOTS = 4  # experts a GPU, from which plans for several domains reach NEAR
 NEAR = 1.08  # of max / mean load
 CLOSE = 1.02  # against EPLB, contiguous or a bound
@@ -70,16 +72,16 @@ class Found:
 
 
 def cases(source: Source, draws: int) -> Iterator[Case]:
-    """Every case of a source; `draws` samples of each size for each task."""
+    """Every case of a source; `draws` samples of each size for a task."""
     rng = np.random.default_rng(1)
     tasks = list(source.tasks.values())
-    for task in tasks:
+    for task in tasks[:MOST_TASKS]:
         yield Case(OWN, [task], [task])
         halves = [task.at(part) for part in np.array_split(np.arange(len(task)), 2)]
         yield Case(APART, halves[:1], halves[1:])
         yield Case(APART, halves[1:], halves[:1])
     for kind, share in SAMPLES.items():
-        for task in tasks:
+        for task in tasks[:MOST_TASKS]:
             for _ in range(draws):
                 size = max(1, round(share * len(task)))
                 first = int(rng.integers(len(task) - size))
@@ -87,7 +89,7 @@ def cases(source: Source, draws: int) -> Iterator[Case]:
                 yield Case(kind, [task.at(inside)], [task.at(np.delete(np.arange(len(task)), inside))])
     yield Case(MIX, [mixed(tasks)], tasks)
     yield Case(PLANNED, tasks, tasks)
-    for left_out, task in enumerate(tasks):
+    for left_out, task in enumerate(tasks[:MOST_TASKS]):
         yield Case(OTHER, [tasks[left_out - 1]], [task])
         if len(tasks) > 2:
             yield Case(UNPLANNED, tasks[:left_out] + tasks[left_out + 1 :], [task])
@@ -144,13 +146,17 @@ def fullest(load_XE: np.ndarray, split_EG: np.ndarray) -> np.ndarray:
 def bounds_L(source: Source, case: Case, slots: GpuSlots) -> np.ndarray:
     """(L,): what no placement's mean over the served tasks of max / mean load is below; these are the tasks planned for.
 
-    The largest of the mean of the tasks' own bounds, the bound of their summed shares, and the bound for all of them jointly.
+    The largest of the mean of the tasks' own bounds, the bound of their summed shares, and, where an expert alone exceeds the
+    mean GPU's load, the bound for all tasks jointly.
     """
     share_DLE = np.stack([task.loads_LE(source.experts) for task in case.served]).astype(np.float64)
     share_DLE /= share_DLE.sum(axis=2, keepdims=True)
     apart_DL = [(one := place(share_LE, slots, "equal-split")).bound_L / one.mean_load_L for share_LE in share_DLE]
     summed = place(share_DLE.mean(axis=0), slots, "equal-split")
-    joint_L = [joint_bound(share_DE, slots.gpus, int(slots.slots_G[0])) for share_DE in share_DLE.swapaxes(0, 1)]
+    joint_L = [
+        joint_bound(share_DE, slots.gpus, int(slots.slots_G[0])) if share_DE.max() * slots.gpus > 1 else 1.0
+        for share_DE in share_DLE.swapaxes(0, 1)
+    ]
     return np.max([np.mean(apart_DL, axis=0), summed.bound_L / summed.mean_load_L, joint_L], axis=0)
 
 
@@ -268,11 +274,11 @@ def sources(quick: bool) -> list[Source]:
     """Recorded tasks, where they are present, and the drifting source."""
     domains, fiddler = "olmoe_mixtral_domains/counts_dev.csv", "mixtral_fiddler/counts_original.csv"
     made = [
-        deepseek([3, 12, 22] if quick else [1, 5, 10, 15, 20, 24]),
+        deepseek([3, 12, 22] if quick else [3, 8, 17, 22]),
         counted("OLMoE", OLMOE, domains, [7] if quick else [0, 7, 15], {"model": "olmoe-1b-7b-0924", "selection": "topk"}),
         counted("Mixtral", MIXTRAL, domains, [7] if quick else [0, 7, 15], {"model": "mixtral-8x7b-v0.1", "selection": "topk"}),
-        counted("Mixtral, MMLU", MIXTRAL, fiddler, [16] if quick else list(range(0, 32, 4)), {"variant": "original"}),
-        drifting(1 if quick else 2, 3 if quick else 4, 8192),
+        counted("Mixtral, MMLU", MIXTRAL, fiddler, [16] if quick else [0, 8, 16, 24], {"variant": "original"}),
+        drifting(1, 3 if quick else 4, 8192),
     ]
     return [source for source in made if source]
 
@@ -283,11 +289,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of sources")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    gpus_tried = GPUS[:2] if args.quick else GPUS
     jobs = [
-        (source, gpus, slots, 1 if len(source.tasks) > 2 else 2, KINDS)
+        (source if gpus <= FEW_GPUS else source.middle_layer, gpus, slots, 1 if len(source.tasks) > 2 else 2, kinds)
         for source in sources(args.quick)
-        for gpus in gpus_tried
+        for gpus, kinds in KINDS_BY_GPUS.items()
+        if gpus <= FEW_GPUS or not args.quick
         if source.experts >= gpus and (not args.only or source.name in args.only)
         for slots in spare(source.experts, gpus)
     ]
@@ -323,7 +329,8 @@ layers, tasks and plans. EPLB's own algorithm and `place` get the summed loads o
 
 Tokens of DeepSeek-V2-Lite and of the drifting source are in sequence. Of OLMoE and Mixtral only counts were recorded; their
 tokens are in random order, so that their samples differ by chance alone. Compute times are in proportion to tokens, ports fast.
-Slots are whole: with one or two experts a GPU, a spare slot is more than 25 %."""
+All cases are run on 8 and 16 GPUs; on 32 and 64 one layer and fewer cases. Slots are whole: with one or two experts a GPU, a
+spare slot is more than 25 %."""
 
 
 if __name__ == "__main__":

@@ -77,6 +77,15 @@ class Source:
     def experts(self) -> int:
         return Shape.of(self.config).experts
 
+    @property
+    def middle_layer(self) -> "Source":
+        """The source with one layer."""
+        tasks = {
+            name: Traffic(each.experts_ULK[:, len(each.layers) // 2, None], each.sequence_U)
+            for name, each in self.tasks.items()
+        }
+        return replace(self, tasks=tasks)
+
     def profile(self, traffic: Traffic, ranks: int) -> Profile:
         """The traffic's windows as a profile of the model's shape; its sequences go to the ranks in turn.
 
