@@ -176,7 +176,7 @@ def measure(source: Source, gpus: int, slots: int, draws: int, kinds: tuple[str,
                     found.ratios[case.kind, method].append(float(fullest(load_LE[layer : layer + 1], split_EG)[0]))
                     found.by_window[case.kind, method].append(float(fullest(windows_TLE[:, layer], split_EG).mean()))
         if case.kind in (OWN, PLANNED):
-            found.ratios[case.kind, "bound"] += bounds_L(source, case, GpuSlots.equal(gpus, slots)).tolist()
+            found.ratios[case.kind, "bound"] += len(case.served) * bounds_L(source, case, GpuSlots.equal(gpus, slots)).tolist()
     return found
 
 
