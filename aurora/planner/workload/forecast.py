@@ -5,8 +5,8 @@ Recorded counts are a sample. The forecast divides what they show into what will
 - The shares of the experts are shrunk towards equal shares, as far as chance alone would spread them (empirical Bayes).
 - Domains keep their own shares, shrunk towards the shares of all as far as they differ by chance. So do windows that come in
   few kinds. Windows that differ each in its own way are further draws around the shares of all: none comes again.
-- A source rank's volume, and its preference for experts, count as far as they are the same in the first half of the windows
-  and in the second. A profile of one window shows neither, since chance cannot be told from a lasting difference there.
+- A source rank's volume, and its preference for experts, count as far as they come again in another quarter of the windows.
+  A profile of fewer windows shows neither, since one prompt cannot be told from a lasting difference there.
 - Tokens of a prompt choose alike, so counts vary more than single tokens would (a design effect, measured between windows or,
   within a single window, between source ranks).
 
@@ -24,6 +24,8 @@ from aurora.types.arrays import FloatArray, IntArray
 
 LEAST_PRIOR = 0.5  # pairs that every expert is given before counting, at least (Jeffreys)
 KINDS = 0.1  # mean square of the correlation of windows' shares above which they come in few kinds
+QUARTERS = 4  # parts of all windows, in sequence; a prompt can be in two that touch, but hardly in others
+FAR = ((0, 2), (0, 3), (1, 3))  # quarters that do not touch
 FEW = 4  # windows; fewer cannot show whether they come in kinds, and count as if they did
 MOST_SCENARIOS = 16  # windows above this number are grouped, those of similar size together
 
@@ -155,14 +157,15 @@ def _in_kinds(own_WE: FloatArray, all_E: FloatArray, spread: float, sample_W: Fl
 
 
 def _volumes(tokens_TS: IntArray) -> FloatArray:
-    """(S,) share of all tokens that each source rank sends: equal, but for what is the same in both halves of the windows."""
-    half_HS = np.array([half.sum(axis=0) for half in np.array_split(tokens_TS, 2)], dtype=np.float64)
+    """(S,) share of all tokens that each source rank sends: equal, but for what comes again in quarters that do not touch."""
     ranks = tokens_TS.shape[1]
-    if not half_HS.sum(axis=1).all():
+    quarter_QS = np.array([quarter.sum(axis=0) for quarter in np.array_split(tokens_TS, QUARTERS)], dtype=np.float64)
+    if not quarter_QS.sum(axis=1).all():
         return np.full(ranks, 1 / ranks)
-    apart_HS = half_HS / half_HS.sum(axis=1, keepdims=True) - 1 / ranks
-    mean_S = apart_HS.mean(axis=0)
-    lasting, measured = float((apart_HS[0] * apart_HS[1]).sum()), float((mean_S**2).sum())
+    apart_QS = quarter_QS / quarter_QS.sum(axis=1, keepdims=True) - 1 / ranks
+    mean_S = apart_QS.mean(axis=0)
+    lasting = float(np.mean([(apart_QS[a] * apart_QS[b]).sum() for a, b in FAR]))
+    measured = float((mean_S**2).sum())
     return np.asarray(1 / ranks + mean_S * (min(1.0, max(0.0, lasting / measured)) if measured > 0 else 0.0))
 
 
@@ -196,26 +199,26 @@ def _spread(count_WE: FloatArray, all_E: FloatArray, effect: float) -> float:
 
 
 def _affinity(tokens_TSE: IntArray, all_E: FloatArray) -> FloatArray:
-    """(S, E) how much more often than others each source rank chooses an expert, as far as both halves of the windows show it.
+    """(S, E) how much more often than others each source rank chooses an expert, as far as that comes again.
 
-    The product of a rank's deviations in both halves has no bias, since their chance is independent.
+    The product of a rank's deviations in two quarters that do not touch has no bias, since their chance is independent.
     """
-    halves_HSE = np.array([half.sum(axis=0) for half in np.array_split(tokens_TSE, 2)], dtype=np.float64)
-    total_HS = halves_HSE.sum(axis=2)
-    asked_S = (total_HS > 0).all(axis=0)
+    quarter_QSE = np.array([quarter.sum(axis=0) for quarter in np.array_split(tokens_TSE, QUARTERS)], dtype=np.float64)
+    total_QS = quarter_QSE.sum(axis=2)
+    asked_S = (total_QS > 0).all(axis=0)
     alike_SE = np.ones(tokens_TSE.shape[1:])
-    if len(tokens_TSE) < 2 or asked_S.sum() < 2 or len(all_E) < 2:
-        return alike_SE
-    share_HE = halves_HSE.sum(axis=1) / total_HS.sum(axis=1, keepdims=True)
-    apart_HSE = halves_HSE[:, asked_S] / total_HS[:, asked_S, None] - share_HE[:, None, :]
     ranks = int(asked_S.sum())
-    # a rank is part of what it is compared with, which takes 1 / ranks of its deviation away
-    spread = float((apart_HSE.prod(axis=0) / all_E).sum() / (len(all_E) - 1) / ranks) / (1 - 1 / ranks)
+    if ranks < 2 or len(all_E) < 2:
+        return alike_SE
+    share_QE = quarter_QSE.sum(axis=1) / total_QS.sum(axis=1, keepdims=True)
+    apart_QSE = quarter_QSE[:, asked_S] / total_QS[:, asked_S, None] - share_QE[:, None, :]
+    lasting = float(np.mean([(apart_QSE[a] * apart_QSE[b] / all_E).sum() for a, b in FAR])) / ranks / (len(all_E) - 1)
+    spread = lasting / (1 - 1 / ranks)  # a rank is part of what it is compared with, which takes that part of it away
     if spread <= 0:
         return alike_SE
-    total_S = total_HS.sum(axis=0)
+    total_S = total_QS.sum(axis=0)
     kept_S1 = (spread * total_S / (1 + spread * total_S))[:, None]
-    own_SE = halves_HSE.sum(axis=0) / np.maximum(total_S, 1)[:, None]
+    own_SE = quarter_QSE.sum(axis=0) / np.maximum(total_S, 1)[:, None]
     return np.asarray(np.where(asked_S[:, None], kept_S1 * own_SE / all_E + 1 - kept_S1, alike_SE))
 
 
