@@ -55,7 +55,8 @@ def test_docstrings_name_every_argument(name):
 
 
 def test_signatures_are_the_functions_own():
-    assert list(inspect.signature(aurora.plan).parameters) == ["cluster", "profiles", "options", "domains", "profile_paths"]
+    names = ["cluster", "profiles", "options", "domains", "profile_paths", "progress"]
+    assert list(inspect.signature(aurora.plan).parameters) == names
     assert all(inspect.isfunction(getattr(api, name)) for name in FUNCTIONS)
     assert {*api.__all__, *errors.__all__, *types.__all__} <= set(dir(aurora))
     assert aurora.Plan is types.Plan

@@ -26,7 +26,7 @@ def _terms(plan: Plan, one: LayerExplanation) -> Table:
     table = Table(
         "term",
         *right("slowest GPU takes", "on the longest path", "GPU"),
-        title=f"layer {one.layer}, {plan.objective}: {seconds(one.value_s)}",
+        title=f"layer {one.layer}, {plan.objective}, all windows as one: {seconds(one.value_s)}",
         caption=f"no assignment of these groups of experts below {seconds(one.assignment_bound_s)}, gap {percent(above)}; "
         f"most of that bound is {one.bound_term}",
     )

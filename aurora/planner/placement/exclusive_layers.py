@@ -157,12 +157,11 @@ def _problem(
     """One layer with its recorded and its forecast traffic."""
     recorded = aimed_costs(cluster, profile, domains, layer, aim)
     forecast = layer_forecast([profile, *domains], layer, aim in SUMMED)
-    scenarios = len(forecast.share_WE)
-    expected_WSE = forecast.expected_WSE
-    if scenarios > 1 and np.ptp(expected_WSE, axis=0).max() <= 1e-9 * expected_WSE.max():
-        expected_WSE = expected_WSE[:1]  # all windows are alike
     expected = recorded
     if aim != OWN:
+        expected_WSE = forecast.expected_WSE
+        if np.ptp(forecast.share_WE, axis=0).max() == 0:  # scenarios differ in size alone
+            expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
         windows_W = forecast.windows_W[: len(expected_WSE)]
         expected = expected_costs(cluster, profile, expected_WSE, windows_W, AIMS[aim](len(expected_WSE)))
     judge = expected if aim == OWN else _drawn_costs(cluster, profile, forecast, aim, rng)

@@ -45,7 +45,9 @@ class LayerExplanation:
 
 
 def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
-    """Explains the time of every layer of a plan; with several models, the one with most layers sets the number of layers.
+    """Explains the time of every layer of a plan, all windows as one.
+
+    With several models, the one with most layers sets the number of layers.
 
     Args:
         plan: the plan.

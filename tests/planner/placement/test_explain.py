@@ -20,7 +20,7 @@ from tests.strategies import clusters, profiles
 def test_layers_add_up_to_the_objective(case, both, objective):
     machines, *sources = case
     chosen = sources if both else sources[:1]
-    plan = make_plan(machines, chosen, PlanOptions(objective=objective))
+    plan = make_plan(machines, chosen, PlanOptions(objective=objective, aim="own"))
     found = explain(plan, chosen)
     assert sum(one.value_s for one in found) == pytest.approx(plan.objective_s)
     for one in found:
