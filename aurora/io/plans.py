@@ -15,7 +15,6 @@ from aurora.io.clusters import read_gpus
 from aurora.io.fabrics import fabric_json, read_fabric
 from aurora.io.files import check_schema, load_json, schema_of, write_text
 from aurora.io.placements import layers_json, placement_from_json
-from aurora.planner.check.plans import check_plan
 from aurora.types import Cluster, Cut, ModelPlan, Order, Plan, PlanOptions, SubChannels
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -47,15 +46,22 @@ def load_plan(path: str | Path) -> Plan:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(f"{path}: not a whole aurora plan: {type(error).__name__}: {error}") from None
     try:
-        check_plan(plan)
+        _check(plan)
     except AuroraError as error:
         raise type(error)(f"{path}: {error}") from None
     return plan
 
 
+def _check(plan: Plan) -> None:
+    """The checker, whose compiled code is imported only where it is needed."""
+    from aurora.planner.check.plans import check_plan
+
+    check_plan(plan)
+
+
 def save_plan(plan: Plan, path: Path) -> None:
     """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
-    check_plan(plan)
+    _check(plan)
     write_text(path, _readable(_plan_to_json(plan)) + "\n")
 
 
