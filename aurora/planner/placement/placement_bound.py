@@ -18,6 +18,8 @@ from aurora.planner.replication.load_bounds import least_largest
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
+MOST = 4 * SMALL  # the same for all programs of a layer together, above which GPUs of a kind count as one
+
 
 def placement_bound_s(
     cluster: Cluster,
@@ -51,8 +53,8 @@ def placement_bound_s(
 def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -> float:
     """Returns a lower bound in seconds on `costs.value_s` that holds for all placements within the slots.
 
-    Small layers are one linear program for all scenarios together. In larger ones each scenario has a program of its own, in
-    which GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
+    Small layers are one linear program for all scenarios together. In larger ones each scenario has a program of its own; in
+    still larger ones GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
 
     Args:
         costs: one layer in W scenarios.
@@ -65,7 +67,7 @@ def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -
     least_YW = _least_phases(layer, spare)
     if gpus * experts * scenarios <= SMALL:
         return _relaxed(layer, least_YW)
-    if gpus * experts > SMALL:
+    if gpus * experts * scenarios > MOST:
         layer = merged(layer, blocks(costs, max(1, SMALL // experts)))
     if len(layer.part_s_GEXW) == 1:
         seconds_W = np.maximum(_whole_YW(layer), least_YW).sum(axis=0) + layer.aggregate_s_W
