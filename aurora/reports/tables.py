@@ -61,7 +61,10 @@ def bounds_line(plan: Plan) -> str:
     """Returns a line on a plan's objective and its lower bounds over other placements."""
     slots = plan.options.slots_per_gpu
     within = "memory" if slots is None else f"{slots} slots per GPU"
-    line = f"{plan.objective} objective {seconds(plan.objective_s)}, no placement within {within} below {seconds(plan.bound_s)}"
+    counted = {"mean": "mean of", "cvar": "worse half of", "worst": "worst of"}.get(plan.options.aim, "all")
+    over = "" if plan.colocated else f" ({counted} windows or domains)"
+    took = f"{plan.objective} objective {seconds(plan.objective_s)}{over}"
+    line = f"{took}, no placement within {within} below {seconds(plan.bound_s)}"
     known_s = plan.assignment_bound_s
     return line if known_s is None else f"{line}, no other assignment of these groups of experts below {seconds(known_s)}"
 
@@ -132,7 +135,7 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: 
 
 
 def plan_table(plan: Plan, most: int | None = None) -> Table:
-    """Returns a table of each model's layers: predicted dispatch, its bounds and gap.
+    """Returns a table of each model's layers: predicted dispatch of all windows in one exchange, its bounds and gap.
 
     Args:
         plan: the plan to show.
