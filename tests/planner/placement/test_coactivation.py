@@ -128,7 +128,10 @@ def test_the_search_is_never_worse_and_fits_the_slots(case, data):
 @given(CASES)
 def test_plans_are_priced_by_hand_and_never_longer_than_refined_ones_counted_once(case):
     machines, profile = case
-    plan, refined = make_plan(machines, [profile], ONCE), make_plan(machines, [profile], PlanOptions(place="swap-search"))
+    plan, refined = (
+        make_plan(machines, [profile], ONCE),
+        make_plan(machines, [profile], PlanOptions(place="swap-search", aim="own")),
+    )
     check_plan(plan)
     near, start = near_and_start(machines, profile)
     seconds, longer = (
@@ -145,7 +148,7 @@ def test_plans_are_priced_by_hand_and_never_longer_than_refined_ones_counted_onc
 
 
 def near_and_start(machines, profile, slots=None):
-    options, rng = PlanOptions("swap-search", "exact", slots_per_gpu=slots), np.random.default_rng(0)
+    options, rng = PlanOptions("swap-search", "exact", slots_per_gpu=slots, aim="own"), np.random.default_rng(0)
     start = place_exclusive(machines, profile, (), options)
     return place_deduplicated(machines, profile, start, options, rng), start
 
@@ -198,7 +201,7 @@ def test_pairs_of_experts_come_to_sit_together():
     profile = invented(correlation=1.0, tokens=400)
     machines = cluster(1e6, 1e6)
     plan, refined = (
-        make_plan(machines, [profile], replace(o, slots_per_gpu=4)) for o in (ONCE, PlanOptions(place="swap-search"))
+        make_plan(machines, [profile], replace(o, slots_per_gpu=4)) for o in (ONCE, PlanOptions(place="swap-search", aim="own"))
     )
     for layer in range(profile.layers):
         there = [
