@@ -26,6 +26,7 @@ TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change lea
 SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this number, then one again
 ENOUGH_GPUS = 8  # a change that helps is taken when it is the best of this many GPUs' slots
 LEAST_GAIN = 1e-9  # relative: a smaller gain is none
+ROUNDING = 1e-12  # share of the largest summand: smaller gains are rounding, also where the objective is zero
 EXTREMES = 16  # busiest and idlest experts that are tried in an empty slot where no replica lowers the objective
 EFFORT = 10_000_000  # changes times scenarios that the restarts of a search price at most: about 0.1 s
 DESCENT = 10  # so many times that may the first descent price
@@ -152,6 +153,7 @@ def slot_search(
     Returns:
         ((G, P) int64, the expert in each slot; the objective in seconds). Never worse than the start.
     """
+    assert held_GP.shape[1] >= layer.slots_G.max(), "compiled code reads every slot"
     held_GP = np.ascontiguousarray(held_GP, dtype=np.int64).copy()
     evenly = share_GP is None
     own_GP = _even_shares(held_GP) if share_GP is None else share_GP
@@ -241,7 +243,8 @@ def _sums(own_WGE, expert_s_WGE, gate_s_WG, port_s_XG):
 def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
     """The descent and its restarts, in place; returns the objective."""
     slots, scratch = _slots(layer, held_GP.copy(), share_GP.copy()), _scratch(layer, held_GP.shape[1])
-    best_s, _ = _descend(layer, slots, scratch, replicas, DESCENT * effort)
+    least_s = ROUNDING * max(np.abs(layer.base_s_GXW).max(), np.abs(layer.part_s_GEXW).max())
+    best_s, _ = _descend(layer, slots, scratch, replicas, DESCENT * effort, least_s)
     left = effort
     held_GP[:], share_GP[:] = slots.held_GP, slots.share_GP
     for k in range(draws_KXD.shape[0]):
@@ -250,7 +253,7 @@ def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
         _load(layer, slots, held_GP, share_GP)
         for x in range(1 + k % SHAKES):
             _shake(layer, slots, replicas, draws_KXD[k, x])
-        value_s, left = _descend(layer, slots, scratch, replicas, left)
+        value_s, left = _descend(layer, slots, scratch, replicas, left, least_s)
         if value_s < best_s * (1 - 1e-12):
             best_s = value_s
             held_GP[:], share_GP[:] = slots.held_GP, slots.share_GP
@@ -435,8 +438,8 @@ def _shake(layer, slots, replicas, draw_D):
 
 
 @njit(cache=True, nogil=True)
-def _descend(layer, slots, scratch, replicas, effort):
-    """Takes the best change of a critical GPU until none helps; returns (the objective, what is left of the effort)."""
+def _descend(layer, slots, scratch, replicas, effort, least_s):
+    """Takes the best change of a critical GPU until none gains least_s; returns (the objective, what is left of the effort)."""
     gpus = len(layer.slots_G)
     gain_G, tried_G = np.empty(gpus), np.zeros(gpus, dtype=np.bool_)
     now_s = _price(layer, slots, scratch)
@@ -449,7 +452,7 @@ def _descend(layer, slots, scratch, replicas, effort):
         if g == EMPTY:
             break
         tried_G[g] = True
-        best_s = now_s * (1 - LEAST_GAIN)
+        best_s = min(now_s * (1 - LEAST_GAIN), now_s - least_s)
         best_s, p, h, q, priced = _best_swap(layer, slots, scratch, g, best_s)
         effort -= priced * len(slots.seconds_W)
         e = EMPTY

@@ -199,3 +199,20 @@ def test_compiled_and_plain_code_find_the_same():
         for flag in ("0", "1")
     )  # fmt: skip
     assert compiled == plain
+
+
+def test_a_search_ends_where_all_tokens_can_stay_at_home():
+    """The objective is zero but for rounding, which must not count as a gain."""
+    rng = np.random.default_rng(0)
+    for experts in range(2, 9):
+        own_GE = np.diag(rng.random(experts)) / 3
+        costs = LayerCosts(
+            own_WGE=own_GE[None], expert_s_WGE=np.zeros((1, experts, experts)), gate_s_WG=np.zeros((1, experts)),
+            aggregate_s_WG=np.zeros((1, experts)), dispatch_bytes=7, combine_bytes=3, out_Bps=np.full(experts, 0.3),
+            in_Bps=np.full(experts, 0.7),
+        )  # fmt: skip
+        layer = SearchLayer.of(costs, np.full(experts, 2))
+        for replicas in (False, True):
+            held_GP = np.stack([rng.permutation(experts), np.full(experts, -1)], axis=1)
+            _, value_s = slot_search(layer, held_GP, rng, 16, replicas)
+            assert abs(value_s) < 1e-9
