@@ -67,7 +67,7 @@ def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -
     least_YW = _least_phases(layer, spare)
     if gpus * experts * scenarios <= SMALL:
         return _relaxed(layer, least_YW)
-    if gpus * experts * scenarios > MOST:
+    if gpus * experts > SMALL or gpus * experts * scenarios > MOST:
         layer = merged(layer, blocks(costs, max(1, SMALL // experts)))
     if len(layer.part_s_GEXW) == 1:
         seconds_W = np.maximum(_whole_YW(layer), least_YW).sum(axis=0) + layer.aggregate_s_W
