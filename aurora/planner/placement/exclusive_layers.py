@@ -165,7 +165,7 @@ def _problem(
         windows_W = forecast.windows_W[: len(expected_WSE)]
         expected = expected_costs(cluster, profile, expected_WSE, windows_W, AIMS[aim](len(expected_WSE)))
     judge = expected if aim == OWN else _drawn_costs(cluster, profile, forecast, aim, rng)
-    unseen = _drawn_costs(cluster, profile, forecast, aim, np.random.default_rng((layer, 1)))
+    unseen = _drawn_costs(cluster, profile, forecast, aim, np.random.default_rng((layer, 1, 1, 1)))
     return ExclusiveProblem(recorded, layer_costs(cluster, profile, layer), expected, judge, unseen, capacity_G, nodes)
 
 
@@ -190,7 +190,7 @@ def unseen_seconds(cluster: Cluster, profile: Profile, domains: Sequence[Profile
     total_s = 0.0
     for layer in range(profile.layers):
         forecast = layer_forecast([profile, *domains], layer, aim in SUMMED)
-        unseen = _drawn_costs(cluster, profile, forecast, aim, np.random.default_rng((layer, 1)))
+        unseen = _drawn_costs(cluster, profile, forecast, aim, np.random.default_rng((layer, 1, 1, 1)))
         total_s += unseen.value_s(placement.split_EG(layer))
     return total_s
 
