@@ -21,7 +21,6 @@ import yaml
 
 from aurora.errors import AuroraError, BadInput
 from aurora.io.files import load_json, read_text
-from aurora.io.placements import evenly_split
 from aurora.planner.workload.model_config import moe_layers
 from aurora.types import Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, layer_numbers
@@ -93,7 +92,7 @@ def export_placement(
             f"{path}: expected a name that ends in {known.suffix}, as {form} reads it, found {path.suffix or 'none'}"
         )
     slots_LG = filled(placement, load_LE, equal)
-    engine = evenly_split(slots_LG)
+    engine = Placement.evenly(slots_LG)
     layers = range(len(slots_LG))
     redundant = sum(map(len, slots_LG[0])) - placement.experts
     return Export(
@@ -180,7 +179,7 @@ def _placed(rows: Rows, gpus: int | None) -> Placement:
     if len(slots) != 1 or gpus < 1 or slots.copy().pop() % gpus:
         raise BadInput(f"expected as many slots in every layer, on {gpus} GPUs evenly, found {sorted(slots)}")
     each = slots.pop() // gpus
-    return evenly_split(tuple(tuple(tuple(layer[g * each : (g + 1) * each]) for g in range(gpus)) for layer in rows))
+    return Placement.evenly(tuple(tuple(tuple(layer[g * each : (g + 1) * each]) for g in range(gpus)) for layer in rows))
 
 
 def _rows(slots_LG: Slots) -> Rows:
@@ -276,7 +275,7 @@ def _read_ascend(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> P
     for what, rows in [("layer_id", layers), *(("device_id", each) for each in devices)]:
         if (ids := [row[what] for row in rows]) != list(range(len(ids))):
             raise BadInput(f"expected {what} from 0 to {len(ids) - 1}, each once, found {ids}")
-    placement = evenly_split(tuple(tuple(tuple(device["device_expert"]) for device in layer) for layer in devices))
+    placement = Placement.evenly(tuple(tuple(tuple(device["device_expert"]) for device in layer) for layer in devices))
     if gpus not in (None, placement.gpus):
         raise BadInput(f"expected {gpus} GPUs, found {placement.gpus}")
     return placement

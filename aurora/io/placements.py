@@ -1,7 +1,6 @@
 """Placements as JSON: in plans, in the output of `aurora place --json`, and in files of their own."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,33 +34,13 @@ def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
     """
     slots = tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)
     if not any("split" in layer for layer in layers):
-        return evenly_split(slots)
+        return Placement.evenly(slots)
     shares = [{(int(e), int(g)): float(part) for e, pairs in layer["split"].items() for g, part in pairs} for layer in layers]
     split = tuple(
         tuple(tuple(share[expert, gpu] for expert in held) for gpu, held in enumerate(layer))
         for layer, share in zip(slots, shares, strict=True)
     )
     return Placement(slots, split)
-
-
-def evenly_split(slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> Placement:
-    """Make a placement whose replicas take even parts of an expert's load.
-
-    Args:
-        slots_LG: by layer and GPU, the experts in its slots; an expert twice on a GPU becomes one replica with two parts.
-
-    Returns:
-        The placement; it has no split if no expert has replicas.
-    """
-    counts_L = [Counter(expert for held in layer for expert in held) for layer in slots_LG]
-    if all(number == 1 for counts in counts_L for number in counts.values()):
-        return Placement(slots_LG)
-    deduplicated = tuple(tuple(tuple(dict.fromkeys(held)) for held in layer) for layer in slots_LG)
-    split = tuple(
-        tuple(tuple(held.count(expert) / counts[expert] for expert in dict.fromkeys(held)) for held in layer)
-        for layer, counts in zip(slots_LG, counts_L, strict=True)
-    )
-    return Placement(deduplicated, split)
 
 
 def load_placement(path: str | Path) -> Placement:

@@ -1,8 +1,10 @@
 """Placement: which GPU holds which experts of a model in each layer, replicas included."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.value import Value
+
+EMPTY = -1  # in place of an expert, a GPU or a slot: none
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,6 +102,41 @@ class Placement(Value):
         )
 
     @classmethod
+    def of_slots(cls, held_LGP: IntArray, share_LGP: FloatArray | None = None) -> "Placement":
+        """Returns the placement that tables of slots hold.
+
+        Args:
+            held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none.
+            share_LGP: (L, G, P) float64, the part of its expert's load that each slot takes; None: even parts, see `evenly`.
+        """
+        used_LGP = held_LGP != EMPTY
+
+        def in_use(table_LGP: IntArray | FloatArray) -> tuple[tuple[tuple[Any, ...], ...], ...]:
+            return tuple(
+                tuple(tuple(row[used].tolist()) for row, used in zip(*layer, strict=True))
+                for layer in zip(table_LGP, used_LGP, strict=True)
+            )
+
+        return cls.evenly(in_use(held_LGP)) if share_LGP is None else cls(in_use(held_LGP), in_use(share_LGP))
+
+    @classmethod
+    def evenly(cls, slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> "Placement":
+        """Returns the placement whose slots take even parts of an expert's load; it has no split if no expert has replicas.
+
+        Args:
+            slots_LG: by layer and GPU, the experts in its slots; an expert twice on a GPU becomes one replica with two parts.
+        """
+        counts_L = [Counter(chain.from_iterable(layer)) for layer in slots_LG]
+        if all(number == 1 for counts in counts_L for number in counts.values()):
+            return cls(slots_LG)
+        held_LG = [[Counter(held) for held in layer] for layer in slots_LG]  # in the slots' sequence
+        split = tuple(
+            tuple(tuple(times / counts[expert] for expert, times in held.items()) for held in layer)
+            for layer, counts in zip(held_LG, counts_L, strict=True)
+        )
+        return cls(tuple(tuple(tuple(held) for held in layer) for layer in held_LG), split)
+
+    @classmethod
     def stack(cls, parts: "Sequence[Placement]") -> "Placement":
         """Returns the placement whose layers are those of `parts`, one after the other."""
         slots = tuple(layer for part in parts for layer in part.slots_LG)
@@ -114,6 +153,12 @@ class Placement(Value):
         )
         assert slots is not None
         return Placement(slots, split)
+
+    def held_LGP(self, slots: int = 1) -> IntArray:
+        """Returns (L, G, P) int64, the expert in each slot, EMPTY for none; P is `slots`, or more if a GPU holds more."""
+        width = max(slots, *(len(held) for layer in self.slots_LG for held in layer))
+        none = (EMPTY,) * width
+        return np.array([[(*held, *none[len(held) :]) for held in layer] for layer in self.slots_LG], dtype=np.int64)
 
     def gpu_E(self, layer: int) -> IntArray:
         """Returns (E,) int64, the GPU that holds each expert of `layer`, for a placement that holds each expert once."""

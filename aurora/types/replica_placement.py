@@ -1,6 +1,5 @@
 """The expert slots of GPUs, and a placement of experts and their replicas in them."""
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
@@ -137,13 +136,7 @@ class Rebalanced(Value):
     @property
     def placement(self) -> Placement:
         """The placement with its even load split."""
-        held_LG = tuple(tuple(tuple(e for e in held if e >= 0) for held in layer) for layer in self.held_LGP.tolist())
-        count_LE = [Counter(e for held in layer for e in held) for layer in held_LG]
-        split_LG = tuple(
-            tuple(tuple(1 / count_E[e] for e in held) for held in layer)
-            for layer, count_E in zip(held_LG, count_LE, strict=True)
-        )
-        return Placement(held_LG, split_LG)
+        return Placement.of_slots(self.held_LGP)
 
 
 def expert_loads(what: str, value: ArrayLike) -> FloatArray:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, filled, import_placement
-from aurora.io.placements import evenly_split, layers_json, load_placement, placement_from_json, save_placement
+from aurora.io.placements import layers_json, load_placement, placement_from_json, save_placement
 from aurora.types import Placement
 from tests.io.engine_readers import READERS
 
@@ -67,7 +67,7 @@ def placements(draw):
             for gpu in draw(st.sets(st.integers(0, gpus - 1), min_size=1, max_size=2)):
                 held[gpu].add(expert)
         layers.append(tuple(tuple(sorted(own)) for own in held))
-    return evenly_split(tuple(layers))
+    return Placement.evenly(tuple(layers))
 
 
 @st.composite
@@ -127,8 +127,8 @@ def test_padding_makes_no_gpu_busier_than_the_busiest_while_it_can(case):
         own_G = placement.slots_LG[layer]
         if any(0 in own or len(held) > len(own) + 1 for held, own in zip(held_G, own_G, strict=True) if held != own):
             continue
-        before_G = load_LE[layer] @ evenly_split((own_G,)).split_EG(0)
-        assert (load_LE[layer] @ evenly_split((held_G,)).split_EG(0)).max() <= before_G.max() * (1 + 1e-12)
+        before_G = load_LE[layer] @ Placement.evenly((own_G,)).split_EG(0)
+        assert (load_LE[layer] @ Placement.evenly((held_G,)).split_EG(0)).max() <= before_G.max() * (1 + 1e-12)
 
 
 def test_names_that_engines_do_not_read(tmp_path):

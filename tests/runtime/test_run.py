@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 import aurora
 from aurora.errors import BadInput, BrokenPlan, RankFailed
-from aurora.io.placements import evenly_split
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
@@ -110,7 +109,7 @@ def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first
     """Every expert on two of four ranks, one of them on all."""
     plan = plan_for([mixtral], 4)
     held = tuple(tuple(sorted({*(range(8)[rank * 2 :][:4]), *(range(8)[: max(0, rank * 2 - 4)]), 3})) for rank in range(4))
-    model = replace(plan.models[0], placement=evenly_split((held,) * len(plan.models[0].dispatch_L)))
+    model = replace(plan.models[0], placement=Placement.evenly((held,) * len(plan.models[0].dispatch_L)))
     plan = replace(plan, models=(model,))
     _, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate, local_first=local_first)
     assert found == []

@@ -20,7 +20,7 @@ from aurora.planner.placement.phase_program import blocks
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
-from aurora.planner.placement.slot_search import SearchLayer, fill, held_of, placement_of, slot_search
+from aurora.planner.placement.slot_search import SearchLayer, fill, slot_search
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of
 from aurora.planner.replication.registry import REPLICAS, best_divided, place
 from aurora.planner.replication.replica_counts import allocate, capped
@@ -279,15 +279,15 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
     def searched(held_GP: IntArray, kicks: int) -> IntArray:
         return full(slot_search(layer, held_GP, rng, kicks, replicas)[0])
 
-    begun = [full(held_of(start, 0, problem.slots_G)) for start in starts]
+    begun = [full(start.held_LGP(int(problem.slots_G.max()))[0]) for start in starts]
     found = [searched(held_GP, 0) for held_GP in begun]
-    candidates = [placement_of(held_GP) for held_GP in (*found, *begun)]
+    candidates = [Placement.of_slots(held_GP[None]) for held_GP in (*found, *begun)]
     judged_s = [problem.judged_s(candidate) for candidate in candidates]
     best, best_s = candidates[int(np.argmin(judged_s))], min(judged_s)
     held_GP = found[int(np.argmin(judged_s[: len(found)]))]
     for _ in range(ROUNDS):
         held_GP = searched(held_GP, KICKS)
-        placement = placement_of(held_GP)
+        placement = Placement.of_slots(held_GP[None])
         if (judged := problem.judged_s(placement)) < best_s * (1 - 1e-12):
             best, best_s = placement, judged
         elif not problem.exact:
@@ -297,10 +297,10 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
 
 def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Generator) -> Placement:
     """One layer's replicas after a search that moves each replica with the share of its expert's tokens that it has."""
-    held_GP = held_of(placement, 0, problem.slots_G)
+    held_GP = placement.held_LGP(int(problem.slots_G.max()))[0]
     share_GP = np.where(held_GP >= 0, np.take_along_axis(placement.split_EG(0).T, np.maximum(held_GP, 0), axis=1), 0.0)
     found_GP, _ = slot_search(SearchLayer.of(problem.expected, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
-    return placement_of(found_GP, share_GP)
+    return Placement.of_slots(found_GP[None], share_GP[None])
 
 
 def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_G: IntArray) -> tuple[float, float] | None:
@@ -315,9 +315,9 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
     larger = GpuSlots(np.maximum(more_G, held_G), problem.expected.token_s_G)
     start = place(problem.expected.load_WE.mean(axis=0), larger).placement if larger.alike else placement
     layer = SearchLayer.of(problem.expected, larger.slots_G)
-    held_GP, _ = fill(layer, held_of(start, 0, larger.slots_G))
+    held_GP, _ = fill(layer, start.held_LGP()[0])
     held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
-    return problem.unseen.value_s(placement.split_EG(0)), problem.unseen.value_s(placement_of(held_GP).split_EG(0))
+    return problem.unseen.value_s(placement.split_EG(0)), problem.unseen.value_s(Placement.of_slots(held_GP[None]).split_EG(0))
 
 
 def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:

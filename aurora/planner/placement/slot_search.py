@@ -17,10 +17,9 @@ import numpy as np
 from numba import njit
 
 from aurora.planner.placement.cost_model import LayerCosts
-from aurora.types import Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.placement import EMPTY
 
-EMPTY = -1  # in place of an expert, a GPU or a slot: none
 PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with received and with sent in the combine
 TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change leaves alone is mostly among them
 SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this number, then one again
@@ -179,29 +178,6 @@ def fill(layer: SearchLayer, held_GP: IntArray) -> tuple[IntArray, float]:
     wide_GP[:, : held_GP.shape[1]] = held_GP
     value_s = _fill(layer, wide_GP, _even_shares(wide_GP))
     return wide_GP, value_s
-
-
-def held_of(placement: Placement, layer: int, slots_G: IntArray) -> IntArray:
-    """Returns (G, P) int64, the expert in each of the slots_G (G,) slots of each GPU in a layer, -1 for an empty slot."""
-    held_GP = np.full((placement.gpus, max(1, int(slots_G.max()))), EMPTY, dtype=np.int64)
-    for gpu, held in enumerate(placement.slots_LG[layer]):
-        held_GP[gpu, : len(held)] = held
-    return held_GP
-
-
-def placement_of(held_GP: IntArray, share_GP: FloatArray | None = None) -> Placement:
-    """Returns the placement of one layer.
-
-    Args:
-        held_GP: (G, P) int64, the expert in each slot, -1 for none.
-        share_GP: (G, P) float64, the share of its expert's tokens that each slot takes. None: replicas share them evenly.
-    """
-    used_GP = held_GP >= 0
-    held = tuple(tuple(row[used].tolist()) for row, used in zip(held_GP, used_GP, strict=True))
-    if share_GP is None and used_GP.sum() == held_GP.max() + 1:
-        return Placement((held,))
-    own_GP = _even_shares(held_GP) if share_GP is None else share_GP
-    return Placement((held,), (tuple(tuple(row[used].tolist()) for row, used in zip(own_GP, used_GP, strict=True)),))
 
 
 def _even_shares(held_GP: IntArray) -> FloatArray:

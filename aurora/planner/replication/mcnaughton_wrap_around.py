@@ -11,7 +11,8 @@ in pipelined router forwarding engines" (2006).
 import numpy as np
 from numba import njit
 
-from aurora.planner.replication.slot_packing import CLOSE, EMPTY
+from aurora.planner.replication.slot_packing import CLOSE
+from aurora.types.placement import EMPTY
 
 
 @njit(cache=True)

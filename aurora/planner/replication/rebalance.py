@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import of_layers
-from aurora.planner.replication.slot_packing import EMPTY
 from aurora.types import GpuSlots, Placement, Rebalanced
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.placement import EMPTY
 from aurora.types.replica_placement import expert_loads
 
 LEAST_RELIEF = 1e-9  # relative: a smaller one is none
@@ -106,14 +106,12 @@ def rebalance(
 
 def _table(held: Placement | ArrayLike) -> IntArray:
     """(L, G, P) int64: the expert in each slot, EMPTY for none, of a placement or a table."""
-    if not isinstance(held, Placement):
-        table = np.asarray(held)
-        if table.dtype.kind not in "iu" or table.ndim != 3 or not table.size:
-            raise BadInput(f"`held`: expected whole numbers by layer, GPU and slot, found {table.dtype} of shape {table.shape}")
-        return table.astype(np.int64)
-    width = max(len(experts) for layer in held.slots_LG for experts in layer)
-    none = (EMPTY,) * width
-    return np.array([[(*experts, *none[len(experts) :]) for experts in layer] for layer in held.slots_LG], dtype=np.int64)
+    if isinstance(held, Placement):
+        return held.held_LGP()
+    table = np.asarray(held)
+    if table.dtype.kind not in "iu" or table.ndim != 3 or not table.size:
+        raise BadInput(f"`held`: expected whole numbers by layer, GPU and slot, found {table.dtype} of shape {table.shape}")
+    return table.astype(np.int64)
 
 
 def _checked(held_LGP: IntArray, load_LE: FloatArray, slots: GpuSlots) -> IntArray:

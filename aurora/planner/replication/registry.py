@@ -23,9 +23,10 @@ from aurora.planner.replication.eplb import eplb
 from aurora.planner.replication.load_split import minimise_max_time
 from aurora.planner.replication.mcnaughton_wrap_around import place_by_groups, wrap_around
 from aurora.planner.replication.replica_counts import checked_counts
-from aurora.planner.replication.slot_packing import EMPTY, fill_slots, greedy_max_time, pack, pack_with_best_counts
+from aurora.planner.replication.slot_packing import fill_slots, greedy_max_time, pack, pack_with_best_counts
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.placement import EMPTY
 from aurora.types.replica_placement import expert_loads
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
@@ -135,7 +136,7 @@ def place(
         bound_L = [load_bounds.given_counts(load_E, slots, count_E, strategy.divided_evenly) for load_E in load_LE]
     return ReplicaPlacement(
         method,
-        _placement(tables),
+        Placement.of_slots(*(np.stack(table) for table in zip(*tables, strict=True))),
         np.array(top_L),
         np.array([load_bounds.mean_load(load_E, slots) for load_E in load_LE]),
         np.minimum(bound_L, top_L),  # apart only by rounding
@@ -151,16 +152,12 @@ def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> P
         load_E: (E,) float64, the load of each expert.
         cost_G: (G,) float64, seconds (or another cost) of a unit of load on each GPU.
     """
-    width = max(1, int((held_GE > 0).sum(axis=1).max()))
-    held_GP = np.full((len(held_GE), width), EMPTY, dtype=np.int64)
-    for gpu, count_E in enumerate(held_GE):
-        own = np.flatnonzero(count_E)
-        held_GP[gpu, : len(own)] = own
+    held_GP = Placement.evenly((tuple(tuple(np.flatnonzero(count_E).tolist()) for count_E in held_GE),)).held_LGP()[0]
     count_E = (held_GE > 0).sum(axis=0)
     part_GP = np.where(held_GP >= 0, (load_E / count_E)[held_GP], 0.0)
     if load_E.any():
         minimise_max_time(held_GP, cost_G, part_GP)
-    return _placement([(held_GP, _normalised(held_GP, part_GP, load_E))])
+    return Placement.of_slots(held_GP[None], _normalised(held_GP, part_GP, load_E)[None])
 
 
 def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: int = 0) -> tuple[int, int]:
@@ -232,13 +229,3 @@ def _normalised(held_GP: IntArray, part_GP: FloatArray, load_E: FloatArray) -> F
     split_GP = np.zeros(held_GP.shape)
     split_GP.flat[used_X] = split_X
     return split_GP
-
-
-def _placement(tables: list[SlotTables]) -> Placement:
-    """The slots and splits of all layers as a Placement."""
-    held_LG, split_LG = [], []
-    for held_GP, split_GP in tables:
-        used_GP = held_GP >= 0
-        held_LG.append(tuple(tuple(row[own].tolist()) for row, own in zip(held_GP, used_GP, strict=True)))
-        split_LG.append(tuple(tuple(row[own].tolist()) for row, own in zip(split_GP, used_GP, strict=True)))
-    return Placement(tuple(held_LG), tuple(split_LG))

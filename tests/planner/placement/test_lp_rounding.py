@@ -10,7 +10,7 @@ from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.lp_rounding import lp_rounding
 from aurora.planner.placement.placed_models import unreplicated
 from aurora.planner.placement.placement_bound import layer_bound_s
-from aurora.planner.placement.slot_search import SearchLayer, held_of, slot_search
+from aurora.planner.placement.slot_search import SearchLayer, slot_search
 from tests.conftest import cluster
 from tests.planner.placement.test_exclusive_layers import drawn
 from tests.strategies import clusters, profiles
@@ -39,6 +39,6 @@ def test_a_search_from_it_ends_near_the_bound_on_mixed_gpus(seed):
     least_s = layer_bound_s(costs, slots_G, replicas=False)
 
     def searched_s(gpu_E):
-        return slot_search(layer, held_of(unreplicated(gpu_E, 8), 0, slots_G), np.random.default_rng(0), 8, replicas=False)[1]
+        return slot_search(layer, unreplicated(gpu_E, 8).held_LGP(48)[0], np.random.default_rng(0), 8, replicas=False)[1]
 
     assert searched_s(lp_rounding(costs, slots_G)) <= least_s * 1.01

@@ -104,6 +104,12 @@ def test_layers_that_gain_little_keep_their_placement():
     assert made.placement == held or (made.max_load_L == made.before_L).all()
 
 
+def test_slots_that_stay_may_hold_an_expert_twice():
+    made = rebalance([3.0, 1.0], [[[0, 0], [0, 1]]], max_moves=0)
+    assert made.held_LGP.tolist() == [[[0, 0], [0, 1]]]
+    assert made.placement.split_EG(0).tolist() == [[2 / 3, 1 / 3], [0, 1]]
+
+
 @pytest.mark.parametrize(
     ("loads", "held", "options", "words"),
     [
