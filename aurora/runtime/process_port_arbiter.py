@@ -2,7 +2,9 @@
 
 State: a small table in a file of a folder that all processes name alike; a process that reads or changes it holds an exclusive
 flock on it. Every model has a slot of the table, and on every GPU a member file that its process keeps locked. The kernel
-releases both kinds of lock when a process dies, so no process waits for a dead one and a stale folder does no harm.
+releases both kinds of lock when a process dies, so no process waits for a dead one and a stale folder does no harm. The folder
+belongs to one user, and no link in it is followed. A waiting process is woken through a named pipe: unlike a socket's, its path
+may be of any length.
 
 GPU: one queue per GPU, first come first served, high-priority work first.
 
@@ -19,7 +21,8 @@ alternation, as in `aurora.runtime.port_arbiter`, would wait for a model that is
 import fcntl
 import mmap
 import os
-import socket
+import select
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,16 +34,57 @@ import numpy as np
 
 from aurora.errors import BadInput, RankFailed
 
-TABLE_VERSION = 2
+TABLE_VERSION = 3
 PRIORITY = 1 << 62  # subtracted from the tickets of high-priority work, so that it comes before all other
 SLOTS, GPUS, DRAWN = 8, 64, 16  # models at most, GPUs of a machine at most, exchanges that a rank may be behind another
 POLL_S = 0.02  # how often a waiting process checks whether the processes before it live
-WAKEUPS = ".wakeups"  # suffix of the socket that a waiting process listens on
+WAKEUPS = ".wakeups"  # suffix of the named pipe that a waiting process listens on
+OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
 
 def colocation_folder(name: str) -> Path:
-    """Returns the folder shared by the processes of this user and machine that colocate under `name`."""
-    return Path(tempfile.gettempdir()) / f"aurora-{os.getuid()}" / f"{name}.{TABLE_VERSION}"
+    """Makes, if needed, the folder shared by the processes of this user and machine that colocate under `name`.
+
+    It is in XDG_RUNTIME_DIR if that is set to a folder of this user alone, else in the folder for temporary files.
+
+    Args:
+        name: the name, without a slash.
+
+    Returns:
+        The folder's path.
+
+    Raises:
+        BadInput: if the folder, or the one that it is in, cannot be made or is not this user's alone.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and _trouble(Path(runtime)) is None:
+        ours = Path(runtime) / "aurora"
+    else:
+        ours = Path(tempfile.gettempdir()) / f"aurora-runtime-{os.getuid()}"
+    folder = ours / f"{name}.{TABLE_VERSION}"
+    for each in (ours, folder):
+        try:
+            each.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise BadInput(f"`colocate`: {each} cannot be made: {error.strerror}") from None
+        if trouble := _trouble(each):
+            raise BadInput(f"`colocate`: {each}: expected a folder of this user alone, found {trouble}")
+    return folder
+
+
+def _trouble(folder: Path) -> str | None:
+    """Why a folder is not this user's alone, as part of a sentence; None if it is."""
+    try:
+        found = folder.lstat()
+    except OSError as error:
+        return f"none: {error.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
+    if found.st_uid != os.getuid():
+        return f"one of user {found.st_uid}"
+    return f"mode {stat.S_IMODE(found.st_mode):o}, not 700" if found.st_mode & 0o077 else None
 
 
 # Columns of the shared table; axes: M slots (models), D the latest DRAWN exchanges by number modulo DRAWN, G GPUs.
@@ -61,7 +105,7 @@ class ProcessPortArbiter:
     Every rank of the model makes one, and none may be used before all are made.
 
     Args:
-        folder: the folder shared with the other models' processes; see `colocation_folder`.
+        folder: the folder shared with the other models' processes, which only this user can write to; see `colocation_folder`.
         gpu: number of the GPU on this machine.
         timeout_s: seconds to wait for the GPU or the port; then RankFailed names the process that holds it.
         slot: the model's slot. Rank 0 passes None and gets a free one; the model's other ranks pass that slot.
@@ -79,26 +123,32 @@ class ProcessPortArbiter:
         self._folder, self._gpu, self._timeout_s, self._finish = folder, gpu, timeout_s, finish
         self._failure: BaseException | None = None
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = os.open(folder / "table", os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = os.open(folder / "table", OPEN, 0o600)
+            os.ftruncate(self._file, TABLE.itemsize)
+            self._table: Any = np.frombuffer(mmap.mmap(self._file, TABLE.itemsize), TABLE).view(np.recarray)[0]
+            with self._locked():
+                self.slot = self._free_slot() if slot is None else slot
+                self._take_slot()
         except OSError as error:
             raise BadInput(f"`colocate`: {folder} cannot be used: {error.strerror}") from None
-        os.ftruncate(self._file, TABLE.itemsize)
-        self._table: Any = np.frombuffer(mmap.mmap(self._file, TABLE.itemsize), TABLE).view(np.recarray)[0]
-        with self._locked():
-            self.slot = self._free_slot() if slot is None else slot
-            self._member = self._lock_member(self.slot, gpu)
-            if self._member is None:
-                raise BadInput(f"`colocate`: GPU {gpu} of slot {self.slot} in {folder} is taken by {self._holder(self.slot)}")
-            os.ftruncate(self._member, 0)
-            os.pwrite(self._member, f"process {os.getpid()}".encode(), 0)
-            self._wakeups, self._waker = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
-            self._wakeups.settimeout(POLL_S)
-            self._waker.setblocking(False)
-            with suppress(FileNotFoundError):
-                os.unlink(self._path(self.slot, WAKEUPS))
-            self._wakeups.bind(self._path(self.slot, WAKEUPS))
-            self._table.here_MG[self.slot, gpu] = 1
+
+    def _take_slot(self) -> None:
+        """Locks this slot's member file on this GPU, and begins to listen for wake-ups."""
+        self._member = self._lock_member(self.slot, self._gpu)
+        if self._member is None:
+            raise BadInput(
+                f"`colocate`: GPU {self._gpu} of slot {self.slot} in {self._folder} is taken by {self._holder(self.slot)}"
+            )
+        os.ftruncate(self._member, 0)
+        os.pwrite(self._member, f"process {os.getpid()}".encode(), 0)
+        pipe = self._path(self.slot, WAKEUPS)
+        with suppress(FileNotFoundError):
+            os.unlink(pipe)
+        os.mkfifo(pipe, 0o600)
+        self._wakeups = os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
+        self._woken = select.poll()
+        self._woken.register(self._wakeups, select.POLLIN)
+        self._table.here_MG[self.slot, self._gpu] = 1
 
     @property
     def exclusive(self) -> bool:
@@ -174,11 +224,11 @@ class ProcessPortArbiter:
 
     def leave(self) -> None:
         """Ends this model's exchanges on this GPU and gives up its slot."""
+        self._wakeups.close()
+        if self._member is not None:  # else the slot may be another model's
+            with suppress(FileNotFoundError):
+                os.unlink(self._path(self.slot, WAKEUPS))
         self._release()
-        for end in (self._wakeups, self._waker):
-            end.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self._path(self.slot, WAKEUPS))
 
     def abort(self, error: BaseException) -> None:
         """Releases the GPU and the port after this model failed with `error`; its further waits raise."""
@@ -213,15 +263,22 @@ class ProcessPortArbiter:
                 raise RankFailed(
                     f"rank {self._gpu} waited {self._timeout_s:g} s for its {what}, which {self._holder(others[0])} has"
                 )
-            with suppress(TimeoutError):
-                self._wakeups.recv(1)
+            if self._woken.poll(1000 * POLL_S):
+                self._wakeups.read(64)
 
     def _wake_others(self) -> None:
         """Makes the processes that wait on this GPU check again."""
         for slot in np.flatnonzero(self._table.here_MG[:, self._gpu]).tolist():
             if slot != self.slot:
                 with suppress(OSError):  # no process listens there, or it is woken already
-                    self._waker.sendto(b"!", self._path(slot, WAKEUPS))
+                    self._wake(slot)
+
+    def _wake(self, slot: int) -> None:
+        pipe = os.open(self._path(slot, WAKEUPS), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            os.write(pipe, b"!")
+        finally:
+            os.close(pipe)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -250,7 +307,7 @@ class ProcessPortArbiter:
 
     def _lock_member(self, slot: int, gpu: int) -> int | None:
         """Descriptor of the member file, locked by this process; None if another process holds it."""
-        file = os.open(self._folder / f"{slot}.{gpu}", os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(self._folder / f"{slot}.{gpu}", OPEN, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

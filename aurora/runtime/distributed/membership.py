@@ -38,12 +38,11 @@ class Membership:
         """Returns the state of each rank that waits for an epoch, by ascending rank."""
         return {rank: member.state for rank, member in sorted(self.members.items()) if member.state is not None}
 
-    def silent(self, hang_s: float) -> Iterator[int]:
-        """Yields the ranks that have sent nothing for hang_s seconds."""
-        now_s = time.monotonic()
+    def hanging(self, hang_s: float) -> Iterator[tuple[int, str]]:
+        """Yields (rank, how it hangs) of the ranks that have not sent or not read for hang_s seconds."""
         for rank, member in list(self.members.items()):
-            if now_s - member.last_heard_s > hang_s:
-                yield rank
+            if reason := member.hangs(hang_s):
+                yield rank, reason
 
     def stop_epoch(self) -> None:
         """Sends Stop, once, to all ranks of the epoch."""

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -28,11 +29,36 @@ class RankProcess:
     serving: bool = False  # whether it is in the current epoch
     stop_sent: bool = False  # whether Stop has been sent to it in this epoch
     result: MemberResult | None = None  # its last message; None until that has come
+    writing_since_s: float | None = None  # since when a message waits for the rank to read it, by time.monotonic
+    _outbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # pickled messages; None: no more
 
     def send(self, message: object) -> None:
-        """Sends a message. If the process is dying, the message is dropped; `messages` then reports the connection's end."""
+        """Sends a message, without waiting for the rank to read it.
+
+        If the process is dying, the message is dropped; `messages` then reports the connection's end.
+        """
+        self._outbox.put(ForkingPickler.dumps(message))
+
+    def write_messages(self) -> None:
+        """Writes to the pipe what `send` was given, until `stop_writing`. It waits where the rank does not read."""
         with suppress(OSError):
-            self.connection.send(message)
+            while (pickled := self._outbox.get()) is not None:
+                self.writing_since_s = time.monotonic()
+                self.connection.send_bytes(pickled)
+                self.writing_since_s = None
+
+    def stop_writing(self) -> None:
+        """Ends `write_messages` after what was sent before."""
+        self._outbox.put(None)
+
+    def hangs(self, hang_s: float) -> str | None:
+        """Returns how the rank hangs, for error messages, if it has not sent or not read for `hang_s` seconds; else None."""
+        now_s = time.monotonic()
+        if now_s - self.last_heard_s > hang_s:
+            return f"said nothing for {hang_s:g} s"
+        if (since_s := self.writing_since_s) is not None and now_s - since_s > hang_s:
+            return f"read nothing for {hang_s:g} s"
+        return None
 
     def exit_reason(self) -> str:
         """Waits at most EXIT_S seconds for the process to end, and returns how it ended, for error messages."""
@@ -84,8 +110,7 @@ class RankProcesses:
                 continue
             loaded_s = time.monotonic() + self._timeout_s  # silence before this is loading its models
             self._running[rank] = found = RankProcess(rank, process, connection, loaded_s)
-            # A thread each: a rank that stops in the middle of a message keeps no other waiting.
-            threading.Thread(target=self._listen, args=(found,), daemon=True, name=f"aurora-rank-{rank}").start()
+            threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
             yield rank, found
 
     def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
@@ -113,8 +138,17 @@ class RankProcesses:
             self.kill(rank)
         self._background.shutdown()
 
-    def _listen(self, sender: RankProcess) -> None:
-        with sender.connection, suppress(EOFError, OSError):
+    def _talk(self, member: RankProcess) -> None:
+        """Reads a rank's messages, and writes to it in another thread, until its connection ends.
+
+        Every rank has its own two threads: one that stops in the middle of a message, its own or ours, keeps no other waiting.
+        """
+        writer = threading.Thread(target=member.write_messages, daemon=True, name=f"aurora-to-rank-{member.rank}")
+        writer.start()
+        with suppress(EOFError, OSError):
             while True:
-                self._inbox.put((sender, sender.connection.recv()))
-        self._inbox.put((sender, None))
+                self._inbox.put((member, member.connection.recv()))
+        self._inbox.put((member, None))
+        member.stop_writing()
+        writer.join()
+        member.connection.close()

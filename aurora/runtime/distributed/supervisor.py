@@ -56,7 +56,7 @@ class Supervisor:
         coordinator: decides what the members of each epoch do.
         args: further arguments of `target`.
         timeout_s: seconds that a rank waits for a peer; a rank that computes for longer without a pause is killed.
-        hang_s: a rank that sends nothing for this many seconds, not even a heartbeat, is killed.
+        hang_s: a rank that sends nothing for this many seconds, not even a heartbeat, or does not read a message, is killed.
         respawn: how many times each lost rank is restarted; it joins the next epoch when it is ready.
         port: port of the rendezvous store, on loopback; 0: any free one.
         watch: called for each epoch with (its number, the process id of every member by rank).
@@ -113,8 +113,8 @@ class Supervisor:
                 self._lose(rank, self._members[rank].exit_reason())
             else:
                 self._handle(rank, message)
-        for rank in self._membership.silent(self._hang_s):
-            self._lose(rank, f"said nothing for {self._hang_s:g} s")
+        for rank, reason in self._membership.hanging(self._hang_s):
+            self._lose(rank, reason)
         if not self._members and not self._processes.starting:
             raise RankFailed(f"all ranks are lost; the last, {self._last_loss}")
         if self._epoch_is_due() and not self._coordinator.finished:

@@ -1,7 +1,9 @@
 """Ranks that die, hang, crash or come back: the others go on, and nothing is left behind."""
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import psutil
@@ -12,6 +14,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.control_channel import EpochStart
 from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
 from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.rank_processes import RankProcess
 from aurora.runtime.distributed.supervisor import Supervisor
 
 GOAL = 30  # rounds
@@ -40,10 +43,13 @@ class Counting:
 
     def assign(self, epoch, states):
         self.epochs.append(tuple(states))
-        return {rank: f"work of {rank}" for rank in states}
+        return {rank: self.assignment(rank) for rank in states}
+
+    def assignment(self, rank):
+        return f"work of {rank}"
 
     def on_progress(self, rank, value):
-        assert value == (f"work of {rank}", list(self.epochs[-1]))
+        assert value == (self.assignment(rank), list(self.epochs[-1]))
         self.rounds += rank == self.epochs[-1][0]
         for victim, sent in self.harm.pop(self.rounds, ()):
             os.kill(self.pids[victim], sent)
@@ -155,6 +161,42 @@ def test_one_that_hangs_is_ended():
     coordinator = Counting({5: [(1, signal.SIGSTOP)]})
     assert run(coordinator, ranks=3, hang_s=HANG_S) == {0: 0, 2: 2}
     assert coordinator.losses == {1: f"said nothing for {HANG_S:g} s"}
+
+
+def test_one_that_does_not_read_a_message_larger_than_the_pipe_is_ended():
+    """The supervisor waited for it in the middle of its message, and with it all others."""
+    coordinator = Counting()
+    coordinator.assignment = lambda rank: f"work of {rank}" * 100_000
+    begin = coordinator.watch
+
+    def watch(epoch, pids):
+        begin(epoch, pids)
+        if epoch == 1:
+            os.kill(pids[1], signal.SIGSTOP)
+
+    coordinator.watch = watch
+    assert run(coordinator, ranks=3, hang_s=HANG_S) == {0: 0, 2: 2}
+    assert coordinator.losses == {1: f"said nothing for {HANG_S:g} s"}
+
+
+def test_a_message_that_nobody_reads_waits_in_the_background_and_is_noticed():
+    ours, theirs = multiprocessing.Pipe()
+    member = RankProcess(1, None, ours, time.monotonic())
+    writing = threading.Thread(target=member.write_messages, daemon=True)
+    writing.start()
+    for message in (large := b"x" * 10**6, "small"):
+        member.send(message)
+    member.stop_writing()
+    while member.writing_since_s is None:
+        time.sleep(0.01)
+    assert member.hangs(60.0) is None
+    member.last_heard_s = time.monotonic() + 60  # heartbeats come
+    member.writing_since_s -= 10
+    assert member.hangs(10.0) == "read nothing for 10 s"
+    assert [theirs.recv() for _ in range(2)] == [large, "small"]
+    writing.join(60)
+    assert not writing.is_alive()
+    assert member.hangs(10.0) is None
 
 
 def test_one_that_is_busy_for_ever_is_ended():
