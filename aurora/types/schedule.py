@@ -1,12 +1,12 @@
 """Order and Schedule: the order of one all-to-all, and its timed schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, counts, gap, numbers
+from aurora.types.arrays import FloatArray, IntArray, counts, gap, locked, numbers
 from aurora.types.fabric import Cut
 from aurora.types.value import Value
 
@@ -86,7 +86,7 @@ class Order(Value):
         """Whether each rank sends to one rank and receives from one at a time."""
         return self.sends_open == self.recvs_open == 1 and self.sub_channels is None
 
-    @property
+    @cached_property
     def reversed(self) -> "Order":
         """The order of the transposed all-to-all (combine after dispatch): the same transfers backwards in time."""
         share_X2 = None if self.share_X2 is None else self.share_X2[::-1]
@@ -96,14 +96,24 @@ class Order(Value):
         )
 
     @cached_property
-    def ends(self) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[tuple[int, int]]]]:
-        """(sends, recvs): each maps a rank to the (row, peer) pairs that it sends, or receives, in sequence."""
-        sends: dict[int, list[tuple[int, int]]] = {}
-        recvs: dict[int, list[tuple[int, int]]] = {}
-        for row, (src, dst) in enumerate(self.pairs_X2.tolist()):
-            sends.setdefault(src, []).append((row, dst))
-            recvs.setdefault(dst, []).append((row, src))
-        return sends, recvs
+    def unsplit(self) -> "Order":
+        """The order with one row for each pair, where the pair's first row is."""
+        first_X = np.sort(np.unique(self.pairs_X2, axis=0, return_index=True)[1])
+        return replace(self, pairs_X2=self.pairs_X2[first_X], share_X2=None, sub_channels=None)
+
+    def rows_of(self, rank: int, sending: bool) -> tuple[IntArray, IntArray]:
+        """Returns the rows that `rank` sends, or receives, in sequence, and the peer of each; kept for the next call."""
+        found = self._rows_of.get((rank, sending))
+        if found is None:
+            own_X, peer_X = self.pairs_X2.T if sending else self.pairs_X2.T[::-1]
+            rows_X = np.flatnonzero(own_X == rank)
+            found = self._rows_of[rank, sending] = locked(rows_X), locked(peer_X[rows_X])
+        return found
+
+    @cached_property
+    def _rows_of(self) -> dict[tuple[int, bool], tuple[IntArray, IntArray]]:
+        """What `rows_of` has returned, by its arguments."""
+        return {}
 
     def cuts(self, sizes_X: IntArray, rows_X: IntArray | None = None) -> IntArray:
         """Returns which units of work each row carries, if the work of its pair has sizes_X units.

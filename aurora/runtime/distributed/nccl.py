@@ -2,10 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -40,10 +38,8 @@ class NcclTransport:
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         """Performs one all-to-all in `order`; see `Transport.exchange`."""
         # A pair's parts go in one message here: within a group no rank waits between them.
-        pairs = list(dict.fromkeys(map(tuple, order.pairs_X2.tolist())))
-        whole = replace(order, pairs_X2=np.array(pairs, dtype=np.int64).reshape(-1, 2), share_X2=None, sub_channels=None)
-        ends = [(peer, True, tensor) for _, peer, tensor in row_slices(whole, self.rank, sends, sending=True)]
-        ends += [(peer, False, tensor) for _, peer, tensor in row_slices(whole, self.rank, recvs, sending=False)]
+        ends = [(peer, True, tensor) for _, peer, tensor in row_slices(order.unsplit, self.rank, sends, sending=True)]
+        ends += [(peer, False, tensor) for _, peer, tensor in row_slices(order.unsplit, self.rank, recvs, sending=False)]
         posts = [
             dist.P2POp(dist.isend if sent else dist.irecv, tensor, group=self._group, group_peer=peer)
             for peer, sent, tensor in ends

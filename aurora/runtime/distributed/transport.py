@@ -26,13 +26,14 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
     Raises:
         BadInput: if the order leaves out a part of a tensor.
     """
-    ends = order.ends[0 if sending else 1].get(rank, [])
+    rows_X, peers_X = order.rows_of(rank, sending)
     left = [tensor.shape[0] for tensor in tensors]
-    found = [(row, peer, tensors[peer]) for row, peer in ends]
-    if order.share_X2 is not None:
-        lengths_X = np.array([left[peer] for _, peer in ends], dtype=np.int64)
-        cuts_X2 = order.cuts(lengths_X, np.array([row for row, _ in ends], dtype=np.int64)).tolist()
-        found = [(row, peer, tensor[begin:end]) for (row, peer, tensor), (begin, end) in zip(found, cuts_X2, strict=True)]
+    if order.share_X2 is None:
+        found = [(row, peer, tensors[peer]) for row, peer in zip(rows_X.tolist(), peers_X.tolist(), strict=True)]
+    else:
+        cuts_X2 = order.cuts(np.array(left, dtype=np.int64)[peers_X], rows_X)
+        cut = zip(rows_X.tolist(), peers_X.tolist(), cuts_X2.tolist(), strict=True)
+        found = [(row, peer, tensors[peer][begin:end]) for row, peer, (begin, end) in cut if begin < end]
     for _, peer, each in found:
         left[peer] -= each.shape[0]
     left[rank] = 0
