@@ -17,10 +17,11 @@ from aurora.planner.placement.cost_model import AIMS, OWN, SUMMED, LayerCosts, a
 from aurora.planner.placement.grouping import PLACE, grouped
 from aurora.planner.placement.lp_rounding import lp_rounding
 from aurora.planner.placement.phase_program import blocks
+from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
-from aurora.planner.placement.slot_search import SearchLayer, fill, slot_search
+from aurora.planner.placement.slot_search import fill, slot_search
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of
 from aurora.planner.replication.registry import REPLICAS, best_divided, place
 from aurora.planner.replication.replica_counts import allocate, capped
@@ -271,7 +272,7 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
         rng: for the search.
         replicas: whether experts may have several, which then share their tokens evenly and fill all slots.
     """
-    layer = SearchLayer.of(problem.expected, problem.slots_G)
+    layer = PhaseSums.of(problem.expected, problem.slots_G)
 
     def full(held_GP: IntArray) -> IntArray:
         return fill(layer, held_GP)[0] if replicas else held_GP
@@ -299,7 +300,7 @@ def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Gen
     """One layer's replicas after a search that moves each replica with the share of its expert's tokens that it has."""
     held_GP = placement.held_LGP(int(problem.slots_G.max()))[0]
     share_GP = np.where(held_GP >= 0, np.take_along_axis(placement.split_EG(0).T, np.maximum(held_GP, 0), axis=1), 0.0)
-    found_GP, _ = slot_search(SearchLayer.of(problem.expected, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
+    found_GP, _ = slot_search(PhaseSums.of(problem.expected, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
     return Placement.of_slots(found_GP[None], share_GP[None])
 
 
@@ -314,7 +315,7 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
         return None
     larger = GpuSlots(np.maximum(more_G, held_G), problem.expected.token_s_G)
     start = place(problem.expected.load_WE.mean(axis=0), larger).placement if larger.alike else placement
-    layer = SearchLayer.of(problem.expected, larger.slots_G)
+    layer = PhaseSums.of(problem.expected, larger.slots_G)
     held_GP, _ = fill(layer, start.held_LGP()[0])
     held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
     return problem.unseen.value_s(placement.split_EG(0)), problem.unseen.value_s(Placement.of_slots(held_GP[None]).split_EG(0))

@@ -4,7 +4,7 @@ import numpy as np
 
 from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.phase_program import SMALL, blocks, merged, phase_program
-from aurora.planner.placement.slot_search import SearchLayer
+from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.types.arrays import IntArray
 
 
@@ -25,7 +25,7 @@ def lp_rounding(costs: LayerCosts, slots_G: IntArray) -> IntArray:
     gpus, experts = costs.expert_s_WGE.shape[1:]
     if gpus * experts * len(costs.own_WGE) > SMALL:
         costs = costs.summed
-    layer = SearchLayer.of(costs, slots_G)
+    layer = PhaseSums.of(costs, slots_G)
     block_G = np.arange(gpus) if gpus * experts <= SMALL else blocks(costs, max(1, SMALL // experts))
     program = phase_program(merged(layer, block_G), np.zeros((2, len(costs.own_WGE))))
     share_GE = program.solved()[0][block_G]

@@ -7,7 +7,7 @@ from scipy.optimize import linprog
 from scipy.sparse import block_array, block_diag, coo_array, csr_array, eye_array, hstack, kron
 
 from aurora.planner.placement.cost_model import LayerCosts
-from aurora.planner.placement.slot_search import SearchLayer
+from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.types.arrays import FloatArray, IntArray
 
 SMALL = 4096  # experts times GPUs times scenarios of a program at most; one of that size takes about 50 ms
@@ -33,7 +33,7 @@ class PhaseProgram(NamedTuple):
         2000.
     """
 
-    layer: SearchLayer
+    layer: PhaseSums
     least_YW: FloatArray
     unit_s: float
     cost_V: FloatArray
@@ -81,7 +81,7 @@ class PhaseProgram(NamedTuple):
         return float(fixed_s + share_s_GE.min(axis=0).sum() - slots_G @ layer.slots_G)
 
 
-def phase_program(layer: SearchLayer, least_YW: FloatArray) -> PhaseProgram:
+def phase_program(layer: PhaseSums, least_YW: FloatArray) -> PhaseProgram:
     """Returns the linear program of a layer.
 
     Args:
@@ -126,7 +126,7 @@ def blocks(costs: LayerCosts, most: int) -> IntArray:
     return np.asarray(kind_G.reshape(-1) * min(most, len(kinds_KX)) // len(kinds_KX), dtype=np.int64)
 
 
-def merged(layer: SearchLayer, block_G: IntArray) -> SearchLayer:
+def merged(layer: PhaseSums, block_G: IntArray) -> PhaseSums:
     """Returns the layer with one GPU for each block; no placement takes longer on its slowest block than on its slowest GPU.
 
     A block's sums are the means of its GPUs', and an expert costs there what it costs on the block's best GPU for each sum.

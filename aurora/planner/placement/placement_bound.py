@@ -12,8 +12,8 @@ import numpy as np
 
 from aurora.planner.placement.cost_model import LayerCosts, aimed_costs
 from aurora.planner.placement.phase_program import SMALL, blocks, merged, phase_program
+from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.planner.placement.slot_counts import memory_slots_G
-from aurora.planner.placement.slot_search import SearchLayer
 from aurora.planner.replication.load_bounds import least_largest
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
@@ -61,7 +61,7 @@ def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -
         slots_G: (G,) int64, how many experts each GPU can hold.
         replicas: whether the bound covers placements with replicas, if there are slots for any.
     """
-    layer = SearchLayer.of(costs, slots_G)
+    layer = PhaseSums.of(costs, slots_G)
     gpus, experts, _, scenarios = layer.part_s_GEXW.shape
     spare = max(0, int(layer.slots_G.sum()) - experts) if replicas else 0
     least_YW = _least_phases(layer, spare)
@@ -76,7 +76,7 @@ def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -
     return float(np.sort(seconds_W)[-layer.worst :].mean())
 
 
-def _least_phases(layer: SearchLayer, spare: int) -> FloatArray:
+def _least_phases(layer: PhaseSums, spare: int) -> FloatArray:
     """(2, W) seconds that each phase takes at least, by counting: `spare` more replicas than one of each expert."""
     _, received_GEW, expert_GEW, _ = np.moveaxis(layer.part_s_GEXW, 2, 0)
     gate_GW = layer.base_s_GXW[:, 1]
@@ -103,13 +103,13 @@ def _replicated_ER(part_GE: FloatArray, slots_G: IntArray) -> FloatArray:
     return divided_ER
 
 
-def _whole_YW(layer: SearchLayer) -> FloatArray:
+def _whole_YW(layer: PhaseSums) -> FloatArray:
     """(2, W) seconds of each phase of a layer with a single GPU, which holds all experts."""
     (sum_s_XW,) = layer.base_s_GXW + layer.part_s_GEXW.sum(axis=1)
     return np.asarray(sum_s_XW.reshape(2, -1, sum_s_XW.shape[1]).max(axis=1))
 
 
-def _scenario(layer: SearchLayer, w: int) -> SearchLayer:
+def _scenario(layer: PhaseSums, w: int) -> PhaseSums:
     """The layer in its scenario w alone."""
     return layer._replace(
         part_s_GEXW=layer.part_s_GEXW[..., w : w + 1],
@@ -119,7 +119,7 @@ def _scenario(layer: SearchLayer, w: int) -> SearchLayer:
     )
 
 
-def _relaxed(layer: SearchLayer, least_YW: FloatArray) -> float:
+def _relaxed(layer: PhaseSums, least_YW: FloatArray) -> float:
     """The linear program's bound, from its dual solution; least_YW (2, W) are bounds on the phases that hold as well."""
     program = phase_program(layer, least_YW)
     _, price_X = program.solved()

@@ -1,9 +1,6 @@
 """Slot search: local search over what each expert slot of each GPU holds, replicas included, for one scenario or several.
 
-A GPU's seconds in a scenario are four sums over its experts: what it sends and receives in the dispatch, and its experts' work
-with what it sends and with what it receives in the combine. The first phase (gate + dispatch) is the larger of the first two,
-the second phase (experts + combine) the larger of the others. A scenario takes the largest first phase of a GPU, the largest
-second phase and the aggregation: Aurora's Eq. 1 (arXiv:2410.17043). The objective is the mean of the scenarios that count.
+The objective is the mean of the scenarios that count, each by Aurora's Eq. 1 (`phase_sums`).
 
 Each step takes the best change of a critical GPU, one that is slowest in a phase of a scenario that counts: it swaps one of its
 slots with another GPU's, moves it to an empty slot, gives one of its experts a further replica elsewhere, or puts another
@@ -11,19 +8,24 @@ expert in the place of a replica. Where none of these helps, two GPUs exchange a
 (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
-from typing import NamedTuple, Self
-
 import numpy as np
 from numba import njit
 
-from aurora.planner.placement.cost_model import LayerCosts
-from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.planner.placement.phase_sums import PhaseSums
+from aurora.planner.placement.slot_changes import (
+    best_count_change,
+    best_exchange,
+    best_swap,
+    count_changed,
+    find_gains,
+    price,
+    scratch_memory,
+)
+from aurora.planner.placement.slot_state import exchange, load_slots, overwrite, start_slots, swap
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
 
-PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with received and with sent in the combine
-TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change leaves alone is mostly among them
 SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this number, then one again
-ENOUGH_GPUS = 8  # a change that helps is taken when it is the best of this many GPUs' slots
 LEAST_GAIN = 1e-9  # relative: a smaller gain is none
 ROUNDING = 1e-12  # share of the largest summand: smaller gains are rounding, also where the objective is zero
 EXTREMES = 16  # busiest and idlest experts that are tried in an empty slot where no replica lowers the objective
@@ -31,102 +33,8 @@ EFFORT = 10_000_000  # changes times scenarios that the restarts of a search pri
 DESCENT = 10  # so many times that may the first descent price
 
 
-class SearchLayer(NamedTuple):
-    """Costs of one layer in W scenarios, which no change of slots changes.
-
-    Attributes:
-        part_s_GEXW: (G, E, 4, W) seconds that an expert adds to each sum of a GPU.
-        base_s_GXW: (G, 4, W) seconds of each sum of a GPU that holds no expert.
-        aggregate_s_W: (W,) seconds of the aggregation on the slowest GPU.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-        worst: how many scenarios count, the longest first.
-    """
-
-    part_s_GEXW: FloatArray
-    base_s_GXW: FloatArray
-    aggregate_s_W: FloatArray
-    slots_G: IntArray
-    worst: int
-
-    @classmethod
-    def of(cls, costs: LayerCosts, slots_G: IntArray) -> Self:
-        """Returns the arrays that the search reads.
-
-        Args:
-            costs: one layer in W scenarios.
-            slots_G: (G,) int64, how many experts each GPU can hold.
-        """
-        part_s_GEXW, base_s_GXW = _sums(
-            np.ascontiguousarray(costs.own_WGE, dtype=np.float64),
-            np.ascontiguousarray(costs.expert_s_WGE, dtype=np.float64),
-            np.ascontiguousarray(costs.gate_s_WG, dtype=np.float64),
-            np.ascontiguousarray(costs.port_s_XG),
-        )
-        return cls(
-            part_s_GEXW,
-            base_s_GXW,
-            costs.aggregate_s_WG.max(axis=1),
-            np.minimum(slots_G, costs.own_WGE.shape[2]).astype(np.int64),
-            costs.worst,
-        )
-
-
-class Slots(NamedTuple):
-    """What each slot holds, and the times that follow from it.
-
-    Attributes:
-        held_GP: (G, P) int64, the expert in each slot, EMPTY for none.
-        share_GP: (G, P) float64, the share of its expert's tokens that each slot takes.
-        count_E: (E,) int64, the replicas of each expert.
-        gpu_EG: (E, G) int64, the GPUs that hold each expert, in its first count_E places.
-        holds_GE: (G, E) bool, whether a GPU holds an expert.
-        sum_s_GXW: (G, 4, W) seconds of each sum of each GPU.
-        top_YWR: (2, W, TOP) int64, the slowest GPUs of each phase of each scenario, slowest first; EMPTY where there are fewer.
-        top_s_YWR: (2, W, TOP) seconds of this phase there.
-        seconds_W: (W,) seconds of each scenario.
-        weight_W: (W,) 1 / worst for the scenarios that count, 0 for the others.
-    """
-
-    held_GP: IntArray
-    share_GP: FloatArray
-    count_E: IntArray
-    gpu_EG: IntArray
-    holds_GE: BoolArray
-    sum_s_GXW: FloatArray
-    top_YWR: IntArray
-    top_s_YWR: FloatArray
-    seconds_W: FloatArray
-    weight_W: FloatArray
-
-
-class Scratch(NamedTuple):
-    """Memory for pricing changes.
-
-    Attributes:
-        row_GXW: (G, 4, W) seconds of each sum of the GPUs that a change alters, in its first places.
-        gpu_G: (G,) int64, these GPUs.
-        row_G: (G,) int64, the place of each GPU in row_GXW, EMPTY for those that stay as they are.
-        ours_PXW: (P, 4, W) sums of a GPU without the expert of each of its slots.
-        theirs_QXW: (P, 4, W) the same of another GPU.
-        rest_YW: (2, W) seconds of each phase on the slowest GPU that a change leaves alone.
-        most_YW: (2, W) the same with some of the GPUs that it alters.
-        seconds_W: (W,) seconds of each scenario after a change.
-        ranked_W: (W,) these, largest first.
-    """
-
-    row_GXW: FloatArray
-    gpu_G: IntArray
-    row_G: IntArray
-    ours_PXW: FloatArray
-    theirs_QXW: FloatArray
-    rest_YW: FloatArray
-    most_YW: FloatArray
-    seconds_W: FloatArray
-    ranked_W: FloatArray
-
-
 def slot_search(
-    layer: SearchLayer,
+    layer: PhaseSums,
     held_GP: IntArray,
     rng: np.random.Generator,
     kicks: int,
@@ -161,7 +69,7 @@ def slot_search(
     return held_GP, value_s
 
 
-def fill(layer: SearchLayer, held_GP: IntArray) -> tuple[IntArray, float]:
+def fill(layer: PhaseSums, held_GP: IntArray) -> tuple[IntArray, float]:
     """Puts replicas into all empty slots, the one first that lowers the seconds of Eq. 1 most.
 
     Where none lowers them, it takes the busiest expert whose replica does not raise them, or else the one that raises them
@@ -187,38 +95,9 @@ def _even_shares(held_GP: IntArray) -> FloatArray:
 
 
 @njit(cache=True, nogil=True)
-def _sums(own_WGE, expert_s_WGE, gate_s_WG, port_s_XG):
-    """part_s_GEXW and base_s_GXW of SearchLayer."""
-    scenarios, gpus, experts = own_WGE.shape
-    part_s_GEXW, base_s_GXW = np.empty((gpus, experts, PARTS, scenarios)), np.empty((gpus, PARTS, scenarios))
-    load_WE = np.zeros((scenarios, experts))
-    for w in range(scenarios):
-        for g in range(gpus):
-            for e in range(experts):
-                load_WE[w, e] += own_WGE[w, g, e]
-    for g in range(gpus):
-        sent_s, received_s, back_s, home_s = port_s_XG[0, g], port_s_XG[1, g], port_s_XG[2, g], port_s_XG[3, g]
-        for w in range(scenarios):
-            own = 0.0
-            for e in range(experts):
-                local = own_WGE[w, g, e]
-                arriving, work_s = load_WE[w, e] - local, expert_s_WGE[w, g, e]
-                own += local
-                part_s_GEXW[g, e, 0, w] = -local * sent_s
-                part_s_GEXW[g, e, 1, w] = arriving * received_s
-                part_s_GEXW[g, e, 2, w] = work_s + arriving * back_s
-                part_s_GEXW[g, e, 3, w] = work_s - local * home_s
-            base_s_GXW[g, 0, w] = gate_s_WG[w, g] + own * sent_s
-            base_s_GXW[g, 1, w] = gate_s_WG[w, g]
-            base_s_GXW[g, 2, w] = 0.0
-            base_s_GXW[g, 3, w] = own * home_s
-    return part_s_GEXW, base_s_GXW
-
-
-@njit(cache=True, nogil=True)
 def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
     """The descent and its restarts, in place; returns the objective."""
-    slots, scratch = _slots(layer, held_GP.copy(), share_GP.copy()), _scratch(layer, held_GP.shape[1])
+    slots, scratch = start_slots(layer, held_GP.copy(), share_GP.copy()), scratch_memory(layer, held_GP.shape[1])
     least_s = ROUNDING * max(np.abs(layer.base_s_GXW).max(), np.abs(layer.part_s_GEXW).max())
     best_s, _ = _descend(layer, slots, scratch, replicas, DESCENT * effort, least_s)
     left = effort
@@ -226,7 +105,7 @@ def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
     for k in range(draws_KXD.shape[0]):
         if left <= 0:
             break
-        _load(layer, slots, held_GP, share_GP)
+        load_slots(layer, slots, held_GP, share_GP)
         for x in range(1 + k % SHAKES):
             _shake(layer, slots, replicas, draws_KXD[k, x])
         value_s, left = _descend(layer, slots, scratch, replicas, left, least_s)
@@ -237,151 +116,42 @@ def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
 
 
 @njit(cache=True, nogil=True)
-def _slots(layer, held_GP, share_GP):
-    """The Slots of a start."""
-    gpus, experts, parts, scenarios = layer.part_s_GEXW.shape
-    slots = Slots(
-        held_GP,
-        share_GP,
-        np.zeros(experts, dtype=np.int64),
-        np.zeros((experts, gpus), dtype=np.int64),
-        np.zeros((gpus, experts), dtype=np.bool_),
-        np.zeros((gpus, parts, scenarios)),
-        np.zeros((2, scenarios, TOP), dtype=np.int64),
-        np.zeros((2, scenarios, TOP)),
-        np.zeros(scenarios),
-        np.zeros(scenarios),
-    )
-    _load(layer, slots, held_GP.copy(), share_GP.copy())
-    return slots
-
-
-@njit(cache=True, nogil=True)
-def _load(layer, slots, held_GP, share_GP):
-    """Sets all slots anew."""
-    slots.held_GP[:] = EMPTY
-    slots.count_E[:] = 0
-    slots.holds_GE[:] = False
-    slots.sum_s_GXW[:] = layer.base_s_GXW
-    for g in range(held_GP.shape[0]):
-        for p in range(held_GP.shape[1]):
-            if held_GP[g, p] != EMPTY:
-                _give(layer, slots, g, p, held_GP[g, p], share_GP[g, p])
-
-
-@njit(cache=True, nogil=True)
-def _scratch(layer, width):
-    """Scratch memory for `width` slots per GPU."""
-    gpus, _, parts, scenarios = layer.part_s_GEXW.shape
-    return Scratch(
-        np.zeros((gpus, parts, scenarios)),
-        np.zeros(gpus, dtype=np.int64),
-        np.full(gpus, EMPTY),
-        np.zeros((width, parts, scenarios)),
-        np.zeros((width, parts, scenarios)),
-        np.zeros((2, scenarios)),
-        np.zeros((2, scenarios)),
-        np.zeros(scenarios),
-        np.zeros(scenarios),
-    )
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _larger(a, b):
-    """The larger of two numbers; compiles to one instruction."""
-    return a if a > b else b
-
-
-@njit(cache=True, nogil=True)
-def _add(part_s_GEXW, row_GXW, at, g, e, share):
-    """Adds a share of expert e on GPU g to row `at`."""
-    for x in range(PARTS):
-        for w in range(row_GXW.shape[2]):
-            row_GXW[at, x, w] += share * part_s_GEXW[g, e, x, w]
-
-
-@njit(cache=True, nogil=True)
-def _copy(part_s_GEXW, sum_s_GXW, row_GXW, at, g, e, share):
-    """Sets row `at` to the sums of GPU g with a share of expert e more."""
-    for x in range(PARTS):
-        for w in range(row_GXW.shape[2]):
-            row_GXW[at, x, w] = sum_s_GXW[g, x, w] + share * part_s_GEXW[g, e, x, w]
-
-
-@njit(cache=True, nogil=True)
-def _give(layer, slots, g, p, e, share):
-    """Puts expert e with its share into the empty slot p of GPU g."""
-    slots.held_GP[g, p], slots.share_GP[g, p] = e, share
-    slots.gpu_EG[e, slots.count_E[e]] = g
-    slots.count_E[e] += 1
-    slots.holds_GE[g, e] = True
-    _add(layer.part_s_GEXW, slots.sum_s_GXW, g, g, e, share)
-
-
-@njit(cache=True, nogil=True)
-def _take(layer, slots, g, p):
-    """Empties slot p of GPU g; returns its expert and share."""
-    e, share = slots.held_GP[g, p], slots.share_GP[g, p]
-    slots.held_GP[g, p], slots.share_GP[g, p] = EMPTY, 0.0
-    slots.count_E[e] -= 1
-    last = slots.count_E[e]
-    for at in range(last):
-        if slots.gpu_EG[e, at] == g:
-            slots.gpu_EG[e, at] = slots.gpu_EG[e, last]
-    slots.holds_GE[g, e] = False
-    _add(layer.part_s_GEXW, slots.sum_s_GXW, g, g, e, -share)
-    return e, share
-
-
-@njit(cache=True, nogil=True)
-def _even_out(layer, slots, e):
-    """Divides the tokens of expert e evenly over its replicas."""
-    share = 1.0 / slots.count_E[e]
-    for at in range(slots.count_E[e]):
-        g = slots.gpu_EG[e, at]
-        for p in range(slots.held_GP.shape[1]):
-            if slots.held_GP[g, p] == e:
-                _add(layer.part_s_GEXW, slots.sum_s_GXW, g, g, e, share - slots.share_GP[g, p])
-                slots.share_GP[g, p] = share
-
-
-@njit(cache=True, nogil=True)
-def _swap(layer, slots, g, p, h, q):
-    """Swaps what slot p of GPU g and slot q of GPU h hold; slot q may be empty."""
-    a, share_a = _take(layer, slots, g, p)
-    if slots.held_GP[h, q] != EMPTY:
-        b, share_b = _take(layer, slots, h, q)
-        _give(layer, slots, g, p, b, share_b)
-    _give(layer, slots, h, q, a, share_a)
-
-
-@njit(cache=True, nogil=True)
-def _exchange(layer, slots, g, h):
-    """Exchanges all that GPUs g and h hold."""
-    ours_P, our_share_P = slots.held_GP[g].copy(), slots.share_GP[g].copy()
-    theirs_P, their_share_P = slots.held_GP[h].copy(), slots.share_GP[h].copy()
-    for p in range(len(ours_P)):
-        if ours_P[p] != EMPTY:
-            _take(layer, slots, g, p)
-        if theirs_P[p] != EMPTY:
-            _take(layer, slots, h, p)
-    for k, held_P, share_P in ((g, theirs_P, their_share_P), (h, ours_P, our_share_P)):
-        p = 0
-        for at in range(len(held_P)):
-            if held_P[at] != EMPTY:
-                _give(layer, slots, k, p, held_P[at], share_P[at])
-                p += 1
-
-
-@njit(cache=True, nogil=True)
-def _overwrite(layer, slots, h, q, e):
-    """Puts a further replica of expert e into slot q of GPU h, in place of what is there; e EMPTY: leaves the slot empty."""
-    if slots.held_GP[h, q] != EMPTY:
-        x, _ = _take(layer, slots, h, q)
-        _even_out(layer, slots, x)
-    if e != EMPTY:
-        _give(layer, slots, h, q, e, 0.0)
-        _even_out(layer, slots, e)
+def _descend(layer, slots, scratch, replicas, effort, least_s):
+    """Takes the best change of a critical GPU until none gains least_s; returns (the objective, what is left of the effort)."""
+    gpus = len(layer.slots_G)
+    gain_G, tried_G = np.empty(gpus), np.zeros(gpus, dtype=np.bool_)
+    now_s = price(layer, slots, scratch)
+    find_gains(slots, gain_G)
+    while effort > 0:
+        g = EMPTY
+        for other in range(gpus):
+            if gain_G[other] >= 0 and not tried_G[other] and (g == EMPTY or gain_G[other] > gain_G[g]):
+                g = other
+        if g == EMPTY:
+            break
+        tried_G[g] = True
+        best_s = min(now_s * (1 - LEAST_GAIN), now_s - least_s)
+        best_s, p, h, q, priced = best_swap(layer, slots, scratch, g, best_s)
+        effort -= priced * len(slots.seconds_W)
+        e = EMPTY
+        count_s = best_s
+        if replicas:
+            count_s, to, place, e, priced = best_count_change(layer, slots, scratch, gain_G, g, best_s)
+            effort -= priced * len(slots.seconds_W)
+        if count_s < best_s:
+            overwrite(layer, slots, to, place, e)
+        elif p != EMPTY:
+            swap(layer, slots, g, p, h, q)
+        else:
+            h, priced = best_exchange(layer, slots, scratch, g, best_s)
+            effort -= priced * len(slots.seconds_W)
+            if h == EMPTY:
+                continue
+            exchange(layer, slots, g, h)
+        now_s = price(layer, slots, scratch)
+        find_gains(slots, gain_G)
+        tried_G[:] = False
+    return now_s, effort
 
 
 @njit(cache=True, nogil=True)
@@ -405,435 +175,46 @@ def _shake(layer, slots, replicas, draw_D):
     if h == g or slots.holds_GE[h, a] or (b != EMPTY and slots.holds_GE[g, b]):
         return
     if replicas and draw_D[3] < 0.5 and (b == EMPTY or slots.count_E[b] > 1):
-        _overwrite(layer, slots, h, at, a)
+        overwrite(layer, slots, h, at, a)
         return
     for p in range(layer.slots_G[g]):
         if slots.held_GP[g, p] == a:
-            _swap(layer, slots, g, p, h, at)
+            swap(layer, slots, g, p, h, at)
             return
-
-
-@njit(cache=True, nogil=True)
-def _descend(layer, slots, scratch, replicas, effort, least_s):
-    """Takes the best change of a critical GPU until none gains least_s; returns (the objective, what is left of the effort)."""
-    gpus = len(layer.slots_G)
-    gain_G, tried_G = np.empty(gpus), np.zeros(gpus, dtype=np.bool_)
-    now_s = _price(layer, slots, scratch)
-    _gains(slots, gain_G)
-    while effort > 0:
-        g = EMPTY
-        for other in range(gpus):
-            if gain_G[other] >= 0 and not tried_G[other] and (g == EMPTY or gain_G[other] > gain_G[g]):
-                g = other
-        if g == EMPTY:
-            break
-        tried_G[g] = True
-        best_s = min(now_s * (1 - LEAST_GAIN), now_s - least_s)
-        best_s, p, h, q, priced = _best_swap(layer, slots, scratch, g, best_s)
-        effort -= priced * len(slots.seconds_W)
-        e = EMPTY
-        count_s = best_s
-        if replicas:
-            count_s, to, place, e, priced = _best_count_change(layer, slots, scratch, gain_G, g, best_s)
-            effort -= priced * len(slots.seconds_W)
-        if count_s < best_s:
-            _overwrite(layer, slots, to, place, e)
-        elif p != EMPTY:
-            _swap(layer, slots, g, p, h, q)
-        else:
-            h, priced = _best_exchange(layer, slots, scratch, g, best_s)
-            effort -= priced * len(slots.seconds_W)
-            if h == EMPTY:
-                continue
-            _exchange(layer, slots, g, h)
-        now_s = _price(layer, slots, scratch)
-        _gains(slots, gain_G)
-        tried_G[:] = False
-    return now_s, effort
-
-
-@njit(cache=True, nogil=True)
-def _price(layer, slots, scratch):
-    """Finds the slowest GPUs and the scenarios that count; returns the objective."""
-    top_s_YWR, seconds_W, weight_W, ranked_W = slots.top_s_YWR, slots.seconds_W, slots.weight_W, scratch.ranked_W
-    _find_slowest(slots.sum_s_GXW, slots.top_YWR, top_s_YWR)
-    for w in range(len(seconds_W)):
-        seconds_W[w] = top_s_YWR[0, w, 0] + top_s_YWR[1, w, 0] + layer.aggregate_s_W[w]
-    value_s = _tail_mean(seconds_W, ranked_W, layer.worst)
-    least_s, left = ranked_W[layer.worst - 1], layer.worst
-    for w in range(len(seconds_W)):
-        weight_W[w] = 1.0 / layer.worst if seconds_W[w] > least_s else 0.0
-        left -= seconds_W[w] > least_s
-    for w in range(len(seconds_W)):
-        if left > 0 and seconds_W[w] == least_s:
-            weight_W[w] = 1.0 / layer.worst
-            left -= 1
-    return value_s
-
-
-@njit(cache=True, nogil=True)
-def _find_slowest(sum_s_GXW, top_YWR, top_s_YWR):
-    """Fills top_YWR and top_s_YWR from the sums of all GPUs."""
-    top_YWR[:] = EMPTY
-    top_s_YWR[:] = -np.inf
-    for g in range(sum_s_GXW.shape[0]):
-        for y in range(2):
-            for w in range(sum_s_GXW.shape[2]):
-                value_s = _larger(sum_s_GXW[g, 2 * y, w], sum_s_GXW[g, 2 * y + 1, w])
-                if value_s > top_s_YWR[y, w, TOP - 1]:
-                    at = TOP - 1
-                    while at > 0 and value_s > top_s_YWR[y, w, at - 1]:
-                        top_YWR[y, w, at], top_s_YWR[y, w, at] = top_YWR[y, w, at - 1], top_s_YWR[y, w, at - 1]
-                        at -= 1
-                    top_YWR[y, w, at], top_s_YWR[y, w, at] = g, value_s
-
-
-@njit(cache=True, nogil=True)
-def _gains(slots, gain_G):
-    """Fills gain_G: how far the objective falls if a critical GPU is no longer slowest; -1 for the other GPUs."""
-    gain_G[:] = -1.0
-    for y in range(2):
-        for w in range(len(slots.seconds_W)):
-            if slots.weight_W[w] > 0:
-                g, over_s = slots.top_YWR[y, w, 0], slots.top_s_YWR[y, w, 0]
-                if slots.top_YWR[y, w, 1] != EMPTY:
-                    over_s -= slots.top_s_YWR[y, w, 1]
-                gain_G[g] = max(gain_G[g], 0.0) + slots.weight_W[w] * over_s
-
-
-@njit(cache=True, nogil=True)
-def _find_rest(sum_s_GXW, top_YWR, top_s_YWR, row_G, rest_YW):
-    """Fills rest_YW (2, W) with the seconds of each phase on the slowest GPU without a row in row_G."""
-    for y in range(2):
-        for w in range(rest_YW.shape[1]):
-            at = 0
-            while at < TOP and top_YWR[y, w, at] != EMPTY and row_G[top_YWR[y, w, at]] != EMPTY:
-                at += 1
-            if at < TOP:
-                rest_YW[y, w] = top_s_YWR[y, w, at]
-                continue
-            rest_YW[y, w] = -np.inf
-            for g in range(len(row_G)):
-                if row_G[g] == EMPTY:
-                    rest_YW[y, w] = max(rest_YW[y, w], _larger(sum_s_GXW[g, 2 * y, w], sum_s_GXW[g, 2 * y + 1, w]))
-
-
-@njit(cache=True, nogil=True)
-def _find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW):
-    """Fills rest_YW (2, W) with the seconds of each phase on the slowest GPU other than g and h."""
-    for y in range(2):
-        for w in range(rest_YW.shape[1]):
-            at = 0
-            while top_YWR[y, w, at] == g or top_YWR[y, w, at] == h:
-                at += 1
-            rest_YW[y, w] = top_s_YWR[y, w, at]
-
-
-@njit(cache=True, nogil=True)
-def _value(seconds_W, weight_W, ranked_W, worst, best_s):
-    """The objective of seconds_W, or, where that is enough to be at least best_s, a lower bound on it."""
-    value_s = 0.0
-    for w in range(len(weight_W)):
-        value_s += weight_W[w] * seconds_W[w]
-    if value_s >= best_s or worst == len(weight_W):
-        return value_s
-    return _tail_mean(seconds_W, ranked_W, worst)
-
-
-@njit(cache=True, nogil=True)
-def _best_swap(layer, slots, scratch, g, best_s):
-    """The best swap or move of a slot of GPU g: (objective, slot, other GPU, its slot, changes priced), if below best_s."""
-    held_GP, share_GP, holds_GE, weight_W = slots.held_GP, slots.share_GP, slots.holds_GE, slots.weight_W
-    part_s_GEXW, aggregate_s_W, sum_s_GXW = layer.part_s_GEXW, layer.aggregate_s_W, slots.sum_s_GXW
-    ours_PXW, theirs_QXW, rest_YW = scratch.ours_PXW, scratch.theirs_QXW, scratch.rest_YW
-    seconds_W, ranked_W, top_YWR, top_s_YWR = scratch.seconds_W, scratch.ranked_W, slots.top_YWR, slots.top_s_YWR
-    scenarios = len(weight_W)
-    found_p, found_h, found_q, priced = EMPTY, EMPTY, EMPTY, 0
-    for p in range(layer.slots_G[g]):
-        if held_GP[g, p] != EMPTY:
-            _copy(part_s_GEXW, sum_s_GXW, ours_PXW, p, g, held_GP[g, p], -share_GP[g, p])
-    for step in range(1, len(layer.slots_G)):
-        h = (g + step) % len(layer.slots_G)
-        if step > ENOUGH_GPUS and found_p != EMPTY:
-            break
-        _find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW)
-        least_s = 0.0
-        for w in range(scenarios):
-            least_s += weight_W[w] * (rest_YW[0, w] + rest_YW[1, w] + aggregate_s_W[w])
-        if least_s >= best_s:
-            continue
-        moved = False
-        for q in range(layer.slots_G[h]):
-            b, share_b = held_GP[h, q], share_GP[h, q]
-            if b == EMPTY:
-                if moved:
-                    continue
-                moved = True
-                b, share_b = 0, 0.0  # nothing of some expert comes back
-            elif holds_GE[g, b]:
-                continue
-            _copy(part_s_GEXW, sum_s_GXW, theirs_QXW, q, h, b, -share_b)
-            for p in range(layer.slots_G[g]):
-                a, share_a = held_GP[g, p], share_GP[g, p]
-                if a == EMPTY or holds_GE[h, a]:
-                    continue
-                priced += 1
-                for w in range(scenarios):
-                    first_s = _larger(
-                        _larger(
-                            ours_PXW[p, 0, w] + share_b * part_s_GEXW[g, b, 0, w],
-                            ours_PXW[p, 1, w] + share_b * part_s_GEXW[g, b, 1, w],
-                        ),
-                        _larger(
-                            theirs_QXW[q, 0, w] + share_a * part_s_GEXW[h, a, 0, w],
-                            theirs_QXW[q, 1, w] + share_a * part_s_GEXW[h, a, 1, w],
-                        ),
-                    )
-                    second_s = _larger(
-                        _larger(
-                            ours_PXW[p, 2, w] + share_b * part_s_GEXW[g, b, 2, w],
-                            ours_PXW[p, 3, w] + share_b * part_s_GEXW[g, b, 3, w],
-                        ),
-                        _larger(
-                            theirs_QXW[q, 2, w] + share_a * part_s_GEXW[h, a, 2, w],
-                            theirs_QXW[q, 3, w] + share_a * part_s_GEXW[h, a, 3, w],
-                        ),
-                    )
-                    seconds_W[w] = _larger(rest_YW[0, w], first_s) + _larger(rest_YW[1, w], second_s) + aggregate_s_W[w]
-                value_s = _value(seconds_W, weight_W, ranked_W, layer.worst, best_s)
-                if value_s < best_s:
-                    best_s, found_p, found_h, found_q = value_s, p, h, q
-    return best_s, found_p, found_h, found_q, priced
-
-
-@njit(cache=True, nogil=True)
-def _best_exchange(layer, slots, scratch, g, best_s):
-    """The best GPU to exchange all experts with: (GPU, changes priced); EMPTY if none brings the objective below best_s."""
-    held_GP, slots_G, base_s_GXW, row_GXW = slots.held_GP, layer.slots_G, layer.base_s_GXW, scratch.row_GXW
-    rest_YW, seconds_W = scratch.rest_YW, scratch.seconds_W
-    found, priced = EMPTY, 0
-    for h in range(len(slots_G)):
-        if h == g or _held(held_GP, g) > slots_G[h] or _held(held_GP, h) > slots_G[g]:
-            continue
-        priced += 1
-        for at, own, other in ((0, g, h), (1, h, g)):
-            _copy(layer.part_s_GEXW, base_s_GXW, row_GXW, at, own, 0, 0.0)
-            for p in range(slots_G[other]):
-                if held_GP[other, p] != EMPTY:
-                    _add(layer.part_s_GEXW, row_GXW, at, own, held_GP[other, p], slots.share_GP[other, p])
-        _find_rest_of_two(slots.top_YWR, slots.top_s_YWR, g, h, rest_YW)
-        for w in range(len(seconds_W)):
-            seconds_W[w] = layer.aggregate_s_W[w]
-            for y in range(2):
-                ours_s = _larger(row_GXW[0, 2 * y, w], row_GXW[0, 2 * y + 1, w])
-                theirs_s = _larger(row_GXW[1, 2 * y, w], row_GXW[1, 2 * y + 1, w])
-                seconds_W[w] += _larger(rest_YW[y, w], _larger(ours_s, theirs_s))
-        value_s = _value(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)
-        if value_s < best_s:
-            best_s, found = value_s, h
-    return found, priced
-
-
-@njit(cache=True, nogil=True)
-def _held(held_GP, g):
-    """How many experts GPU g holds."""
-    held = 0
-    for e in held_GP[g]:
-        held += e != EMPTY
-    return held
-
-
-@njit(cache=True, nogil=True)
-def _best_count_change(layer, slots, scratch, gain_G, g, best_s):
-    """The best change of replica counts that relieves GPU g: (objective, GPU, slot, expert to put there, changes priced).
-
-    Either one of its experts gets a replica elsewhere, in an empty slot or in place of another replica, or one of its replicas
-    gives way to an expert of a critical GPU or to none. Only a relief that lowers the objective below best_s is followed up.
-    """
-    held_GP, count_E, holds_GE = slots.held_GP, slots.count_E, slots.holds_GE
-    to, place, come, priced = EMPTY, EMPTY, EMPTY, 0
-    for p in range(layer.slots_G[g]):
-        a = held_GP[g, p]
-        if a == EMPTY:
-            continue
-        priced += 2
-        if count_E[a] < len(holds_GE) and _count_changed(layer, slots, scratch, EMPTY, EMPTY, a, best_s) < best_s:
-            best_s, h, q, more = _best_place(layer, slots, scratch, a, best_s)
-            priced += more
-            if h != EMPTY:
-                to, place, come = h, q, a
-        if count_E[a] > 1:
-            value_s = _count_changed(layer, slots, scratch, g, a, EMPTY, best_s)
-            if value_s < best_s:
-                best_s, to, place, come = value_s, g, p, EMPTY
-                for h in range(len(gain_G)):
-                    for q in range(layer.slots_G[h]):
-                        e = held_GP[h, q]
-                        if e == EMPTY or holds_GE[g, e]:
-                            continue
-                        priced += 1
-                        value_s = _count_changed(layer, slots, scratch, g, a, e, best_s)
-                        if value_s < best_s:
-                            best_s, to, place, come = value_s, g, p, e
-    return best_s, to, place, come, priced
-
-
-@njit(cache=True, nogil=True)
-def _best_place(layer, slots, scratch, a, best_s):
-    """The best place of a further replica of expert a: (objective, GPU, slot, changes priced), if below best_s.
-
-    It follows `_count_changed` for the relief of a: rest_YW has the slowest GPUs after that, and where the changed GPU is one
-    of them, its seconds count as if it kept all that it holds.
-    """
-    held_GP, count_E, gpu_EG, sum_s_GXW = slots.held_GP, slots.count_E, slots.gpu_EG, slots.sum_s_GXW
-    part_s_GEXW, theirs_QXW, row_GXW = layer.part_s_GEXW, scratch.theirs_QXW, scratch.row_GXW
-    rest_YW, most_YW, seconds_W = scratch.rest_YW, scratch.most_YW, scratch.seconds_W
-    share, scenarios = 1.0 / (count_E[a] + 1), len(seconds_W)
-    to, place, priced = EMPTY, EMPTY, 0
-    for step in range(len(layer.slots_G)):
-        h = (gpu_EG[a, 0] + step) % len(layer.slots_G)
-        if step > ENOUGH_GPUS and to != EMPTY:
-            break
-        if slots.holds_GE[h, a]:
-            continue
-        emptied, copied = False, False
-        for q in range(layer.slots_G[h]):
-            x, gone = held_GP[h, q], 0.0
-            if x == EMPTY:
-                if emptied:
-                    continue
-                emptied = True
-                x = a
-            elif count_E[x] < 2:
-                continue
-            else:
-                gone = 1.0 / count_E[x]
-            if not copied:
-                copied = True
-                _copy(part_s_GEXW, sum_s_GXW, theirs_QXW, 0, h, a, share)
-            priced += 1
-            for y in range(2):
-                for w in range(scenarios):
-                    most_YW[y, w] = _larger(
-                        rest_YW[y, w],
-                        _larger(
-                            theirs_QXW[0, 2 * y, w] - gone * part_s_GEXW[h, x, 2 * y, w],
-                            theirs_QXW[0, 2 * y + 1, w] - gone * part_s_GEXW[h, x, 2 * y + 1, w],
-                        ),
-                    )
-            if x != a:
-                more = 1.0 / (count_E[x] - 1) - gone
-                for at in range(count_E[x]):
-                    k = gpu_EG[x, at]
-                    if k != h:
-                        relief = share - 1.0 / count_E[a] if slots.holds_GE[k, a] else 0.0
-                        _copy(part_s_GEXW, sum_s_GXW, row_GXW, 0, k, a, relief)
-                        for y in range(2):
-                            for w in range(scenarios):
-                                most_YW[y, w] = _larger(
-                                    most_YW[y, w],
-                                    _larger(
-                                        row_GXW[0, 2 * y, w] + more * part_s_GEXW[k, x, 2 * y, w],
-                                        row_GXW[0, 2 * y + 1, w] + more * part_s_GEXW[k, x, 2 * y + 1, w],
-                                    ),
-                                )
-            for w in range(scenarios):
-                seconds_W[w] = most_YW[0, w] + most_YW[1, w] + layer.aggregate_s_W[w]
-            value_s = _value(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)
-            if value_s < best_s:
-                best_s, to, place = value_s, h, q
-    return best_s, to, place, priced
-
-
-@njit(cache=True, nogil=True)
-def _count_changed(layer, slots, scratch, h, x, e, best_s):
-    """The objective if a replica of x leaves GPU h and a further one of e comes there; at or above best_s a lower bound on it.
-
-    Each of them may be EMPTY: without h, the new replica of e takes its share away from the others, as if at no cost.
-    """
-    part_s_GEXW, sum_s_GXW, count_E, gpu_EG = layer.part_s_GEXW, slots.sum_s_GXW, slots.count_E, slots.gpu_EG
-    row_GXW, row_G, gpu_G, rest_YW = scratch.row_GXW, scratch.row_G, scratch.gpu_G, scratch.rest_YW
-    seconds_W, rows = scratch.seconds_W, 0
-    if e != EMPTY:
-        share = 1.0 / (count_E[e] + 1)
-        for at in range(count_E[e]):
-            g = gpu_EG[e, at]
-            rows = _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, g, e, share - 1.0 / count_E[e])
-        if h != EMPTY:
-            rows = _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, h, e, share)
-    if x != EMPTY:
-        share = 1.0 / count_E[x]
-        more = 1.0 / (count_E[x] - 1) - share
-        for at in range(count_E[x]):
-            g = gpu_EG[x, at]
-            rows = _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, g, x, -share if g == h else more)
-    _find_rest(sum_s_GXW, slots.top_YWR, slots.top_s_YWR, row_G, rest_YW)
-    for at in range(rows):
-        row_G[gpu_G[at]] = EMPTY
-        for y in range(2):
-            for w in range(len(seconds_W)):
-                rest_YW[y, w] = _larger(rest_YW[y, w], _larger(row_GXW[at, 2 * y, w], row_GXW[at, 2 * y + 1, w]))
-    for w in range(len(seconds_W)):
-        seconds_W[w] = rest_YW[0, w] + rest_YW[1, w] + layer.aggregate_s_W[w]
-    return _value(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)
-
-
-@njit(cache=True, nogil=True)
-def _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, g, e, share):
-    """Adds a share of expert e to the row of GPU g, a new one unless it has one; returns the number of rows."""
-    if row_G[g] != EMPTY:
-        _add(part_s_GEXW, row_GXW, row_G[g], g, e, share)
-        return rows
-    row_G[g], gpu_G[rows] = rows, g
-    _copy(part_s_GEXW, sum_s_GXW, row_GXW, rows, g, e, share)
-    return rows + 1
-
-
-@njit(cache=True, nogil=True)
-def _tail_mean(seconds_W, ranked_W, worst):
-    """The mean of the `worst` largest of seconds_W; writes all of them into ranked_W, largest first."""
-    for w in range(len(seconds_W)):
-        value = seconds_W[w]
-        at = w
-        while at > 0 and ranked_W[at - 1] < value:
-            ranked_W[at] = ranked_W[at - 1]
-            at -= 1
-        ranked_W[at] = value
-    return ranked_W[:worst].mean()
 
 
 @njit(cache=True, nogil=True)
 def _fill(layer, held_GP, share_GP):
     """Fills empty slots in place; returns the objective."""
-    slots, scratch = _slots(layer, held_GP, share_GP), _scratch(layer, held_GP.shape[1])
+    slots, scratch = start_slots(layer, held_GP, share_GP), scratch_memory(layer, held_GP.shape[1])
     gpus, experts = slots.holds_GE.shape
     if layer.slots_G.sum() == slots.count_E.sum():
-        return _price(layer, slots, scratch)
+        return price(layer, slots, scratch)
     extremes = max(EXTREMES, held_GP.shape[1])  # more than a GPU with an empty slot holds
     busy_E, gain_G = np.zeros(experts), np.empty(gpus)
     for e in range(experts):
         for g in range(gpus):
             busy_E[e] += layer.part_s_GEXW[g, e, 1].sum() + layer.part_s_GEXW[g, e, 2].sum()
     while True:
-        now_s = _price(layer, slots, scratch)
+        now_s = price(layer, slots, scratch)
         best_s, lowers, to, come = np.inf, False, EMPTY, EMPTY
-        _gains(slots, gain_G)
+        find_gains(slots, gain_G)
         below_s = now_s * (1 - LEAST_GAIN)
         for rank, e in enumerate(np.argsort(-busy_E / slots.count_E, kind="mergesort")):
-            helps = _is_critical(slots, gain_G, e) and _count_changed(layer, slots, scratch, EMPTY, EMPTY, e, np.inf) < below_s
+            helps = _is_critical(slots, gain_G, e) and count_changed(layer, slots, scratch, EMPTY, EMPTY, e, np.inf) < below_s
             tried = helps or min(rank, experts - 1 - rank) < extremes
             if not tried or (not helps and (lowers or best_s <= now_s * (1 + LEAST_GAIN))):
                 continue
             for h in range(gpus):
                 if slots.holds_GE[h, e] or _free_slot(layer, slots, h) == EMPTY:
                     continue
-                value_s = _count_changed(layer, slots, scratch, h, EMPTY, e, best_s)
+                value_s = count_changed(layer, slots, scratch, h, EMPTY, e, best_s)
                 if value_s < best_s:
                     best_s, to, come = value_s, h, e
                     lowers = value_s < now_s * (1 - LEAST_GAIN)
         if to == EMPTY:
             return now_s
-        _overwrite(layer, slots, to, _free_slot(layer, slots, to), come)
+        overwrite(layer, slots, to, _free_slot(layer, slots, to), come)
 
 
 @njit(cache=True, nogil=True)

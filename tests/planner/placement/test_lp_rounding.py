@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from aurora.planner.placement import lp_rounding as module
 from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.lp_rounding import lp_rounding
+from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.planner.placement.placed_models import unreplicated
 from aurora.planner.placement.placement_bound import layer_bound_s
-from aurora.planner.placement.slot_search import SearchLayer, slot_search
+from aurora.planner.placement.slot_search import slot_search
 from tests.conftest import cluster
 from tests.planner.placement.test_exclusive_layers import drawn
 from tests.strategies import clusters, profiles
@@ -35,7 +36,7 @@ def test_a_search_from_it_ends_near_the_bound_on_mixed_gpus(seed):
     """Where a search from groups of equal size stays far above the bound, as it would have to move many experts at once."""
     machines = cluster(*[12.5e3, 5e2] * 4)
     costs = aimed_costs(machines, drawn(seed, sources=8, experts=48), (), 0, "sum")
-    layer, slots_G = SearchLayer.of(costs, np.full(8, 48)), np.full(8, 48)
+    layer, slots_G = PhaseSums.of(costs, np.full(8, 48)), np.full(8, 48)
     least_s = layer_bound_s(costs, slots_G, replicas=False)
 
     def searched_s(gpu_E):

@@ -13,8 +13,8 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import placement_bound
 from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.phase_program import phase_program
+from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.planner.placement.placement_bound import layer_bound_s
-from aurora.planner.placement.slot_search import SearchLayer
 from aurora.types import PHASES, Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
@@ -105,7 +105,7 @@ def test_any_prices_give_a_bound(case, aim, seed):
     """The proof does not rest on the solver: whatever the prices, the best split is not below."""
     machines, source = case
     costs, slots_G = aimed_costs(machines, source, (), 0, aim), np.full(len(machines), source.experts)
-    layer = SearchLayer.of(costs, slots_G)
+    layer = PhaseSums.of(costs, slots_G)
     program = phase_program(layer, np.zeros((2, len(costs.own_WGE))))
     rng = np.random.default_rng(seed)
     split_EG = rng.dirichlet(np.ones(len(machines)), source.experts)
