@@ -16,7 +16,7 @@ from aurora.planner.network.link_fit import fit_link
 from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.distributed.nccl import NcclTransport
+from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
 from aurora.runtime.distributed.process_groups import (
     default_process_group,
     device_of,
@@ -96,7 +96,7 @@ def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, l
             return time_links(GlooTransport()), device_G, "gloo"
         torch.cuda.set_device(device)
         data, control = (new_process_group(backend, rank_info.timeout_s) for backend in ("nccl", "gloo"))
-        return time_links(NcclTransport(data, control, device), device), device_G, "nccl"
+        return time_links(NcclTransport(NcclCalls(data, device), control), device), device_G, "nccl"
 
 
 def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
@@ -223,3 +223,4 @@ class _LinkTimer:
             if dst == self._net.rank:
                 recvs[src] = self._buffer[:size]
         self._net.exchange(order, sends, recvs, lambda *_: None)
+        self._net.wait()

@@ -14,7 +14,7 @@ from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.nccl import NcclTransport
+from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
 from aurora.runtime.distributed.transport import ThreadWork, Transport, lost_peer
 from aurora.types import Network, Order
 
@@ -73,7 +73,7 @@ class _GroupState:
         self.group = group
         on_gpu = dist.get_backend(group) == "nccl"
         self._device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
-        self.transport: Transport = NcclTransport(group, None, self._device) if on_gpu else GlooTransport(group)
+        self.transport: Transport = NcclTransport(NcclCalls(group, self._device), None) if on_gpu else GlooTransport(group)
         self.ranks = self.transport.ranks
         self._network = Network.equal(self.ranks)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-all-to-all")

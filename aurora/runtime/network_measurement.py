@@ -39,6 +39,7 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
             transport.gather(torch.zeros(1))
             began_s = time.perf_counter()
             transport.exchange(order, buffers, [torch.empty_like(buffer) for buffer in buffers], lambda *_: None)
+            transport.wait()
             seconds.append(float(transport.gather(torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)).max()))
         ports_s.append(timed(order, bytes_GG, ports).makespan_s)
         took_s.append(statistics.median(seconds[1:]))

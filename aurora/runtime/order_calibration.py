@@ -124,6 +124,7 @@ def _took_TW(transport: Transport, orders_W: list[Order], bytes_GG: IntArray) ->
                 transport.gather(torch.zeros(1))
                 began_s = time.perf_counter()
                 transport.exchange(orders_W[method], sends, recvs, lambda *_: None)
+                transport.wait()
                 took_TW[number, method] = time.perf_counter() - began_s
         return np.asarray(transport.gather(took_TW).amax(dim=0).numpy())
 

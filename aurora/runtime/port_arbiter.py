@@ -54,8 +54,8 @@ def thread_port_arbiters(models: int, submitted: Callable[[], SubmittedWork | No
     """Makes port arbiters, one per model, for models that share one rank as threads of this process.
 
     Time slices of the port alternate between the models (see `has_next_slice`); a model that has left is skipped. `submitted`
-    returns what the caller has submitted to the GPU, so that the next model's work is ordered after it and no host thread waits
-    for the GPU.
+    returns what the caller has submitted to the GPU, so that the next model's work or exchange is ordered after it and no host
+    thread waits for the GPU.
     """
     rank = _RankState(models, submitted)
     return [_ThreadPortArbiter(rank, model) for model in range(models)]
@@ -67,6 +67,7 @@ class _RankState:
     def __init__(self, models: int, submitted: Callable[[], SubmittedWork | None]) -> None:
         self.submitted = submitted
         self.last_compute: SubmittedWork | None = None
+        self.last_exchange: SubmittedWork | None = None
         self.changed = threading.Condition()
         self.computing = False
         self.tickets = 0
@@ -128,7 +129,10 @@ class _ThreadPortArbiter:
     def exchange(self, hold_port: bool = False) -> Iterator[None]:
         with self._rank.changed:
             self._rank.wait_for(self._has_next_slice)
+        if self._rank.last_exchange is not None:
+            self._rank.last_exchange.wait()
         yield
+        self._rank.last_exchange = self._rank.submitted()
         if not hold_port:
             self._finish_slices(1)
 

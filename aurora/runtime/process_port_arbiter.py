@@ -109,7 +109,7 @@ class ProcessPortArbiter:
         gpu: number of the GPU on this machine.
         timeout_s: seconds to wait for the GPU or the port; then RankFailed names the process that holds it.
         slot: the model's slot. Rank 0 passes None and gets a free one; the model's other ranks pass that slot.
-        finish: called before the GPU is released; waits for the work submitted to it.
+        finish: called before the GPU or the port is released; waits for the work submitted to the GPU.
 
     Raises:
         BadInput: if no slot is left or the folder cannot be used.
@@ -211,6 +211,7 @@ class ProcessPortArbiter:
         self._wait(before, "port")
         try:
             yield
+            self._finish()
         except BaseException:
             hold_port = False
             raise

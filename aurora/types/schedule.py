@@ -1,6 +1,6 @@
 """Order and Schedule: the order of one all-to-all, and its timed schedule."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -95,12 +95,6 @@ class Order(Value):
             self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced, sub_channels
         )
 
-    @cached_property
-    def unsplit(self) -> "Order":
-        """The order with one row for each pair, where the pair's first row is."""
-        first_X = np.sort(np.unique(self.pairs_X2, axis=0, return_index=True)[1])
-        return replace(self, pairs_X2=self.pairs_X2[first_X], share_X2=None, sub_channels=None)
-
     def rows_of(self, rank: int, sending: bool) -> tuple[IntArray, IntArray]:
         """Returns the rows that `rank` sends, or receives, in sequence, and the peer of each; kept for the next call."""
         found = self._rows_of.get((rank, sending))
@@ -114,6 +108,39 @@ class Order(Value):
     def _rows_of(self) -> dict[tuple[int, bool], tuple[IntArray, IntArray]]:
         """What `rows_of` has returned, by its arguments."""
         return {}
+
+    @cached_property
+    def stage_X(self) -> IntArray:
+        """(X,) int64, the stage of each row where transfers run in stages, as on NCCL.
+
+        A rank's stage is all of its rows with one number. It starts when the rank's stage before has ended, and ends as a
+        whole; ranks do not wait for the others' stages. Each row has the first number that is at least those of the earlier
+        rows at both of its ports, and with which both ports have it open: sends_open and recvs_open, or sub-channels. A port
+        that may have all of its rows open has no sequence to keep.
+
+        No ranks wait for each other in a circle: a transfer waits only for the earlier stages of its two ranks. Their numbers
+        are smaller, so that every stage starts and ends, by induction over the numbers. This does not depend on sizes: rows
+        without bytes may be left out, if both of their ends do so.
+        """
+        ranks = 1 + int(self.pairs_X2.max(initial=-1))
+        port_X2 = self.pairs_X2 + np.array([0, ranks])  # of the sender, and of the receiver
+        if self.sub_channels is None:
+            takes_X, room_P = np.ones(len(port_X2), np.int64), np.repeat([self.sends_open, self.recvs_open], ranks)
+        else:
+            takes_X = self.sub_channels.row_X
+            room_P = np.concatenate([self.sub_channels.out_G[:ranks], self.sub_channels.in_G[:ranks]])
+        wanted_P = np.bincount(port_X2.ravel(), np.repeat(takes_X, 2), minlength=2 * ranks)
+        in_sequence, room = (wanted_P > room_P).tolist(), room_P.tolist()
+        last, free, stages = [0] * (2 * ranks), room_P.tolist(), []
+        for ports, takes in zip(port_X2.tolist(), takes_X.tolist(), strict=True):
+            kept = [port for port in ports if in_sequence[port]]
+            stage = max((last[port] + (free[port] < takes) for port in kept), default=0)
+            for port in kept:
+                if stage > last[port]:
+                    last[port], free[port] = stage, room[port]
+                free[port] -= takes
+            stages.append(stage)
+        return locked(np.array(stages, dtype=np.int64))
 
     def cuts(self, sizes_X: IntArray, rows_X: IntArray | None = None) -> IntArray:
         """Returns which units of work each row carries, if the work of its pair has sizes_X units.

@@ -70,6 +70,10 @@ class TimeSlicedTransport:
         """Performs one all-to-all once the port is granted; see `Transport.exchange`."""
         with self._arbiter.exchange():
             self._transport.exchange(order, sends, recvs, observe)
+            self._transport.wait()  # another server's process gets the port
+
+    def wait(self) -> None:
+        """Returns at once: an exchange is done when it returns."""
 
 
 def join_port_arbiter(

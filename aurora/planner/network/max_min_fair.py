@@ -26,6 +26,7 @@ class FlowRows(NamedTuple):
     slot: IntArray  # the number of the row's all-to-all
     bytes: IntArray  # bytes of the row
     sub_channels: IntArray  # sub-channels that the row takes of both of its ports; 1 without sub-channels
+    stage: IntArray  # the row's stage; 0 unless the all-to-all runs in stages
     admitted: IntArray  # how many of the row's two ends have admitted it, 0 to 2
     heap_index: IntArray  # the row's index in the heap of events
     stamp: IntArray  # the last connected component in which the row was found; negative once its rate is fixed there
@@ -49,6 +50,8 @@ class PortQueues(NamedTuple):
     stop: IntArray  # index in `row` after the port's last row
     free: IntArray  # how many more transfers the port may have under way, or how many of its sub-channels are free
     unfinished: IntArray  # how many of the port's rows have not ended
+    stage: IntArray  # (slots, G), the stage that a rank is in
+    under_way: IntArray  # (slots, G), how many rows a rank has admitted, as sender or receiver, that have not ended
 
 
 class SharedResources(NamedTuple):
@@ -86,6 +89,7 @@ class RateLog(NamedTuple):
 @njit(cache=True)
 def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, rank: int) -> None:
     """Lets a rank take part in the all-to-all with number `slot` from now on; see `Switch.join`."""
+    _enter_stage(rows, queues, slot, rank)
     for side in (SENDS, RECVS):
         _admit(rows, queues, net, slot, side, rank)
 
@@ -126,22 +130,44 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
             queues.free[slot, SENDS, rows.src[row]] += rows.sub_channels[row]
             queues.free[slot, RECVS, rows.dst[row]] += rows.sub_channels[row]
             for side, rank in ((SENDS, rows.src[row]), (RECVS, rows.dst[row])):
+                queues.under_way[slot, rank] -= 1
                 queues.unfinished[slot, side, rank] -= 1
                 if queues.unfinished[slot, SENDS, rank] == 0 and queues.unfinished[slot, RECVS, rank] == 0:
                     net.done[count[DONE], 0], net.done[count[DONE], 1] = slot, rank
                     count[DONE] += 1
         for at in range(ended):
             row = net.rows[at]
-            _admit(rows, queues, net, rows.slot[row], SENDS, rows.src[row])
-            _admit(rows, queues, net, rows.slot[row], RECVS, rows.dst[row])
+            slot = rows.slot[row]
+            for freed, rank in ((SENDS, rows.src[row]), (RECVS, rows.dst[row])):
+                if _enter_stage(rows, queues, slot, rank):
+                    _admit(rows, queues, net, slot, 1 - freed, rank)
+                _admit(rows, queues, net, slot, freed, rank)
+
+
+@njit(cache=True, inline="always")
+def _enter_stage(rows, queues, slot, rank):
+    """Enters the rank's next stage if nothing of the present one is left; returns whether the stage changed."""
+    if queues.under_way[slot, rank] > 0:
+        return False
+    stage = np.iinfo(np.int64).max
+    for side in (SENDS, RECVS):
+        at = queues.at[slot, side, rank]
+        if at < queues.stop[slot, side, rank]:
+            stage = min(stage, rows.stage[queues.row[side, at]])
+    changed = stage != queues.stage[slot, rank]
+    queues.stage[slot, rank] = stage
+    return changed
 
 
 @njit(cache=True)
 def _admit(rows, queues, net, slot, side, rank):
-    """Admits the next rows of a port while it has free sub-channels; a row starts once both of its ends have admitted it."""
+    """Admits the next rows of a port's stage while it has free sub-channels; a row starts once both ends have admitted it."""
     at, stop = queues.at[slot, side, rank], queues.stop[slot, side, rank]
-    while at < stop and rows.sub_channels[queues.row[side, at]] <= queues.free[slot, side, rank]:
+    while at < stop:
         row = queues.row[side, at]
+        if rows.sub_channels[row] > queues.free[slot, side, rank] or rows.stage[row] > queues.stage[slot, rank]:
+            break
+        queues.under_way[slot, rank] += 1
         queues.free[slot, side, rank] -= rows.sub_channels[row]
         rows.admitted[row] += 1
         if rows.admitted[row] == 2:

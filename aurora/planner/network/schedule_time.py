@@ -12,7 +12,7 @@ from aurora.types import Network, Order, Schedule
 from aurora.types.arrays import IntArray
 
 
-def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
+def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = False) -> Schedule:
     """Computes the schedule of an order when all ranks begin at once.
 
     On a fabric, transfers share links as well as ports, and the schedule names the cut that limits it.
@@ -21,11 +21,12 @@ def timed(order: Order, bytes_GG: IntArray, network: Network) -> Schedule:
         order: the order.
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
         network: ports, start-ups, fabric and incast.
+        staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
     """
-    if order.one_to_one and not order.paced and network.fabric is None:
+    if not staged and order.one_to_one and not order.paced and network.fabric is None:
         made = one_to_one_pieces(order, bytes_GG, network)
     else:
-        made = fluid_pieces(order, bytes_GG, network)
+        made = fluid_pieces(order, bytes_GG, network, staged)
         by_start = np.lexsort((made.rate_Bps_X, made.end_s_X, made.bytes_X, made.dst_X, made.src_X, made.start_s_X))
         made = Pieces(*(getattr(made, column.name)[by_start] for column in fields(made)))
     return Schedule(
@@ -89,10 +90,10 @@ def _one_after_the_other(pairs_X2, size_X, bytes_GG, Bps_GG, startup_s_GG):
     return whole_3X[0], whole_3X[1], whole_3X[2], real_3X[0], real_3X[1], real_3X[2]
 
 
-def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
+def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network, staged: bool = False) -> Pieces:
     """Returns the timed pieces of any order, event by event on the Switch: concurrent transfers share ports and links."""
     switch = Switch(network, logging=True)
-    number = switch.open(order, bytes_GG)
+    number = switch.open(order, bytes_GG, staged)
     for rank in range(len(bytes_GG)):
         switch.join(number, rank)
     while switch.busy:

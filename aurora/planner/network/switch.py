@@ -83,7 +83,7 @@ class Switch:
         self._logging = logging
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
         self._rows = _rows(0, routes.use_GGK.shape[2])
-        self._queues = PortQueues(_whole(2, 0), *_whole(4, 0, 2, n))
+        self._queues = PortQueues(_whole(2, 0), *_whole(4, 0, 2, n), *_whole(2, 0, n))
         resource_columns = [np.full(resources, -1), *_whole(5, resources), *np.zeros((2, resources))]
         scratch = [*_whole(2, 0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(network.incast)])]
         self._net = SharedResources(routes.capacity_Bps_R, routes.use_GGK, routes.share_GGK, *resource_columns, *scratch)
@@ -99,8 +99,18 @@ class Switch:
         """Whether a transfer has started and not ended."""
         return bool(self._net.counter[HEAP])
 
-    def open(self, order: Order, bytes_GG: IntArray) -> int:
-        """Adds an all-to-all of bytes_GG (G, G), in which no rank takes part yet. Returns its number."""
+    def open(self, order: Order, bytes_GG: IntArray, staged: bool = False) -> int:
+        """Adds an all-to-all in which no rank takes part yet.
+
+        Args:
+            order: its order.
+            bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+            staged: whether transfers run in stages (`Order.stage_X`): a rank's next transfers start when all that it has under
+                way have ended, as NCCL's grouped calls do.
+
+        Returns:
+            The all-to-all's number.
+        """
         row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, self._routes)
         slot, first = self._allocate(len(row_X))
         own = slice(first, first + len(row_X))
@@ -109,14 +119,16 @@ class Switch:
         rows.src[own], rows.dst[own], rows.bytes[own], rows.left_bytes[own], rows.slot[own] = src_X, dst_X, size_X, size_X, slot
         rows.limit_Bps[own], rows.startup_s[own] = limit_Bps_X, self._network.pair_startup_s_GG[src_X, dst_X]
         rows.sub_channels[own] = 1 if sub_channels is None else sub_channels.row_X[row_X]
+        rows.stage[own] = order.stage_X[row_X] if staged else 0
         rows.admitted[own] = rows.stamp[own] = 0
         queues.free[slot, SENDS] = order.sends_open if sub_channels is None else sub_channels.out_G
         queues.free[slot, RECVS] = order.recvs_open if sub_channels is None else sub_channels.in_G
         for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
-            queues.row[side, own] = first + np.argsort(rank_X, kind="stable")
+            queues.row[side, own] = first + np.lexsort((rows.stage[own], rank_X))
             queues.unfinished[slot, side] = np.bincount(rank_X, minlength=self._ranks)
             queues.stop[slot, side] = first + queues.unfinished[slot, side].cumsum()
             queues.at[slot, side] = queues.stop[slot, side] - queues.unfinished[slot, side]
+        queues.stage[slot] = queues.under_way[slot] = 0
         return slot
 
     def join(self, number: int, rank: int) -> bool:
@@ -197,7 +209,7 @@ def _whole(*shape: int) -> IntArray:
 
 def _rows(length: int, width: int) -> FlowRows:
     """`length` empty rows that use up to `width` resources each."""
-    return FlowRows(*_whole(8, length), *np.zeros((8, length)), *_whole(2, length, width))
+    return FlowRows(*_whole(9, length), *np.zeros((8, length)), *_whole(2, length, width))
 
 
 def _log(length: int) -> RateLog:

@@ -142,6 +142,9 @@ class OrderedTransport(ABC):
         else:
             self._exchange_large(incoming, outgoing, receive_window, send_window, one_partner, observe)
 
+    def wait(self) -> None:  # noqa: B027
+        """Returns at once: an exchange is done when it returns."""
+
     # Steps of an exchange.
 
     def _cut(self, order: Order, tensors: Sequence[torch.Tensor], sending: bool, cut: bool) -> list[Message]:

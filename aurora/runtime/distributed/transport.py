@@ -74,7 +74,9 @@ class Transport(Protocol):
         """Gathers every rank's small tensor `row`, all of one shape and type. Returns (ranks, *row.shape) on the CPU."""
 
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
-        """Performs one all-to-all in `order`. Returns when this rank's transfers are done.
+        """Performs one all-to-all in `order`.
+
+        Returns when this rank's transfers are done; on a GPU when they are queued on the current stream, see `wait`.
 
         Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel, and a
         rank's tensors to and from itself are not touched.
@@ -83,12 +85,16 @@ class Transport(Protocol):
             order: which pairs travel when; a transport keeps to it as well as its network allows.
             sends: for each rank, the contiguous tensor to send to it.
             recvs: for each rank, the contiguous tensor to fill with what it sends.
-            observe: called for each transfer of this rank, in any thread; a transfer starts when this end is ready for it.
+            observe: called for each transfer of this rank, in any thread, at the latest in `wait` or the next `gather`; a
+                transfer starts when this end is ready for it.
 
         Raises:
             RankFailed: if a peer is lost.
             BadInput: if the order leaves out a part of a tensor, or this transport cannot keep to it.
         """
+
+    def wait(self) -> None:
+        """Waits until this rank's transfers are done. Raises RankFailed if a peer is lost."""
 
 
 @contextmanager

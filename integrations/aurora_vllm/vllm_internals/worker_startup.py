@@ -156,8 +156,8 @@ class WorkerStartup:
 def _transport(group: Any, cluster: Cluster | None) -> Transport:
     """The transport between the ranks of vLLM's expert-parallel group: NCCL on GPUs, gloo on CPUs."""
     from aurora.runtime.distributed.gloo import GlooTransport
-    from aurora.runtime.distributed.nccl import NcclTransport
+    from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
 
     if torch.cuda.is_available():
-        return NcclTransport(group.device_group, group.cpu_group, f"cuda:{torch.cuda.current_device()}")
+        return NcclTransport(NcclCalls(group.device_group, f"cuda:{torch.cuda.current_device()}"), group.cpu_group)
     return GlooTransport(group.cpu_group, cluster)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.check.plans import check_schedule
 from aurora.planner.network.schedule_time import fluid_pieces, one_to_one_pieces, timed
 from aurora.planner.network.switch import Switch
 from aurora.types import Network, Order
@@ -184,3 +185,40 @@ def test_incast_by_hand():
     network = Network(np.ones(3), np.ones(3), incast=0.5)
     order = ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0))
     assert timed(order, bytes_GG, network).end_s_X.tolist() == pytest.approx([16, 16, 20])
+
+
+def staged_makespan_s(order, bytes_GG, network):
+    """Seconds of an order of width one in stages, number by number: a rank is free when all transfers of its stage have ended."""
+    free_s = np.zeros(len(bytes_GG))
+    for stage in range(int(order.stage_X.max(initial=-1)) + 1):
+        next_s = free_s.copy()
+        for src, dst in order.pairs_X2[order.stage_X == stage].tolist():
+            if bytes_GG[src, dst]:
+                startup_s, rate_Bps = network.pair_startup_s_GG[src, dst], network.pair_Bps_GG[src, dst]
+                end_s = max(free_s[src], free_s[dst]) + startup_s + bytes_GG[src, dst] / rate_Bps
+                next_s[src], next_s[dst] = max(next_s[src], end_s), max(next_s[dst], end_s)
+        free_s = next_s
+    return float(free_s.max())
+
+
+@given(traffics_on_ports(startups=(0.0, 0.001, 1.0)), st.sampled_from(["openshop", "aurora-alg1"]))
+def test_stages_of_one_partner_take_what_each_rank_waits_for(case, method):
+    """A start-up a stage, and no barrier: a rank waits for the partners of its own stages."""
+    bytes_GG, network = case
+    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+    staged = timed(order, bytes_GG, network, staged=True)
+    assert staged.makespan_s == pytest.approx(staged_makespan_s(order, bytes_GG, network), rel=1e-9)
+    assert staged.makespan_s >= timed(order, bytes_GG, network).makespan_s * (1 - 1e-9)
+    check_schedule(staged, bytes_GG, network)
+
+
+def test_a_stage_ends_as_a_whole():
+    """Rank 0 sends 1 byte and receives 3 in its first stage, and sends on only then; one group waits for nothing."""
+    bytes_GG = np.array([[0, 1, 2], [0, 0, 0], [3, 0, 0]])
+    order = Order("by hand", np.array([[0, 1], [2, 0], [0, 2], [1, 0], [1, 2], [2, 1]]))
+    assert order.stage_X.tolist() == [0, 0, 1, 1, 2, 1]
+    assert timed(order, bytes_GG, Network.equal(3, 1.0)).makespan_s == pytest.approx(3)
+    assert timed(order, bytes_GG, Network.equal(3, 1.0), staged=True).makespan_s == pytest.approx(5)
+    at_once = ORDER["all-at-once"](bytes_GG, Network.equal(3), rng=np.random.default_rng(0))
+    assert not at_once.stage_X.any()
+    assert timed(at_once, bytes_GG, Network.equal(3, 1.0), staged=True).makespan_s == pytest.approx(3)
