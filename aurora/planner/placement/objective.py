@@ -163,7 +163,13 @@ def _table_2() -> dict[str, tuple[Part, ...]]:
 
 
 def _busiest_resource(models: int) -> Formula:
-    """The formula of `busiest_resource`."""
+    """The formula of models that interleave perfectly: the longest of four times.
+
+    They are a model's own Eq. 1; what a port sends, and what it receives, in all models' dispatches and combines; and what a
+    GPU computes for all models. With more models the sums decide, as there is always another model to fill a gap. What it
+    leaves out only takes more time: that a model waits for its turn at the port or the GPU, that the first and last models of a
+    layer find nobody to overlap with, start-ups, and the links of a fabric.
+    """
     every, named = range(models), letters(models)
     aggregate = {f"aggregate {named[m]}": (((m, "aggregate"),),) for m in every}
     first = {f"gate + dispatch {named[m]}": tuple(((m, "gate"), (m, side)) for side in ("send", "recv")) for m in every}
@@ -201,14 +207,3 @@ def causal(a: PhaseTimes, b: PhaseTimes) -> float:
     max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is Table 2. `paper` <= `causal` where combines mirror dispatches.
     """
     return formula("causal", 2).seconds([a, b])
-
-
-def busiest_resource(*models: PhaseTimes) -> float:
-    """Returns the seconds of a layer of any number of colocated models that interleave perfectly.
-
-    This is the longest of four times: a model's own Eq. 1; what a port sends, and what it receives, in all models' dispatches
-    and combines; and what a GPU computes for all models. With more models the sums decide, as there is always another model to
-    fill a gap. What it leaves out only takes more time: that a model waits for its turn at the port or the GPU, that the first
-    and last models of a layer find nobody to overlap with, start-ups, and the links of a fabric.
-    """
-    return formula(BUSIEST_RESOURCE, len(models)).seconds(models)
