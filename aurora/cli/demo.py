@@ -111,7 +111,8 @@ def demo(
 
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
     """Profile both models and serve in each of WAYS, leaving all files in the folder `output`; one DemoOutcome per way."""
-    from aurora.reports.tables import as_text, plan_table, profile_table
+    from aurora.reports.formatting import as_text
+    from aurora.reports.tables import plan_table, profile_table
 
     make_folder(output)
     cluster = load_cluster(CLUSTER)
@@ -198,7 +199,7 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
 
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
     """Returns a table of the ways: predicted and measured seconds, speed-up over the first way, whether answers are equal."""
-    from aurora.reports.tables import percent, right, seconds, speedup
+    from aurora.reports.formatting import percent, right, seconds, speedup
 
     table = Table(
         Column("way", no_wrap=True),

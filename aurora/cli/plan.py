@@ -93,7 +93,8 @@ def plan(
     from aurora.planner.placement.cost_model import SUMMED
     from aurora.planner.placement.explain import explain as explained
     from aurora.reports.explain import explain_tables
-    from aurora.reports.tables import expectation_lines, move_table, plan_table, seconds, worst_cut
+    from aurora.reports.formatting import seconds
+    from aurora.reports.tables import expectation_lines, move_table, plan_table, worst_cut
 
     domains = domain or []
     check_output(output=output)

@@ -93,7 +93,7 @@ def _table(found: "Recommendation") -> "Table":
     from rich.table import Table
 
     from aurora.advisor.recommend import CONFIDENCE
-    from aurora.reports.tables import seconds
+    from aurora.reports.formatting import seconds
 
     kinds = [gpu.kind for gpu in found.cluster.gpus]
     title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -8,8 +8,8 @@ from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.replication.failure_resilient import SURVIVE
 from aurora.planner.replication.registry import REPLICAS
+from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import percent, seconds
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 from aurora.reports.traffic_loads import skew
 from aurora.types.arrays import gap

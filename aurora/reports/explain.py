@@ -6,7 +6,7 @@ from rich.table import Column, Table
 
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.planner.placement.objective import letters
-from aurora.reports.tables import percent, right, seconds
+from aurora.reports.formatting import percent, right, seconds
 from aurora.types import Plan
 from aurora.types.arrays import gap
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from aurora.reports.formatting import seconds
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.pictures import canvas, save_picture
 from aurora.reports.spans import TransferSpans, interval_colouring
-from aurora.reports.tables import seconds
 from aurora.reports.trace_times import COMPUTE_INDICES, TIMED_PHASES
 from aurora.reports.traffic_loads import Traffic, relative_loads
 from aurora.types.arrays import FloatArray, IntArray

@@ -7,8 +7,9 @@ from importlib.metadata import version
 import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Sheet, sheet
+from aurora.reports.formatting import percent, seconds, speedup
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import bounds_line, cluster_table, percent, seconds, speedup
+from aurora.reports.tables import bounds_line, cluster_table
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 
 DASH = "\N{EN DASH}"

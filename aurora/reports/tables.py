@@ -4,14 +4,13 @@ Tables with a row per layer take `most`: with a number they show only that many 
 """
 
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
 from rich.table import Column, Table
 
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.compare import CaseErrors, Comparison
+from aurora.reports.formatting import Row, add_worst, percent, right, seconds
 from aurora.reports.trace_times import Summary
 from aurora.types import (
     PHASES,
@@ -34,27 +33,7 @@ if TYPE_CHECKING:
     from aurora.planner.workload.load_statistics import LoadIntervals
 
 LINKS = 6  # of a cut, by name
-Row = tuple[float, Sequence[str]]  # how bad a layer is, and its cells
-
 LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
-
-
-def seconds(value: float) -> str:
-    """Formats seconds: three significant digits with a unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
-    return f"{value * 1e9:.3g} ns"
-
-
-def percent(value: float) -> str:
-    """Formats a share (1.0 is the whole) in percent, with one decimal below 100 % and none from there on."""
-    return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
-
-
-def speedup(before_s: float, after_s: float) -> str:
-    """Formats a speed-up factor."""
-    return f"{gap(before_s, after_s) + 1:.2f}x"
 
 
 def bounds_line(plan: Plan) -> str:
@@ -83,29 +62,6 @@ def expectation_lines(plan: Plan) -> list[str]:
         gain = f"{percent(plan.slot_gain)} less time" if plan.slot_gain >= LEAST_GAIN else "nothing"
         lines.append(f"{what} would bring {gain}")
     return lines
-
-
-def right(*heads: str) -> list[Column]:
-    """Returns the heads of columns of numbers, which stand on the right."""
-    return [Column(head, justify="right") for head in heads]
-
-
-def add_worst(table: Table, rows: Sequence[Row], most: int | None) -> Table:
-    """Adds rows to a table, or only the worst of them.
-
-    Args:
-        table: the table to add to; its caption says what is left out.
-        rows: for each layer, how bad it is and its cells.
-        most: how many rows to add, the worst ones, without changing their sequence; None: all.
-    """
-    kept = list(range(len(rows)))
-    if most is not None and most < len(rows):
-        kept = sorted(sorted(kept, key=lambda row: -rows[row][0])[:most])
-        note = f"the {most} worst of {len(rows)} layers; --layers shows all"
-        table.caption = f"{table.caption}; {note}" if table.caption else note
-    for row in kept:
-        table.add_row(*rows[row][1])
-    return table
 
 
 def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: int | None = None) -> Table:
@@ -445,17 +401,3 @@ def gantt(schedule: Schedule, ranks: int, width: int) -> str:
     if ranks > len(lines):
         lines.append(f"  and {ranks - len(lines)} more")
     return "\n".join(lines)
-
-
-def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
-    """Returns tables as plain text.
-
-    Args:
-        parts: tables and lines.
-        width: characters of a line.
-    """
-    buffer = StringIO()
-    console = Console(file=buffer, width=width, color_system=None, markup=False)
-    for part in parts:
-        console.print(part)
-    return buffer.getvalue()

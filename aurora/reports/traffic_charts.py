@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet
+from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import drift_table, percent, profile_table, seconds
+from aurora.reports.tables import drift_table, profile_table
 from aurora.reports.traffic_loads import relative_loads
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from aurora.planner.make_plan import make_plan
 from aurora.reports.advice import advice
+from aurora.reports.formatting import as_text
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import as_text, plan_table
+from aurora.reports.tables import plan_table
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, TraceRecorder
 from tests.conftest import cluster

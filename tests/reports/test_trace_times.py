@@ -5,7 +5,8 @@ import pytest
 
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.reports.tables import as_text, percent, plan_table, profile_table, seconds, summary_table
+from aurora.reports.formatting import as_text, percent, seconds
+from aurora.reports.tables import plan_table, profile_table, summary_table
 from aurora.reports.trace_times import TIMED_PHASES, bars, phase_seconds, summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import SyntheticOptions, TraceRecorder

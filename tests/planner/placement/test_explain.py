@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.explain import explain
 from aurora.reports.explain import explain_tables
-from aurora.reports.tables import as_text
+from aurora.reports.formatting import as_text
 from aurora.types import PlanOptions
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
