@@ -31,7 +31,16 @@ def plan(
             rich_help_panel=TRAFFIC,
         ),
     ] = None,
-    aim: Annotated[str, option(PlanOptions, "aim", more=": {aim}", panel=TRAFFIC, choices=["aim"])] = DEFAULTS.aim,
+    aim: Annotated[
+        str,
+        option(
+            PlanOptions,
+            "aim",
+            more=": {aim}, auto (mean; for several models or with --co-activation: own)",
+            panel=TRAFFIC,
+            choices=["aim"],
+        ),
+    ] = DEFAULTS.aim,
     place: Annotated[
         str,
         option(
@@ -52,7 +61,7 @@ def plan(
         str, option(PlanOptions, "order", more=": {order}, auto", panel=STRATEGY, choices=["order"])
     ] = DEFAULTS.order,
     objective: Annotated[
-        str, option(PlanOptions, "objective", more=": {objective}", panel=STRATEGY, choices=["objective"])
+        str, option(PlanOptions, "objective", more=": {objective}, auto", panel=STRATEGY, choices=["objective"])
     ] = DEFAULTS.objective,
     time_slice: Annotated[
         str, option(PlanOptions, "time_slice", more=": {time_slice}", panel=STRATEGY, choices=["time_slice"])

@@ -1,6 +1,6 @@
 """How numbers and tables are written: units, columns, rows of the worst layers, and tables as plain text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 
 from rich.console import Console, RenderableType
@@ -13,10 +13,12 @@ Row = tuple[float, Sequence[str]]  # how bad a layer is, and its cells
 
 def seconds(value: float) -> str:
     """Formats seconds: three significant digits with a unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
-    return f"{value * 1e9:.3g} ns"
+    return _with_unit(value, {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
+
+
+def size(value: float) -> str:
+    """Formats bytes: three significant digits with a unit."""
+    return _with_unit(value, {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0})
 
 
 def percent(value: float) -> str:
@@ -64,3 +66,9 @@ def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
     for part in parts:
         console.print(part)
     return buffer.getvalue()
+
+
+def _with_unit(value: float, units: Mapping[str, float]) -> str:
+    """Formats a number in the largest of some units, largest first, that it reaches, or else in the smallest."""
+    unit, one = next(((unit, one) for unit, one in units.items() if value >= one), list(units.items())[-1])
+    return f"{value / one:.3g} {unit}" if value < 1000 * one else f"{value / one:.0f} {unit}"

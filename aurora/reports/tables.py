@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.compare import CaseErrors, Comparison
-from aurora.reports.formatting import Row, add_worst, percent, right, seconds
+from aurora.reports.formatting import Row, add_worst, percent, right, seconds, size
 from aurora.reports.trace_times import Summary
 from aurora.types import (
     PHASES,
@@ -58,7 +58,7 @@ def expectation_lines(plan: Plan) -> list[str]:
         )
     if plan.slot_gain is not None:
         model = plan.models[0]
-        what = f"one more slot on each GPU ({model.expert_bytes * len(model.dispatch_L):.3g} bytes, which its memory has)"
+        what = f"one more slot on each GPU ({size(model.expert_bytes * len(model.dispatch_L))}, which its memory has)"
         gain = f"{percent(plan.slot_gain)} less time" if plan.slot_gain >= LEAST_GAIN else "nothing"
         lines.append(f"{what} would bring {gain}")
     return lines

@@ -236,6 +236,12 @@ def test_other_names_come_from_their_registries(aurora, monkeypatch):
     assert choices.completed("order")("openshop") == ["openshop", "openshop-best"]
 
 
+def test_help_lists_auto_where_it_is_the_default():
+    auto = [(name, param) for name, command in commands() for param in command.params if param.default == "auto"]
+    assert {"aim", "objective", "place", "time_slice"} <= {param.name for _, param in auto}
+    assert [(name, param.name) for name, param in auto if "auto" not in choices.filled(param.help)] == []
+
+
 def test_version_and_completion(aurora):
     code, out, _ = aurora("--version")
     assert (code, out.startswith("aurora 0.")) == (0, True)

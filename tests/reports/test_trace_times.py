@@ -1,11 +1,10 @@
 """Numbers from a trace, by hand."""
 
-import numpy as np
 import pytest
 
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.reports.formatting import as_text, percent, seconds
+from aurora.reports.formatting import as_text
 from aurora.reports.tables import plan_table, profile_table, summary_table
 from aurora.reports.trace_times import TIMED_PHASES, bars, phase_seconds, summarise
 from aurora.simulator.interpreter import simulate_plan
@@ -102,14 +101,3 @@ def test_tables_show_every_layer_of_every_model():
     text = as_text([profile_table(p), plan_table(plan), summary_table(summarise(trace, plan.cluster))])
     assert text.count("synthetic") == 1 + 4 + 4
     assert "colocated, equal GPUs" in text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0 ns"), (2e-9, "2 ns"), (1e-6, "1 us"), (2.5e-3, "2.5 ms"), (1.234, "1.23 s"), (2500, "2500 s")]
-)
-def test_seconds_have_units(value, text):
-    assert seconds(value) == text
-
-
-def test_percent():
-    assert percent(np.float64(0.1234)) == "12.3%"
