@@ -15,7 +15,7 @@ from aurora.types.options import LONGEST_S
 def record(
     url: Annotated[str, typer.Argument(help="URL of the vLLM server, which runs our plugin")],
     output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write")] = Path("profile.npz"),
-    folder: Annotated[Path, typer.Option(help="an empty folder that the server's ranks and this command share")] = Path(
+    folder: Annotated[Path, typer.Option(help="the folder of the server's setting `record`, as this command sees it")] = Path(
         "record"
     ),
     seconds: Annotated[float, typer.Option(help="how long to record")] = 60.0,

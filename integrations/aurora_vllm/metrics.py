@@ -103,7 +103,7 @@ class Metrics:
             if path.exists():
                 written.labels(**self._labels).set(path.stat().st_mtime)
         if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
-            start_http_server(settings.metrics_port + rank, registry=registry)
+            start_http_server(settings.metrics_port + rank, settings.metrics_host, registry)
 
     def add_exchange(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
         """Adds one all-to-all.

@@ -25,6 +25,7 @@ class Settings:
         record_every_s: seconds between two writes.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
         metrics_port: rank r serves its metrics at this port + r, if vLLM's own /metrics cannot show them.
+        metrics_host: address that `metrics_port` listens on: loopback, unless asked for another.
         agree_s: seconds that ranks wait for each other's report before the model is built.
 
     Raises:
@@ -37,6 +38,7 @@ class Settings:
     record_every_s: float = 60.0
     colocate: str | None = None
     metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     agree_s: float = 60.0
 
     def __post_init__(self) -> None:

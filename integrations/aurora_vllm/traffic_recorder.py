@@ -157,12 +157,6 @@ class TrafficRecorder:
             self._seconds_LP, self._passes_L, self._gram_P22, self._target_P2, self._most_P,
         )  # fmt: skip
 
-    def load_LE(self) -> IntArray:
-        """Returns (L, E) int64: how often each expert was chosen in each MoE layer, up to now."""
-        self.accumulate()
-        nothing = np.zeros((self.facts.layers, self.facts.experts), dtype=np.int64)
-        return sum(self._windows.values(), start=nothing)
-
     def _double_width(self) -> None:
         self._width *= 2
         halves, self._windows = self._windows, {}

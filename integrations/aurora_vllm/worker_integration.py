@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from aurora.io.engine_records import EngineRecord
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import thread_port_arbiters
@@ -93,12 +94,12 @@ class WorkerIntegration:
         if self.served.order == "online":  # compiled now, not in the first batch
             ones_GG = np.ones((self.ranks, self.ranks), dtype=np.int64)
             openshop(ones_GG, Network.equal(self.ranks), rng=np.random.default_rng(0))
-        self.records.begin(facts)
-        if self.served.order != "stock" or self.records.recorder is not None:
+        if self.served.order != "stock" or self.settings.record is not None:
             try:
                 self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
             except (ValueError, OSError) as error:  # the names are taken in this process, or the port is
                 LOG.warning("aurora: no metrics: %s", error)
+        self.records.begin(facts, self._update_drift)
 
     # Forward passes
 
@@ -110,18 +111,14 @@ class WorkerIntegration:
             real_tokens: number of this rank's tokens; 0 in warm-up and in an idle rank's dummy batches.
         """
         outer, self._real_tokens = self._real_tokens, real_tokens
-        try:
-            yield
-        finally:
-            self._real_tokens = outer
-            if self.records.recorder is not None:
-                self.records.recorder.end_pass()
-        if outer == 0:
-            due = self.records.write_if_due()
-            if self.metrics is not None:
-                self.metrics.refresh()
-                if due and self.records.recorder is not None:
-                    self.metrics.update_drift(self.records.recorder.load_LE())
+        with self.records.between_passes:
+            try:
+                yield
+            finally:
+                self._real_tokens = outer
+                self.records.end_pass()
+        if outer == 0 and self.metrics is not None:
+            self.metrics.refresh()
 
     @contextmanager
     def moe_layer(self, layer: int, experts_NK: torch.Tensor, sequence_parallel: bool) -> Iterator[None]:
@@ -136,10 +133,10 @@ class WorkerIntegration:
         self._step += first
         began_s = self._now_s()
         observation, own_rows = None, self._own_rows(len(experts_NK), sequence_parallel)
-        if (recorder := self.records.recorder) is not None and self._real_tokens:
+        if self.records.active and self._real_tokens:
             gate_s = None if first else began_s - thread.left_layer_s
             observation = LayerObservation(self._step, layer, experts_NK.clone(), own_rows, gate_s)
-            recorder.observe(observation)
+            self.records.observe(observation)
         thread.in_flight = in_flight = LayerInFlight(layer, own_rows, began_s)
         try:
             yield
@@ -215,8 +212,8 @@ class WorkerIntegration:
         self.time_slices.release_gpu()
         summed = self._alltoall_of_layer[in_flight.layer].combine(answers, batch)
         self.hold_gpu()
-        if self._real_tokens and (recorder := self.records.recorder) is not None:
-            recorder.add_timing(in_flight.layer, "aggregate", batch.aggregate_s, len(summed))
+        if self._real_tokens:
+            self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate_s, len(summed))
         return summed
 
     def _layer_alltoall(self, layer: int, slots_G: Slots, device: torch.device) -> LayerAllToAll:
@@ -230,22 +227,26 @@ class WorkerIntegration:
 
     def _record_experts(self, in_flight: LayerInFlight) -> None:
         """Records how long this rank's experts took for the rows that were dispatched to them."""
-        recorder = self.records.recorder
-        if recorder is None or in_flight.index is None or in_flight.weights is None:
+        if not self.records.active or in_flight.index is None or in_flight.weights is None:
             return
         chosen = in_flight.index[in_flight.weights != 0].cpu().numpy()
         seconds = self._now_s() - in_flight.experts_from_s
-        recorder.add_timing(in_flight.layer, "expert", seconds, len(chosen), len(np.unique(chosen)))
+        self.records.add_timing(in_flight.layer, "expert", seconds, len(chosen), len(np.unique(chosen)))
+
+    def _update_drift(self, record: EngineRecord) -> None:
+        """Shows how far what was recorded is from the plan's profile."""
+        if self.metrics is not None:
+            self.metrics.update_drift(record.tokens_TLE.sum(axis=0))
 
     def _report_phase(self, phase: str, layer: int, seconds: float, bytes_GG: IntArray) -> None:
         """Records an all-to-all that has ended."""
-        if self._real_tokens and self.records.recorder is not None:
-            self.records.recorder.add_timing(layer, phase, seconds)
+        if self._real_tokens:
+            self.records.add_timing(layer, phase, seconds)
         if self._real_tokens and self.metrics is not None:
             self.metrics.add_exchange(phase, seconds, bytes_GG)
 
     def _now_s(self) -> float:
         """The time; after the GPU has finished, if records need to know how long its work took."""
-        if self._on_gpu and self.records.recorder is not None:
+        if self._on_gpu and self.records.active:
             torch.cuda.current_stream().synchronize()
         return time.perf_counter()

@@ -1,78 +1,158 @@
-"""The record that a vLLM worker writes of its traffic: rank-R.npz, periodically and on command."""
+"""The records that a vLLM worker writes of its traffic: rank-R.npz, periodically, on command and at the end."""
 
+import atexit
 import logging
-import time
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from aurora.errors import BadInput
-from aurora.io.engine_records import save_record
+from aurora.io.engine_records import EngineRecord, save_record
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts, TrafficRecorder
+from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation, TrafficRecorder
 
 LOG = logging.getLogger("vllm.aurora")
+COMMANDS = ("start", "write", "stop")
 
 
 class WorkerRecords:
-    """Starts, stops and writes one rank's record.
+    """One rank's records, each in a folder of its own: the settings' folder, and folders in it that commands name.
+
+    The record in the settings' folder begins with serving. A record that a command starts neither ends nor changes another.
 
     Attributes:
-        recorder: counts traffic; None while nothing is recorded.
+        between_passes: held during a forward pass; who holds it may read what has been observed.
     """
 
     def __init__(self, settings: Settings, rank: int) -> None:
-        self.recorder: TrafficRecorder | None = None
+        self.between_passes = threading.RLock()
         self._rank, self._folder, self._every_s = rank, settings.record, settings.record_every_s
+        self._recorders: dict[Path, TrafficRecorder] = {}
         self._facts: EngineFacts | None = None
-        self._written_s = time.monotonic()
+        self._on_write: Callable[[EngineRecord], None] = lambda _: None
+        self._saving = threading.Lock()
+        self._ended = threading.Event()
+        self._device: int | None = None
 
-    def begin(self, facts: EngineFacts) -> None:
-        """Begins to record if the settings name a folder. Called once the model is loaded."""
-        self._facts = facts
-        if self._folder is not None:
-            self.recorder = TrafficRecorder(facts)
+    @property
+    def active(self) -> bool:
+        """Whether anything is recorded."""
+        return bool(self._recorders)
 
-    def command(self, name: str, folder: str | None = None) -> str:
-        """Performs a recording command. Returns the sentence to show.
+    def begin(self, facts: EngineFacts, on_write: Callable[[EngineRecord], None] = lambda _: None) -> None:
+        """Begins the record of the settings, if they name a folder, and the thread that writes. Called after loading.
 
         Args:
-            name: "start" (a new record), "write", or "stop" (writes, then stops).
-            folder: for "start", the folder to record into; None: the last one.
-
-        Raises:
-            BadInput: if the command is unknown, or there is no folder to record into.
+            facts: facts about the model and this rank.
+            on_write: called with the record of the settings' folder each time it has been written, in any thread.
         """
-        if name == "start":
-            self._folder = Path(folder) if folder else self._folder
-            if self._folder is None or self._facts is None:
-                raise BadInput("start: expected a folder to record into")
-            self.recorder = TrafficRecorder(self._facts)
-            return f"rank {self._rank}: recording"
-        if name not in ("stop", "write"):
-            raise BadInput(f"expected start, stop or write, found {name!r}")
-        if self.recorder is None:
-            return f"rank {self._rank}: records nothing"
-        path = self._write(self.recorder)
-        if name == "stop":
-            self.recorder = None
-        return f"rank {self._rank}: wrote {path}"
+        self._facts, self._on_write = facts, on_write
+        if self._folder is None:
+            return
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self._folder = self._folder.resolve()
+        self._recorders[self._folder] = TrafficRecorder(facts)
+        threading.Thread(target=self._write_periodically, daemon=True, name="aurora-records").start()
+        atexit.register(self.end)
 
-    def write_if_due(self) -> bool:
-        """Writes the record if `record_every_s` has passed since the last time. Returns whether it had.
+    def end(self) -> None:
+        """Writes all records for the last time. Called when the worker ends."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._write_all()
 
-        If the file cannot be written, recording stops with one warning.
+    # What is recorded
+
+    def observe(self, observation: LayerObservation) -> None:
+        """Records a layer's part of a forward pass; see `TrafficRecorder.observe`."""
+        for recorder in self._recorders.values():
+            recorder.observe(observation)
+
+    def add_timing(self, layer: int, phase: str, seconds: float, tokens: int = 0, active: int = 1) -> None:
+        """Records how long a phase of a layer took; see `TrafficRecorder.add_timing`."""
+        for recorder in self._recorders.values():
+            recorder.add_timing(layer, phase, seconds, tokens, active)
+
+    def end_pass(self) -> None:
+        """Ends a forward pass."""
+        for recorder in self._recorders.values():
+            recorder.end_pass()
+
+    # Commands
+
+    def command(self, *words: Any) -> str:
+        """Performs a recording command. Returns a sentence to show, also if the command is refused.
+
+        Args:
+            words: "start" (a new record), "write", or "stop" (writes, then stops); and the record's folder, in the settings'
+                folder, which is meant if it is left out.
         """
-        if time.monotonic() - self._written_s < self._every_s:
-            return False
-        self._written_s = time.monotonic()
-        if self.recorder is not None:
-            try:
-                self._write(self.recorder)
-            except OSError as error:
-                LOG.warning("aurora: cannot write to %s: %s; recording stops", self._folder, error.strerror)
-                self.recorder = None
-        return True
+        try:
+            return f"rank {self._rank}: {self._perform(*self._parsed(words))}"
+        except BadInput as error:
+            return f"rank {self._rank}: refused: {error}"
+        except OSError as error:
+            return f"rank {self._rank}: refused: cannot write to {error.filename}: {error.strerror}"
 
-    def _write(self, recorder: TrafficRecorder) -> Path:
+    def _parsed(self, words: tuple[Any, ...]) -> tuple[str, Path | None]:
+        """The command's name and the folder that it names. Raises BadInput for what is no command."""
+        if not words or words[0] not in COMMANDS or len(words) > 2 or not isinstance(words[-1], str):
+            found = " ".join(map(str, words)) or "nothing"
+            raise BadInput(f"expected start, write or stop, and at most one folder, found {found}")
+        if self._folder is None:
+            raise BadInput('expected "record" among the settings of the server, the folder that it may write to, found none')
+        if len(words) == 1:
+            return words[0], None
+        path = (self._folder / words[1]).resolve()
+        if not path.is_relative_to(self._folder):
+            raise BadInput(f"expected a folder in {self._folder}, the server's record, found {words[1]}")
+        return words[0], path
+
+    def _perform(self, name: str, named: Path | None) -> str:
         assert self._folder is not None
-        self._written_s = time.monotonic()
-        return save_record(recorder.record(), self._folder)
+        folder = named or self._folder
+        if name == "start":
+            if self._facts is None:
+                raise BadInput("start: the model is not loaded")
+            if named is not None and folder in self._recorders:
+                raise BadInput(f"start: {folder} is being recorded already")
+            with self.between_passes:
+                self._recorders[folder] = TrafficRecorder(self._facts)
+            return f"recording to {folder}"
+        if folder not in self._recorders:
+            return f"records nothing to {folder}"
+        path = self._write(folder)
+        if name == "stop":
+            with self.between_passes:
+                del self._recorders[folder]
+        return f"wrote {path}"
+
+    # Writing
+
+    def _write_periodically(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self._write_all()
+
+    def _write_all(self) -> None:
+        """Writes all records. One that cannot be written ends with a warning."""
+        for folder in list(self._recorders):
+            try:
+                self._write(folder)
+            except OSError as error:
+                LOG.warning("aurora: cannot write to %s: %s; recording stops", folder, error.strerror)
+                with self.between_passes:
+                    self._recorders.pop(folder, None)
+
+    def _write(self, folder: Path) -> Path:
+        with self._saving:
+            with self.between_passes:
+                if self._device is not None:  # observations are made on the stream of another thread
+                    torch.cuda.synchronize(self._device)
+                record = self._recorders[folder].record()
+            path = save_record(record, folder)
+        if folder == self._folder:
+            self._on_write(record)
+        return path

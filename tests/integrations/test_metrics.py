@@ -165,6 +165,14 @@ def test_a_worker_counts_what_each_gpu_computes_of_real_tokens():
         assert counted == exchanges, "of passes with tokens of this rank's own"
 
 
+@pytest.mark.parametrize(("given", "listens"), [({}, "127.0.0.1"), ({"metrics_host": "0.0.0.0"}, "0.0.0.0")])
+def test_metrics_are_served_on_loopback_unless_asked_otherwise(monkeypatch, given, listens):
+    started = []
+    monkeypatch.setattr(module, "start_http_server", lambda port, addr="0.0.0.0", registry=None: started.append((port, addr)))
+    Metrics("m", 1, DECODER_LAYERS, None, Settings(order="online", metrics_port=9100, **given), CollectorRegistry())
+    assert started == [(9101, listens)]
+
+
 RANK = """
 import sys
 import numpy as np

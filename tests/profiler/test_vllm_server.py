@@ -3,34 +3,34 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
-import numpy as np
 import pytest
-from aurora_vllm.traffic_recorder import EngineFacts, TrafficRecorder
+import torch
+from aurora_vllm.settings import Settings
+from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation
+from aurora_vllm.worker_records import WorkerRecords
 
 from aurora.errors import BadInput
-from aurora.io.engine_records import save_record
 from aurora.profiler.vllm_server import profile_vllm_server
 
 FACTS = EngineFacts("tiny", "", "vllm", "cpu", 0, 1, 2, 1, 4, 64, 64, 100, 0)
 
 
 @pytest.fixture
-def server():
-    """(url, state): state["code"] is what it answers, state["said"] what it heard."""
-    state = {"code": 200, "said": []}
+def server(tmp_path):
+    """(url, state): state["code"] is what it answers, state["said"] what it heard, state["records"] what its rank records."""
+    records = WorkerRecords(Settings(record=tmp_path / "seen"), 0)
+    records.begin(FACTS)
+    state = {"code": 200, "said": [], "records": records, "answer": None}
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             state["said"].append((self.path, body))
-            if body["args"] == ["stop"]:
-                recording = TrafficRecorder(FACTS)
-                recording.count(3, 0, np.array([1, 0, 2, 1]))
-                save_record(recording.record(), Path(state["said"][0][1]["args"][1]))
             self.send_response(state["code"])
             self.end_headers()
+            answer = state["answer"] or {"results": [records.command(*body["args"])]}
+            self.wfile.write(json.dumps(answer).encode())
 
         def log_message(self, *_args):
             pass
@@ -41,20 +41,57 @@ def server():
         yield f"http://127.0.0.1:{found.server_port}/", state
         found.shutdown()
         thread.join()
+    records._ended.set()
+
+
+def route(state, *experts):
+    state["records"].observe(LayerObservation(3, 0, torch.tensor([experts]), slice(0, 1), None))
 
 
 def test_start_wait_stop_read(server, tmp_path):
+    """The server's own record, which has files in the folder already, goes on."""
     url, state = server
+    route(state, 1)
+    state["records"].command("write")
     slept = []
-    profile = profile_vllm_server(url, tmp_path / "seen", 42.0, slept.append)
+
+    def sleep(seconds):
+        slept.append(seconds)
+        route(state, 0, 2, 2, 3)
+
+    profile = profile_vllm_server(url, tmp_path / "seen", 42.0, sleep)
     assert slept == [42.0]
     assert profile.tokens_TLSE.tolist() == [[[[1, 0, 2, 1]]]]
-    assert state["said"] == [
-        ("/collective_rpc", {"method": "aurora", "args": ["start", str(tmp_path / "seen")]}),
-        ("/collective_rpc", {"method": "aurora", "args": ["stop"]}),
-    ]
-    with pytest.raises(BadInput, match="expected a folder without records"):
-        profile_vllm_server(url, tmp_path / "seen", 1.0, slept.append)
+    (path, started), (_, stopped) = state["said"]
+    assert path == "/collective_rpc"
+    assert (started["method"], started["args"][0], stopped["args"][0]) == ("aurora", "start", "stop")
+    assert started["args"][1] == stopped["args"][1]
+    assert state["records"].active, "the server's own record goes on"
+    again = profile_vllm_server(url, tmp_path / "seen", 1.0, sleep)
+    assert again.tokens_TLSE.sum() == 4
+
+
+def test_an_interrupted_record_is_ended(server, tmp_path):
+    url, state = server
+
+    def interrupt(_seconds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_vllm_server(url, tmp_path / "seen", 1.0, interrupt)
+    assert [body["args"][0] for _, body in state["said"]] == ["start", "stop"]
+
+
+def test_a_folder_that_is_not_the_servers_and_a_refusal(server, tmp_path):
+    url, state = server
+    with pytest.raises(BadInput, match=rf"elsewhere: expected .* the server answers: rank 0: wrote {tmp_path}/seen/"):
+        profile_vllm_server(url, tmp_path / "elsewhere", 0.0)
+    state["answer"] = {"results": ["rank 0: refused: it is Sunday"]}
+    with pytest.raises(BadInput, match="rank 0: refused: it is Sunday"):
+        profile_vllm_server(url, tmp_path / "seen", 0.0)
+    state["answer"] = ["something", "else"]
+    with pytest.raises(BadInput, match="expected the answers of vLLM's ranks"):
+        profile_vllm_server(url, tmp_path / "seen", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,19 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     if DP_API_CHECK.missing() is None:
         _patch_unfinished_check(processes)
     runner.execute_model, runner._dummy_run, worker.load_model = execute_model, dummy_run, load_model
-    worker.aurora = MethodType(lambda _self, name, folder=None: integration.records.command(name, folder), worker)
+    worker.aurora = MethodType(lambda _self, *words: integration.records.command(*words), worker)
+    worker.shutdown = MethodType(_writing_records(worker.shutdown, integration), worker)
+
+
+def _writing_records(shutdown: Callable[[], None], integration: WorkerIntegration) -> Callable[[Any], None]:
+    """Writes the records before the worker shuts down, as it does on Ctrl-C and SIGTERM."""
+
+    @functools.wraps(shutdown)
+    def write_and_shut_down(_self: Any) -> None:
+        integration.records.end()
+        shutdown()
+
+    return write_and_shut_down
 
 
 def _patch_unfinished_check(processes: PeerProcesses | None) -> None:
