@@ -1,8 +1,5 @@
 """One message a pair against every list and an integer program; a few transfers in two parts against that and the bound."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import combinations, permutations
 
@@ -20,6 +17,7 @@ from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Network
 from tests.strategies import traffics_on_ports
+from tests.without_compiler import printed
 
 PAYS = np.array([[0, 2, 1, 1], [0, 0, 2, 2], [0, 2, 0, 0], [2, 0, 1, 0]])  # bound 4, whole 5
 FOUR = Network.equal(4)
@@ -160,18 +158,14 @@ def test_splits_are_few_and_repeat_for_a_seed():
     assert max(gaps) <= 0.01
 
 
-def test_the_same_code_runs_without_the_compiler():
+def test_compiled_and_plain_code_find_the_same():
     code = (
         "import numpy as np; from aurora.planner.alltoall.registry import ORDER; from aurora.types import Network;"
         f"order = ORDER['openshop-best'](np.array({PAYS.tolist()}), Network.equal(4), rng=np.random.default_rng(0));"
         "print(order.pairs_X2.tolist(), order.share_X2.tolist())"
     )
-    outputs = {
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "NUMBA_DISABLE_JIT": flag}, capture_output=True, text=True,
-                       check=True).stdout
-        for flag in ("0", "1")
-    }  # fmt: skip
-    assert len(outputs) == 1
+    compiled, plain = printed(code)
+    assert compiled == plain
 
 
 def test_pairs_count_their_start_up_in_each_part():

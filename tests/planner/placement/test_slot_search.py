@@ -1,8 +1,5 @@
 """Slot search: near brute force over all placements with replicas, never worse than its start, and priced by Eq. 1."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -16,6 +13,7 @@ from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.planner.placement.slot_search import fill, slot_search
 from aurora.types import Placement
 from tests.strategies import clusters, profiles
+from tests.without_compiler import printed
 
 
 @st.composite
@@ -190,11 +188,7 @@ def test_compiled_and_plain_code_find_the_same():
         "held_GP, _ = slot_search(layer, np.append(np.arange(8).reshape(4, 2), np.full((4, 1), -1), axis=1), rng, 2)\n"
         "print(held_GP.tolist(), fill(layer, held_GP)[0].tolist())\n"
     )
-    compiled, plain = (
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "NUMBA_DISABLE_JIT": flag}, capture_output=True, text=True,
-                       check=True).stdout
-        for flag in ("0", "1")
-    )  # fmt: skip
+    compiled, plain = printed(code)
     assert compiled == plain
 
 

@@ -1,9 +1,5 @@
 """Rebalancing: never worse than the placement in force, within its limits, and near the best placement if it may move enough."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +10,7 @@ from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import place
 from aurora.types import GpuSlots
 from tests.planner.replication.test_registry import best_even, slots_and_loads
+from tests.without_compiler import printed
 
 
 def largest_time(held_GP, load_E, cost_G):
@@ -135,9 +132,5 @@ def test_compiled_and_plain_code_find_the_same():
         "held = np.arange(24).reshape(1, 6, 4) % 20\n"
         "print(rebalance(np.random.default_rng(3).random(20) ** 3, held, enough=0.0).held_LGP.tolist())\n"
     )
-    compiled, plain = (
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "NUMBA_DISABLE_JIT": flag}, capture_output=True, text=True,
-                       check=True).stdout
-        for flag in ("0", "1")
-    )  # fmt: skip
+    compiled, plain = printed(code)
     assert compiled == plain
