@@ -75,9 +75,15 @@ class MoeModel:
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
+    def hidden_dtype(self) -> torch.dtype:
+        """Dtype of hidden states: that of the embeddings, because experts' weights may be quantised."""
+        dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
+        return dtype
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one token's hidden state."""
-        return self.hidden * int(self.layers[0].experts.down_proj.element_size())
+        return self.hidden * self.hidden_dtype.itemsize
 
     @property
     def expert_bytes(self) -> int:

@@ -177,9 +177,9 @@ def _expert_s(model: MoeModel, watch: _Stopwatch, sizes: list[int]) -> list[floa
     weight = next(experts.parameters())
     times = []
     for size in sizes:
-        rows = torch.randn(size, model.hidden, dtype=weight.dtype, device=weight.device)
+        rows = torch.randn(size, model.hidden, dtype=model.hidden_dtype, device=weight.device)
         index = torch.zeros(size, 1, dtype=torch.long, device=weight.device)
-        ones = torch.ones(size, 1, dtype=weight.dtype, device=weight.device)
+        ones = torch.ones(size, 1, dtype=model.hidden_dtype, device=weight.device)
         times.append(watch.median(partial(watch.took, partial(experts, rows, index, ones))))
     return times
 
@@ -189,9 +189,9 @@ def _aggregate_s(model: MoeModel, watch: _Stopwatch, sizes: list[int]) -> list[f
     weight = next(model.layers[0].experts.parameters())
     times = []
     for size in sizes:
-        rows = torch.randn(size * model.top_k, model.hidden, dtype=weight.dtype, device=weight.device)
+        rows = torch.randn(size * model.top_k, model.hidden, dtype=model.hidden_dtype, device=weight.device)
         token = torch.randperm(len(rows), device=weight.device) // model.top_k
-        shares = torch.rand(len(rows), 1, dtype=weight.dtype, device=weight.device)
+        shares = torch.rand(len(rows), 1, dtype=model.hidden_dtype, device=weight.device)
 
         def aggregate(rows: Any = rows, token: Any = token, shares: Any = shares, size: int = size) -> None:
             rows.new_zeros(size, rows.shape[1]).index_add_(0, token, rows * shares)

@@ -221,8 +221,8 @@ class RowPerRank:
 
 
 def _apply(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """(X, H) the experts module's answer to each row (X, H) by the expert in its slot (X,), unweighted."""
+    """(X, H) the experts module's answer to each row (X, H) by the expert in its slot (X,), unweighted, in the rows' dtype."""
     if len(rows) == 0:
         return rows
     answers: torch.Tensor = experts(rows, slots[:, None], rows.new_ones(len(rows), 1))
-    return answers
+    return answers.to(rows.dtype)  # which the other ranks expect

@@ -121,9 +121,11 @@ class DistributedExperts(nn.Module):
         return done[0] if len(done) == 1 else torch.cat(done)
 
     def _exchange(self, op: Exchange, rows: torch.Tensor, out_sizes: list[int], in_sizes: list[int]) -> torch.Tensor:
-        """Sends this rank's rows, out_sizes to each rank, and returns in_sizes rows from each rank, by rank."""
+        """Sends this rank's rows as bytes, out_sizes to each rank, and returns in_sizes rows from each rank, by rank."""
         arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
-        sends, recvs = rows.split_with_sizes(out_sizes), arrived.split_with_sizes(in_sizes)
+        sends, recvs = (
+            tensor.view(torch.uint8).split_with_sizes(sizes) for tensor, sizes in ((rows, out_sizes), (arrived, in_sizes))
+        )
         recvs[self._rank].copy_(sends[self._rank])
         self._context.exchange(self._layer, op, sends, recvs)
         return arrived

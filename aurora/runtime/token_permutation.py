@@ -12,6 +12,8 @@ import torch
 from aurora.runtime import permutation_cpu
 from aurora.types.profile import ALIGNED_BYTES  # so that a device can read each part in whole words
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
 
 def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sorts the choices of tokens by physical expert, and then by token.
@@ -38,6 +40,8 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
     """Copies rows[index_X] to `out` (X, H), which may be a view into wider rows."""
+    if rows.dtype in FLOAT8:
+        rows, out = rows.view(torch.uint8), out.view(torch.uint8)
     if uses_triton(rows):
         from aurora.runtime import permutation_triton
 
@@ -75,7 +79,7 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype, float32 or wider, in which rows of `dtype` are weighted and summed."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float64 if dtype == torch.float64 else torch.float32  # torch promotes no float8
 
 
 @cache
@@ -84,8 +88,8 @@ def _has_triton() -> bool:
 
 
 def uses_triton(rows: torch.Tensor) -> bool:
-    """Returns whether Triton's kernels work on this tensor."""
-    return rows.is_cuda and _has_triton() and rows.dtype != torch.float64
+    """Returns whether Triton's kernels work on this tensor: they compute in float32, and older devices have no float8."""
+    return rows.is_cuda and _has_triton() and rows.dtype not in (torch.float64, *FLOAT8)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from aurora.types import Curve, Profile
 from aurora.types.profile import ALIGNED_BYTES
 from tests.planner.replication.reference_token_split import local_first
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, *FLOAT8, torch.float64)
 
 
 class Linear:
@@ -196,7 +197,7 @@ def test_a_packed_row_holds_what_was_put_in(width, top_k, dtype, rows):
     weights.copy_(wanted[1])
     experts.copy_(wanted[2].view(rows, top_k))
     found = packing.parts(message.clone())
-    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[0].float(), wanted[0].float())
     assert torch.equal(found[1], wanted[1])
     assert torch.equal(found[2].long(), wanted[2].view(rows, top_k))
 
@@ -213,7 +214,11 @@ def interpreted(monkeypatch):
 
 @pytest.fixture(params=["torch", "triton"])
 def implementation(request):
-    return token_permutation if request.param == "torch" else request.getfixturevalue("interpreted")
+    if request.param == "torch":
+        return token_permutation
+    if request.getfixturevalue("dtype") in FLOAT8:
+        pytest.skip("float8 is not for Triton's kernels")
+    return request.getfixturevalue("interpreted")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -222,17 +227,17 @@ def test_permuting_there_and_back_changes_nothing(implementation, dtype):
     index = torch.randperm(11, generator=drawn(2))
     wide = torch.zeros(11, 1040, dtype=dtype)
     implementation.gather_rows(rows, index, wide[:, :1030])
-    assert torch.equal(wide[:, :1030], rows[index])
-    assert not wide[:, 1030:].any()
+    assert torch.equal(wide[:, :1030].float(), rows[index].float())
+    assert not wide[:, 1030:].float().any()
     back = torch.empty_like(rows)
     implementation.gather_rows(wide[:, :1030], index.argsort(), back)
-    assert torch.equal(back, rows)
+    assert torch.equal(back.float(), rows.float())
     none = torch.empty(0, 1030, dtype=dtype)
     implementation.gather_rows(rows, index[:0], none)
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("dtype", DTYPES[:-1])
 def test_weighted_sums_skip_what_is_not_there(implementation, dtype, weighted):
     """Against the sum written out; a row that nobody points at may hold anything."""
     rows = torch.randn(7, 1030, generator=drawn(1)).to(dtype)
@@ -245,8 +250,10 @@ def test_weighted_sums_skip_what_is_not_there(implementation, dtype, weighted):
             rows[p].double() * (1 if weights is None else float(weights[token, k])) for k, p in enumerate(places) if p >= 0
         ]
         wanted = sum(terms, torch.zeros(1030, dtype=torch.float64))
-        torch.testing.assert_close(found[token], wanted.to(dtype))
-    assert not implementation.weighted_sum(rows[:0], torch.full((2, 3), -1), None).any()
+        torch.testing.assert_close(
+            found[token], wanted.float().to(dtype), **({"rtol": 0, "atol": 0} if dtype in FLOAT8 else {})
+        )
+    assert not implementation.weighted_sum(rows[:0], torch.full((2, 3), -1), None).float().any()
 
 
 def test_the_torch_versions_work_without_triton(monkeypatch):
@@ -257,7 +264,7 @@ def test_the_torch_versions_work_without_triton(monkeypatch):
     assert weighted_sum(torch.eye(3), torch.tensor([[2, 0]])).tolist() == [[1, 0, 1]]
 
 
-@given(st.integers(1, 99), st.integers(2, 9), st.sampled_from(DTYPES[:3]))
+@given(st.integers(1, 99), st.integers(2, 9), st.sampled_from(DTYPES[:-1]))
 def test_plans_count_the_bytes_of_a_packed_row(width, top_k, dtype):
     packing = MessageFormat(width, top_k, dtype)
     curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), Curve([1.0], [0.0]))}
