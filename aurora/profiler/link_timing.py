@@ -16,11 +16,10 @@ from aurora.planner.network.link_fit import fit_link
 from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
+from aurora.runtime.distributed.nccl import nccl_transport
 from aurora.runtime.distributed.process_groups import (
     default_process_group,
     device_of,
-    new_process_group,
     rank_info_from_environment,
 )
 from aurora.runtime.distributed.transport import Transport
@@ -95,8 +94,7 @@ def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, l
         if wanted == "gloo" or not on_gpus:
             return time_links(GlooTransport()), device_G, "gloo"
         torch.cuda.set_device(device)
-        data, control = (new_process_group(backend, rank_info.timeout_s) for backend in ("nccl", "gloo"))
-        return time_links(NcclTransport(NcclCalls(data, device), control), device), device_G, "nccl"
+        return time_links(nccl_transport(device, rank_info.timeout_s), device), device_G, "nccl"
 
 
 def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:

@@ -15,7 +15,7 @@ from aurora.models.prompts import deal
 from aurora.planner.compile import compile_plan
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
+from aurora.runtime.distributed.nccl import nccl_transport
 from aurora.runtime.distributed.process_groups import default_process_group, device_of, new_process_group
 from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.distributed.transport import Transport, lost_peer
@@ -136,8 +136,7 @@ def _transports(plan: Plan, models: int, rank_info: RankInfo, device: str, optio
         groups = [new_process_group("gloo", options.timeout_s) for _ in range(models)]
         shaped = options.transport == "shaped"
         return tcp_transports(groups, plan.cluster, rank_info.rank, shaped), "shaped" if shaped else "gloo"
-    groups, controls = ([new_process_group(each, options.timeout_s) for _ in range(models)] for each in ("nccl", "gloo"))
-    return [NcclTransport(NcclCalls(group, device), control) for group, control in zip(groups, controls, strict=True)], "nccl"
+    return [nccl_transport(device, options.timeout_s) for _ in range(models)], "nccl"
 
 
 def _submitted() -> torch.cuda.Event:

@@ -37,11 +37,12 @@ class GlooTransport(OrderedTransport):
         try:
             self._group.alltoall_base(rows, sent, [], []).wait()
         except RuntimeError as error:
-            raise peer_lost(self.rank, self._broken_peer(), error) from None
+            broken = self.broken_peers()
+            raise peer_lost(self.rank, broken[0] if len(broken) == 1 else None, error) from None
         return rows
 
-    def _broken_peer(self) -> int | None:
-        """The peer whose connection is broken, None if it is not exactly one: a collective does not name it."""
+    def broken_peers(self) -> list[int]:
+        """Returns the peers whose connections are broken: a collective that fails does not name them."""
         broken = []
         for peer in range(self.ranks):
             if peer != self.rank:
@@ -49,7 +50,7 @@ class GlooTransport(OrderedTransport):
                     self._group.recv([torch.empty(1)], peer, PROBE)  # does not wait
                 except RuntimeError:
                     broken.append(peer)
-        return broken[0] if len(broken) == 1 else None
+        return broken
 
     # The group's own methods: torch.distributed's isend and irecv take a third of a small message's time.
 

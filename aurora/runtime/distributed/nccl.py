@@ -1,5 +1,8 @@
 """NCCL transport: one GPU per rank. An order runs in stages, each of them one grouped call of NCCL sends and receives."""
 
+import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -7,12 +10,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+from aurora.errors import RankFailed
 from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.transport import Observe, lost_peer, row_slices
+from aurora.runtime.distributed.process_groups import new_process_group
+from aurora.runtime.distributed.transport import Observe, lost_peer, peer_lost, row_slices
 from aurora.runtime.timers import StreamTimer
 from aurora.types import Order
 
 MOST_QUEUED = 64  # exchanges whose times have not been read
+CHECK_S = 0.5  # between two looks at peers that an exchange waits for
 
 
 class End(NamedTuple):
@@ -28,15 +34,22 @@ class GroupedCalls(Protocol):
 
     rank: int
     ranks: int
+    device: str
 
     def post(self, ends: Sequence[End]) -> None:
         """Queues one grouped call on the current stream. Raises RuntimeError if the communicator has failed."""
 
-    def mark(self) -> object:
-        """Marks the present end of the current stream."""
+    def mark(self) -> Any:
+        """Marks the present end of the current stream. Returns the mark, for `reached` and `seconds`."""
+
+    def reached(self, mark: Any) -> bool:
+        """Returns whether the stream has reached a mark. May be called in any thread."""
 
     def seconds(self, mark: Any) -> float:
         """Returns when the stream reached a mark, by time.perf_counter; waits for it."""
+
+    def abort(self) -> None:
+        """Ends the communicator's calls, also those that wait for peers. May be called in any thread."""
 
 
 class NcclCalls:
@@ -52,17 +65,9 @@ class NcclCalls:
     """
 
     def __init__(self, group: Any, device: str) -> None:
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.ranks, self.device = dist.get_rank(group), dist.get_world_size(group), device
         self._group = group
         self._timer = StreamTimer(0.0)
-        others = [peer for peer in range(self.ranks) if peer != self.rank]
-        if others:
-            # A communicator's first call makes it, which takes all ranks. Later calls are of some ranks only.
-            out, into = torch.zeros(2, self.ranks, dtype=torch.uint8, device=device)
-            ends = [
-                End(peer, sent, tensor[peer : peer + 1]) for sent, tensor in ((True, out), (False, into)) for peer in others
-            ]
-            self.post(ends)
 
     def post(self, ends: Sequence[End]) -> None:
         """Queues one grouped call on the current stream; see `GroupedCalls.post`."""
@@ -73,21 +78,30 @@ class NcclCalls:
         for work in dist.batch_isend_irecv(calls):
             work.wait()  # the current stream waits, not this thread
 
-    def mark(self) -> object:
-        """Marks the present end of the current stream."""
+    def mark(self) -> Any:
+        """Marks the present end of the current stream; see `GroupedCalls.mark`."""
         return self._timer.mark()
+
+    def reached(self, mark: Any) -> bool:
+        """Returns whether the stream has reached a mark; see `GroupedCalls.reached`."""
+        return bool(mark.query())
 
     def seconds(self, mark: Any) -> float:
         """Returns when the stream reached a mark; see `GroupedCalls.seconds`."""
         return self._timer.seconds(mark)
+
+    def abort(self) -> None:
+        """Aborts the communicator; see `GroupedCalls.abort`."""
+        (dist.distributed_c10d._get_default_group() if self._group is None else self._group).abort()
 
 
 class _Queued(NamedTuple):
     """An exchange whose times have not been read."""
 
     moves: list[list[tuple[int, bool, int]]]  # of each stage: peer, whether sent, bytes
-    marks: list[object]  # before the first stage, and after each
+    marks: list[Any]  # before the first stage, and after each
     observe: Observe
+    since_s: float  # by time.monotonic
 
 
 class NcclTransport:
@@ -99,20 +113,36 @@ class NcclTransport:
     `exchange` queues its stages and returns; this thread waits for them in `wait` and `gather`, and when more than MOST_QUEUED
     exchanges are queued.
 
+    NCCL waits for a lost peer for ever. So with `timeout_s` a thread looks every CHECK_S at the exchange that has been queued
+    longest. If it has not ended and the connection to a peer is broken, or timeout_s have passed, the thread aborts the
+    communicator: whoever waits for it goes on, and gets RankFailed.
+
+    Making one is a collective call: a communicator's first call makes it, which takes all ranks, and later calls are of some
+    ranks only.
+
     Args:
         calls: the calls of an NCCL process group.
-        control: a gloo group for `gather`, so that several models' NCCL calls come in the port arbiter's sequence on every
-            rank; None: `gather` cannot be called.
+        control: for `gather`, so that several models' NCCL calls come in the port arbiter's sequence on every rank, and for
+            finding lost peers; None: `gather` cannot be called.
+        timeout_s: seconds that an exchange may take; None: the group's own time-out is all there is.
     """
 
-    def __init__(self, calls: GroupedCalls, control: Any) -> None:
+    def __init__(self, calls: GroupedCalls, control: GlooTransport | None, timeout_s: float | None = None) -> None:
         self.rank, self.ranks = calls.rank, calls.ranks
-        self._calls = calls
-        self._control = GlooTransport(control) if control is not None else None
+        self._calls, self._control = calls, control
         self._queued: deque[_Queued] = deque()
+        self._failure: RankFailed | None = None
+        if others := [peer for peer in range(self.ranks) if peer != self.rank]:
+            out, into = torch.zeros(2, self.ranks, dtype=torch.uint8, device=calls.device)
+            ends = [End(peer, sent, row[peer : peer + 1]) for sent, row in ((True, out), (False, into)) for peer in others]
+            with lost_peer(self.rank, None):
+                calls.post(ends)
+            if timeout_s is not None and control is not None:
+                watch = threading.Thread(target=_watch, args=(weakref.ref(self), timeout_s), daemon=True, name="aurora-peers")
+                watch.start()
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Waits for this rank's transfers, then gathers every rank's small tensor over gloo; see `Transport.gather`."""
+        """Waits for this rank's transfers, then gathers every rank's small tensor; see `Transport.gather`."""
         assert self._control is not None
         self.wait()
         return self._control.gather(row.cpu())
@@ -120,13 +150,17 @@ class NcclTransport:
     def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
         """Queues one all-to-all in `order`; see `Transport.exchange`."""
         stages = self._stages(order, sends, recvs)
-        marks = [self._calls.mark()] if stages else []
-        with lost_peer(self.rank, None):
+        if not stages:
+            return
+        try:
+            marks = [self._calls.mark()]
             for ends in stages:
                 self._calls.post(ends)
                 marks.append(self._calls.mark())
+        except RuntimeError as error:
+            raise self._failure or peer_lost(self.rank, None, error) from None
         moves = [[(peer, sent, int(tensor.nbytes)) for peer, sent, tensor in ends] for ends in stages]
-        self._queued.append(_Queued(moves, marks, observe))
+        self._queued.append(_Queued(moves, marks, observe, time.monotonic()))
         while len(self._queued) > MOST_QUEUED:
             self._wait_for_oldest()
 
@@ -134,6 +168,24 @@ class NcclTransport:
         """Waits until this rank's transfers are done; see `Transport.wait`."""
         while self._queued:
             self._wait_for_oldest()
+
+    def check_peers(self, timeout_s: float) -> bool:
+        """Aborts the communicator if an exchange waits for a lost peer, or has waited timeout_s. Returns whether it did."""
+        assert self._control is not None
+        oldest = next(iter(self._queued.copy()), None)  # another thread adds and removes
+        if oldest is None or self._calls.reached(oldest.marks[-1]):
+            return False
+        if lost := self._control.broken_peers():
+            reason = "the connection is broken"
+        elif time.monotonic() - oldest.since_s >= timeout_s:
+            stages = zip(oldest.moves, oldest.marks[1:], strict=True)
+            waits_for = next(moves for moves, mark in stages if not self._calls.reached(mark))
+            lost, reason = sorted({peer for peer, _, _ in waits_for}), f"nothing within {timeout_s:g} s"
+        else:
+            return False
+        self._failure = RankFailed(f"rank {self.rank} lost {' or '.join(f'rank {peer}' for peer in lost)}: {reason}")
+        self._calls.abort()
+        return True
 
     def _stages(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> list[list[End]]:
         """This rank's transfers that carry bytes, stage by stage."""
@@ -144,10 +196,37 @@ class NcclTransport:
         return [stages[number] for number in sorted(stages)]
 
     def _wait_for_oldest(self) -> None:
-        """Waits for the exchange queued first and reports its transfers."""
-        moves, marks, observe = self._queued[0]
-        seconds = [self._calls.seconds(mark) for mark in marks]
+        """Waits for the exchange queued first and reports its transfers. Raises RankFailed if it was aborted."""
+        moves, marks, observe, _ = self._queued[0]
+        try:
+            seconds = [self._calls.seconds(mark) for mark in marks]
+        except RuntimeError as error:
+            raise self._failure or peer_lost(self.rank, None, error) from None
+        if self._failure is not None:
+            raise self._failure
         self._queued.popleft()
-        for stage, start_s, end_s in zip(moves, seconds, seconds[1:], strict=False):
+        for stage, start_s, end_s in zip(moves, seconds[:-1], seconds[1:], strict=True):
             for peer, sent, size in stage:
                 observe(peer, sent, size, start_s, end_s)
+
+
+def nccl_transport(device: str, timeout_s: float) -> NcclTransport:
+    """Makes a transport over new nccl and gloo groups of all ranks. A collective call.
+
+    Args:
+        device: this rank's CUDA device, the current one.
+        timeout_s: seconds to wait for a peer.
+    """
+    group, control = (new_process_group(backend, timeout_s) for backend in ("nccl", "gloo"))
+    return NcclTransport(NcclCalls(group, device), GlooTransport(control), timeout_s)
+
+
+def _watch(of: "weakref.ref[NcclTransport]", timeout_s: float) -> None:
+    """Checks a transport's peers until one is lost or nobody uses the transport."""
+    aborted = False
+    while not aborted:
+        time.sleep(CHECK_S)
+        if (transport := of()) is None:
+            return
+        aborted = transport.check_peers(timeout_s)
+        del transport

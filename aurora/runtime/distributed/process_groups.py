@@ -65,5 +65,10 @@ def device_of(rank_info: RankInfo) -> str:
 
 
 def new_process_group(backend: str, timeout_s: float) -> Any:
-    """Makes a further gloo or nccl group of all ranks. Every rank must make its groups in the same order."""
+    """Makes a further gloo or nccl group of all ranks. Every rank must make its groups in the same order.
+
+    An nccl group's own watchdog ends no process: `NcclTransport` ends the calls that wait for a lost peer, and names it.
+    """
+    if backend == "nccl":
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))

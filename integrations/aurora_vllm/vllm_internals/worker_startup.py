@@ -159,5 +159,7 @@ def _transport(group: Any, cluster: Cluster | None) -> Transport:
     from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
 
     if torch.cuda.is_available():
-        return NcclTransport(NcclCalls(group.device_group, f"cuda:{torch.cuda.current_device()}"), group.cpu_group)
+        return NcclTransport(
+            NcclCalls(group.device_group, f"cuda:{torch.cuda.current_device()}"), GlooTransport(group.cpu_group)
+        )
     return GlooTransport(group.cpu_group, cluster)

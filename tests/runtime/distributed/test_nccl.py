@@ -1,0 +1,338 @@
+"""The NCCL transport on an emulation of NCCL's rules: no deadlock, the order is held, every byte arrives."""
+
+import os
+import threading
+import time
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from aurora.errors import RankFailed
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.schedule_time import timed
+from aurora.runtime.distributed import nccl
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed.nccl import End, NcclTransport
+from aurora.runtime.distributed.process_groups import default_process_group
+from aurora.types import Network, Order, SubChannels
+from tests.runtime.distributed.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator
+
+
+def ignore(*_event):
+    """Observes nothing."""
+
+
+def drawn_bytes(rng, ranks):
+    """Bytes of every pair, of very different sizes, many of them empty."""
+    sizes_GG = rng.integers(1, 1 << rng.integers(1, 12, (ranks, ranks)))
+    sizes_GG[rng.random((ranks, ranks)) < rng.choice([0.0, 0.3, 0.9])] = 0
+    np.fill_diagonal(sizes_GG, 0)
+    return sizes_GG
+
+
+def drawn_order(rng, ranks):
+    """Any order: any sequence, windows, splits and sub-channels."""
+    pairs = [(src, dst) for src in range(ranks) for dst in range(ranks) if src != dst]
+    rows, shares = [], []
+    for pair in pairs:
+        edges = [0.0, *sorted(rng.random(rng.integers(0, 3) if rng.random() < 0.3 else 0).tolist()), 1.0]
+        rows += [pair] * (len(edges) - 1)
+        shares += pairwise(edges)
+    sequence = rng.permutation(len(rows))
+    share_X2 = np.array(shares)[sequence] if len(rows) > len(pairs) else None
+    sub_channels = None
+    if rng.random() < 0.2:
+        out_G, in_G = rng.integers(1, 4, (2, ranks))
+        src_X, dst_X = np.array(rows)[sequence].T
+        sub_channels = SubChannels(rng.integers(1, 1 + np.minimum(out_G[src_X], in_G[dst_X])), out_G, in_G)
+    opened = rng.integers(1, 1 + rng.choice([1, 3, ranks]), 2).tolist()
+    return Order("drawn", np.array(rows)[sequence], *opened, share_X2, sub_channels=sub_channels)
+
+
+def payload(src, dst, size):
+    """What src sends to dst."""
+    return torch.from_numpy(np.random.default_rng((src, dst)).integers(0, 256, size, dtype=np.uint8))
+
+
+def exchange(transports, order, sizes_GG, emulator, observe=ignore):
+    """One exchange of all ranks, and a check that every byte has arrived."""
+    ranks = len(transports)
+    arrived = []
+    for rank, transport in enumerate(transports):
+        sends = [payload(rank, dst, sizes_GG[rank, dst]) for dst in range(ranks)]
+        arrived.append([torch.zeros(size, dtype=torch.uint8) for size in sizes_GG[:, rank].tolist()])
+        transport.exchange(order, sends, arrived[-1], observe)
+    emulator.finish()
+    for rank, transport in enumerate(transports):
+        transport.wait()
+        assert all(torch.equal(into, payload(src, rank, len(into))) for src, into in enumerate(arrived[rank]))
+
+
+def check_held(order, sizes_GG, transfers):
+    """Ports serve their rows in sequence, with no more at once than the order opens; a rank's stages do not overlap."""
+    size_X = np.diff(order.cuts(sizes_GG[*order.pairs_X2.T]), axis=1)[:, 0]
+    rows_of_pair = defaultdict(list)
+    for row in np.flatnonzero(size_X).tolist():
+        rows_of_pair[tuple(order.pairs_X2[row].tolist())].append(row)
+    assert sum(map(len, rows_of_pair.values())) == len(transfers)
+    spans_of_rank, spans_of_port = defaultdict(lambda: defaultdict(list)), defaultdict(list)
+    for one in transfers:
+        row = rows_of_pair[one.src, one.dst].pop(0)
+        assert one.size == size_X[row]
+        for side, rank in enumerate((one.src, one.dst)):
+            spans_of_rank[rank][order.stage_X[row]].append((one.start_s, one.end_s))
+            spans_of_port[rank, side].append((row, one.start_s, one.end_s))
+    for stages in spans_of_rank.values():
+        for before, after in pairwise(sorted(stages)):
+            assert max(end_s for _, end_s in stages[before]) <= min(start_s for start_s, _ in stages[after]) + 1e-9
+    sub_channels = order.sub_channels
+    takes_X = np.ones(len(size_X), np.int64) if sub_channels is None else sub_channels.row_X
+    for (rank, side), spans in spans_of_port.items():
+        opened = (order.sends_open, order.recvs_open)[side]
+        if sub_channels is not None:
+            opened = (sub_channels.out_G, sub_channels.in_G)[side][rank]
+        if takes_X[order.pairs_X2[:, side] == rank].sum() > opened:
+            stage_K = order.stage_X[[row for row, *_ in sorted(spans)]]
+            assert (np.diff(stage_K) >= 0).all()
+        for _, start_s, _ in spans:
+            assert sum(takes_X[row] for row, start, end in spans if start <= start_s + 1e-9 < end) <= opened
+
+
+def check_orders(seeds):
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        ranks = int(rng.integers(2, 17) if seed % 4 == 0 else rng.integers(2, 7))
+        buffered_bytes = int(rng.choice([0, 0, 100]))
+        emulator = NcclEmulator(ranks, lambda src, dst, size: 1.0 + size / 100, buffered_bytes)
+        delays = [partial(rng.uniform, 0.0, late_s) for late_s in rng.choice([0.0, 1.0, 30.0], ranks)]
+        calls = [EmulatedCalls(emulator, rank, delay_s) for rank, delay_s in enumerate(delays)]
+        transports = [NcclTransport(each, None) for each in calls]
+        emulator.finish()
+        for _ in range(2):  # the next exchange does not wait for all ranks
+            order, sizes_GG = drawn_order(rng, ranks), drawn_bytes(rng, ranks)
+            emulator.transfers.clear()
+            exchange(transports, order, sizes_GG, emulator)
+            if not buffered_bytes:
+                check_held(order, sizes_GG, emulator.transfers)
+
+
+def test_any_order_ends_and_is_held():
+    check_orders(range(60))
+
+
+@pytest.mark.slow
+def test_ten_thousand_orders_end_and_are_held():
+    check_orders(range(1000, 6000))
+
+
+@pytest.mark.parametrize("method", ["openshop", "openshop-best", "birkhoff", "aurora-alg1"])
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_a_staged_schedule_is_what_the_rules_give(ranks, method):
+    """The simulator's price of stages, of one partner each way, against the emulation by the same clock."""
+    rng = np.random.default_rng(ranks)
+    sizes_GG = drawn_bytes(rng, ranks)
+    sizes_GG[0, 1] += 100
+    network = Network(rng.uniform(1e5, 1e6, ranks), rng.uniform(1e5, 1e6, ranks), np.full(ranks, 1e-3))
+    order = ORDER[method](sizes_GG, network, rng=rng)
+    emulator = NcclEmulator(ranks, lambda src, dst, size: 0.0)
+    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(ranks)]
+    emulator.finish()
+    emulator.seconds = lambda src, dst, size: 1e-3 + size / network.pair_Bps_GG[src, dst]
+    exchange(transports, order, sizes_GG, emulator)
+    took_s = max(one.end_s for one in emulator.transfers)
+    assert timed(order, sizes_GG, network, staged=True).makespan_s == pytest.approx(took_s, rel=1e-9)
+
+
+def test_transfers_are_observed_with_the_times_of_their_stage():
+    emulator = NcclEmulator(3, lambda src, dst, size: float(size) if size > 1 else 0.0)
+    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(3)]
+    order = Order("by hand", np.array([[0, 1], [2, 0], [0, 2], [1, 0], [1, 2], [2, 1]]))
+    seen = []
+    exchange(transports, order, np.array([[0, 2, 3], [0, 0, 0], [4, 0, 0]]), emulator, lambda *event: seen.append(event))
+    assert sorted(seen) == [
+        (0, False, 2, 0.0, 2.0),
+        (0, False, 3, 4.0, 7.0),
+        (0, True, 4, 0.0, 4.0),
+        (1, True, 2, 0.0, 4.0),  # a stage ends as a whole
+        (2, False, 4, 0.0, 4.0),
+        (2, True, 3, 4.0, 7.0),
+    ]
+
+
+def test_memory_of_times_that_nobody_reads_is_bounded():
+    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
+    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(2)]
+    order, sizes_GG = Order("one", np.array([[0, 1], [1, 0]])), np.array([[0, 3], [0, 0]])
+    for _ in range(200):
+        for rank, transport in enumerate(transports):
+            sends = [torch.zeros(size, dtype=torch.uint8) for size in sizes_GG[rank].tolist()]
+            recvs = [torch.zeros(size, dtype=torch.uint8) for size in sizes_GG[:, rank].tolist()]
+            transport.exchange(order, sends, recvs, ignore)
+        emulator.run()
+    assert max(len(transport._queued) for transport in transports) <= 64
+
+
+def communicator(ranks):
+    """An emulated communicator that all ranks have made."""
+    emulator = NcclEmulator(ranks, lambda src, dst, size: 1.0)
+    for rank in range(ranks):
+        NcclTransport(EmulatedCalls(emulator, rank), None)
+    emulator.finish()
+    return emulator
+
+
+def post(emulator, rank, *groups):
+    """Posts groups of (peer, whether sent, bytes)."""
+    for group in groups:
+        emulator.post(rank, 0.0, [End(peer, sent, torch.zeros(size, dtype=torch.uint8)) for peer, sent, size in group])
+
+
+def test_groups_that_wait_in_a_circle_are_caught():
+    """Each rank first sends to the next, and receives in a later group; in one group, nobody waits."""
+    emulator = communicator(3)
+    for rank in range(3):
+        post(emulator, rank, [((rank + 1) % 3, True, 5)], [((rank - 1) % 3, False, 5)])
+    with pytest.raises(Deadlock, match=r"ranks \[0, 1, 2\] wait"):
+        emulator.finish()
+    emulator = communicator(3)
+    for rank in range(3):
+        post(emulator, rank, [((rank + 1) % 3, True, 5), ((rank - 1) % 3, False, 5)])
+    emulator.finish()
+
+
+def test_groups_that_each_rank_cuts_by_itself_are_caught():
+    """The n-th send and the n-th receive of each rank in one group, instead of the transfers of one stage."""
+    sizes_GG = 5 * (1 - np.eye(4, dtype=np.int64))
+    caught = 0
+    for seed in range(20):
+        pairs_X2 = np.random.default_rng(seed).permutation(np.argwhere(sizes_GG))
+        order = Order("drawn", pairs_X2)
+        emulator = communicator(4)
+        for rank in range(4):
+            sends, recvs = (order.rows_of(rank, sending)[1].tolist() for sending in (True, False))
+            post(emulator, rank, *([(to, True, 5), (of, False, 5)] for to, of in zip(sends, recvs, strict=True)))
+        try:
+            emulator.finish()
+        except Deadlock:
+            caught += 1
+            emulator = NcclEmulator(4, lambda src, dst, size: 1.0)
+            exchange([NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(4)], order, sizes_GG, emulator)
+    assert caught >= 5
+
+
+def test_an_empty_pair_that_one_end_leaves_out_is_caught():
+    emulator = communicator(2)
+    post(emulator, 0, [(1, True, 0)], [(1, True, 5)])
+    post(emulator, 1, [(0, False, 5)])
+    with pytest.raises(Mismatch, match="0 -> 1: 0 bytes are sent, 5 expected"):
+        emulator.finish()
+    emulator = communicator(2)
+    post(emulator, 0, [(1, True, 0)])
+    with pytest.raises(Deadlock, match=r"ranks \[0\] wait"):
+        emulator.finish()
+
+
+def test_two_ranks_with_different_orders_are_caught():
+    emulator = NcclEmulator(3, lambda src, dst, size: 1.0)
+    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(3)]
+    order = Order("one", np.array([[0, 1], [1, 2], [2, 0], [0, 2], [2, 1], [1, 0]]))
+    other = replace(order, pairs_X2=order.pairs_X2[::-1])
+    for rank, transport in enumerate(transports):
+        tensors = [torch.zeros(5, dtype=torch.uint8) for _ in range(3)]
+        transport.exchange(other if rank == 1 else order, tensors, [torch.zeros_like(each) for each in tensors], ignore)
+    with pytest.raises(Deadlock):
+        emulator.finish()
+
+
+def test_a_communicator_that_some_ranks_make_is_caught():
+    """Two of three ranks make the first call, as measuring one link did: the transport makes the communicator before."""
+    emulator = NcclEmulator(3, lambda src, dst, size: 1.0)
+    post(emulator, 0, [(1, True, 5)])
+    post(emulator, 1, [(0, False, 5)])
+    with pytest.raises(Deadlock, match=r"ranks \[0, 1\] make a communicator of 3 ranks"):
+        emulator.finish()
+    emulator = communicator(3)
+    post(emulator, 0, [(1, True, 5)])
+    post(emulator, 1, [(0, False, 5)])
+    emulator.finish()
+
+
+class StuckCalls:
+    """GroupedCalls of which the first `done` end, and the others wait until they are aborted, as NCCL's do for a lost peer."""
+
+    device = "cpu"
+
+    def __init__(self, rank, ranks, done):
+        self.rank, self.ranks, self.posted, self.done = rank, ranks, 0, done
+        self.aborted = threading.Event()
+
+    def post(self, ends):
+        if self.aborted.is_set():
+            raise RuntimeError("NCCL communicator was aborted")
+        self.posted += 1
+
+    def mark(self):
+        return self.posted
+
+    def reached(self, mark):
+        return mark <= self.done
+
+    def seconds(self, mark):
+        assert self.reached(mark) or self.aborted.wait(60)
+        return 0.0
+
+    def abort(self):
+        self.aborted.set()
+
+
+class Control:
+    """A control group of which no connection is broken."""
+
+    def broken_peers(self):
+        return []
+
+
+def test_a_peer_that_hangs_is_named_after_the_time_out(monkeypatch):
+    """The second of three stages waits, for rank 2; the calls are aborted, and nobody waits any longer."""
+    monkeypatch.setattr(nccl, "CHECK_S", 0.01)
+    calls = StuckCalls(0, 3, done=2)  # the first is the communicator's
+    transport = NcclTransport(calls, Control(), timeout_s=0.1)
+    order = Order("by hand", np.array([[0, 1], [1, 0], [0, 2], [2, 0], [1, 2], [2, 1]]))
+    tensors = [torch.zeros(1)] * 3
+    transport.exchange(order, tensors, tensors, ignore)
+    for again in (transport.wait, transport.wait, lambda: transport.exchange(order, tensors, tensors, ignore)):
+        with pytest.raises(RankFailed, match=r"rank 0 lost rank 2: nothing within 0\.1 s"):
+            again()
+
+
+def lose_a_peer(rank_info, folder):
+    """Rank 1 of 3 dies while the others' NCCL calls wait for it."""
+    nccl.CHECK_S = 0.01
+    with default_process_group(rank_info):
+        transport = NcclTransport(StuckCalls(rank_info.rank, 3, done=1), GlooTransport(), timeout_s=300.0)
+        transport.gather(torch.zeros(1))
+        order = ORDER["openshop"](1 - np.eye(3, dtype=np.int64), Network.equal(3), rng=np.random.default_rng(0))
+        if rank_info.rank == 1:
+            os._exit(3)
+        transport.exchange(order, [torch.zeros(1)] * 3, [torch.zeros(1)] * 3, ignore)
+        began_s = time.monotonic()
+        with pytest.raises(RankFailed) as lost:
+            transport.wait()
+        (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - began_s:.1f} {lost.value}")
+        while len(list(folder.iterdir())) < 2:
+            time.sleep(0.01)
+
+
+def test_a_peer_that_dies_is_named_at_once(tmp_path):
+    with pytest.raises(RankFailed, match="rank 1 of 3 died"):
+        launch(lose_a_peer, 3, tmp_path, timeout_s=60)
+    for rank in (0, 2):
+        seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
+        assert said == f"rank {rank} lost rank 1: the connection is broken"
+        assert float(seconds) < 60
