@@ -17,6 +17,7 @@ from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.types import Plan, Profile, RunOptions, Trace
 
 if TYPE_CHECKING:
+    from aurora.runtime.order_watch import OrdersUsed
     from aurora.runtime.result import MembershipChange, RunResult
 
 DEFAULTS = RunOptions()
@@ -198,6 +199,7 @@ def _show(
         "transport": result.transport,
         "models": rates,
         "orders": None if result.calibration is None else str(result.calibration),
+        "orders_used": [asdict(used) for used in result.orders_M],
         "comparison": comparison_json(compared),
         "changes": [asdict(change) for change in result.changes],
         "gpus": busy,
@@ -210,13 +212,22 @@ def _show(
         summary_table(summary, bounded=result.transport == "shaped", most=most),
         None if compared is None else comparison_table(compared),
         None if result.conditions is None else network_line(result.conditions.cluster),
-        None if result.calibration is None else f"orders: {result.calibration}",
+        None if result.calibration is None else f"orders before serving: {result.calibration}",
+        *_orders_used(plan, result.orders_M),
         *(f"{r['model']}: {r['requests']} requests, {r['tokens_per_s']:.1f} tokens/s over {result.transport}" for r in rates),
         *map(_told, result.changes),
         *busy,
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
     )
+
+
+def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:
+    """For each model a line with its exchanges by order, and one for each change-over."""
+    for index, used in enumerate(orders_M):
+        counts = sorted(used.exchanges.items(), key=lambda each: -each[1])
+        yield f"{plan.models[index].model}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
+        yield from (f"order changed over: {change}" for change in used.changes)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def serve_elastic_rank(
             worker.rewind()
     seconds = time.perf_counter() - began_s
     name = "shaped" if options.transport == "shaped" else "gloo"
-    channel.send_result(RankResult([worker.answers for worker in workers], seconds, recorder.rows, name, None, [], None))
+    channel.send_result(RankResult([worker.answers for worker in workers], seconds, recorder.rows, name, None, [], [], None))
 
 
 def _send_tokens(channel: ControlChannel, model: int, tokens: Sequence[Token]) -> None:

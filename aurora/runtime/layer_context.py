@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.transport import Transport
-from aurora.runtime.order_calibration import OrderCalibration
+from aurora.runtime.distributed.transport import Observe, Transport
+from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.types import Exchange
@@ -22,7 +22,7 @@ class LayerContext:
         transport: carries tensors between the model's ranks.
         arbiter: the model's access to this rank's GPU and port.
         recorder: records the model's phases on this rank.
-        calibration: chooses the fastest order for each size in place of the planned one; None: the planned orders are used.
+        watch: chooses the fastest order of each exchange in place of the planned one; None: the planned orders are used.
 
     Attributes:
         mask: (N,) bool, which tokens of the current step need experts; None: all.
@@ -37,15 +37,18 @@ class LayerContext:
         transport: Transport,
         arbiter: PortArbiter,
         recorder: PhaseRecorder,
-        calibration: OrderCalibration | None = None,
+        watch: OrderWatch | None = None,
     ) -> None:
         self.model, self.transport, self.recorder = model, transport, recorder
         self.mask: torch.Tensor | None = None
         self.preemptive = False
         self.busy_since: float | None = None
         self.waiting_since: float | None = None
-        self._arbiter, self._calibration = arbiter, calibration
-        self._layer_rows = 0  # of all ranks; for the calibration
+        self._arbiter, self._watch = arbiter, watch
+        # For the watch:
+        self._layer_rows = 0  # of all ranks
+        self._gathered: object = None  # mark after the last gather
+        self._exchanged: list[tuple[object, object, int, int]] = []  # since then: start and end marks, bytes sent and received
         self._compute_start: object = None
 
     def any_active(self, active: bool) -> bool:
@@ -93,10 +96,22 @@ class LayerContext:
         """Gathers the row counts of all ranks: (R, *counts.shape) int64 on the CPU. A collective call."""
         start = self.recorder.mark()
         with self._waiting(f"layer {layer}, counts"):
-            gathered = self.transport.gather(counts)
-        if self._calibration is not None:
-            self._layer_rows = int(gathered.sum())
+            gathered = self.transport.gather(counts) if self._watch is None else self._gather_watched(counts, self._watch)
         self.recorder.phase("counts", layer, start)
+        return gathered
+
+    def _gather_watched(self, counts: torch.Tensor, watch: OrderWatch) -> torch.Tensor:
+        """Gathers counts, and behind them what the watch asks of all ranks."""
+        counts = counts.cpu()  # from here on no mark has to be waited for
+        for start, end, out_bytes, in_bytes in self._exchanged:
+            start_s, end_s, gathered_s = map(self.recorder.seconds, (start, end, self._gathered))
+            watch.took(start_s - gathered_s, end_s - gathered_s, out_bytes, in_bytes)
+        self._exchanged.clear()
+        rows = self.transport.gather(torch.cat([counts.flatten(), watch.report()]))
+        self._gathered = self.recorder.mark()
+        watch.gathered(rows[:, counts.numel() :].numpy())
+        gathered = rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
+        self._layer_rows = int(gathered.sum())
         return gathered
 
     def exchange(self, layer: int, op: Exchange, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
@@ -105,16 +120,28 @@ class LayerContext:
         Raises:
             RankFailed: if a peer is lost; the message names model, layer and phase.
         """
-        order = op.order
 
         def observe(peer: int, sent: bool, size: int, start_s: float, end_s: float) -> None:
             self.recorder.transfer(op.phase, layer, peer, sent, size, start_s, end_s)
 
-        if self._calibration is not None:
-            rank_bytes = self._layer_rows / self.transport.ranks * sends[0].shape[1] * sends[0].element_size()
-            order = self._calibration.order(order, rank_bytes)
         with self._arbiter.exchange(op.hold_port), self._waiting(f"layer {layer}, {op.phase}"):
-            self.transport.exchange(order, sends, recvs, observe)
+            if self._watch is None:
+                self.transport.exchange(op.order, sends, recvs, observe)
+            else:
+                self._exchange_watched(op, sends, recvs, observe, self._watch)
+
+    def _exchange_watched(
+        self, op: Exchange, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe, watch: OrderWatch
+    ) -> None:
+        """Exchanges in the order that the watch chooses, and notes for it what that took."""
+        rank = self.transport.rank
+        row_bytes = sends[0].shape[1] * sends[0].element_size()
+        order = watch.order(op.order, op.phase, self._layer_rows * row_bytes / self.transport.ranks)
+        start = self.recorder.mark()
+        self.transport.exchange(order, sends, recvs, observe)
+        end = self.recorder.mark()
+        out_bytes, in_bytes = (sum(map(len, each)) - len(each[rank]) for each in (sends, recvs))
+        self._exchanged.append((start, end, out_bytes * row_bytes, in_bytes * row_bytes))
 
     def leave(self) -> None:
         """Gives up the port and completes the trace; call when the model has finished on this rank."""

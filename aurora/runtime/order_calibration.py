@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,11 +13,11 @@ from aurora.types import Cluster, Order, Plan
 from aurora.types.arrays import FloatArray, IntArray
 
 UNORDERED = ("all-at-once", "paced")
+COLLECTIVE = "all_to_all_single"  # torch's own
 SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes that a rank sends on average
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 9  # of each shape
 REPETITIONS_S = 0.2  # time for them: small sizes are repeated more often
 LONG_S = 0.1  # larger sizes are not tried once one takes this long
-STEPS = 4  # entries of the lookup table per factor of two in size
 MAX_NOISE = 0.03  # a slower planned order is kept within this much noise
 SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
     lambda n, rng: np.ones((n, n)),
@@ -32,37 +31,41 @@ class OrderCalibration:
     """Measured seconds of an all-to-all by size and method."""
 
     sizes_C: IntArray  # (C,) bytes per rank
-    methods: tuple[str, ...]  # W names of orders; the last is the plan's
+    methods: tuple[str, ...]  # W ways to exchange: names of orders, COLLECTIVE; the last is the plan's method
     seconds_CW: FloatArray  # (C, W) median seconds, summed over SHAPES
     noise_CW: FloatArray  # (C, W) standard error of seconds_CW, as a share of it
-    orders: Mapping[str, Order]  # maps each method but the plan's to its order
+    orders: Mapping[str, Order | None]  # maps each method but the plan's to its order, COLLECTIVE to None
+
+    def seconds_W(self, rank_bytes: float) -> FloatArray:
+        """Returns (W,) the seconds of each method for bytes that a rank sends on average.
+
+        Between measured sizes they go by their logarithms; outside of them the nearest size counts.
+        """
+        return np.exp(self._at(rank_bytes, np.log(self.seconds_CW))) / len(SHAPES)
 
     def method(self, rank_bytes: float) -> str:
-        """Returns the fastest method for bytes that a rank sends on average, between measured sizes by their logarithms.
+        """Returns the fastest method for bytes that a rank sends on average.
 
         The plan's method is returned unless another one is faster by more than the noise, of which at most MAX_NOISE counts.
         """
-        step = int(STEPS * math.log2(max(rank_bytes, 1.0)))
-        return self._method_by_step[min(step, len(self._method_by_step) - 1)]
+        log_W, noise_W = np.log(self.seconds_W(rank_bytes)), self._at(rank_bytes, self.noise_CW)
+        best = int(log_W.argmin())
+        noise = min(float(np.hypot(noise_W[best], noise_W[-1])), MAX_NOISE)
+        return self.methods[-1 if log_W[-1] <= log_W[best] + noise else best]
 
-    @cached_property
-    def _method_by_step(self) -> list[str]:
-        tried_C = np.log2(self.sizes_C)
-        step_X = np.arange(int(STEPS * tried_C[-1]) + 2) / STEPS
-        log_XW, noise_XW = (
-            np.stack([np.interp(step_X, tried_C, column) for column in table_CW.T], axis=1)
-            for table_CW in (np.log(self.seconds_CW), self.noise_CW)
-        )
-        methods = []
-        for log_W, noise_W in zip(log_XW, noise_XW, strict=True):
-            best = int(log_W.argmin())
-            noise = min(float(np.hypot(noise_W[best], noise_W[-1])), MAX_NOISE)
-            methods.append(self.methods[-1 if log_W[-1] <= log_W[best] + noise else best])
-        return methods
+    def order(self, planned: Order, method: str) -> Order | None:
+        """Returns the order of a method, where the plan has `planned`; None: torch's own collective."""
+        return self.orders.get(method, planned)
 
-    def order(self, planned: Order, rank_bytes: float) -> Order:
-        """Returns the order to use in place of the planned one. All ranks must give the same size."""
-        return self.orders.get(self.method(rank_bytes), planned)
+    @property
+    def startup_s(self) -> float:
+        """Seconds of an all-to-all of the smallest size, by the fastest method."""
+        return float(self.seconds_CW[0].min()) / len(SHAPES)
+
+    def _at(self, rank_bytes: float, table_CW: FloatArray) -> FloatArray:
+        """(W,) the row of a table at a size."""
+        size, tried_C = math.log2(max(rank_bytes, 1.0)), np.log2(self.sizes_C)
+        return np.array([np.interp(size, tried_C, column) for column in table_CW.T])
 
     def __str__(self) -> str:
         rows = []
@@ -79,25 +82,29 @@ def planned_method(plan: Plan) -> str:
 
 
 def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCalibration:
-    """Times UNORDERED and the planned method on drawn traffic. A collective call: all ranks make it and get the same result.
+    """Times UNORDERED, COLLECTIVE where the transport has it, and the planned method on drawn traffic.
 
-    Methods alternate. The first round is not counted; it tells how many rounds fit into REPETITIONS_S. An exchange counts with
-    the seconds of its slowest rank.
+    A collective call: all ranks make it and get the same result. Methods alternate. The first round is not counted; it tells
+    how many rounds fit into REPETITIONS_S. An exchange counts with the seconds of its slowest rank.
     """
     from aurora.planner.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
 
     ranks, rng = transport.ranks, np.random.default_rng(0)
-    methods = (*(method for method in UNORDERED if method != planned), planned)
+    others = (*UNORDERED, COLLECTIVE) if transport.has_collective else UNORDERED
+    methods = (*(method for method in others if method != planned), planned)
     seconds_CW: list[FloatArray] = []
     noise_CW: list[FloatArray] = []
-    orders: dict[str, Order] = {}
+    orders: dict[str, Order | None] = {}
     for size in SIZES:
         seconds_W, variance_W = np.zeros(len(methods)), np.zeros(len(methods))
         for shape in SHAPES:
             shape_GG = shape(ranks, rng)
             np.fill_diagonal(shape_GG, 0.0)
             bytes_GG = np.round(shape_GG * (size * ranks / max(shape_GG.sum(), 1.0))).astype(np.int64)
-            orders = {method: ORDER[method](bytes_GG, cluster.network, rng=rng) for method in methods}
+            orders = {
+                method: None if method == COLLECTIVE else ORDER[method](bytes_GG, cluster.network, rng=rng)
+                for method in methods
+            }
             took_TW = _took_TW(transport, list(orders.values()), bytes_GG)
             median_W = np.median(took_TW, axis=0)
             seconds_W += median_W
@@ -111,11 +118,13 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCali
     return OrderCalibration(np.array(SIZES[: len(seconds_CW)]), methods, np.stack(seconds_CW), np.stack(noise_CW), orders)
 
 
-def _took_TW(transport: Transport, orders_W: list[Order], bytes_GG: IntArray) -> FloatArray:
+def _took_TW(transport: Transport, orders_W: list[Order | None], bytes_GG: IntArray) -> FloatArray:
     """(T, W) seconds of T repetitions of each order, on the slowest rank."""
     rank = transport.rank
-    sends = [torch.zeros(size, dtype=torch.uint8) for size in bytes_GG[rank].tolist()]
-    recvs = [torch.zeros(size, dtype=torch.uint8) for size in bytes_GG[:, rank].tolist()]
+    sends, recvs = (
+        torch.zeros(sum(sizes), dtype=torch.uint8).split_with_sizes(sizes)
+        for sizes in (bytes_GG[rank].tolist(), bytes_GG[:, rank].tolist())
+    )
 
     def slowest_TW(rounds: int) -> FloatArray:
         took_TW = torch.zeros(rounds, len(orders_W), dtype=torch.float64)

@@ -47,6 +47,10 @@ class PhaseRecorder:
         """Marks the present moment. Returns the mark, to be given to `phase`."""
         return self._timer.mark()
 
+    def seconds(self, mark: object) -> float:
+        """Returns when a mark was made, in seconds since the run began; waits for the GPU's work before it."""
+        return self._timer.seconds(mark)
+
     def phase(self, phase: str, layer: int, start: object) -> None:
         """Records a phase of the current step that ends now.
 

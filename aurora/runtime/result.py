@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.runtime.order_calibration import OrderCalibration
+from aurora.runtime.order_watch import OrdersUsed
 from aurora.types import Cluster, Profile, TokenRouting, Trace, TraceRecorder
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.trace import Row
@@ -118,7 +119,8 @@ class RunResult:
         seconds: serving time of the whole run.
         trace: the measured trace.
         transport: name of the transport.
-        calibration: which order was used at which size; None unless it was measured.
+        calibration: which order was the fastest at which size before serving; None unless it was measured.
+        orders_M: which orders each model's exchanges used; empty unless `calibration` was measured.
         conditions: what a prediction of the run needs; None unless `options.predictable`.
         changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
@@ -129,6 +131,7 @@ class RunResult:
     trace: Trace
     transport: str
     calibration: OrderCalibration | None = None
+    orders_M: tuple[OrdersUsed, ...] = ()
     conditions: RunConditions | None = None
     changes: tuple[MembershipChange, ...] = ()
     failure: str | None = None
@@ -155,6 +158,7 @@ class RankResult:
     rows: list[Row]
     transport: str
     calibration: OrderCalibration | None
+    orders_M: list[OrdersUsed]
     routing_M: list[Routing]
     network: Cluster | None
 
@@ -173,7 +177,7 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
         routing_MR = zip(*(result.routing_M for result in results), strict=True)
         conditions = RunConditions(tuple(_merge_routing(routing_R) for routing_R in routing_MR), first.network)
     trace = measured_trace(results, names_M, len(results))
-    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, conditions)
+    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, tuple(first.orders_M), conditions)
 
 
 def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> Trace:

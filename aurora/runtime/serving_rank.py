@@ -23,6 +23,7 @@ from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.network_measurement import measured_network
 from aurora.runtime.order_calibration import calibrate, planned_method
+from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
@@ -100,8 +101,10 @@ def serve_rank(
         recorders = [
             PhaseRecorder(recorder, rank_info.rank, index, began_s, on_gpu, options.predictable) for index in range(len(models))
         ]
-        shared = zip(transports, arbiters, recorders, strict=True)
-        contexts = [LayerContext(index, *own, calibration) for index, own in enumerate(shared)]
+        gpu, logs = plan.cluster.gpus[rank_info.rank], rank_info.rank == 0
+        watches = [None if calibration is None else OrderWatch(calibration, model, gpu, logs) for model in program.names_M]
+        shared = zip(transports, arbiters, recorders, watches, strict=True)
+        contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
         workers = [ModelWorker(model, options) for model in models]
         for worker, context, prompts in zip(workers, contexts, prompts_M, strict=True):
             worker.perform(program, context)
@@ -115,7 +118,8 @@ def serve_rank(
         kept = zip(recorders, models, strict=True) if options.predictable else ()
         routing_M = [phases.routing(len(model.layers)) for phases, model in kept]
         answers_M = [worker.answers for worker in workers]
-        share = RankResult(answers_M, seconds, recorder.rows, name, calibration, routing_M, network)
+        orders_M = [watch.used for watch in watches if watch is not None]
+        share = RankResult(answers_M, seconds, recorder.rows, name, calibration, orders_M, routing_M, network)
         if rank_info.launched:
             return [share]
         gathered: list[Any] | None = [None] * rank_info.ranks if rank_info.rank == 0 else None

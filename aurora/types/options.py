@@ -208,7 +208,7 @@ class RunOptions:
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
-        order: "plan": the planned orders; "auto": the fastest by message size, measured before serving.
+        order: "plan": the planned orders; "auto": the fastest by message size, measured before and while serving.
         predictable: return the run's routing and measured network, from which it can be simulated.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
         colocate: with interleave "processes": a name, the same for all processes that share these GPUs.

@@ -60,13 +60,15 @@ class TimeSlicedTransport:
 
     def __init__(self, transport: Transport, arbiter: PortArbiter) -> None:
         self._transport, self._arbiter = transport, arbiter
-        self.rank, self.ranks = transport.rank, transport.ranks
+        self.rank, self.ranks, self.has_collective = transport.rank, transport.ranks, transport.has_collective
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """Gathers every rank's small tensor, without the port; see `Transport.gather`."""
         return self._transport.gather(row)
 
-    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
+    def exchange(
+        self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
         """Performs one all-to-all once the port is granted; see `Transport.exchange`."""
         with self._arbiter.exchange():
             self._transport.exchange(order, sends, recvs, observe)

@@ -13,7 +13,7 @@ from aurora.planner.make_plan import make_plan
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.order_calibration import MAX_NOISE, STEPS, OrderCalibration, calibrate, planned_method
+from aurora.runtime.order_calibration import MAX_NOISE, OrderCalibration, calibrate, planned_method
 from aurora.types import Curve, Network, PlanOptions, Profile, RunOptions
 from tests.conftest import cluster
 
@@ -31,11 +31,13 @@ def made_calibration(seconds, noise=0.0):
 def test_the_fastest_at_every_size():
     """At once and paced cross half method between the first two sizes, in logarithms; outside of them the nearest counts."""
     calibration = made_calibration([[1.0, 4.0, 5.0], [4.0, 1.0, 5.0], [5.0, 5.0, 4.0]])
-    for rank_bytes, method in ((0, "all-at-once"), (100, "all-at-once"), (330, "all-at-once"), (480, "paced"), (1600, "paced")):
+    for rank_bytes, method in ((0, "all-at-once"), (100, "all-at-once"), (399, "all-at-once"), (401, "paced"), (1600, "paced")):
         assert calibration.method(rank_bytes) == method
-        assert calibration.order(MADE["birkhoff"], rank_bytes) is MADE[method]
+        assert calibration.order(MADE["birkhoff"], method) is MADE[method]
     assert calibration.method(100 * 256) == calibration.method(1e12) == "birkhoff"
-    assert calibration.order(MADE["birkhoff"], 1e12) is MADE["birkhoff"]
+    assert calibration.order(MADE["birkhoff"], "birkhoff") is MADE["birkhoff"]
+    assert calibration.seconds_W(400) == pytest.approx(np.array([2.0, 2.0, 5.0]) / len(measuring.SHAPES))
+    assert calibration.startup_s == pytest.approx(1.0 / len(measuring.SHAPES))
     assert str(calibration).startswith(
         "0.0001 MB a rank: all-at-once (all-at-once 1e+03 ms, paced 4e+03 ms, birkhoff 5e+03 ms); "
     )
@@ -43,10 +45,9 @@ def test_the_fastest_at_every_size():
 
 @given(st.lists(st.tuples(*[st.floats(0.5, 2.0)] * 3), min_size=1, max_size=4), st.floats(0.0, 0.1), st.floats(1.0, 1e9))
 def test_what_is_chosen_is_the_fastest_but_for_noise(seconds, noise, rank_bytes):
-    """Of what straight lines say at the size's step; the plan's own order alone may be slower, and by no more than noise."""
+    """Of what straight lines say at the size; the plan's own order alone may be slower, and by no more than noise."""
     calibration = made_calibration(seconds, noise)
-    step = int(STEPS * math.log2(rank_bytes)) / STEPS
-    at = np.clip(step, *np.log2(calibration.sizes_C[[0, -1]]))
+    at = np.clip(math.log2(rank_bytes), *np.log2(calibration.sizes_C[[0, -1]]))
     says = [np.exp(np.interp(at, np.log2(calibration.sizes_C), np.log(column))) for column in calibration.seconds_CW.T]
     method = calibration.methods.index(calibration.method(rank_bytes))
     allowed = math.exp(min(noise * math.sqrt(2), MAX_NOISE)) if method == 2 else 1.0

@@ -374,7 +374,11 @@ def test_the_order_may_be_chosen_by_measurement(mixtral, transport, monkeypatch)
     plan = plan_for([mixtral], 2, PlanOptions("random", "random", "random", "spread-out", seed=3))
     result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], transport=transport, order="auto")
     assert found == []
-    assert result.calibration.methods == ("all-at-once", "paced", "spread-out")
+    collective = ("all_to_all_single",) if transport == "gloo" else ()
+    assert result.calibration.methods == ("all-at-once", "paced", *collective, "spread-out")
+    (used,) = result.orders_M
+    layers = len(plan.models[0].dispatch_L)
+    assert sum(used.exchanges.values()) == 2 * layers * (1 + result.trace.step_X.max())
     assert (result.calibration.seconds_CW > 0).all()
     assert "MB a rank: " in str(result.calibration)
 

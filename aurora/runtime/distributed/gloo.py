@@ -1,6 +1,8 @@
 """gloo transport: TCP between processes, on any machine."""
 
 import os
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from aurora.runtime.distributed.ordered import Message, OrderedTransport, Work
-from aurora.runtime.distributed.transport import peer_lost
-from aurora.types import Cluster
+from aurora.runtime.distributed.transport import Observe, joined, peer_lost
+from aurora.types import Cluster, Order
 
 PROBE = 2**31 - 1  # a tag that no message has
 
@@ -21,6 +23,8 @@ class GlooTransport(OrderedTransport):
     A message waits at its sender until the receiver's request has come, over the same connection. Its size is its tag: if both
     ends do not agree on the size, the message never matches and ends by the time-out.
     """
+
+    has_collective = True
 
     def __init__(self, group: Any = None, cluster: Cluster | None = None) -> None:
         self._group: Any = dist.distributed_c10d._get_default_group() if group is None else group
@@ -34,12 +38,36 @@ class GlooTransport(OrderedTransport):
         # One collective in which every rank sends the same to all: only gloo's threads wait there.
         sent = row.expand(self.ranks, *row.shape).contiguous()
         rows = torch.empty_like(sent)
+        self._alltoall(rows, sent, [], [])
+        return rows
+
+    def exchange(
+        self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
+        """Performs one all-to-all in `order`; see `Transport.exchange`."""
+        if order is not None:
+            super().exchange(order, sends, recvs, observe)
+            return
+        assert self.has_collective
+        (out, out_bytes), (into, in_bytes) = ((joined(each), [tensor.nbytes for tensor in each]) for each in (sends, recvs))
+        began_s = time.perf_counter()
+        self._alltoall(into, out, in_bytes, out_bytes)
+        ended_s = time.perf_counter()
+        for tensor, part in zip(recvs, into.split_with_sizes(in_bytes), strict=True):
+            if part.data_ptr() != tensor.data_ptr():  # the tensors lie apart
+                tensor.view(-1).view(torch.uint8).copy_(part)
+        for peer in range(self.ranks):
+            for size, sent in ((out_bytes[peer], True), (in_bytes[peer], False)):
+                if size and peer != self.rank:
+                    observe(peer, sent, size, began_s, ended_s)
+
+    def _alltoall(self, into: torch.Tensor, out: torch.Tensor, in_sizes: list[int], out_sizes: list[int]) -> None:
+        """gloo's own all-to-all; without sizes all parts are equal. A collective that fails does not name the lost peer."""
         try:
-            self._group.alltoall_base(rows, sent, [], []).wait()
+            self._group.alltoall_base(into, out, in_sizes, out_sizes).wait()
         except RuntimeError as error:
             broken = self.broken_peers()
             raise peer_lost(self.rank, broken[0] if len(broken) == 1 else None, error) from None
-        return rows
 
     def broken_peers(self) -> list[int]:
         """Returns the peers whose connections are broken: a collective that fails does not name them."""

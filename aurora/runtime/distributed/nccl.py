@@ -127,6 +127,8 @@ class NcclTransport:
         timeout_s: seconds that an exchange may take; None: the group's own time-out is all there is.
     """
 
+    has_collective = False  # a single stage is NCCL's own all-to-all
+
     def __init__(self, calls: GroupedCalls, control: GlooTransport | None, timeout_s: float | None = None) -> None:
         self.rank, self.ranks = calls.rank, calls.ranks
         self._calls, self._control = calls, control
@@ -147,8 +149,11 @@ class NcclTransport:
         self.wait()
         return self._control.gather(row.cpu())
 
-    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
+    def exchange(
+        self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
         """Queues one all-to-all in `order`; see `Transport.exchange`."""
+        assert order is not None, "it has no all-to-all of its own"
         stages = self._stages(order, sends, recvs)
         if not stages:
             return

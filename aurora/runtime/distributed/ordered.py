@@ -97,6 +97,7 @@ class OrderedTransport(ABC):
     """
 
     cuts_rows = True  # whether rows are cut where one partner at a time is served
+    has_collective = False
 
     def __init__(self, rank: int, ranks: int, cluster: Cluster | None = None) -> None:
         self.rank, self.ranks = rank, ranks
@@ -123,8 +124,11 @@ class OrderedTransport(ABC):
         self._wait_for(posted, False, False, lambda *_: None)
         return rows
 
-    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
+    def exchange(
+        self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
         """Performs one all-to-all in `order`; see `Transport.exchange`."""
+        assert order is not None, "it has no all-to-all of its own"
         if order.paced or order.sub_channels is not None:
             self._exchange_paced(order, sends, recvs, observe)
             return

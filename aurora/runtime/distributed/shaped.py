@@ -54,6 +54,7 @@ class ShapedTransport(GlooTransport):
     """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks."""
 
     cuts_rows = False  # a request takes no time here
+    has_collective = False  # it would not keep to the rates
 
     def __init__(self, group: Any, port: Port) -> None:
         super().__init__(group, port.cluster)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +45,18 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
     return [each for each in found if each[2].numel()]
 
 
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns contiguous tensors as one of bytes: a view if they lie one after the other, as splits do, or a copy."""
+    flats = [tensor.view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+    if not flats:
+        return torch.empty(0, dtype=torch.uint8)
+    storage = flats[0].untyped_storage().data_ptr()
+    for before, after in pairwise(flats):
+        if before.data_ptr() + before.nbytes != after.data_ptr() or after.untyped_storage().data_ptr() != storage:
+            return torch.cat(flats)
+    return flats[0].as_strided((sum(flat.nbytes for flat in flats),), (1,))
+
+
 class ThreadWork:
     """Handle of work that runs in another thread, like torch's Work."""
 
@@ -69,20 +82,24 @@ class Transport(Protocol):
 
     rank: int
     ranks: int
+    has_collective: bool  # whether `exchange` can use the back end's own all-to-all
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """Gathers every rank's small tensor `row`, all of one shape and type. Returns (ranks, *row.shape) on the CPU."""
 
-    def exchange(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe) -> None:
+    def exchange(
+        self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
         """Performs one all-to-all in `order`.
 
         Returns when this rank's transfers are done; on a GPU when they are queued on the current stream, see `wait`.
 
-        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel, and a
-        rank's tensors to and from itself are not touched.
+        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel. A
+        rank's tensors to and from itself are not touched, but by the back end's own all-to-all, which copies them.
 
         Args:
-            order: which pairs travel when; a transport keeps to it as well as its network allows.
+            order: which pairs travel when; a transport keeps to it as well as its network allows. None: the back end's own
+                all-to-all, only where `has_collective`.
             sends: for each rank, the contiguous tensor to send to it.
             recvs: for each rank, the contiguous tensor to fill with what it sends.
             observe: called for each transfer of this rank, in any thread, at the latest in `wait` or the next `gather`; a

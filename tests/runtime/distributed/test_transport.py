@@ -76,6 +76,37 @@ def test_everything_arrives_in_every_order(ranks, shaped, method):
         assert all(start <= end for *_, start, end in seen)
 
 
+def collective(rank_info, sizes):
+    """torch's own collective on parts of one tensor, and on tensors that lie apart. Gives its events."""
+    rank, events = rank_info.rank, []
+    out_sizes, in_sizes = sizes[rank], [row[rank] for row in sizes]
+    expected = [payload(src, rank, size) for src, size in enumerate(in_sizes)]
+    with default_process_group(rank_info), torch.inference_mode():
+        transport = GlooTransport()
+        assert transport.has_collective
+        for split in (True, False):
+            sends = [payload(rank, dst, size) for dst, size in enumerate(out_sizes)]
+            recvs = list(torch.full((sum(in_sizes),), -1.0).split_with_sizes(in_sizes))
+            if split:
+                sends = torch.cat(sends).split_with_sizes(out_sizes)
+            else:
+                recvs = [each.clone() for each in recvs]
+            transport.exchange(None, sends, recvs, lambda *event: events.append(event))
+            assert all(torch.equal(*pair) for pair in zip(recvs, expected, strict=True))
+    return events
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_everything_arrives_by_torchs_own_collective(ranks):
+    sizes = np.random.default_rng(ranks).integers(0, 3000, (ranks, ranks))
+    sizes[0, -1] = 0
+    for rank, seen in enumerate(launch(collective, ranks, sizes.tolist(), timeout_s=60)):
+        expected = [(p, True, sizes[rank, p] * 4) for p in range(ranks) if p != rank and sizes[rank, p]]
+        expected += [(p, False, sizes[p, rank] * 4) for p in range(ranks) if p != rank and sizes[p, rank]]
+        assert sorted(event[:3] for event in seen) == sorted(2 * expected)
+        assert all(start <= end for *_, start, end in seen)
+
+
 def shaped_seconds(rank_info, method):
     """Wall time of one exchange of 3 x 40 kB a rank through ports of 1 MB/s, from the first start to the last end."""
     sizes = 40_000 * (1 - np.eye(4, dtype=int))
@@ -96,7 +127,7 @@ def test_shaped_ports_are_never_faster_than_their_rate(method):
     assert min(launch(shaped_seconds, 4, method, timeout_s=60)) >= 0.12 - 2 * CHUNK_S - LATE_S
 
 
-def lose_a_peer(rank_info):
+def lose_a_peer(rank_info, method):
     import os
     import time
 
@@ -106,7 +137,8 @@ def lose_a_peer(rank_info):
         if rank_info.rank == 1:
             os._exit(3)
         time.sleep(0.2)
-        order = ORDER["openshop"](np.ones((2, 2), dtype=int) - np.eye(2, dtype=int), Network.equal(2), rng=None)
+        pair_GG = np.ones((2, 2), dtype=int) - np.eye(2, dtype=int)
+        order = ORDER[method](pair_GG, Network.equal(2), rng=None) if method else None
         big = [torch.zeros(10), torch.zeros(10)]
         try:
             transport.exchange(order, big, [t.clone() for t in big], lambda *_: None)
@@ -115,9 +147,10 @@ def lose_a_peer(rank_info):
             raise
 
 
-def test_a_lost_peer_ends_the_exchange():
+@pytest.mark.parametrize("method", ["openshop", None])
+def test_a_lost_peer_ends_the_exchange(method):
     with pytest.raises(RankFailed, match=r"rank 1 of 2 died \(exit code 3\)"):
-        launch(lose_a_peer, 2, timeout_s=60)
+        launch(lose_a_peer, 2, method, timeout_s=60)
 
 
 def miss_a_peer(rank_info, folder):

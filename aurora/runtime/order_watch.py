@@ -1,0 +1,118 @@
+"""Order watch: chooses the order of every exchange by what exchanges take while serving, alike on all ranks."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from aurora.runtime.order_calibration import OrderCalibration
+from aurora.runtime.order_trials import OrderTrials
+from aurora.types import Gpu, Order
+from aurora.types.arrays import IntArray
+
+REPORTED = 2  # exchanges between two gathers at most: dispatch and combine
+LEAST_S = 1e-6  # clocks that differ may say less
+
+
+@dataclass(frozen=True)
+class OrdersUsed:
+    """How one model's exchanges were performed.
+
+    Args:
+        exchanges: by method, how many exchanges it served, trials included.
+        changes: a sentence for each change-over.
+    """
+
+    exchanges: Mapping[str, int]
+    changes: tuple[str, ...]
+
+
+class _Kind(NamedTuple):
+    """Exchanges that are alike."""
+
+    phase: str
+    size: int  # bit length of the bytes that a rank sends on average
+
+    def __str__(self) -> str:
+        return f"{self.phase} of {2**self.size / 2e6:.2g} to {2**self.size / 1e6:.2g} MB a rank"
+
+
+class OrderWatch:
+    """Chooses the order of each exchange of one model on one rank, first as calibrated, then by OrderTrials.
+
+    Exchanges are alike if they have the same phase, and the same size up to a factor of two. What an exchange took, from its
+    last rank's start to its last rank's end, counts over its fluid bound plus a start-up. Clocks of ranks need not agree: times
+    are since the last gather, which ends everywhere at about the same time.
+
+    Nothing more is sent for it than some numbers in the gather of row counts that comes before every dispatch. All ranks see
+    the same numbers there, so they choose alike, if they make the same calls: for an exchange `order` and `took`, for a gather
+    `report` and `gathered`.
+
+    Args:
+        calibration: the methods, and what each took before serving.
+        model: the model's name, for the log.
+        gpu: this rank's ports.
+        logs: whether this rank logs change-overs.
+    """
+
+    def __init__(self, calibration: OrderCalibration, model: str, gpu: Gpu, logs: bool) -> None:
+        self._calibration, self._model, self._gpu, self._logs = calibration, model, gpu, logs
+        self._trials: dict[_Kind, OrderTrials] = {}
+        self._started: list[tuple[_Kind, int]] = []  # exchanges since the last gather, and the index of their method
+        self._times_ns: list[int] = []  # of those that have ended: start, end, bound
+        self._exchanges: Counter[str] = Counter()
+        self._changes: list[str] = []
+
+    @property
+    def used(self) -> OrdersUsed:
+        """How the exchanges so far were performed."""
+        return OrdersUsed(dict(self._exchanges), tuple(self._changes))
+
+    def order(self, planned: Order, phase: str, rank_bytes: float) -> Order | None:
+        """Returns the order of the next exchange, in place of the planned one; None: torch's own collective.
+
+        Args:
+            planned: the plan's order.
+            phase: "dispatch" or "combine".
+            rank_bytes: bytes that a rank sends on average.
+        """
+        kind = _Kind(phase, int(rank_bytes).bit_length())
+        methods = self._calibration.methods
+        if kind not in self._trials:
+            current = methods.index(self._calibration.method(rank_bytes))
+            self._trials[kind] = OrderTrials(self._calibration.seconds_W(rank_bytes).tolist(), current)
+        way = self._trials[kind].next_way()
+        self._started.append((kind, way))
+        self._exchanges[methods[way]] += 1
+        return self._calibration.order(planned, methods[way])
+
+    def took(self, start_s: float, end_s: float, out_bytes: int, in_bytes: int) -> None:
+        """Notes when the exchange began and ended on this rank, in seconds since the last gather, and its bytes out and in."""
+        bound_s = max(out_bytes / self._gpu.out_Bps, in_bytes / self._gpu.in_Bps)
+        self._times_ns += [round(seconds * 1e9) for seconds in (start_s, end_s, bound_s)]
+
+    def report(self) -> torch.Tensor:
+        """Returns (3 * REPORTED,) int64, this rank's times since the last gather, to be gathered from all ranks."""
+        times_ns, self._times_ns = self._times_ns, []
+        return torch.tensor(times_ns + [0] * (3 * REPORTED - len(times_ns)), dtype=torch.int64)
+
+    def gathered(self, reports_RX: IntArray) -> None:
+        """Counts the exchanges that ended before a gather, by the reports of all ranks."""
+        slowest_X = reports_RX.max(axis=0).tolist()
+        for index, (kind, way) in enumerate(self._started):
+            start_ns, end_ns, bound_ns = slowest_X[3 * index : 3 * index + 3]
+            trials, seconds = self._trials[kind], max((end_ns - start_ns) / 1e9, LEAST_S)
+            before = trials.current
+            if saved := trials.took(way, seconds / (bound_ns / 1e9 + self._calibration.startup_s)):
+                self._tell_change(kind, before, way, saved)
+        self._started.clear()
+
+    def _tell_change(self, kind: _Kind, before: int, after: int, saved: float) -> None:
+        """Keeps and logs a change-over that saves a part of the time."""
+        methods = self._calibration.methods
+        self._changes.append(f"{self._model}, {kind}: from {methods[before]} to {methods[after]}, {saved:.0%} shorter")
+        if self._logs:
+            logging.getLogger(__name__).info("Order changed over: %s", self._changes[-1])

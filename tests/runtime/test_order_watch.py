@@ -1,0 +1,95 @@
+"""Ranks that watch the same exchanges by clocks of their own choose the same orders, and change over together."""
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.order_calibration import COLLECTIVE, SHAPES, OrderCalibration
+from aurora.runtime.order_watch import OrderWatch
+from aurora.types import Gpu, Network
+
+ONES = (np.ones((3, 3), dtype=np.int64) - np.eye(3, dtype=np.int64), Network.equal(3))
+PLANNED, AT_ONCE = (ORDER[name](*ONES, rng=np.random.default_rng(0)) for name in ("openshop", "all-at-once"))
+METHODS = ("all-at-once", COLLECTIVE, "openshop")
+PORT = Gpu("g", "cpu", 0, 1e6, 1e6, 1)
+STARTUP_S = 0.001
+
+
+def watches(ranks):
+    """One for each rank: all know that the planned order is the fastest at all sizes."""
+    seconds_CW = np.array([[1.5, 1.2, 1.0], [150.0, 120.0, 100.0]]) * len(SHAPES) * STARTUP_S
+    orders = {"all-at-once": AT_ONCE, COLLECTIVE: None}
+    calibration = OrderCalibration(np.array([1000, 100_000]), METHODS, seconds_CW, np.zeros((2, 3)), orders)
+    return [OrderWatch(calibration, "m", PORT, rank == 0) for rank in range(ranks)]
+
+
+def layer(watch_R, rng, rank_bytes, seconds):
+    """A dispatch and a combine of all ranks, then the gather of counts. Returns the method of each rank and phase.
+
+    Ranks start one after the other; the exchange takes `seconds` of its method once the last has started.
+    """
+    chosen = []
+    for phase, began_s in (("dispatch", 0.0), ("combine", 1000.0)):
+        orders = [watch.order(PLANNED, phase, rank_bytes) for watch in watch_R]
+        names = [COLLECTIVE if order is None else order.method for order in orders]
+        starts = began_s + rng.random(len(watch_R))
+        ends = starts.max() + seconds[names[0]] * rng.uniform(0.5, 1.0, len(watch_R))
+        ends[rng.integers(len(watch_R))] = starts.max() + seconds[names[0]]
+        out = rng.integers(0, rank_bytes + 1, len(watch_R))
+        out[0] = rank_bytes
+        for watch, start, end, size in zip(watch_R, starts, ends, out.tolist(), strict=True):
+            watch.took(start, end, size, 0)
+        chosen += names
+    reports = np.stack([watch.report().numpy() for watch in watch_R])
+    for watch in watch_R:
+        watch.gathered(reports)
+    return chosen
+
+
+def test_all_ranks_change_over_together_and_tell_it(caplog):
+    """Whatever each rank's own clock says; sizes and phases are watched apart, and rank 0 alone logs."""
+    caplog.set_level(logging.INFO)
+    rng, watch_R = np.random.default_rng(0), watches(3)
+    loaded = {"openshop": 1.4, COLLECTIVE: 1.1, "all-at-once": 1.6}
+    for _ in range(1200):
+        first, *others = zip(*[iter(layer(watch_R, rng, 1000, loaded))] * 3, strict=True)
+        assert len(set(first)) == len(set(others[0])) == 1
+    used = watch_R[0].used
+    assert all(watch.used == used for watch in watch_R)
+    assert sum(used.exchanges.values()) == 2400
+    assert used.exchanges[COLLECTIVE] > 1200
+    assert used.exchanges["all-at-once"] < 2400 * 0.03
+    assert sorted(used.changes) == [
+        f"m, {phase} of 0.00051 to 0.001 MB a rank: from openshop to {COLLECTIVE}, 21% shorter"
+        for phase in ("combine", "dispatch")
+    ]
+    assert [record.getMessage() for record in caplog.records] == [f"Order changed over: {line}" for line in used.changes]
+    names = layer(watch_R, rng, 100_000, loaded)
+    assert set(names) == {"openshop"}  # nothing was seen of this size
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 200_000), min_size=1, max_size=40), st.integers(0, 2**32 - 1))
+def test_all_ranks_choose_alike_at_any_sizes(ranks, sizes, seed):
+    rng, watch_R = np.random.default_rng(seed), watches(ranks)
+    for size in sizes * 10:
+        names = layer(watch_R, rng, size, {method: float(rng.random()) for method in METHODS})
+        assert len(set(names[:ranks])) == len(set(names[ranks:])) == 1
+    assert all(watch.used == watch_R[0].used for watch in watch_R)
+
+
+def test_exchanges_of_one_kind_count_over_their_bound():
+    """Large and small ones of one kind mix; a way that always gets the small ones is not thought faster for that."""
+    rng, (watch,) = np.random.default_rng(0), watches(1)
+    for _ in range(3000):
+        for phase, began_s in (("dispatch", 0.0), ("combine", 10.0)):
+            size = int(rng.integers(600, 1000))
+            seconds = 1.2 * (size / PORT.out_Bps + STARTUP_S)
+            assert watch.order(PLANNED, phase, 1000) is PLANNED or size
+            watch.took(began_s, began_s + seconds, size, size // 2)
+        watch.gathered(watch.report().numpy()[None])
+    assert watch.used.changes == ()
+    assert watch.used.exchanges["openshop"] == pytest.approx(6000, rel=0.05)
