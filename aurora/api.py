@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import numpy as np
-
 import aurora.io as io
 from aurora.errors import BadInput
 from aurora.types import (
@@ -405,7 +403,7 @@ def place(
     """
     from aurora.planner.replication.registry import place as placed
 
-    return placed(np.asarray(loads), slots, method, replicas, seed)
+    return placed(loads, slots, method, replicas, seed)
 
 
 def rebalance(
@@ -486,7 +484,7 @@ def place_for_failures(
     """
     from aurora.planner.replication.failure_resilient import survive
 
-    return survive(np.asarray(loads), failure_domains, method, min_replicas, replicas, alive, seed)
+    return survive(loads, failure_domains, method, min_replicas, replicas, alive, seed)
 
 
 def order(

@@ -99,7 +99,7 @@ def plan(
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_plan, load_profile, save
     from aurora.planner.check.engines import check_engine
-    from aurora.planner.placement.cost_model import SUMMED
+    from aurora.planner.placement.cost_model import AIMS, SUMMED
     from aurora.planner.placement.explain import explain as explained
     from aurora.reports.explain import explain_tables
     from aurora.reports.formatting import seconds
@@ -111,8 +111,10 @@ def plan(
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
     if max_move_bytes is not None and not 0 <= max_move_bytes < 2**62:
         raise BadInput(f"--max-move-bytes: expected from zero to 2**62, found {max_move_bytes}")
-    if explain and (domains or aim not in (DEFAULTS.aim, *SUMMED)):
-        raise BadInput("--explain: explains the windows of one profile as one, expected neither --domain nor --aim")
+    if explain and (domains or (aim in AIMS and aim not in ("mean", *SUMMED))):
+        raise BadInput(
+            f"--explain: explains the windows of one profile as one, expected no {'--domain' if domains else f'--aim {aim}'}"
+        )
     options = chosen(PlanOptions, context)
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     further, in_force = [load_profile(path) for path in domains], None if previous is None else load_plan(previous)

@@ -78,9 +78,11 @@ def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
 
 def _check_domains(profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
     """Raises BadInput unless there is one model and `domains` are further profiles of it, at the same precision."""
+    if domains and len(profiles) > 1:
+        raise BadInput(f"`domain`: is for a plan of one model, found {len(profiles)} models that share the GPUs")
     for domain in domains:
         found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
-        if len(profiles) > 1 or found != expected:
+        if found != expected:
             raise BadInput(
                 f"`domain`: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
                 f"back {expected}), found {domain.model!r} with {found}"

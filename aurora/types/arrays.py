@@ -21,12 +21,17 @@ MOST_COUNT = 2**63 - 1  # of int64
 MOST_LAYERS = 4096  # larger layer numbers are typing errors
 
 
-def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
-    """Returns a locked int64 copy of an array of counts; a BadInput names it `what`."""
+def as_array(what: str, value: ArrayLike) -> NDArray[Any]:
+    """Returns `value` as an array; a BadInput names it `what` if its rows differ in length."""
     try:
-        array = np.asarray(value)
+        return np.asarray(value)
     except ValueError:
         raise BadInput(f"{what}: expected rows of one length") from None
+
+
+def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
+    """Returns a locked int64 copy of an array of counts; a BadInput names it `what`."""
+    array = as_array(what, value)
     if array.ndim != ndim:
         raise BadInput(f"{what}: expected {ndim} axes, found shape {array.shape}")
     if array.dtype.kind not in "iu":
@@ -40,7 +45,7 @@ def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
 
 def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
     """Returns a locked float64 copy of an array of finite numbers; a BadInput names it `what`."""
-    array = np.asarray(value)
+    array = as_array(what, value)
     if array.dtype.kind not in "iuf" or array.ndim != ndim:
         raise BadInput(f"{what}: expected numbers with {ndim} axes, found {array.dtype} of shape {array.shape}")
     if not np.isfinite(array).all():

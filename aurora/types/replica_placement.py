@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, counts, gap, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, as_array, counts, gap, locked, numbers
 from aurora.types.placement import Placement
 from aurora.types.value import Value
 
@@ -144,12 +144,14 @@ def expert_loads(what: str, value: ArrayLike) -> FloatArray:
 
     Loads below TINY become zero, so that what is divided by GPUs and slots stays a normal float.
     """
-    array = np.asarray(value)
+    array = as_array(what, value)
     table = numbers(what, array[None, :] if array.ndim == 1 else array, 2)
     if not table.size:
         raise BadInput(f"{what}: expected a load for at least one layer and one expert, found shape {array.shape}")
     if (table < 0).any():
         raise BadInput(f"{what}: expected loads of zero or more, found {table.min():g}")
-    if not np.isfinite(table.sum(axis=1)).all():
+    with np.errstate(over="ignore"):
+        total_L = table.sum(axis=1)
+    if not np.isfinite(total_L).all():
         raise BadInput(f"{what}: a layer's loads sum to more than a float holds")
     return locked(np.where(table < TINY, 0.0, table))

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import of_layers
 from aurora.types import GpuSlots, Placement, Rebalanced
-from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, as_array
 from aurora.types.placement import EMPTY
 from aurora.types.replica_placement import expert_loads
 
@@ -83,7 +83,8 @@ def rebalance(
         used_G = np.maximum((held_LGP >= 0).sum(axis=2).max(axis=0), 1) if isinstance(held, Placement) else held_LGP.shape[2]
         slots = GpuSlots(np.full(held_LGP.shape[1], used_G), np.ones(held_LGP.shape[1]))
     held_LGP = _checked(held_LGP, load_LE, slots)
-    if max_moves is not None and (type(max_moves) is not int or max_moves < 0):
+    whole = isinstance(max_moves, int | np.integer) and not isinstance(max_moves, bool)
+    if max_moves is not None and (not whole or max_moves < 0):
         raise BadInput(f"`max_moves`: expected a whole number of zero or more, found {max_moves}")
     for name, value in (("worth", worth), ("enough", enough)):
         if not 0 <= value < 1:
@@ -105,13 +106,13 @@ def rebalance(
 
 
 def _table(held: Placement | ArrayLike) -> IntArray:
-    """(L, G, P) int64: the expert in each slot, EMPTY for none, of a placement or a table."""
+    """(L, G, P) whole numbers: the expert in each slot, EMPTY for none, of a placement or a table."""
     if isinstance(held, Placement):
         return held.held_LGP()
-    table = np.asarray(held)
+    table = as_array("`held`", held)
     if table.dtype.kind not in "iu" or table.ndim != 3 or not table.size:
         raise BadInput(f"`held`: expected whole numbers by layer, GPU and slot, found {table.dtype} of shape {table.shape}")
-    return table.astype(np.int64)
+    return table
 
 
 def _checked(held_LGP: IntArray, load_LE: FloatArray, slots: GpuSlots) -> IntArray:
@@ -127,7 +128,7 @@ def _checked(held_LGP: IntArray, load_LE: FloatArray, slots: GpuSlots) -> IntArr
         )
     width = int(slots.slots_G.max())
     none_LGP = np.full((layers, slots.gpus, max(0, width - held_LGP.shape[2])), EMPTY)
-    wide_LGP = np.concatenate([held_LGP, none_LGP], axis=2)
+    wide_LGP = np.concatenate([held_LGP.astype(np.int64), none_LGP], axis=2)
     if (wide_LGP[:, np.arange(wide_LGP.shape[2]) >= slots.slots_G[:, None]] != EMPTY).any():
         raise BadInput(f"`held`: expected at most {slots.slots_G.tolist()} slots of each GPU, found experts in more")
     layer_X, expert_X = np.nonzero(wide_LGP >= 0)[0], wide_LGP[wide_LGP >= 0]

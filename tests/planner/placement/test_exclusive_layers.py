@@ -266,7 +266,7 @@ def test_domains_of_another_model_are_refused():
     for other in (drawn(1, experts=4), replace(drawn(1), fingerprint="other"), replace(drawn(1), dispatch_bytes=9)):
         with pytest.raises(BadInput, match="`domain`: expected another profile of the one model 'm'"):
             make_plan(machines, [source], domains=[other])
-    with pytest.raises(BadInput, match="`domain`: expected another profile of the one model 'm'"):
+    with pytest.raises(BadInput, match="`domain`: is for a plan of one model, found 2 models"):
         make_plan(machines, [source, source], domains=[source])
     with pytest.raises(BadInput, match="come from 2 source ranks"):
         make_plan(machines, [source], domains=[drawn(1, sources=2)])

@@ -85,7 +85,7 @@ def test_a_large_model_is_rebalanced_by_few_moves():
     assert (made.before_L > 1.2 * made.mean_load_L).all()
     assert (made.max_load_L <= 1.01 * made.mean_load_L).all()
     assert (made.moves_L < 288 / 3).all()
-    fewer = rebalance(load_LE, held, max_moves=10)
+    fewer = rebalance(load_LE, held, max_moves=np.int64(10))
     assert (fewer.moves_L <= 10).all()
     assert (fewer.max_load_L < made.before_L).all()
     assert (made.max_load_L < fewer.max_load_L).all()
@@ -113,9 +113,18 @@ def test_slots_that_stay_may_hold_an_expert_twice():
         ([1, 1], [[[0], [0]]], {}, "none of expert 1 in layer 0"),
         ([1, 1], [[[0], [2]]], {}, "experts from 0 to 1"),
         ([1, 1], [[0, 1]], {}, "by layer, GPU and slot"),
+        ([1, 1], [[[0, 1], [1]]], {}, "`held`: expected rows of one length"),
+        ([1, 1], [[["a"], ["b"]]], {}, "`held`: expected whole numbers"),
+        ([1, 1], np.full((1, 2, 1), 2**64 - 1, dtype=np.uint64), {}, "experts from 0 to 1"),
+        ([[1, 1], [1]], [[[0], [1]]], {}, "loads: expected rows of one length"),
+        ([[[1, 1]]], [[[0], [1]]], {}, "loads: expected numbers with 2 axes"),
+        ([1, 1, 1], [[[0], [1]]], {}, "none of expert 2 in layer 0"),
+        ([1e308, 1e308], [[[0], [1]]], {}, "loads: a layer's loads sum to more"),
+        ([1, 1], [[[0], [1]]], {"slots": GpuSlots.equal(3, 1)}, "1 layers on 3 GPUs, found 1 on 2"),
         ([[1, 1], [1, 1]], [[[0], [1]]], {}, "2 layers on 2 GPUs, found 1 on 2"),
         ([1, 1], [[[0, 1], [0, 1]]], {"slots": GpuSlots.equal(2, 1)}, "slots of each GPU"),
         ([1, 1], [[[0], [1]]], {"max_moves": -1}, "`max_moves`"),
+        ([1, 1], [[[0], [1]]], {"max_moves": True}, "`max_moves`"),
         ([1, 1], [[[0], [1]]], {"worth": 1.0}, "`worth`"),
         ([1, 1], [[[0], [1]]], {"enough": float("nan")}, "`enough`"),
     ],

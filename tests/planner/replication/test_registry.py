@@ -208,6 +208,7 @@ def test_eplb_keeps_groups_on_their_node():
         ([1, -2], GpuSlots.equal(2, 2), {}, BadInput, "zero or more, found -2"),
         ([1, np.nan], GpuSlots.equal(2, 2), {}, BadInput, "finite numbers, found nan"),
         ([], GpuSlots.equal(2, 2), {}, BadInput, "at least one layer and one expert"),
+        ([[1, 2], [1]], GpuSlots.equal(2, 2), {}, BadInput, "loads: expected rows of one length"),
         ([1, 2], GpuSlots.equal(2, 2), {"method": "best"}, BadInput, "`method`: expected one of equal-split"),
         ([1, 2], GpuSlots.equal(2, 2, groups=3), {"method": "eplb"}, BadInput, "groups that divide 2 experts"),
         ([1, 2], GpuSlots(np.array([1, 2]), np.ones(2)), {"method": "eplb"}, BadInput, "equal slots and costs"),
