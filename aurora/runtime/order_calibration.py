@@ -14,6 +14,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 UNORDERED = ("all-at-once", "paced")
 COLLECTIVE = "all_to_all_single"  # torch's own
+WIDTHS = (4, 2)  # sends and receives of a stage that are tried beside those of the planned order
 SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes that a rank sends on average
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 9  # of each shape
 REPETITIONS_S = 0.2  # time for them: small sizes are repeated more often
@@ -31,10 +32,11 @@ class OrderCalibration:
     """Measured seconds of an all-to-all by size and method."""
 
     sizes_C: IntArray  # (C,) bytes per rank
-    methods: tuple[str, ...]  # W ways to exchange: names of orders, COLLECTIVE; the last is the plan's method
+    methods: tuple[str, ...]  # W ways to exchange: names of orders, COLLECTIVE, `stages_of`; the last is the plan's method
     seconds_CW: FloatArray  # (C, W) median seconds, summed over SHAPES
     noise_CW: FloatArray  # (C, W) standard error of seconds_CW, as a share of it
-    orders: Mapping[str, Order | None]  # maps each method but the plan's to its order, COLLECTIVE to None
+    orders: Mapping[str, Order | None]  # orders of the methods that do not depend on the planned order; None for COLLECTIVE
+    widths: Mapping[str, int]  # sends and receives in a stage, of the planned order's methods in wider stages
 
     def seconds_W(self, rank_bytes: float) -> FloatArray:
         """Returns (W,) the seconds of each method for bytes that a rank sends on average.
@@ -55,7 +57,7 @@ class OrderCalibration:
 
     def order(self, planned: Order, method: str) -> Order | None:
         """Returns the order of a method, where the plan has `planned`; None: torch's own collective."""
-        return self.orders.get(method, planned)
+        return planned.opened(self.widths[method]) if method in self.widths else self.orders.get(method, planned)
 
     @property
     def startup_s(self) -> float:
@@ -81,17 +83,34 @@ def planned_method(plan: Plan) -> str:
     return min(methods - set(UNORDERED), default=UNORDERED[0])
 
 
-def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCalibration:
-    """Times UNORDERED, COLLECTIVE where the transport has it, and the planned method on drawn traffic.
+def stages_of(planned: str, width: int) -> str:
+    """Returns the name of the planned method in stages of `width` sends and receives."""
+    return f"{planned} in stages of {width}"
 
-    A collective call: all ranks make it and get the same result. Methods alternate. The first round is not counted; it tells
-    how many rounds fit into REPETITIONS_S. An exchange counts with the seconds of its slowest rank.
+
+def calibrate(transport: Transport, cluster: Cluster, planned: str, device: str = "cpu") -> OrderCalibration:
+    """Times the planned method and others on drawn traffic. A collective call: all ranks make it and get the same result.
+
+    The others are UNORDERED, and COLLECTIVE where the transport has it. Where orders run in stages, the others are a single
+    stage of all transfers, and the planned method in stages of WIDTHS.
+
+    Methods alternate. The first round is not counted; it tells how many rounds fit into REPETITIONS_S. An exchange counts with
+    the seconds of its slowest rank.
+
+    Args:
+        transport: carries the exchanges.
+        cluster: the machines, for the orders.
+        planned: name of the planned method.
+        device: where the tensors lie.
     """
     from aurora.planner.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
 
     ranks, rng = transport.ranks, np.random.default_rng(0)
-    others = (*UNORDERED, COLLECTIVE) if transport.has_collective else UNORDERED
-    methods = (*(method for method in others if method != planned), planned)
+    unordered = UNORDERED[:1] if transport.in_stages else UNORDERED
+    fixed = [method for method in (*unordered, *([COLLECTIVE] if transport.has_collective else [])) if method != planned]
+    drawn = ORDER[planned](np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64), cluster.network, rng=rng)
+    widths = {stages_of(planned, width): width for width in WIDTHS} if transport.in_stages and drawn.one_to_one else {}
+    methods = (*fixed, *widths, planned)
     seconds_CW: list[FloatArray] = []
     noise_CW: list[FloatArray] = []
     orders: dict[str, Order | None] = {}
@@ -101,11 +120,10 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCali
             shape_GG = shape(ranks, rng)
             np.fill_diagonal(shape_GG, 0.0)
             bytes_GG = np.round(shape_GG * (size * ranks / max(shape_GG.sum(), 1.0))).astype(np.int64)
-            orders = {
-                method: None if method == COLLECTIVE else ORDER[method](bytes_GG, cluster.network, rng=rng)
-                for method in methods
-            }
-            took_TW = _took_TW(transport, list(orders.values()), bytes_GG)
+            made = {name: ORDER[name](bytes_GG, cluster.network, rng=rng) for name in (*fixed, planned) if name != COLLECTIVE}
+            orders = {method: made.get(method) for method in fixed}
+            wider = [made[planned].opened(width) for width in widths.values()]
+            took_TW = _took_TW(transport, [*orders.values(), *wider, made[planned]], bytes_GG, device)
             median_W = np.median(took_TW, axis=0)
             seconds_W += median_W
             # Of a median of normal values, from their median distance to it: 1.25 and 1.48.
@@ -114,15 +132,15 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str) -> OrderCali
         noise_CW.append(np.sqrt(variance_W) / seconds_W)
         if seconds_W.min() > LONG_S * len(SHAPES):
             break
-    del orders[planned]  # it was for drawn traffic; the others do not depend on it
-    return OrderCalibration(np.array(SIZES[: len(seconds_CW)]), methods, np.stack(seconds_CW), np.stack(noise_CW), orders)
+    sizes_C = np.array(SIZES[: len(seconds_CW)])
+    return OrderCalibration(sizes_C, methods, np.stack(seconds_CW), np.stack(noise_CW), orders, widths)
 
 
-def _took_TW(transport: Transport, orders_W: list[Order | None], bytes_GG: IntArray) -> FloatArray:
+def _took_TW(transport: Transport, orders_W: list[Order | None], bytes_GG: IntArray, device: str) -> FloatArray:
     """(T, W) seconds of T repetitions of each order, on the slowest rank."""
     rank = transport.rank
     sends, recvs = (
-        torch.zeros(sum(sizes), dtype=torch.uint8).split_with_sizes(sizes)
+        torch.zeros(sum(sizes), dtype=torch.uint8, device=device).split_with_sizes(sizes)
         for sizes in (bytes_GG[rank].tolist(), bytes_GG[:, rank].tolist())
     )
 
@@ -133,6 +151,7 @@ def _took_TW(transport: Transport, orders_W: list[Order | None], bytes_GG: IntAr
                 transport.gather(torch.zeros(1))
                 began_s = time.perf_counter()
                 transport.exchange(orders_W[method], sends, recvs, lambda *_: None)
+                transport.wait()
                 transport.wait()
                 took_TW[number, method] = time.perf_counter() - began_s
         return np.asarray(transport.gather(took_TW).amax(dim=0).numpy())

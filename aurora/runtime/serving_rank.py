@@ -90,8 +90,8 @@ def serve_rank(
         else:
             transports, name = _transports(plan, len(models), rank_info, device, options)
         calibration = None
-        if options.order == "auto" and name != "nccl":  # which posts everything at once whatever the order
-            calibration = calibrate(transports[0], plan.cluster, planned_method(plan))
+        if options.order == "auto":
+            calibration = calibrate(transports[0], plan.cluster, planned_method(plan), device)
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         program = compile_plan(plan)
         recorder = TraceRecorder("measured", program.names_M, rank_info.ranks)

@@ -1,6 +1,6 @@
 """Order and Schedule: the order of one all-to-all, and its timed schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -94,6 +94,22 @@ class Order(Value):
         return Order(
             self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced, sub_channels
         )
+
+    def opened(self, transfers: int) -> "Order":
+        """Returns the order with so many transfers open at every port, if one at a time is open in this; else this one.
+
+        Where transfers run in stages, these have at most `transfers` sends and receives then. Kept for the next call.
+        """
+        if not self.one_to_one:
+            return self
+        if transfers not in self._opened:
+            self._opened[transfers] = replace(self, sends_open=transfers, recvs_open=transfers)
+        return self._opened[transfers]
+
+    @cached_property
+    def _opened(self) -> dict[int, "Order"]:
+        """What `opened` has returned, by its argument."""
+        return {}
 
     def rows_of(self, rank: int, sending: bool) -> tuple[IntArray, IntArray]:
         """Returns the rows that `rank` sends, or receives, in sequence, and the peer of each; kept for the next call."""

@@ -60,7 +60,8 @@ class TimeSlicedTransport:
 
     def __init__(self, transport: Transport, arbiter: PortArbiter) -> None:
         self._transport, self._arbiter = transport, arbiter
-        self.rank, self.ranks, self.has_collective = transport.rank, transport.ranks, transport.has_collective
+        self.rank, self.ranks = transport.rank, transport.ranks
+        self.has_collective, self.in_stages = transport.has_collective, transport.in_stages
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """Gathers every rank's small tensor, without the port; see `Transport.gather`."""

@@ -18,6 +18,7 @@ from aurora.types import Curve, Network, PlanOptions, Profile, RunOptions
 from tests.conftest import cluster
 
 ONES = (np.ones((2, 2), dtype=np.int64) - np.eye(2, dtype=np.int64), Network.equal(2))
+SKEWED = (np.random.default_rng(0).integers(1, 100, (8, 8)) * (1 - np.eye(8, dtype=np.int64)), Network.equal(8))
 MADE = {name: ORDER[name](*ONES, rng=np.random.default_rng(0)) for name in ("all-at-once", "paced", "birkhoff")}
 
 
@@ -25,7 +26,7 @@ def made_calibration(seconds, noise=0.0):
     seconds = np.array(seconds)
     others = {name: MADE[name] for name in ("all-at-once", "paced")}
     sizes = 100 * 16 ** np.arange(len(seconds))
-    return OrderCalibration(sizes, (*others, "birkhoff"), seconds, np.full(seconds.shape, noise), others)
+    return OrderCalibration(sizes, (*others, "birkhoff"), seconds, np.full(seconds.shape, noise), others, {})
 
 
 def test_the_fastest_at_every_size():
@@ -71,6 +72,55 @@ def test_every_rank_comes_to_the_same_choice(planned, methods, ranks, monkeypatc
     assert first.seconds_CW.shape == (2, len(methods))
     assert all(np.array_equal(other.seconds_CW, first.seconds_CW) for other in rest)
     assert all(np.array_equal(other.noise_CW, first.noise_CW) for other in rest)
+
+
+class StagedMemory(MemoryTransport):
+    """As NCCL says of itself, and keeps what it is asked to do."""
+
+    in_stages = True
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.orders = []
+
+    def exchange(self, order, *args):
+        self.orders.append(order)
+        super().exchange(order, *args)
+
+
+def choose_stages(rank_info, memory, planned):
+    machines = cluster(*[1e9] * rank_info.ranks)
+    transport = StagedMemory(memory, rank_info.rank, machines)
+    return calibrate(transport, machines, planned), transport.orders
+
+
+@pytest.mark.parametrize(
+    ("planned", "methods", "widths"),
+    [
+        ("openshop", ("all-at-once", "openshop in stages of 4", "openshop in stages of 2", "openshop"), {7, 4, 2, 1}),
+        ("sub-channels", ("all-at-once", "sub-channels"), {7, 1}),
+        ("all-at-once", ("all-at-once",), {7}),
+    ],
+)
+def test_stages_of_several_widths_are_tried_where_orders_run_in_stages(planned, methods, widths, monkeypatch):
+    """A stage is as wide as the order says, and as many sends of 8 ranks as fit into it."""
+    monkeypatch.setattr(measuring, "SIZES", (1 << 10,))
+    found = launch_threads(choose_stages, 8, Memory(8, 30.0), planned)
+    calibration, orders = found[0]
+    assert calibration.methods == methods
+    assert calibration.seconds_CW.shape == (1, len(methods))
+    order = ORDER[planned](*SKEWED, rng=np.random.default_rng(0))
+    sends = {}
+    for method in methods:
+        used = calibration.order(order, method)
+        of_rank_X = used.stage_X[used.rows_of(0, sending=True)[0]]
+        sends[method] = int(np.bincount(of_rank_X).max())
+        assert used is calibration.order(order, method)
+    assert set(sends.values()) <= widths
+    assert sends["all-at-once"] == 7
+    if planned == "openshop":
+        assert list(sends.values()) == [7, 4, 2, 1]
+        assert {each.sends_open for each in orders} >= {1, 2, 4}
 
 
 @pytest.mark.parametrize(("order", "rates", "method"), [

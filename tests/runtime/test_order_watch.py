@@ -23,7 +23,7 @@ def watches(ranks):
     """One for each rank: all know that the planned order is the fastest at all sizes."""
     seconds_CW = np.array([[1.5, 1.2, 1.0], [150.0, 120.0, 100.0]]) * len(SHAPES) * STARTUP_S
     orders = {"all-at-once": AT_ONCE, COLLECTIVE: None}
-    calibration = OrderCalibration(np.array([1000, 100_000]), METHODS, seconds_CW, np.zeros((2, 3)), orders)
+    calibration = OrderCalibration(np.array([1000, 100_000]), METHODS, seconds_CW, np.zeros((2, 3)), orders, {})
     return [OrderWatch(calibration, "m", PORT, rank == 0) for rank in range(ranks)]
 
 

@@ -128,6 +128,7 @@ class NcclTransport:
     """
 
     has_collective = False  # a single stage is NCCL's own all-to-all
+    in_stages = True
 
     def __init__(self, calls: GroupedCalls, control: GlooTransport | None, timeout_s: float | None = None) -> None:
         self.rank, self.ranks = calls.rank, calls.ranks

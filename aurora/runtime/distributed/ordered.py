@@ -98,6 +98,7 @@ class OrderedTransport(ABC):
 
     cuts_rows = True  # whether rows are cut where one partner at a time is served
     has_collective = False
+    in_stages = False
 
     def __init__(self, rank: int, ranks: int, cluster: Cluster | None = None) -> None:
         self.rank, self.ranks = rank, ranks

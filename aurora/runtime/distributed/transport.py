@@ -83,6 +83,7 @@ class Transport(Protocol):
     rank: int
     ranks: int
     has_collective: bool  # whether `exchange` can use the back end's own all-to-all
+    in_stages: bool  # whether orders run in stages (`Order.stage_X`)
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """Gathers every rank's small tensor `row`, all of one shape and type. Returns (ranks, *row.shape) on the CPU."""
