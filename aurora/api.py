@@ -634,6 +634,7 @@ def simulate(
     barriers: str = "gpu",
     orders: str = "plan",
     interleave: str = "on",
+    staged: bool = False,
 ) -> Trace:
     """Predict how long serving the profiles under a plan takes, event by event, one step per window.
 
@@ -644,6 +645,7 @@ def simulate(
             only; "global": all ranks, after every phase.
         orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes.
         interleave: "on": models run side by side; "off": one after the other.
+        staged: whether transfers run in stages, as NCCL's grouped calls do; see `Order.stage_X`.
 
     Returns:
         The predicted Trace.
@@ -667,7 +669,7 @@ def simulate(
     if interleave == "processes":
         raise BadInput("`interleave`: expected on or off, as other processes are not simulated")
     ordered = batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
-    return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on")
+    return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on", staged)
 
 
 def run(

@@ -152,7 +152,7 @@ def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], inter
 
     assert result.conditions is not None
     seen = replace(plan, cluster=result.conditions.cluster)
-    return api.simulate(seen, result.conditions.traffic(profiles), interleave=interleave)
+    return api.simulate(seen, result.conditions.traffic(profiles), interleave=interleave, staged=result.transport == "nccl")
 
 
 def _write_answers(output: Path, plan: Plan, result: RunResult, tokenizers: Sequence[Any]) -> None:

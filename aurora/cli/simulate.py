@@ -37,6 +37,9 @@ def simulate(
             help="several models: on, at the same time; off, one after the other", autocompletion=completed("interleave")
         ),
     ] = "on",
+    staged: Annotated[
+        bool, typer.Option("--staged", help="transfers run in stages, as NCCL's grouped calls do, instead of one by one")
+    ] = False,
     trace: Annotated[Path | None, typer.Option(help="the predicted trace to write (npz); default: beside the plan")] = None,
     layers: Layers = False,
     as_json: Json = False,
@@ -53,7 +56,7 @@ def simulate(
     check_output(trace=target)
     loaded = load_plan(plan)
     traffic = profiles_of(loaded, plan, profile)
-    predicted = api.simulate(loaded, traffic, barriers=barriers, orders=orders, interleave=interleave)
+    predicted = api.simulate(loaded, traffic, barriers=barriers, orders=orders, interleave=interleave, staged=staged)
     save(predicted, target)
     found = summarise(predicted, loaded.cluster)
     show(

@@ -35,7 +35,12 @@ Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
 
 
 def simulate_plan(
-    plan: Plan, profiles: Sequence[Profile], barriers: str = "gpu", ordered: OrderBatch | None = None, interleave: bool = True
+    plan: Plan,
+    profiles: Sequence[Profile],
+    barriers: str = "gpu",
+    ordered: OrderBatch | None = None,
+    interleave: bool = True,
+    staged: bool = False,
 ) -> Trace:
     """Predicts the Trace of serving the profiles' windows, one per model, under `plan`, which is checked; else as `simulate`.
 
@@ -45,7 +50,7 @@ def simulate_plan(
     """
     check_plan(plan)
     check_traffic(plan, profiles)
-    return simulate(compile_plan(plan), plan.cluster, profiles, barriers, ordered, interleave)
+    return simulate(compile_plan(plan), plan.cluster, profiles, barriers, ordered, interleave, staged)
 
 
 def simulate(
@@ -55,6 +60,7 @@ def simulate(
     barriers: str = "gpu",
     ordered: OrderBatch | None = None,
     interleave: bool = True,
+    staged: bool = False,
 ) -> Trace:
     """Predicts the Trace of `program` on `cluster`.
 
@@ -71,6 +77,7 @@ def simulate(
             then are GPU and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
         ordered: called with an all-to-all's bytes (G, G), returns its order; None: the program's orders are used.
         interleave: whether the models run side by side, or one after the other on every rank.
+        staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
 
     Returns:
         A Trace of kind "predicted"; the same for the same arguments.
@@ -80,7 +87,7 @@ def simulate(
     """
     if barriers not in BARRIERS:
         raise BadInput(f"`barriers`: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
-    return _Run(program, cluster, profiles, barriers, ordered, interleave).trace()
+    return _Run(program, cluster, profiles, barriers, ordered, interleave, staged).trace()
 
 
 @dataclass
@@ -103,6 +110,7 @@ class _Run:
     barriers: str
     ordered: OrderBatch | None
     interleave: bool
+    staged: bool
 
     def __post_init__(self) -> None:
         self._preemptive = self.interleave and self.barriers != "global" and self.program.time_slice == "layer"
@@ -232,7 +240,7 @@ class _Run:
             if key not in self._exchanges:
                 bytes_GG = self._bytes_GG(op, *key[:3])
                 order = op.order if self.ordered is None else self.ordered(bytes_GG)
-                self._exchanges[key] = exchange = _AllToAll(key, self._switch.open(order, bytes_GG))
+                self._exchanges[key] = exchange = _AllToAll(key, self._switch.open(order, bytes_GG, self.staged))
                 self._by_number[exchange.number] = exchange
             exchange = self._exchanges[key]
             exchange.waiting[rank] = resume

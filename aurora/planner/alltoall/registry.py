@@ -11,6 +11,7 @@ from aurora.planner.alltoall.baselines import all_at_once, aurora_alg1, paced, r
 from aurora.planner.alltoall.birkhoff import birkhoff
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.split_transfers import openshop_best
+from aurora.planner.alltoall.stages import matchings
 from aurora.planner.alltoall.sub_channels import sub_channels
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
@@ -36,6 +37,7 @@ ORDER: dict[str, OrderStrategy] = {
     "openshop-best": openshop_best,
     "birkhoff": birkhoff,
     "sub-channels": sub_channels,
+    "matchings": matchings,
     "paced": paced,
     "aurora-alg1": aurora_alg1,
     "sjf": smallest_first,
