@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from aurora.errors import AuroraError
 from aurora.io import load_profile
 from aurora.planner.network.lower_bounds import fluid_bound
+from aurora.planner.workload.drift import variation, variation_by_chance
+from aurora.planner.workload.load_statistics import LEVEL
 from aurora.types import Plan, Profile
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import IntArray
 from aurora_vllm.settings import Settings
 
-MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
 PHASES = ("dispatch", "combine")
 BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+DRAWS = 50  # samples that the level of chance is read from
 REFRESH_S = 5.0  # seconds over which balancedness is averaged, at least; shorter than the usual scrape interval of 15 s
 
 
@@ -58,12 +60,11 @@ class Metrics:
         rank: this expert-parallel rank, the label `ep_rank`.
         decoder_layers: for each MoE layer, by index, the number of its decoder layer, the label `layer`.
         plan: the plan that is served; None: vLLM's own placement, without bounds and drift.
-        settings: give the plan's file and the metrics' port.
+        settings: give the plan's file.
         registry: where the metrics are registered.
 
     Raises:
         ValueError: if `registry` has metrics of these names already.
-        OSError: if the port is taken.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class Metrics:
         self._balancedness = Gauge("aurora_expert_balancedness", BALANCEDNESS, of_layer, **latest)
         written = Gauge("aurora_plan_timestamp_seconds", "When the plan's file was written, in Unix time", common, **latest)
         self._drift = Gauge("aurora_plan_drift", DRIFT, common, **latest)
+        self._chance = Gauge("aurora_plan_drift_chance", CHANCE, common, **latest)
+        self._counted = Gauge("aurora_plan_drift_tokens", COUNTED, common, **latest)
 
         self._of_phase: dict[str, _Phase] = {}
         for phase in PHASES:
@@ -97,13 +100,11 @@ class Metrics:
                 of.bound, of.gap = bound.labels(**labels), gap.labels(**labels)
         self._of_layer: dict[int, _Layer] = {}
         self._refreshed_s = -np.inf
-        self._planned_LE = None
+        self._planned_TLE = None
         if plan is not None and (path := settings.plan) is not None:
-            self._planned_LE = _planned_load(plan, path)
+            self._planned_TLE = _planned_tokens(plan, path)
             if path.exists():
                 written.labels(**self._labels).set(path.stat().st_mtime)
-        if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
-            start_http_server(settings.metrics_port + rank, settings.metrics_host, registry)
 
     def add_exchange(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
         """Adds one all-to-all.
@@ -153,14 +154,21 @@ class Metrics:
                 of.balancedness.set(of.mean / of.most)
                 of.mean, of.most, self._refreshed_s = 0.0, 0, now_s
 
-    def update_drift(self, load_LE: IntArray) -> None:
-        """Sets the plan's drift.
+    def update_drift(self, tokens_TLE: IntArray) -> None:
+        """Sets the plan's drift, what chance explains of it, and the tokens behind it.
 
         Args:
-            load_LE: (L, E) this rank's tokens by MoE layer and expert, since its record began.
+            tokens_TLE: (T, L, E) this rank's recorded tokens by window, MoE layer and expert.
         """
-        if self._planned_LE is not None and load_LE.any():
-            self._drift.labels(**self._labels).set(drift(load_LE, self._planned_LE))
+        load_LE = tokens_TLE.sum(axis=0)
+        if self._planned_TLE is not None and load_LE.any():
+            apart, chance = drift(tokens_TLE, self._planned_TLE)
+            for gauge, value in (
+                (self._drift, max(apart - chance, 0.0)),
+                (self._chance, chance),
+                (self._counted, load_LE.sum()),
+            ):
+                gauge.labels(**self._labels).set(value)
 
 
 SECONDS = "Seconds spent in all-to-alls, waiting for others included"
@@ -168,22 +176,44 @@ DURATION = "Seconds of one all-to-all, waiting for others included"
 BOUND = "Below any all-to-all of these sizes at the plan's rates"
 TOKENS = "Tokens that this rank's experts computed; a token counts once for each expert that it chose"
 BALANCEDNESS = "Mean over max tokens of GPUs in a layer: 1 is balanced; each pass weighs as much as its busiest GPU"
-DRIFT = "How far this rank's recorded loads are from the plan's profile: the part of the traffic at other experts, 0 to 1"
+DRIFT = (
+    "Part of the recorded traffic that goes to other experts than in the plan's profile, beyond what chance explains, 0 to 1"
+)
+CHANCE = "Part that two samples of the same traffic, as small as these, differ by in less than 5 % of cases; drift is beyond it"
+COUNTED = "Tokens behind the drift: as recorded by this rank; a token counts once for each expert that it chose in each layer"
 
 
-def drift(load_LE: IntArray | FloatArray, planned_LE: IntArray | FloatArray) -> float:
-    """Returns the distance of two load tables, from 0 to 1: the total variation of a layer's shares, averaged over layers.
+def drift(tokens_TLE: IntArray, planned_TLE: IntArray) -> tuple[float, float]:
+    """Returns how far two samples of traffic are apart, and how far chance alone would bring them, both from 0 to 1.
+
+    The distance is the total variation of the experts' shares, averaged over layers. Tokens of a request choose alike, so a
+    sample counts as fewer independent tokens, as many times fewer as its windows differ more than independent tokens would.
 
     Args:
-        load_LE: (L, E) recorded tokens.
-        planned_LE: (L, E) tokens of the plan's profile.
+        tokens_TLE: (T, L, E) recorded tokens by window.
+        planned_TLE: (T, L, E) tokens of the plan's profile by window.
+
+    Returns:
+        The distance, and the level below which it stays with probability LEVEL if both are samples of the same traffic.
     """
-    shares = [table / np.maximum(table.sum(axis=1, keepdims=True), 1) for table in (load_LE, planned_LE)]
-    return float(np.abs(shares[0] - shares[1]).sum(axis=1).mean() / 2)
+    load_LE, planned_LE = tokens_TLE.sum(axis=0), planned_TLE.sum(axis=0)
+    independent_LE, other_LE = load_LE / _overdispersion(tokens_TLE), planned_LE / _overdispersion(planned_TLE)
+    drawn_BL = variation_by_chance(independent_LE, other_LE, np.random.default_rng(0), DRAWS)
+    return float(variation(load_LE, planned_LE).mean()), float(np.quantile(drawn_BL.mean(axis=1), LEVEL))
 
 
-def _planned_load(plan: Plan, path: os.PathLike[str]) -> IntArray | None:
-    """(L, E) int64: loads of the plan's profile; None if its file is gone or is another one."""
+def _overdispersion(tokens_TLE: IntArray) -> float:
+    """How many times as much windows differ as those of independent tokens would: Pearson's statistic over its mean, or 1."""
+    sum_TL1, load_LE = tokens_TLE.sum(axis=2, keepdims=True), tokens_TLE.sum(axis=0)
+    expected_TLE = sum_TL1 * (load_LE / np.maximum(load_LE.sum(axis=1, keepdims=True), 1))
+    seen_TLE = expected_TLE > 0
+    statistic = float(((tokens_TLE - expected_TLE)[seen_TLE] ** 2 / expected_TLE[seen_TLE]).sum())
+    freedom = int((((sum_TL1[..., 0] > 0).sum(axis=0) - 1) * ((load_LE > 0).sum(axis=1) - 1)).clip(min=0).sum())
+    return max(statistic / freedom, 1.0) if freedom else 1.0
+
+
+def _planned_tokens(plan: Plan, path: os.PathLike[str]) -> IntArray | None:
+    """(T, L, E) int64: tokens of the plan's profile by window; None if its file is gone or is another one."""
     model = plan.models[0]
     if not model.profile_path:
         return None
@@ -191,4 +221,4 @@ def _planned_load(plan: Plan, path: os.PathLike[str]) -> IntArray | None:
         profile: Profile = load_profile(os.path.join(os.path.dirname(path), model.profile_path))
     except AuroraError:
         return None
-    return np.asarray(profile.tokens_TLSE.sum(axis=(0, 2))) if profile.digest == model.profile_digest else None
+    return np.asarray(profile.tokens_TLSE.sum(axis=2)) if profile.digest == model.profile_digest else None

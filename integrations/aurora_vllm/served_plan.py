@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from aurora.types import Cluster, Order, Plan
 from aurora.types.profile import same_model
 from aurora_vllm.settings import Settings
 
+ALLTOALLS = {"plan": "in the plan's order", "online": "in an order made for each batch", "stock": "by vLLM"}
 _ROUTER = re.compile(r"\.(\d+)\.[^.]+\.(?:gate|router|gate\.wg|router\.layer)\.weight$")
 
 
@@ -93,6 +95,7 @@ class ServedPlan:
     def __init__(self, settings: Settings, rank: int, ranks: int, checkpoint: Checkpoint | None, experts: int | None) -> None:
         self.plan: Plan | None = None
         self.order = settings.order
+        self.disabled = False
         self.checkpoint = checkpoint
         self._settings, self._rank, self._ranks, self._experts = settings, rank, ranks, experts
 
@@ -112,7 +115,7 @@ class ServedPlan:
 
     def disable(self) -> None:
         """Leaves placement and all-to-all to vLLM."""
-        self.plan, self.order = None, "stock"
+        self.plan, self.order, self.disabled = None, "stock", True
 
     @property
     def fingerprint(self) -> str:
@@ -121,6 +124,18 @@ class ServedPlan:
         orders = [] if self.plan is None else [[order.pairs_X2.tolist() for order in self.plan.models[0].dispatch_L]]
         shared = (self._settings.order, self._settings.colocate, models, orders)
         return hashlib.sha256(repr(shared).encode()).hexdigest()
+
+    def summary(self) -> str:
+        """Returns what serves by what, for the log: who places experts, who orders all-to-alls, and where a record goes."""
+        settings = self._settings
+        experts = "vLLM places the experts"
+        if self.plan is not None and settings.plan is not None:
+            days = (time.time() - settings.plan.stat().st_mtime) / 86400
+            experts = f"{settings.plan}, written {days:.1f} days ago, places the experts"
+        record = "no record"
+        if settings.record is not None:
+            record = f"a record in {settings.record} every {settings.record_every_s:g} s"
+        return f"{experts}, all-to-alls {ALLTOALLS[self.order]}, {record}"
 
     @property
     def cluster(self) -> Cluster | None:

@@ -1,15 +1,19 @@
 """Settings of the plugin: `--additional-config '{"aurora": {...}}'`, and AURORA_* variables for names that it leaves out."""
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from aurora.errors import BadInput
+from aurora.errors import AuroraError, BadInput
 
 ORDERS = ("plan", "online", "stock")
 PREFIX = "AURORA_"
+OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG")  # which are not the plugin's
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
 NAME = re.compile(r"[\w-]+", re.ASCII)
 
 
@@ -27,6 +31,7 @@ class Settings:
         metrics_port: rank r serves its metrics at this port + r, if vLLM's own /metrics cannot show them.
         metrics_host: address that `metrics_port` listens on: loopback, unless asked for another.
         agree_s: seconds that ranks wait for each other's report before the model is built.
+        required: whether the server ends if the plugin cannot do what is asked for, instead of serving without it.
 
     Raises:
         BadInput: if a value is out of range, or two do not fit each other.
@@ -40,6 +45,7 @@ class Settings:
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     agree_s: float = 60.0
+    required: bool = False
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -75,19 +81,67 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
         raise BadInput(f'additional_config: expected "aurora" to be an object, found {given!r}')
     for name in given or {}:
         if name not in names:
-            raise BadInput(f"additional_config: aurora knows no {name!r}; expected {', '.join(names)}")
+            raise BadInput(
+                f"additional_config: aurora knows no {name!r}; expected {_meant(name, names, 0.6) or ', '.join(names)}"
+            )
     asked |= given or {}
     if asked.get("order") is None:
         asked["order"] = "plan" if asked.get("plan") is not None else "stock"
     return Settings(**{name: _value(name, value) for name, value in asked.items() if value is not None})
 
 
+def misspelt(additional: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:
+    """Yields a sentence for each name that is close to one of the plugin's, but is none of them.
+
+    Args:
+        additional: vLLM's additional_config.
+        environ: environment variables.
+    """
+    variables = [PREFIX + field.name.upper() for field in fields(Settings)]
+    for name in environ:
+        if name.startswith(PREFIX[:3]) and name not in (*variables, *OTHER_VARIABLES) and (meant := _meant(name, variables)):
+            yield f"the environment variable {name} is no setting of the plugin; expected {meant}"
+    if "aurora" not in additional:
+        for name in additional:
+            if _meant(name, ["aurora"]):
+                yield f"additional_config: nothing reads {name!r}; expected aurora"
+
+
+def check_files(settings: Settings) -> None:
+    """Checks that the plan can be read and that the record can be written.
+
+    Raises:
+        BadInput: if the plan's file is missing or is no plan, or `record` is no folder that can be written to.
+    """
+    if settings.plan is not None:
+        from aurora.io import load_plan
+
+        try:
+            load_plan(settings.plan)
+        except AuroraError as error:
+            raise BadInput(f"plan: {error}") from None
+    if settings.record is not None:
+        nearest = next(path for path in (settings.record.resolve(), *settings.record.resolve().parents) if path.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise BadInput(f"record: expected a folder to write to, found {nearest}, which is none")
+
+
+def _meant(name: str, names: list[str], likeness: float = 0.8) -> str | None:
+    """The name in `names` that was probably meant; None if none is as like it as `likeness`, from 0 to 1."""
+    return next(iter(get_close_matches(name, names, 1, likeness)), None)
+
+
 def _value(name: str, value: Any) -> Any:
     """`value` converted to the setting's type."""
-    kinds: dict[str, type] = {"plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int}
+    kinds: dict[str, type] = {
+        "plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int, "required": bool
+    }  # fmt: skip
     kind = kinds.get(name, str)
-    expected = {Path: "a path", float: "a number", int: "a whole number", str: "text"}[kind]
-    if isinstance(value, bool) or not isinstance(value, str | (float | int if kind in (float, int) else str)):
+    expected = {Path: "a path", float: "a number", int: "a whole number", str: "text", bool: "true or false"}[kind]
+    if kind is bool and isinstance(value, str):
+        value = TRUTH.get(value.lower(), value)
+    accepted = {float: float | int | str, int: float | int | str, bool: bool}.get(kind, str)
+    if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
         raise BadInput(f"{name}: expected {expected}, found {value!r}")
     try:
         return kind(value)

@@ -16,6 +16,7 @@ from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network
 from aurora.types.arrays import IntArray
+from aurora_vllm.engagement import Engagement
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
@@ -68,6 +69,7 @@ class WorkerIntegration:
         self.settings, self.rank, self.ranks = settings, rank, ranks
         self.served = ServedPlan(settings, rank, ranks, checkpoint, experts)
         self.records = WorkerRecords(settings, rank)
+        self.engagement: Engagement | None = None
         self.metrics: Metrics | None = None
         self.time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
         self._row_share = row_share
@@ -97,9 +99,11 @@ class WorkerIntegration:
         if self.served.order != "stock" or self.settings.record is not None:
             try:
                 self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
-            except (ValueError, OSError) as error:  # the names are taken in this process, or the port is
+            except ValueError as error:  # the names are taken in this process
                 LOG.warning("aurora: no metrics: %s", error)
         self.records.begin(facts, self._update_drift)
+        if self.engagement is not None and not self.served.disabled:
+            self.engagement.engaged(f"{served_name} on {self.ranks} expert-parallel ranks: {self.served.summary()}")
 
     # Forward passes
 
@@ -236,7 +240,7 @@ class WorkerIntegration:
     def _update_drift(self, record: EngineRecord) -> None:
         """Shows how far what was recorded is from the plan's profile."""
         if self.metrics is not None:
-            self.metrics.update_drift(record.tokens_TLE.sum(axis=0))
+            self.metrics.update_drift(record.tokens_TLE)
 
     def _report_phase(self, phase: str, layer: int, seconds: float, bytes_GG: IntArray) -> None:
         """Records an all-to-all that has ended."""

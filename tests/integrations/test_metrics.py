@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,13 +15,17 @@ import pytest
 import torch
 
 pytest.importorskip("prometheus_client")
+from aurora_vllm import engagement
 from aurora_vllm import metrics as module
+from aurora_vllm.engagement import Engagement
 from aurora_vllm.metrics import BUCKETS_S, Metrics, drift
+from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.worker_integration import WorkerIntegration
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from aurora.errors import RankFailed
 from aurora.io import load_plan, save
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.lower_bounds import fluid_bound
@@ -67,15 +73,41 @@ def used(metrics):
     metrics.add_exchange("dispatch", 0.02, BYTES_GG)
     metrics.add_exchange("combine", 0.03, BYTES_GG.T)
     metrics.add_tokens(0, np.array([6, 2]))
-    metrics.update_drift(np.ones((2, 4), dtype=np.int64))
+    metrics.update_drift(np.ones((1, 2, 4), dtype=np.int64))
     metrics.refresh()
 
 
 def test_drift_is_the_part_of_the_traffic_at_other_experts():
-    one = np.array([[2, 0], [1, 1]])
-    assert drift(one, 5 * one) == 0
-    assert drift(one, np.array([[0, 2], [1, 1]])) == pytest.approx(0.5)
-    assert drift(np.array([[1, 0]]), np.array([[0, 9]])) == 1
+    one = np.array([[[200, 0], [100, 100]]])
+    assert drift(one, 5 * one)[0] == 0
+    assert drift(one, np.array([[[0, 200], [100, 100]]]))[0] == pytest.approx(0.5)
+    assert drift(np.array([[[1, 0]]]), np.array([[[0, 9]]]))[0] == 1
+
+
+def test_one_step_of_the_profiled_traffic_is_no_drift():
+    """Eight tokens over 128 experts are far from any profile: 0.78 by counting, and as far by chance alone."""
+    rng = np.random.default_rng(1)
+    share_LE = rng.dirichlet(np.full(128, 0.3), 48)
+    planned_TLE = rng.multinomial(64, np.broadcast_to(share_LE, (30, 48, 128)))
+    for tokens in (8, 100, 10_000):
+        apart, chance = drift(rng.multinomial(tokens, share_LE)[None], planned_TLE)
+        assert apart <= 1.05 * chance
+        moved, chance = drift(rng.multinomial(tokens, np.roll(share_LE, 1, axis=1))[None], planned_TLE)
+        assert moved - chance > (0 if tokens == 8 else 0.2)
+
+
+def test_tokens_that_choose_alike_count_as_fewer():
+    """Each window has one request, which goes to few experts; independent tokens of the same loads differ less by chance."""
+    rng = np.random.default_rng(1)
+
+    def windows(count):
+        own_TLE = rng.dirichlet(np.full(16, 0.5), (count, 4))
+        return rng.multinomial(200, own_TLE)
+
+    alike, planned = windows(30), windows(30)
+    apart, chance = drift(alike, planned)
+    assert apart < 1.2 * chance
+    assert drift(alike.sum(axis=0, keepdims=True), planned.sum(axis=0, keepdims=True))[1] < chance / 2
 
 
 def test_every_metric_names_model_and_rank(plan_file):
@@ -137,6 +169,8 @@ def test_without_a_plan_there_is_neither_bound_nor_drift():
         "aurora_exchange_bound_seconds_total",
         "aurora_exchange_gap",
         "aurora_plan_drift",
+        "aurora_plan_drift_chance",
+        "aurora_plan_drift_tokens",
         "aurora_plan_timestamp_seconds",
     }
     assert not without & names
@@ -168,9 +202,59 @@ def test_a_worker_counts_what_each_gpu_computes_of_real_tokens():
 @pytest.mark.parametrize(("given", "listens"), [({}, "127.0.0.1"), ({"metrics_host": "0.0.0.0"}, "0.0.0.0")])
 def test_metrics_are_served_on_loopback_unless_asked_otherwise(monkeypatch, given, listens):
     started = []
-    monkeypatch.setattr(module, "start_http_server", lambda port, addr="0.0.0.0", registry=None: started.append((port, addr)))
-    Metrics("m", 1, DECODER_LAYERS, None, Settings(order="online", metrics_port=9100, **given), CollectorRegistry())
+    monkeypatch.setattr(
+        engagement, "start_http_server", lambda port, addr="0.0.0.0", registry=None: started.append((port, addr))
+    )
+    Engagement(Settings(order="online", metrics_port=9100, **given), "m", 1, CollectorRegistry())
     assert started == [(9101, listens)]
+
+
+def test_a_port_that_is_taken_costs_metrics_only(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(order="online", metrics_port=taken.getsockname()[1])
+        Engagement(settings, "m", 0, CollectorRegistry()).engaged("m by vLLM")
+    assert "aurora: no metrics: " in caplog.text
+
+
+def engaged(registry, rank, reason):
+    return registry.get_sample_value("aurora_engaged", {"model_name": "m", "ep_rank": str(rank), "reason": reason})
+
+
+def test_success_is_said_once_and_shown_by_every_rank(caplog):
+    caplog.set_level("INFO", "vllm.aurora")
+    for rank in range(2):
+        registry = CollectorRegistry()
+        Engagement(Settings(), "m", rank, registry).engaged("m on 2 ranks: by plan.json")
+        assert engaged(registry, rank, "") == 1
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "aurora: m on 2 ranks: by plan.json")
+    ]
+
+
+def test_standing_aside_is_shown_with_its_reason_and_ends_a_server_that_requires_the_plugin(caplog):
+    registry = CollectorRegistry()
+    Engagement(Settings(), "m", 0, registry).stands_aside("the plan is for 4 ranks")
+    assert engaged(registry, 0, "the plan is for 4 ranks") == 0
+    assert "the plan is for 4 ranks; vLLM places experts and sends tokens as it would" in caplog.text
+    caplog.clear()
+    Engagement(Settings(), "m", 1, CollectorRegistry()).stands_aside("the plan is for 4 ranks", report_here=False)
+    assert not caplog.records
+    with pytest.raises(RankFailed, match=r'the plan is for 4 ranks; the setting "required" ends a server'):
+        Engagement(Settings(required=True), "m", 0, CollectorRegistry()).stands_aside("the plan is for 4 ranks")
+
+
+def test_what_serves_by_what_is_one_sentence(plan_file):
+    served = ServedPlan(Settings(plan=plan_file, order="plan", record=Path("seen")), 0, 2, None, None)
+    served.plan = load_plan(plan_file)
+    os.utime(plan_file, (time.time() - 3 * 86400,) * 2)
+    try:
+        assert served.summary() == (
+            f"{plan_file}, written 3.0 days ago, places the experts, all-to-alls in the plan's order, a record in seen every 60 s"
+        )
+    finally:
+        os.utime(plan_file, (1e9, 1e9))
+    served.disable()
+    assert ServedPlan(Settings(), 0, 2, None, None).summary() == "vLLM places the experts, all-to-alls by vLLM, no record"
 
 
 RANK = """
@@ -179,12 +263,13 @@ import numpy as np
 from pathlib import Path
 from aurora.io import load_plan
 from aurora_vllm.metrics import Metrics
+from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
 path, rank, most = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 metrics = Metrics("org/model", rank, {0: 3, 1: 4}, load_plan(path), Settings(plan=path, order="online", metrics_port=1))
 metrics.add_exchange("dispatch", 0.02, np.array([[0, 5000], [3000, 0]]))
 metrics.add_tokens(0, np.array([most, 2]))
-metrics.update_drift(np.ones((2, 4), dtype=np.int64))
+metrics.update_drift(np.ones((1, 2, 4), dtype=np.int64))
 metrics.refresh()
 """
 
@@ -221,6 +306,7 @@ def sample_names(registry):
 
 def test_the_page_names_every_metric_and_no_other():
     _, registry = made(None)
+    Engagement(Settings(), "m", 0, registry)
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     documented = dict(re.findall(r"^\| `(aurora_\w+)` \| (\w+) \|", text, re.MULTILINE))
     assert documented == {
@@ -231,6 +317,7 @@ def test_the_page_names_every_metric_and_no_other():
 def test_the_dashboard_asks_for_metrics_and_labels_that_exist(plan_file):
     metrics, registry = made(plan_file)
     used(metrics)
+    Engagement(Settings(), "org/model", 0, registry).engaged("by vLLM")
     dashboard = json.loads((ROOT / "integrations" / "grafana.json").read_text())
     source = {"type": "prometheus", "uid": "${datasource}"}
     variables = {each["name"]: each for each in dashboard["templating"]["list"]}

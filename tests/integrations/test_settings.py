@@ -1,9 +1,13 @@
 """What users ask the vLLM plugin for, and what they hear when it cannot be."""
 
+import os
+import sys
+import types
 from pathlib import Path
 
 import pytest
-from aurora_vllm.settings import Settings, read_settings
+from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
+from aurora_vllm.vllm_internals import settings_check
 
 from aurora.errors import BadInput
 
@@ -30,7 +34,10 @@ def test_variables_fill_what_the_configuration_leaves_out():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"paln": "p.json"}, r"additional_config: aurora knows no 'paln'; expected plan, order"),
+        ({"paln": "p.json"}, r"additional_config: aurora knows no 'paln'; expected plan$"),
+        ({"speed": 3}, r"additional_config: aurora knows no 'speed'; expected plan, order"),
+        ({"required": "perhaps"}, "required: expected true or false, found 'perhaps'"),
+        ({"required": 1}, "required: expected true or false, found 1"),
         ([1], r'expected "aurora" to be an object, found \[1\]'),
         ({"order": "random"}, "order: expected one of plan, online, stock, found 'random'"),
         ({"order": "plan"}, 'order: expected a plan for "plan", found none'),
@@ -46,3 +53,72 @@ def test_variables_fill_what_the_configuration_leaves_out():
 def test_a_wrong_setting_is_one_sentence(given, sentence):
     with pytest.raises(BadInput, match=sentence):
         read_settings(given, {})
+
+
+def test_required_may_come_from_a_variable():
+    assert read_settings(None, {"AURORA_REQUIRED": "true"}) == Settings(required=True)
+    assert read_settings({"required": False}, {"AURORA_REQUIRED": "1"}) == Settings()
+
+
+def test_names_that_are_nearly_right_are_told():
+    environ = {"AURORA_PALN": "p.json", "AUROR_ORDER": "online", "AURORA_DATA": "d", "AURORA_DB_URL": "another's", "PATH": ""}
+    said = list(misspelt({"arora": {}}, environ))
+    assert said == [
+        "the environment variable AURORA_PALN is no setting of the plugin; expected AURORA_PLAN",
+        "the environment variable AUROR_ORDER is no setting of the plugin; expected AURORA_ORDER",
+        "additional_config: nothing reads 'arora'; expected aurora",
+    ]
+    assert not list(misspelt({"aurora": {}, "other": 1}, {"AURORA_PLAN": "p.json"}))
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    check_files(Settings(record=tmp_path / "new" / "folder"))
+    (tmp_path / "file").write_text("no plan")
+    for settings, sentence in (
+        (Settings(record=tmp_path / "file" / "in"), "record: expected a folder to write to, found .*file, which is none"),
+        (Settings(plan=tmp_path / "file", order="plan"), "plan: .*file: not JSON"),
+        (Settings(plan=tmp_path / "none.json", order="plan"), "plan: .*none.json"),
+    ):
+        with pytest.raises(BadInput, match=sentence):
+            check_files(settings)
+
+
+@pytest.fixture
+def engine_args(monkeypatch):
+    """vLLM's options, whose configuration is an object; that it was made is noted."""
+
+    class EngineArgs:
+        def __init__(self, **additional):
+            self.additional_config = additional
+            self.made = 0
+
+        def create_engine_config(self, usage_context=None, headless=False):
+            self.made += 1
+            return "a configuration"
+
+    monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
+    for name in [name for name in os.environ if name.startswith("AURORA_")]:
+        monkeypatch.delenv(name)
+    settings_check.install_settings_check()
+    settings_check.install_settings_check()
+    return EngineArgs
+
+
+def test_wrong_settings_end_a_server_before_anything_is_loaded(engine_args, monkeypatch, caplog):
+    wrong = engine_args(aurora={"paln": "p.json"})
+    with pytest.raises(SystemExit, match=r"^aurora: additional_config: aurora knows no 'paln'; expected plan$"):
+        wrong.create_engine_config(usage_context=types.SimpleNamespace(value="OPENAI_API_SERVER"))
+    with pytest.raises(BadInput, match="aurora knows no 'paln'"):
+        wrong.create_engine_config("LLM_CLASS")
+    assert wrong.made == 0
+    assert not caplog.records
+    monkeypatch.setenv("AURORA_RECORDS", "seen")
+    assert engine_args(aurora={"order": "online"}).create_engine_config() == "a configuration"
+    assert engine_args().create_engine_config("OPENAI_API_SERVER", headless=True) == "a configuration"
+    assert caplog.text.count("AURORA_RECORDS is no setting of the plugin; expected AURORA_RECORD") == 2
+
+
+def test_without_vllms_options_nothing_is_installed(monkeypatch):
+    monkeypatch.delitem(sys.modules, "vllm.engine.arg_utils", raising=False)
+    settings_check.install_settings_check()
+    assert "vllm.engine.arg_utils" not in sys.modules

@@ -270,9 +270,7 @@ def test_every_layout_answers_as_one_rank(name, ranks, more, tmp_path, checkpoin
     [
         ("other model", "and other router weights"),
         ("other ranks", "the plan is for 4 ranks, vLLM runs 2 expert-parallel ranks"),
-        ("unreadable", "not an aurora plan|not JSON|cut short|expected"),
         ("a rank without the plugin", "rank 1 said nothing within 5 s; is the plugin there?"),
-        ("wrong settings", "additional_config: aurora knows no 'paln'"),
     ],
 )
 def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_path, checkpoints, alone):
@@ -283,8 +281,6 @@ def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_pat
 
         make("qwen3moe", tmp_path / "another", seed=5)
         save(scattered(tmp_path / "another", 2), path)
-    elif fault == "unreadable":
-        path.write_text('{"schema": 1, "form')
     else:
         save(scattered(checkpoint, 4 if fault == "other ranks" else 2), path)
     if fault == "a rank without the plugin":  # which needs the repairs for vLLM to serve on CPUs at all
@@ -292,8 +288,6 @@ def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_pat
             "environ_1": {"VLLM_PLUGINS": ""},
             "before_1": "from aurora_vllm.vllm_internals.cpu import repair_cpu; repair_cpu()",
         }
-    if fault == "wrong settings":
-        settings = {"paln": str(path)}
     run = Ranks(tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config={"aurora": settings}, **more)
     check_same(run.answers(), alone("qwen3moe"))
     (warning,) = run.warnings()
@@ -431,6 +425,12 @@ def test_served_over_http(tmp_path, checkpoints, alone):
     for rank in range(2):
         assert f'aurora_exchange_bytes_total{{ep_rank="{rank}",model_name="{checkpoint}",phase="dispatch"}}' in metrics
         assert f'aurora_expert_balancedness{{ep_rank="{rank}",layer="0",model_name="{checkpoint}"}}' in metrics
+        assert f'aurora_engaged{{ep_rank="{rank}",model_name="{checkpoint}",reason=""}} 1.0' in metrics
+    (line,) = [
+        line for line in server.log.read_text().splitlines() if " places the experts, all-to-alls in the plan's order" in line
+    ]
+    assert "INFO" in line
+    assert "plan.json, written 0.0 days ago" in line
     assert profile.tokens_TLSE.sum() > 32
 
 
@@ -457,3 +457,51 @@ def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, c
                 assert list(pool.map(stays.complete, range(8))) == expected(alone("qwen3moe"), 8)
     finally:
         shutil.rmtree(colocation_folder(name), ignore_errors=True)
+
+
+@slow
+def test_ctrl_c_writes_what_was_recorded(tmp_path, checkpoints):
+    """Long before `record_every_s` is over; a command outside the folder and a bad one are sentences."""
+    with Server(tmp_path, checkpoints("qwen3moe"), {"record": str(tmp_path / "seen"), "record_every_s": 3600}) as server:
+        server.wait_until_ready()
+        tokens = [server.complete(index) for index in range(4)]
+        for words, said in ((["start", "/elsewhere"], "expected a folder in"), (["begin"], "expected start, write or stop")):
+            answer = server.ask("/collective_rpc", {"method": "aurora", "args": words})
+            assert "refused: " in answer
+            assert said in answer
+        assert not (tmp_path / "seen").exists()
+    assert all(len(each) == NEW for each in tokens)
+    rows = sum(len(PROMPTS[index]) + NEW - 1 for index in range(4))
+    assert load_records(tmp_path / "seen").tokens_TLSE.sum(axis=(0, 2, 3)).tolist() == [2 * rows] * 3
+
+
+@slow
+def test_wrong_settings_end_the_server_before_it_loads(tmp_path, checkpoints):
+    (tmp_path / "plan.json").write_text('{"schema": 1, "form')
+    for number, (settings, sentence) in enumerate(
+        [({"paln": "plan.json"}, "aurora knows no 'paln'; expected plan"), ({"plan": str(tmp_path / "plan.json")}, "not JSON")]
+    ):
+        with Server(tmp_path / str(number), checkpoints("qwen3moe"), settings) as server:
+            assert server.process.wait(LIMIT_S) == 1
+        said = server.log.read_text()
+        assert said.splitlines()[-1].startswith("aurora: ")
+        assert sentence in said.splitlines()[-1]
+        assert "Traceback" not in said
+        assert "EngineCore" not in said, "no engine was started"
+
+
+@slow
+@pytest.mark.parametrize("required", [False, True])
+def test_a_plan_for_other_ranks_is_shown_and_ends_a_server_that_requires_it(required, tmp_path, checkpoints):
+    save(scattered(checkpoints("qwen3moe"), 4), tmp_path / "plan.json")
+    settings = {"plan": str(tmp_path / "plan.json"), "required": required}
+    reason = "rank 0: the plan is for 4 ranks, vLLM runs 2 expert-parallel ranks"
+    with Server(tmp_path, checkpoints("qwen3moe"), settings) as server:
+        if required:
+            assert server.process.wait(LIMIT_S) != 0
+            assert f'aurora: {reason}; the setting "required" ends a server' in server.log.read_text()
+        else:
+            server.wait_until_ready()
+            name = f'model_name="{checkpoints("qwen3moe")}",reason="{reason}"'
+            for rank in range(2):
+                assert f'aurora_engaged{{ep_rank="{rank}",{name}}} 0.0' in server.ask("/metrics")

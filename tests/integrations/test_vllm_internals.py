@@ -4,11 +4,13 @@ import sys
 import types
 
 import pytest
+from aurora_vllm.engagement import Engagement
 from aurora_vllm.vllm_internals import api_checks
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, ApiCheck, check_api
 from aurora_vllm.vllm_internals.worker_hook import install_worker_hook, prepare_worker
+from prometheus_client import CollectorRegistry
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, RankFailed
 
 
 class Wrapper:
@@ -38,8 +40,9 @@ def engine(monkeypatch):
 
 
 def config(**given):
-    parallel = types.SimpleNamespace(enable_expert_parallel=False)
-    return types.SimpleNamespace(additional_config=given, parallel_config=parallel, model_config=None)
+    parallel = types.SimpleNamespace(enable_expert_parallel=False, data_parallel_rank=0, world_size=1, rank=0)
+    model = types.SimpleNamespace(served_model_name="m")
+    return types.SimpleNamespace(additional_config=given, parallel_config=parallel, model_config=model)
 
 
 def test_a_check_says_what_is_missing():
@@ -82,8 +85,9 @@ def test_without_its_method_no_hook(engine, caplog):
         Wrapper.init_device = lambda self: setattr(self, "ready", self.ready + 1)
 
 
-def test_an_engine_that_fails_a_check_is_left_alone(engine, caplog):
+def test_an_engine_that_fails_a_check_is_left_alone(engine, caplog, monkeypatch):
     """It hears why, once, and nothing is put in."""
+    monkeypatch.setattr(Engagement.__init__, "__defaults__", (CollectorRegistry(),))
     assert prepare_worker(config()) is None
     assert not caplog.records
     assert prepare_worker(config(aurora={"order": "online"})) is None
@@ -91,3 +95,5 @@ def test_an_engine_that_fails_a_check_is_left_alone(engine, caplog):
     assert "lacks what the plugin needs: placement: there is no" in caplog.text
     assert "; vLLM places experts and sends tokens as it would without the plugin" in caplog.text
     assert not [name for name in sys.modules if name.startswith("vllm.model_executor")]
+    with pytest.raises(RankFailed, match=r'lacks what the plugin needs.*; the setting "required" ends'):
+        prepare_worker(config(aurora={"required": True}))

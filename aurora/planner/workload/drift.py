@@ -127,7 +127,26 @@ def _by_chance(before: Profile, after: Profile, rng: np.random.Generator) -> Flo
             mixed_ULE = both_ULE[rng.permutation(len(both_ULE))]
             made.append(variation(mixed_ULE[:first].sum(axis=0), mixed_ULE[first:].sum(axis=0)))
         return np.stack(made)
-    for load_E, sizes in zip(both_ULE.sum(axis=0), zip(*(each.sum(axis=(0, 2)) for each in rounds), strict=True), strict=True):
-        share_E = load_E / max(load_E.sum(), 1) if load_E.any() else np.full(len(load_E), 1 / len(load_E))
-        made.append(variation(*(rng.multinomial(int(size), share_E, size=REPLICATES) for size in sizes)))
-    return np.stack(made, axis=1)
+    return variation_by_chance(rounds[0].sum(axis=0), rounds[1].sum(axis=0), rng, REPLICATES)
+
+
+def variation_by_chance(
+    load_LE: IntArray | FloatArray, other_LE: IntArray | FloatArray, rng: np.random.Generator, replicates: int
+) -> FloatArray:
+    """Draws the variation between two samples of the same traffic, as large as two tables, token by token.
+
+    Args:
+        load_LE, other_LE: (L, E), tokens by layer and expert. The sum of both is the traffic that is drawn from.
+        rng: for the samples.
+        replicates: number of draws.
+
+    Returns:
+        (B, L) float64, the `variation` of each draw.
+    """
+    both_LE = load_LE + other_LE
+    experts = both_LE.shape[1]
+    sum_L1 = both_LE.sum(axis=1, keepdims=True)
+    share_LE = np.where(sum_L1 > 0, both_LE / np.maximum(sum_L1, 1), 1 / experts)
+    size = replicates, len(share_LE)
+    drawn_BLE, other_BLE = (rng.multinomial(each.sum(axis=1).astype(np.int64), share_LE, size) for each in (load_LE, other_LE))
+    return variation(drawn_BLE, other_BLE)

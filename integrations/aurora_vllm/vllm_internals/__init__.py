@@ -1,6 +1,7 @@
 """All that knows vLLM's internals. Tried with vLLM 0.32.
 
-    worker_hook     the one hook that is installed before anything is configured
+    settings_check  where vLLM reads its options, before anything is loaded: wrong settings end the server
+    worker_hook     the one hook that is installed in workers before anything is configured
     api_checks      which of vLLM's functions and classes must exist, with which parameters
     worker_startup  what a worker does between its initialization and serving: patches, agreement of ranks, connection
     patches         what replaces vLLM's classes: experts, all-to-all manager, EPLB policy

@@ -14,6 +14,7 @@ MOE = "vllm.model_executor.layers.fused_moe"
 ALL2ALL = "vllm.distributed.device_communicators.all2all"
 MANAGER = f"{ALL2ALL}:AgRsAll2AllManager"
 LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
+CREATE_CONFIG = "vllm.engine.arg_utils:EngineArgs.create_engine_config"
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
 
 
@@ -61,6 +62,7 @@ API_CHECKS = (
     ApiCheck("placement", LAYER_INDEX, ("layer_name",)),
     ApiCheck("platform", "vllm.platforms:current_platform.is_cpu"),
 )
+SETTINGS_API_CHECK = ApiCheck("checking settings", CREATE_CONFIG, ("usage_context",))
 CPU_API_CHECKS = (
     ApiCheck(
         "experts on the CPU",

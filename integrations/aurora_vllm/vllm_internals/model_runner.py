@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
@@ -18,8 +17,6 @@ from aurora_vllm.vllm_internals.patches import PatchedWorker
 if TYPE_CHECKING:
     from aurora_vllm.traffic_recorder import EngineFacts
     from aurora_vllm.worker_integration import WorkerIntegration
-
-LOG = logging.getLogger("vllm.aurora")
 
 
 def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: PeerProcesses | None) -> None:
@@ -88,11 +85,12 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
     """Finds the loaded model's MoE layers and begins the integration's records."""
     integration = patched.integration
     assert integration is not None
+    assert integration.engagement is not None
     planned = find("vllm.model_executor.custom_op:op_registry_oot")["RoutedExperts"]
     patched.layers = [each for each in model.modules() if isinstance(each, planned) and each.aurora_layer is not None]
     if not patched.layers:
-        LOG.warning("aurora: the model's experts are of a kind that the plugin does not know; it does nothing")
         integration.served.disable()
+        integration.engagement.stands_aside("the model's experts are of a kind that the plugin does not know")
         return
     decoder_layers = {}
     for number, each in enumerate(patched.layers):

@@ -10,7 +10,7 @@ from aurora.errors import BadInput
 from aurora_vllm.settings import Settings, read_settings
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, CPU_API_CHECKS, WORKER, check_api, find
 from aurora_vllm.vllm_internals.cpu import repair_cpu
-from aurora_vllm.vllm_internals.worker_startup import WITHOUT_PLUGIN, WorkerStartup
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
 LOG = logging.getLogger("vllm.aurora")  # among vLLM's own lines
 
@@ -48,6 +48,9 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
 
     Returns:
         A function to call with the worker once its ranks are connected; None if there is nothing to do then.
+
+    Raises:
+        RankFailed: if something is not as expected, and the settings say that the plugin is required.
     """
     given = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
     settings, refusal = Settings(), None
@@ -57,13 +60,17 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
             return None
         settings = configured
     except BadInput as error:
-        refusal = str(error)
+        settings, refusal = Settings(required=isinstance(given, dict) and given.get("required") is True), str(error)
     try:
         check_api(API_CHECKS)
         on_cpu = bool(find("vllm.platforms:current_platform").is_cpu())
         check_api(CPU_API_CHECKS if on_cpu else ())
     except BadInput as error:  # then ranks cannot be asked to agree either
-        LOG.warning("aurora: %s; %s", error, WITHOUT_PLUGIN)
+        from aurora_vllm.engagement import Engagement  # not earlier: vLLM first says where metrics are collected
+
+        parallel = config.parallel_config
+        rank = parallel.data_parallel_rank * parallel.world_size + parallel.rank
+        Engagement(settings, config.model_config.served_model_name, rank).stands_aside(str(error))
         return None
     if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
         refusal = refusal or f"another plugin has taken RoutedExperts, by {other}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from aurora.types import Cluster
     from aurora_vllm.worker_integration import WorkerIntegration
 
-LOG = logging.getLogger("vllm.aurora")
-WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
-
 
 class WorkerStartup:
     """Brings the plugin into one worker process.
@@ -55,16 +51,22 @@ class WorkerStartup:
             disable_cuda_graphs(self._config)
 
     def start(self, worker: Any) -> None:
-        """Agrees with the other ranks on the plan, connects to them, and patches the worker's model runner."""
+        """Agrees with the other ranks on the plan, connects to them, and patches the worker's model runner.
+
+        Raises:
+            RankFailed: if the ranks do not serve by the plan, and the settings say that the plugin is required.
+        """
+        from aurora_vllm.engagement import Engagement
+
         group = None
         if self._config.parallel_config.enable_expert_parallel:
             group = find("vllm.distributed.parallel_state:get_ep_group")()
         integration = self._create_integration(group)
         verdict, processes = self._agree(integration, group)
+        integration.engagement = Engagement(self._settings, self._config.model_config.served_model_name, integration.rank)
         if verdict.refusal is not None:
-            if verdict.report_here:
-                LOG.warning("aurora: %s; %s", verdict.refusal, WITHOUT_PLUGIN)
             integration.served.disable()
+            integration.engagement.stands_aside(verdict.refusal, verdict.report_here)
         if self._refusal is not None:  # nothing was patched
             return
         if group is not None:

@@ -1,0 +1,66 @@
+"""What the plugin says of itself: whether it is engaged, and if not why, in the log and as a metric."""
+
+import logging
+import os
+
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge, start_http_server
+
+from aurora.errors import RankFailed
+from aurora_vllm.settings import Settings
+
+LOG = logging.getLogger("vllm.aurora")
+WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
+ENGAGED = "1 if the plugin does what its settings ask for; 0 if it stands aside for the reason in the label"
+
+
+class Engagement:
+    """Whether the plugin is engaged in one rank, as the gauge `aurora_engaged` shows from the start.
+
+    Args:
+        settings: the plugin's settings.
+        model_name: the name under which vLLM serves the model.
+        rank: this expert-parallel rank.
+        registry: where the gauge is registered; it is served at `metrics_port` if vLLM cannot show it.
+    """
+
+    def __init__(self, settings: Settings, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
+        self._settings, self._rank, self._labels = settings, rank, (model_name, str(rank))
+        self._gauge: Gauge | None = None
+        try:
+            names = ("model_name", "ep_rank", "reason")
+            self._gauge = Gauge("aurora_engaged", ENGAGED, names, registry=registry, multiprocess_mode="mostrecent")
+            if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
+                start_http_server(settings.metrics_port + rank, settings.metrics_host, registry)
+        except (ValueError, OSError) as error:  # the name is taken in this process, or the port is
+            LOG.warning("aurora: no metrics: %s", error)
+
+    def engaged(self, how: str) -> None:
+        """Says that the plugin is engaged, on rank 0 in the log.
+
+        Args:
+            how: what serves by what, as a part of a sentence.
+        """
+        self._set(1, "")
+        if self._rank == 0:
+            LOG.info("aurora: %s", how)
+
+    def stands_aside(self, reason: str, report_here: bool = True) -> None:
+        """Says that vLLM serves without the plugin.
+
+        Args:
+            reason: why.
+            report_here: whether this rank is the one that logs it.
+
+        Raises:
+            RankFailed: if the settings say that the plugin is required.
+        """
+        self._set(0, reason)
+        if self._settings.required:
+            raise RankFailed(f'aurora: {reason}; the setting "required" ends a server that would serve without the plugin')
+        if report_here:
+            LOG.warning("aurora: %s; %s", reason, WITHOUT_PLUGIN)
+
+    def _set(self, value: int, reason: str) -> None:
+        if self._gauge is not None:
+            self._gauge.labels(*self._labels, reason).set(value)
