@@ -1,6 +1,5 @@
 """Expert-parallel replacement of a MoE layer's experts module: performs the layer's operations over all ranks."""
 
-import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +31,7 @@ class DistributedExperts(nn.Module):
         self.local = experts
         self.held = tuple(range(self.num_experts))
         self._chunk_rows = MIN_CHUNK_ROWS
+        self._timed_chunk: tuple[int, Any, Any] | None = None  # rows, start and end mark of a chunk whose time is not known
 
     def perform(
         self,
@@ -108,17 +108,28 @@ class DistributedExperts(nn.Module):
         return out
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Computes `local` with preemption points: a chunk takes about PREEMPTION_INTERVAL_S, judged by the last one."""
-        done: list[torch.Tensor] = []
+        """Computes `local` with preemption points: a chunk takes about PREEMPTION_INTERVAL_S, judged by an earlier one."""
+        recorder, done = self._context.recorder, []
         first = 0
         while first < len(rows):
             if first:
                 self._context.yield_to_priority("expert", self._layer)
-            chunk, began_s = slice(first, min(first + self._chunk_rows, len(rows))), time.perf_counter()
+            self._adapt_chunks()
+            chunk, start = slice(first, min(first + self._chunk_rows, len(rows))), recorder.mark()
             done.append(self.local(rows[chunk], index[chunk], weights[chunk]))
-            first, size = chunk.stop, chunk.stop - chunk.start
-            self._chunk_rows = max(MIN_CHUNK_ROWS, int(size * PREEMPTION_INTERVAL_S / (time.perf_counter() - began_s)))
+            if self._timed_chunk is None:
+                self._timed_chunk = chunk.stop - chunk.start, start, recorder.mark()
+            first = chunk.stop
         return done[0] if len(done) == 1 else torch.cat(done)
+
+    def _adapt_chunks(self) -> None:
+        """Sets the size of chunks by the timed one, once it has been executed; a GPU executes chunks after they are queued."""
+        if self._timed_chunk is not None:
+            rows, start, end = self._timed_chunk
+            took_s = self._context.recorder.elapsed_s(start, end)
+            if took_s is not None:
+                self._chunk_rows = max(MIN_CHUNK_ROWS, int(rows * PREEMPTION_INTERVAL_S / max(took_s, 1e-9)))
+                self._timed_chunk = None
 
     def _exchange(self, op: Exchange, rows: torch.Tensor, out_sizes: list[int], in_sizes: list[int]) -> torch.Tensor:
         """Sends this rank's rows as bytes, out_sizes to each rank, and returns in_sizes rows from each rank, by rank."""

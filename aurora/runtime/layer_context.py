@@ -120,10 +120,7 @@ class LayerContext:
         Raises:
             RankFailed: if a peer is lost; the message names model, layer and phase.
         """
-
-        def observe(peer: int, sent: bool, size: int, start_s: float, end_s: float) -> None:
-            self.recorder.transfer(op.phase, layer, peer, sent, size, start_s, end_s)
-
+        observe = self.recorder.observer(op.phase, layer)
         with self._arbiter.exchange(op.hold_port), self._waiting(f"layer {layer}, {op.phase}"):
             if self._watch is None:
                 self.transport.exchange(op.order, sends, recvs, observe)

@@ -1,24 +1,30 @@
 """Records what one model does on one rank: phases, transfers and routing."""
 
+from collections import deque
+from typing import Any
+
 import numpy as np
 import torch
 
+from aurora.runtime.distributed.transport import Observe
 from aurora.runtime.result import Routing
-from aurora.runtime.timers import HostTimer, StreamTimer, Timer
+from aurora.runtime.timers import HostTimer, Timer
 from aurora.types import TraceRecorder
+
+MOST_QUEUED = 1024  # phases that have not been read
 
 
 class PhaseRecorder:
     """Times the phases of one model on one rank for the run's TraceRecorder, and keeps the model's routing if asked to.
 
-    Times are seconds since the run began. `flush` hands the phases to the TraceRecorder, because a GPU stream's timer knows
-    their times only when the work is done.
+    Times are seconds since the run began. A GPU stream's timer knows them when the work is done: phases are queued until then,
+    and are read without waiting, as long as no more than MOST_QUEUED are queued.
 
     Args:
         recorder: this rank's TraceRecorder, shared by its models.
         rank, model: the rank and the model's index.
         began_s: when the run began, by time.perf_counter.
-        on_gpu: whether phases are timed by events on the current stream.
+        timer: the timer of phases; None: the host's clock.
         keep_routing: whether `route` keeps what `routing` returns.
     """
 
@@ -28,13 +34,13 @@ class PhaseRecorder:
         rank: int,
         model: int,
         began_s: float,
-        on_gpu: bool = False,
+        timer: Timer | None = None,
         keep_routing: bool = False,
     ) -> None:
         self.step = -1
         self._recorder, self._rank, self._model, self._began_s = recorder, rank, model, began_s
-        self._timer: Timer = StreamTimer(began_s) if on_gpu else HostTimer(began_s)
-        self._phases: list[tuple[int, int, str, object, object]] = []  # step, layer, phase, start mark, end mark
+        self._timer: Timer = HostTimer(began_s) if timer is None else timer
+        self._phases: deque[tuple[int, int, str, Any, Any]] = deque()  # step, layer, phase, start mark, end mark
         self._keep_routing = keep_routing
         self._routed: list[tuple[int, torch.Tensor, torch.Tensor | None]] = []  # step, experts_NK, mask
 
@@ -43,15 +49,19 @@ class PhaseRecorder:
         """Name of the model."""
         return self._recorder.names_M[self._model]
 
-    def mark(self) -> object:
-        """Marks the present moment. Returns the mark, to be given to `phase`."""
+    def mark(self) -> Any:
+        """Marks the present moment. Returns the mark, to be given to `phase` and `elapsed_s`."""
         return self._timer.mark()
 
-    def seconds(self, mark: object) -> float:
+    def seconds(self, mark: Any) -> float:
         """Returns when a mark was made, in seconds since the run began; waits for the GPU's work before it."""
         return self._timer.seconds(mark)
 
-    def phase(self, phase: str, layer: int, start: object) -> None:
+    def elapsed_s(self, start: Any, end: Any) -> float | None:
+        """Returns the seconds between two marks, None if the work has not reached the second one."""
+        return self._timer.elapsed_s(start, end) if self._timer.reached(end) else None
+
+    def phase(self, phase: str, layer: int, start: Any) -> None:
         """Records a phase of the current step that ends now.
 
         Args:
@@ -60,20 +70,21 @@ class PhaseRecorder:
             start: the mark at which the phase began.
         """
         self._phases.append((self.step, layer, phase, start, self._timer.mark()))
+        while self._phases and (len(self._phases) > MOST_QUEUED or self._timer.reached(self._phases[0][-1])):
+            self._read_oldest()
 
-    def transfer(self, phase: str, layer: int, peer: int, sent: bool, size: int, start_s: float, end_s: float) -> None:
-        """Records this rank's end of a transfer.
+    def observer(self, phase: str, layer: int) -> Observe:
+        """Returns a function that records transfers of the current step's exchange; it may be called in a later step.
 
         Args:
             phase, layer: as in `phase`.
-            peer: the rank at the other end.
-            sent: whether this rank is the sender.
-            size: bytes.
-            start_s, end_s: when the transfer began and ended, by time.perf_counter.
         """
-        self._recorder.transfer(
-            self._rank, self._model, self.step, layer, phase, peer, sent, size, start_s - self._began_s, end_s - self._began_s
-        )
+        where = (self._rank, self._model, self.step, layer, phase)
+
+        def observe(peer: int, sent: bool, size: int, start_s: float, end_s: float) -> None:
+            self._recorder.transfer(*where, peer, sent, size, start_s - self._began_s, end_s - self._began_s)
+
+        return observe
 
     def route(self, experts_NK: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Records which experts the current step's tokens chose in the next layer.
@@ -101,7 +112,11 @@ class PhaseRecorder:
 
     def flush(self) -> None:
         """Waits until the work of the recorded phases is done, and adds them to the TraceRecorder."""
-        for step, layer, phase, *marks in self._phases:
-            start_s, end_s = map(self._timer.seconds, marks)
-            self._recorder.add(self._rank, self._model, step, layer, phase, start_s, end_s)
-        self._phases.clear()
+        while self._phases:
+            self._read_oldest()
+
+    def _read_oldest(self) -> None:
+        """Waits until the work of the phase that was recorded first is done, and adds the phase to the TraceRecorder."""
+        step, layer, phase, *marks = self._phases.popleft()
+        start_s, end_s = map(self._timer.seconds, marks)
+        self._recorder.add(self._rank, self._model, step, layer, phase, start_s, end_s)

@@ -28,6 +28,7 @@ from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.runtime.result import RankResult
+from aurora.runtime.timers import StreamTimer
 from aurora.types import Plan, RunOptions, TraceRecorder
 
 LOADING = threading.Lock()  # transformers loads one model at a time in a process
@@ -99,7 +100,10 @@ def serve_rank(
         arbiters = _arbiters(transports, options, on_gpu)
         began_s = _began_s(transports[0], rank_info)
         recorders = [
-            PhaseRecorder(recorder, rank_info.rank, index, began_s, on_gpu, options.predictable) for index in range(len(models))
+            PhaseRecorder(
+                recorder, rank_info.rank, index, began_s, StreamTimer(began_s) if on_gpu else None, options.predictable
+            )
+            for index in range(len(models))
         ]
         gpu, logs = plan.cluster.gpus[rank_info.rank], rank_info.rank == 0
         watches = [None if calibration is None else OrderWatch(calibration, model, gpu, logs) for model in program.names_M]

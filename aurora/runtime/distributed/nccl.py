@@ -84,7 +84,7 @@ class NcclCalls:
 
     def reached(self, mark: Any) -> bool:
         """Returns whether the stream has reached a mark; see `GroupedCalls.reached`."""
-        return bool(mark.query())
+        return self._timer.reached(mark)
 
     def seconds(self, mark: Any) -> float:
         """Returns when the stream reached a mark; see `GroupedCalls.seconds`."""
