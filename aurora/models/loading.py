@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,12 @@ class MoeLayer:
     name: str  # the attribute of `block` that is the experts module
 
     @property
+    def count(self) -> int:
+        """Experts of the layer, whether the experts module holds their weights or they are still in the model's files."""
+        reader = getattr(self.experts, "reader", None)
+        return int(self.experts.num_experts if reader is None else reader.count)
+
+    @property
     def experts(self) -> Any:
         """The experts module: fused weights, experts along the first axis, called with EXPERTS_SIGNATURE."""
         return getattr(self.block, self.name)
@@ -36,11 +43,10 @@ class MoeLayer:
         Raises:
             BadInput: if the block has no such weights.
         """
-        count = self.experts.num_experts
         for name, parameter in self.block.named_parameters():
-            if not name.startswith(f"{self.name}.") and parameter.ndim == 2 and parameter.shape[0] == count:
+            if not name.startswith(f"{self.name}.") and parameter.ndim == 2 and parameter.shape[0] == self.count:
                 return parameter
-        raise BadInput(f"{type(self.block).__name__}: expected router weights with {count} rows, found none")
+        raise BadInput(f"{type(self.block).__name__}: expected router weights with {self.count} rows, found none")
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class MoeModel:
     @property
     def experts(self) -> int:
         """Experts in each MoE layer."""
-        return int(self.layers[0].experts.num_experts)
+        return self.layers[0].count
 
     @property
     def dense_layers(self) -> tuple[int, ...]:
@@ -88,12 +94,13 @@ class MoeModel:
     @property
     def expert_bytes(self) -> int:
         """Bytes of the weights of one expert in one layer."""
-        return _bytes(self.layers[0].experts) // self.experts
+        return sum(math.prod(each.shape[1:]) * each.element_size() for _, each in expert_parameters(self.layers[0].experts))
 
     @property
     def other_bytes(self) -> int:
         """Bytes of all weights outside experts."""
-        return _bytes(self.model) - self.expert_bytes * self.experts * len(self.layers)
+        held = sum(weight.nbytes for layer in self.layers for _, weight in expert_parameters(layer.experts))
+        return _bytes(self.model) - held
 
     @property
     def identity(self) -> ModelIdentity:
@@ -127,7 +134,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
             different numbers of experts.
         MissingDependency: if transformers is not installed.
     """
-    transformers = _transformers()
+    transformers = load_transformers()
     config = _from_pretrained(path, transformers.AutoConfig)
     wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
     model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, dtype=wanted, output_loading_info=True)
@@ -137,7 +144,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     layers = find_moe_layers(model)
     if not layers:
         raise BadInput(f"{path}: {type(model).__name__} has no MoE layers; expected a Mixture-of-Experts causal LM")
-    sizes = {int(layer.experts.num_experts) for layer in layers}
+    sizes = {layer.count for layer in layers}
     if len(sizes) > 1:
         raise BadInput(f"{path}: expected the same number of experts in every MoE layer, found {sorted(sizes)}")
     text = getattr(model.config, "text_config", model.config)
@@ -150,11 +157,15 @@ def load_tokenizer(path: str | Path) -> Any:
     Raises:
         BadInput: if there is none.
     """
-    return _from_pretrained(path, _transformers().AutoTokenizer)
+    return _from_pretrained(path, load_transformers().AutoTokenizer)
 
 
-def _transformers() -> Any:
-    """The module transformers, without its progress bars and warnings."""
+def load_transformers() -> Any:
+    """Returns the module transformers, without its progress bars and warnings.
+
+    Raises:
+        MissingDependency: if it is not installed.
+    """
     try:
         import transformers
     except ImportError as error:
@@ -170,6 +181,8 @@ def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
         raise BadInput(f"{path}: expected a model folder with a config.json, found none")
     try:
         return factory.from_pretrained(path, **options)
+    except BadInput:
+        raise
     except Exception as error:  # transformers raises many kinds for a path that is no model
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"{path}: not a model that transformers can load: {reason}") from None

@@ -21,15 +21,17 @@ class DistributedExperts(nn.Module):
     `perform` must be called before the first forward pass.
 
     Attributes:
-        local: the module that computes this rank's experts; at first the one that is replaced, with all of them.
+        local: the module that computes this rank's experts; at first the one that is replaced, with all of them, or with none
+            if it has an attribute `reader`, an ExpertReader.
         held: the experts in the slots of `local`.
     """
 
     def __init__(self, experts: Any) -> None:
         super().__init__()
-        self.num_experts = int(experts.num_experts)
+        self._reader: Any = getattr(experts, "reader", None)
+        self.num_experts = int(experts.num_experts if self._reader is None else self._reader.count)
         self.local = experts
-        self.held = tuple(range(self.num_experts))
+        self.held = tuple(range(int(experts.num_experts)))
         self._chunk_rows = MIN_CHUNK_ROWS
         self._timed_chunk: tuple[int, Any, Any] | None = None  # rows, start and end mark of a chunk whose time is not known
 
@@ -59,9 +61,14 @@ class DistributedExperts(nn.Module):
         self.hold(slots_G[self._rank])
 
     def hold(self, wanted: Sequence[int], arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({})) -> None:
-        """Makes this rank hold exactly the experts `wanted`, by slot; each is held already, or its weights have arrived."""
+        """Makes this rank hold exactly the experts `wanted`, by slot.
+
+        Weights that are neither held nor have arrived are read from the model's files.
+        """
         if tuple(wanted) != self.held:
-            hold_experts(self.local, [arrived.get(expert) or self.held.index(expert) for expert in wanted])
+            lacking = sorted(set(wanted) - {*self.held, *arrived})
+            found = {**arrived, **self._reader.read(lacking)} if lacking else arrived
+            hold_experts(self.local, [found.get(expert) or self.held.index(expert) for expert in wanted])
             self.held = tuple(wanted)
 
     def weights(self, expert: int) -> dict[str, torch.Tensor]:

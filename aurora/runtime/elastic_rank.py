@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from aurora.errors import RankFailed
-from aurora.models.loading import expert_parameters, load_model
+from aurora.models.loading import expert_parameters
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
 from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
@@ -83,9 +83,11 @@ def serve_elastic_rank(
 ) -> None:
     """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end."""
     models = load_models(plan, paths, prompts_M, options, "cpu")
-    workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
-    recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), rank_info.ranks)
     expert_bytes_M = tuple(model.expert_bytes for model in models)
+    workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
+    for worker, planned in zip(workers, plan.models, strict=True):
+        worker.hold(planned.placement, rank_info.rank)
+    recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), rank_info.ranks)
     lost: str | None = None
     while True:
         held_ML = tuple(tuple(layer.held for layer in worker.layers) for worker in workers)
@@ -95,7 +97,7 @@ def serve_elastic_rank(
             break
         lost = None
         try:
-            _serve_epoch(rank_info, channel, message, workers, paths, prompts_M, options, recorder, began_s)
+            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s)
         except RankFailed as error:
             lost = None if channel.stopped.is_set() else str(error)
         for worker in workers:
@@ -114,7 +116,6 @@ def _serve_epoch(
     channel: ControlChannel,
     epoch: EpochStart,
     workers: Sequence[ModelWorker],
-    paths: Sequence[str],
     prompts_M: Sequence[Sequence[list[int]]],
     options: RunOptions,
     recorder: TraceRecorder,
@@ -136,7 +137,7 @@ def _serve_epoch(
     contexts: list[LayerContext] = []
     try:
         transports = tcp_transports(groups.groups, work.cluster, rank, options.transport == "shaped")
-        _fetch_experts(workers, work, transports[0], paths, channel)
+        _fetch_experts(workers, work, transports[0], channel)
         recorder.begin(epoch.number, epoch.members)
         contexts += [
             LayerContext(index, transport, arbiters[index], PhaseRecorder(recorder, rank, index, began_s))
@@ -154,16 +155,13 @@ def _serve_epoch(
             context.leave()
 
 
-def _fetch_experts(
-    workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, paths: Sequence[str], channel: ControlChannel
-) -> None:
+def _fetch_experts(workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, channel: ControlChannel) -> None:
     """Makes every layer hold the experts that the program gives this rank.
 
-    Missing weights come from the ranks that hold them, or from the checkpoint where no rank does.
+    Missing weights come from the ranks that hold them, or from the model's files where no rank does.
     """
     found: dict[tuple[int, int], dict[int, Weights]] = {}
-    received = _exchange_weights(workers, work, transport, channel)
-    for move, weights in [*received, *_checkpoint_weights(work, transport.rank, paths)]:
+    for move, weights in _exchange_weights(workers, work, transport, channel):
         found.setdefault((move.model, move.layer), {})[move.expert] = weights
     for model, (worker, placement) in enumerate(zip(workers, work.program.placements_M, strict=True)):
         for number, layer in enumerate(worker.layers):
@@ -208,14 +206,3 @@ def _unpack(
             weights[name] = message[start : start + like.nbytes].view(like.dtype).view(like.shape)
             start += like.nbytes
         yield move, weights
-
-
-def _checkpoint_weights(work: EpochWork, rank: int, paths: Sequence[str]) -> list[tuple[ExpertTransfer, Weights]]:
-    """Weights that no rank holds any more, from the model's files. Raises BadInput if the files cannot be read any more."""
-    moves = [move for move in work.moves if move.to == rank and move.source is None]
-    models = {index: load_model(paths[index]) for index in sorted({move.model for move in moves})}
-    found: list[tuple[ExpertTransfer, Weights]] = []
-    for move in moves:
-        experts = models[move.model].layers[move.layer].experts
-        found.append((move, {name: whole.detach()[move.expert] for name, whole in expert_parameters(experts)}))
-    return found

@@ -17,7 +17,7 @@ from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.result import Answers, Token
-from aurora.types import Program, RunOptions
+from aurora.types import Placement, Program, RunOptions
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class ModelWorker:
                 deduplicated,
                 self._options.local_first,
             )
+
+    def hold(self, placement: Placement, rank: int) -> None:
+        """Makes every layer hold the experts that a placement gives a rank, read from the model's files where they lack."""
+        for layer, slots_G in zip(self.layers, placement.slots_LG, strict=True):
+            layer.hold(slots_G[rank])
 
     @property
     def serving(self) -> list[int]:

@@ -1,6 +1,5 @@
 """Serving rank: loads the models, holds the planned experts, and serves the requests dealt to this rank."""
 
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -10,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
-from aurora.models.loading import MoeModel, load_model
+from aurora.models.loading import MoeModel
+from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
 from aurora.planner.compile import compile_plan
 from aurora.runtime.distributed.launcher import RankInfo
@@ -31,15 +31,15 @@ from aurora.runtime.result import RankResult
 from aurora.runtime.timers import StreamTimer
 from aurora.types import Plan, RunOptions, TraceRecorder
 
-LOADING = threading.Lock()  # transformers loads one model at a time in a process
-
 
 def load_models(
     plan: Plan, paths: Sequence[str], prompts_M: Sequence[Sequence[list[int]]], options: RunOptions, device: str
 ) -> list[MoeModel]:
-    """Loads the models of a run. Raises BadInput if one is not what the plan was made for, or cannot answer its prompts."""
-    with LOADING:
-        models = [load_model(path, device) for path in paths]
+    """Loads the models of a run, without their experts.
+
+    Raises BadInput if one is not what the plan was made for, or cannot answer its prompts.
+    """
+    models = [load_without_experts(path, device) for path in paths]
     for planned, model, prompts in zip(plan.models, models, prompts_M, strict=True):
         model.identity.check_same(planned.identity, f"the plan of {planned.model!r} cannot serve model {model.name!r}")
         _check_prompts(model, prompts, options.max_new_tokens)
@@ -84,6 +84,9 @@ def serve_rank(
     if device != "cpu":
         torch.cuda.set_device(device)
     models = load_models(plan, model_paths, prompts_M, options, device)
+    workers = [ModelWorker(model, options) for model in models]
+    for worker, planned in zip(workers, plan.models, strict=True):
+        worker.hold(planned.placement, rank_info.rank)
     with nullcontext() if memories else default_process_group(rank_info):
         if memories:
             transports: list[Transport] = [MemoryTransport(memory, rank_info.rank, plan.cluster) for memory in memories]
@@ -109,7 +112,6 @@ def serve_rank(
         watches = [None if calibration is None else OrderWatch(calibration, model, gpu, logs) for model in program.names_M]
         shared = zip(transports, arbiters, recorders, watches, strict=True)
         contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
-        workers = [ModelWorker(model, options) for model in models]
         for worker, context, prompts in zip(workers, contexts, prompts_M, strict=True):
             worker.perform(program, context)
             worker.waiting.extend(Request(i, prompts[i]) for i in deal(prompts, rank_info.ranks)[rank_info.rank])

@@ -1,0 +1,151 @@
+"""A model without its experts, and experts read from its files one by one: the same weights as of the whole model, and no others."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig
+
+from aurora.errors import BadInput
+from aurora.io import shipped
+from aurora.models import own_weights
+from aurora.models.loading import expert_parameters, hold_experts, load_model
+from aurora.models.own_weights import load_without_experts
+from tests.models.architectures import CONFIGS, SHAPE, build
+
+
+def as_one_file(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def write(folder, tensors):
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def sharded(folder):
+    """Each tensor in one of three files, experts of a layer spread over all."""
+    tensors = as_one_file(folder)
+    (folder / "model.safetensors").unlink()
+    shards = {key: f"model-0000{number % 3 + 1}-of-00003.safetensors" for number, key in enumerate(tensors)}
+    for file in set(shards.values()):
+        save_file({key: tensors[key] for key in tensors if shards[key] == file}, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+
+
+def fused(folder):
+    """All experts of a layer in one tensor, under transformers' own names."""
+    write(folder, {name: tensor.clone() for name, tensor in load_model(folder).model.state_dict().items()})
+
+
+def half(folder):
+    write(folder, {key: tensor.to(torch.bfloat16) for key, tensor in as_one_file(folder).items()})
+
+
+def pickled(folder):
+    torch.save(as_one_file(folder), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+LAYOUTS = {"by expert": lambda folder: None, "sharded": sharded, "fused": fused, "bfloat16": half, "pickled": pickled}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [(name, layout) for name in CONFIGS for layout in ("by expert", "fused")]
+    + [("mixtral", layout) for layout in ("sharded", "bfloat16", "pickled")],
+)
+def test_weights_and_outputs_are_those_of_the_whole_model(name, layout, tmp_path):
+    folder = build(name, tmp_path / name)
+    LAYOUTS[layout](folder)
+    whole, parts = load_model(folder), load_without_experts(folder)
+    assert parts.identity == whole.identity
+    assert (parts.other_bytes, parts.dense_layers) == (whole.other_bytes, whole.dense_layers)
+    for full, layer in zip(whole.layers, parts.layers, strict=True):
+        assert {len(weight) for _, weight in expert_parameters(layer.experts)} == {0}
+        reader = layer.experts.reader
+        found = reader.read([4, 1])
+        for expert in (4, 1):
+            assert {key: tensor.tolist() for key, tensor in found[expert].items()} == {
+                key: weight[expert].tolist() for key, weight in expert_parameters(full.experts)
+            }
+        hold_experts(layer.experts, [reader.read([expert])[expert] for expert in range(layer.count)])
+        hold_experts(full.experts, range(full.count))  # not in the file: where a tensor begins decides on how it is multiplied
+    expected, found = whole.model.state_dict(), parts.model.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[key], tensor) and found[key].dtype == tensor.dtype for key, tensor in expected.items())
+    ids = torch.randint(3, 259, (2, 9))
+    with torch.inference_mode():
+        assert torch.equal(parts.model(ids).logits, whole.model(ids).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tied_embeddings_and_the_wanted_dtype(tmp_path, dtype):
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**SHAPE, num_local_experts=3, tie_word_embeddings=True))
+    model.save_pretrained(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shipped("models/mixtral-topics") / file, tmp_path)
+    assert "lm_head.weight" not in as_one_file(tmp_path)
+    whole, parts = load_model(tmp_path, dtype=dtype), load_without_experts(tmp_path, dtype=dtype)
+    assert parts.model.lm_head.weight is parts.model.model.embed_tokens.weight
+    assert torch.equal(parts.model.lm_head.weight, whole.model.lm_head.weight)
+    assert {weight.dtype for weight in parts.layers[0].experts.reader.read([2])[2].values()} == {dtype}
+    assert all(torch.equal(a, b) for a, b in zip(parts.model.buffers(), whole.model.buffers(), strict=True))
+
+
+class Watched:
+    """A tensor of a file that notes in `seen` that it was read, or which rows were."""
+
+    def __init__(self, key, tensor, seen):
+        self._key, self._tensor, self._seen = key, tensor, seen
+
+    def __getitem__(self, index):
+        self._seen.append((self._key, range(index.start, index.stop) if isinstance(index, slice) else None))
+        return self._tensor[index]
+
+    def __getattr__(self, name):
+        return getattr(self._tensor, name)
+
+
+@pytest.mark.parametrize("layout", ["by expert", "fused"])
+def test_nothing_else_is_read(layout, tmp_path, monkeypatch):
+    folder, seen, tensors = build("mixtral", tmp_path / "m"), [], own_weights._tensors
+    LAYOUTS[layout](folder)
+    monkeypatch.setattr(
+        own_weights, "_tensors", lambda path: {key: Watched(key, tensor, seen) for key, tensor in tensors(path).items()}
+    )
+    model = load_without_experts(folder)
+    dense = {key for key in as_one_file(folder) if ".experts." not in key}
+    assert sorted(seen) == sorted((key, None) for key in dense)
+    seen.clear()
+    model.layers[1].experts.reader.read([3, 0])
+    if layout == "by expert":
+        names = [f"model.layers.1.block_sparse_moe.experts.{each}.w{part}.weight" for each in (0, 3) for part in (1, 2, 3)]
+        assert sorted(seen) == [(name, None) for name in names]
+    else:
+        names = [f"model.layers.1.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
+        assert sorted(seen, key=str) == [(name, range(each, each + 1)) for name in names for each in (0, 3)]
+
+
+def test_files_that_lack_an_expert_or_change_are_refused(tmp_path):
+    folder = build("mixtral", tmp_path / "m")
+    tensors, last = as_one_file(folder), "model.layers.1.block_sparse_moe.experts.4"
+    write(folder, {key: tensor for key, tensor in tensors.items() if key != f"{last}.w1.weight"})
+    with pytest.raises(BadInput, match=r"model\.safetensors: expected 5 tensors like .*experts\.0\.w1\.weight, found 4"):
+        load_without_experts(folder)
+    write(folder, {key: tensor for key, tensor in tensors.items() if "layers.1" not in key or ".w2." not in key})
+    layers = load_without_experts(folder).layers
+    assert layers[0].experts.reader.read([2])
+    with pytest.raises(BadInput, match=r"expected the weights of 5 experts, found none that fit .*layers\.1.*down_proj"):
+        layers[1].experts.reader.read([2])
+    write(folder, tensors | {f"{last}.w2.weight": torch.zeros(3, 3)})
+    layers = load_without_experts(folder).layers
+    with pytest.raises(BadInput, match=r"found none that fit .*layers\.1.*down_proj"):
+        layers[1].experts.reader.read([0, 4])
+    (folder / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(BadInput, match=r"model\.safetensors: expected weights of the model, found none"):
+        layers[1].experts.reader.read([0])
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"model\.safetensors: expected weights of the model, found none"):
+        layers[1].experts.reader.read([0])
