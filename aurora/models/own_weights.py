@@ -1,6 +1,7 @@
 """Loads a model without its experts, and single experts from its files: a rank holds the dense weights and its own experts."""
 
 import copy
+import ctypes
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,12 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
             return load_model(path, device, dtype)
         finally:
             PreTrainedModel._load_pretrained_model = staticmethod(load)
+
+
+def release_freed_memory() -> None:
+    """Returns freed memory to the system: glibc keeps what small experts were converted in, a layer's worth and more."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from aurora.models.loading import expert_parameters, hold_experts
+from aurora.models.own_weights import release_freed_memory
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.layer_context import LayerContext
 from aurora.types import PREEMPTION_INTERVAL_S, Barrier, Compute, Exchange, Op, Placement
@@ -70,6 +71,9 @@ class DistributedExperts(nn.Module):
             found = {**arrived, **self._reader.read(lacking)} if lacking else arrived
             hold_experts(self.local, [found.get(expert) or self.held.index(expert) for expert in wanted])
             self.held = tuple(wanted)
+            if lacking:
+                del found
+                release_freed_memory()
 
     def weights(self, expert: int) -> dict[str, torch.Tensor]:
         """Returns a held expert's weights by parameter name."""

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,3 +152,44 @@ def test_files_that_lack_an_expert_or_change_are_refused(tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(BadInput, match=r"model\.safetensors: expected weights of the model, found none"):
         layers[1].experts.reader.read([0])
+
+
+MEASURE = """
+import re, sys
+import torch
+from pathlib import Path
+from aurora.models.own_weights import load_without_experts
+from aurora.runtime.distributed_experts import DistributedExperts
+
+def anonymous():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+small, folder, *held = sys.argv[1:]
+load_without_experts(small)
+before = anonymous()
+model = load_without_experts(folder)
+for layer in model.layers:
+    DistributedExperts(layer.experts).hold([int(expert) for expert in held])
+print(anonymous() - before, model.other_bytes, model.expert_bytes * len(held) * len(model.layers))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux' account of memory")
+@pytest.mark.parametrize("layout", ["by expert", "fused"])
+def test_a_rank_has_memory_for_the_dense_weights_and_its_own_experts(layout, tmp_path):
+    """Of 300 MB of bfloat16 as float32, a third for dense weights: anonymous memory, which is not a file's, of a fresh process."""
+    small, folder = build("mixtral", tmp_path / "small"), tmp_path / "large"
+    shape = SHAPE | {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 40000}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**shape, num_local_experts=12), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(small / file, folder)
+    if layout == "fused":
+        write(folder, {name: tensor.clone() for name, tensor in model.state_dict().items()})
+    command = [sys.executable, "-c", MEASURE, str(small), str(folder), "2", "5", "11"]
+    rise, dense, own = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert dense > 1e8
+    assert own > 3.5e7
+    assert dense + own <= rise * 1.02
+    assert rise <= 1.1 * (dense + own)
