@@ -270,12 +270,17 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
         problem: the layer.
         starts: placements, which are filled with replicas if these are allowed.
         rng: for the search.
-        replicas: whether experts may have several, which then share their tokens evenly and fill all slots.
+        replicas: whether experts may have several, which then share their tokens evenly and fill all slots, unless that costs
+            more than WORTH: a hot expert that has a GPU to itself may have no neighbour that it can bear.
     """
     layer = PhaseSums.of(problem.expected, problem.slots_G)
 
     def full(held_GP: IntArray) -> IntArray:
-        return fill(layer, held_GP)[0] if replicas else held_GP
+        if not replicas:
+            return held_GP
+        filled_GP = fill(layer, held_GP)[0]
+        kept_s, filled_s = (problem.judged_s(Placement.of_slots(each[None])) for each in (held_GP, filled_GP))
+        return held_GP if kept_s < filled_s * (1 - WORTH) else filled_GP
 
     def searched(held_GP: IntArray, kicks: int) -> IntArray:
         return full(slot_search(layer, held_GP, rng, kicks, replicas)[0])

@@ -11,11 +11,11 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.make_plan import make_plan
-from aurora.planner.placement.cost_model import SUMMED
+from aurora.planner.placement.cost_model import SUMMED, aimed_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.traffic import layer_traffic
-from aurora.types import PHASES, Curve, PlanOptions, Profile
+from aurora.types import PHASES, Curve, Placement, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
 
@@ -99,13 +99,30 @@ def test_replicas_are_worse_than_none_by_a_hundredth_at_most_in_the_same_slots(c
     assert copies.objective_s * 0.99 <= alone.objective_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("place", ["equal-split", "free-split"])
 @pytest.mark.parametrize("windows", [1, 3])
-def test_replicas_fill_all_slots(place, windows):
-    source = profile(np.random.default_rng(1).integers(0, 9, (windows, 2, 4, 10)))
-    plan = make_plan(cluster(1e6, 1e6, 1e6, 1e6), [source], PlanOptions(place, slots_per_gpu=4))
-    for layer in plan.models[0].placement.slots_LG:
-        assert [len(held) for held in layer] == [4] * 4
+@pytest.mark.parametrize("seed", range(4))
+def test_replicas_fill_all_slots_that_cost_nothing(windows, seed):
+    source = profile(np.random.default_rng(seed).integers(0, 9, (windows, 1, 4, 10)))
+    machines = cluster(1e6, 1e6, 1e6, 1e6)
+    plan = make_plan(machines, [source], PlanOptions("equal-split", aim="own", slots_per_gpu=4))
+    held_G = plan.models[0].placement.slots_LG[0]
+    costs = aimed_costs(machines, source, [], 0, "own")
+    for gpu, held in enumerate(held_G):
+        for expert in set(range(10)) - set(held) if len(held) < 4 else ():
+            more_G = (*held_G[:gpu], (*held, expert), *held_G[gpu + 1 :])
+            assert costs.value_s(Placement.evenly((more_G,)).split_EG(0)) > plan.objective_s * 1.01
+
+
+@pytest.mark.parametrize("aim", ["own", "mean"])
+def test_a_slot_that_costs_time_stays_empty(aim):
+    """The last expert fills a GPU: a replica beside it, which takes an even part of its expert's tokens, makes it the slowest."""
+    load_E = np.array([1153, 1933, 2314, 2085, 1321, 2145, 1822, 1625])
+    source = profile(np.repeat((load_E[[0, 1, 2, 3, 4, 5, 7, 6]] * 8)[None, None, None], 8, axis=2))
+    machines = cluster(*[1e12] * 8)
+    plan, eplb = (
+        make_plan(machines, [source], PlanOptions(place, aim=aim, slots_per_gpu=2)) for place in ("equal-split", "eplb")
+    )
+    assert plan.objective_s <= eplb.objective_s * (1 + 1e-9)
 
 
 def test_seconds_on_unseen_windows_are_those_of_windows_drawn_alike():
