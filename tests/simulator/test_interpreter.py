@@ -126,17 +126,17 @@ def clusters_on_any_fabric(draw, gpus):
     return replace(draw(clusters(gpus)), fabric=None if kind is None else draw(fabrics(gpus, kind)))
 
 
-@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters_on_any_fabric(n), profiles(n, max_layers=1))))
-def test_one_window_without_compute_is_the_planned_schedule(case):
+@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters_on_any_fabric(n), profiles(n, max_layers=1))), st.booleans())
+def test_one_window_without_compute_is_the_planned_schedule(case, staged):
     """simulate(order) equals the planner's timing of the same all-to-all, on the big switch and on fabrics."""
     machines, drawn = case
     p = profile(drawn.tokens_TLSE[:1], name="m")
     plan = make_plan(machines, [p])
-    trace = simulate_plan(plan, [p])
+    trace = simulate_plan(plan, [p], staged=staged)
     order = plan.models[0].dispatch_L[0]
     there = layer_traffic(p, 0, plan.models[0].placement.split_EG(0)) * p.dispatch_bytes
     dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
-    assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, machines.network).makespan_s)
+    assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, machines.network, staged).makespan_s)
 
 
 @given(
