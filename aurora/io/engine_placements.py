@@ -132,8 +132,8 @@ def _known(form: str) -> PlacementFormat:
     return PLACEMENT_FORMATS[form]
 
 
-def filled(placement: Placement, load_LE: IntArray | None = None, equal: bool = True) -> Slots:
-    """Fills all GPUs, in all layers, to the most experts that one of them holds, with replicas of others' experts.
+def filled(placement: Placement, load_LE: IntArray | None = None, equal: bool = True, slots: int | None = None) -> Slots:
+    """Fills all GPUs, in all layers, with replicas of others' experts.
 
     The least busy GPU is filled first. The hottest expert is repeated whose even part makes no GPU busier than the layer's
     busiest; if there is none, the coldest.
@@ -142,6 +142,7 @@ def filled(placement: Placement, load_LE: IntArray | None = None, equal: bool = 
         placement: the placement.
         load_LE: (L, E), tokens of each expert; None: all alike.
         equal: whether a token takes equally long on all GPUs; if not, a GPU's tokens of all layers tell how fast it is.
+        slots: experts of a GPU, at most as many as there are; None: the most that one of them holds.
 
     Returns:
         By layer and GPU equally many experts, ascending, each at most once on a GPU.
@@ -152,7 +153,7 @@ def filled(placement: Placement, load_LE: IntArray | None = None, equal: bool = 
     if not equal:
         planned_G = np.sum([load_LE[l] @ placement.split_EG(l) for l in layers], axis=0)
         speed_G = np.maximum(planned_G / max(1.0, planned_G.max()), 1e-9)
-    most = max(len(held) for layer in placement.slots_LG for held in layer)
+    most = slots or max(len(held) for layer in placement.slots_LG for held in layer)
     filled = [_filled(placement.holds_EG(l), load_LE[l], speed_G, most) for l in layers]
     return tuple(tuple(tuple(np.flatnonzero(held_E).tolist()) for held_E in holds_EG.T) for holds_EG in filled)
 

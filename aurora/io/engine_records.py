@@ -168,6 +168,9 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
         np.add.at(tokens_TLSE[:, :, record.rank], at_T, record.tokens_TLE)
     if not tokens_TLSE.any():
         raise BadInput("no traffic was recorded")
+    provenance = {"tool": "aurora import", "engine": first.engine, "date": max(record.date for record in records)}
+    if not any(record.passes_L.any() for record in records):
+        provenance["timings"] = "none: all forward passes were replayed from CUDA graphs"
     return Profile(
         model=first.model,
         fingerprint=first.fingerprint,
@@ -179,7 +182,7 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
         other_bytes=max(record.other_bytes for record in records),
         dense_layers=first.dense_layers,
         curves={first.kind: _curves(records)},
-        provenance={"tool": "aurora import", "engine": first.engine, "date": max(record.date for record in records)},
+        provenance=provenance,
     )
 
 

@@ -7,13 +7,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_plan
+from aurora.io.engine_placements import filled
 from aurora.planner.check.engines import check_engine
 from aurora.types import Cluster, Order, Plan
+from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
 from aurora_vllm.settings import Settings
 
@@ -90,10 +93,17 @@ class ServedPlan:
         rank, ranks: this expert-parallel rank, and how many there are.
         checkpoint: identity of the model that will be loaded; None if it cannot be read beforehand, so that no plan fits.
         experts: the model's number of experts per layer; None if unknown.
+
+    Attributes:
+        plan: the plan; None if there is none or it is refused.
+        physical_LP: (L, P) int64, the expert in each physical expert, rank by rank; None if EPLB does not place them.
+        order: what orders all-to-alls, as in Settings.
+        checkpoint: as given.
     """
 
     def __init__(self, settings: Settings, rank: int, ranks: int, checkpoint: Checkpoint | None, experts: int | None) -> None:
         self.plan: Plan | None = None
+        self.physical_LP: IntArray | None = None
         self.order = settings.order
         self.disabled = False
         self.checkpoint = checkpoint
@@ -113,16 +123,39 @@ class ServedPlan:
         self.plan = plan
         return None
 
+    @property
+    def redundant_experts(self) -> int:
+        """How many physical experts EPLB needs beyond the model's experts, so that all ranks have as many as the fullest."""
+        assert self.plan is not None
+        placement = self.plan.models[0].placement
+        return max(len(held) for held_G in placement.slots_LG for held in held_G) * self._ranks - placement.experts
+
+    def place_physical_experts(self, redundant: int) -> str | None:
+        """Fills EPLB's physical experts by the plan, and free slots by replicas. Returns the refusal reason; else None.
+
+        Args:
+            redundant: how many more physical experts than experts vLLM holds in a layer.
+        """
+        assert self.plan is not None
+        model = self.plan.models[0]
+        slots, rest = divmod(model.placement.experts + redundant, self._ranks)
+        if redundant < self.redundant_experts or rest or slots > model.placement.experts:
+            return f"the plan needs --eplb-config.num_redundant_experts {self.redundant_experts}, found {redundant}"
+        slots_LG = filled(model.placement, model.load_LE, self.plan.cluster.equal, slots)
+        self.physical_LP = np.array(slots_LG, dtype=np.int64).reshape(len(slots_LG), -1)
+        return None
+
     def disable(self) -> None:
         """Leaves placement and all-to-all to vLLM."""
-        self.plan, self.order, self.disabled = None, "stock", True
+        self.plan, self.physical_LP, self.order, self.disabled = None, None, "stock", True
 
     @property
     def fingerprint(self) -> str:
         """Hash of what must be equal on all ranks: placement, orders, and the settings that hold for all of them."""
         models = [] if self.plan is None else [(m.profile_digest, m.placement.slots_LG) for m in self.plan.models]
         orders = [] if self.plan is None else [[order.pairs_X2.tolist() for order in self.plan.models[0].dispatch_L]]
-        shared = (self._settings.order, self._settings.colocate, models, orders)
+        physical = [] if self.physical_LP is None else self.physical_LP.tolist()
+        shared = (self._settings.order, self._settings.colocate, models, orders, physical)
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def summary(self) -> str:
@@ -131,7 +164,8 @@ class ServedPlan:
         experts = "vLLM places the experts"
         if self.plan is not None and settings.plan is not None:
             days = (time.time() - settings.plan.stat().st_mtime) / 86400
-            experts = f"{settings.plan}, written {days:.1f} days ago, places the experts"
+            way = "by expert maps" if self.physical_LP is None else "through EPLB"
+            experts = f"{settings.plan}, written {days:.1f} days ago, places the experts {way}"
         record = "no record"
         if settings.record is not None:
             record = f"a record in {settings.record} every {settings.record_every_s:g} s"
@@ -149,9 +183,13 @@ class ServedPlan:
         layers = self.checkpoint.layers
         return layers.index(decoder_layer) if decoder_layer in layers else None
 
+    def physical_experts(self, layer: int | None) -> IntArray | None:
+        """Returns (P,) int64: the expert in each of a MoE layer's physical experts; None if EPLB does not place them."""
+        return None if self.physical_LP is None or layer is None else self.physical_LP[layer]
+
     def local_experts(self, layer: int | None) -> tuple[int, ...] | None:
-        """Returns this rank's experts in a MoE layer, ascending; None if vLLM places them, as it does if there are replicas."""
-        if self.plan is None or layer is None or self.plan.models[0].placement.split_LG is not None:
+        """Returns this rank's experts in a MoE layer, ascending; None if vLLM or EPLB places them."""
+        if self.plan is None or layer is None or self.physical_LP is not None:
             return None
         return self.plan.models[0].placement.slots_LG[layer][self._rank]
 

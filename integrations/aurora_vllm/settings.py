@@ -10,7 +10,7 @@ from typing import Any
 
 from aurora.errors import AuroraError, BadInput
 
-ORDERS = ("plan", "online", "stock")
+ORDERS = ("auto", "plan", "online", "stock")
 PREFIX = "AURORA_"
 OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG")  # which are not the plugin's
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
@@ -23,8 +23,9 @@ class Settings:
 
     Args:
         plan: file of the plan that placement and orders come from; None: vLLM's own placement.
-        order: what orders all-to-alls: "plan", "online" (a new order for every batch) or "stock" (vLLM's allgather and
-            reduce-scatter). By default "plan" if there is a plan, else "stock".
+        order: what orders all-to-alls: "plan", "online" (a new order for every batch), "stock" (vLLM's allgather and
+            reduce-scatter) or "auto" ("plan" if there is a plan and vLLM uses no CUDA graphs, which an order turns off; else
+            "stock").
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
@@ -38,7 +39,7 @@ class Settings:
     """
 
     plan: Path | None = None
-    order: str = "stock"
+    order: str = "auto"
     record: Path | None = None
     record_every_s: float = 60.0
     colocate: str | None = None
@@ -57,7 +58,7 @@ class Settings:
                 raise BadInput(f"{name}: expected seconds above zero, found {getattr(self, name)}")
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
             raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
-        if self.colocate is not None and self.order == "stock":
+        if self.colocate is not None and (self.order == "stock" or (self.order == "auto" and self.plan is None)):
             raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which has no time slices")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):
             raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
@@ -85,8 +86,6 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
                 f"additional_config: aurora knows no {name!r}; expected {_meant(name, names, 0.6) or ', '.join(names)}"
             )
     asked |= given or {}
-    if asked.get("order") is None:
-        asked["order"] = "plan" if asked.get("plan") is not None else "stock"
     return Settings(**{name: _value(name, value) for name, value in asked.items() if value is not None})
 
 

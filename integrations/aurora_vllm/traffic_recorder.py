@@ -1,19 +1,20 @@
 """Counts of one rank's traffic, and its timings, accumulated while it serves."""
 
 import datetime
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
-import torch
 
 from aurora.io.engine_records import TIMED, EngineRecord
 from aurora.types import PHASES
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import FloatArray, IntArray
+from aurora_vllm.choice_counter import ChoiceCounts
+from aurora_vllm.phase_clock import Span
 
 MAX_WINDOWS = 64
-PENDING_LIMIT = 256  # observations and timings that are accumulated together
+PENDING_LIMIT = 32  # forward passes that are added up together
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,19 @@ class EngineFacts:
 
 
 @dataclass
-class LayerObservation:
-    """A MoE layer's part of one forward pass."""
+class _Pass:
+    """A forward pass whose counts and times are not added up yet."""
 
-    step: int  # the forward pass's number, the same on all ranks
-    layer: int  # the MoE layer's index
-    experts_NK: torch.Tensor  # (N, K) experts chosen for all rows on this rank
-    own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
-    gate_s: float | None  # seconds since the last MoE layer; None in the first layer
-    expert_s: float | None = None  # seconds of the experts; None if `add_timing` reports them
+    step: int
+    own: ChoiceCounts
+    local: ChoiceCounts
+    timings: list[tuple[int, str, Span | float, int, int]]  # layer, phase, time, tokens, active experts or 0 if unknown
 
 
 class TrafficRecorder:
     """Counts tokens by forward pass, in at most MAX_WINDOWS windows. When they are full, the width of all windows doubles.
 
-    Observations and timings are only appended at first; `accumulate` adds up many of them at once, which is cheaper.
+    Passes are only noted at first; `accumulate` adds up many of them at once, once their counts have come from the device.
 
     Args:
         facts: facts about the model and this rank, for the record.
@@ -61,71 +60,62 @@ class TrafficRecorder:
         self.facts = facts
         self._width = 1
         self._windows: dict[int, IntArray] = {}
-        self._observations: list[LayerObservation] = []
-        self._timings: list[tuple[float, ...]] = []  # layer, index in TIMED, seconds, tokens, active experts
+        self._timings: list[tuple[int, str, Span | float, int, int]] = []
+        self._passes: deque[_Pass] = deque()
         self._seconds_LP = np.zeros((facts.layers, len(TIMED)))
         self._passes_L = np.zeros(facts.layers, dtype=np.int64)
         self._gram_P22, self._target_P2 = np.zeros((len(PHASES), 2, 2)), np.zeros((len(PHASES), 2))
         self._most_P = np.zeros(len(PHASES), dtype=np.int64)
 
-    def observe(self, observation: LayerObservation) -> None:
-        """Records a layer's part of a forward pass."""
-        self._observations.append(observation)
-
-    def add_timing(self, layer: int, phase: str, seconds: float, tokens: int = 0, active: int = 1) -> None:
-        """Records how long a phase of a layer took.
+    def add_timing(self, layer: int, phase: str, seconds: Span | float | None, tokens: int = 0, active: int = 1) -> None:
+        """Notes how long a phase of a layer took in the pass that runs.
 
         Args:
             layer: the MoE layer's index.
             phase: a name in TIMED.
-            seconds: how long it took.
+            seconds: how long it took; None: unknown, nothing is noted.
             tokens: number of rows in the phase; 0: the time does not enter the compute curves.
-            active: number of experts with tokens.
+            active: number of experts with tokens; 0: those that this rank's rows of the pass chose.
         """
-        self._timings.append((layer, TIMED.index(phase), seconds, tokens, active))
+        if seconds is not None:
+            self._timings.append((layer, phase, seconds, tokens, active))
 
-    def end_pass(self) -> None:
-        """Ends a forward pass, and calls `accumulate` if enough is pending."""
-        if len(self._timings) + 2 * len(self._observations) >= PENDING_LIMIT:
+    def end_pass(self, step: int, own: ChoiceCounts, local: ChoiceCounts) -> None:
+        """Ends a forward pass of real tokens, and adds up what is noted if that is enough.
+
+        Args:
+            step: the pass's number, the same on all ranks.
+            own: choices of the rows that this rank counts.
+            local: choices of all rows on this rank; other tensor-parallel ranks count the rest.
+        """
+        self._passes.append(_Pass(step, own, local, self._timings))
+        self._timings = []
+        if len(self._passes) >= PENDING_LIMIT and (self._passes[-1].local.ready or len(self._passes) >= 2 * PENDING_LIMIT):
             self.accumulate()
 
     def accumulate(self) -> None:
-        """Adds all pending observations and timings to the record."""
-        if self._observations:
-            self._accumulate_observations()
-        timings, self._timings = np.array(self._timings, dtype=np.float64).reshape(-1, 5), []
-        layer_X, phase_X = timings[:, 0].astype(np.int64), timings[:, 1].astype(np.int64)
-        np.add.at(self._seconds_LP, (layer_X, phase_X), timings[:, 2])
+        """Adds all noted passes to the record. Waits for their counts."""
+        timings = []
+        while self._passes:
+            each = self._passes.popleft()
+            self.count(each.step, range(self.facts.layers), each.own.read())
+            active_L = np.count_nonzero(each.local.read(), axis=1).tolist()
+            for layer, phase, time, tokens, active in each.timings:
+                seconds = time.seconds if isinstance(time, Span) else time
+                timings.append((layer, TIMED.index(phase), seconds, tokens, active or active_L[layer]))
+        self._add_up(np.array(timings, dtype=np.float64).reshape(-1, 5))
+
+    def _add_up(self, timings_X5: FloatArray) -> None:
+        """Adds timings to the sums: each row a layer, an index in TIMED, seconds, tokens, active experts."""
+        layer_X, phase_X = timings_X5[:, 0].astype(np.int64), timings_X5[:, 1].astype(np.int64)
+        np.add.at(self._seconds_LP, (layer_X, phase_X), timings_X5[:, 2])
         np.add.at(self._passes_L, layer_X[phase_X == TIMED.index("expert")], 1)
         for number, phase in enumerate(PHASES):
-            seconds_X, tokens_X, active_X = timings[(phase_X == TIMED.index(phase)) & (timings[:, 3] > 0), 2:].T
+            seconds_X, tokens_X, active_X = timings_X5[(phase_X == TIMED.index(phase)) & (timings_X5[:, 3] > 0), 2:].T
             rows_X2 = np.stack([active_X, tokens_X], axis=1)
             self._gram_P22[number] += rows_X2.T @ rows_X2
             self._target_P2[number] += rows_X2.T @ seconds_X
             self._most_P[number] = max(self._most_P[number], tokens_X.max(initial=0))
-
-    def _accumulate_observations(self) -> None:
-        """Counts the chosen experts of pending observations, and notes their timings."""
-        pending, self._observations = self._observations, []
-        experts_S = [each.experts_NK.cpu().numpy() for each in pending]
-        load_SE = self._loads(experts_S)
-        own_S = [experts_NK[each.own_rows] for each, experts_NK in zip(pending, experts_S, strict=True)]
-        all_own = all(len(own) == len(experts_NK) for own, experts_NK in zip(own_S, experts_S, strict=True))
-        own_SE = load_SE if all_own else self._loads(own_S)
-        for step, group in groupby(range(len(pending)), key=lambda number: pending[number].step):
-            numbers = list(group)
-            self.count(step, [pending[number].layer for number in numbers], own_SE[numbers])
-        for each, experts_NK, active in zip(pending, experts_S, np.count_nonzero(load_SE, axis=1).tolist(), strict=True):
-            if each.gate_s is not None:
-                self.add_timing(each.layer, "gate", each.gate_s, len(experts_NK))
-            if each.expert_s is not None:
-                self.add_timing(each.layer, "expert", each.expert_s, experts_NK.size, active)
-
-    def _loads(self, experts_S: Sequence[IntArray]) -> IntArray:
-        """(S, E): how often each expert occurs in each of the S arrays."""
-        experts = self.facts.experts
-        shifted = np.concatenate([chosen.ravel() + number * experts for number, chosen in enumerate(experts_S)])
-        return np.bincount(shifted, minlength=len(experts_S) * experts).reshape(-1, experts)
 
     def count(self, step: int, layers: Sequence[int], load_SE: IntArray) -> None:
         """Adds counts of chosen experts in some layers of one forward pass.

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,13 +15,15 @@ from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network
 from aurora.types.arrays import IntArray
+from aurora_vllm.choice_counter import ChoiceCounter
 from aurora_vllm.engagement import Engagement
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
 from aurora_vllm.metrics import Metrics
+from aurora_vllm.phase_clock import Mark, PhaseClock, span
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlicedTransport, TimeSlices
-from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation
+from aurora_vllm.traffic_recorder import EngineFacts
 from aurora_vllm.worker_records import WorkerRecords
 
 LOG = logging.getLogger("vllm.aurora")
@@ -35,7 +36,7 @@ class LayerInFlight:
 
     layer: int  # the MoE layer's index
     own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
-    experts_from_s: float  # when the layer's experts began to compute, by time.perf_counter
+    experts_from: Mark | None  # when the layer's experts began to compute; None unless it is recorded
     batch: DispatchedBatch | None = None  # the dispatched batch; None before dispatch and after combine
     index: torch.Tensor | None = None  # index and weights: (P, K), experts and weights of the dispatched rows
     weights: torch.Tensor | None = None
@@ -46,7 +47,7 @@ class _Thread(threading.local):
     """State of one thread: vLLM may run several forward passes in threads."""
 
     in_flight: LayerInFlight | None = None
-    left_layer_s: float = 0.0
+    left_layer: Mark | None = None  # when it left the last MoE layer
 
 
 class WorkerIntegration:
@@ -75,7 +76,8 @@ class WorkerIntegration:
         self._row_share = row_share
         self._make_transport: Callable[[], Transport] | None = None
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
-        self._first_layer, self._on_gpu = 0, False
+        self._first_layer, self._clock = 0, PhaseClock(False)
+        self._choices: ChoiceCounter | None = None
         self._step = -1
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
         self._thread = _Thread()
@@ -84,24 +86,29 @@ class WorkerIntegration:
         """Sets the function that makes the transport to the other ranks, on first use."""
         self._make_transport = make_transport
 
-    def begin_serving(self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int]) -> None:
+    def begin_serving(
+        self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None
+    ) -> None:
         """Begins records and metrics, and compiles what serving needs. Called once the model is loaded.
 
         Args:
             facts: facts about the model and this rank.
             served_name: the name under which vLLM serves the model.
             decoder_layers: for each MoE layer of this process, by index, the number of its decoder layer.
+            choices: counts what the routers chose; None: nothing is recorded.
         """
-        self._first_layer, self._on_gpu = min(decoder_layers), torch.cuda.is_available()
+        self._first_layer, self._clock = min(decoder_layers), PhaseClock(torch.cuda.is_available())
         if self.served.order == "online":  # compiled now, not in the first batch
             ones_GG = np.ones((self.ranks, self.ranks), dtype=np.int64)
             openshop(ones_GG, Network.equal(self.ranks), rng=np.random.default_rng(0))
-        if self.served.order != "stock" or self.settings.record is not None:
+        self._choices = choices
+        if self.served.order != "stock" or choices is not None:
             try:
                 self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
             except ValueError as error:  # the names are taken in this process
                 LOG.warning("aurora: no metrics: %s", error)
-        self.records.begin(facts, self._update_drift)
+        if choices is not None:
+            self.records.begin(facts, self._update_drift)
         if self.engagement is not None and not self.served.disabled:
             self.engagement.engaged(f"{served_name} on {self.ranks} expert-parallel ranks: {self.served.summary()}")
 
@@ -115,14 +122,24 @@ class WorkerIntegration:
             real_tokens: number of this rank's tokens; 0 in warm-up and in an idle rank's dummy batches.
         """
         outer, self._real_tokens = self._real_tokens, real_tokens
+        self._step += 1
         with self.records.between_passes:
             try:
                 yield
+                if self._choices is not None and self.records.active and real_tokens:
+                    own = local = self._choices.count(slice(0, real_tokens))
+                    if self._row_share[1] > 1:
+                        own = self._choices.count(self._own_rows(real_tokens, False))
+                    self.records.end_pass(self._step, own, local)
             finally:
                 self._real_tokens = outer
-                self.records.end_pass()
         if outer == 0 and self.metrics is not None:
             self.metrics.refresh()
+
+    @property
+    def _recorded(self) -> bool:
+        """Whether the pass is recorded: not in warm-up and dummy batches, of which CUDA graphs are captured."""
+        return self._real_tokens > 0 and self.records.active
 
     @contextmanager
     def moe_layer(self, layer: int, experts_NK: torch.Tensor, sequence_parallel: bool) -> Iterator[None]:
@@ -132,22 +149,25 @@ class WorkerIntegration:
             layer: the MoE layer's index.
             experts_NK: (N, K) experts chosen by the router for the rows on this rank.
             sequence_parallel: whether rows are divided over tensor-parallel ranks.
+
+        Raises:
+            RuntimeError: if aurora dispatched the layer's tokens, and vLLM did not let it combine them.
         """
-        thread, first = self._thread, layer == self._first_layer
-        self._step += first
-        began_s = self._now_s()
-        observation, own_rows = None, self._own_rows(len(experts_NK), sequence_parallel)
-        if self.records.active and self._real_tokens:
-            gate_s = None if first else began_s - thread.left_layer_s
-            observation = LayerObservation(self._step, layer, experts_NK.clone(), own_rows, gate_s)
-            self.records.observe(observation)
-        thread.in_flight = in_flight = LayerInFlight(layer, own_rows, began_s)
+        thread, recorded = self._thread, self._recorded
+        began = self._clock.mark() if recorded else None
+        if recorded and layer != self._first_layer:
+            self.records.add_timing(layer, "gate", span(thread.left_layer, began), len(experts_NK))
+        thread.in_flight = in_flight = LayerInFlight(layer, self._own_rows(len(experts_NK), sequence_parallel), began)
         try:
             yield
+            if in_flight.batch is not None:
+                raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched by aurora and not combined by it")
+            if recorded:
+                thread.left_layer = self._clock.mark()
+                if not in_flight.exchanged:
+                    computed = span(in_flight.experts_from, thread.left_layer)
+                    self.records.add_timing(layer, "expert", computed, experts_NK.numel(), 0)
         finally:
-            thread.left_layer_s = self._now_s()
-            if observation is not None and not in_flight.exchanged:
-                observation.expert_s = thread.left_layer_s - in_flight.experts_from_s
             thread.in_flight = None
 
     def _own_rows(self, rows: int, sequence_parallel: bool) -> slice:
@@ -191,8 +211,10 @@ class WorkerIntegration:
         """
         in_flight = self._thread.in_flight
         assert in_flight is not None
-        self.time_slices.release_gpu()
         layer = in_flight.layer
+        if in_flight.batch is not None or in_flight.exchanged:
+            raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched twice")
+        self.time_slices.release_gpu()
         if layer not in self._alltoall_of_layer:
             self._alltoall_of_layer[layer] = self._layer_alltoall(layer, slots_of_layer(layer), hidden.device)
         alltoall = self._alltoall_of_layer[layer]
@@ -201,7 +223,7 @@ class WorkerIntegration:
             self.metrics.add_tokens(layer, in_flight.batch.tokens_G)
         in_flight.index, in_flight.weights = index, weights
         self.time_slices.hold_gpu()
-        in_flight.experts_from_s = self._now_s()
+        in_flight.experts_from = self._clock.mark() if self._recorded else None
         return rows, weights, index
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
@@ -210,13 +232,17 @@ class WorkerIntegration:
         assert in_flight is not None
         batch = in_flight.batch
         assert batch is not None
-        if self._real_tokens:
-            self._record_experts(in_flight)
+        if len(answers) != batch.received:
+            raise RuntimeError(
+                f"aurora: expected results of the {batch.received} rows dispatched in MoE layer {in_flight.layer}, "
+                f"found {len(answers)}"
+            )
+        self._record_experts(in_flight)
         in_flight.batch, in_flight.exchanged = None, True
         self.time_slices.release_gpu()
         summed = self._alltoall_of_layer[in_flight.layer].combine(answers, batch)
         self.hold_gpu()
-        if self._real_tokens:
+        if self._recorded:
             self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate_s, len(summed))
         return summed
 
@@ -231,11 +257,11 @@ class WorkerIntegration:
 
     def _record_experts(self, in_flight: LayerInFlight) -> None:
         """Records how long this rank's experts took for the rows that were dispatched to them."""
-        if not self.records.active or in_flight.index is None or in_flight.weights is None:
+        if not self._recorded or in_flight.index is None or in_flight.weights is None:
             return
+        computed = span(in_flight.experts_from, self._clock.mark())
         chosen = in_flight.index[in_flight.weights != 0].cpu().numpy()
-        seconds = self._now_s() - in_flight.experts_from_s
-        self.records.add_timing(in_flight.layer, "expert", seconds, len(chosen), len(np.unique(chosen)))
+        self.records.add_timing(in_flight.layer, "expert", computed, len(chosen), len(np.unique(chosen)))
 
     def _update_drift(self, record: EngineRecord) -> None:
         """Shows how far what was recorded is from the plan's profile."""
@@ -244,13 +270,7 @@ class WorkerIntegration:
 
     def _report_phase(self, phase: str, layer: int, seconds: float, bytes_GG: IntArray) -> None:
         """Records an all-to-all that has ended."""
-        if self._real_tokens:
+        if self._recorded:
             self.records.add_timing(layer, phase, seconds)
         if self._real_tokens and self.metrics is not None:
             self.metrics.add_exchange(phase, seconds, bytes_GG)
-
-    def _now_s(self) -> float:
-        """The time; after the GPU has finished, if records need to know how long its work took."""
-        if self._on_gpu and self.records.active:
-            torch.cuda.current_stream().synchronize()
-        return time.perf_counter()

@@ -11,8 +11,10 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.io.engine_records import EngineRecord, save_record
+from aurora_vllm.choice_counter import ChoiceCounts
+from aurora_vllm.phase_clock import Span
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation, TrafficRecorder
+from aurora_vllm.traffic_recorder import EngineFacts, TrafficRecorder
 
 LOG = logging.getLogger("vllm.aurora")
 COMMANDS = ("start", "write", "stop")
@@ -66,20 +68,15 @@ class WorkerRecords:
 
     # What is recorded
 
-    def observe(self, observation: LayerObservation) -> None:
-        """Records a layer's part of a forward pass; see `TrafficRecorder.observe`."""
-        for recorder in self._recorders.values():
-            recorder.observe(observation)
-
-    def add_timing(self, layer: int, phase: str, seconds: float, tokens: int = 0, active: int = 1) -> None:
+    def add_timing(self, layer: int, phase: str, seconds: Span | float | None, tokens: int = 0, active: int = 1) -> None:
         """Records how long a phase of a layer took; see `TrafficRecorder.add_timing`."""
         for recorder in self._recorders.values():
             recorder.add_timing(layer, phase, seconds, tokens, active)
 
-    def end_pass(self) -> None:
-        """Ends a forward pass."""
+    def end_pass(self, step: int, own: ChoiceCounts, local: ChoiceCounts) -> None:
+        """Ends a forward pass of real tokens; see `TrafficRecorder.end_pass`."""
         for recorder in self._recorders.values():
-            recorder.end_pass()
+            recorder.end_pass(step, own, local)
 
     # Commands
 
@@ -116,7 +113,7 @@ class WorkerRecords:
         folder = named or self._folder
         if name == "start":
             if self._facts is None:
-                raise BadInput("start: the model is not loaded")
+                raise BadInput("start: expected a server that can record, found one that cannot; its log says why")
             if named is not None and folder in self._recorders:
                 raise BadInput(f"start: {folder} is being recorded already")
             with self.between_passes:

@@ -249,12 +249,15 @@ def test_what_serves_by_what_is_one_sentence(plan_file):
     os.utime(plan_file, (time.time() - 3 * 86400,) * 2)
     try:
         assert served.summary() == (
-            f"{plan_file}, written 3.0 days ago, places the experts, all-to-alls in the plan's order, a record in seen every 60 s"
+            f"{plan_file}, written 3.0 days ago, places the experts by expert maps, all-to-alls in the plan's order, a record in seen every 60 s"
         )
     finally:
         os.utime(plan_file, (1e9, 1e9))
     served.disable()
-    assert ServedPlan(Settings(), 0, 2, None, None).summary() == "vLLM places the experts, all-to-alls by vLLM, no record"
+    assert (
+        ServedPlan(Settings(order="stock"), 0, 2, None, None).summary()
+        == "vLLM places the experts, all-to-alls by vLLM, no record"
+    )
 
 
 RANK = """

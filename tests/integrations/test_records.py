@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.traffic_recorder import MAX_WINDOWS, PENDING_LIMIT, EngineFacts, LayerObservation, TrafficRecorder
+from aurora_vllm.choice_counter import ChoiceCounts
+from aurora_vllm.phase_clock import Span
+from aurora_vllm.traffic_recorder import MAX_WINDOWS, PENDING_LIMIT, EngineFacts, TrafficRecorder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,41 +52,52 @@ def test_every_choice_is_counted_once_and_windows_are_the_same_on_all_ranks(pass
     assert [len(each) for each in by_window if each] == profile.tokens_TLSE.sum(axis=(1, 2, 3)).tolist()
 
 
-def test_what_a_pass_saw_is_counted_and_timed_as_layer_by_layer():
-    """Two passes; in the second this rank has only some of the rows, one layer comes twice, and one is timed elsewhere."""
-    chosen = [torch.tensor(rows, dtype=torch.int32) for rows in ([[0, 1], [2, 1]], [[3, 3], [0, 2]], [[1, 2], [0, 3]])]
-    seen = [
-        LayerObservation(4, 0, chosen[0], slice(0, 2), None, 0.5),
-        LayerObservation(4, 1, chosen[1], slice(0, 2), 0.25, 1.0),
-        LayerObservation(5, 0, chosen[1], slice(1, 2), 0.75, None),
-        LayerObservation(5, 0, chosen[2], slice(0, 1), None, 2.0),
-    ]
+def choices(load_LE):
+    return ChoiceCounts(torch.tensor(load_LE))
+
+
+def test_what_passes_saw_is_counted_and_timed():
+    """Two passes; in the second this rank counts some of its rows, and the experts that all its rows chose are active."""
     together, apart = recordings(1)[0], recordings(1)[0]
-    for each in seen:
-        together.observe(each)
-        together.end_pass()
+    first_LE, own_LE, local_LE = [[1, 2, 1, 0], [1, 0, 1, 2]], [[1, 0, 1, 0], [0, 1, 1, 0]], [[2, 1, 1, 0], [0, 1, 2, 1]]
+    together.add_timing(0, "expert", Span(1.0, 1.5), 4, 0)
+    together.add_timing(1, "gate", 0.25, 2)
+    together.add_timing(1, "expert", 1.0, 4, 0)
+    together.end_pass(4, choices(first_LE), choices(first_LE))
+    together.add_timing(0, "gate", None, 2)  # in a captured graph
+    together.add_timing(0, "expert", 2.0, 4, 4)
+    together.add_timing(1, "expert", 3.0, 4, 0)
+    together.end_pass(5, choices(own_LE), choices(local_LE))
     assert not together._passes_L.any()  # noted only
-    for each, own in zip(seen, ([0, 1, 2, 1], [3, 3, 0, 2], [0, 2], [1, 2]), strict=True):
-        apart.count(each.step, [each.layer], load(own)[None])
-    apart.add_timing(0, "expert", 0.5, 4, 3)
+    for step, own in ((4, first_LE), (5, own_LE)):
+        apart.count(step, [0, 1], np.array(own))
+    for timing in ((0, 0.5, 3), (1, 1.0, 3), (0, 2.0, 4), (1, 3.0, 3)):
+        apart.add_timing(timing[0], "expert", timing[1], 4, timing[2])
     apart.add_timing(1, "gate", 0.25, 2)
-    apart.add_timing(1, "expert", 1.0, 4, 3)
-    apart.add_timing(0, "gate", 0.75, 2)
-    apart.add_timing(0, "expert", 2.0, 4, 4)
+    apart.end_pass(5, choices(np.zeros((2, 4), dtype=np.int64)), choices(first_LE))
     for name, value in vars(apart.record()).items():
         np.testing.assert_array_equal(getattr(together.record(), name), value, name)
 
 
 def test_what_is_noted_is_added_up_before_it_grows():
     rank = recordings(1)[0]
-    for step in range(PENDING_LIMIT):
-        rank.observe(LayerObservation(step, 0, torch.tensor([[0, 1]], dtype=torch.int32), slice(0, 1), None, 0.5))
-        rank.end_pass()
-        assert len(rank._observations) < PENDING_LIMIT
-    assert rank._passes_L[0] >= PENDING_LIMIT - PENDING_LIMIT // 2
+    for step in range(4 * PENDING_LIMIT):
+        rank.add_timing(0, "expert", 0.5, 2)
+        rank.end_pass(step, choices([[1, 1, 0, 0], [0] * 4]), choices([[1, 1, 0, 0], [0] * 4]))
+        assert len(rank._passes) < PENDING_LIMIT
+    assert rank._passes_L[0] >= 3 * PENDING_LIMIT
     record = rank.record()
-    assert record.tokens_TLE.sum(axis=0).tolist() == [[PENDING_LIMIT, PENDING_LIMIT, 0, 0], [0] * 4]
-    assert record.passes_L.tolist() == [PENDING_LIMIT, 0]
+    assert record.tokens_TLE.sum(axis=0).tolist() == [[4 * PENDING_LIMIT, 4 * PENDING_LIMIT, 0, 0], [0] * 4]
+    assert record.passes_L.tolist() == [4 * PENDING_LIMIT, 0]
+
+
+def test_a_record_without_timings_says_so():
+    one = recordings(1)[0]
+    one.end_pass(0, choices([[1, 1, 0, 0], [0] * 4]), choices([[1, 1, 0, 0], [0] * 4]))
+    assert "replayed from CUDA graphs" in merged([one.record()]).provenance["timings"]
+    one.add_timing(0, "expert", 0.5, 2)
+    one.end_pass(1, choices([[1, 1, 0, 0], [0] * 4]), choices([[1, 1, 0, 0], [0] * 4]))
+    assert "timings" not in merged([one.record()]).provenance
 
 
 def test_timings_become_curves():
@@ -94,6 +107,7 @@ def test_timings_become_curves():
         rank.add_timing(0, "expert", 0.5 * active + 0.01 * tokens, tokens, active)
     rank.add_timing(1, "gate", 0.3, 10)
     rank.add_timing(1, "gate", 0.6, 20)
+    rank.end_pass(0, choices([[0] * 4] * 2), choices([[1] * 4] * 2))
     curves = merged([rank.record()]).curves["cpu"]
     assert curves["expert"](100) == pytest.approx(0.5 + 1.0)
     assert curves["gate"](30) == pytest.approx(0.9)

@@ -16,12 +16,12 @@ def test_nothing_asked_is_nothing():
     assert read_settings(None, {"AURORA_DATA": "elsewhere", "PATH": "/bin"}) is None
 
 
-def test_an_empty_object_asks_for_vllms_own_ways():
-    assert read_settings({}, {}) == Settings(order="stock")
+def test_an_empty_object_asks_for_the_defaults():
+    assert read_settings({}, {}) == Settings()
 
 
-def test_a_plan_brings_its_order():
-    assert read_settings({"plan": "p.json"}, {}) == Settings(plan=Path("p.json"), order="plan")
+def test_a_plan_leaves_the_order_to_the_worker():
+    assert read_settings({"plan": "p.json"}, {}) == Settings(plan=Path("p.json"), order="auto")
     assert read_settings({"plan": "p.json", "order": "stock"}, {}).order == "stock"
 
 
@@ -39,7 +39,7 @@ def test_variables_fill_what_the_configuration_leaves_out():
         ({"required": "perhaps"}, "required: expected true or false, found 'perhaps'"),
         ({"required": 1}, "required: expected true or false, found 1"),
         ([1], r'expected "aurora" to be an object, found \[1\]'),
-        ({"order": "random"}, "order: expected one of plan, online, stock, found 'random'"),
+        ({"order": "random"}, "order: expected one of auto, plan, online, stock, found 'random'"),
         ({"order": "plan"}, 'order: expected a plan for "plan", found none'),
         ({"plan": 3}, "plan: expected a path, found 3"),
         ({"record_every_s": "soon"}, "record_every_s: expected a number, found 'soon'"),

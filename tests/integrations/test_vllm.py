@@ -175,8 +175,15 @@ def counted(folder, prompts, new_tokens):
     return moe, sum(one.counts_LE for one in passes)
 
 
-def scattered(checkpoint, ranks, seed=1):
-    """A plan with experts anywhere: unequal counts, and in the first layer all of them on rank 0."""
+def _tuples(table):
+    return tuple(tuple(tuple(each) for each in row) for row in table)
+
+
+def scattered(checkpoint, ranks, seed=1, most=None, replicas=0):
+    """A plan with experts anywhere: unequal counts, and in the first layer all of them on rank 0.
+
+    most: if given, no rank holds more, in any layer; replicas: how many experts a layer holds on the next rank as well.
+    """
     moe, load_LE = counted(checkpoint, PROMPTS[:1], 1)
     from aurora.types import Curve, Profile
 
@@ -188,22 +195,86 @@ def scattered(checkpoint, ranks, seed=1):
     rng = np.random.default_rng(seed)
     where_LE = rng.integers(0, ranks, load_LE.shape)
     where_LE[0] = 0
-    slots = tuple(tuple(tuple(np.flatnonzero(where_E == rank).tolist()) for rank in range(ranks)) for where_E in where_LE)
-    made: ModelPlan = schedule_model(cluster, [profile], Placement(slots), "openshop", rng, "")
+    while most is not None and max(np.bincount(where_E, minlength=ranks).max() for where_E in where_LE) > most:
+        where_LE = rng.integers(0, ranks, load_LE.shape)
+    held_LG = [[np.flatnonzero(where_E == rank).tolist() for rank in range(ranks)] for where_E in where_LE]
+    for held_G, where_E in zip(held_LG, where_LE, strict=True):
+        for expert in range(replicas):
+            held_G[(where_E[expert] + 1) % ranks].append(expert)
+    split = [[[0.5 if expert < replicas else 1.0 for expert in held] for held in held_G] for held_G in held_LG]
+    placement = Placement(*(_tuples(table) for table in ([held_LG, split] if replicas else [held_LG])))
+    made: ModelPlan = schedule_model(cluster, [profile], placement, "openshop", rng, "")
     plan: Plan = make_plan(cluster, [profile], PlanOptions())
     return Plan(cluster, (made,), plan.options, plan.objective_s, plan.bound_s, plan.assignment_bound_s)
 
 
-def test_the_api_checks_pass_and_replicas_are_the_plans():
-    """In the vLLM that is installed; the policy is asked as its balancer asks, on no GPU."""
-    import torch
-    from aurora_vllm.vllm_internals.api_checks import API_CHECKS, CPU_API_CHECKS, DP_API_CHECK, EPLB_API_CHECKS, check_api
-    from aurora_vllm.vllm_internals.patches import planned_eplb_policy
+def test_the_api_checks_pass():
+    """In the vLLM that is installed."""
+    from aurora_vllm.vllm_internals import api_checks
+    from aurora_vllm.vllm_internals.api_checks import check_api
 
-    check_api((*API_CHECKS, *CPU_API_CHECKS, *EPLB_API_CHECKS, DP_API_CHECK))
-    slots_LG = (((0, 1, 2), (1, 3, 4)), ((0, 3, 4), (1, 2, 3)))
-    found_LP = planned_eplb_policy(slots_LG).rebalance_experts(torch.ones(2, 5), 6, 1, 1, 2, torch.zeros(2, 6))
-    assert found_LP.tolist() == [[0, 1, 2, 1, 3, 4], [0, 3, 4, 1, 2, 3]]
+    check_api(sum((checks for name, checks in vars(api_checks).items() if name.endswith("API_CHECKS")), ()))
+    check_api((api_checks.DP_API_CHECK,))
+
+
+KEEP_STATE = """
+import functools
+from vllm.distributed.eplb.eplb_state import EplbState
+add_model = EplbState.add_model
+@functools.wraps(add_model)
+def add_and_keep(self, *args, **named):
+    EplbState.kept = self
+    add_model(self, *args, **named)
+EplbState.add_model = add_and_keep
+"""
+SAVE_MAP = """
+import os, numpy as np
+from vllm.distributed.eplb.eplb_state import EplbState
+model, = EplbState.kept.model_states.values()
+np.save(os.environ["MAP"] + os.environ["RANK"], model.physical_to_logical_map.numpy())
+"""
+
+
+def eplb(redundant, **more):
+    """vLLM's options: a rearrangement every four forward passes."""
+    config = {"num_redundant_experts": redundant, "step_interval": 4, "window_size": 4, "use_async": False, **more}
+    return {"enable_eplb": True, "eplb_config": config}
+
+
+@pytest.mark.parametrize(
+    ("most", "replicas", "redundant", "order", "in_background"),
+    [
+        (5, 2, 4, "plan", False),
+        pytest.param(4, 0, 0, "stock", False, marks=slow),
+        pytest.param(5, 0, 2, "stock", False, marks=slow),
+        pytest.param(5, 0, 4, "online", False, marks=slow),
+        pytest.param(5, 2, 4, "stock", True, marks=slow),
+    ],
+    ids=["replicas-planned-order", "no-redundant", "padded", "padded-further-online", "in-background"],
+)
+def test_eplb_serves_by_the_plan(most, replicas, redundant, order, in_background, tmp_path, checkpoints, alone):
+    """Its first map is the plan, replicas in the slots that the plan leaves free; rearrangements move nothing."""
+    checkpoint = checkpoints("qwen3moe")
+    plan = scattered(checkpoint, 2, most=most, replicas=replicas)
+    save(plan, tmp_path / "plan.json")
+    settings = {"aurora": {"plan": str(tmp_path / "plan.json"), "order": order, "record": str(tmp_path / "seen")}}
+    run = Ranks(
+        tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config=settings, repeat=2, commands=[["write"]],
+        llm=eplb(redundant, use_async=in_background), before=KEEP_STATE, after=SAVE_MAP, environ={"MAP": str(tmp_path / "map")},
+    )  # fmt: skip
+    check_same(run.answers(), alone("qwen3moe"))
+    assert not run.warnings()
+    _, load_LE = counted(checkpoint, PROMPTS, NEW)
+    np.testing.assert_array_equal(load_records(tmp_path / "seen").tokens_TLSE.sum(axis=(0, 2)), 2 * load_LE)
+    assert run.said()[0].count("Rearranging experts") >= 3  # each begins when the one before has ended
+    maps = [np.load(tmp_path / f"map{rank}.npy") for rank in range(2)]
+    np.testing.assert_array_equal(*maps)
+    slots = (8 + redundant) // 2
+    for physical_P, held_G in zip(maps[0], plan.models[0].placement.slots_LG, strict=True):
+        for rank, held in enumerate(held_G):
+            physical = physical_P[rank * slots : (rank + 1) * slots].tolist()
+            assert set(held) <= set(physical)
+            assert len(set(physical)) == slots
 
 
 def test_off_it_is_not_there(tmp_path, checkpoints, alone):
@@ -427,7 +498,9 @@ def test_served_over_http(tmp_path, checkpoints, alone):
         assert f'aurora_expert_balancedness{{ep_rank="{rank}",layer="0",model_name="{checkpoint}"}}' in metrics
         assert f'aurora_engaged{{ep_rank="{rank}",model_name="{checkpoint}",reason=""}} 1.0' in metrics
     (line,) = [
-        line for line in server.log.read_text().splitlines() if " places the experts, all-to-alls in the plan's order" in line
+        line
+        for line in server.log.read_text().splitlines()
+        if " places the experts by expert maps, all-to-alls in the plan's order" in line
     ]
     assert "INFO" in line
     assert "plan.json, written 0.0 days ago" in line

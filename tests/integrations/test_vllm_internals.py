@@ -40,7 +40,9 @@ def engine(monkeypatch):
 
 
 def config(**given):
-    parallel = types.SimpleNamespace(enable_expert_parallel=False, data_parallel_rank=0, world_size=1, rank=0)
+    parallel = types.SimpleNamespace(
+        enable_expert_parallel=False, enable_eplb=False, data_parallel_rank=0, world_size=1, rank=0
+    )  # fmt: skip
     model = types.SimpleNamespace(served_model_name="m")
     return types.SimpleNamespace(additional_config=given, parallel_config=parallel, model_config=model)
 

@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from aurora_vllm.choice_counter import ChoiceCounts
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation
+from aurora_vllm.traffic_recorder import EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
 from aurora_vllm.worker_records import WorkerRecords
 
@@ -34,8 +35,8 @@ def begun(tmp_path):
 
 
 def route(records, *experts):
-    records.observe(LayerObservation(0, 0, torch.tensor([experts]), slice(0, 1), None))
-    records.end_pass()
+    counts = ChoiceCounts(torch.bincount(torch.tensor(experts), minlength=4)[None])
+    records.end_pass(0, counts, counts)
 
 
 def counted(folder):

@@ -118,6 +118,11 @@ def test_what_padding_repeats(load_E, equal, added):
     assert filled(placement, np.array([load_E]), equal) == filled(placement, 5 * np.array([load_E]), equal)
 
 
+def test_padding_to_more_slots_than_any_gpu_holds():
+    placement = Placement((((0, 1, 2), (3,)),))
+    assert filled(placement, np.array([[8, 4, 2, 3]]), slots=4) == (((0, 1, 2, 3), (0, 1, 2, 3)),)
+
+
 @given(cases())
 def test_padding_makes_no_gpu_busier_than_the_busiest_while_it_can(case):
     """Where an expert of no tokens is missing on every GPU that is filled, or one fits, the busiest GPU stays as it was."""

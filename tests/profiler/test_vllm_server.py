@@ -6,8 +6,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import torch
+from aurora_vllm.choice_counter import ChoiceCounts
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts, LayerObservation
+from aurora_vllm.traffic_recorder import EngineFacts
 from aurora_vllm.worker_records import WorkerRecords
 
 from aurora.errors import BadInput
@@ -45,7 +46,8 @@ def server(tmp_path):
 
 
 def route(state, *experts):
-    state["records"].observe(LayerObservation(3, 0, torch.tensor([experts]), slice(0, 1), None))
+    counts = ChoiceCounts(torch.bincount(torch.tensor(experts), minlength=4)[None])
+    state["records"].end_pass(3, counts, counts)
 
 
 def test_start_wait_stop_read(server, tmp_path):

@@ -29,24 +29,15 @@ def check_run(plan: Plan) -> None:
 
 
 def check_vllm(plan: Plan) -> None:
-    """Checks that vLLM can serve with the plan: it has one model, and with replicas all ranks and layers have equal slots.
+    """Checks that vLLM can serve with the plan: it has one model.
 
-    Without replicas (vLLM's redundant experts), a rank may hold any number of experts.
+    Ranks and layers may hold any number of experts. With vLLM's EPLB, which replicas need, free slots are filled by replicas.
 
     Raises:
-        InfeasiblePlan: if vLLM cannot.
+        InfeasiblePlan: if it has more.
     """
     if len(plan.models) != 1:
         raise InfeasiblePlan(f"vllm: serves one model by a plan, this one is for {len(plan.models)}; plan each by itself")
-    placement = plan.models[0].placement
-    if placement.split_LG is None:
-        return
-    for layer, held_G in enumerate(placement.slots_LG):
-        if len(slots := {len(held) for held in held_G} | {len(placement.slots_LG[0][0])}) > 1:
-            raise InfeasiblePlan(
-                f"vllm: replicas need as many slots on every GPU and in every layer, layer {layer} has {min(slots)} to "
-                f"{max(slots)}; plan with `slots_per_gpu` and `place` eplb"
-            )
 
 
 ENGINES: dict[str, Callable[[Plan], None]] = {"vllm": check_vllm}

@@ -12,7 +12,10 @@ from aurora.errors import BadInput
 OLDEST = (0, 30)
 MOE = "vllm.model_executor.layers.fused_moe"
 ALL2ALL = "vllm.distributed.device_communicators.all2all"
+EPLB_STATE = "vllm.distributed.eplb.eplb_state:EplbState"
 MANAGER = f"{ALL2ALL}:AgRsAll2AllManager"
+CAPTURER = f"{MOE}.routed_experts_capturer:RoutedExpertsCapturer"
+BIND_CAPTURER = f"{MOE}.routed_experts_capturer:bind_routed_experts_capturer"
 LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
 CREATE_CONFIG = "vllm.engine.arg_utils:EngineArgs.create_engine_config"
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
@@ -73,13 +76,31 @@ CPU_API_CHECKS = (
     ApiCheck("torch.compile on the CPU", f"{MOE}.runner.moe_runner:MoERunner._select_forward"),
 )
 DP_API_CHECK = ApiCheck("naming a lost rank", "vllm.config:ParallelConfig.has_unfinished_dp", ("dp_group", "has_unfinished"))
+RECORD_API_CHECKS = (
+    ApiCheck("recording", CAPTURER, ("max_num_batched_tokens", "vllm_config")),
+    ApiCheck("recording", BIND_CAPTURER, ("model", "capturer")),
+)
 EPLB_API_CHECKS = (
     ApiCheck(
-        "replicas",
+        "placement by EPLB",
         "vllm.distributed.eplb.policy.default:DefaultEplbPolicy.rebalance_experts",
-        ("weight", "num_replicas", "num_ranks"),
+        ("weight", "num_replicas", "num_groups", "num_nodes", "num_ranks", "old_global_expert_indices"),
     ),
-    ApiCheck("replicas", "vllm.distributed.eplb.policy:EPLB_POLICIES.get"),
+    ApiCheck("placement by EPLB", "vllm.distributed.eplb.policy:EPLB_POLICIES.get"),
+    ApiCheck("placement by EPLB", f"{EPLB_STATE}.add_model", ("model", "model_config")),
+    ApiCheck("placement by EPLB", f"{EPLB_STATE}.update_mapping", ("model_config", "expanded_physical_to_logical")),
+    ApiCheck(
+        "placement by EPLB",
+        f"{MOE}.routed_experts:RoutedExperts.weight_loader",
+        ("param", "loaded_weight", "weight_name", "shard_id", "expert_id", "return_success"),
+    ),
+)
+CPU_EPLB_API_CHECKS = (
+    ApiCheck("EPLB on the CPU", "vllm.config.parallel:current_platform.is_cuda_alike"),
+    ApiCheck("EPLB on the CPU", f"{EPLB_STATE}.__init__", ("parallel_config", "device")),
+    ApiCheck("EPLB on the CPU", f"{EPLB_STATE}.start_async_loop"),
+    ApiCheck("EPLB on the CPU", "vllm.model_executor.models.interfaces:get_mixture_of_experts_model"),
+    ApiCheck("EPLB on the CPU", f"{MOE}.router.base_router:eplb_map_to_physical_and_record"),
 )
 
 

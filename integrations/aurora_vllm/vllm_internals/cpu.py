@@ -1,4 +1,4 @@
-"""Expert parallelism on CPUs, which vLLM lacks: experts of other ranks, and gathers and scatters of unequal sizes."""
+"""What vLLM lacks on CPUs: experts of other ranks, gathers and scatters of unequal sizes, and its load balancer (EPLB)."""
 
 import functools
 import inspect
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aurora_vllm.vllm_internals.api_checks import MOE, find
+from aurora_vllm.vllm_internals.api_checks import CPU_EPLB_API_CHECKS, EPLB_STATE, MOE, find
 
 
 def repair_cpu() -> None:
@@ -65,3 +65,86 @@ def repair_cpu() -> None:
     experts.apply = apply
     communicator.all_gatherv, communicator.reduce_scatterv = all_gatherv, reduce_scatterv
     runner._select_forward = select_forward
+
+
+class _CpuWithEplb:
+    """The CPU platform, as the validation of vLLM's parallel settings sees it: one that EPLB knows."""
+
+    def __init__(self, platform: Any) -> None:
+        self._platform = platform
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._platform, name)
+
+    def is_cuda_alike(self) -> bool:
+        return True
+
+
+class _Nothing:
+    """Stands in for streams and events of an accelerator: on a CPU, what was called before is done."""
+
+    def __init__(self, *_args: Any, **_named: Any) -> None:
+        self.elapsed_time = lambda _end: 0.0
+        self.query = lambda: True
+        self.record = self.synchronize = self.wait = lambda *_args: None
+
+
+def accept_eplb() -> None:
+    """Makes vLLM accept --enable-eplb on a CPU. Called before any configuration exists. Idempotent."""
+    if any(check.missing() for check in CPU_EPLB_API_CHECKS[:1]):
+        return
+    parallel = find("vllm.config.parallel:")
+    if not isinstance(parallel.current_platform, _CpuWithEplb):
+        parallel.current_platform = _CpuWithEplb(parallel.current_platform)
+
+
+def refuse_eplb(config: Any) -> None:
+    """Raises vLLM's error for --enable-eplb on a CPU, for servers that the plugin has no settings of."""
+    if config.parallel_config.enable_eplb and isinstance(find("vllm.config.parallel:current_platform"), _CpuWithEplb):
+        raise ValueError("Expert parallelism load balancing is not supported on CPUs without a setting of aurora")
+
+
+def repair_eplb() -> None:
+    """Makes routers map experts to physical experts, count their loads, and rearrangements run. Idempotent."""
+    router, state = find(f"{MOE}.router.base_router:"), find(EPLB_STATE)
+    if getattr(state, "_aurora", False):
+        return
+    create = state.__init__
+
+    def map_and_record(
+        topk_ids: torch.Tensor,
+        expert_load_view: torch.Tensor,
+        logical_to_physical_map: torch.Tensor,
+        logical_replica_count: torch.Tensor,
+        record_enabled: torch.Tensor,
+        num_unpadded_tokens: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        expert_NK = topk_ids.long()
+        position_N1 = torch.arange(len(expert_NK))[:, None]
+        physical_NK = logical_to_physical_map[expert_NK, position_N1 % logical_replica_count[expert_NK]]
+        if record_enabled:
+            counted = physical_NK if num_unpadded_tokens is None else physical_NK[: int(num_unpadded_tokens)]
+            expert_load_view += torch.bincount(counted.flatten(), minlength=len(expert_load_view))[: len(expert_load_view)]
+        return physical_NK.to(topk_ids.dtype)
+
+    @functools.wraps(create)
+    def create_with_index(self: Any, *args: Any, **named: Any) -> None:
+        create(self, *args, **named)
+        self.device_index = 0  # its thread expects the index of an accelerator
+
+    router.eplb_map_to_physical_and_record = map_and_record
+    state.__init__, state._aurora = create_with_index, True
+    torch.Event = torch.Stream = torch.accelerator.current_stream = _Nothing  # type: ignore[assignment, misc]
+    torch.accelerator.current_device_index = lambda: 0
+    for name in ("current_accelerator", "set_device_index", "set_stream", "synchronize"):
+        setattr(torch.accelerator, name, lambda *_args: None)
+
+
+def register_with_eplb(runner: Any, config: Any) -> None:
+    """Hands a loaded model to EPLB, which vLLM's model runner for CPUs leaves out."""
+    model = find("vllm.model_executor.models.interfaces:get_mixture_of_experts_model")(runner.model)
+    if model is None:
+        return
+    runner._moe_model, runner.eplb_state = model, find(EPLB_STATE)(config.parallel_config, runner.device)
+    runner.eplb_state.add_model(model, config.model_config)
+    runner.eplb_state.start_async_loop()

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aurora.errors import BadInput
 from aurora_vllm.lost_ranks import PeerProcesses, naming_lost_ranks
-from aurora_vllm.vllm_internals.api_checks import DP_API_CHECK, find
+from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, DP_API_CHECK, RECORD_API_CHECKS, check_api, find
+from aurora_vllm.vllm_internals.cpu import register_with_eplb
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 
 if TYPE_CHECKING:
+    from aurora_vllm.choice_counter import ChoiceCounter
     from aurora_vllm.traffic_recorder import EngineFacts
     from aurora_vllm.worker_integration import WorkerIntegration
+
+LOG = logging.getLogger("vllm.aurora")
 
 
 def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: PeerProcesses | None) -> None:
@@ -36,8 +43,8 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     @functools.wraps(execute)
     def execute_model(scheduler_output: Any, *args: Any, **named: Any) -> Any:
         real_tokens = 0 if named.get("dummy_run") else scheduler_output.total_num_scheduled_tokens
-        with integration.forward_pass(real_tokens), naming_lost_ranks(processes):
-            return execute(scheduler_output, *args, **named)
+        with integration.forward_pass(real_tokens) if real_tokens else nullcontext(), naming_lost_ranks(processes):
+            return execute(scheduler_output, *args, **named)  # without tokens it calls `_dummy_run`, or runs no forward pass
 
     @functools.wraps(dummy)
     def dummy_run(*args: Any, **named: Any) -> Any:
@@ -47,6 +54,8 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     @functools.wraps(load)
     def load_model(*args: Any, **named: Any) -> Any:
         loaded = load(*args, **named)
+        if config.parallel_config.enable_eplb and find("vllm.platforms:current_platform").is_cpu():
+            register_with_eplb(runner, config)
         _begin_serving(runner.model, patched, config)
         return loaded
 
@@ -98,10 +107,29 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
             decoder_layers[number], each.aurora_layer = each.aurora_layer, number
         else:
             decoder_layers[each.aurora_layer] = checkpoint.layers[each.aurora_layer]
+    if integration.served.physical_LP is not None and any(each.planned_physical_P is None for each in patched.layers):
+        LOG.warning("aurora: vLLM has no EPLB for this model, so the plan places no experts")
     facts = _engine_facts(config, integration, patched.layers, model)
-    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers)
+    choices = None if integration.settings.record is None else _choice_counter(config, model, decoder_layers, facts)
+    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, choices)
     model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
     model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)
+
+
+def _choice_counter(config: Any, model: Any, decoder_layers: dict[int, int], facts: EngineFacts) -> ChoiceCounter | None:
+    """Binds the routers to a buffer that captured passes write too. None, with a warning, if this vLLM cannot."""
+    from aurora_vllm.choice_counter import ChoiceCounter
+
+    try:
+        check_api(RECORD_API_CHECKS)
+        if config.aux_output_config.enable_return_routed_experts:
+            raise BadInput("--enable-return-routed-experts takes the routers' choices")
+        capturer = find(CAPTURER)(config.scheduler_config.max_num_batched_tokens, config)
+        find(BIND_CAPTURER)(model, capturer)
+    except (BadInput, ValueError) as error:
+        LOG.warning("aurora: nothing is recorded: %s", error)
+        return None
+    return ChoiceCounter(capturer.device_buffer, decoder_layers, facts.layers, facts.experts)
 
 
 def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any], model: Any) -> EngineFacts:
@@ -121,7 +149,7 @@ def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any]
         ranks=integration.ranks,
         top_k=first.top_k,
         layers=len(layers) if checkpoint is None else len(checkpoint.layers),
-        experts=first.global_num_experts,
+        experts=first.moe_config.num_logical_experts,
         dispatch_bytes=row_bytes,
         combine_bytes=row_bytes,
         expert_bytes=sum(p.numel() * p.element_size() for p in first.parameters()) // first.local_num_experts,

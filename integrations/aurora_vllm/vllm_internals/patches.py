@@ -1,23 +1,41 @@
-"""Patches of vLLM: classes that replace its experts, its all-to-all manager and its EPLB policy.
+"""Patches of vLLM: classes that replace its experts and its all-to-all manager, and a planned EPLB.
 
 They do what vLLM's own do until there is a WorkerIntegration.
 """
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from aurora.errors import BadInput
+from aurora.types.arrays import IntArray
 from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER, MOE, find
 
 if TYPE_CHECKING:
     from aurora_vllm.worker_integration import Slots, WorkerIntegration
 
 
+EXPERT_MAP_KERNELS = frozenset(  # they honour an expert map in any sequence; on CPUs `repair_cpu` sees to it
+    {
+        "ArmCPUUnquantizedExperts",
+        "CPUUnquantizedExperts",
+        "PowerCPUUnquantizedExperts",
+        "TritonExperts",
+        "X86CPUUnquantizedExperts",
+    }
+)
+
+
 class PatchedWorker:
     """What the patches of one worker process share.
+
+    Args:
+        config: vLLM's configuration.
 
     Attributes:
         integration: None until all ranks are connected.
@@ -25,13 +43,17 @@ class PatchedWorker:
         layers: the model's MoE layers, once it is loaded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any) -> None:
+        self.config = config
         self.integration: WorkerIntegration | None = None
         self.group: Any = None
         self.layers: list[Any] = []
 
     def slots(self, layer: int) -> Slots:
-        """Returns the experts that each rank holds in a MoE layer, in the sequence of its weights. A collective call."""
+        """Returns the experts that each rank holds in a MoE layer, in the sequence of its weights. A collective call.
+
+        With EPLB these are physical experts, as the router's choices are.
+        """
         from aurora.runtime.distributed.gloo import GlooTransport
 
         experts = next(each for each in self.layers if each.aurora_layer == layer)
@@ -48,18 +70,44 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
     vllm_experts = find(f"{MOE}.routed_experts:RoutedExperts")
 
     class PlannedExperts(vllm_experts):  # type: ignore[misc, valid-type]
-        """A layer's experts, placed by the plan."""
+        """A layer's experts, placed by the plan: as EPLB's physical experts, or by the expert map without EPLB.
+
+        Attributes:
+            aurora_layer: the MoE layer's index; None if the plan does not know the layer.
+            aurora_physical_P: (P,) the expert in each of EPLB's physical experts; None if the plan does not set them.
+        """
 
         def __init__(self, layer_name: str, params_dtype: Any, moe_config: Any, *args: Any, **named: Any) -> None:
-            number = None
+            number, physical_P, experts = None, None, None
             if (integration := worker.integration) is not None:
                 manager = named.get("expert_map_manager", args[1] if len(args) > 1 else None)
                 number = integration.served.moe_layer(find(LAYER_INDEX)(layer_name))
+                physical_P = integration.served.physical_experts(number)
                 experts = integration.served.local_experts(number)
-                if manager is not None and experts is not None:
+                if manager is not None and experts is not None and manager.expert_map is not None:
                     set_local_experts(manager, moe_config, experts)
             super().__init__(layer_name, params_dtype, moe_config, *args, **named)
-            self.aurora_layer = number
+            if experts is not None:
+                check_kernel(self.quant_method)
+            self.aurora_layer, self.aurora_physical_P = number, physical_P
+
+        def weight_loader(
+            self, param: Any, loaded_weight: Any, weight_name: str, shard_id: str, expert_id: int, return_success: bool = False
+        ) -> bool | None:
+            load = functools.partial(super().weight_loader, param, loaded_weight, weight_name, shard_id)
+            if self.planned_physical_P is None:
+                return load(expert_id, return_success=return_success)  # type: ignore[no-any-return]
+            # vLLM's initial map has expert e in physical expert e, and its own replicas after those, which find no slot here
+            loaded = [load(slot, return_success=True) for slot in np.flatnonzero(self.planned_physical_P == expert_id).tolist()]
+            return any(loaded) if return_success else None
+
+        @property
+        def planned_physical_P(self) -> IntArray | None:
+            """(P,) the planned physical experts, if this layer's router maps experts to them; else None."""
+            if self.aurora_physical_P is None:
+                return None
+            runner = worker.config.compilation_config.static_forward_context[self.layer_name]
+            return None if runner.router.eplb_state is None else self.aurora_physical_P
 
         def forward_modular(self, x: Any, topk_weights: Any, topk_ids: Any, *args: Any, **named: Any) -> Any:
             if worker.integration is None or self.aurora_layer is None:
@@ -82,6 +130,17 @@ def set_local_experts(manager: Any, moe_config: Any, experts: tuple[int, ...]) -
     expert_map[list(experts)] = torch.arange(len(experts), dtype=expert_map.dtype)
     manager._expert_map = expert_map
     manager._local_num_experts = moe_config.num_local_experts = max(1, len(experts))
+
+
+def check_kernel(quant_method: Any) -> None:
+    """Checks that a layer's kernel honours an expert map in which a rank's experts do not follow each other.
+
+    Raises:
+        BadInput: if it is not in EXPERT_MAP_KERNELS; other kernels would compute with the wrong experts.
+    """
+    kernel = getattr(quant_method, "experts_cls", None) or type(quant_method)
+    if kernel.__name__ not in EXPERT_MAP_KERNELS:
+        raise BadInput(f"the plan's experts need vLLM's Triton kernel or --enable-eplb, found {kernel.__name__}")
 
 
 def patch_all2all_manager(worker: PatchedWorker) -> None:
@@ -129,20 +188,40 @@ def disable_cuda_graphs(config: Any) -> None:
     config.compilation_config.cudagraph_mode = find("vllm.config.compilation:CUDAGraphMode").NONE
 
 
-def patch_eplb_policy(slots_LG: tuple[Slots, ...]) -> None:
-    """Makes vLLM's load balancer (EPLB) return the plan's replicas."""
-    find("vllm.distributed.eplb.policy:EPLB_POLICIES")["default"] = planned_eplb_policy(slots_LG)
+def patch_eplb(worker: PatchedWorker) -> None:
+    """Makes vLLM's load balancer (EPLB) begin with the planned physical experts, and keep them.
 
-
-def planned_eplb_policy(slots_LG: tuple[Slots, ...]) -> Any:
-    """Returns an EPLB policy that always answers with the plan; physical expert p is the p-th slot, counted rank by rank."""
+    Without planned physical experts it balances as it would without the plugin.
+    """
     default = find("vllm.distributed.eplb.policy.default:DefaultEplbPolicy")
-    physical_LP = torch.tensor([[expert for held in layer for expert in held] for layer in slots_LG])
+    state = find("vllm.distributed.eplb.eplb_state:EplbState")
+    add_model = state.add_model
 
     class PlannedPolicy(default):  # type: ignore[misc, valid-type]
-        @classmethod
-        def rebalance_experts(cls, weight: Any, num_replicas: int, *_args: Any, **_named: Any) -> Any:
-            assert physical_LP.shape == (len(weight), num_replicas)
-            return physical_LP.clone()
+        """An EPLB policy that leaves every expert where it is, if the plan put it there."""
 
-    return PlannedPolicy
+        @classmethod
+        def rebalance_experts(
+            cls, weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_ranks: int,
+            old_global_expert_indices: Any = None,
+        ) -> Any:  # fmt: skip
+            if old_global_expert_indices is None or worker.integration is None or worker.integration.served.physical_LP is None:
+                return super().rebalance_experts(
+                    weight, num_replicas, num_groups, num_nodes, num_ranks, old_global_expert_indices
+                )
+            return old_global_expert_indices.clone()
+
+    @functools.wraps(add_model)
+    def add_planned_model(self: Any, model: Any, model_config: Any, *args: Any, **named: Any) -> None:
+        add_model(self, model, model_config, *args, **named)
+        planned_LP = [getattr(runner.routed_experts, "planned_physical_P", None) for runner in model.moe_layers]
+        if all(physical_P is None for physical_P in planned_LP):
+            return
+        physical_LP = self.model_states[model_config.compute_hash()].physical_to_logical_map.clone()
+        for layer, physical_P in enumerate(planned_LP):
+            if physical_P is not None:
+                physical_LP[layer] = torch.from_numpy(physical_P)
+        self.update_mapping(model_config, physical_LP)
+
+    find("vllm.distributed.eplb.policy:EPLB_POLICIES")["default"] = PlannedPolicy
+    state.add_model = add_planned_model

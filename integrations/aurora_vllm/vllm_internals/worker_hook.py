@@ -9,7 +9,7 @@ from typing import Any
 from aurora.errors import BadInput
 from aurora_vllm.settings import Settings, read_settings
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, CPU_API_CHECKS, WORKER, check_api, find
-from aurora_vllm.vllm_internals.cpu import repair_cpu
+from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
 LOG = logging.getLogger("vllm.aurora")  # among vLLM's own lines
@@ -36,6 +36,8 @@ def install_worker_hook() -> None:
 
     init_device._aurora = True  # type: ignore[attr-defined]
     wrapper.init_device = init_device
+    if find("vllm.platforms:current_platform").is_cpu():
+        accept_eplb()
 
 
 def prepare_worker(config: Any) -> Callable[[Any], None] | None:
@@ -57,6 +59,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
     try:
         configured = read_settings(given, os.environ)
         if configured is None:
+            refuse_eplb(config)
             return None
         settings = configured
     except BadInput as error:
@@ -76,6 +79,8 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         refusal = refusal or f"another plugin has taken RoutedExperts, by {other}"
     elif on_cpu and (config.parallel_config.enable_expert_parallel or config.parallel_config.data_parallel_size > 1):
         repair_cpu()
+        if config.parallel_config.enable_eplb:
+            repair_eplb()
     startup = WorkerStartup(settings, config, refusal)
     startup.install_patches()
     return startup.start

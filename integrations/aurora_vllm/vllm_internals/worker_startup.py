@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from aurora_vllm.vllm_internals.patches import (
     PatchedWorker,
     disable_cuda_graphs,
     patch_all2all_manager,
-    patch_eplb_policy,
+    patch_eplb,
     patch_routed_experts,
 )
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from aurora.runtime.distributed.transport import Transport
     from aurora.types import Cluster
     from aurora_vllm.worker_integration import WorkerIntegration
+
+BACK_END = "allgather_reducescatter"  # vLLM's all-to-all that aurora replaces, and that honours every expert map
 
 
 class WorkerStartup:
@@ -38,8 +41,10 @@ class WorkerStartup:
     """
 
     def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
-        self._settings, self._config, self._refusal = settings, config, refusal
-        self._patched = PatchedWorker()
+        self._settings = replace(settings, order=_effective_order(settings, config))
+        self._config, self._refusal = config, refusal
+        self._eplb_refusal: str | None = None
+        self._patched = PatchedWorker(config)
 
     def install_patches(self) -> None:
         """Patches the classes that build experts and all-to-alls, unless there is a refusal already."""
@@ -47,7 +52,14 @@ class WorkerStartup:
             return
         patch_routed_experts(self._patched)
         patch_all2all_manager(self._patched)
-        if self._settings.order != "stock" and self._config.parallel_config.enable_expert_parallel:
+        if self._config.parallel_config.enable_eplb and self._settings.plan is not None:
+            try:
+                check_api(EPLB_API_CHECKS)
+            except BadInput as error:
+                self._eplb_refusal = str(error)
+            else:
+                patch_eplb(self._patched)
+        if self._settings.order != "stock":
             disable_cuda_graphs(self._config)
 
     def start(self, worker: Any) -> None:
@@ -92,7 +104,7 @@ class WorkerStartup:
         refusal = (
             self._refusal
             or integration.served.load()
-            or self._replica_refusal(integration)
+            or self._placement_refusal(integration)
             or self._colocation_refusal()
         )  # fmt: skip
         if group is None or integration.ranks == 1:
@@ -108,28 +120,42 @@ class WorkerStartup:
             verdict = self._join_colocated_servers(integration, store, key, processes)
         return verdict, processes
 
-    def _replica_refusal(self, integration: WorkerIntegration) -> str | None:
-        """Hands the plan's replicas to vLLM's balancer. Returns why that is not possible, or None."""
-        plan = integration.served.plan
-        if plan is None or (placement := plan.models[0].placement).split_LG is None:
+    def _placement_refusal(self, integration: WorkerIntegration) -> str | None:
+        """Decides how vLLM places the plan's experts. Returns why it cannot, or None."""
+        plan, parallel = integration.served.plan, self._config.parallel_config
+        if plan is None:
             return None
-        parallel = self._config.parallel_config
-        redundant = sum(map(len, placement.slots_LG[0])) - placement.experts
-        if not parallel.enable_eplb or parallel.eplb_config.num_redundant_experts != redundant:
-            wanted = f"--enable-eplb --eplb-config.num_redundant_experts {redundant}"
-            return f"the plan has {redundant} replicas a layer, which vLLM holds with {wanted}"
-        try:
-            check_api(EPLB_API_CHECKS)
-        except BadInput as error:
-            return str(error)
-        patch_eplb_policy(placement.slots_LG)
-        return None
+        if parallel.enable_eplb:
+            if getattr(parallel, "enable_elastic_ep", False):
+                return "a plan is for a fixed number of ranks, found --enable-elastic-ep"
+            return self._eplb_refusal or integration.served.place_physical_experts(parallel.eplb_config.num_redundant_experts)
+        if plan.models[0].placement.split_LG is not None:
+            needed = f"--enable-eplb --eplb-config.num_redundant_experts {integration.served.redundant_experts}"
+            return f"the plan's replicas need {needed}"
+        return self._expert_map_refusal()
+
+    def _expert_map_refusal(self) -> str | None:
+        """Why vLLM may ignore an expert map in which a rank's experts do not follow each other, or None."""
+        platform, parallel = find("vllm.platforms:current_platform"), self._config.parallel_config
+        quantization, kernel = self._config.model_config.quantization, self._config.kernel_config.moe_backend
+        known = ["auto"] if platform.is_cpu() else ["triton"]
+        if platform.is_cuda() and not platform.has_device_capability(100):  # vLLM prefers Triton there
+            known = ["auto", "triton"]
+        found = None
+        if not (platform.is_cpu() or platform.is_cuda()):
+            found = f"{platform.device_name}"
+        elif parallel.all2all_backend != BACK_END:
+            found = f"--all2all-backend {parallel.all2all_backend}"
+        elif quantization is not None:
+            found = f"{quantization} experts"
+        elif kernel not in known:
+            found = f"--moe-backend {kernel}"
+        return found and f"a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
 
     def _colocation_refusal(self) -> str | None:
         """Why this server cannot share its GPUs in time slices with another, or None."""
-        parallel = self._config.parallel_config
-        if self._settings.colocate is not None and not (parallel.enable_expert_parallel and parallel.data_parallel_size > 1):
-            return "colocate: expected expert and data parallelism, found no all-to-all to take time slices for"
+        if self._settings.colocate is not None and self._settings.order == "stock":
+            return f"colocate: expected expert and data parallelism by {BACK_END}, found no all-to-all to take time slices for"
         return None
 
     def _join_colocated_servers(
@@ -153,6 +179,17 @@ class WorkerStartup:
         if verdict.refusal is not None and arbiter is not None:
             arbiter.leave()
         return verdict
+
+
+def _effective_order(settings: Settings, config: Any) -> str:
+    """What orders this server's all-to-alls: "stock" where there is none that aurora could order."""
+    parallel = config.parallel_config
+    if not (parallel.enable_expert_parallel and parallel.data_parallel_size > 1 and parallel.all2all_backend == BACK_END):
+        return "stock"
+    if settings.order != "auto":
+        return settings.order
+    keeps_graphs = config.compilation_config.cudagraph_mode.name != "NONE" and settings.colocate is None
+    return "stock" if settings.plan is None or keeps_graphs else "plan"
 
 
 def _transport(group: Any, cluster: Cluster | None) -> Transport:

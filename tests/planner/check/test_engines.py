@@ -40,12 +40,11 @@ def test_two_models_are_not():
         check_engine(plan(PROFILE, PROFILE), "vllm")
 
 
-def test_replicas_want_as_many_slots_everywhere():
+def test_so_is_any_number_of_replicas():
     check_engine(plan(PROFILE, slots_per_gpu=3, place="eplb"), "vllm")
     made = plan(PROFILE)
     odd = Placement((((0, 1, 2), (2, 3)), ((0, 1, 2), (2, 3))), (((1.0, 1.0, 0.5), (0.5, 1.0)),) * 2)
-    with pytest.raises(InfeasiblePlan, match="as many slots on every GPU and in every layer, layer 0 has 2 to 3"):
-        check_engine(dataclasses.replace(made, models=(dataclasses.replace(made.models[0], placement=odd),)), "vllm")
+    check_engine(dataclasses.replace(made, models=(dataclasses.replace(made.models[0], placement=odd),)), "vllm")
 
 
 def test_an_unknown_engine():

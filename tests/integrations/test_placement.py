@@ -1,0 +1,205 @@
+"""How the plugin has vLLM place a plan's experts: through EPLB, through an expert map where that is honoured, or not at all."""
+
+import sys
+import types
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from aurora_vllm.served_plan import ServedPlan
+from aurora_vllm.settings import Settings
+from aurora_vllm.vllm_internals.patches import PatchedWorker, check_kernel, patch_eplb
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
+
+from aurora.errors import BadInput
+from aurora.types import Placement
+
+LOAD_LE = np.array([[9, 1, 1, 1], [1, 5, 1, 5]])
+UNEVEN = Placement((((0, 1, 2), (3,)), ((0, 1), (2, 3))))
+
+
+def served(placement, rank=0, redundant=None):
+    """A ServedPlan with a plan of this placement, given to EPLB if `redundant` is not None."""
+    made = ServedPlan(Settings(), rank, 2, None, 4)
+    model = SimpleNamespace(placement=placement, load_LE=LOAD_LE)
+    made.plan = SimpleNamespace(models=(model,), cluster=SimpleNamespace(equal=True))
+    if redundant is not None:
+        assert made.place_physical_experts(redundant) is None
+    return made
+
+
+def test_unequal_counts_become_equal_by_replicas():
+    found = served(UNEVEN, redundant=2)
+    assert found.redundant_experts == 2
+    assert found.physical_LP[0].tolist() == [0, 1, 2, 0, 1, 3]  # the hottest takes a part of its load to the other GPU
+    for physical_P, held_G in zip(found.physical_LP, UNEVEN.slots_LG, strict=True):
+        for rank, held in enumerate(held_G):
+            assert set(held) <= set(physical_P[3 * rank : 3 * rank + 3].tolist())
+    assert found.local_experts(0) is None  # vLLM's own map of physical experts stays
+
+
+@pytest.mark.parametrize("redundant", [0, 1, 3, 6])
+def test_a_number_of_redundant_experts_that_does_not_fit_is_said(redundant):
+    expected = f"the plan needs --eplb-config.num_redundant_experts 2, found {redundant}"
+    assert served(UNEVEN).place_physical_experts(redundant) == expected
+
+
+def test_without_eplb_each_rank_has_its_own():
+    assert [served(UNEVEN, rank).local_experts(0) for rank in range(2)] == [(0, 1, 2), (3,)]
+
+
+def test_after_a_refusal_nothing_is_placed():
+    found = served(UNEVEN, redundant=2)
+    found.disable()
+    assert found.physical_experts(0) is None
+    assert found.local_experts(0) is None
+
+
+class Platform:
+    device_name = "npu"
+
+    def __init__(self, kind, capability=90):
+        self._kind, self._capability = kind, capability
+
+    def is_cpu(self):
+        return self._kind == "cpu"
+
+    def is_cuda(self):
+        return self._kind == "cuda"
+
+    def has_device_capability(self, capability):
+        return self._capability >= capability
+
+
+def config(**given):
+    given = {"back_end": "allgather_reducescatter", "quantization": None, "kernel": "auto", "eplb": False} | given
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            enable_expert_parallel=True, data_parallel_size=2, all2all_backend=given["back_end"], enable_eplb=given["eplb"],
+            eplb_config=SimpleNamespace(num_redundant_experts=2),
+        ),
+        model_config=SimpleNamespace(quantization=given["quantization"]),
+        kernel_config=SimpleNamespace(moe_backend=given["kernel"]),
+        compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name=given.get("graphs", "NONE"))),
+    )  # fmt: skip
+
+
+def refusal(monkeypatch, platform, placement=UNEVEN, **given):
+    module = types.ModuleType("vllm.platforms")
+    module.current_platform = platform
+    monkeypatch.setitem(sys.modules, "vllm.platforms", module)
+    return WorkerStartup(Settings(), config(**given), None)._placement_refusal(SimpleNamespace(served=served(placement)))
+
+
+@pytest.mark.parametrize(
+    ("platform", "given", "found"),
+    [
+        (Platform("cpu"), {}, None),
+        (Platform("cuda"), {}, None),
+        (Platform("cuda", 100), {"kernel": "triton"}, None),
+        (Platform("cuda", 100), {}, "--moe-backend auto"),
+        (Platform("cuda"), {"kernel": "flashinfer_cutlass"}, "--moe-backend flashinfer_cutlass"),
+        (Platform("cuda"), {"back_end": "deepep_low_latency"}, "--all2all-backend deepep_low_latency"),
+        (Platform("cuda"), {"quantization": "fp8"}, "fp8 experts"),
+        (Platform("other"), {}, "npu"),
+    ],
+)
+def test_expert_maps_only_where_they_are_honoured(platform, given, found, monkeypatch):
+    """Kernels and back ends that divide experts by rank would answer wrongly without a word; EPLB works with all of them."""
+    said = refusal(monkeypatch, platform, **given)
+    assert (said is None) == (found is None)
+    if found is not None:
+        assert said == f"a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
+        assert refusal(monkeypatch, platform, eplb=True, **given) is None
+
+
+def test_replicas_need_eplb(monkeypatch):
+    replicas = Placement((((0, 1, 2), (0, 3)), ((0, 1), (2, 3))), (((0.5, 1.0, 1.0), (0.5, 1.0)), ((1.0, 1.0), (1.0, 1.0))))
+    expected = "the plan's replicas need --enable-eplb --eplb-config.num_redundant_experts 2"
+    assert refusal(monkeypatch, Platform("cpu"), replicas) == expected
+
+
+@pytest.mark.parametrize(("name", "honours"), [("TritonExperts", True), ("FlashInferExperts", False), ("TrtLlmExperts", False)])
+def test_a_kernel_that_is_not_known_ends_the_server_before_it_answers(name, honours):
+    method = SimpleNamespace(experts_cls=type(name, (), {}))
+    if honours:
+        check_kernel(method)
+    else:
+        with pytest.raises(BadInput, match=f"the plan's experts need vLLM's Triton kernel or --enable-eplb, found {name}"):
+            check_kernel(method)
+
+
+@pytest.mark.parametrize(
+    ("order", "graphs", "back_end", "used"),
+    [
+        ("auto", "NONE", "allgather_reducescatter", "plan"),
+        ("auto", "FULL_AND_PIECEWISE", "allgather_reducescatter", "stock"),
+        ("plan", "FULL_AND_PIECEWISE", "allgather_reducescatter", "plan"),
+        ("plan", "NONE", "deepep_low_latency", "stock"),
+    ],
+)
+def test_cuda_graphs_stay_unless_an_order_is_asked_for(order, graphs, back_end, used):
+    startup = WorkerStartup(Settings(plan="plan.json", order=order), config(graphs=graphs, back_end=back_end), None)
+    assert startup._settings.order == used
+
+
+class Policy:
+    """vLLM's own policy."""
+
+    @classmethod
+    def rebalance_experts(cls, weight, *_args, **_named):
+        return torch.full((len(weight), 6), 7)
+
+
+class State:
+    """vLLM's EPLB state: what `add_model` and `update_mapping` do to the map."""
+
+    def __init__(self):
+        self.model_states = {}
+
+    def add_model(self, model, model_config):
+        physical_LP = torch.tensor([[0, 1, 2, 3, 0, 1]] * len(model.moe_layers))
+        self.model_states[model_config.compute_hash()] = SimpleNamespace(physical_to_logical_map=physical_LP)
+
+    def update_mapping(self, model_config, expanded_physical_to_logical):
+        self.model_states[model_config.compute_hash()].physical_to_logical_map.copy_(expanded_physical_to_logical)
+
+
+@pytest.fixture
+def balancer(monkeypatch):
+    """(state class, policies) of an EPLB that the plugin has patched, for a worker."""
+    state, policies = type("EplbState", (State,), {"add_model": State.add_model}), {"default": Policy}
+    modules = {"": {}, ".policy": {"EPLB_POLICIES": policies}, ".policy.default": {"DefaultEplbPolicy": Policy}}
+    modules |= {".eplb_state": {"EplbState": state}}
+    for parent in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+    for name, contents in modules.items():
+        module = types.ModuleType(f"vllm.distributed.eplb{name}")
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    worker = PatchedWorker(None)
+    patch_eplb(worker)
+    return worker, state, policies
+
+
+def layer(physical_P):
+    return SimpleNamespace(routed_experts=SimpleNamespace(planned_physical_P=physical_P))
+
+
+def test_eplb_begins_with_the_plan_and_keeps_it(balancer):
+    """Layers that the plan does not know keep vLLM's map, as a draft model's do; without a plan EPLB is vLLM's own."""
+    worker, state, policies = balancer
+    worker.integration = SimpleNamespace(served=served(UNEVEN, redundant=2))
+    model_config = SimpleNamespace(compute_hash=lambda: "hash")
+    made = state()
+    made.add_model(
+        SimpleNamespace(moe_layers=[layer(worker.integration.served.physical_experts(0)), layer(None)]), model_config
+    )
+    map_LP = made.model_states["hash"].physical_to_logical_map
+    assert map_LP.tolist() == [[0, 1, 2, 0, 1, 3], [0, 1, 2, 3, 0, 1]]
+    kept_LP = policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, map_LP)
+    assert kept_LP.tolist() == map_LP.tolist()
+    assert kept_LP is not map_LP
+    worker.integration.served.disable()
+    assert policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, map_LP).tolist() == [[7] * 6] * 2
