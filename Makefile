@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo test test-vllm docs dist install clean
+.PHONY: demo test test-vllm vllm-versions docs dist install clean
 
 demo: install
 	$(BIN)/aurora demo -o demo
@@ -31,6 +31,10 @@ dist: install
 SELECT ?=
 test-vllm: $(VENV)-vllm/installed
 	$(VENV)-vllm/bin/pytest tests/integrations $(SELECT)
+
+# Which published versions of vLLM have what the plugin relies on. It reads a few MB of each wheel and installs none.
+vllm-versions: install
+	$(BIN)/python -m tests.integrations.vllm_versions
 
 $(VENV)-vllm/installed: pyproject.toml tests/integrations/install.sh
 	sh tests/integrations/install.sh $(PYTHON) $(VENV)-vllm

@@ -18,6 +18,7 @@ CAPTURER = f"{MOE}.routed_experts_capturer:RoutedExpertsCapturer"
 BIND_CAPTURER = f"{MOE}.routed_experts_capturer:bind_routed_experts_capturer"
 LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
 CREATE_CONFIG = "vllm.engine.arg_utils:EngineArgs.create_engine_config"
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
 
 
@@ -45,6 +46,19 @@ class ApiCheck:
 
 API_CHECKS = (
     ApiCheck("loading", WORKER),
+    ApiCheck(
+        "configuration",
+        "vllm.config:VllmConfig",
+        ("model_config", "parallel_config", "compilation_config", "additional_config"),
+    ),
+    ApiCheck(
+        "configuration", "vllm.config:ParallelConfig", ("data_parallel_size", "data_parallel_rank", "enable_expert_parallel")
+    ),
+    ApiCheck("configuration", "vllm.config:ModelConfig", ("model", "served_model_name", "dtype")),
+    ApiCheck("forward passes", f"{RUNNER}.execute_model", ("scheduler_output",)),
+    ApiCheck("forward passes", f"{RUNNER}._dummy_run"),
+    ApiCheck("loading", "vllm.v1.worker.gpu_worker:Worker.load_model"),
+    ApiCheck("the end of a worker", "vllm.v1.worker.worker_base:WorkerBase.shutdown"),
     ApiCheck("placement", f"{MOE}.routed_experts:RoutedExperts.__init__", ("layer_name", "moe_config", "expert_map_manager")),
     ApiCheck("placement", f"{MOE}.routed_experts:RoutedExperts.register_oot", ("name",)),
     ApiCheck("placement", "vllm.model_executor.custom_op:op_registry_oot.get"),

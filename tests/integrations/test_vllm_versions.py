@@ -1,0 +1,191 @@
+"""API checks of a package that is not installed, from its sources, against the same checks of what is imported."""
+
+import io
+import json
+import sys
+import textwrap
+import zipfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+from aurora_vllm.vllm_internals.api_checks import API_CHECKS, ApiCheck
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.integrations import vllm_versions
+from tests.integrations.vllm_versions import RemoteFile, Sources, all_checks, wheel_reader
+
+FILES = {
+    "vllm/__init__.py": "from vllm.parts import Part",
+    "vllm/parts/__init__.py": """
+        from typing import TYPE_CHECKING
+        from .base import Base as Root, make
+        from . import base
+        from vllm.parts.more import *
+        if TYPE_CHECKING:
+            current: "Part"
+        try:
+            import json
+        except ImportError:
+            json = None
+        class Part(Root):
+            def run(self, first, /, second, *, third=None, **rest): ...
+            @property
+            def size(self):
+                return self._size + len(self.held)
+        POLICIES: dict[str, type] = {"part": Part}
+        part = Part("", "")
+    """,
+    "vllm/parts/base.py": """
+        import enum
+        from dataclasses import dataclass
+        class Base:
+            def __init__(self, name, group): ...
+            @classmethod
+            def register(cls, name): ...
+        class Mode(enum.Enum):
+            ON = 1
+        @dataclass
+        class Config:
+            model: str
+            ranks: int = 1
+        def make(name): ...
+        async def ask(question): ...
+    """,
+    "vllm/parts/more.py": "def further(a, b): ...",
+}
+PLACES = [
+    ("vllm.parts:Part.run", ("first", "second", "third")),
+    ("vllm.parts:Part.__init__", ("name", "group")),
+    ("vllm.parts:Part.register", ("name",)),
+    ("vllm.parts:Part.size", ("_size", "held")),
+    ("vllm.parts:Part", ("group",)),
+    ("vllm.parts:Root.register", ()),
+    ("vllm.parts:base.Mode.__init__", ()),
+    ("vllm.parts:base.ask", ("question",)),
+    ("vllm.parts:base.Config", ("model", "ranks")),
+    ("vllm.parts:make", ("name",)),
+    ("vllm.parts:further", ("a", "b")),
+    ("vllm.parts:POLICIES.get", ()),
+    ("vllm.parts:part.run", ("second",)),
+    ("vllm.parts:json.dumps", ("obj",)),
+    ("vllm.parts.base:Mode", ()),
+    ("vllm:Part.run", ("second",)),
+]
+LACKS = [
+    ("vllm.parts:Part.run", ("fourth",)),
+    ("vllm.parts:Part.size", ("missing",)),
+    ("vllm.parts:Part.walk", ()),
+    ("vllm.parts:base.Config", ("model", "speed")),
+    ("vllm.parts:nothing", ()),
+    ("vllm.none:Part", ()),
+    ("vllm.parts:further", ("c",)),
+    ("vllm.parts:json.shout", ()),
+]
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, text in FILES.items():
+            archive.writestr(path, textwrap.dedent(text))
+    return made.getvalue()
+
+
+@pytest.fixture
+def imported(wheel, tmp_path, monkeypatch):
+    """The same package, in the place of vLLM."""
+    zipfile.ZipFile(io.BytesIO(wheel)).extractall(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def test_sources_and_imports_lack_the_same(wheel, imported):
+    read = zipfile.ZipFile(io.BytesIO(wheel))
+    sources = Sources(lambda path: read.read(path).decode() if path in read.namelist() else None)
+    for where, needs in PLACES:
+        check = ApiCheck("a test", where, needs)
+        assert check.missing() is None, where
+        assert sources.missing(check) is None, where
+    for where, needs in LACKS:
+        check = ApiCheck("a test", where, needs)
+        assert sources.missing(check) == check.missing() is not None, where
+    assert sources.find("vllm.parts:current.run") is not None, "which is known to type checkers, and made when it is asked for"
+
+
+def test_every_check_of_the_plugin_is_made():
+    checks = all_checks()
+    assert set(API_CHECKS) <= set(checks)
+    assert {"loading", "checking settings", "naming a lost rank"} <= {check.what for check in checks}
+    assert len(set(checks)) == len(checks)
+
+
+@pytest.fixture
+def served(wheel):
+    """(address, asked): a server that sends parts of the wheel, and the parts that were asked for."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            asked.append((first, last))
+            self.send_response(206)
+            self.end_headers()
+            self.wfile.write(wheel[first : last + 1])
+
+        def log_message(self, *_args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", asked
+        server.shutdown()
+        thread.join()
+
+
+def test_only_the_blocks_that_are_read_are_fetched_once(wheel, served, monkeypatch):
+    url, asked = served
+    monkeypatch.setattr(vllm_versions, "BLOCK", 256)
+    file = RemoteFile(url, len(wheel))
+    read = wheel_reader(file)
+    assert read("vllm/parts/more.py") == FILES["vllm/parts/more.py"]
+    assert read("vllm/none.py") is None
+    assert len(set(asked)) == len(asked)
+    assert file.fetched == sum(last - first + 1 for first, last in asked) < len(wheel)
+
+
+@given(st.binary(min_size=1, max_size=200), st.lists(st.tuples(st.integers(0, 220), st.integers(0, 50)), max_size=8))
+def test_a_remote_file_reads_as_the_file_itself(content, reads):
+    file, there = RemoteFile("", len(content)), io.BytesIO(content)
+    file._block = lambda number: content[number * vllm_versions.BLOCK : (number + 1) * vllm_versions.BLOCK]
+    for at, count in reads:
+        file.seek(at)
+        there.seek(at)
+        assert file.read(count) == there.read(count)
+        assert file.tell() == there.tell()
+
+
+def test_the_index_is_read_once_for_versions_that_are_not_too_old(monkeypatch):
+    files = [
+        {
+            "filename": f"vllm-{version}-cp38-abi3-manylinux_2_28_{machine}.whl",
+            "url": version,
+            "size": 1,
+            "upload-time": "2026-01-02T",
+        }
+        for version in ("0.33.0", "0.9.2", "0.29.1", "0.30.0", "0.100.0")
+        for machine in ("x86_64", "aarch64")
+    ]
+    files += [{"filename": "vllm-0.34.0.tar.gz", "url": "", "size": 1}, files[0] | {"yanked": "broken"}]
+    answer = json.dumps({"files": files}).encode()
+    monkeypatch.setattr(vllm_versions.urllib.request, "urlopen", lambda *_args, **_named: io.BytesIO(answer))
+    found = vllm_versions.published()
+    assert [version for version, *_ in found] == ["0.30.0", "0.33.0", "0.100.0"]
+    assert found[0] == ("0.30.0", "2026-01-02", "0.30.0", 1)
