@@ -177,7 +177,7 @@ def _start_together(transport: GlooTransport) -> None:
 
 
 def _planned(cluster: Cluster) -> str:
-    """What AUTO may choose beside all at once and paced."""
+    """The order that AUTO may choose beside all at once, paced and TORCH."""
     return "openshop-best" if cluster.equal else "sub-channels"
 
 

@@ -4,13 +4,19 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.distributed.launcher import launch_threads
+from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.order_calibration import COLLECTIVE, SHAPES, OrderCalibration
 from aurora.runtime.order_watch import OrderWatch
-from aurora.types import Gpu, Network
+from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.types import Exchange, Gpu, Network, TraceRecorder
 
 ONES = (np.ones((3, 3), dtype=np.int64) - np.eye(3, dtype=np.int64), Network.equal(3))
 PLANNED, AT_ONCE = (ORDER[name](*ONES, rng=np.random.default_rng(0)) for name in ("openshop", "all-at-once"))
@@ -70,6 +76,59 @@ def test_all_ranks_change_over_together_and_tell_it(caplog):
     assert [record.getMessage() for record in caplog.records] == [f"Order changed over: {line}" for line in used.changes]
     names = layer(watch_R, rng, 100_000, loaded)
     assert set(names) == {"openshop"}  # nothing was seen of this size
+
+
+class OwnClock(PhaseRecorder):
+    """A recorder by a clock that its rank alone has."""
+
+    def __init__(self, rank):
+        super().__init__(TraceRecorder("measured", ("m",), 3), rank, 0, 0.0)
+        self.now_s = 1000.0 * rank
+
+    def mark(self):
+        return self.now_s
+
+    def seconds(self, mark):
+        return mark
+
+
+class Emulated(MemoryTransport):
+    """Exchanges take what their order takes, by the rank's own clock."""
+
+    def __init__(self, memory, rank, clock):
+        super().__init__(memory, rank)
+        self.clock, self.seconds = clock, {"openshop": 1.0, COLLECTIVE: 1.2, "all-at-once": 2.0}
+
+    def exchange(self, order, *args):
+        self.clock.now_s += self.seconds[COLLECTIVE if order is None else order.method]
+
+
+def serve(rank_info, memory):
+    """Layers of one model on one rank, until the machine has been loaded for a while. Returns the orders used."""
+    rank, clock = rank_info.rank, OwnClock(rank_info.rank)
+    transport, (watch,) = Emulated(memory, rank, clock), watches(1)
+    context = LayerContext(0, transport, *thread_port_arbiters(1), clock, watch)
+    for number in range(900):
+        if number == 300:
+            transport.seconds["openshop"] = 1.8
+        counts = torch.tensor([[rank, number], [7, 2000 - number]])
+        gathered = context.gather_counts(counts, 0)
+        assert gathered.is_contiguous()
+        assert gathered.tolist() == [[[other, number], [7, 2000 - number]] for other in range(3)]
+        rows = [torch.zeros(1, 60, dtype=torch.uint8) for _ in range(3)]
+        for phase in ("dispatch", "combine"):
+            clock.now_s += 0.1 * rank  # the others' experts are done before
+            context.exchange(0, Exchange(phase, PLANNED), rows, rows)
+    return watch.used
+
+
+def test_layers_change_over_together():
+    """Times travel with the counts, which arrive as they were; no rank sends anything else."""
+    first, *others = launch_threads(serve, 3, Memory(3, 30.0))
+    assert others == [first, first]
+    assert sum(first.exchanges.values()) == 1800
+    assert first.exchanges[COLLECTIVE] > 600
+    assert [change.split(": from ")[1] for change in first.changes] == [f"openshop to {COLLECTIVE}, 33% shorter"] * 2
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 200_000), min_size=1, max_size=40), st.integers(0, 2**32 - 1))
