@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.process_groups import new_process_group
+from aurora.runtime.distributed.process_groups import abort_nccl_groups, new_process_group
 from aurora.runtime.distributed.transport import Observe, lost_peer, peer_lost, row_slices
 from aurora.runtime.timers import StreamTimer
 from aurora.types import Order
@@ -49,7 +49,7 @@ class GroupedCalls(Protocol):
         """Returns when the stream reached a mark, by time.perf_counter; waits for it."""
 
     def abort(self) -> None:
-        """Ends the communicator's calls, also those that wait for peers. May be called in any thread."""
+        """Ends all calls, also those that wait for peers. May be called in any thread."""
 
 
 class NcclCalls:
@@ -91,8 +91,8 @@ class NcclCalls:
         return self._timer.seconds(mark)
 
     def abort(self) -> None:
-        """Aborts the communicator; see `GroupedCalls.abort`."""
-        (dist.distributed_c10d._get_default_group() if self._group is None else self._group).abort()
+        """Aborts this process's communicators; see `GroupedCalls.abort`."""
+        abort_nccl_groups()
 
 
 class _Queued(NamedTuple):
@@ -114,8 +114,8 @@ class NcclTransport:
     exchanges are queued.
 
     NCCL waits for a lost peer for ever. So with `timeout_s` a thread looks every CHECK_S at the exchange that has been queued
-    longest. If it has not ended and the connection to a peer is broken, or timeout_s have passed, the thread aborts the
-    communicator: whoever waits for it goes on, and gets RankFailed.
+    longest. If it has not ended and the connection to a peer is broken, or timeout_s have passed, the thread aborts all of this
+    process's communicators: whoever waits goes on, and gets RankFailed.
 
     Making one is a collective call: a communicator's first call makes it, which takes all ranks, and later calls are of some
     ranks only.

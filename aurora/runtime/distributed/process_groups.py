@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.launcher import RankInfo
+
+_nccl_groups: list[Any] = []  # that this process has made
+_aborting = threading.Lock()
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -51,10 +55,16 @@ def default_process_group(rank_info: RankInfo) -> Iterator[None]:
         raise RankFailed(
             f"rank {rank_info.rank}: cannot join the other ranks at {rank_info.host}:{rank_info.port}: {reason}"
         ) from None
+    end = dist.destroy_process_group
     try:
         yield
+    except RankFailed:
+        if abort_nccl_groups():  # their destruction would wait for the lost rank
+            end = dist.distributed_c10d._abort_process_group
+        raise
     finally:
-        dist.destroy_process_group()
+        end()
+        _nccl_groups.clear()
 
 
 def device_of(rank_info: RankInfo) -> str:
@@ -71,4 +81,24 @@ def new_process_group(backend: str, timeout_s: float) -> Any:
     """
     if backend == "nccl":
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))
+    group = dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))
+    if backend == "nccl":
+        _nccl_groups.append(group)
+    return group
+
+
+def abort_nccl_groups() -> bool:
+    """Ends all calls of the NCCL groups that `new_process_group` has made. Returns whether there are any.
+
+    They are aborted together: to abort one waits for the GPU, on which the calls of another may wait for the same lost rank.
+    May be called in any thread, and more than once.
+    """
+    if not _nccl_groups:
+        return False
+    with _aborting:
+        backend = _nccl_groups[0]._get_backend(torch.device("cuda"))
+        backend._group_start()
+        for group in _nccl_groups:
+            group.abort()
+        backend._group_end()
+    return True

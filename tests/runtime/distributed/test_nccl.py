@@ -15,7 +15,7 @@ import torch
 from aurora.errors import RankFailed
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import timed
-from aurora.runtime.distributed import nccl
+from aurora.runtime.distributed import launcher, nccl, process_groups
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.nccl import End, NcclTransport
@@ -329,10 +329,51 @@ def lose_a_peer(rank_info, folder):
             time.sleep(0.01)
 
 
-def test_a_peer_that_dies_is_named_at_once(tmp_path):
+def test_a_peer_that_dies_is_named_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "GRACE_S", 60.0)  # until the others are stopped
     with pytest.raises(RankFailed, match="rank 1 of 3 died"):
         launch(lose_a_peer, 3, tmp_path, timeout_s=60)
     for rank in (0, 2):
         seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
         assert said == f"rank {rank} lost rank 1: the connection is broken"
         assert float(seconds) < 60
+
+
+class Group:
+    """An NCCL group that notes what is done to it and its backend."""
+
+    def __init__(self, name, noted):
+        self.name, self.noted = name, noted
+
+    def _get_backend(self, _device):
+        return self
+
+    def _group_start(self):
+        self.noted.append("together")
+
+    def _group_end(self):
+        self.noted.append("done")
+
+    def abort(self):
+        self.noted.append(self.name)
+
+
+def lose_a_rank(rank_info, noted):
+    """A lost rank ends the block in which NCCL groups were made."""
+    with default_process_group(rank_info):
+        process_groups._nccl_groups.extend([Group("one", noted), Group("two", noted)])
+        raise RankFailed("rank 0 lost rank 1")
+
+
+def lose_and_note(rank_info):
+    noted = []
+    with pytest.raises(RankFailed, match="lost rank 1"):
+        lose_a_rank(rank_info, noted)
+    assert not torch.distributed.is_initialized()
+    assert not process_groups._nccl_groups
+    return noted
+
+
+def test_all_communicators_are_aborted_together_when_a_rank_is_lost():
+    """One after the other, the first abort would wait for the second communicator's calls."""
+    assert launch(lose_and_note, 1, timeout_s=60) == [["together", "one", "two", "done"]]
