@@ -94,7 +94,7 @@ def export_placement(
     slots_LG = filled(placement, load_LE, equal)
     engine = Placement.evenly(slots_LG)
     layers = range(len(slots_LG))
-    redundant = sum(map(len, slots_LG[0])) - placement.experts
+    redundant = redundant_experts(placement)
     return Export(
         known.write(slots_LG, layer_numbers("`dense_layers`", dense_layers)),
         redundant,
@@ -153,9 +153,14 @@ def filled(placement: Placement, load_LE: IntArray | None = None, equal: bool = 
     if not equal:
         planned_G = np.sum([load_LE[l] @ placement.split_EG(l) for l in layers], axis=0)
         speed_G = np.maximum(planned_G / max(1.0, planned_G.max()), 1e-9)
-    most = slots or max(len(held) for layer in placement.slots_LG for held in layer)
+    most = slots or (placement.experts + redundant_experts(placement)) // placement.gpus
     filled = [_filled(placement.holds_EG(l), load_LE[l], speed_G, most) for l in layers]
     return tuple(tuple(tuple(np.flatnonzero(held_E).tolist()) for held_E in holds_EG.T) for holds_EG in filled)
+
+
+def redundant_experts(placement: Placement) -> int:
+    """Returns how many slots a layer has beyond its experts if all GPUs have as many as the fullest in any layer."""
+    return max(len(held) for layer in placement.slots_LG for held in layer) * placement.gpus - placement.experts
 
 
 def _filled(holds_EG: BoolArray, load_E: IntArray, speed_G: FloatArray, most: int) -> BoolArray:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_plan
-from aurora.io.engine_placements import filled
+from aurora.io.engine_placements import filled, redundant_experts
 from aurora.planner.check.engines import check_engine
 from aurora.types import Cluster, Order, Plan
 from aurora.types.arrays import IntArray
@@ -123,13 +123,6 @@ class ServedPlan:
         self.plan = plan
         return None
 
-    @property
-    def redundant_experts(self) -> int:
-        """How many physical experts EPLB needs beyond the model's experts, so that all ranks have as many as the fullest."""
-        assert self.plan is not None
-        placement = self.plan.models[0].placement
-        return max(len(held) for held_G in placement.slots_LG for held in held_G) * self._ranks - placement.experts
-
     def place_physical_experts(self, redundant: int) -> str | None:
         """Fills EPLB's physical experts by the plan, and free slots by replicas. Returns the refusal reason; else None.
 
@@ -139,8 +132,9 @@ class ServedPlan:
         assert self.plan is not None
         model = self.plan.models[0]
         slots, rest = divmod(model.placement.experts + redundant, self._ranks)
-        if redundant < self.redundant_experts or rest or slots > model.placement.experts:
-            return f"the plan needs --eplb-config.num_redundant_experts {self.redundant_experts}, found {redundant}"
+        needed = redundant_experts(model.placement)
+        if redundant < needed or rest or slots > model.placement.experts:
+            return f"the plan needs --eplb-config.num_redundant_experts {needed}, found {redundant}"
         slots_LG = filled(model.placement, model.load_LE, self.plan.cluster.equal, slots)
         self.physical_LP = np.array(slots_LG, dtype=np.int64).reshape(len(slots_LG), -1)
         return None

@@ -116,7 +116,7 @@ def check_files(settings: Settings) -> None:
         from aurora.io import load_plan
 
         try:
-            load_plan(settings.plan)
+            load_plan(settings.plan, checked=False)  # workers check it: numba must not be loaded before vLLM finds its kernels
         except AuroraError as error:
             raise BadInput(f"plan: {error}") from None
     if settings.record is not None:

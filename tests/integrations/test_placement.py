@@ -1,7 +1,9 @@
 """How the plugin has vLLM place a plan's experts: through EPLB, through an expert map where that is honoured, or not at all."""
 
+import subprocess
 import sys
 import types
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,11 +11,15 @@ import pytest
 import torch
 from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
+from aurora_vllm.vllm_internals import settings_check
 from aurora_vllm.vllm_internals.patches import PatchedWorker, check_kernel, patch_eplb
+from aurora_vllm.vllm_internals.settings_check import set_redundant_experts
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
 from aurora.errors import BadInput
-from aurora.types import Placement
+from aurora.io import save
+from aurora.planner.make_plan import make_plan
+from aurora.types import Cluster, Curve, Gpu, Placement, PlanOptions, Profile
 
 LOAD_LE = np.array([[9, 1, 1, 1], [1, 5, 1, 5]])
 UNEVEN = Placement((((0, 1, 2), (3,)), ((0, 1), (2, 3))))
@@ -31,7 +37,6 @@ def served(placement, rank=0, redundant=None):
 
 def test_unequal_counts_become_equal_by_replicas():
     found = served(UNEVEN, redundant=2)
-    assert found.redundant_experts == 2
     assert found.physical_LP[0].tolist() == [0, 1, 2, 0, 1, 3]  # the hottest takes a part of its load to the other GPU
     for physical_P, held_G in zip(found.physical_LP, UNEVEN.slots_LG, strict=True):
         for rank, held in enumerate(held_G):
@@ -116,8 +121,23 @@ def test_expert_maps_only_where_they_are_honoured(platform, given, found, monkey
 
 def test_replicas_need_eplb(monkeypatch):
     replicas = Placement((((0, 1, 2), (0, 3)), ((0, 1), (2, 3))), (((0.5, 1.0, 1.0), (0.5, 1.0)), ((1.0, 1.0), (1.0, 1.0))))
-    expected = "the plan's replicas need --enable-eplb --eplb-config.num_redundant_experts 2"
-    assert refusal(monkeypatch, Platform("cpu"), replicas) == expected
+    assert refusal(monkeypatch, Platform("cpu"), replicas) == "the plan's replicas need --enable-eplb"
+
+
+@pytest.mark.parametrize(
+    ("eplb", "given", "ranks", "experts", "found"),
+    [(True, 0, 2, 4, 2), (True, 4, 2, 4, 4), (False, 0, 2, 4, 0), (True, 0, 4, 4, 0), (True, 0, 2, 8, 0)],
+    ids=["needed", "given", "without-eplb", "other-ranks", "other-model"],
+)
+def test_redundant_experts_are_set_before_workers_start(eplb, given, ranks, experts, found, monkeypatch):
+    plan = SimpleNamespace(models=(SimpleNamespace(placement=UNEVEN),))
+    monkeypatch.setattr(settings_check, "load_plan", lambda _path, checked: plan)
+    parallel = SimpleNamespace(
+        enable_eplb=eplb, eplb_config=SimpleNamespace(num_redundant_experts=given), tensor_parallel_size=1, data_parallel_size=ranks
+    )  # fmt: skip
+    model = SimpleNamespace(get_num_experts=lambda: experts)
+    set_redundant_experts(SimpleNamespace(parallel_config=parallel, model_config=model), Path("plan.json"))
+    assert parallel.eplb_config.num_redundant_experts == found
 
 
 @pytest.mark.parametrize(("name", "honours"), [("TritonExperts", True), ("FlashInferExperts", False), ("TrtLlmExperts", False)])
@@ -203,3 +223,19 @@ def test_eplb_begins_with_the_plan_and_keeps_it(balancer):
     assert kept_LP is not map_LP
     worker.integration.served.disable()
     assert policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, map_LP).tolist() == [[7] * 6] * 2
+
+
+def test_what_reads_a_plan_before_vllm_begins_loads_no_compiler(tmp_path):
+    """vLLM's search for its kernels goes through all modules, and fails at llvmlite's."""
+    gpus = tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**10) for rank in range(2))
+    curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), Curve([1.0], [1e-6]))}
+    tokens_TLSE = np.repeat(LOAD_LE[None, :, None, :], 2, axis=2)
+    profile = Profile("tiny", "", tokens_TLSE, 1, 64, 64, 100, 0, curves)
+    save(make_plan(Cluster("two", gpus), [profile], PlanOptions()), tmp_path / "plan.json")
+    script = (
+        "import sys; from pathlib import Path; from aurora_vllm.settings import Settings, check_files;"
+        "from aurora_vllm.vllm_internals import settings_check;"
+        "check_files(Settings(plan=Path(sys.argv[1]))); settings_check.load_plan(Path(sys.argv[1]), checked=False);"
+        "assert not {'numba', 'llvmlite'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json")], check=True)

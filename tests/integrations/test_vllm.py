@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from aurora.io import save
+from aurora.io.engine_placements import redundant_experts
 from aurora.io.engine_records import load_records
 from aurora.planner.make_plan import make_plan
 from aurora.planner.schedule_model import schedule_model
@@ -242,17 +243,17 @@ def eplb(redundant, **more):
 
 
 @pytest.mark.parametrize(
-    ("most", "replicas", "redundant", "order", "in_background"),
+    ("most", "replicas", "given", "order", "in_background"),
     [
-        (5, 2, 4, "plan", False),
+        (5, 2, 0, "plan", False),
         pytest.param(4, 0, 0, "stock", False, marks=slow),
-        pytest.param(5, 0, 2, "stock", False, marks=slow),
+        pytest.param(5, 0, 0, "stock", False, marks=slow),
         pytest.param(5, 0, 4, "online", False, marks=slow),
-        pytest.param(5, 2, 4, "stock", True, marks=slow),
+        pytest.param(5, 2, 0, "stock", True, marks=slow),
     ],
     ids=["replicas-planned-order", "no-redundant", "padded", "padded-further-online", "in-background"],
 )
-def test_eplb_serves_by_the_plan(most, replicas, redundant, order, in_background, tmp_path, checkpoints, alone):
+def test_eplb_serves_by_the_plan(most, replicas, given, order, in_background, tmp_path, checkpoints, alone):
     """Its first map is the plan, replicas in the slots that the plan leaves free; rearrangements move nothing."""
     checkpoint = checkpoints("qwen3moe")
     plan = scattered(checkpoint, 2, most=most, replicas=replicas)
@@ -260,7 +261,7 @@ def test_eplb_serves_by_the_plan(most, replicas, redundant, order, in_background
     settings = {"aurora": {"plan": str(tmp_path / "plan.json"), "order": order, "record": str(tmp_path / "seen")}}
     run = Ranks(
         tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config=settings, repeat=2, commands=[["write"]],
-        llm=eplb(redundant, use_async=in_background), before=KEEP_STATE, after=SAVE_MAP, environ={"MAP": str(tmp_path / "map")},
+        llm=eplb(given, use_async=in_background), before=KEEP_STATE, after=SAVE_MAP, environ={"MAP": str(tmp_path / "map")},
     )  # fmt: skip
     check_same(run.answers(), alone("qwen3moe"))
     assert not run.warnings()
@@ -269,7 +270,8 @@ def test_eplb_serves_by_the_plan(most, replicas, redundant, order, in_background
     assert run.said()[0].count("Rearranging experts") >= 3  # each begins when the one before has ended
     maps = [np.load(tmp_path / f"map{rank}.npy") for rank in range(2)]
     np.testing.assert_array_equal(*maps)
-    slots = (8 + redundant) // 2
+    slots = (8 + (given or redundant_experts(plan.models[0].placement))) // 2
+    assert maps[0].shape == (3, 2 * slots)
     for physical_P, held_G in zip(maps[0], plan.models[0].placement.slots_LG, strict=True):
         for rank, held in enumerate(held_G):
             physical = physical_P[rank * slots : (rank + 1) * slots].tolist()

@@ -4,10 +4,13 @@ import functools
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora_vllm.settings import check_files, misspelt, read_settings
+from aurora.io import load_plan
+from aurora.io.engine_placements import redundant_experts
+from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import CREATE_CONFIG
 
 LOG = logging.getLogger("vllm.aurora")
@@ -25,15 +28,18 @@ def install_settings_check() -> None:
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **named: Any) -> Any:
-        check_settings(getattr(self, "additional_config", None), *args, **named)
-        return original(self, *args, **named)
+        settings = check_settings(getattr(self, "additional_config", None), *args, **named)
+        config = original(self, *args, **named)
+        if settings is not None and settings.plan is not None:
+            set_redundant_experts(config, settings.plan)
+        return config
 
     create_engine_config._aurora = True  # type: ignore[attr-defined]
     setattr(engine_args, method, create_engine_config)
 
 
-def check_settings(additional: Any, usage_context: Any = None, *_args: Any, **_named: Any) -> None:
-    """Checks the settings, and warns of names that are probably misspelt.
+def check_settings(additional: Any, usage_context: Any = None, *_args: Any, **_named: Any) -> Settings | None:
+    """Checks the settings, and warns of names that are probably misspelt. Returns them; None if the plugin is not configured.
 
     Args:
         additional: vLLM's additional_config.
@@ -54,3 +60,22 @@ def check_settings(additional: Any, usage_context: Any = None, *_args: Any, **_n
         if getattr(usage_context, "value", usage_context) == SERVER:
             raise SystemExit(f"aurora: {error}") from None
         raise
+    return settings
+
+
+def set_redundant_experts(config: Any, plan: Path) -> None:
+    """Sets how many redundant experts EPLB holds to what the plan needs, unless they are given or the plan does not fit.
+
+    Args:
+        config: vLLM's configuration, before it is handed to workers.
+        plan: the plan's file.
+    """
+    parallel = config.parallel_config
+    if not parallel.enable_eplb or parallel.eplb_config.num_redundant_experts:
+        return
+    placement = load_plan(plan, checked=False).models[0].placement
+    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
+    redundant = redundant_experts(placement)
+    if redundant and (placement.gpus, placement.experts) == (ranks, config.model_config.get_num_experts()):
+        parallel.eplb_config.num_redundant_experts = redundant
+        LOG.info("aurora: the plan needs --eplb-config.num_redundant_experts %d", redundant)

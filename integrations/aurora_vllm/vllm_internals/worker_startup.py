@@ -130,8 +130,7 @@ class WorkerStartup:
                 return "a plan is for a fixed number of ranks, found --enable-elastic-ep"
             return self._eplb_refusal or integration.served.place_physical_experts(parallel.eplb_config.num_redundant_experts)
         if plan.models[0].placement.split_LG is not None:
-            needed = f"--enable-eplb --eplb-config.num_redundant_experts {integration.served.redundant_experts}"
-            return f"the plan's replicas need {needed}"
+            return "the plan's replicas need --enable-eplb"
         return self._expert_map_refusal()
 
     def _expert_map_refusal(self) -> str | None:
