@@ -26,6 +26,7 @@ from aurora.runtime.distributed.process_groups import (
     new_process_group,
     rank_info_from_environment,
 )
+from aurora.runtime.timers import HostTimer
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 
@@ -40,19 +41,6 @@ TRAFFIC: dict[str, Callable[[int, np.random.Generator], Any]] = {
 }
 
 
-class HostCalls(NcclCalls):
-    """The same calls over a gloo group, which the host waits for."""
-
-    def mark(self) -> float:
-        return time.perf_counter()
-
-    def reached(self, mark: float) -> bool:
-        return True
-
-    def seconds(self, mark: float) -> float:
-        return mark
-
-
 def measure(rank_info: RankInfo, smoke: bool) -> list[str]:
     """One rank's part. Returns the table's rows."""
     device = "cpu" if smoke else device_of(rank_info)
@@ -61,7 +49,7 @@ def measure(rank_info: RankInfo, smoke: bool) -> list[str]:
         torch.cuda.set_device(device)
     with default_process_group(rank_info):
         group = new_process_group("gloo" if smoke else "nccl", rank_info.timeout_s)
-        calls = (HostCalls if smoke else NcclCalls)(group, device)
+        calls = NcclCalls(group, device, HostTimer(0.0) if smoke else None)  # the host waits for gloo's calls
         transport = NcclTransport(calls, GlooTransport(), rank_info.timeout_s)
         rng, rows = np.random.default_rng(0), []
         for traffic, draw in TRAFFIC.items():

@@ -14,7 +14,7 @@ from aurora.errors import RankFailed
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.process_groups import abort_nccl_groups, new_process_group
 from aurora.runtime.distributed.transport import Observe, lost_peer, peer_lost, row_slices
-from aurora.runtime.timers import StreamTimer
+from aurora.runtime.timers import StreamTimer, Timer
 from aurora.types import Order
 
 MOST_QUEUED = 64  # exchanges whose times have not been read
@@ -35,18 +35,10 @@ class GroupedCalls(Protocol):
     rank: int
     ranks: int
     device: str
+    timer: Timer  # of the current stream
 
     def post(self, ends: Sequence[End]) -> None:
         """Queues one grouped call on the current stream. Raises RuntimeError if the communicator has failed."""
-
-    def mark(self) -> Any:
-        """Marks the present end of the current stream. Returns the mark, for `reached` and `seconds`."""
-
-    def reached(self, mark: Any) -> bool:
-        """Returns whether the stream has reached a mark. May be called in any thread."""
-
-    def seconds(self, mark: Any) -> float:
-        """Returns when the stream reached a mark, by time.perf_counter; waits for it."""
 
     def abort(self) -> None:
         """Ends all calls, also those that wait for peers. May be called in any thread."""
@@ -62,12 +54,13 @@ class NcclCalls:
     Args:
         group: an NCCL process group; None: the default one.
         device: this rank's CUDA device, the current one.
+        timer: of the current stream; None: by events.
     """
 
-    def __init__(self, group: Any, device: str) -> None:
+    def __init__(self, group: Any, device: str, timer: Timer | None = None) -> None:
         self.rank, self.ranks, self.device = dist.get_rank(group), dist.get_world_size(group), device
+        self.timer = StreamTimer(0.0) if timer is None else timer
         self._group = group
-        self._timer = StreamTimer(0.0)
 
     def post(self, ends: Sequence[End]) -> None:
         """Queues one grouped call on the current stream; see `GroupedCalls.post`."""
@@ -77,18 +70,6 @@ class NcclCalls:
         ]
         for work in dist.batch_isend_irecv(calls):
             work.wait()  # the current stream waits, not this thread
-
-    def mark(self) -> Any:
-        """Marks the present end of the current stream; see `GroupedCalls.mark`."""
-        return self._timer.mark()
-
-    def reached(self, mark: Any) -> bool:
-        """Returns whether the stream has reached a mark; see `GroupedCalls.reached`."""
-        return self._timer.reached(mark)
-
-    def seconds(self, mark: Any) -> float:
-        """Returns when the stream reached a mark; see `GroupedCalls.seconds`."""
-        return self._timer.seconds(mark)
 
     def abort(self) -> None:
         """Aborts this process's communicators; see `GroupedCalls.abort`."""
@@ -159,10 +140,10 @@ class NcclTransport:
         if not stages:
             return
         try:
-            marks = [self._calls.mark()]
+            marks = [self._calls.timer.mark()]
             for ends in stages:
                 self._calls.post(ends)
-                marks.append(self._calls.mark())
+                marks.append(self._calls.timer.mark())
         except RuntimeError as error:
             raise self._failure or peer_lost(self.rank, None, error) from None
         moves = [[(peer, sent, int(tensor.nbytes)) for peer, sent, tensor in ends] for ends in stages]
@@ -179,13 +160,13 @@ class NcclTransport:
         """Aborts the communicator if an exchange waits for a lost peer, or has waited timeout_s. Returns whether it did."""
         assert self._control is not None
         oldest = next(iter(self._queued.copy()), None)  # another thread adds and removes
-        if oldest is None or self._calls.reached(oldest.marks[-1]):
+        if oldest is None or self._calls.timer.reached(oldest.marks[-1]):
             return False
         if lost := self._control.broken_peers():
             reason = "the connection is broken"
         elif time.monotonic() - oldest.since_s >= timeout_s:
             stages = zip(oldest.moves, oldest.marks[1:], strict=True)
-            waits_for = next(moves for moves, mark in stages if not self._calls.reached(mark))
+            waits_for = next(moves for moves, mark in stages if not self._calls.timer.reached(mark))
             lost, reason = sorted({peer for peer, _, _ in waits_for}), f"nothing within {timeout_s:g} s"
         else:
             return False
@@ -205,7 +186,7 @@ class NcclTransport:
         """Waits for the exchange queued first and reports its transfers. Raises RankFailed if it was aborted."""
         moves, marks, observe, _ = self._queued[0]
         try:
-            seconds = [self._calls.seconds(mark) for mark in marks]
+            seconds = [self._calls.timer.seconds(mark) for mark in marks]
         except RuntimeError as error:
             raise self._failure or peer_lost(self.rank, None, error) from None
         if self._failure is not None:

@@ -147,12 +147,12 @@ class NcclEmulator:
 
 
 class EmulatedCalls:
-    """GroupedCalls of one rank on an NcclEmulator; each call is posted after its host's `delay_s()`."""
+    """GroupedCalls and timer of one rank on an NcclEmulator; each call is posted after its host's `delay_s()`."""
 
     device = "cpu"
 
     def __init__(self, emulator: NcclEmulator, rank: int, delay_s: Callable[[], float] = lambda: 0.0) -> None:
-        self.rank, self.ranks = rank, emulator.ranks
+        self.rank, self.ranks, self.timer = rank, emulator.ranks, self
         self._emulator, self._delay_s, self._now_s = emulator, delay_s, 0.0
 
     def post(self, ends: Sequence[End]) -> None:

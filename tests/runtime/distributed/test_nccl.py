@@ -264,13 +264,13 @@ def test_a_communicator_that_some_ranks_make_is_caught():
 
 
 class StuckCalls:
-    """GroupedCalls of which the first `done` end, and the others wait until they are aborted, as NCCL's do for a lost peer."""
+    """GroupedCalls and timer of which the first `done` end, and the others wait until they are aborted, as NCCL's do for a lost peer."""
 
     device = "cpu"
 
     def __init__(self, rank, ranks, done):
         self.rank, self.ranks, self.posted, self.done = rank, ranks, 0, done
-        self.aborted = threading.Event()
+        self.aborted, self.timer = threading.Event(), self
 
     def post(self, ends):
         if self.aborted.is_set():

@@ -16,6 +16,7 @@ from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
 from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
+from aurora.runtime.timers import HostTimer
 from aurora.types import Network
 from tests.conftest import cluster
 
@@ -215,7 +216,7 @@ def alone_on_nccl(rank_info):
     """One rank has nothing to send: the exchange is over before it touches a device, so this runs without one."""
     order = ORDER["birkhoff"](np.zeros((1, 1), dtype=int), Network.equal(1), rng=np.random.default_rng(0))
     with default_process_group(rank_info):
-        transport = NcclTransport(NcclCalls(None, "cuda:0"), None)
+        transport = NcclTransport(NcclCalls(None, "cuda:0", HostTimer(0.0)), None)
         transport.exchange(order, [torch.zeros(3)], [torch.zeros(3)], lambda *_: None)
         return transport.rank, transport.ranks
 
