@@ -5,6 +5,20 @@ from typing import Any
 
 import torch
 
+from aurora.errors import BadInput
+
+NOT_PADDED = frozenset({"deepseek_v4"})  # model types whose answers change when a batch is padded: attention compresses blocks
+
+
+def check_padding(model: Any, prompts: Sequence[Sequence[int]]) -> None:
+    """Raises BadInput if the prompts would be padded as one batch, and padding changes the model's answers."""
+    lengths = {len(prompt) for prompt in prompts}
+    if len(lengths) > 1 and model.config.model_type in NOT_PADDED:
+        raise BadInput(
+            f"{model.config.model_type}: padding changes its answers, expected prompts of one length, or a `batch` of 1, found "
+            f"{min(lengths)} to {max(lengths)} tokens"
+        )
+
 
 class GreedyBatch:
     """Prompts that are decoded as one batch: each `step` is one forward pass and gives each unfinished prompt a token.
@@ -20,11 +34,15 @@ class GreedyBatch:
 
     Attributes:
         tokens: the tokens generated so far, one list per prompt.
+
+    Raises:
+        BadInput: as in `check_padding`.
     """
 
     def __init__(
         self, model: Any, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int], eos: int | None, pad: int
     ) -> None:
+        check_padding(model, prompts)
         device = next(model.parameters()).device
         longest = max(len(prompt) for prompt in prompts)
         rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]

@@ -1,8 +1,8 @@
-"""Loads transformers MoE models and finds their experts, by the signature that all architectures share."""
+"""Loads transformers MoE models and finds their experts."""
 
 import hashlib
-import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from aurora.errors import BadInput, MissingDependency
+from aurora.models.conventions import NOT_PLACED, call_by_index, find_experts
+from aurora.planner.workload.model_config import top_k
 from aurora.types.model_identity import ModelIdentity
 
-EXPERTS_SIGNATURE = ("hidden_states", "top_k_index", "top_k_weights")
+ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a router's weights
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,18 @@ class MoeLayer:
 
     @property
     def experts(self) -> Any:
-        """The experts module: fused weights, experts along the first axis, called with EXPERTS_SIGNATURE."""
+        """The experts module, called with tokens, indices and weights; see `aurora.models.conventions`."""
         return getattr(self.block, self.name)
 
     @property
     def router_weight(self) -> torch.Tensor:
-        """The router's weights, (E, hidden).
+        """The router's weights, (E, hidden); more rows if it also weighs shared experts.
 
         Raises:
             BadInput: if the block has no such weights.
         """
         for name, parameter in self.block.named_parameters():
-            if not name.startswith(f"{self.name}.") and parameter.ndim == 2 and parameter.shape[0] == self.count:
+            if ROUTER.search(name) and parameter.ndim == 2 and parameter.shape[0] >= self.count:
                 return parameter
         raise BadInput(f"{type(self.block).__name__}: expected router weights with {self.count} rows, found none")
 
@@ -60,6 +62,11 @@ class MoeModel:
     top_k: int  # experts per token
 
     @property
+    def config(self) -> Any:
+        """Its config, or the text part of that, for a model that also sees or hears."""
+        return getattr(self.model.config, "text_config", self.model.config)
+
+    @property
     def experts(self) -> int:
         """Experts in each MoE layer."""
         return self.layers[0].count
@@ -67,13 +74,12 @@ class MoeModel:
     @property
     def dense_layers(self) -> tuple[int, ...]:
         """The numbers of the decoder layers without experts."""
-        config = getattr(self.model.config, "text_config", self.model.config)
-        return tuple(sorted(set(range(config.num_hidden_layers)) - {layer.number for layer in self.layers}))
+        return tuple(sorted(set(range(self.config.num_hidden_layers)) - {layer.number for layer in self.layers}))
 
     @property
     def hidden(self) -> int:
-        """Elements of a hidden state."""
-        return int(self.layers[0].router_weight.shape[1])
+        """Elements of what an expert gets for a token: a hidden state, or its projection."""
+        return int(getattr(self.config, "moe_latent_size", None) or self.config.hidden_size)
 
     @property
     def vocabulary(self) -> int:
@@ -130,25 +136,27 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         dtype: dtype of the weights; None: float32 on the CPU, elsewhere that of the model's files.
 
     Raises:
-        BadInput: if there is no model, weights are missing, no experts module has EXPERTS_SIGNATURE, or MoE layers have
-            different numbers of experts.
+        BadInput: if there is no model, weights are missing, its experts cannot be placed, or MoE layers have different numbers
+            of experts.
         MissingDependency: if transformers is not installed.
     """
     transformers = load_transformers()
     config = _from_pretrained(path, transformers.AutoConfig)
+    if (reason := NOT_PLACED.get(config.model_type)) is not None:
+        raise BadInput(f"{path}: experts of {config.model_type} cannot be placed: {reason}")
     wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
     model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, dtype=wanted, output_loading_info=True)
     if absent := sorted(report["missing_keys"]):  # transformers would initialise them randomly, differently on every rank
         raise BadInput(f"{path}: expected all weights in its files, {len(absent)} are missing, first {absent[0]}")
     model = model.to(device).eval()
+    call_by_index(model)
     layers = find_moe_layers(model)
     if not layers:
-        raise BadInput(f"{path}: {type(model).__name__} has no MoE layers; expected a Mixture-of-Experts causal LM")
+        raise BadInput(f"{path}: {type(model).__name__} has no MoE layers that aurora knows; expected a MoE causal LM")
     sizes = {layer.count for layer in layers}
     if len(sizes) > 1:
         raise BadInput(f"{path}: expected the same number of experts in every MoE layer, found {sorted(sizes)}")
-    text = getattr(model.config, "text_config", model.config)
-    return MoeModel(Path(path).name, model, load_tokenizer(path), layers, int(text.num_experts_per_tok))
+    return MoeModel(Path(path).name, model, load_tokenizer(path), layers, top_k(model.config.to_dict()))
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -189,24 +197,22 @@ def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
 
 
 def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
-    """Returns the MoE layers, modules with an experts module of EXPERTS_SIGNATURE, in forward order."""
+    """Returns the MoE layers in forward order."""
     layers: list[MoeLayer] = []
-    for path, block in model.named_modules():
-        for name, child in block.named_children():
-            if hasattr(child, "num_experts") and tuple(inspect.signature(child.forward).parameters)[:3] == EXPERTS_SIGNATURE:
-                number = next((int(part) for part in path.split(".") if part.isdigit()), len(layers))
-                layers.append(MoeLayer(number, block, name))
+    for path, name in find_experts(model):
+        number = next((int(part) for part in path.split(".") if part.isdigit()), len(layers))
+        layers.append(MoeLayer(number, model.get_submodule(path), name))
     return tuple(layers)
 
 
 def expert_parameters(experts: Any) -> list[tuple[str, nn.Parameter]]:
-    """Returns (name, parameter) of those parameters of a fused experts module whose first axis is the experts."""
+    """Returns (name, parameter) of those parameters of an experts module whose first axis is the experts."""
     count = int(experts.num_experts)
-    return [(name, parameter) for name, parameter in experts.named_parameters(recurse=False) if parameter.shape[0] == count]
+    return [(name, parameter) for name, parameter in experts.named_parameters() if parameter.shape[0] == count]
 
 
 def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]]) -> None:
-    """Makes a fused experts module hold exactly the experts `held`, renumbered from 0 in that sequence.
+    """Makes an experts module hold exactly the experts `held`, renumbered from 0 in that sequence.
 
     Args:
         experts: the module; the memory of other experts is freed.
@@ -216,5 +222,6 @@ def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]])
         kept = parameter.new_empty(len(held), *parameter.shape[1:])
         for slot, expert in enumerate(held):
             kept[slot] = parameter.detach()[expert] if isinstance(expert, int) else expert[name]
-        setattr(experts, name, nn.Parameter(kept, requires_grad=False))
+        path, _, own_name = name.rpartition(".")
+        setattr(experts.get_submodule(path), own_name, nn.Parameter(kept, requires_grad=False))
     experts.num_experts = len(held)

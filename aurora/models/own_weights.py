@@ -109,6 +109,8 @@ class _ExpertFiles:
     def load_dense(self, model: Any) -> tuple[Any, Any]:
         """Fills all of the model but its experts. Returns what transformers' function returns."""
         for number, layer in enumerate(find_moe_layers(model)):
+            if not self._names_L[number]:  # rows of all experts lie in one matrix, as in DBRX: the rank drops others' later
+                continue
             layer.experts.reader = ExpertReader(layer.count, self, number)
             hold_experts(layer.experts, [])
             layer.experts.to_empty(device=self._config.device_map[""], recurse=False)

@@ -135,7 +135,7 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tok
 def _gate_s(model: MoeModel, watch: _Stopwatch, tokens: int, sequence_tokens: int) -> float:
     """Seconds between two MoE layers: a forward pass without its experts, divided by the number of layers."""
     width = min(tokens, sequence_tokens)
-    ids = torch.randint(3, model.model.config.vocab_size, (-(-tokens // width), width))
+    ids = torch.randint(3, model.vocabulary, (-(-tokens // width), width))
     ids = ids.to(next(model.model.parameters()).device)
     inside: list[tuple[Any, Any]] = []
     with _marked_experts(model, watch, inside):

@@ -55,14 +55,12 @@ def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
     chosen_L: list[torch.Tensor] = [torch.empty(0)] * len(model.layers)
 
     def hook(layer: int) -> Callable[..., None]:
-        def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            chosen_L[layer] = kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]
+        def keep(_module: Any, args: tuple[Any, ...]) -> None:
+            chosen_L[layer] = args[1]
 
         return keep
 
-    handles = [
-        layer.experts.register_forward_pre_hook(hook(number), with_kwargs=True) for number, layer in enumerate(model.layers)
-    ]
+    handles = [layer.experts.register_forward_pre_hook(hook(number)) for number, layer in enumerate(model.layers)]
     try:
         yield chosen_L
     finally:

@@ -225,4 +225,4 @@ def _apply(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tenso
     if len(rows) == 0:
         return rows
     answers: torch.Tensor = experts(rows, slots[:, None], rows.new_ones(len(rows), 1))
-    return answers.to(rows.dtype)  # which the other ranks expect
+    return answers.view(rows.shape).to(rows.dtype)  # which the other ranks expect

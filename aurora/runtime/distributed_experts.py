@@ -81,8 +81,12 @@ class DistributedExperts(nn.Module):
         return {name: parameter.detach()[slot] for name, parameter in expert_parameters(self.local)}
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H), the layer's outputs summed over experts. A collective call: all ranks make it."""
+        """Returns the layer's outputs summed over experts, in the shape of `hidden_states`, (N, H) or (batch, tokens, H).
+
+        A collective call: all ranks make it.
+        """
         context, layer, rank = self._context, self._layer, self._rank
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         deduplicated = self._deduplicate and top_k_index.shape[1] > 1
         counts = arrived = answers = out = torch.empty(0)
         out_sizes: list[int] = []
@@ -97,7 +101,7 @@ class DistributedExperts(nn.Module):
                         context.stop_compute("gate", layer)  # a rank that waits for others does not hold its GPU
                         tokens_SE = context.gather_counts(tokens_E, layer)
                         context.start_compute()
-                    tokens = (hidden_states, top_k_index, top_k_weights, context.mask, tokens_SE)
+                    tokens = (rows, top_k_index, top_k_weights, context.mask, tokens_SE)
                     layout = RowPerRank(self.expert_map, *tokens) if deduplicated else RowPerExpert(self.expert_map, *tokens)
                     context.stop_compute("gate", layer)
                 case Barrier():
@@ -116,7 +120,7 @@ class DistributedExperts(nn.Module):
                     with context.computing("aggregate", layer):
                         out = layout.combine(answers)
         context.start_compute()
-        return out
+        return out.view(hidden_states.shape)
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Computes `local` with preemption points: a chunk takes about PREEMPTION_INTERVAL_S, judged by an earlier one."""

@@ -155,7 +155,7 @@ class ModelWorker:
     @torch.inference_mode()
     def _idle_step(self) -> None:
         self.context.next_step(None)
-        like = self._model.layers[0].router_weight[:1].to(self._model.hidden_dtype)
+        like = self._model.layers[0].router_weight.new_empty(1, self._model.hidden, dtype=self._model.hidden_dtype)
         self.context.start_compute()
         for layer in self.layers:
             layer.idle(self._model.top_k, like)

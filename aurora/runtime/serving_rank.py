@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
+from aurora.models.decoding import check_padding
 from aurora.models.loading import MoeModel
 from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
@@ -42,17 +43,19 @@ def load_models(
     models = [load_without_experts(path, device) for path in paths]
     for planned, model, prompts in zip(plan.models, models, prompts_M, strict=True):
         model.identity.check_same(planned.identity, f"the plan of {planned.model!r} cannot serve model {model.name!r}")
-        _check_prompts(model, prompts, options.max_new_tokens)
+        _check_prompts(model, prompts, options)
     return models
 
 
-def _check_prompts(model: MoeModel, prompts: Sequence[list[int]], new_tokens: int) -> None:
-    """Raises BadInput if a token is outside the model's vocabulary, or a prompt is too long for `new_tokens` more."""
-    config = model.model.config
+def _check_prompts(model: MoeModel, prompts: Sequence[list[int]], options: RunOptions) -> None:
+    """Raises BadInput if a token is outside the model's vocabulary, or prompts cannot be answered or batched."""
+    new_tokens = options.max_new_tokens
+    if options.batch > 1:
+        check_padding(model.model, prompts)
+    longest = getattr(model.config, "max_position_embeddings", None)
     for index, prompt in enumerate(prompts):
-        if max(prompt) >= config.vocab_size:
-            raise BadInput(f"{model.name}, prompt {index}: token {max(prompt)}, its vocabulary has {config.vocab_size}")
-        longest = getattr(config, "max_position_embeddings", None)
+        if max(prompt) >= model.vocabulary:
+            raise BadInput(f"{model.name}, prompt {index}: token {max(prompt)}, its vocabulary has {model.vocabulary}")
         if longest is not None and len(prompt) + new_tokens > longest:
             raise BadInput(f"{model.name}, prompt {index}: {len(prompt)} tokens and {new_tokens} new ones, it takes {longest}")
 

@@ -10,10 +10,10 @@ from aurora.models.prompts import Corpus
 from aurora.profiler.profile_model import profile_model
 from aurora.profiler.routing_counts import count_choices, record_choices
 from aurora.types import PHASES, ProfileOptions
-from tests.models.architectures import CONFIGS, build
+from tests.models.architectures import SERVED, build
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SERVED)
 def test_hooks_see_every_choice_and_change_nothing(name, tmp_path):
     model = load_model(build(name, tmp_path / name))
     ids = torch.randint(3, 259, (3, 17), generator=torch.Generator().manual_seed(0))

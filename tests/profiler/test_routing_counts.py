@@ -15,7 +15,7 @@ from aurora.profiler import profile_model as profiling
 from aurora.profiler.profile_model import profile_model
 from aurora.profiler.routing_counts import ForwardPass, RoutingCounts, count_choices, record_choices, route_round
 from aurora.types import PHASES, CoActivation, ComputeCurves, Curve, ProfileOptions
-from tests.models.architectures import CONFIGS, build
+from tests.models.architectures import SERVED, build
 
 RATHER = ProfileOptions(sources=2, prompt_tokens=20, batch=2, max_new_tokens=2, token_level=True, coactivation=True)
 
@@ -49,7 +49,7 @@ def test_without_a_window_every_pass_is_one():
     assert state.routing is None
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SERVED)
 def test_padding_is_not_counted(name, tmp_path):
     """Prompts of unlike lengths together choose what each chooses alone."""
     model = load_model(build(name, tmp_path / name))

@@ -24,7 +24,7 @@ from aurora.runtime.run import verify
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, Placement, PlanOptions, Profile, ProfileOptions, RunOptions
 from tests.conftest import cluster
-from tests.models.architectures import CONFIGS, build
+from tests.models.architectures import SERVED, build
 
 WORDS = [
     "the",
@@ -75,7 +75,7 @@ def differences(plan, paths, prompts, **options):
     return result, verify(result, paths, prompts, chosen)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SERVED)
 def test_every_architecture_gives_the_plain_models_output(name, tmp_path):
     folder = build(name, tmp_path / name)
     _, found = differences(plan_for([folder], 2), [folder], [prompts_for(folder, 5)])

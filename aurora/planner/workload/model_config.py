@@ -48,20 +48,20 @@ class Shape:
             BadInput: if the config does not describe a MoE model.
         """
         config = _flat(config)
-        experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
+        experts = expert_count(config)
         dense = dense_layers(config)
         layers = _number(config, "num_hidden_layers") - len(dense)
-        top_k = _number(config, "num_experts_per_tok")
+        chosen = top_k(config)
         hidden = _number(config, "hidden_size")
         inner = _number(config, "moe_intermediate_size", "intermediate_size")
-        if not 1 <= top_k <= experts or layers < 1:
-            raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {top_k}, {experts} and {layers}")
+        if not 1 <= chosen <= experts or layers < 1:
+            raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {chosen}, {experts} and {layers}")
         if experts > MOST_EXPERTS:
             raise BadInput(f"config: expected at most {MOST_EXPERTS} experts, found {experts}")
         if max(hidden, inner) > MOST_WIDTH:
             raise BadInput(f"config: expected a width of at most {MOST_WIDTH}, found {max(hidden, inner)}")
         name = str(config.get("_name_or_path") or config.get("model_type") or "synthetic")
-        return cls(name, layers, dense, experts, top_k, hidden, inner)
+        return cls(name, layers, dense, experts, chosen, hidden, inner)
 
     @property
     def decoder_layers(self) -> int:
@@ -134,6 +134,17 @@ def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float,
     crossing = fixed_s / (compute_s - move_s) if compute_s > move_s else 0.0
     at = np.unique([*AT_TOKENS, *([crossing] if AT_TOKENS[0] < crossing < AT_TOKENS[-1] else [])])
     return Curve(at, OVERHEAD_S + np.maximum(at * compute_s, fixed_s + at * move_s))
+
+
+def expert_count(config: Mapping[str, Any]) -> int:
+    """Returns the number of experts of a layer by a transformers config.json's content. Raises BadInput if there is none."""
+    return _number(_flat(config), "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+def top_k(config: Mapping[str, Any]) -> int:
+    """Returns the experts of a token by a transformers config.json's content. Raises BadInput if there is no such number."""
+    names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
+    return _number(_flat(config), *names)
 
 
 def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -216,9 +227,12 @@ def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with its text part's entries, for a model that also sees or hears."""
-    text = config.get("text_config")
-    return {key: value for key, value in {**config, **(text if isinstance(text, dict) else {})}.items() if key != "text_config"}
+    """A config with the entries of its text part, for a model that also sees or hears, and of its feed-forward part."""
+    flat = dict(config)
+    for part in ("text_config", "ffn_config"):
+        nested = flat.pop(part, None)
+        flat |= nested if isinstance(nested, dict) else {}
+    return flat
 
 
 def moe_layers(layers: int, dense_layers: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,61 @@
+"""Every MoE causal LM of transformers: profiled, planned and run like the plain model, or refused with the reason."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import aurora
+from aurora.errors import BadInput
+from aurora.models.conventions import NOT_PLACED
+from aurora.models.decoding import NOT_PADDED
+from aurora.models.loading import load_model
+from aurora.planner.make_plan import make_plan
+from aurora.profiler import profile_model as profiling
+from aurora.runtime.run import verify
+from aurora.types import PHASES, ComputeCurves, Curve, PlanOptions, ProfileOptions, RunOptions
+from tests.conftest import cluster
+from tests.models.architectures import MOE_TYPES, build, registered_moe_types
+
+PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
+
+
+def test_the_list_is_that_of_transformers():
+    assert registered_moe_types() == MOE_TYPES
+    assert set(NOT_PLACED) <= set(MOE_TYPES)
+
+
+def test_the_page_has_every_model_type_and_reason():
+    rows = [line.split("|")[1:3] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    page = {name.strip(" `"): reason.strip() for name, reason in rows}
+    assert page == {name: NOT_PLACED.get(name, "yes") for name in MOE_TYPES}
+
+
+@pytest.mark.parametrize("name", NOT_PLACED)
+def test_a_model_that_cannot_be_placed_is_refused_with_the_reason(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    with pytest.raises(BadInput, match=f"experts of {name} cannot be placed: {NOT_PLACED[name]}"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in MOE_TYPES if name not in NOT_PLACED])
+def test_every_architecture_gives_the_plain_models_output(name, tmp_path, text, monkeypatch):
+    """Two ranks in one process; prompts of different lengths, one a batch where padding changes the plain model's answers."""
+    curve = Curve([1.0], [1e-3])
+    curves = ComputeCurves("m", "", 1, 1, 1, {"cpu": dict.fromkeys(PHASES, curve)})
+    monkeypatch.setattr(profiling, "measure_curves", lambda *_, **__: curves)
+    folder = build(name, tmp_path / name)
+    profile = profiling.profile_model(folder, [text], ProfileOptions(sources=2, prompt_tokens=12, batch=2, limit=4))
+    assert int(profile.tokens_TLSE[0, :, 0].sum(axis=1).min()) == 2 * 12 * profile.top_k  # no choice is lost
+    plan = make_plan(cluster(50e6, 50e6), [profile], PlanOptions("random", "random", "random", "openshop", seed=2))
+    prompts = [torch.randint(3, 259, (length,)).tolist() for length in (3, 11, 7, 5, 9)]
+    options = RunOptions(max_new_tokens=3, batch=2, timeout_s=120, keep_logits=True, transport="memory")
+    if name in NOT_PADDED:
+        with pytest.raises(BadInput, match="padding changes its answers"):
+            aurora.run(plan, [folder], [prompts], options)
+        options = replace(options, batch=1)
+    result = aurora.run(plan, [folder], [prompts], options)
+    assert len(result.answers_M[0].logits) == len(prompts)
+    assert verify(result, [folder], [prompts], options) == []
