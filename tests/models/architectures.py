@@ -62,6 +62,7 @@ SPECIAL = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {"num_experts_per_tok": 1, "interleave_moe_layer_step": 2},
     "mimo_v2_flash": {"num_attention_heads": 4, "head_dim": 24, "v_head_dim": 16},
+    "mixtral": {"num_local_experts": 5},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "moe_latent_size": 16},
     "qwen4_exp_text": {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64, "indexer_compress_ratio": 4,
@@ -82,8 +83,8 @@ def _has_experts(config_class):
     return any("experts" in name for name in names) or any(map(_has_experts, parts))
 
 
-def tiny_config(name):
-    """A config of the model type `name` with the sizes above."""
+def tiny_config(name, **more):
+    """A config of the model type `name` with the sizes above, or `more`."""
     config_class = CONFIG_MAPPING[name]
     if (text := config_class.sub_configs.get("text_config")) is not None:
         return config_class(text_config=tiny_config(text.model_type).to_dict(), **SPECIAL.get(name, {}))
@@ -93,7 +94,7 @@ def tiny_config(name):
     }
     if "qk_rope_head_dim" in defaults:
         sizes["head_dim"] = sizes["qk_rope_head_dim"]
-    return config_class(**sizes | SPECIAL.get(name, {}))
+    return config_class(**sizes | SPECIAL.get(name, {}) | more)
 
 
 def build(name, folder, dtype=torch.float32):

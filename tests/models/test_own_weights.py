@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM
 
 from aurora.errors import BadInput
 from aurora.io import shipped
 from aurora.models import own_weights
 from aurora.models.loading import expert_parameters, hold_experts, load_model
 from aurora.models.own_weights import load_without_experts
-from tests.models.architectures import CONFIGS, SHAPE, build
+from tests.models.architectures import SERVED, build, tiny_config
 
 
 def as_one_file(folder):
@@ -56,7 +56,7 @@ LAYOUTS = {"by expert": lambda folder: None, "sharded": sharded, "fused": fused,
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [(name, layout) for name in CONFIGS for layout in ("by expert", "fused")]
+    [(name, layout) for name in SERVED for layout in ("by expert", "fused")]
     + [("mixtral", layout) for layout in ("sharded", "bfloat16", "pickled")],
 )
 def test_weights_and_outputs_are_those_of_the_whole_model(name, layout, tmp_path):
@@ -85,7 +85,7 @@ def test_weights_and_outputs_are_those_of_the_whole_model(name, layout, tmp_path
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tied_embeddings_and_the_wanted_dtype(tmp_path, dtype):
-    model = AutoModelForCausalLM.from_config(MixtralConfig(**SHAPE, num_local_experts=3, tie_word_embeddings=True))
+    model = AutoModelForCausalLM.from_config(tiny_config("mixtral", num_local_experts=3, tie_word_embeddings=True))
     model.save_pretrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(shipped("models/mixtral-topics") / file, tmp_path)
@@ -183,9 +183,9 @@ print(anonymous() - before, model.other_bytes, model.expert_bytes * len(held) * 
 def test_a_rank_has_memory_for_the_dense_weights_and_its_own_experts(layout, tmp_path):
     """Of 300 MB of bfloat16 as float32, a third for dense weights: anonymous memory, which is not a file's, of a fresh process."""
     small, folder = build("mixtral", tmp_path / "small"), tmp_path / "large"
-    shape = SHAPE | {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 40000}
+    shape = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 40000, "num_hidden_layers": 2, "head_dim": 256}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(MixtralConfig(**shape, num_local_experts=12), dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(tiny_config("mixtral", **shape, num_local_experts=12), dtype=torch.bfloat16)
     model.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(small / file, folder)

@@ -69,7 +69,7 @@ def serve(rank_info, memory, models, deduplicate):
     """Rank 0 answers the prompt; the other ranks have no requests. Returns answers and transfers."""
     model = models[rank_info.rank]
     worker = ModelWorker(model, RunOptions(max_new_tokens=3, deduplicate=deduplicate, keep_logits=True))
-    slots_G = ((0, 3), (1,), (2, 4, 5))
+    slots_G = ((0, 3), (1,), (2, 4))
     ops = ops_for(rank_info.ranks)
     layers = len(model.layers)
     program = Program(rank_info.ranks, ("m",), (Placement((slots_G,) * layers),), ((ops,) * layers,), (False,))
