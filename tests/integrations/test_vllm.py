@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -595,3 +596,38 @@ def test_a_plan_for_other_ranks_is_shown_and_ends_a_server_that_requires_it(requ
             name = f'model_name="{checkpoints("qwen3moe")}",reason="{reason}"'
             for rank in range(2):
                 assert f'aurora_engaged{{ep_rank="{rank}",{name}}} 0.0' in server.ask("/metrics")
+
+
+@slow
+def test_the_readmes_walk_runs_as_it_stands(tmp_path):
+    """From a tiny model to a served plan; only the port is another, so that it is free."""
+    text = (HERE.parents[1] / "integrations" / "README.md").read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    script = "".join(blocks).replace("8000", str(free_port()))
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with (tmp_path / "said").open("w") as said:
+        walk = subprocess.Popen(
+            ["bash", "-eux", "-c", script],
+            cwd=tmp_path,
+            env=environ,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code = walk.wait(LIMIT_S)
+    finally:
+        if left(walk.pid):
+            os.killpg(walk.pid, signal.SIGKILL)
+    said, log = (tmp_path / "said").read_text(), (tmp_path / "server.log").read_text()
+    assert code == 0, f"{said[-3000:]}\n{log[-3000:]}"
+    for printed in (
+        "rank 0: wrote ",
+        "wrote seen.npz",
+        "wrote now.npz",
+        "wrote plan.json",
+        " places the experts, all-to-alls in ",
+    ):
+        assert printed in said
+    assert len(re.findall(r'^aurora_engaged\{ep_rank="[01]",model_name="model",reason=""\} 1.0$', said, re.MULTILINE)) == 2
+    assert load_records(tmp_path / "seen2").tokens_TLSE.any()
