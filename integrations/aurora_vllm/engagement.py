@@ -11,7 +11,7 @@ from aurora_vllm.settings import Settings
 LOG = logging.getLogger("vllm.aurora")
 WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
-ENGAGED = "1 if the plugin does what its settings ask for; 0 if it stands aside for the reason in the label"
+ENGAGED = "1 if the plugin does what its settings ask for; 0 if it does not, for the reason in the label"
 
 
 class Engagement:
@@ -26,6 +26,7 @@ class Engagement:
 
     def __init__(self, settings: Settings, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
         self._settings, self._rank, self._labels = settings, rank, (model_name, str(rank))
+        self._falls_short = False
         self._gauge: Gauge | None = None
         try:
             names = ("model_name", "ep_rank", "reason")
@@ -36,30 +37,37 @@ class Engagement:
             LOG.warning("aurora: no metrics: %s", error)
 
     def engaged(self, how: str) -> None:
-        """Says that the plugin is engaged, on rank 0 in the log.
+        """Says what serves by what, on rank 0 in the log, and that the plugin is engaged unless it falls short.
 
         Args:
             how: what serves by what, as a part of a sentence.
         """
-        self._set(1, "")
+        if not self._falls_short:
+            self._set(1, "")
         if self._rank == 0:
             LOG.info("aurora: %s", how)
 
     def stands_aside(self, reason: str, report_here: bool = True) -> None:
-        """Says that vLLM serves without the plugin.
+        """Says that vLLM serves without the plugin; arguments and errors as in `falls_short`."""
+        self.falls_short(reason, report_here, f"; {WITHOUT_PLUGIN}")
+
+    def falls_short(self, reason: str, report_here: bool = True, consequence: str = "") -> None:
+        """Says that the plugin does not do all that its settings ask for.
 
         Args:
-            reason: why.
+            reason: why, and what it does not do.
             report_here: whether this rank is the one that logs it.
+            consequence: what vLLM does instead, the end of the sentence.
 
         Raises:
             RankFailed: if the settings say that the plugin is required.
         """
+        self._falls_short = True
         self._set(0, reason)
         if self._settings.required:
             raise RankFailed(f'aurora: {reason}; the setting "required" ends a server that would serve without the plugin')
         if report_here:
-            LOG.warning("aurora: %s; %s", reason, WITHOUT_PLUGIN)
+            LOG.warning("aurora: %s%s", reason, consequence)
 
     def _set(self, value: int, reason: str) -> None:
         if self._gauge is not None:

@@ -243,6 +243,16 @@ def test_standing_aside_is_shown_with_its_reason_and_ends_a_server_that_requires
         Engagement(Settings(required=True), "m", 0, CollectorRegistry()).stands_aside("the plan is for 4 ranks")
 
 
+def test_what_falls_short_is_not_engaged_though_it_serves(caplog):
+    registry = CollectorRegistry()
+    engagement = Engagement(Settings(), "m", 0, registry)
+    engagement.falls_short("nothing is recorded: no buffer")
+    engagement.engaged("m by plan.json")
+    assert engaged(registry, 0, "nothing is recorded: no buffer") == 0
+    assert engaged(registry, 0, "") is None
+    assert [record.getMessage() for record in caplog.records] == ["aurora: nothing is recorded: no buffer"]
+
+
 def test_what_serves_by_what_is_one_sentence(plan_file):
     served = ServedPlan(Settings(plan=plan_file, order="plan", record=Path("seen")), 0, 2, None, None)
     served.plan = load_plan(plan_file)

@@ -626,7 +626,7 @@ def test_the_readmes_walk_runs_as_it_stands(tmp_path):
         "wrote seen.npz",
         "wrote now.npz",
         "wrote plan.json",
-        " places the experts, all-to-alls in ",
+        " places the experts by expert maps, ",
     ):
         assert printed in said
     assert len(re.findall(r'^aurora_engaged\{ep_rank="[01]",model_name="model",reason=""\} 1.0$', said, re.MULTILINE)) == 2

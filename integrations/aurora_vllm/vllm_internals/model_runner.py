@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from aurora_vllm.choice_counter import ChoiceCounter
     from aurora_vllm.traffic_recorder import EngineFacts
     from aurora_vllm.worker_integration import WorkerIntegration
-
-LOG = logging.getLogger("vllm.aurora")
 
 
 def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: PeerProcesses | None) -> None:
@@ -108,27 +105,28 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
         else:
             decoder_layers[each.aurora_layer] = checkpoint.layers[each.aurora_layer]
     if integration.served.physical_LP is not None and any(each.planned_physical_P is None for each in patched.layers):
-        LOG.warning("aurora: vLLM has no EPLB for this model, so the plan places no experts")
+        integration.engagement.falls_short("vLLM has no EPLB for this model, so the plan places no experts")
     facts = _engine_facts(config, integration, patched.layers, model)
-    choices = None if integration.settings.record is None else _choice_counter(config, model, decoder_layers, facts)
+    choices = None
+    if integration.settings.record is not None:
+        try:
+            choices = _choice_counter(config, model, decoder_layers, facts)
+        except (BadInput, ValueError) as error:
+            integration.engagement.falls_short(f"nothing is recorded: {error}")
     integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, choices)
     model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
     model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)
 
 
-def _choice_counter(config: Any, model: Any, decoder_layers: dict[int, int], facts: EngineFacts) -> ChoiceCounter | None:
-    """Binds the routers to a buffer that captured passes write too. None, with a warning, if this vLLM cannot."""
+def _choice_counter(config: Any, model: Any, decoder_layers: dict[int, int], facts: EngineFacts) -> ChoiceCounter:
+    """Binds the routers to a buffer that captured passes write too. Raises BadInput or ValueError if this vLLM cannot."""
     from aurora_vllm.choice_counter import ChoiceCounter
 
-    try:
-        check_api(RECORD_API_CHECKS)
-        if config.aux_output_config.enable_return_routed_experts:
-            raise BadInput("--enable-return-routed-experts takes the routers' choices")
-        capturer = find(CAPTURER)(config.scheduler_config.max_num_batched_tokens, config)
-        find(BIND_CAPTURER)(model, capturer)
-    except (BadInput, ValueError) as error:
-        LOG.warning("aurora: nothing is recorded: %s", error)
-        return None
+    check_api(RECORD_API_CHECKS)
+    if config.aux_output_config.enable_return_routed_experts:
+        raise BadInput("--enable-return-routed-experts takes the routers' choices")
+    capturer = find(CAPTURER)(config.scheduler_config.max_num_batched_tokens, config)
+    find(BIND_CAPTURER)(model, capturer)
     return ChoiceCounter(capturer.device_buffer, decoder_layers, facts.layers, facts.experts)
 
 
