@@ -107,7 +107,6 @@ def refusal(monkeypatch, platform, placement=UNEVEN, **given):
         (Platform("cuda"), {"kernel": "flashinfer_cutlass"}, "--moe-backend flashinfer_cutlass"),
         (Platform("cuda"), {"back_end": "deepep_low_latency"}, "--all2all-backend deepep_low_latency"),
         (Platform("cuda"), {"quantization": "fp8"}, "fp8 experts"),
-        (Platform("other"), {}, "npu"),
     ],
 )
 def test_expert_maps_only_where_they_are_honoured(platform, given, found, monkeypatch):
@@ -117,6 +116,11 @@ def test_expert_maps_only_where_they_are_honoured(platform, given, found, monkey
     if found is not None:
         assert said == f"a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
         assert refusal(monkeypatch, platform, eplb=True, **given) is None
+
+
+@pytest.mark.parametrize("eplb", [False, True])
+def test_other_platforms_keep_vllms_placement(eplb, monkeypatch):
+    assert refusal(monkeypatch, Platform("rocm"), eplb=eplb) == "a plan needs CUDA GPUs or CPUs, found npu"
 
 
 def test_replicas_need_eplb(monkeypatch):

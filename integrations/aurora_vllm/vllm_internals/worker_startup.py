@@ -125,6 +125,9 @@ class WorkerStartup:
         plan, parallel = integration.served.plan, self._config.parallel_config
         if plan is None:
             return None
+        platform = find("vllm.platforms:current_platform")
+        if not (platform.is_cpu() or platform.is_cuda()):  # ROCm, for one, appends shared experts to the routed ones
+            return f"a plan needs CUDA GPUs or CPUs, found {platform.device_name}"
         if parallel.enable_eplb:
             if getattr(parallel, "enable_elastic_ep", False):
                 return "a plan is for a fixed number of ranks, found --enable-elastic-ep"
@@ -141,9 +144,7 @@ class WorkerStartup:
         if platform.is_cuda() and not platform.has_device_capability(100):  # vLLM prefers Triton there
             known = ["auto", "triton"]
         found = None
-        if not (platform.is_cpu() or platform.is_cuda()):
-            found = f"{platform.device_name}"
-        elif parallel.all2all_backend != BACK_END:
+        if parallel.all2all_backend != BACK_END:
             found = f"--all2all-backend {parallel.all2all_backend}"
         elif quantization is not None:
             found = f"{quantization} experts"
