@@ -152,7 +152,6 @@ def _took_TW(transport: Transport, orders_W: list[Order | None], bytes_GG: IntAr
                 began_s = time.perf_counter()
                 transport.exchange(orders_W[method], sends, recvs, lambda *_: None)
                 transport.wait()
-                transport.wait()
                 took_TW[number, method] = time.perf_counter() - began_s
         return np.asarray(transport.gather(took_TW).amax(dim=0).numpy())
 

@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.profiler import link_timing as probing
 from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
+from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.process_groups import default_process_group
+from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
+from aurora.runtime.distributed.process_groups import default_process_group, new_process_group
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
+from aurora.runtime.timers import HostTimer
 from tests.conftest import cluster
 
 SIZES = np.array(probing.SIZES)
@@ -51,6 +55,31 @@ def test_ranks_find_the_rates_of_shaped_ports():
     assert links.senders_K.tolist() == [1, 2]
     assert (links.goodput_K <= 1).all()
     assert not links.rate_Bps_GG.diagonal().any()
+
+
+class LazyCalls(NcclCalls):
+    """Grouped calls over gloo whose first one makes the communicator, and so waits for all ranks, as NCCL's does."""
+
+    made = False
+
+    def post(self, ends):
+        if not self.made:
+            self.made = True
+            torch.distributed.barrier(self._group)
+        super().post(ends)
+
+
+def found_over_lazy_calls(rank_info):
+    probing.SIZES, probing.SPAN_S, probing.REPEATS = (1 << 10, 1 << 12), 0.01, 2
+    with default_process_group(rank_info):
+        calls = LazyCalls(new_process_group("gloo", rank_info.timeout_s), "cpu", HostTimer(0.0))
+        return probing.time_links(NcclTransport(calls, GlooTransport()))
+
+
+def test_links_of_three_ranks_are_timed_where_a_communicator_takes_all_of_them_to_make():
+    """A pair's messages are calls of two ranks only: the communicator must be there before."""
+    for links in launch(found_over_lazy_calls, 3, timeout_s=60):
+        assert (links.rate_Bps_GG[~np.eye(3, dtype=bool)] > 0).all()
 
 
 def test_local_ranks_over_gloo():
