@@ -1,8 +1,8 @@
 """What dispatch and combine cost beside the network: `python bench/kernels.py` writes bench/results/kernels-DATE.md.
 
 Experts' matrix products by transformers' own implementations, one MoE layer's dispatch and combine over two ranks against the
-same with torch's all_to_all_single, one `aurora.all_to_all` against torch's, and the bytes that deduplication saves. What is
-compared is run in turn, and figures are medians.
+same with torch's all_to_all_single, the host's work before transfers at 8 to 64 ranks, one `aurora.all_to_all` against torch's,
+and the bytes that deduplication saves. What is compared is run in turn, and figures are medians.
 """
 
 import os
@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
+from aurora.runtime.distributed.nccl import NcclTransport
+from aurora.runtime.distributed.ordered import Message, OrderedTransport
 from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
@@ -266,6 +269,101 @@ def local() -> list[str]:
     return table.lines
 
 
+class Nowhere(OrderedTransport):
+    """A transport whose messages take no time; `posted_s` is when the first one was posted."""
+
+    posted_s = 0.0
+
+    def _send(self, message: Message) -> "Nowhere":
+        self.posted_s = self.posted_s or time.perf_counter()
+        return self
+
+    _receive = _send
+
+    def wait(self) -> None:
+        pass
+
+
+class NowhereCalls:
+    """GroupedCalls that do nothing; `posted_s` is when the first one was posted."""
+
+    device, posted_s = "cpu", 0.0
+
+    def __init__(self, ranks: int) -> None:
+        self.rank, self.ranks = 0, ranks
+
+    def post(self, ends: Sequence[object]) -> None:
+        self.posted_s = self.posted_s or time.perf_counter()
+
+    def mark(self) -> float:
+        return 0.0
+
+    def reached(self, mark: float) -> bool:
+        return True
+
+    def seconds(self, mark: float) -> float:
+        return mark
+
+    def abort(self) -> None:
+        pass
+
+
+def until_posted(poster: Any, way: Callable[[], object]) -> float:
+    """Microseconds until a way posts its first transfer."""
+    poster.posted_s, began_s = 0.0, time.perf_counter()
+    way()
+    return (poster.posted_s - began_s) * 1e6
+
+
+def before_posting() -> list[str]:
+    """The host's work of rank 0 for one dispatch: what does not depend on the network."""
+    tokens, width, top_k, calls = 16, 2048, 8, 60
+    table = Table(
+        f"Host work of one rank for a dispatch until it posts a transfer, us: {tokens} tokens a rank, top {top_k} of 256, "
+        f"{width} x bf16 (one thread, medians of {calls}); the aim is 200 in all at 32 ranks and 500 at 64",
+        "ranks | layout | order, of rows | layout | sizes and splits | messages | stages | in all, with messages | with stages",
+    )
+    torch.set_num_threads(1)
+    generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    for ranks, kind, method in product((8, 32, 64), (RowPerExpert, RowPerRank), ("openshop", "birkhoff")):
+        traffic_GG = rng.integers(1, 10**6, (ranks, ranks))
+        np.fill_diagonal(traffic_GG, 0)
+        order = ORDER[method](traffic_GG, Network.equal(ranks), rng=rng)
+        held = 256 // ranks
+        expert_map = ExpertMap(tuple(tuple(range(rank * held, (rank + 1) * held)) for rank in range(ranks)), 0)
+        drawn = [torch.rand(tokens, 256, generator=generator).topk(top_k).indices for _ in range(ranks)]
+        hidden, weights = torch.randn(tokens, width).bfloat16(), torch.rand(tokens, top_k)
+        layout_R = [kind(expert_map, hidden, index, weights, None) for index in drawn]
+        counts = torch.stack([layout.counts for layout in layout_R])
+
+        def split(layout=layout_R[0], counts=counts) -> tuple[Sequence[torch.Tensor], ...]:
+            sizes_RR = layout.sizes(counts)
+            out_sizes, in_sizes = sizes_RR[0].tolist(), sizes_RR[:, 0].tolist()
+            arrived = layout.rows.new_empty(sum(in_sizes), layout.rows.shape[1])
+            return layout.rows.split_with_sizes(out_sizes), arrived.split_with_sizes(in_sizes)
+
+        poster, calls_ = Nowhere(0, ranks), NowhereCalls(ranks)
+        stages, tensors = NcclTransport(calls_, None), split()
+        ways: dict[str, Callable[[], object]] = {
+            "layout": partial(kind, expert_map, hidden, drawn[0], weights, None),
+            "split": split,
+        }
+        taken: dict[str, list[float]] = {"messages": [], "stages": []}
+        with torch.inference_mode():
+            found = medians(ways, calls)
+            for _ in range(calls):
+                ignore = lambda *_: None  # noqa: E731
+                taken["messages"].append(until_posted(poster, partial(poster.exchange, order, *tensors, ignore)))
+                taken["stages"].append(until_posted(calls_, partial(stages.exchange, order, *tensors, ignore)))
+        found |= {name: statistics.median(values) for name, values in taken.items()}
+        shared = found["layout"] + found["split"]
+        table.add(
+            ranks, kind.__name__, f"{method}, {len(order.pairs_X2)}", *(f"{us:.0f}" for us in found.values()),
+            f"{shared + found['messages']:.0f}", f"{shared + found['stages']:.0f}",
+        )  # fmt: skip
+    return table.lines
+
+
 def saved() -> list[str]:
     """Both all-to-alls' bytes with deduplication over those without; tokens that stay on their rank count in neither."""
     table = Table(
@@ -304,7 +402,7 @@ def saved() -> list[str]:
 
 
 def main() -> None:
-    parts = [part() for part in (layer, local, experts, saved)]
+    parts = [part() for part in (layer, local, before_posting, experts, saved)]
     load = f"Load average at the end: {os.getloadavg()[0]:.1f}."
     write("kernels", [f"# Dispatch kernels, {today()}", "", f"`python bench/kernels.py` on {machine()}. {load}"], *parts)
 

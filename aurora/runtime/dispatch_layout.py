@@ -15,8 +15,15 @@ from torch import nn
 
 from aurora.runtime.permutation_cpu import sum_by_rank
 from aurora.runtime.replica_selection import LocalFirst, proportional, select_replicas
-from aurora.runtime.token_permutation import MessageFormat, exact_dtype, gather_rows, permutation_by_expert, weighted_sum
-from aurora.types.arrays import FloatArray
+from aurora.runtime.token_permutation import (
+    MessageFormat,
+    exact_dtype,
+    gather_rows,
+    permutation_by_expert,
+    permutation_by_rank,
+    weighted_sum,
+)
+from aurora.types.arrays import FloatArray, IntArray
 
 
 class ExpertMap(nn.Module):
@@ -35,6 +42,7 @@ class ExpertMap(nn.Module):
         local: slice of this rank's physical experts.
         arrival_slots: the local slot of every (sender, local physical expert), by sender.
         max_replicas: largest number of replicas of any expert.
+        rank_P, slot_P: (P + 1,) int64, rank and slot of every physical expert; R and -1 for `num_physical`.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class ExpertMap(nn.Module):
             share_G = None if split_EG is None else tuple(tuple(split_EG[list(held), g]) for g, held in enumerate(slots_G))
             self.local_first = LocalFirst(slots_G, rank, share_G)
         slot_P = torch.arange(self.num_physical) - first_G[rank_P]
+        rank_P, slot_P = (torch.cat([each, torch.tensor([none])]) for each, none in ((rank_P, self.ranks), (slot_P, -1)))
         buffers = {"physical_EM": physical_EM, "share_until_EM": share_until_EM, "rank_P": rank_P, "slot_P": slot_P}
         for name, array in buffers.items():
             self.register_buffer(name, array, persistent=False)
@@ -142,10 +151,10 @@ class RowPerExpert:
         self.rows = hidden.new_empty(len(token_X), hidden.shape[1])
         gather_rows(hidden, token_X, self.rows)
 
-    def sizes(self, counts_RP: torch.Tensor) -> list[list[int]]:
-        """Returns sizes[s][d], the number of rows that rank s sends to rank d, from the `counts` of every rank."""
-        sizes: list[list[int]] = sum_by_rank(counts_RP.numpy(), self._map.first_R).tolist()
-        return sizes
+    def sizes(self, counts_RP: torch.Tensor) -> IntArray:
+        """Returns (R, R) how many rows each rank (row) sends to each rank (column), from the `counts` of every rank."""
+        sizes_RR: IntArray = sum_by_rank(counts_RP.numpy(), self._map.first_R)
+        return sizes_RR
 
     def compute(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
         """Returns (X, H), the local experts' outputs for arrived rows (X, H), which lie by sender and then by slot."""
@@ -179,30 +188,21 @@ class RowPerRank:
         tokens_SE: torch.Tensor | None = None,
     ) -> None:
         self._format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
-        ranks, rank_P, slot_P = expert_map.ranks, expert_map.rank_P, expert_map.slot_P
         physical_NK = expert_map.physical_experts(index, mask, tokens_SE)
-        self.rank_NK = rank_NK = torch.cat([rank_P, rank_P.new_tensor([ranks])])[physical_NK]
-        goes_NR = torch.zeros(len(index), ranks + 1, dtype=torch.bool, device=index.device)
-        goes_NR.scatter_(1, rank_NK, True)
-        rank_X, token_X = goes_NR[:, :ranks].T.nonzero(as_tuple=True)
-        self.counts = torch.bincount(rank_X, minlength=ranks)
-
-        row_NR = torch.full(goes_NR.shape, -1, device=index.device)
-        row_NR[token_X, rank_X] = torch.arange(len(token_X), device=index.device)
-        self._row_NK = row_NR[:, :ranks].topk(min(ranks, index.shape[1])).values  # the -1 come last
+        self.rank_NK = rank_NK = expert_map.rank_P[physical_NK]
+        self.counts, rank_X, token_X, self._row_NK = permutation_by_rank(rank_NK, expert_map.ranks)
 
         self.rows = self._format.new(len(token_X), hidden.device)
         hidden_X, weights_XK, slots_XK = self._format.parts(self.rows)
         gather_rows(hidden, token_X, hidden_X)
         gather_rows(weights.to(exact_dtype(hidden.dtype)), token_X, weights_XK)
-        there_XK = rank_NK.index_select(0, token_X) == rank_X[:, None]
-        slot_NK = torch.cat([slot_P, slot_P.new_tensor([-1])])[physical_NK]
-        slots_XK.copy_(torch.where(there_XK, slot_NK.index_select(0, token_X), -1))
+        elsewhere_XK = rank_NK.index_select(0, token_X) != rank_X[:, None]
+        slots_XK.copy_(expert_map.slot_P[physical_NK].index_select(0, token_X).masked_fill_(elsewhere_XK, -1))
 
-    def sizes(self, counts_RR: torch.Tensor) -> list[list[int]]:
-        """Returns sizes[s][d], the number of rows that rank s sends to rank d, from the `counts` of every rank."""
-        sizes: list[list[int]] = counts_RR.tolist()
-        return sizes
+    def sizes(self, counts_RR: torch.Tensor) -> IntArray:
+        """Returns (R, R) how many rows each rank (row) sends to each rank (column), from the `counts` of every rank."""
+        sizes_RR: IntArray = counts_RR.numpy()
+        return sizes_RR
 
     def compute(self, rows: torch.Tensor, counts_RR: torch.Tensor, experts: Any) -> torch.Tensor:
         """Returns (X, H), for every arrived row (X, row_bytes) the weighted sum of the outputs of its local experts."""

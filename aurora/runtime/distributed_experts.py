@@ -106,8 +106,8 @@ class DistributedExperts(nn.Module):
                     context.stop_compute("gate", layer)
                 case Barrier():
                     counts = context.gather_counts(layout.counts, layer)
-                    sizes = layout.sizes(counts)
-                    out_sizes, in_sizes = sizes[rank], [row[rank] for row in sizes]
+                    sizes_RR = layout.sizes(counts)
+                    out_sizes, in_sizes = sizes_RR[rank].tolist(), sizes_RR[:, rank].tolist()
                 case Exchange("dispatch"):
                     arrived = self._exchange(op, layout.rows, out_sizes, in_sizes)
                 case Compute("expert"):

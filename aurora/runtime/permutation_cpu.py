@@ -29,6 +29,32 @@ def permutation_by_expert(physical_NK, num_physical):
     return counts_P, token_X, row_NK
 
 
+@njit("Tuple((i8[::1], i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
+def permutation_by_rank(rank_NK, ranks):
+    """Sorts (token, rank) pairs by rank; see `aurora.runtime.token_permutation.permutation_by_rank`."""
+    tokens, top_k = rank_NK.shape
+    goes_NR = np.zeros((tokens, ranks), np.bool_)
+    counts_R = np.zeros(ranks, np.int64)
+    for n in range(tokens):
+        for k in range(top_k):
+            rank = rank_NK[n, k]
+            if rank < ranks and not goes_NR[n, rank]:
+                goes_NR[n, rank] = True
+                counts_R[rank] += 1
+    next_R = np.cumsum(counts_R) - counts_R
+    rank_X, token_X = np.empty(counts_R.sum(), np.int64), np.empty(counts_R.sum(), np.int64)
+    row_NK = np.full((tokens, min(ranks, top_k)), -1, np.int64)
+    for n in range(tokens):
+        k = 0
+        for rank in range(ranks - 1, -1, -1):
+            if goes_NR[n, rank]:
+                row = next_R[rank]
+                next_R[rank] += 1
+                rank_X[row], token_X[row], row_NK[n, k] = rank, n, row
+                k += 1
+    return counts_R, rank_X, token_X, row_NK
+
+
 @njit("Tuple((i8[::1], i8[::1], i8[::1]))(i8[:, :])", cache=True)
 def embedding_bags(row_NK):
     """Returns arguments of torch.embedding_bag that sum each token's rows.

@@ -38,6 +38,34 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
     return torch.from_numpy(counts), torch.from_numpy(token), torch.from_numpy(row)
 
 
+def permutation_by_rank(rank_NK: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sorts the pairs of a token and a rank that it goes to by rank, and then by token.
+
+    Args:
+        rank_NK: (N, K) int64, the rank of every choice; `ranks` for none.
+        ranks: number of ranks R.
+
+    Returns:
+        counts_R, (R,) how many tokens go to each rank; rank_X and token_X, (X,) the rank and the token of each sorted pair;
+        row_NK, (N, min(R, K)) the positions of each token's pairs among the X sorted ones, the last one first, then -1.
+    """
+    if rank_NK.is_cuda:
+        return _permutation_by_rank(rank_NK, ranks)
+    counts_R, rank_X, token_X, row_NK = map(torch.from_numpy, permutation_cpu.permutation_by_rank(rank_NK.numpy(), ranks))
+    return counts_R, rank_X, token_X, row_NK
+
+
+def _permutation_by_rank(rank_NK: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`permutation_by_rank` on any device."""
+    goes_NR = torch.zeros(len(rank_NK), ranks + 1, dtype=torch.bool, device=rank_NK.device)
+    goes_NR.scatter_(1, rank_NK, True)
+    rank_X, token_X = goes_NR[:, :ranks].T.nonzero(as_tuple=True)
+    row_NR = torch.full((len(rank_NK), ranks), -1, device=rank_NK.device)
+    row_NR[token_X, rank_X] = torch.arange(len(token_X), device=rank_NK.device)
+    row_NK = row_NR.topk(min(ranks, rank_NK.shape[1])).values  # the -1 come last
+    return torch.bincount(rank_X, minlength=ranks), rank_X, token_X, row_NK
+
+
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
     """Copies rows[index_X] to `out` (X, H), which may be a view into wider rows."""
     if rows.dtype in FLOAT8:

@@ -1,7 +1,7 @@
 """A MoE layer's all-to-all: a token travels once to each rank that needs it, in the planned order or one made per batch."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ class DispatchedBatch:
     """A layer's batch between dispatch and combine."""
 
     layout: RowPerRank  # which token's row goes to which rank
-    rows_GG: list[list[int]]  # rows_GG[s][d] is the number of rows from rank s to rank d
+    rows_GG: IntArray  # (G, G) how many rows each rank (row) sends to each rank (column)
     combine_order: Order  # the order of the combine
     received: int  # number of rows that came to this rank
     tokens_G: IntArray  # (G,) how many choices of all ranks' own tokens each rank computes
@@ -90,7 +90,7 @@ class LayerAllToAll:
         rows_GG = layout.sizes(counts_RR)
         bytes_GG = counts_RR.numpy() * layout.rows.shape[1]
         dispatch_order, combine_order = self._orders(bytes_GG)
-        rows = self._exchange(dispatch_order, layout.rows, rows_GG[rank], [row[rank] for row in rows_GG])
+        rows = self._exchange(dispatch_order, layout.rows, rows_GG[rank].tolist(), rows_GG[:, rank].tolist())
         message_format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
         received, weights_PK, slots_PK = message_format.parts(rows)
         local_PK = slots_PK >= 0
@@ -112,9 +112,9 @@ class LayerAllToAll:
         assert len(answers) == batch.received
         rank = self._transport.rank
         began_s = time.perf_counter()
-        received_of = [row[rank] for row in batch.rows_GG]
-        returned = self._exchange(batch.combine_order, answers.contiguous(), received_of, batch.rows_GG[rank])
-        bytes_GG = np.array(batch.rows_GG, dtype=np.int64).T * answers.shape[1] * answers.element_size()
+        send_rows, recv_rows = batch.rows_GG[:, rank].tolist(), batch.rows_GG[rank].tolist()
+        returned = self._exchange(batch.combine_order, answers.contiguous(), send_rows, recv_rows)
+        bytes_GG = batch.rows_GG.T * (answers.shape[1] * answers.element_size())
         returned_s = time.perf_counter()
         self._report("combine", self._layer, returned_s - began_s, bytes_GG)
         summed = batch.layout.combine(returned)
@@ -132,10 +132,10 @@ class LayerAllToAll:
         order = openshop(between_GG, self._network, rng=np.random.default_rng(0))
         return order, order.reversed
 
-    def _exchange(self, order: Order, rows: torch.Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> torch.Tensor:
+    def _exchange(self, order: Order, rows: torch.Tensor, send_rows: list[int], recv_rows: list[int]) -> torch.Tensor:
         """Sends `rows`, send_rows[r] of them to each rank r, and returns what came, recv_rows[r] from each rank r."""
         received = rows.new_empty(sum(recv_rows), rows.shape[1])
-        sends, recvs = rows.split_with_sizes(list(send_rows)), received.split_with_sizes(list(recv_rows))
+        sends, recvs = rows.split_with_sizes(send_rows), received.split_with_sizes(recv_rows)
         recvs[self._transport.rank].copy_(sends[self._transport.rank])
         self._transport.exchange(order, sends, recvs, lambda *_event: None)
         return received

@@ -14,7 +14,13 @@ from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime import token_permutation
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.replica_selection import LocalFirst
-from aurora.runtime.token_permutation import MessageFormat, gather_rows, permutation_by_expert, weighted_sum
+from aurora.runtime.token_permutation import (
+    MessageFormat,
+    gather_rows,
+    permutation_by_expert,
+    permutation_by_rank,
+    weighted_sum,
+)
 from aurora.types import Curve, Profile
 from aurora.types.profile import ALIGNED_BYTES
 from tests.planner.replication.reference_token_split import local_first
@@ -58,7 +64,7 @@ def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
     """(R, R) rows from each rank to each, once all have travelled, been worked on by those who hold the experts, come back and
     been found to be the plain sums."""
     counts = torch.stack([layout.counts for layout in layout_G])
-    sizes_RR = layout_G[0].sizes(counts)
+    sizes_RR = layout_G[0].sizes(counts).tolist()
     outgoing = [layout.rows.split(sizes_RR[rank]) for rank, layout in enumerate(layout_G)]
     returned = []
     for rank, held in enumerate(held_G):
@@ -184,6 +190,23 @@ def test_permutation_by_expert(num_physical, top_k, data):
     assert row_NK.flatten().tolist() == [
         choice_X.index(choice) if own < num_physical else -1 for choice, own in enumerate(physical)
     ]
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.data())
+def test_permutation_by_rank(ranks, top_k, data):
+    """A token's rows are its ranks, each once; as compiled for the CPU and as other devices do it."""
+    rank_NK = data.draw(st.lists(st.lists(st.integers(0, ranks), min_size=top_k, max_size=top_k)))
+    choices = torch.tensor(rank_NK, dtype=torch.long).view(-1, top_k)
+    found = permutation_by_rank(choices, ranks)
+    for one, other in zip(found, token_permutation._permutation_by_rank(choices, ranks), strict=True):
+        assert torch.equal(one, other)
+    counts_R, rank_X, token_X, row_NK = found
+    pairs = [(rank, token) for rank in range(ranks) for token, own in enumerate(rank_NK) if rank in own]
+    assert list(zip(rank_X.tolist(), token_X.tolist(), strict=True)) == pairs
+    assert counts_R.tolist() == [sum(rank == own for own, _ in pairs) for rank in range(ranks)]
+    for token, rows in enumerate(row_NK.tolist()):
+        own = [row for row in range(len(pairs)) if pairs[row][1] == token]
+        assert rows == own[::-1] + [-1] * (min(ranks, top_k) - len(own))
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))

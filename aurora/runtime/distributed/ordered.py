@@ -156,11 +156,10 @@ class OrderedTransport(ABC):
         """This rank's rows in order as messages: one a row, or several pieces, cut the same way at both ends."""
         messages = []
         for row, peer, tensor in row_slices(order, self.rank, tensors, sending):
-            row_bytes = _bytes(tensor)
+            row_bytes = tensor.nbytes
             whole = Message(peer, tensor, row, 0, row_bytes)
-            piece_bytes = self._piece_bytes(*((self.rank, peer) if sending else (peer, self.rank))) if cut else row_bytes
-            if row_bytes > piece_bytes:
-                size = max(piece_bytes, -(-row_bytes // PIECES))
+            if cut and row_bytes > (least := self._piece_bytes(*((self.rank, peer) if sending else (peer, self.rank)))):
+                size = max(least, -(-row_bytes // PIECES))
                 pieces = enumerate(torch.split(whole.flat, size))
                 messages += [Message(peer, piece, row, index * size, row_bytes) for index, piece in pieces]
             else:

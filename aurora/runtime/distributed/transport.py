@@ -33,8 +33,12 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
         found = [(row, peer, tensors[peer]) for row, peer in zip(rows_X.tolist(), peers_X.tolist(), strict=True)]
     else:
         cuts_X2 = order.cuts(np.array(left, dtype=np.int64)[peers_X], rows_X)
-        cut = zip(rows_X.tolist(), peers_X.tolist(), cuts_X2.tolist(), strict=True)
-        found = [(row, peer, tensors[peer][begin:end]) for row, peer, (begin, end) in cut if begin < end]
+        some_X = cuts_X2[:, 0] < cuts_X2[:, 1]
+        cut = zip(rows_X[some_X].tolist(), peers_X[some_X].tolist(), cuts_X2[some_X].tolist(), strict=True)
+        found = [  # a slice takes longer than all else
+            (row, peer, tensors[peer] if end - begin == left[peer] else tensors[peer][begin:end])
+            for row, peer, (begin, end) in cut
+        ]
     for _, peer, each in found:
         left[peer] -= each.shape[0]
     left[rank] = 0
