@@ -11,7 +11,7 @@ import pytest
 import torch
 from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
-from aurora_vllm.vllm_internals import settings_check
+from aurora_vllm.vllm_internals import settings_check, worker_startup
 from aurora_vllm.vllm_internals.patches import PatchedWorker, check_kernel, patch_eplb
 from aurora_vllm.vllm_internals.settings_check import set_redundant_experts
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
@@ -94,6 +94,7 @@ def refusal(monkeypatch, platform, placement=UNEVEN, **given):
     module = types.ModuleType("vllm.platforms")
     module.current_platform = platform
     monkeypatch.setitem(sys.modules, "vllm.platforms", module)
+    monkeypatch.setattr(worker_startup, "check_api", lambda _checks: None)
     return WorkerStartup(Settings(), config(**given), None)._placement_refusal(SimpleNamespace(served=served(placement)))
 
 

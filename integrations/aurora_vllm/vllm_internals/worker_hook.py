@@ -8,7 +8,7 @@ from typing import Any
 
 from aurora.errors import BadInput
 from aurora_vllm.settings import Settings, read_settings
-from aurora_vllm.vllm_internals.api_checks import API_CHECKS, CPU_API_CHECKS, WORKER, check_api, find
+from aurora_vllm.vllm_internals.api_checks import API_CHECKS, CPU_API_CHECKS, CPU_EPLB_API_CHECKS, WORKER, check_api, find
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
@@ -68,6 +68,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         check_api(API_CHECKS)
         on_cpu = bool(find("vllm.platforms:current_platform").is_cpu())
         check_api(CPU_API_CHECKS if on_cpu else ())
+        check_api(CPU_EPLB_API_CHECKS if on_cpu and config.parallel_config.enable_eplb else ())
     except BadInput as error:  # then ranks cannot be asked to agree either
         from aurora_vllm.engagement import Engagement  # not earlier: vLLM first says where metrics are collected
 

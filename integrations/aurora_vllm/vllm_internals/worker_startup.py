@@ -43,7 +43,6 @@ class WorkerStartup:
     def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
         self._settings = replace(settings, order=_effective_order(settings, config))
         self._config, self._refusal = config, refusal
-        self._eplb_refusal: str | None = None
         self._patched = PatchedWorker(config)
 
     def install_patches(self) -> None:
@@ -52,13 +51,8 @@ class WorkerStartup:
             return
         patch_routed_experts(self._patched)
         patch_all2all_manager(self._patched)
-        if self._config.parallel_config.enable_eplb and self._settings.plan is not None:
-            try:
-                check_api(EPLB_API_CHECKS)
-            except BadInput as error:
-                self._eplb_refusal = str(error)
-            else:
-                patch_eplb(self._patched)
+        if self._config.parallel_config.enable_eplb and self._settings.plan is not None and self._eplb_refusal() is None:
+            patch_eplb(self._patched)
         if self._settings.order != "stock":
             disable_cuda_graphs(self._config)
 
@@ -129,12 +123,21 @@ class WorkerStartup:
         if not (platform.is_cpu() or platform.is_cuda()):  # ROCm, for one, appends shared experts to the routed ones
             return f"a plan needs CUDA GPUs or CPUs, found {platform.device_name}"
         if parallel.enable_eplb:
-            if getattr(parallel, "enable_elastic_ep", False):
-                return "a plan is for a fixed number of ranks, found --enable-elastic-ep"
-            return self._eplb_refusal or integration.served.place_physical_experts(parallel.eplb_config.num_redundant_experts)
+            redundant = parallel.eplb_config.num_redundant_experts
+            return self._eplb_refusal() or integration.served.place_physical_experts(redundant)
         if plan.models[0].placement.split_LG is not None:
             return "the plan's replicas need --enable-eplb"
         return self._expert_map_refusal()
+
+    def _eplb_refusal(self) -> str | None:
+        """Why EPLB cannot begin with a plan, or None."""
+        if getattr(self._config.parallel_config, "enable_elastic_ep", False):
+            return "a plan is for a fixed number of ranks, found --enable-elastic-ep"
+        try:
+            check_api(EPLB_API_CHECKS)
+        except BadInput as error:
+            return str(error)
+        return None
 
     def _expert_map_refusal(self) -> str | None:
         """Why vLLM may ignore an expert map in which a rank's experts do not follow each other, or None."""
