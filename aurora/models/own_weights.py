@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +33,7 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
     Raises:
         BadInput, MissingDependency: as `load_model`; BadInput also if the files lack tensors of some experts.
     """
+    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # else threads read ahead, and keep what they free
     load_transformers()
     from transformers import PreTrainedModel
 
