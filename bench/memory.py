@@ -46,18 +46,16 @@ def main() -> None:
             f"# Memory of a rank's weights, {date}",
             "",
             f"`python bench/memory.py --layers {options.layers}` on {machine()}; torch {torch.__version__}.",
-            f"A Mixtral of {options.layers} layers with {EXPERTS} experts, {size / 1e9:.2f} GB of bfloat16 in one file a layer.",
-            f"{RANKS} ranks, every {RANKS}th expert each. Megabytes of anonymous memory, after loading and at most meanwhile. In",
-            "bfloat16 dense weights stay pages of the files, which ranks of a machine share, and do not count; in float32,",
+            f"A Mixtral of {options.layers} layers with {EXPERTS} experts, {size / 1e9:.2f} GB of bfloat16, a file a layer.",
+            f"{RANKS} ranks, every {RANKS}th expert each. Megabytes of anonymous memory, after loading and at most meanwhile.",
+            "In bfloat16 dense weights stay pages of the files, which ranks of a machine share, and do not count; in float32,",
             "which a CPU computes in by default, they are a rank's own.",
             "",
             "| weights as | who | dense | own experts | memory after | of dense + own | at most |",
             "|---|---|---|---|---|---|---|",
         ]
-        shares = [(f"rank {rank}", list(range(rank, EXPERTS, RANKS))) for rank in range(RANKS)]
-        for dtype, who, held in [(dtype, *share) for dtype in ("float32", "bfloat16") for share in shares] + [
-            ("bfloat16", "all in one", [])
-        ]:
+        ranks = [("float32", f"rank {rank}", list(range(rank, EXPERTS, RANKS))) for rank in range(RANKS)]
+        for dtype, who, held in [*ranks, ("bfloat16", *ranks[0][1:]), ("bfloat16", "all in one", [])]:
             command = [sys.executable, __file__, "--load", folder, dtype, *map(str, held)]
             found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
             dense, own, after, most = (found[key] / 1e6 for key in ("dense", "own", "after", "most"))
