@@ -57,7 +57,7 @@ def colocation_folder(name: str) -> Path:
         BadInput: if the folder, or the one that it is in, cannot be made or is not this user's alone.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and _trouble(Path(runtime)) is None:
+    if runtime and _refusal_reason(Path(runtime)) is None:
         ours = Path(runtime) / "aurora"
     else:
         ours = Path(tempfile.gettempdir()) / f"aurora-runtime-{os.getuid()}"
@@ -69,12 +69,12 @@ def colocation_folder(name: str) -> Path:
             pass
         except OSError as error:
             raise BadInput(f"`colocate`: {each} cannot be made: {error.strerror}") from None
-        if trouble := _trouble(each):
-            raise BadInput(f"`colocate`: {each}: expected a folder of this user alone, found {trouble}")
+        if reason := _refusal_reason(each):
+            raise BadInput(f"`colocate`: {each}: expected a folder of this user alone, found {reason}")
     return folder
 
 
-def _trouble(folder: Path) -> str | None:
+def _refusal_reason(folder: Path) -> str | None:
     """Why a folder is not this user's alone, as part of a sentence; None if it is."""
     try:
         found = folder.lstat()

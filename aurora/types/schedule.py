@@ -141,19 +141,19 @@ class Order(Value):
         ranks = 1 + int(self.pairs_X2.max(initial=-1))
         port_X2 = self.pairs_X2 + np.array([0, ranks])  # of the sender, and of the receiver
         if self.sub_channels is None:
-            takes_X, room_P = np.ones(len(port_X2), np.int64), np.repeat([self.sends_open, self.recvs_open], ranks)
+            takes_X, capacity_P = np.ones(len(port_X2), np.int64), np.repeat([self.sends_open, self.recvs_open], ranks)
         else:
             takes_X = self.sub_channels.row_X
-            room_P = np.concatenate([self.sub_channels.out_G[:ranks], self.sub_channels.in_G[:ranks]])
+            capacity_P = np.concatenate([self.sub_channels.out_G[:ranks], self.sub_channels.in_G[:ranks]])
         wanted_P = np.bincount(port_X2.ravel(), np.repeat(takes_X, 2), minlength=2 * ranks)
-        in_sequence, room = (wanted_P > room_P).tolist(), room_P.tolist()
-        last, free, stages = [0] * (2 * ranks), room_P.tolist(), []
+        in_sequence, capacity = (wanted_P > capacity_P).tolist(), capacity_P.tolist()
+        last, free, stages = [0] * (2 * ranks), capacity_P.tolist(), []
         for ports, takes in zip(port_X2.tolist(), takes_X.tolist(), strict=True):
             kept = [port for port in ports if in_sequence[port]]
             stage = max((last[port] + (free[port] < takes) for port in kept), default=0)
             for port in kept:
                 if stage > last[port]:
-                    last[port], free[port] = stage, room[port]
+                    last[port], free[port] = stage, capacity[port]
                 free[port] -= takes
             stages.append(stage)
         return locked(np.array(stages, dtype=np.int64))
