@@ -19,8 +19,15 @@ from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
 from aurora.planner.make_plan import make_plan
 from aurora.profiler.profile_model import profile_model
+from aurora.runtime import serving_rank
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
+from aurora.runtime.distributed.process_groups import new_process_group
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
+from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
+from aurora.runtime.timers import HostTimer
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, Placement, PlanOptions, Profile, ProfileOptions, RunOptions
 from tests.conftest import cluster
@@ -381,6 +388,48 @@ def test_the_order_may_be_chosen_by_measurement(mixtral, transport, monkeypatch)
     assert sum(used.exchanges.values()) == 2 * layers * (1 + result.trace.step_X.max())
     assert (result.calibration.seconds_CW > 0).all()
     assert "MB a rank: " in str(result.calibration)
+
+
+def serve_in_stages(rank_info, *args):
+    """One rank whose transports are NCCL's, with grouped calls over gloo."""
+
+    def transports(_plan, models, _rank_info, device, options):
+        made = []
+        for _ in range(models):
+            group, control = (new_process_group("gloo", options.timeout_s) for _ in range(2))
+            calls = NcclCalls(group, device, HostTimer(0.0))
+            made.append(NcclTransport(calls, GlooTransport(control), options.timeout_s))
+        return made, "stages"
+
+    serving_rank._transports = transports
+    return serving_rank.serve_rank(rank_info, *args)
+
+
+@pytest.mark.parametrize("order", ["plan", "auto"])
+def test_two_models_in_stages(mixtral, qwen, order):
+    """What NCCL would do, over gloo: the plain models' answers, and a rank's transfers of an exchange one stage after another."""
+    paths, ranks = [str(mixtral), str(qwen)], 3
+    plan = plan_for(paths, ranks, PlanOptions("random", "random", "random", "matchings", seed=3))
+    prompts = [prompts_for(mixtral, 3), prompts_for(qwen, 3)]
+    options = RunOptions(max_new_tokens=3, timeout_s=120, order=order, transport="gloo", keep_logits=True)
+    shares = launch(serve_in_stages, ranks, plan, paths, prompts, options, timeout_s=120)
+    result = merge_results([share for of_rank in shares for share in of_rank], tuple(model.model for model in plan.models))
+    assert verify(result, paths, prompts, options) == []
+    assert (result.calibration is None) == (order == "plan")
+    if order == "auto":
+        return
+    trace, planned = result.trace, plan.models[0].dispatch_L[0]
+    own_X = (trace.phase_X == TRACE_PHASES.index("dispatch")) & (trace.model_X == 0) & (trace.layer_X == 0)
+    stage_of = dict(zip(map(tuple, planned.pairs_X2.tolist()), planned.stage_X.tolist(), strict=True))
+    spans = {}
+    for row in np.flatnonzero(own_X & (trace.peer_X >= 0)):
+        rank, peer = int(trace.rank_X[row]), int(trace.peer_X[row])
+        stage = stage_of[(rank, peer) if trace.sent_X[row] else (peer, rank)]
+        spans.setdefault((rank, trace.step_X[row]), []).append((stage, trace.start_s_X[row], trace.end_s_X[row]))
+    for mine in spans.values():
+        for (early, _, end_s), (late, start_s, _) in product(mine, mine):
+            assert early >= late or end_s <= start_s + 1e-9
+    assert max(len(mine) for mine in spans.values()) > 2
 
 
 def test_two_models_on_threads(mixtral, qwen):
