@@ -78,12 +78,19 @@ class Platform:
 
 
 def config(**given):
-    given = {"back_end": "allgather_reducescatter", "quantization": None, "kernel": "auto", "eplb": False} | given
+    given = {
+        "back_end": "allgather_reducescatter",
+        "quantization": None,
+        "kernel": "auto",
+        "eplb": False,
+        "filter": False,
+    } | given
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
             enable_expert_parallel=True, data_parallel_size=2, all2all_backend=given["back_end"], enable_eplb=given["eplb"],
-            eplb_config=SimpleNamespace(num_redundant_experts=2),
+            eplb_config=SimpleNamespace(num_redundant_experts=2), enable_ep_weight_filter=given["filter"],
         ),
+        load_config=SimpleNamespace(load_format=given.get("load_format", "auto")),
         model_config=SimpleNamespace(quantization=given["quantization"]),
         kernel_config=SimpleNamespace(moe_backend=given["kernel"]),
         compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name=given.get("graphs", "NONE"))),
@@ -122,6 +129,16 @@ def test_expert_maps_only_where_they_are_honoured(platform, given, found, monkey
 @pytest.mark.parametrize("eplb", [False, True])
 def test_other_platforms_keep_vllms_placement(eplb, monkeypatch):
     assert refusal(monkeypatch, Platform("rocm"), eplb=eplb) == "a plan needs CUDA GPUs or CPUs, found npu"
+
+
+def test_weights_that_do_not_pass_the_layers_are_refused(monkeypatch):
+    """A loader that restores each rank's own state, or reads only the experts of vLLM's own map, would leave wrong weights."""
+    found = "a plan needs weights in the checkpoint's own form, found --load-format sharded_state"
+    for eplb in (False, True):
+        assert refusal(monkeypatch, Platform("cuda"), load_format="sharded_state", eplb=eplb) == found
+    found = "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
+    assert refusal(monkeypatch, Platform("cuda"), filter=True) == found
+    assert refusal(monkeypatch, Platform("cuda"), filter=True, eplb=True) is None  # with EPLB vLLM does not filter
 
 
 def test_replicas_need_eplb(monkeypatch):

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 BACK_END = "allgather_reducescatter"  # vLLM's all-to-all that aurora replaces, and that honours every expert map
 
 
+LOAD_FORMATS = (  # they hand each expert's weights to the layer; others restore what each rank once held
+    "auto", "dummy", "fastsafetensors", "hf", "instanttensor", "mistral", "npcache", "pt", "runai_streamer", "safetensors",
+)  # fmt: skip
+
+
 class WorkerStartup:
     """Brings the plugin into one worker process.
 
@@ -122,6 +127,8 @@ class WorkerStartup:
         platform = find("vllm.platforms:current_platform")
         if not (platform.is_cpu() or platform.is_cuda()):  # ROCm, for one, appends shared experts to the routed ones
             return f"a plan needs CUDA GPUs or CPUs, found {platform.device_name}"
+        if (load_format := str(self._config.load_config.load_format)) not in LOAD_FORMATS:
+            return f"a plan needs weights in the checkpoint's own form, found --load-format {load_format}"
         if parallel.enable_eplb:
             redundant = parallel.eplb_config.num_redundant_experts
             return self._eplb_refusal() or integration.served.place_physical_experts(redundant)
@@ -153,6 +160,10 @@ class WorkerStartup:
             found = f"{quantization} experts"
         elif kernel not in known:
             found = f"--moe-backend {kernel}"
+        elif getattr(
+            parallel, "enable_ep_weight_filter", False
+        ):  # it reads the weights of the experts that vLLM's own map gives this rank
+            return "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
         return found and f"a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
 
     def _colocation_refusal(self) -> str | None:
