@@ -34,6 +34,7 @@ from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.runtime.timers import HostTimer
 from aurora.types import Barrier, Compute, Exchange, Network, Order, Placement, TraceRecorder
 
 TOKENS, TOP_K, EXPERTS, WIDTH = 8, 2, 8, 1024
@@ -290,19 +291,10 @@ class NowhereCalls:
     device, posted_s = "cpu", 0.0
 
     def __init__(self, ranks: int) -> None:
-        self.rank, self.ranks = 0, ranks
+        self.rank, self.ranks, self.timer = 0, ranks, HostTimer(0.0)
 
     def post(self, ends: Sequence[object]) -> None:
         self.posted_s = self.posted_s or time.perf_counter()
-
-    def mark(self) -> float:
-        return 0.0
-
-    def reached(self, mark: float) -> bool:
-        return True
-
-    def seconds(self, mark: float) -> float:
-        return mark
 
     def abort(self) -> None:
         pass

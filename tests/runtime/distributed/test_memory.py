@@ -1,5 +1,6 @@
 """Ranks as threads: ten thousand random orders, and what the transport refuses."""
 
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,9 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed import ordered
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.distributed.nccl import NcclTransport
 from aurora.runtime.distributed.transport import row_slices
+from aurora.runtime.timers import HostTimer
 from aurora.types import Network, Order
 from tests.conftest import cluster
 
@@ -165,6 +168,40 @@ def test_what_depends_on_the_order_alone_is_made_once(monkeypatch):
         assert {peer for _, peer, _ in row_slices(way, 2, [torch.zeros(8)] * 6, sending=True)} == {0, 1, 3, 4, 5}
         row_slices(way, 2, [torch.zeros(8)] * 6, sending=False)
     assert not made
+
+
+def steps_to_post(ranks, method):
+    """Function calls of one rank's host, by Python's profiler, for an exchange whose order it has met before."""
+
+    class Calls:
+        rank, device = 0, "cpu"
+
+        def __init__(self):
+            self.ranks, self.posted, self.timer = ranks, 0, HostTimer(0.0)
+
+        def post(self, ends):
+            self.posted += len(ends)
+
+    traffic_GG = np.random.default_rng(0).integers(1, 10**6, (ranks, ranks)) * (1 - np.eye(ranks, dtype=np.int64))
+    order = ORDER[method](traffic_GG, Network.equal(ranks), rng=np.random.default_rng(0))
+    calls, rows, steps = Calls(), [torch.zeros(40, 8, dtype=torch.uint8) for _ in range(ranks)], []
+    transport = NcclTransport(calls, None)
+    transport.exchange(order, rows, rows, lambda *_: None)
+    before = calls.posted
+    sys.setprofile(lambda _frame, event, _argument: steps.append(event))
+    try:
+        transport.exchange(order, rows, rows, lambda *_: None)
+    finally:
+        sys.setprofile(None)
+    return len(steps), calls.posted - before
+
+
+@pytest.mark.parametrize("method", ["openshop", "birkhoff"])
+def test_the_hosts_work_grows_with_its_own_transfers_and_not_with_all_pairs(method):
+    (few, few_posted), (many, many_posted) = (steps_to_post(ranks, method) for ranks in (16, 64))
+    assert few_posted >= 30
+    assert many_posted >= 126
+    assert many / many_posted < 1.3 * few / few_posted
 
 
 def disagree(rank_info, memory, order, sizes_R):
