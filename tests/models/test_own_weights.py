@@ -15,7 +15,8 @@ from aurora.errors import BadInput
 from aurora.io import shipped
 from aurora.models import own_weights
 from aurora.models.loading import expert_parameters, hold_experts, load_model
-from aurora.models.own_weights import load_without_experts
+from aurora.models.own_weights import ExpertReader, load_without_experts
+from aurora.runtime.distributed_experts import DistributedExperts
 from tests.models.architectures import SERVED, build, tiny_config
 
 
@@ -129,6 +130,21 @@ def test_nothing_else_is_read(layout, tmp_path, monkeypatch):
     else:
         names = [f"model.layers.1.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
         assert sorted(seen, key=str) == [(name, range(each, each + 1)) for name in names for each in (0, 3)]
+
+
+def test_a_layer_reads_what_it_neither_holds_nor_was_sent(tmp_path, monkeypatch):
+    folder, read, reads = build("mixtral", tmp_path / "m"), ExpertReader.read, []
+    monkeypatch.setattr(ExpertReader, "read", lambda self, experts: reads.append(experts) or read(self, experts))
+    whole = {name: weight.detach() for name, weight in expert_parameters(load_model(folder).layers[0].experts)}
+    layer = DistributedExperts(load_without_experts(folder).layers[0].experts)
+    assert (layer.num_experts, layer.held) == (5, ())
+    sent = {4: {name: weight[4] for name, weight in whole.items()}}
+    for wanted, arrived, expected in [((2, 0), {}, [0, 2]), ((0, 3), {}, [3]), ((4, 3), sent, None), ((), {}, None)]:
+        layer.hold(wanted, arrived)
+        assert reads == ([] if expected is None else [expected])
+        reads.clear()
+        for name, weight in expert_parameters(layer.local):
+            assert torch.equal(weight, whole[name][list(wanted)])
 
 
 def test_files_that_lack_an_expert_or_change_are_refused(tmp_path):
