@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -136,19 +135,12 @@ def check_model(path: str | Path) -> None:
         BadInput: if there is neither.
     """
     from aurora.io import load_json
+    from aurora.models.hub import model_folder
 
-    folder = Path(path)
-    if str(path) and _exists(folder):
-        if not (folder / "config.json").is_file():
-            raise BadInput(f"{path}: expected a model folder with a config.json, found none")
-        load_json(folder / "config.json")
-        return
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not str(path).startswith("."):
-        import huggingface_hub
-
-        if isinstance(huggingface_hub.try_to_load_from_cache(str(path), "config.json"), str):
-            return
-    raise BadInput(f"{path or repr(path)}: no such folder, and no model of this name in the local hub cache")
+    folder = model_folder(path)
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{path}: expected a model folder with a config.json, found none")
+    load_json(folder / "config.json")
 
 
 def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[Profile]:

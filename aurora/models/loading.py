@@ -13,6 +13,7 @@ from torch import nn
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.models.conventions import NOT_PLACED, call_by_index, find_experts
+from aurora.models.hub import model_folder
 from aurora.planner.workload.model_config import top_k
 from aurora.types.model_identity import ModelIdentity
 
@@ -185,12 +186,11 @@ def load_transformers() -> Any:
 
 def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
     """What a transformers class loads from `path`, or BadInput."""
-    if Path(path).exists() and not (Path(path) / "config.json").exists():
+    folder = model_folder(path)
+    if not (folder / "config.json").exists():
         raise BadInput(f"{path}: expected a model folder with a config.json, found none")
     try:
-        return factory.from_pretrained(path, **options)
-    except BadInput:
-        raise
+        return factory.from_pretrained(folder, **options)
     except Exception as error:  # transformers raises many kinds for a path that is no model
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"{path}: not a model that transformers can load: {reason}") from None

@@ -1,27 +1,32 @@
 """The plan that a rank serves by: whether it fits the model and the settings, and which experts and orders it gives."""
 
 import hashlib
-import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
 
 from aurora.errors import AuroraError, BadInput
-from aurora.io import load_plan
+from aurora.io import load_model_config, load_plan
 from aurora.io.engine_placements import filled, redundant_experts
+from aurora.models.hub import model_folder
+from aurora.models.loading import ROUTER
 from aurora.planner.check.engines import check_engine
+from aurora.planner.workload.model_config import decoder_layers, expert_count
 from aurora.types import Cluster, Order, Plan
 from aurora.types.arrays import IntArray
 from aurora.types.profile import same_model
 from aurora_vllm.settings import Settings
 
 ALLTOALLS = {"plan": "in the plan's order", "online": "in an order made for each batch", "stock": "by vLLM"}
-_ROUTER = re.compile(r"\.(\d+)\.[^.]+\.(?:gate|router|gate\.wg|router\.layer)\.weight$")
+# Parts of names that stand beside the decoder layers or inside their experts.
+_BESIDE = re.compile(r"(^|\.)(\w*mtp\w*|nextn\w*|eagle\w*|vis\w+|audio\w*|experts)\.")
 
 
 @dataclass(frozen=True)
@@ -32,32 +37,67 @@ class Checkpoint:
     fingerprint: str  # a hash of these layers' router weights
 
 
+def read_model(name: str, revision: str | None = None) -> tuple[Checkpoint | None, int | None]:
+    """Returns a model's checkpoint and its experts per layer; None each if there are none to read.
+
+    Args:
+        name: the model's folder, or its name in the local Hugging Face cache.
+        revision: branch, tag or commit of a cached model; None: the main branch.
+    """
+    try:
+        folder = model_folder(name, revision)
+        experts = experts_in(folder)
+        return None if experts is None else read_checkpoint(folder, experts), experts
+    except BadInput:
+        return None, None
+
+
 def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
-    """Reads the routers' weights from the safetensors of a model's folder; None if no router has `experts` rows."""
-    routers: dict[int, torch.Tensor] = {}
+    """Reads the routers' weights from the safetensors of a model's folder; None if no router has `experts` rows.
+
+    Multi-token prediction layers, which lie behind the decoder layers or apart, are not read.
+
+    Raises:
+        BadInput: if there is no config.json, or it has no number of layers.
+    """
+    config = load_model_config(folder)
+    decoders = decoder_layers(config)
+    routers: dict[int, tuple[int, torch.Tensor]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                found = _ROUTER.search(name)
-                if found and file.get_slice(name).get_shape()[:1] == [experts] and len(file.get_slice(name).get_shape()) == 2:
-                    routers[int(found[1])] = file.get_tensor(name)
+            names = set(file.keys())
+            for name in sorted(names):
+                layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
+                if layer is None or not ROUTER.search(name) or _BESIDE.search(name) or layer >= decoders:
+                    continue
+                shape = file.get_slice(name).get_shape()
+                # One that also weighs shared experts has more rows than experts.
+                if len(shape) == 2 and shape[0] >= experts and (layer not in routers or shape[0] < routers[layer][0]):
+                    scale = file.get_tensor(f"{name}_scale_inv") if f"{name}_scale_inv" in names else None
+                    routers[layer] = shape[0], _float32(file.get_tensor(name), scale, config)
     if not routers:
         return None
     sha = hashlib.sha256()
     for layer in sorted(routers):
-        sha.update(routers[layer].to(torch.float32).contiguous().numpy().tobytes())
+        sha.update(routers[layer][1].contiguous().numpy().tobytes())
     return Checkpoint(tuple(sorted(routers)), sha.hexdigest())
+
+
+def _float32(weight: torch.Tensor, scale: torch.Tensor | None, config: Mapping[str, Any]) -> torch.Tensor:
+    """A weight as float32; each block of a block-quantised one is multiplied by its entry in `scale`."""
+    if scale is None:
+        return weight.to(torch.float32)
+    rows, columns = (config.get("quantization_config") or {}).get("weight_block_size") or (128, 128)
+    whole = scale.to(torch.float32).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return weight.to(torch.float32) * whole[: weight.shape[0], : weight.shape[1]]
 
 
 def experts_in(folder: Path) -> int | None:
     """Returns the number of experts per layer from the config.json in `folder`; None if it is not there."""
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        return expert_count(load_model_config(folder))
+    except BadInput:
         return None
-    config = config.get("text_config", config)
-    found = [config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")]
-    return next((int(value) for value in found if value), None)
 
 
 def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> None:
@@ -116,7 +156,10 @@ class ServedPlan:
         try:
             plan = load_plan(self._settings.plan)
             if self.checkpoint is None or self._experts is None:
-                raise BadInput("the plan cannot be compared with the model: expected a folder with config.json and safetensors")
+                raise BadInput(
+                    "the plan cannot be compared with the model: expected config.json and safetensors in its folder, or in the "
+                    "local Hugging Face cache"
+                )
             check_fit(plan, self.checkpoint, self._experts, self._ranks)
         except AuroraError as error:
             return str(error)

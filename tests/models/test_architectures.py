@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from aurora_vllm.served_plan import read_model
 
 import aurora
 from aurora.errors import BadInput
@@ -49,6 +50,10 @@ def test_every_architecture_gives_the_plain_models_output(name, tmp_path, text, 
     folder = build(name, tmp_path / name)
     profile = profiling.profile_model(folder, [text], ProfileOptions(sources=2, prompt_tokens=12, batch=2, limit=4))
     assert int(profile.tokens_TLSE[0, :, 0].sum(axis=1).min()) == 2 * 12 * profile.top_k  # no choice is lost
+    checkpoint, experts = read_model(str(folder))
+    assert experts == profile.experts
+    assert checkpoint.fingerprint == profile.fingerprint  # as the vLLM plugin compares them
+    assert len(checkpoint.layers) == profile.layers
     plan = make_plan(cluster(50e6, 50e6), [profile], PlanOptions("random", "random", "random", "openshop", seed=2))
     prompts = [torch.randint(3, 259, (length,)).tolist() for length in (3, 11, 7, 5, 9)]
     options = RunOptions(max_new_tokens=3, batch=2, timeout_s=120, keep_logits=True, transport="memory")

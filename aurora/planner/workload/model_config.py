@@ -50,10 +50,10 @@ class Shape:
         config = _flat(config)
         experts = expert_count(config)
         dense = dense_layers(config)
-        layers = _number(config, "num_hidden_layers") - len(dense)
+        layers = decoder_layers(config) - len(dense)
         chosen = top_k(config)
-        hidden = _number(config, "hidden_size")
-        inner = _number(config, "moe_intermediate_size", "intermediate_size")
+        hidden = _number(config, "hidden_size", "d_model")
+        inner = _number(config, "moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
         if not 1 <= chosen <= experts or layers < 1:
             raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {chosen}, {experts} and {layers}")
         if experts > MOST_EXPERTS:
@@ -136,6 +136,13 @@ def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float,
     return Curve(at, OVERHEAD_S + np.maximum(at * compute_s, fixed_s + at * move_s))
 
 
+def decoder_layers(config: Mapping[str, Any]) -> int:
+    """Returns the number of decoder layers by a transformers config.json's content. Raises BadInput if there is none."""
+    flat = _flat(config)
+    kinds = flat.get("layers_block_type")  # of each layer, in place of their number
+    return len(kinds) if isinstance(kinds, list) and kinds else _number(flat, "num_hidden_layers", "n_layers")
+
+
 def expert_count(config: Mapping[str, Any]) -> int:
     """Returns the number of experts of a layer by a transformers config.json's content. Raises BadInput if there is none."""
     return _number(_flat(config), "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -160,7 +167,7 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
         BadInput: if one of them is not what transformers reads.
     """
     config = _flat(config)
-    layers = _number(config, "num_hidden_layers")
+    layers = decoder_layers(config)
     if layers > MOST_LAYERS:
         raise BadInput(f"config: num_hidden_layers must be at most {MOST_LAYERS}, found {layers}")
     moe = np.ones(layers, dtype=bool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,13 +86,12 @@ class WorkerStartup:
         patch_model_runner(worker, self._patched, self._config, processes)
 
     def _create_integration(self, group: Any) -> WorkerIntegration:
-        from aurora_vllm.served_plan import experts_in, read_checkpoint
+        from aurora_vllm.served_plan import read_model
         from aurora_vllm.worker_integration import WorkerIntegration
 
         rank, ranks = (0, 1) if group is None else (group.rank_in_group, group.world_size)
-        folder = Path(self._config.model_config.model)
-        experts = experts_in(folder)
-        checkpoint = None if experts is None else read_checkpoint(folder, experts)
+        model = self._config.model_config
+        checkpoint, experts = read_model(model.model, model.revision)
         tensor_parallel = find("vllm.distributed.parallel_state:get_tp_group")()
         row_share = (tensor_parallel.rank_in_group, tensor_parallel.world_size)
         return WorkerIntegration(self._settings, rank, ranks, checkpoint, experts, row_share)

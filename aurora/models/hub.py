@@ -1,0 +1,40 @@
+"""Model folders by the names of models in the local Hugging Face cache."""
+
+import re
+from pathlib import Path
+
+from aurora.errors import BadInput, MissingDependency
+
+
+def model_folder(name: str | Path, revision: str | None = None) -> Path:
+    """Returns the folder of a model. Nothing is downloaded.
+
+    Args:
+        name: the folder, or the model's name in the local Hugging Face cache, such as "org/model".
+        revision: branch, tag or commit of a cached model; None: the main branch.
+
+    Raises:
+        BadInput: if there is neither.
+        MissingDependency: if huggingface_hub is not installed.
+    """
+    if str(name) and _exists(Path(name)):
+        return Path(name)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(name)):
+        try:
+            from huggingface_hub import snapshot_download
+            from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+        except ImportError as error:
+            raise MissingDependency(f'huggingface_hub is needed: pip install "aurora-moe[run]" ({error})') from None
+        try:
+            return Path(snapshot_download(str(name), revision=revision, local_files_only=True))
+        except (HFValidationError, LocalEntryNotFoundError):
+            pass
+    raise BadInput(f"{name or repr(name)}: no such folder, and no model of this name in the local hub cache")
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists; False where it cannot be a path."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,84 @@
+"""What the plugin reads of a model's files before vLLM loads them: identity, whatever lies beside the routers, and where."""
+
+import json
+
+import pytest
+import torch
+from aurora_vllm.served_plan import read_model
+from safetensors.torch import load_file, save_file
+
+from aurora.errors import BadInput
+from aurora.models.hub import model_folder
+from aurora.models.loading import load_model
+from tests.models.architectures import build
+
+
+def tensors(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def write(folder, changed):
+    save_file({name: tensor.contiguous() for name, tensor in changed.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (
+            "model.layers.{n}.mlp.gate.weight",
+            "model.layers.{n}.mlp.gate.e_score_correction_bias",
+            "model.layers.{n}.eh_proj.weight",
+        ),
+        ("mtp.layers.0.mlp.gate.weight",),
+        ("model.mtp_layers.1.mlp.gate.weight",),
+        ("visual.blocks.1.mlp.gate.weight",),
+    ],
+)
+def test_layers_beside_the_decoder_layers_are_not_layers_of_the_plan(tmp_path, names):
+    """DeepSeek-V3 and GLM-4.5 number a multi-token prediction layer after the last decoder layer, Qwen3-Next names it apart."""
+    folder = build("deepseek_v3", tmp_path / "m")
+    model = load_model(folder)
+    layers = model.config.num_hidden_layers
+    more = {name.format(n=layers): torch.rand((6, 32) if name.endswith("gate.weight") else (6,)) for name in names}
+    write(folder, tensors(folder) | more)
+    checkpoint, experts = read_model(str(folder))
+    assert experts == model.experts
+    assert checkpoint.layers == tuple(layer.number for layer in model.layers)
+    assert checkpoint.fingerprint == model.fingerprint()
+
+
+def test_a_block_quantised_router_is_that_of_the_whole_weights(tmp_path):
+    folder = build("deepseek_v3", tmp_path / "m")
+    found, scales = tensors(folder), {}
+    for name in [name for name in found if name.endswith("mlp.gate.weight")]:
+        scale = torch.full((1, 2), 2.0)
+        scale[0, 1] = 0.5
+        coarse = found[name].to(torch.float8_e4m3fn)
+        scales |= {name: coarse, f"{name}_scale_inv": scale}
+        found[name] = coarse.float() * scale.repeat_interleave(16, 1)
+    write(folder, found)
+    whole = load_model(folder).fingerprint()
+    write(folder, found | scales)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"weight_block_size": [16, 16]}}))
+    assert read_model(str(folder))[0].fingerprint == whole
+
+
+def test_a_model_is_the_same_by_its_folder_and_by_its_name_in_the_cache(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--org--tiny"
+    folder = build("mixtral", cached / "snapshots/0123456789abcdef0123456789abcdef01234567")
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(folder.name)
+    assert model_folder("org/tiny") == folder
+    assert read_model("org/tiny") == read_model(str(folder))
+    by_name, by_folder = load_model("org/tiny"), load_model(folder)
+    assert by_name.name == "tiny"
+    by_name.identity.check_same(by_folder.identity, "the plan")
+    assert read_model("org/other") == (None, None)
+    assert read_model("org/tiny", "another-branch") == (None, None)
+    for name in ("org/other", "nowhere", "/no/such/folder", ""):
+        with pytest.raises(BadInput, match="no such folder, and no model of this name in the local hub cache"):
+            load_model(name)
