@@ -86,7 +86,11 @@ CPU_API_CHECKS = (
         f"{MOE}.experts.cpu_moe:CPUUnquantizedExperts.apply",
         ("output", "hidden_states", "topk_weights", "topk_ids", "expert_map"),
     ),
-    ApiCheck("collectives on the CPU", "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator"),
+    ApiCheck(
+        "collectives on the CPU",
+        "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.all_gather",
+        ("input_", "dim"),
+    ),
     ApiCheck("torch.compile on the CPU", f"{MOE}.runner.moe_runner:MoERunner._select_forward"),
 )
 DP_API_CHECK = ApiCheck("naming a lost rank", "vllm.config:ParallelConfig.has_unfinished_dp", ("dp_group", "has_unfinished"))

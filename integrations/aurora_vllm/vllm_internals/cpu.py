@@ -11,13 +11,13 @@ from aurora_vllm.vllm_internals.api_checks import CPU_EPLB_API_CHECKS, EPLB_STAT
 
 
 def repair_cpu() -> None:
-    """Makes CPU kernels skip experts of other ranks, and adds all_gatherv and reduce_scatterv. Idempotent."""
+    """Makes CPU kernels skip experts of other ranks, gathers integers, and adds all_gatherv, reduce_scatterv. Idempotent."""
     experts = find(f"{MOE}.experts.cpu_moe:CPUUnquantizedExperts")
     communicator = find("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator")
     runner = find(f"{MOE}.runner.moe_runner:MoERunner")
     if getattr(experts.apply, "_aurora", False):
         return
-    original = experts.apply
+    original, gather = experts.apply, communicator.all_gather
     parameters = inspect.signature(original)
 
     @functools.wraps(original)
@@ -58,12 +58,18 @@ def repair_cpu() -> None:
         dist.all_to_all_single(parts, input_.contiguous(), [own] * self.world_size, sizes, group=self.device_group)
         return parts.view(self.world_size, own, *input_.shape[1:]).sum(dim=0)
 
+    @functools.wraps(gather)
+    def all_gather(self: Any, input_: torch.Tensor, dim: int = -1) -> Any:
+        if input_.dtype not in (torch.int32, torch.int64):
+            return gather(self, input_, dim)
+        return gather(self, input_.contiguous().view(torch.float32), dim).view(input_.dtype)  # it only copies, but not integers
+
     def select_forward(self: Any) -> Any:
         return torch.ops.vllm.moe_forward if self._shared_experts is None else torch.ops.vllm.moe_forward_shared
 
     apply._aurora = True  # type: ignore[attr-defined]
     experts.apply = apply
-    communicator.all_gatherv, communicator.reduce_scatterv = all_gatherv, reduce_scatterv
+    communicator.all_gather, communicator.all_gatherv, communicator.reduce_scatterv = all_gather, all_gatherv, reduce_scatterv
     runner._select_forward = select_forward
 
 
