@@ -630,4 +630,3 @@ def test_the_readmes_walk_runs_as_it_stands(tmp_path):
     ):
         assert printed in said
     assert len(re.findall(r'^aurora_engaged\{ep_rank="[01]",model_name="model",reason=""\} 1.0$', said, re.MULTILINE)) == 2
-    assert load_records(tmp_path / "seen2").tokens_TLSE.any()
