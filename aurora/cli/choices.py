@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from aurora.types import BARRIERS, TIME_SLICES, PlanOptions
-from aurora.types.options import INTERLEAVE, LINK_TRANSPORTS, RUN_ORDERS, SIMULATED_ORDERS, TRANSPORTS
+from aurora.types.options import DTYPES, INTERLEAVE, LINK_TRANSPORTS, RUN_ORDERS, SIMULATED_ORDERS, TRANSPORTS
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -140,6 +140,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "gpu_kind": _gpu_kinds,
     "time_slice": lambda: TIME_SLICES,
     "transport": lambda: TRANSPORTS,
+    "dtype": lambda: DTYPES,
     "link_transport": lambda: LINK_TRANSPORTS,
     "interleave": lambda: INTERLEAVE,
     "run_order": lambda: RUN_ORDERS,

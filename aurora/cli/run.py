@@ -39,6 +39,7 @@ def run(
     transport: Annotated[
         str, option(RunOptions, "transport", more=" ({transport})", panel=RANKS, choices=["transport"])
     ] = DEFAULTS.transport,
+    dtype: Annotated[str, option(RunOptions, "dtype", more=" ({dtype})", panel=RANKS, choices=["dtype"])] = DEFAULTS.dtype,
     port: Annotated[int, option(RunOptions, "port", panel=RANKS)] = DEFAULTS.port,
     timeout_s: Annotated[float, option(RunOptions, "timeout_s", "--timeout", panel=RANKS)] = DEFAULTS.timeout_s,
     order: Annotated[str, option(RunOptions, "order", panel=PORTS, choices=["run_order"])] = DEFAULTS.order,

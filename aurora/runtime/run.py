@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from aurora.errors import AuroraError, BadInput
 from aurora.models.decoding import greedy_decode
@@ -22,7 +23,8 @@ from aurora.runtime.serving_rank import serve_rank
 from aurora.types import Plan, RunOptions
 from aurora.types.arrays import FloatArray
 
-LOGIT_TOLERANCE = 1e-4
+LOGIT_TOLERANCE = 1e-4  # of float32
+ROUNDINGS = 16  # of a logit in a narrower dtype, each up to the dtype's precision of the largest logit
 
 
 def run(
@@ -120,21 +122,40 @@ def verify(
     """Compares a run's answers with those of the unchanged models, which decode in this process.
 
     Returns:
-        A sentence for each difference; empty if all answers have the same tokens, and logits within LOGIT_TOLERANCE.
+        A sentence for each difference; empty if all answers have the same tokens, and logits within LOGIT_TOLERANCE, or within
+        ROUNDINGS roundings of a narrower dtype. Where logits were kept, tokens that are as likely within that are the same, and
+        what follows them is not compared.
     """
     differences = []
     for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):
-        plain = load_model(path, "cuda:0" if result.transport == "nccl" else "cpu")
+        dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+        plain = load_model(path, "cuda:0" if result.transport == "nccl" else "cpu", dtype)
         eos = plain.tokenizer.eos_token_id
         for index, prompt in enumerate(requests):
             if index not in answers.tokens:
                 differences.append(f"{plain.name}, prompt {index}: no answer")
                 continue
             tokens, logits = greedy_decode(plain.model, prompt, options.max_new_tokens, eos)
-            if answers.tokens[index] != tokens:
-                differences.append(f"{plain.name}, prompt {index}: tokens {answers.tokens[index]}, expected {tokens}")
-            elif index in answers.logits:
-                apart = float(np.abs(answers.logits[index] - logits.double().cpu().numpy()).max())
-                if not apart <= LOGIT_TOLERANCE:
-                    differences.append(f"{plain.name}, prompt {index}: logits {apart:.2e} apart")
+            expected_TV = logits.double().cpu().numpy()
+            wrong = _difference(answers.tokens[index], answers.logits.get(index), tokens, expected_TV, plain.hidden_dtype)
+            if wrong is not None:
+                differences.append(f"{plain.name}, prompt {index}: {wrong}")
     return differences
+
+
+def _difference(
+    found: Sequence[int], found_TV: FloatArray | None, tokens: Sequence[int], expected_TV: FloatArray, dtype: torch.dtype
+) -> str | None:
+    """How an answer differs from the plain model's, or None."""
+    tolerance = LOGIT_TOLERANCE
+    if dtype != torch.float32:
+        tolerance = ROUNDINGS * torch.finfo(dtype).eps * float(np.abs(expected_TV).max())
+    first = next((at for at, (ours, theirs) in enumerate(zip(found, tokens, strict=False)) if ours != theirs), None)
+    alike = first is not None and expected_TV[first, tokens[first]] - expected_TV[first, found[first]] <= 2 * tolerance
+    if list(found) != list(tokens) and not (alike and found_TV is not None):
+        return f"tokens {found}, expected {tokens}"
+    if found_TV is None:
+        return None
+    compared = slice(None if first is None else first + 1)
+    apart = float(np.abs(found_TV[compared] - expected_TV[compared]).max())
+    return None if apart <= tolerance else f"logits {apart:.2e} apart"

@@ -40,7 +40,8 @@ def load_models(
 
     Raises BadInput if one is not what the plan was made for, or cannot answer its prompts.
     """
-    models = [load_without_experts(path, device) for path in paths]
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    models = [load_without_experts(path, device, dtype) for path in paths]
     for planned, model, prompts in zip(plan.models, models, prompts_M, strict=True):
         model.identity.check_same(planned.identity, f"the plan of {planned.model!r} cannot serve model {model.name!r}")
         _check_prompts(model, prompts, options)
@@ -139,7 +140,8 @@ def serve_rank(
 
 def _began_s(transport: Transport, rank_info: RankInfo) -> float:
     """When the run begins, by this rank's time.perf_counter, which ranks of one machine share."""
-    transport.gather(torch.zeros(1))
+    # Transformers changes torch's default dtype while it loads the model of a rank that is another thread.
+    transport.gather(torch.zeros(1, dtype=torch.uint8))
     last = transport.gather(torch.tensor([time.perf_counter()], dtype=torch.float64)).max()
     return float(last) if rank_info.local_ranks == rank_info.ranks else time.perf_counter()
 

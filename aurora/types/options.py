@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 RUN_ORDERS = ("plan", "auto")
@@ -216,6 +217,7 @@ class RunOptions:
         respawn: with survive: how many times each lost rank is restarted.
         hang_s: with survive: seconds without a message after which a rank is lost.
         local_first: replicas on a token's rank take it first; costs one more exchange of counts per layer.
+        dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
     """
 
     max_new_tokens: int = 16
@@ -233,6 +235,7 @@ class RunOptions:
     respawn: int = 0
     hang_s: float = 5.0
     local_first: bool = False
+    dtype: str = "auto"
 
     def __post_init__(self) -> None:
         _above_zero(self, "max_new_tokens", "batch", "timeout_s", "hang_s")
@@ -243,7 +246,7 @@ class RunOptions:
         _zero_or_more(self, "respawn")
         if self.respawn and not self.survive:
             raise BadInput(f"`respawn`: is for a run with `survive`, found {self.respawn} without")
-        for name, known in (("interleave", INTERLEAVE), ("order", RUN_ORDERS), ("transport", TRANSPORTS)):
+        for name, known in (("interleave", INTERLEAVE), ("order", RUN_ORDERS), ("transport", TRANSPORTS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
         if (self.colocate is not None) != (self.interleave == "processes"):

@@ -437,3 +437,25 @@ def test_two_models_on_threads(mixtral, qwen):
     prompts = [prompts_for(mixtral, 3), prompts_for(qwen, 3)]
     _, found = differences(plan_for(paths, 2), paths, prompts, transport="memory")
     assert found == []
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "llama4_text", "qwen2_moe"])
+def test_bfloat16_models_give_the_plain_models_output(name, tmp_path):
+    """Dense first layers, shared experts, biases and weights on inputs, in the dtype of the files."""
+    folder = build(name, tmp_path / name, torch.bfloat16)
+    result, found = differences(plan_for([folder], 2), [folder], [prompts_for(folder, 5)], transport="memory", dtype="bfloat16")
+    assert found == []
+    trace = result.trace
+    sent = trace.sent_X & (trace.phase_X == TRACE_PHASES.index("dispatch"))
+    assert not (trace.bytes_X[sent] % (2 * 32)).any()  # rows of 32 numbers of two bytes
+    assert (trace.bytes_X[sent] % (4 * 32)).any()
+    answers, prompts = result.answers_M[0], prompts_for(folder, 5)
+    answers.tokens[0][1] = int(answers.logits[0][1].argmin())  # an unlikely token is no matter of precision
+    options = RunOptions(max_new_tokens=4, batch=3, dtype="bfloat16")
+    assert verify(result, [folder], [prompts], options) == [
+        f"{name}, prompt 0: tokens {answers.tokens[0]}, expected {verified_tokens(folder, prompts[0])}"
+    ]
+
+
+def verified_tokens(folder, prompt):
+    return greedy_decode(load_model(folder, dtype=torch.bfloat16).model, prompt, 4, 1)[0]
