@@ -191,6 +191,8 @@ def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
         raise BadInput(f"{path}: expected a model folder with a config.json, found none")
     try:
         return factory.from_pretrained(folder, **options)
+    except BadInput:
+        raise  # of a reader of own weights
     except Exception as error:  # transformers raises many kinds for a path that is no model
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"{path}: not a model that transformers can load: {reason}") from None
