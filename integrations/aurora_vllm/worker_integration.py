@@ -16,10 +16,10 @@ from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 from aurora_vllm.choice_counter import ChoiceCounter
-from aurora_vllm.engagement import Engagement
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.phase_clock import Mark, PhaseClock, span
+from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlicedTransport, TimeSlices
@@ -70,7 +70,7 @@ class WorkerIntegration:
         self.settings, self.rank, self.ranks = settings, rank, ranks
         self.served = ServedPlan(settings, rank, ranks, checkpoint, experts)
         self.records = WorkerRecords(settings, rank)
-        self.engagement: Engagement | None = None
+        self.status: PluginStatus | None = None
         self.metrics: Metrics | None = None
         self.time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
         self._row_share = row_share
@@ -109,8 +109,8 @@ class WorkerIntegration:
                 LOG.warning("aurora: no metrics: %s", error)
         if choices is not None:
             self.records.begin(facts, self._update_drift)
-        if self.engagement is not None and not self.served.disabled:
-            self.engagement.engaged(f"{served_name} on {self.ranks} expert-parallel ranks: {self.served.summary()}")
+        if self.status is not None and not self.served.disabled:
+            self.status.engaged(f"{served_name} on {self.ranks} expert-parallel ranks: {self.served.summary()}")
 
     # Forward passes
 

@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-from aurora_vllm.engagement import Engagement
+from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.vllm_internals import api_checks
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, ApiCheck, check_api
 from aurora_vllm.vllm_internals.worker_hook import install_worker_hook, prepare_worker
@@ -91,7 +91,7 @@ def test_without_its_method_no_hook(engine, caplog):
 
 def test_an_engine_that_fails_a_check_is_left_alone(engine, caplog, monkeypatch):
     """It hears why, once, and nothing is put in."""
-    monkeypatch.setattr(Engagement.__init__, "__defaults__", (CollectorRegistry(),))
+    monkeypatch.setattr(PluginStatus.__init__, "__defaults__", (CollectorRegistry(),))
     assert prepare_worker(config()) is None
     assert not caplog.records
     assert prepare_worker(config(aurora={"order": "online"})) is None

@@ -151,7 +151,9 @@ def test_files_that_lack_an_expert_or_change_are_refused(tmp_path):
     folder = build("mixtral", tmp_path / "m")
     tensors, last = as_one_file(folder), "model.layers.1.block_sparse_moe.experts.4"
     write(folder, {key: tensor for key, tensor in tensors.items() if key != f"{last}.w1.weight"})
-    with pytest.raises(BadInput, match=r"model\.safetensors: expected 5 tensors like .*experts\.0\.w1\.weight, found 4") as caught:
+    with pytest.raises(
+        BadInput, match=r"model\.safetensors: expected 5 tensors like .*experts\.0\.w1\.weight, found 4"
+    ) as caught:
         load_without_experts(folder)
     assert "not a model" not in str(caught.value)
     write(folder, {key: tensor for key, tensor in tensors.items() if "layers.1" not in key or ".w2." not in key})

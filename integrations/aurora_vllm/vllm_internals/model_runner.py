@@ -91,12 +91,12 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
     """Finds the loaded model's MoE layers and begins the integration's records."""
     integration = patched.integration
     assert integration is not None
-    assert integration.engagement is not None
+    assert integration.status is not None
     planned = find("vllm.model_executor.custom_op:op_registry_oot")["RoutedExperts"]
     patched.layers = [each for each in model.modules() if isinstance(each, planned) and each.aurora_layer is not None]
     if not patched.layers:
         integration.served.disable()
-        integration.engagement.stands_aside("the model's experts are of a kind that the plugin does not know")
+        integration.status.stands_aside("the model's experts are of a kind that the plugin does not know")
         return
     decoder_layers = {}
     for number, each in enumerate(patched.layers):
@@ -105,14 +105,14 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
         else:
             decoder_layers[each.aurora_layer] = checkpoint.layers[each.aurora_layer]
     if integration.served.physical_LP is not None and any(each.planned_physical_P is None for each in patched.layers):
-        integration.engagement.falls_short("vLLM has no EPLB for this model, so the plan places no experts")
+        integration.status.falls_short("vLLM has no EPLB for this model, so the plan places no experts")
     facts = _engine_facts(config, integration, patched.layers, model)
     choices = None
     if integration.settings.record is not None:
         try:
             choices = _choice_counter(config, model, decoder_layers, facts)
         except (BadInput, ValueError) as error:
-            integration.engagement.falls_short(f"nothing is recorded: {error}")
+            integration.status.falls_short(f"nothing is recorded: {error}")
     integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, choices)
     model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
     model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)

@@ -70,11 +70,11 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         check_api(CPU_API_CHECKS if on_cpu else ())
         check_api(CPU_EPLB_API_CHECKS if on_cpu and config.parallel_config.enable_eplb else ())
     except BadInput as error:  # then ranks cannot be asked to agree either
-        from aurora_vllm.engagement import Engagement  # not earlier: vLLM first says where metrics are collected
+        from aurora_vllm.plugin_status import PluginStatus  # not earlier: vLLM first says where metrics are collected
 
         parallel = config.parallel_config
         rank = parallel.data_parallel_rank * parallel.world_size + parallel.rank
-        Engagement(settings, config.model_config.served_model_name, rank).stands_aside(str(error))
+        PluginStatus(settings, config.model_config.served_model_name, rank).stands_aside(str(error))
         return None
     if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
         refusal = refusal or f"another plugin has taken RoutedExperts, by {other}"

@@ -66,17 +66,17 @@ class WorkerStartup:
         Raises:
             RankFailed: if the ranks do not serve by the plan, and the settings say that the plugin is required.
         """
-        from aurora_vllm.engagement import Engagement
+        from aurora_vllm.plugin_status import PluginStatus
 
         group = None
         if self._config.parallel_config.enable_expert_parallel:
             group = find("vllm.distributed.parallel_state:get_ep_group")()
         integration = self._create_integration(group)
         verdict, processes = self._agree(integration, group)
-        integration.engagement = Engagement(self._settings, self._config.model_config.served_model_name, integration.rank)
+        integration.status = PluginStatus(self._settings, self._config.model_config.served_model_name, integration.rank)
         if verdict.refusal is not None:
             integration.served.disable()
-            integration.engagement.stands_aside(verdict.refusal, verdict.report_here)
+            integration.status.stands_aside(verdict.refusal, verdict.report_here)
         if self._refusal is not None:  # nothing was patched
             return
         if group is not None:

@@ -14,7 +14,7 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several AP
 ENGAGED = "1 if the plugin does what its settings ask for; 0 if it does not, for the reason in the label"
 
 
-class Engagement:
+class PluginStatus:
     """Whether the plugin is engaged in one rank, as the gauge `aurora_engaged` shows from the start.
 
     Args:
