@@ -1,6 +1,7 @@
 """Loads transformers MoE models and finds their experts."""
 
 import hashlib
+import importlib.util
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from aurora.models.hub import model_folder
 from aurora.planner.workload.model_config import top_k
 from aurora.types.model_identity import ModelIdentity
 
+QUANTISED = ("fp8", "mxfp4")  # by quant_method, which transformers dequantises while it loads
 ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a router's weights
 
 
@@ -129,7 +131,7 @@ def _bytes(module: nn.Module) -> int:
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:
-    """Loads a MoE model with transformers, for inference.
+    """Loads a MoE model with transformers, for inference. Weights in mxfp4 (GPT-OSS) or fp8 (DeepSeek-V3) are dequantised.
 
     Args:
         path: a model folder, or a name in the local hub cache.
@@ -137,16 +139,20 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         dtype: dtype of the weights; None: float32 on the CPU, elsewhere that of the model's files.
 
     Raises:
-        BadInput: if there is no model, weights are missing, its experts cannot be placed, or MoE layers have different numbers
-            of experts.
-        MissingDependency: if transformers is not installed.
+        BadInput: if there is no model, weights are missing or quantised in another way, its experts cannot be placed, or MoE
+            layers have different numbers of experts.
+        MissingDependency: if transformers is not installed, or accelerate for quantised weights.
     """
     transformers = load_transformers()
     config = _from_pretrained(path, transformers.AutoConfig)
     if (reason := NOT_PLACED.get(config.model_type)) is not None:
         raise BadInput(f"{path}: experts of {config.model_type} cannot be placed: {reason}")
+    if (quantised := getattr(config, "quantization_config", None)) is not None:
+        _check_quantisation(path, quantised)
+        quantised["dequantize"] = True  # kernels for quantised experts are not called by index
     wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
-    model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, dtype=wanted, output_loading_info=True)
+    options = {"config": config, "dtype": wanted, "output_loading_info": True}
+    model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, **options)
     if absent := sorted(report["missing_keys"]):  # transformers would initialise them randomly, differently on every rank
         raise BadInput(f"{path}: expected all weights in its files, {len(absent)} are missing, first {absent[0]}")
     model = model.to(device).eval()
@@ -158,6 +164,14 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     if len(sizes) > 1:
         raise BadInput(f"{path}: expected the same number of experts in every MoE layer, found {sorted(sizes)}")
     return MoeModel(Path(path).name, model, load_tokenizer(path), layers, top_k(model.config.to_dict()))
+
+
+def _check_quantisation(path: str | Path, quantised: Mapping[str, Any]) -> None:
+    """Raises BadInput or MissingDependency unless weights of this quantization_config can be loaded."""
+    if (method := quantised.get("quant_method")) not in QUANTISED:
+        raise BadInput(f"{path}: expected weights as they are or quantised by {' or '.join(QUANTISED)}, found {method}")
+    if importlib.util.find_spec("accelerate") is None:
+        raise MissingDependency(f'accelerate is needed for weights in {method}: pip install "aurora-moe[run]"')
 
 
 def load_tokenizer(path: str | Path) -> Any:
