@@ -5,6 +5,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,7 +19,8 @@ from aurora.runtime.timers import StreamTimer, Timer
 from aurora.types import Order
 
 MOST_QUEUED = 64  # exchanges whose times have not been read
-CHECK_S = 0.5  # between two looks at peers that an exchange waits for
+CHECK_S = 0.5  # between two looks at peers that an exchange waits for, and between two heartbeats
+SILENT = 5  # looks in which a rank gives no sign of life before it counts as hung
 
 
 class End(NamedTuple):
@@ -76,6 +78,41 @@ class NcclCalls:
         abort_nccl_groups()
 
 
+class Heartbeats:
+    """Signs of life of all ranks, in a store: the connections of a process that hangs stay open.
+
+    A thread of its own gives this rank's and looks at the others', because the store may hang as well.
+
+    Args:
+        store: a torch.distributed Store that all ranks reach; it is cloned, because another thread may wait in it for long.
+        rank, ranks: this rank, and how many there are.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+        self._store, self._rank, self._number = store.clone(), rank, 0
+        self._keys = [f"aurora/heartbeat/{other}" for other in range(ranks)]
+        self._seen_R, self._missed_R = [b""] * ranks, [0] * ranks
+        self.beat()
+        threading.Thread(target=_beat, args=(weakref.ref(self),), daemon=True, name="aurora-heartbeats").start()
+
+    def beat(self) -> None:
+        """Gives a sign of life."""
+        self._number += 1
+        self._store.set(self._keys[self._rank], str(self._number))
+
+    def look(self) -> None:
+        """Notes who has given a sign of life since the last call."""
+        seen_R = self._store.multi_get(self._keys)
+        pairs = zip(seen_R, self._seen_R, self._missed_R, strict=True)
+        self._missed_R = [missed + 1 if seen == before else 0 for seen, before, missed in pairs]
+        self._seen_R = seen_R
+
+    @property
+    def silent(self) -> list[int]:
+        """The other ranks that have given no sign of life in the last SILENT looks."""
+        return [rank for rank, missed in enumerate(self._missed_R) if missed >= SILENT and rank != self._rank]
+
+
 class _Queued(NamedTuple):
     """An exchange whose times have not been read."""
 
@@ -96,7 +133,8 @@ class NcclTransport:
 
     NCCL waits for a lost peer for ever. So with `timeout_s` a thread looks every CHECK_S at the exchange that has been queued
     longest. If it has not ended and the connection to a peer is broken, or timeout_s have passed, the thread aborts all of this
-    process's communicators: whoever waits goes on, and gets RankFailed.
+    process's communicators: whoever waits goes on, and gets RankFailed. It names the ranks whose heartbeats have stopped, or
+    else those that the exchange waits for.
 
     Making one is a collective call: a communicator's first call makes it, which takes all ranks, and later calls are of some
     ranks only.
@@ -106,14 +144,21 @@ class NcclTransport:
         control: for `gather`, so that several models' NCCL calls come in the port arbiter's sequence on every rank, and for
             finding lost peers; None: `gather` cannot be called.
         timeout_s: seconds that an exchange may take; None: the group's own time-out is all there is.
+        heartbeats: of all ranks, to name those that hang; None: nobody gives any.
     """
 
     has_collective = False  # a single stage is NCCL's own all-to-all
     in_stages = True
 
-    def __init__(self, calls: GroupedCalls, control: GlooTransport | None, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        calls: GroupedCalls,
+        control: GlooTransport | None,
+        timeout_s: float | None = None,
+        heartbeats: Heartbeats | None = None,
+    ) -> None:
         self.rank, self.ranks = calls.rank, calls.ranks
-        self._calls, self._control = calls, control
+        self._calls, self._control, self._heartbeats = calls, control, heartbeats
         self._queued: deque[_Queued] = deque()
         self._failure: RankFailed | None = None
         if others := [peer for peer in range(self.ranks) if peer != self.rank]:
@@ -167,7 +212,8 @@ class NcclTransport:
         elif time.monotonic() - oldest.since_s >= timeout_s:
             stages = zip(oldest.moves, oldest.marks[1:], strict=True)
             waits_for = next(moves for moves, mark in stages if not self._calls.timer.reached(mark))
-            lost, reason = sorted({peer for peer, _, _ in waits_for}), f"nothing within {timeout_s:g} s"
+            hung = self._heartbeats.silent if self._heartbeats is not None else []
+            lost, reason = hung or sorted({peer for peer, _, _ in waits_for}), f"nothing within {timeout_s:g} s"
         else:
             return False
         self._failure = RankFailed(f"rank {self.rank} lost {' or '.join(f'rank {peer}' for peer in lost)}: {reason}")
@@ -205,7 +251,8 @@ def nccl_transport(device: str, timeout_s: float) -> NcclTransport:
         timeout_s: seconds to wait for a peer.
     """
     group, control = (new_process_group(backend, timeout_s) for backend in ("nccl", "gloo"))
-    return NcclTransport(NcclCalls(group, device), GlooTransport(control), timeout_s)
+    heartbeats = Heartbeats(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
+    return NcclTransport(NcclCalls(group, device), GlooTransport(control), timeout_s, heartbeats)
 
 
 def _watch(of: "weakref.ref[NcclTransport]", timeout_s: float) -> None:
@@ -217,3 +264,13 @@ def _watch(of: "weakref.ref[NcclTransport]", timeout_s: float) -> None:
             return
         aborted = transport.check_peers(timeout_s)
         del transport
+
+
+def _beat(of: "weakref.ref[Heartbeats]") -> None:
+    """Gives signs of life and looks for others' until nobody needs them or the store is gone."""
+    with suppress(RuntimeError):
+        while (heartbeats := of()) is not None:
+            heartbeats.beat()
+            heartbeats.look()
+            del heartbeats
+            time.sleep(CHECK_S)

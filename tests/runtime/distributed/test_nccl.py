@@ -1,6 +1,7 @@
 """The NCCL transport on an emulation of NCCL's rules: no deadlock, the order is held, every byte arrives."""
 
 import os
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -337,6 +338,57 @@ def test_a_peer_that_dies_is_named_at_once(tmp_path, monkeypatch):
         seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
         assert said == f"rank {rank} lost rank 1: the connection is broken"
         assert float(seconds) < 60
+
+
+class Store(dict):
+    """A store within one thread."""
+
+    set, clone = dict.__setitem__, lambda self: self
+
+    def multi_get(self, keys):
+        return [self[key] for key in keys]
+
+
+def test_a_rank_without_heartbeats_is_silent(monkeypatch):
+    monkeypatch.setattr(nccl, "_beat", lambda _of: None)
+    store = Store()
+    first, second, third = (nccl.Heartbeats(store, rank, 3) for rank in range(3))
+    for look in range(2 * nccl.SILENT):
+        assert first.silent == ([] if look <= nccl.SILENT else [2])
+        second.beat()
+        first.look()
+    third.beat()
+    first.look()
+    assert first.silent == []
+
+
+def lose_a_stopped_peer(rank_info, folder):
+    """Rank 1 of 3 is stopped while the others' calls wait for each other, and for it only later."""
+    with default_process_group(rank_info):
+        (folder / f"pid{rank_info.rank}").write_text(str(os.getpid()))
+        heartbeats = nccl.Heartbeats(torch.distributed.distributed_c10d._get_default_store(), rank_info.rank, 3)
+        transport = NcclTransport(StuckCalls(rank_info.rank, 3, done=1), GlooTransport(), 6.0, heartbeats)
+        order = Order("by hand", np.array([[0, 2], [2, 0], [0, 1], [1, 0], [1, 2], [2, 1]]))
+        transport.gather(torch.zeros(1))
+        if rank_info.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return "was stopped"
+        transport.exchange(order, [torch.zeros(1)] * 3, [torch.zeros(1)] * 3, ignore)
+        with pytest.raises(RankFailed) as lost:
+            transport.wait()
+        (folder / f"done{rank_info.rank}").touch()
+        if rank_info.rank == 0:
+            while not (folder / "done2").exists():
+                time.sleep(0.01)
+            os.kill(int((folder / "pid1").read_text()), signal.SIGCONT)
+        return str(lost.value)
+
+
+def test_a_stopped_peer_is_named_though_nobody_waits_for_it_yet(tmp_path):
+    first, stopped, third = launch(lose_a_stopped_peer, 3, tmp_path, timeout_s=60)
+    assert stopped == "was stopped"
+    for rank, said in ((0, first), (2, third)):
+        assert said == f"rank {rank} lost rank 1: nothing within 6 s"
 
 
 class Group:
