@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, MissingDependency
 from aurora.models.loading import MoeModel, expert_parameters, find_moe_layers, hold_experts, load_model, load_transformers
 
+KNOWN = "5.23"  # the version of transformers whose loading is known
 LOADING = threading.Lock()  # transformers loads one model at a time in a process
 
 
@@ -31,11 +32,16 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
         path, device, dtype: as of `load_model`.
 
     Raises:
-        BadInput, MissingDependency: as `load_model`; BadInput also if the files lack tensors of some experts.
+        BadInput, MissingDependency: as `load_model`; BadInput also if the files lack tensors of some experts,
+            MissingDependency also if transformers loads models in another way than KNOWN.
     """
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # else threads read ahead, and keep what they free
-    load_transformers()
+    transformers = load_transformers()
     from transformers import PreTrainedModel
+
+    if not hasattr(PreTrainedModel, "_load_pretrained_model"):
+        found = transformers.__version__
+        raise MissingDependency(f"reading single experts needs transformers as {KNOWN}, found {found}")
 
     def load_dense(model: Any, state: Any, files: Sequence[str], config: Any) -> tuple[Any, Any]:
         return _ExpertFiles(model, files, replace(config, device_map={"": torch.device(device)}), load).load_dense(model)

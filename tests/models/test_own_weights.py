@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, MissingDependency
 from aurora.io import shipped
 from aurora.models import own_weights
 from aurora.models.loading import expert_parameters, hold_experts, load_model
@@ -176,6 +177,7 @@ def test_files_that_lack_an_expert_or_change_are_refused(tmp_path):
 MEASURE = """
 import re, sys
 import torch
+import transformers
 from pathlib import Path
 from aurora.models.own_weights import load_without_experts
 from aurora.runtime.distributed_experts import DistributedExperts
@@ -216,3 +218,9 @@ def test_a_rank_has_memory_for_the_dense_weights_and_its_own_experts(layout, tmp
     assert own > 3.5e7
     assert dense + own <= rise * 1.02
     assert rise <= 1.1 * (dense + own)
+
+
+def test_a_transformers_that_loads_otherwise_is_named(tmp_path, monkeypatch):
+    monkeypatch.delattr(transformers.PreTrainedModel, "_load_pretrained_model")
+    with pytest.raises(MissingDependency, match=r"reading single experts needs transformers as 5\.23, found 5\."):
+        load_without_experts(tmp_path)
