@@ -43,7 +43,11 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
         found = transformers.__version__
         raise MissingDependency(f"reading single experts needs transformers as {KNOWN}, found {found}")
 
-    def load_dense(model: Any, state: Any, files: Sequence[str], config: Any) -> tuple[Any, Any]:
+    thread = threading.get_ident()
+
+    def load_dense(model: Any, state: Any, files: Sequence[str], config: Any, *rest: Any) -> Any:
+        if threading.get_ident() != thread:  # another thread's model, which is loaded whole
+            return load(model, state, files, config, *rest)
         return _ExpertFiles(model, files, replace(config, device_map={"": torch.device(device)}), load).load_dense(model)
 
     with LOADING:

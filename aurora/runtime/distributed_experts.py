@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aurora.errors import RankFailed
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.models.own_weights import release_freed_memory
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
@@ -65,9 +66,16 @@ class DistributedExperts(nn.Module):
         """Makes this rank hold exactly the experts `wanted`, by slot.
 
         Weights that are neither held nor have arrived are read from the model's files.
+
+        Raises:
+            RankFailed: if they cannot be read one by one, as of a model that was loaded whole.
         """
         if tuple(wanted) != self.held:
             lacking = sorted(set(wanted) - {*self.held, *arrived})
+            if lacking and self._reader is None:
+                raise RankFailed(
+                    f"experts {lacking} of layer {self._layer} are lost: single experts of this model cannot be read"
+                )
             found = {**arrived, **self._reader.read(lacking)} if lacking else arrived
             hold_experts(self.local, [found.get(expert) or self.held.index(expert) for expert in wanted])
             self.held = tuple(wanted)

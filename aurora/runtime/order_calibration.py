@@ -109,7 +109,8 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str, device: str 
     unordered = UNORDERED[:1] if transport.in_stages else UNORDERED
     fixed = [method for method in (*unordered, *([COLLECTIVE] if transport.has_collective else [])) if method != planned]
     drawn = ORDER[planned](np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64), cluster.network, rng=rng)
-    widths = {stages_of(planned, width): width for width in WIDTHS} if transport.in_stages and drawn.one_to_one else {}
+    narrow = [width for width in WIDTHS if width < ranks - 1]  # in wider stages all transfers are open
+    widths = {stages_of(planned, width): width for width in narrow if transport.in_stages and drawn.one_to_one}
     methods = (*fixed, *widths, planned)
     seconds_CW: list[FloatArray] = []
     noise_CW: list[FloatArray] = []

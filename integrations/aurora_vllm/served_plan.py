@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_model_config, load_plan
@@ -58,13 +58,17 @@ def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
     Multi-token prediction layers, which lie behind the decoder layers or apart, are not read.
 
     Raises:
-        BadInput: if there is no config.json, or it has no number of layers.
+        BadInput: if there is no config.json, it has no number of layers, or a file holds no weights.
     """
     config = load_model_config(folder)
     decoders = decoder_layers(config)
     routers: dict[int, tuple[int, torch.Tensor]] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
+        try:
+            opened = safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise BadInput(f"{path}: expected weights in safetensors, found none: {error}") from None
+        with opened as file:
             names = set(file.keys())
             for name in sorted(names):
                 layer = next((int(part) for part in name.split(".") if part.isdigit()), None)

@@ -82,3 +82,10 @@ def test_a_model_is_the_same_by_its_folder_and_by_its_name_in_the_cache(tmp_path
     for name in ("org/other", "nowhere", "/no/such/folder", ""):
         with pytest.raises(BadInput, match="no such folder, and no model of this name in the local hub cache"):
             load_model(name)
+
+
+def test_a_file_that_holds_no_weights_is_named(tmp_path):
+    folder = build("mixtral", tmp_path / "m")
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(BadInput, match=r"model\.safetensors: expected weights in safetensors, found none"):
+        read_model(str(folder))

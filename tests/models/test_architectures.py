@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from aurora_vllm.served_plan import read_model
+from transformers import AutoModelForCausalLM
 
 import aurora
 from aurora.errors import BadInput
@@ -61,6 +62,12 @@ def test_every_architecture_gives_the_plain_models_output(name, tmp_path, text, 
         with pytest.raises(BadInput, match="padding changes its answers"):
             aurora.run(plan, [folder], [prompts], options)
         options = replace(options, batch=1)
+    with torch.no_grad():  # as it is loaded here, and by transformers
+        logits, expected = (
+            each(input_ids=torch.tensor(prompts[1:2])).logits
+            for each in (load_model(folder).model, AutoModelForCausalLM.from_pretrained(folder).eval())
+        )
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     result = aurora.run(plan, [folder], [prompts], options)
     assert len(result.answers_M[0].logits) == len(prompts)
     assert verify(result, [folder], [prompts], options) == []

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,20 @@ def test_a_transformers_that_loads_otherwise_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr(transformers.PreTrainedModel, "_load_pretrained_model")
     with pytest.raises(MissingDependency, match=r"reading single experts needs transformers as 5\.23, found 5\."):
         load_without_experts(tmp_path)
+
+
+def test_another_threads_model_is_loaded_whole_meanwhile(tmp_path, monkeypatch):
+    folder = build("mixtral", tmp_path / "m")
+    counts = []
+
+    def load_in_a_thread(*given):
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=lambda: counts.append(len(load_model(folder).layers[0].experts.down_proj)))
+            thread.start()
+            thread.join()
+        return plain(*given)
+
+    plain = own_weights.load_model
+    monkeypatch.setattr(own_weights, "load_model", load_in_a_thread)
+    assert len(load_without_experts(folder).layers[0].experts.down_proj) == 0
+    assert counts == [5]

@@ -253,9 +253,11 @@ def _others(numbers: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:
-    """The first of `names` that the config gives a whole number above zero."""
+    """The first of `names` that the config gives a whole number above zero, or such a number for each layer, all alike."""
     for name in names:
         value = config.get(name)
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            value = value[0]
         if isinstance(value, int) and value > 0:
             return value
     raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found none: not a MoE model?")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.process_groups import abort_nccl_groups, new_process_group
+from aurora.runtime.distributed.process_groups import abort_nccl_groups, nccl_failure, new_process_group
 from aurora.runtime.distributed.transport import Observe, lost_peer, peer_lost, row_slices
 from aurora.runtime.timers import StreamTimer, Timer
 from aurora.types import Order
@@ -42,8 +42,12 @@ class GroupedCalls(Protocol):
     def post(self, ends: Sequence[End]) -> None:
         """Queues one grouped call on the current stream. Raises RuntimeError if the communicator has failed."""
 
-    def abort(self) -> None:
-        """Ends all calls, also those that wait for peers. May be called in any thread."""
+    @property
+    def failure(self) -> RankFailed | None:
+        """Why calls were aborted, in this or another transport of the process; None: they were not."""
+
+    def abort(self, failure: RankFailed) -> None:
+        """Ends all calls of this process, also those that wait for peers. May be called in any thread."""
 
 
 class NcclCalls:
@@ -73,9 +77,14 @@ class NcclCalls:
         for work in dist.batch_isend_irecv(calls):
             work.wait()  # the current stream waits, not this thread
 
-    def abort(self) -> None:
+    @property
+    def failure(self) -> RankFailed | None:
+        """Why this process's communicators were aborted; see `GroupedCalls.failure`."""
+        return nccl_failure()
+
+    def abort(self, failure: RankFailed) -> None:
         """Aborts this process's communicators; see `GroupedCalls.abort`."""
-        abort_nccl_groups()
+        abort_nccl_groups(failure)
 
 
 class Heartbeats:
@@ -131,10 +140,10 @@ class NcclTransport:
     `exchange` queues its stages and returns; this thread waits for them in `wait` and `gather`, and when more than MOST_QUEUED
     exchanges are queued.
 
-    NCCL waits for a lost peer for ever. So with `timeout_s` a thread looks every CHECK_S at the exchange that has been queued
-    longest. If it has not ended and the connection to a peer is broken, or timeout_s have passed, the thread aborts all of this
-    process's communicators: whoever waits goes on, and gets RankFailed. It names the ranks whose heartbeats have stopped, or
-    else those that the exchange waits for.
+    NCCL waits for a lost peer for ever. So with `timeout_s` a thread looks every CHECK_S at the first exchange that has not
+    ended. If the connection to a peer is broken, or timeout_s have passed, the thread aborts all of this process's
+    communicators: whoever waits goes on, and gets RankFailed. It names the ranks whose heartbeats have stopped, or else those
+    that the exchange waits for. The call that makes the communicator is not watched.
 
     Making one is a collective call: a communicator's first call makes it, which takes all ranks, and later calls are of some
     ranks only.
@@ -160,7 +169,6 @@ class NcclTransport:
         self.rank, self.ranks = calls.rank, calls.ranks
         self._calls, self._control, self._heartbeats = calls, control, heartbeats
         self._queued: deque[_Queued] = deque()
-        self._failure: RankFailed | None = None
         if others := [peer for peer in range(self.ranks) if peer != self.rank]:
             out, into = torch.zeros(2, self.ranks, dtype=torch.uint8, device=calls.device)
             ends = [End(peer, sent, row[peer : peer + 1]) for sent, row in ((True, out), (False, into)) for peer in others]
@@ -190,7 +198,7 @@ class NcclTransport:
                 self._calls.post(ends)
                 marks.append(self._calls.timer.mark())
         except RuntimeError as error:
-            raise self._failure or peer_lost(self.rank, None, error) from None
+            raise self._calls.failure or peer_lost(self.rank, None, error) from None
         moves = [[(peer, sent, int(tensor.nbytes)) for peer, sent, tensor in ends] for ends in stages]
         self._queued.append(_Queued(moves, marks, observe, time.monotonic()))
         while len(self._queued) > MOST_QUEUED:
@@ -204,20 +212,23 @@ class NcclTransport:
     def check_peers(self, timeout_s: float) -> bool:
         """Aborts the communicator if an exchange waits for a lost peer, or has waited timeout_s. Returns whether it did."""
         assert self._control is not None
-        oldest = next(iter(self._queued.copy()), None)  # another thread adds and removes
-        if oldest is None or self._calls.timer.reached(oldest.marks[-1]):
+        reached, queued = self._calls.timer.reached, self._queued.copy()  # another thread adds and removes
+        waiting = next((each for each in queued if not reached(each.marks[-1])), None)
+        if waiting is None or (waited_s := time.monotonic() - waiting.since_s) < CHECK_S:
             return False
         if lost := self._control.broken_peers():
             reason = "the connection is broken"
-        elif time.monotonic() - oldest.since_s >= timeout_s:
-            stages = zip(oldest.moves, oldest.marks[1:], strict=True)
-            waits_for = next(moves for moves, mark in stages if not self._calls.timer.reached(mark))
+        elif waited_s >= timeout_s:
+            stages = zip(waiting.moves, waiting.marks[1:], strict=True)
+            waits_for = next((moves for moves, mark in stages if not reached(mark)), [])
             hung = self._heartbeats.silent if self._heartbeats is not None else []
             lost, reason = hung or sorted({peer for peer, _, _ in waits_for}), f"nothing within {timeout_s:g} s"
         else:
             return False
-        self._failure = RankFailed(f"rank {self.rank} lost {' or '.join(f'rank {peer}' for peer in lost)}: {reason}")
-        self._calls.abort()
+        if not lost:  # it has ended meanwhile
+            return False
+        who = " or ".join(f"rank {peer}" for peer in lost)
+        self._calls.abort(RankFailed(f"rank {self.rank} lost {who}: {reason}"))
         return True
 
     def _stages(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> list[list[End]]:
@@ -234,9 +245,9 @@ class NcclTransport:
         try:
             seconds = [self._calls.timer.seconds(mark) for mark in marks]
         except RuntimeError as error:
-            raise self._failure or peer_lost(self.rank, None, error) from None
-        if self._failure is not None:
-            raise self._failure
+            raise self._calls.failure or peer_lost(self.rank, None, error) from None
+        if (failure := self._calls.failure) is not None:
+            raise failure
         self._queued.popleft()
         for stage, start_s, end_s in zip(moves, seconds[:-1], seconds[1:], strict=True):
             for peer, sent, size in stage:

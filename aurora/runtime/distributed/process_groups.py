@@ -15,6 +15,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.launcher import RankInfo
 
 _nccl_groups: list[Any] = []  # that this process has made
+_nccl_failures: list[RankFailed] = []  # for which they were aborted
 _aborting = threading.Lock()
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -58,13 +59,14 @@ def default_process_group(rank_info: RankInfo) -> Iterator[None]:
     end = dist.destroy_process_group
     try:
         yield
-    except RankFailed:
-        if abort_nccl_groups():  # their destruction would wait for the lost rank
+    except RankFailed as error:
+        if abort_nccl_groups(error):  # their destruction would wait for the lost rank
             end = dist.distributed_c10d._abort_process_group
         raise
     finally:
         end()
         _nccl_groups.clear()
+        _nccl_failures.clear()
 
 
 def device_of(rank_info: RankInfo) -> str:
@@ -87,14 +89,20 @@ def new_process_group(backend: str, timeout_s: float) -> Any:
     return group
 
 
-def abort_nccl_groups() -> bool:
-    """Ends all calls of the NCCL groups that `new_process_group` has made. Returns whether there are any.
+def nccl_failure() -> RankFailed | None:
+    """Returns why this process's NCCL groups were aborted, as the first said; None if they were not."""
+    return next(iter(_nccl_failures), None)
+
+
+def abort_nccl_groups(failure: RankFailed) -> bool:
+    """Ends all calls of the NCCL groups that `new_process_group` has made, for a reason. Returns whether there are any.
 
     They are aborted together: to abort one waits for the GPU, on which the calls of another may wait for the same lost rank.
     May be called in any thread, and more than once.
     """
     if not _nccl_groups:
         return False
+    _nccl_failures.append(failure)  # before the others' calls end
     with _aborting:
         backend = _nccl_groups[0]._get_backend(torch.device("cuda"))
         backend._group_start()

@@ -51,3 +51,11 @@ def test_layers_without_experts(said, dense):
 def test_configs_that_do_not_say(said, message):
     with pytest.raises(BadInput, match=message):
         Shape.of(SIZES | {"num_hidden_layers": 6} | said)
+
+
+def test_a_number_for_each_layer_counts_where_all_are_alike():
+    """As Hunyuan's configs give them."""
+    config = {"num_experts": 8, "moe_topk": [2, 2, 2], "num_hidden_layers": 3}
+    assert top_k(config) == 2
+    with pytest.raises(BadInput, match="expected a whole number above zero under .*moe_topk"):
+        top_k(config | {"moe_topk": [2, 1, 2]})

@@ -171,5 +171,7 @@ class EmulatedCalls:
             self._emulator.finish()
         return mark.end_s
 
-    def abort(self) -> None:
+    failure = None
+
+    def abort(self, failure: Exception) -> None:
         raise AssertionError("nobody aborts")

@@ -271,7 +271,7 @@ class StuckCalls:
 
     def __init__(self, rank, ranks, done):
         self.rank, self.ranks, self.posted, self.done = rank, ranks, 0, done
-        self.aborted, self.timer = threading.Event(), self
+        self.aborted, self.timer, self.failure = threading.Event(), self, None
 
     def post(self, ends):
         if self.aborted.is_set():
@@ -288,7 +288,8 @@ class StuckCalls:
         assert self.reached(mark) or self.aborted.wait(60)
         return 0.0
 
-    def abort(self):
+    def abort(self, failure):
+        self.failure = failure
         self.aborted.set()
 
 
@@ -310,6 +311,30 @@ def test_a_peer_that_hangs_is_named_after_the_time_out(monkeypatch):
     for again in (transport.wait, transport.wait, lambda: transport.exchange(order, tensors, tensors, ignore)):
         with pytest.raises(RankFailed, match=r"rank 0 lost rank 2: nothing within 0\.1 s"):
             again()
+
+
+def test_an_exchange_behind_one_that_has_ended_is_watched(monkeypatch):
+    """A layer queues its combine behind its dispatch, and may wait for the GPU elsewhere, so that nobody takes the dispatch away."""
+    monkeypatch.setattr(nccl, "CHECK_S", 0.01)
+    order = ORDER["all-at-once"](1 - np.eye(2, dtype=np.int64), Network.equal(2), rng=np.random.default_rng(0))
+    calls = StuckCalls(0, 2, done=2)  # the communicator's and the dispatch
+    transport = NcclTransport(calls, Control(), timeout_s=0.1)
+    for _ in range(2):
+        transport.exchange(order, [torch.zeros(1)] * 2, [torch.zeros(1)] * 2, ignore)
+    assert calls.aborted.wait(60)
+    with pytest.raises(RankFailed, match="rank 0 lost rank 1: nothing within"):
+        transport.wait()
+
+
+def test_every_transport_of_an_aborted_process_fails_for_the_same_reason(monkeypatch):
+    monkeypatch.setattr(process_groups, "_nccl_groups", [])
+    monkeypatch.setattr(process_groups, "_nccl_failures", [])
+    assert not process_groups.abort_nccl_groups(RankFailed("nothing to abort"))
+    assert process_groups.nccl_failure() is None
+    process_groups._nccl_groups.append(Group("one", []))
+    for reason in ("rank 0 lost rank 1", "rank 0 lost the others"):
+        assert process_groups.abort_nccl_groups(RankFailed(reason))
+    assert str(nccl.NcclCalls.failure.fget(None)) == "rank 0 lost rank 1"
 
 
 def lose_a_peer(rank_info, folder):
@@ -377,9 +402,9 @@ def lose_a_stopped_peer(rank_info, folder):
         with pytest.raises(RankFailed) as lost:
             transport.wait()
         (folder / f"done{rank_info.rank}").touch()
+        while len(list(folder.glob("done*"))) < 2:  # or the other would lose this rank
+            time.sleep(0.01)
         if rank_info.rank == 0:
-            while not (folder / "done2").exists():
-                time.sleep(0.01)
             os.kill(int((folder / "pid1").read_text()), signal.SIGCONT)
         return str(lost.value)
 
