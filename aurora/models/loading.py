@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import math
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from aurora.models.hub import model_folder
 from aurora.planner.workload.model_config import top_k
 from aurora.types.model_identity import ModelIdentity
 
+LOADING = threading.RLock()  # transformers changes itself while it loads a model, for all threads
 QUANTISED = ("fp8", "mxfp4")  # by quant_method, which transformers dequantises while it loads
 ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a router's weights
 
@@ -152,7 +154,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         quantised["dequantize"] = True  # kernels for quantised experts are not called by index
     wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
     options = {"config": config, "dtype": wanted, "output_loading_info": True}
-    model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, **options)
+    with LOADING:
+        model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, **options)
     if absent := sorted(report["missing_keys"]):  # transformers would initialise them randomly, differently on every rank
         raise BadInput(f"{path}: expected all weights in its files, {len(absent)} are missing, first {absent[0]}")
     model = model.to(device).eval()

@@ -14,10 +14,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from aurora.errors import BadInput, MissingDependency
-from aurora.models.loading import MoeModel, expert_parameters, find_moe_layers, hold_experts, load_model, load_transformers
+from aurora.models.loading import (
+    LOADING,
+    MoeModel,
+    expert_parameters,
+    find_moe_layers,
+    hold_experts,
+    load_model,
+    load_transformers,
+)
 
 KNOWN = "5.23"  # the version of transformers whose loading is known
-LOADING = threading.Lock()  # transformers loads one model at a time in a process
 
 
 def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:

@@ -1,5 +1,6 @@
 """Profiles the traffic of a running vLLM server; aurora's plugin records it and takes commands over HTTP."""
 
+import http.client
 import json
 import secrets
 import time
@@ -53,10 +54,12 @@ def _send_command(url: str, *words: str) -> str:
             500: 'does not know the command; serve with --additional-config \'{"aurora": {"record": "seen"}}\'',
         }
         raise BadInput(f"{url}: the server {why.get(error.code, f'answers {error.code}')}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise BadInput(f"{url}: no server answers: {error}") from None
     except (KeyError, TypeError):
         raise BadInput(f"{url}: expected the answers of vLLM's ranks, found something else") from None
+    if not isinstance(answers, list):
+        raise BadInput(f"{url}: expected the answers of vLLM's ranks, found {answers!r}")
     if refused := [answer for answer in answers if ": refused: " in str(answer)]:
         raise BadInput(f"{url}: {refused[0]}")
     return str(answers[0]) if answers else "nothing"

@@ -73,9 +73,7 @@ class DistributedExperts(nn.Module):
         if tuple(wanted) != self.held:
             lacking = sorted(set(wanted) - {*self.held, *arrived})
             if lacking and self._reader is None:
-                raise RankFailed(
-                    f"experts {lacking} of layer {self._layer} are lost: single experts of this model cannot be read"
-                )
+                raise RankFailed(f"lost experts {lacking} of layer {self._layer}: this model's cannot be read one by one")
             found = {**arrived, **self._reader.read(lacking)} if lacking else arrived
             hold_experts(self.local, [found.get(expert) or self.held.index(expert) for expert in wanted])
             self.held = tuple(wanted)

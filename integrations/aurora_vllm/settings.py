@@ -12,6 +12,7 @@ from aurora.errors import AuroraError, BadInput
 
 ORDERS = ("auto", "plan", "online", "stock")
 PREFIX = "AURORA_"
+LONGEST_S = 1e9  # that may be waited
 OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG")  # which are not the plugin's
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 NAME = re.compile(r"[\w-]+", re.ASCII)
@@ -54,8 +55,8 @@ class Settings:
         if self.order == "plan" and self.plan is None:
             raise BadInput('order: expected a plan for "plan", found none; "online" needs none')
         for name in ("record_every_s", "agree_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BadInput(f"{name}: expected seconds above zero, found {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= LONGEST_S:
+                raise BadInput(f"{name}: expected seconds above zero and up to {LONGEST_S:.0e}, found {getattr(self, name)}")
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
             raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
         if self.colocate is not None and (self.order == "stock" or (self.order == "auto" and self.plan is None)):
@@ -144,5 +145,5 @@ def _value(name: str, value: Any) -> Any:
         raise BadInput(f"{name}: expected {expected}, found {value!r}")
     try:
         return kind(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise BadInput(f"{name}: expected {expected}, found {value!r}") from None

@@ -103,7 +103,10 @@ class WorkerRecords:
             raise BadInput('expected "record" among the settings of the server, the folder that it may write to, found none')
         if len(words) == 1:
             return words[0], None
-        path = (self._folder / words[1]).resolve()
+        try:
+            path = (self._folder / words[1]).resolve()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise BadInput(f"expected a folder, found {words[1]!r}: {error}") from None
         if not path.is_relative_to(self._folder):
             raise BadInput(f"expected a folder in {self._folder}, the server's record, found {words[1]}")
         return words[0], path
@@ -143,12 +146,15 @@ class WorkerRecords:
                 with self.between_passes:
                     self._recorders.pop(folder, None)
 
-    def _write(self, folder: Path) -> Path:
+    def _write(self, folder: Path) -> Path | None:
+        """Writes the record to a folder and returns its file; None if the record has been stopped."""
         with self._saving:
             with self.between_passes:
+                if (recorder := self._recorders.get(folder)) is None:
+                    return None
                 if self._device is not None:  # observations are made on the stream of another thread
                     torch.cuda.synchronize(self._device)
-                record = self._recorders[folder].record()
+                record = recorder.record()
             path = save_record(record, folder)
         if folder == self._folder:
             self._on_write(record)

@@ -12,7 +12,7 @@ import torch
 from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import settings_check, worker_startup
-from aurora_vllm.vllm_internals.patches import PatchedWorker, check_kernel, patch_eplb
+from aurora_vllm.vllm_internals.patches import PatchedWorker, check_kernel, check_one_expert, patch_eplb
 from aurora_vllm.vllm_internals.settings_check import set_redundant_experts
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
@@ -261,3 +261,26 @@ def test_what_reads_a_plan_before_vllm_begins_loads_no_compiler(tmp_path):
         "assert not {'numba', 'llvmlite'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json")], check=True)
+
+
+def test_fused_weights_of_several_experts_are_not_placed_through_eplb():
+    check_one_expert(torch.zeros(3, 2), "model.layers.1.mlp.experts")
+    with pytest.raises(BadInput, match=r"model\.layers\.1\.mlp\.experts: .* found one of 4 experts"):
+        check_one_expert(torch.zeros(4, 3, 2), "model.layers.1.mlp.experts")
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({}, None),
+        ({"enable_expert_parallel": False, "world_size": 2}, "record: several ranks record with --enable-expert-parallel only"),
+        ({"enable_expert_parallel": False}, None),
+        ({"pipeline_parallel_size": 2}, "record: expected no pipeline parallelism"),
+    ],
+)
+def test_records_that_would_lack_tokens_are_refused(tmp_path, given, refusal):
+    sizes = {"enable_expert_parallel": True, "world_size": 1, "data_parallel_size": 1, "pipeline_parallel_size": 1}
+    parallel = SimpleNamespace(**sizes | given)
+    startup = WorkerStartup(Settings(record=tmp_path), SimpleNamespace(parallel_config=parallel), None)
+    found = startup._record_refusal()
+    assert found is None if refusal is None else found.startswith(refusal)

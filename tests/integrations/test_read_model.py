@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from aurora_vllm.served_plan import read_model
+from aurora_vllm.served_plan import read_checkpoint, read_model
 from safetensors.torch import load_file, save_file
 
 from aurora.errors import BadInput
@@ -88,4 +88,4 @@ def test_a_file_that_holds_no_weights_is_named(tmp_path):
     folder = build("mixtral", tmp_path / "m")
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(BadInput, match=r"model\.safetensors: expected weights in safetensors, found none"):
-        read_model(str(folder))
+        read_checkpoint(folder, 5)

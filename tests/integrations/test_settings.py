@@ -43,7 +43,7 @@ def test_variables_fill_what_the_configuration_leaves_out():
         ({"order": "plan"}, 'order: expected a plan for "plan", found none'),
         ({"plan": 3}, "plan: expected a path, found 3"),
         ({"record_every_s": "soon"}, "record_every_s: expected a number, found 'soon'"),
-        ({"record_every_s": 0}, "record_every_s: expected seconds above zero, found 0"),
+        ({"record_every_s": 0}, r"record_every_s: expected seconds above zero and up to 1e\+09, found 0"),
         ({"record_every_s": True}, "record_every_s: expected a number, found True"),
         ({"colocate": "both"}, "colocate: expected an order or a plan, found vLLM's own all-to-all"),
         ({"colocate": "a/b", "order": "online"}, "colocate: expected a name of letters, digits, _ and -, found 'a/b'"),
@@ -122,3 +122,16 @@ def test_without_vllms_options_nothing_is_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "vllm.engine.arg_utils", raising=False)
     settings_check.install_settings_check()
     assert "vllm.engine.arg_utils" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metrics_port": float("inf")}, "metrics_port: expected a whole number, found inf"),
+        ({"record_every_s": 10**400}, "record_every_s: expected a number, found 1"),
+        ({"record_every_s": 1e300}, r"record_every_s: expected seconds above zero and up to 1e\+09, found 1e\+300"),
+    ],
+)
+def test_numbers_beyond_all_bounds_are_refused(given, message):
+    with pytest.raises(BadInput, match=message):
+        read_settings(given, {})

@@ -56,6 +56,14 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
         _begin_serving(runner.model, patched, config)
         return loaded
 
+    if (capture := getattr(runner, "capture_model", None)) is not None:
+
+        @functools.wraps(capture)
+        def capture_model(*args: Any, **named: Any) -> Any:
+            with integration.records.between_passes:  # nothing may wait for the GPU during a capture
+                return capture(*args, **named)
+
+        runner.capture_model = capture_model
     if DP_API_CHECK.missing() is None:
         _patch_unfinished_check(processes)
     runner.execute_model, runner._dummy_run, worker.load_model = execute_model, dummy_run, load_model

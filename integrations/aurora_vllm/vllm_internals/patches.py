@@ -31,6 +31,9 @@ EXPERT_MAP_KERNELS = frozenset(  # they honour an expert map in any sequence; on
 )
 
 
+DRAFT = "draft_model."  # how layers of a separate draft model begin
+
+
 class PatchedWorker:
     """What the patches of one worker process share.
 
@@ -79,7 +82,7 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
 
         def __init__(self, layer_name: str, params_dtype: Any, moe_config: Any, *args: Any, **named: Any) -> None:
             number, physical_P, experts = None, None, None
-            if (integration := worker.integration) is not None:
+            if (integration := worker.integration) is not None and not layer_name.startswith(DRAFT):
                 manager = named.get("expert_map_manager", args[1] if len(args) > 1 else None)
                 number = integration.served.moe_layer(find(LAYER_INDEX)(layer_name))
                 physical_P = integration.served.physical_experts(number)
@@ -97,6 +100,7 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
             load = functools.partial(super().weight_loader, param, loaded_weight, weight_name, shard_id)
             if self.planned_physical_P is None:
                 return load(expert_id, return_success=return_success)  # type: ignore[no-any-return]
+            check_one_expert(loaded_weight, self.layer_name)
             # vLLM's initial map has expert e in physical expert e, and its own replicas after those, which find no slot here
             loaded = [load(slot, return_success=True) for slot in np.flatnonzero(self.planned_physical_P == expert_id).tolist()]
             return any(loaded) if return_success else None
@@ -116,6 +120,19 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
                 return super().forward_modular(x, topk_weights, topk_ids, *args, **named)
 
     vllm_experts.register_oot(name="RoutedExperts")(PlannedExperts)
+
+
+def check_one_expert(loaded_weight: torch.Tensor, layer_name: str) -> None:
+    """Checks that a weight is one expert's: loaders of fused weights choose a block of experts by vLLM's own map.
+
+    Raises:
+        BadInput: if it has the weights of several.
+    """
+    if loaded_weight.ndim > 2:
+        raise BadInput(
+            f"{layer_name}: a plan through --enable-eplb needs a weight for each expert in the model's files, found one of "
+            f"{len(loaded_weight)} experts; serve without the plan"
+        )
 
 
 def set_local_experts(manager: Any, moe_config: Any, experts: tuple[int, ...]) -> None:

@@ -103,6 +103,7 @@ class WorkerStartup:
             or integration.served.load()
             or self._placement_refusal(integration)
             or self._colocation_refusal()
+            or self._record_refusal()
         )  # fmt: skip
         if group is None or integration.ranks == 1:
             return Verdict(refusal, True), None
@@ -168,6 +169,17 @@ class WorkerStartup:
         """Why this server cannot share its GPUs in time slices with another, or None."""
         if self._settings.colocate is not None and self._settings.order == "stock":
             return f"colocate: expected expert and data parallelism by {BACK_END}, found no all-to-all to take time slices for"
+        return None
+
+    def _record_refusal(self) -> str | None:
+        """Why these ranks cannot record, each to the file of its expert-parallel rank, or None."""
+        parallel = self._config.parallel_config
+        if self._settings.record is None:
+            return None
+        if parallel.pipeline_parallel_size > 1:
+            return "record: expected no pipeline parallelism, whose stages have the same expert-parallel ranks"
+        if not parallel.enable_expert_parallel and parallel.world_size * parallel.data_parallel_size > 1:
+            return "record: several ranks record with --enable-expert-parallel only"
         return None
 
     def _join_colocated_servers(

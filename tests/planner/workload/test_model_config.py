@@ -3,7 +3,7 @@
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.workload.model_config import Shape, dense_layers, moe_layers, one_moe_layer
+from aurora.planner.workload.model_config import Shape, dense_layers, moe_layers, one_moe_layer, top_k
 
 SIZES = {"num_local_experts": 4, "num_experts_per_tok": 1, "hidden_size": 8, "intermediate_size": 8}
 
@@ -57,5 +57,5 @@ def test_a_number_for_each_layer_counts_where_all_are_alike():
     """As Hunyuan's configs give them."""
     config = {"num_experts": 8, "moe_topk": [2, 2, 2], "num_hidden_layers": 3}
     assert top_k(config) == 2
-    with pytest.raises(BadInput, match="expected a whole number above zero under .*moe_topk"):
+    with pytest.raises(BadInput, match=r"expected a whole number above zero under .*moe_topk"):
         top_k(config | {"moe_topk": [2, 1, 2]})
