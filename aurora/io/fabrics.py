@@ -32,7 +32,7 @@ def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
 def fabric_json(fabric: Fabric) -> dict[str, Any]:
     """Returns a fabric as a table that `read_fabric` reads back as the same fabric; GPUs are ranks."""
     if fabric.nic_Bps is not None:
-        return {"kind": "servers", "nic_Bps": fabric.nic_Bps}
+        return {"kind": "servers", "nic_Bps": fabric.nic_Bps, **({"shared_nic": True} if fabric.shared_nic else {})}
     links = [{"from": link.src, "to": link.dst, "Bps": link.Bps} for link in fabric.links]
     return {"kind": "graph", "links": links}
 
@@ -56,9 +56,12 @@ def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric
 
 def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
     """A server for each node; a GPU's port rates are those inside its server."""
-    check_keys(path, "[fabric]", table, {"kind", "nic_Bps"})
+    check_keys(path, "[fabric]", table, {"kind", "nic_Bps", "shared_nic"})
+    shared_nic = table.get("shared_nic", False)
+    if not isinstance(shared_nic, bool):
+        raise BadInput(f"{path}: [fabric]: shared_nic must be true or false, found {shared_nic!r}")
     ports = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
-    return servers([gpu.node for gpu in gpus], *ports, _rate(path, "[fabric]", table, "nic_Bps"))
+    return servers([gpu.node for gpu in gpus], *ports, _rate(path, "[fabric]", table, "nic_Bps"), shared_nic)
 
 
 def _graph(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:

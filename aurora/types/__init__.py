@@ -7,6 +7,7 @@ from aurora.types.compute_curves import ComputeCurves
 from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
 from aurora.types.failure_domains import FailureDomains, ResilientPlacement, SurvivalProbability
 from aurora.types.gpu_kind import GpuKind
+from aurora.types.hierarchy import Hierarchy
 from aurora.types.network import Network
 from aurora.types.options import (
     BccOptions,
@@ -61,6 +62,7 @@ __all__ = [
     "Gpu",
     "GpuKind",
     "GpuSlots",
+    "Hierarchy",
     "Link",
     "ModelPlan",
     "Network",

@@ -46,7 +46,9 @@ class Fabric:
     Args:
         gpus: number of GPUs; vertices 0..gpus-1 are GPUs, and all named vertices are switches.
         links: the links; every GPU must reach every other.
-        nic_Bps: bytes per second of each GPU's NIC each way, for fabrics made by `servers`; None otherwise.
+        nic_Bps: bytes per second of each NIC each way, for fabrics made by `servers`; None otherwise.
+        server_G: (G,) the server of each GPU, numbered from zero, for fabrics made by `servers`; empty otherwise.
+        shared_nic: whether a server has one NIC for all of its GPUs, instead of one for each.
 
     Raises:
         BadInput: if a link names an unknown GPU or occurs twice, or a GPU cannot reach another.
@@ -55,6 +57,8 @@ class Fabric:
     gpus: int
     links: tuple[Link, ...]
     nic_Bps: float | None = None
+    server_G: tuple[int, ...] = ()
+    shared_nic: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", tuple(self.links))
@@ -115,8 +119,10 @@ def leaf_spine(
     return Fabric(len(leaf_G), tuple(links))
 
 
-def servers(node_G: Sequence[int], out_Bps: Sequence[float], in_Bps: Sequence[float], nic_Bps: float) -> Fabric:
-    """Returns a fabric of servers. GPUs reach GPUs of their server at their ports' rates; for others each has one NIC.
+def servers(
+    node_G: Sequence[int], out_Bps: Sequence[float], in_Bps: Sequence[float], nic_Bps: float, shared_nic: bool = False
+) -> Fabric:
+    """Returns a fabric of servers. GPUs reach GPUs of their server at their ports' rates, and others by NICs.
 
     The NICs are linked to a switch that never blocks.
 
@@ -125,13 +131,18 @@ def servers(node_G: Sequence[int], out_Bps: Sequence[float], in_Bps: Sequence[fl
         out_Bps: (G,), bytes per second that each port sends.
         in_Bps: (G,), bytes per second that each port receives.
         nic_Bps: bytes per second of a NIC, each way.
+        shared_nic: whether a server has one NIC for all of its GPUs, instead of one for each.
     """
     links = []
     for gpu, (node, out, into) in enumerate(zip(node_G, out_Bps, in_Bps, strict=True)):
         inside, nic = f"server-{node}", f"nic-{gpu}"
         links += [Link(gpu, inside, float(out)), Link(inside, gpu, float(into))]
-        links += [Link(gpu, nic, nic_Bps), Link(nic, gpu, nic_Bps), Link(nic, "core", nic_Bps), Link("core", nic, nic_Bps)]
-    return Fabric(len(node_G), tuple(links), nic_Bps)
+        if not shared_nic:
+            links += [Link(gpu, nic, nic_Bps), Link(nic, gpu, nic_Bps), Link(nic, "core", nic_Bps), Link("core", nic, nic_Bps)]
+    for node in sorted(set(node_G)) if shared_nic else ():
+        links += [Link(f"server-{node}", "core", nic_Bps), Link("core", f"server-{node}", nic_Bps)]
+    numbers = {node: number for number, node in enumerate(sorted(set(node_G)))}
+    return Fabric(len(node_G), tuple(links), nic_Bps, tuple(numbers[node] for node in node_G), shared_nic)
 
 
 @dataclass(frozen=True)
