@@ -31,6 +31,11 @@ def namespaces():
     return [line.split()[0] for line in listed.splitlines() if line.startswith(net.PREFIX)]
 
 
+def bytes_sent(host, device):
+    command = ["ip", "netns", "exec", host, "cat", f"/sys/class/net/{device}/statistics/tx_bytes"]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def message(source, destination):
     return torch.full((int(BYTES_GG[source, destination]),), 10 * source + destination, dtype=torch.uint8)
 
@@ -70,7 +75,34 @@ def test_what_hosts_send_arrives_no_faster_than_their_ports(order, tmp_path):
     assert namespaces() == []
 
 
-def test_a_network_is_gone_after_an_error():
-    with pytest.raises(ZeroDivisionError), net.network([BITS_S] * 2, 1 << 20):
+def busiest_nic_bytes(server_G, shared_nic):
+    """Bytes that the busiest NIC carries one way."""
+    apart_GG = np.not_equal.outer(server_G, server_G) * BYTES_GG
+    sent_and_received = [apart_GG.sum(axis=1), apart_GG.sum(axis=0)]
+    return max(max(np.bincount(server_G, each) if shared_nic else each) for each in sent_and_received)
+
+
+@pytest.mark.parametrize("shared_nic", [False, True])
+def test_nothing_passes_nics_faster_than_their_rate_and_ports_inside_are_apart_from_them(shared_nic, tmp_path):
+    server_G = [0, 1, 1]
+    with net.servers(server_G, 10 * BITS_S, BITS_S, shared_nic, 16 << 20) as hosts:
+        assert len(namespaces()) == 6  # and the routers of the servers and between them
+        spans = launch(exchange, 3, hosts, str(tmp_path / "store"), "all-at-once")
+        began_s, ended_s, same = zip(*spans, strict=True)
+        assert all(same)
+        at_once = 2 * net.SEGMENT * 5 / 4
+        assert max(ended_s) - min(began_s) >= (busiest_nic_bytes(server_G, shared_nic) - at_once) / (BITS_S / 8)
+        sent = [bytes_sent(hosts[rank], "eth0") for rank in range(3)]
+        inside = np.equal.outer(server_G, server_G) * BYTES_GG
+        expected = inside.sum(axis=1) if not shared_nic else BYTES_GG.sum(axis=1)
+        assert np.array(sent) == pytest.approx(expected, rel=0.1, abs=60_000)
+    assert namespaces() == []
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: net.network([BITS_S] * 2, 1 << 20), lambda: net.servers([0, 1], BITS_S, BITS_S, True, 1 << 20)]
+)
+def test_a_network_is_gone_after_an_error(build):
+    with pytest.raises(ZeroDivisionError), build():
         raise ZeroDivisionError
     assert namespaces() == []
