@@ -15,7 +15,7 @@ from aurora.io.clusters import read_gpus
 from aurora.io.fabrics import fabric_json, read_fabric
 from aurora.io.files import check_schema, load_json, schema_of, write_text
 from aurora.io.placements import layers_json, placement_from_json
-from aurora.types import Cluster, Cut, ModelPlan, Order, Plan, PlanOptions, SubChannels
+from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Plan, PlanOptions, SubChannels
 from aurora.types.arrays import FloatArray, IntArray
 
 FORMAT = "aurora plan"
@@ -96,6 +96,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                 **{name: getattr(m, name) for name in _SIZES},
                 "dense_layers": list(m.dense_layers),
                 **({"deduplicated": True} if m.deduplicated else {}),
+                **({} if m.hierarchy is None else {"hierarchy": _hierarchy_to_json(m.hierarchy)}),
                 "layers": [
                     {
                         **placed,
@@ -141,6 +142,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 tuple(m["dense_layers"]),
                 tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
                 m.get("deduplicated") is True,
+                _hierarchy_from_json(m["hierarchy"]) if "hierarchy" in m else None,
             )
         )
     rows = found["cluster"]["gpu"]
@@ -263,6 +265,14 @@ def _sub_channels_to_json(sub_channels: SubChannels) -> dict[str, list[int]]:
 
 def _sub_channels_from_json(found: Mapping[str, Any]) -> SubChannels:
     return SubChannels(*(np.array(found[name], dtype=np.int64) for name in ("rows", "out", "in")))
+
+
+def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:
+    return {"servers": hierarchy.server_G.tolist(), "chunks": hierarchy.chunks}
+
+
+def _hierarchy_from_json(found: Mapping[str, Any]) -> Hierarchy:
+    return Hierarchy(np.array(found["servers"], dtype=np.int64), _whole(found, "chunks"))
 
 
 def _cut_from_json(found: Mapping[str, Any]) -> Cut:

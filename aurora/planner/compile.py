@@ -26,9 +26,9 @@ def compile_plan(plan: Plan) -> Program:
             (
                 Compute("gate"),
                 Barrier("counts"),
-                Exchange("dispatch", dispatch),
+                Exchange("dispatch", dispatch, hierarchy=model.hierarchy),
                 Compute("expert"),
-                Exchange("combine", combine, time_slice == "layer" and layer < last),
+                Exchange("combine", combine, time_slice == "layer" and layer < last, model.hierarchy),
                 Compute("aggregate"),
             )
             for layer, (dispatch, combine) in enumerate(zip(model.dispatch_L, model.combine_L, strict=True))

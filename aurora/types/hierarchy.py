@@ -1,12 +1,13 @@
 """Hierarchy: an all-to-all over servers in two hops, in steps that overlap the hops."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import IntArray, counts, locked
+from aurora.types.arrays import BoolArray, IntArray, counts, locked
 from aurora.types.value import Value
 
 
@@ -67,6 +68,10 @@ class Hierarchy(Value):
         for members in members_N:
             local_G[members] = np.arange(len(members))
         return locked(np.stack([members[local_G % len(members)] for members in members_N], axis=1))
+
+    def among(self, alive_G: BoolArray) -> Self:
+        """Returns the hierarchy of some ranks alone, renumbered; servers without any are left out."""
+        return replace(self, server_G=np.unique(self.server_G[alive_G], return_inverse=True)[1])
 
     def chunk_starts(self, rows: IntArray) -> IntArray:
         """Returns where the chunks of each entry's rows begin, and their end: (..., chunks + 1) int64 for rows of any shape."""

@@ -8,6 +8,7 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, check_name, counts, gap, layer_numbers, locked, numbers
 from aurora.types.cluster import Cluster
 from aurora.types.fabric import Cut
+from aurora.types.hierarchy import Hierarchy
 from aurora.types.model_identity import ModelIdentity
 from aurora.types.options import PlanOptions
 from aurora.types.placement import Placement
@@ -38,10 +39,11 @@ class ModelPlan(Value):
         load_LE: (L, E) int64, the tokens of each expert in the traffic that the plan was made for.
         dense_layers: the model's numbers of its decoder layers without experts, as in Profile.
         deduplicated: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
+        hierarchy: the servers and chunks of its all-to-alls, which then have two hops; None if they are flat.
 
     Raises:
-        BadInput: if there are not two orders and loads for each layer, a size is below zero, or a deduplicated model has
-            replicas.
+        BadInput: if there are not two orders and loads for each layer, a size is below zero, a deduplicated model has
+            replicas, or a hierarchical one is not deduplicated or has servers of other ranks.
     """
 
     model: str
@@ -62,6 +64,7 @@ class ModelPlan(Value):
     dense_layers: tuple[int, ...] = ()
     cut_L: tuple[Cut, ...] = ()
     deduplicated: bool = False
+    hierarchy: Hierarchy | None = None
 
     def __post_init__(self) -> None:
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
@@ -85,6 +88,12 @@ class ModelPlan(Value):
             )
         if self.deduplicated and self.placement.split_LG is not None:
             raise BadInput(f"plan of {self.model!r}: expected every expert held once where a token counts once, found replicas")
+        if self.hierarchy is not None and not self.deduplicated:
+            raise BadInput(f"plan of {self.model!r}: expected deduplicated tokens where all-to-alls are hierarchical")
+        if self.hierarchy is not None and self.hierarchy.ranks != self.placement.gpus:
+            raise BadInput(
+                f"plan of {self.model!r}: expected the servers of {self.placement.gpus} ranks, found {self.hierarchy.ranks}"
+            )
 
     @property
     def identity(self) -> ModelIdentity:
@@ -141,8 +150,8 @@ class Plan(Value):
     def __post_init__(self) -> None:
         if not self.models:
             raise BadInput("plan: expected at least one model, found none")
-        if self.colocated and any(model.deduplicated for model in self.models):
-            raise BadInput(f"plan: tokens are deduplicated in plans of one model, found {len(self.models)} models")
+        if self.colocated and any(model.deduplicated and model.hierarchy is None for model in self.models):
+            raise BadInput(f"plan: flat all-to-alls are deduplicated in plans of one model, found {len(self.models)} models")
         if (self.options.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected min_replicas and survival together or neither")
         if self.survival_LK is not None:

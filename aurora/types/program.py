@@ -6,6 +6,7 @@ A Program holds orders and shares, not sizes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aurora.types.hierarchy import Hierarchy
 from aurora.types.placement import Placement
 from aurora.types.schedule import Order
 from aurora.types.value import Value
@@ -47,11 +48,14 @@ class Exchange:
         phase: "dispatch" or "combine".
         order: the order of its transfers.
         hold_port: the time slice goes on through the model's next exchange, instead of ending with this one.
+        hierarchy: the servers that the all-to-all goes over in two hops; its steps are exchanges in this order, one after the
+            other in one time slice. None: every row goes from its rank to its destination.
     """
 
     phase: str
     order: Order
     hold_port: bool = False
+    hierarchy: Hierarchy | None = None
 
 
 Op = Compute | Barrier | Exchange

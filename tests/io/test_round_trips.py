@@ -15,10 +15,11 @@ import aurora
 from aurora.errors import AuroraError, BadInput, BrokenPlan
 from aurora.io import load_cluster, load_plan, load_profile, load_trace, save, shipped
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import ComputeCurves, Link, PlanOptions, SyntheticOptions, Trace, servers
+from aurora.types import ComputeCurves, Exchange, Hierarchy, Link, PlanOptions, SyntheticOptions, Trace, servers
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -241,6 +242,23 @@ def test_servers_come_back_from_a_plan(tmp_path, profile):
     save(make_plan(machines, [profile]), tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").cluster == machines
     assert load_cluster(shipped("clusters/h100-servers-32.toml")).fabric.nic_Bps == 50e9
+
+
+def test_hierarchical_plans_come_back_and_compile(tmp_path):
+    source = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8, token_level=True))
+    made = make_plan(cluster(4.0, 4.0, 4.0, 4.0), [source, source])
+    hierarchy = Hierarchy(np.array([0, 0, 1, 1]), 2)
+    models = (replace(made.models[0], deduplicated=True, hierarchy=hierarchy), made.models[1])
+    save(replace(made, models=models), tmp_path / "plan.json")
+    back = load_plan(tmp_path / "plan.json")
+    assert [model.hierarchy for model in back.models] == [hierarchy, None]
+    ops_ML = compile_plan(back).ops_ML
+    assert {op.hierarchy for op in ops_ML[0][0] if isinstance(op, Exchange)} == {hierarchy}
+    assert {op.hierarchy for op in ops_ML[1][0] if isinstance(op, Exchange)} == {None}
+    with pytest.raises(BadInput, match="expected deduplicated tokens where all-to-alls are hierarchical"):
+        replace(made.models[0], hierarchy=hierarchy)
+    with pytest.raises(BadInput, match="expected the servers of 4 ranks, found 2"):
+        replace(made.models[0], deduplicated=True, hierarchy=Hierarchy(np.array([0, 1])))
 
 
 def test_names_that_say_no_single_gpu(tmp_path):

@@ -68,8 +68,10 @@ def restored(
 
 
 def _among(op: Op, alive_G: NDArray[np.bool_]) -> Op:
-    """An operation with the order of the surviving ranks alone."""
-    return replace(op, order=order_among(op.order, alive_G)) if isinstance(op, Exchange) else op
+    """An operation with the order and the servers of the surviving ranks alone."""
+    if not isinstance(op, Exchange):
+        return op
+    return replace(op, order=order_among(op.order, alive_G), hierarchy=op.hierarchy and op.hierarchy.among(alive_G))
 
 
 def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]]) -> Placement:

@@ -59,3 +59,8 @@ def test_a_hierarchy_has_a_rank_on_each_server_and_a_chunk():
         Hierarchy(np.array([0, 2]))
     with pytest.raises(BadInput, match="expected one chunk or more, found 0"):
         Hierarchy(np.array([0, 0]), 0)
+
+
+def test_ranks_that_are_left_keep_their_servers():
+    hierarchy = Hierarchy(np.array([2, 0, 1, 2]), 3)
+    assert hierarchy.among(np.array([True, False, True, True])) == Hierarchy(np.array([1, 0, 1]), 3)

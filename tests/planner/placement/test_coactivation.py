@@ -287,7 +287,7 @@ def test_affinity_wants_one_model_alone_with_its_choices():
     with pytest.raises(InfeasiblePlan, match="expert slots"):
         make_plan(machines, [profile], replace(ONCE, slots_per_gpu=3))
     plan = make_plan(machines, [profile], ONCE)
-    with pytest.raises(BadInput, match="tokens are deduplicated in plans of one model, found 2 models"):
+    with pytest.raises(BadInput, match="deduplicated in plans of one model, found 2 models"):
         replace(plan, models=plan.models * 2)
 
 
