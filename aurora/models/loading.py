@@ -5,7 +5,7 @@ import importlib.util
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from aurora.types.model_identity import ModelIdentity
 
 LOADING = threading.RLock()  # transformers changes itself while it loads a model, for all threads
 QUANTISED = ("fp8", "mxfp4")  # by quant_method, which transformers dequantises while it loads
+LOADED_AS = (torch.float32, torch.bfloat16, torch.float16)  # that weights are loaded in
 ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a router's weights
 
 
@@ -120,11 +121,23 @@ class MoeModel:
         return ModelIdentity(self.name, self.fingerprint(), *sizes)
 
     def fingerprint(self) -> str:
-        """Returns the sha256 of the router weights, which decide where tokens go."""
-        sha = hashlib.sha256()
-        for layer in self.layers:
-            sha.update(layer.router_weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-        return sha.hexdigest()
+        """Returns the fingerprint of the router weights, which decide where tokens go."""
+        return router_fingerprint(layer.router_weight.detach() for layer in self.layers)
+
+
+def router_fingerprint(routers: Iterable[torch.Tensor]) -> str:
+    """Returns the sha256 of router weights at each precision of LOADED_AS, with dots between.
+
+    So weights that were loaded at one precision are known again at another; see `aurora.types.model_identity.same_model`.
+
+    Args:
+        routers: the weights of the layers' routers, in sequence.
+    """
+    hashes = [hashlib.sha256() for _ in LOADED_AS]
+    for weight in routers:
+        for sha, dtype in zip(hashes, LOADED_AS, strict=True):
+            sha.update(weight.to("cpu", dtype).to(torch.float32).contiguous().numpy().tobytes())
+    return ".".join(sha.hexdigest() for sha in hashes)
 
 
 def _bytes(module: nn.Module) -> int:

@@ -121,7 +121,7 @@ def provenance(found: ReportNumbers) -> list[Sheet]:
     rows += [("note", note) for note in plan.notes]
     rows.append(("aurora", version("aurora-moe")))
     made_from = [
-        (name, model.profile_path or "from memory", model.profile_digest, model.fingerprint or "synthetic")
+        (name, model.profile_path or "from memory", model.profile_digest, model.fingerprint.partition(".")[0] or "synthetic")
         for name, model in zip(found.of.models, plan.models, strict=True)
     ]
     sheets = [

@@ -6,7 +6,8 @@ from typing import overload
 
 from aurora.errors import BadInput
 from aurora.types.arrays import check_name
-from aurora.types.profile import PHASES, CurvesByKind, Profile, same_model
+from aurora.types.model_identity import same_model
+from aurora.types.profile import PHASES, CurvesByKind, Profile
 from aurora.types.value import Value
 
 

@@ -5,6 +5,24 @@ from dataclasses import dataclass
 from aurora.errors import BadInput
 
 PRECISIONS = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # how many times wider a number is than the same number at another precision
+EARLIER = "; profiles of earlier versions know a model at one precision only: if this is the same at another, make them anew"
+
+
+def same_model(found: str, planned: str) -> bool:
+    """Returns whether two fingerprints can belong to one model.
+
+    A fingerprint has a hash of the router weights at each precision that they may be loaded in, with dots between; those of
+    earlier versions have one. One hash in common is enough, because weights that were rounded once are not changed by rounding
+    them again. A synthetic profile has no fingerprint, and fits any model of its shape.
+    """
+    return not found or not planned or not set(found.split(".")).isdisjoint(planned.split("."))
+
+
+def other_weights(found: str, planned: str) -> str:
+    """Returns the end of a sentence that says that two fingerprints belong to different models; empty if they may not."""
+    if same_model(found, planned):
+        return ""
+    return " and other router weights" + ("" if "." in found and "." in planned else EARLIER)
 
 
 @dataclass(frozen=True)
@@ -13,7 +31,8 @@ class ModelIdentity:
 
     Args:
         model: the model's name, which proves nothing, because folders are renamed.
-        fingerprint: a hash of its router weights; empty if there are none to read, as for a synthetic profile.
+        fingerprint: hashes of its router weights, see `same_model`; empty if there are none to read, as for a synthetic
+            profile.
         layers: number of MoE layers.
         experts: experts of a layer.
         top_k: experts per token.
@@ -32,8 +51,8 @@ class ModelIdentity:
     def check_same(self, expected: "ModelIdentity", subject: str) -> None:
         """Checks that this model can be the expected one.
 
-        Equal fingerprints are proof. If one is missing, sizes are compared: layers, experts, top-k, and the bytes of experts
-        and rows, which may be those of another precision.
+        Fingerprints with a hash in common are proof. If one is missing, sizes are compared: layers, experts, top-k, and the
+        bytes of experts and rows, which may be those of another precision.
 
         Args:
             expected: the model that it should be.
@@ -50,8 +69,8 @@ class ModelIdentity:
         if found != wanted:
             raise BadInput(shape)
         if self.fingerprint and expected.fingerprint:
-            if self.fingerprint != expected.fingerprint:
-                raise BadInput(f"{shape} and other router weights")
+            if other := other_weights(self.fingerprint, expected.fingerprint):
+                raise BadInput(f"{shape}{other}")
             return
         wider = self.row_bytes / expected.row_bytes if expected.row_bytes else float(self.row_bytes == 0)
         alike = self.expert_bytes * expected.row_bytes == expected.expert_bytes * self.row_bytes and wider in PRECISIONS

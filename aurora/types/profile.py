@@ -54,18 +54,13 @@ class Curve(Value):
 CurvesByKind = Mapping[str, Mapping[str, Curve]]  # by GPU kind and phase
 
 
-def same_model(found: str, planned: str) -> bool:
-    """Whether two fingerprints can belong to one model: a synthetic profile has none, and fits any model of its shape."""
-    return not found or not planned or found == planned
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Value):
     """The measured routing and compute times of one model. It knows no placement.
 
     Attributes:
         model: the model's name.
-        fingerprint: a hash of its router weights, by which another model's profile is noticed; empty when synthetic.
+        fingerprint: hashes of its router weights, by which another model's profile is noticed; empty when synthetic.
         tokens_TLSE: (T, L, S, E) int64, how many (token, expert) pairs source rank s sent to expert e in window t, MoE layer l.
             A token counts once for each of its `top_k` experts. A window is one forward pass of every source rank, or several.
         top_k: experts per token.

@@ -21,11 +21,14 @@ class PluginStatus:
         settings: the plugin's settings.
         model_name: the name under which vLLM serves the model.
         rank: this expert-parallel rank.
+        reports: whether this process logs what holds for all processes of the server.
         registry: where the gauge is registered; it is served at `metrics_port` if vLLM cannot show it.
     """
 
-    def __init__(self, settings: Settings, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
-        self._settings, self._rank, self._labels = settings, rank, (model_name, str(rank))
+    def __init__(
+        self, settings: Settings, model_name: str, rank: int, reports: bool, registry: CollectorRegistry = REGISTRY
+    ) -> None:
+        self._settings, self._reports, self._labels = settings, reports, (model_name, str(rank))
         self._falls_short = False
         self._gauge: Gauge | None = None
         try:
@@ -37,26 +40,26 @@ class PluginStatus:
             LOG.warning("aurora: no metrics: %s", error)
 
     def engaged(self, how: str) -> None:
-        """Says what serves by what, on rank 0 in the log, and that the plugin is engaged unless it falls short.
+        """Says what serves by what, once in the log, and that the plugin is engaged unless it falls short.
 
         Args:
             how: what serves by what, as a part of a sentence.
         """
         if not self._falls_short:
             self._set(1, "")
-        if self._rank == 0:
+        if self._reports:
             LOG.info("aurora: %s", how)
 
-    def stands_aside(self, reason: str, report_here: bool = True) -> None:
+    def stands_aside(self, reason: str, report_here: bool | None = None) -> None:
         """Says that vLLM serves without the plugin; arguments and errors as in `falls_short`."""
         self.falls_short(reason, report_here, f"; {WITHOUT_PLUGIN}")
 
-    def falls_short(self, reason: str, report_here: bool = True, consequence: str = "") -> None:
+    def falls_short(self, reason: str, report_here: bool | None = None, consequence: str = "") -> None:
         """Says that the plugin does not do all that its settings ask for.
 
         Args:
             reason: why, and what it does not do.
-            report_here: whether this rank is the one that logs it.
+            report_here: whether this rank is the one that logs it; None: the one that logs what holds for all.
             consequence: what vLLM does instead, the end of the sentence.
 
         Raises:
@@ -66,8 +69,8 @@ class PluginStatus:
         self._set(0, reason)
         if self._settings.required:
             raise RankFailed(f'aurora: {reason}; the setting "required" ends a server that would serve without the plugin')
-        if report_here:
-            LOG.warning("aurora: %s%s", reason, consequence)
+        reports = self._reports if report_here is None else report_here
+        LOG.log(logging.WARNING if reports else logging.DEBUG, "aurora: %s%s", reason, consequence)
 
     def _set(self, value: int, reason: str) -> None:
         if self._gauge is not None:

@@ -16,12 +16,12 @@ from aurora.errors import AuroraError, BadInput
 from aurora.io import load_model_config, load_plan
 from aurora.io.engine_placements import filled, redundant_experts
 from aurora.models.hub import model_folder
-from aurora.models.loading import ROUTER
+from aurora.models.loading import ROUTER, router_fingerprint
 from aurora.planner.check.engines import check_engine
 from aurora.planner.workload.model_config import decoder_layers, expert_count
 from aurora.types import Cluster, Order, Plan
 from aurora.types.arrays import IntArray
-from aurora.types.profile import same_model
+from aurora.types.model_identity import other_weights
 from aurora_vllm.settings import Settings
 
 ALLTOALLS = {"plan": "in the plan's order", "online": "in an order made for each batch", "stock": "by vLLM"}
@@ -34,7 +34,7 @@ class Checkpoint:
     """Identity of a model's routing."""
 
     layers: tuple[int, ...]  # indices of the decoder layers that have experts
-    fingerprint: str  # a hash of these layers' router weights
+    fingerprint: str  # of these layers' router weights, as `router_fingerprint` makes it
 
 
 def read_model(name: str, revision: str | None = None) -> tuple[Checkpoint | None, int | None]:
@@ -62,29 +62,34 @@ def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
     """
     config = load_model_config(folder)
     decoders = decoder_layers(config)
-    routers: dict[int, tuple[int, torch.Tensor]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            opened = safe_open(path, framework="pt")
-        except (OSError, SafetensorError) as error:
-            raise BadInput(f"{path}: expected weights in safetensors, found none: {error}") from None
-        with opened as file:
-            names = set(file.keys())
-            for name in sorted(names):
-                layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
-                if layer is None or not ROUTER.search(name) or _BESIDE.search(name) or layer >= decoders:
-                    continue
-                shape = file.get_slice(name).get_shape()
-                # One that also weighs shared experts has more rows than experts.
-                if len(shape) == 2 and shape[0] >= experts and (layer not in routers or shape[0] < routers[layer][0]):
-                    scale = file.get_tensor(f"{name}_scale_inv") if f"{name}_scale_inv" in names else None
-                    routers[layer] = shape[0], _float32(file.get_tensor(name), scale, config)
+    file_of = {name: file for file in map(_open, sorted(folder.glob("*.safetensors"))) for name in sorted(file.keys())}
+    routers: dict[int, tuple[int, str]] = {}
+    for name, file in file_of.items():
+        layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
+        if layer is None or not ROUTER.search(name) or _BESIDE.search(name) or layer >= decoders:
+            continue
+        shape = file.get_slice(name).get_shape()
+        # One that also weighs shared experts has more rows than experts.
+        if len(shape) == 2 and shape[0] >= experts and (layer not in routers or shape[0] < routers[layer][0]):
+            routers[layer] = shape[0], name
     if not routers:
         return None
-    sha = hashlib.sha256()
-    for layer in sorted(routers):
-        sha.update(routers[layer][1].contiguous().numpy().tobytes())
-    return Checkpoint(tuple(sorted(routers)), sha.hexdigest())
+
+    def weight(name: str) -> torch.Tensor:
+        scale = f"{name}_scale_inv"  # in any of the files
+        scales = file_of[scale].get_tensor(scale) if scale in file_of else None
+        return _float32(file_of[name].get_tensor(name), scales, config)
+
+    layers = tuple(sorted(routers))
+    return Checkpoint(layers, router_fingerprint(weight(routers[layer][1]) for layer in layers))
+
+
+def _open(path: Path) -> Any:
+    """An open file of safetensors. Raises BadInput if it is none."""
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{path}: expected weights in safetensors, found none: {error}") from None
 
 
 def _float32(weight: torch.Tensor, scale: torch.Tensor | None, config: Mapping[str, Any]) -> torch.Tensor:
@@ -122,10 +127,11 @@ def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> N
     if len(plan.cluster) != ranks:
         raise BadInput(f"the plan is for {len(plan.cluster)} ranks, vLLM runs {ranks} expert-parallel ranks")
     expected, found = (len(planned.dispatch_L), planned.placement.experts), (len(checkpoint.layers), experts)
-    if found != expected or not same_model(checkpoint.fingerprint, planned.fingerprint):
+    other = other_weights(checkpoint.fingerprint, planned.fingerprint)
+    if found != expected or other:
         raise BadInput(
             f"the plan is for {planned.model!r} with {expected[0]} MoE layers of {expected[1]} experts, the model has "
-            f"{found[0]} of {found[1]}" + (" and other router weights" if found == expected else "")
+            f"{found[0]} of {found[1]}" + (other if found == expected else "")
         )
 
 

@@ -205,14 +205,14 @@ def test_metrics_are_served_on_loopback_unless_asked_otherwise(monkeypatch, give
     monkeypatch.setattr(
         plugin_status, "start_http_server", lambda port, addr="0.0.0.0", registry=None: started.append((port, addr))
     )
-    PluginStatus(Settings(order="online", metrics_port=9100, **given), "m", 1, CollectorRegistry())
+    PluginStatus(Settings(order="online", metrics_port=9100, **given), "m", 1, False, CollectorRegistry())
     assert started == [(9101, listens)]
 
 
 def test_a_port_that_is_taken_costs_metrics_only(caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings(order="online", metrics_port=taken.getsockname()[1])
-        PluginStatus(settings, "m", 0, CollectorRegistry()).engaged("m by vLLM")
+        PluginStatus(settings, "m", 0, True, CollectorRegistry()).engaged("m by vLLM")
     assert "aurora: no metrics: " in caplog.text
 
 
@@ -224,7 +224,7 @@ def test_success_is_said_once_and_shown_by_every_rank(caplog):
     caplog.set_level("INFO", "vllm.aurora")
     for rank in range(2):
         registry = CollectorRegistry()
-        PluginStatus(Settings(), "m", rank, registry).engaged("m on 2 ranks: by plan.json")
+        PluginStatus(Settings(), "m", rank, rank == 0, registry).engaged("m on 2 ranks: by plan.json")
         assert engaged(registry, rank, "") == 1
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "aurora: m on 2 ranks: by plan.json")
@@ -233,19 +233,19 @@ def test_success_is_said_once_and_shown_by_every_rank(caplog):
 
 def test_standing_aside_is_shown_with_its_reason_and_ends_a_server_that_requires_the_plugin(caplog):
     registry = CollectorRegistry()
-    PluginStatus(Settings(), "m", 0, registry).stands_aside("the plan is for 4 ranks")
+    PluginStatus(Settings(), "m", 0, True, registry).stands_aside("the plan is for 4 ranks")
     assert engaged(registry, 0, "the plan is for 4 ranks") == 0
     assert "the plan is for 4 ranks; vLLM places experts and sends tokens as it would" in caplog.text
     caplog.clear()
-    PluginStatus(Settings(), "m", 1, CollectorRegistry()).stands_aside("the plan is for 4 ranks", report_here=False)
+    PluginStatus(Settings(), "m", 1, False, CollectorRegistry()).stands_aside("the plan is for 4 ranks", report_here=False)
     assert not caplog.records
     with pytest.raises(RankFailed, match=r'the plan is for 4 ranks; the setting "required" ends a server'):
-        PluginStatus(Settings(required=True), "m", 0, CollectorRegistry()).stands_aside("the plan is for 4 ranks")
+        PluginStatus(Settings(required=True), "m", 0, True, CollectorRegistry()).stands_aside("the plan is for 4 ranks")
 
 
 def test_what_falls_short_is_not_engaged_though_it_serves(caplog):
     registry = CollectorRegistry()
-    status = PluginStatus(Settings(), "m", 0, registry)
+    status = PluginStatus(Settings(), "m", 0, True, registry)
     status.falls_short("nothing is recorded: no buffer")
     status.engaged("m by plan.json")
     assert engaged(registry, 0, "nothing is recorded: no buffer") == 0
@@ -319,7 +319,7 @@ def sample_names(registry):
 
 def test_the_page_names_every_metric_and_no_other():
     _, registry = made(None)
-    PluginStatus(Settings(), "m", 0, registry)
+    PluginStatus(Settings(), "m", 0, True, registry)
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     documented = dict(re.findall(r"^\| `(aurora_\w+)` \| (\w+) \|", text, re.MULTILINE))
     assert documented == {
@@ -330,7 +330,7 @@ def test_the_page_names_every_metric_and_no_other():
 def test_the_dashboard_asks_for_metrics_and_labels_that_exist(plan_file):
     metrics, registry = made(plan_file)
     used(metrics)
-    PluginStatus(Settings(), "org/model", 0, registry).engaged("by vLLM")
+    PluginStatus(Settings(), "org/model", 0, True, registry).engaged("by vLLM")
     dashboard = json.loads((ROOT / "integrations" / "grafana.json").read_text())
     source = {"type": "prometheus", "uid": "${datasource}"}
     variables = {each["name"]: each for each in dashboard["templating"]["list"]}

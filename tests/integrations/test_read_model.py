@@ -1,15 +1,19 @@
 """What the plugin reads of a model's files before vLLM loads them: identity, whatever lies beside the routers, and where."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from aurora_vllm.served_plan import read_checkpoint, read_model
+from aurora_vllm.served_plan import check_fit, read_checkpoint, read_model
 from safetensors.torch import load_file, save_file
 
 from aurora.errors import BadInput
 from aurora.models.hub import model_folder
 from aurora.models.loading import load_model
+from aurora.planner.make_plan import make_plan
+from aurora.types import PHASES, Cluster, Curve, Gpu, PlanOptions, Profile
 from tests.models.architectures import build
 
 
@@ -62,6 +66,57 @@ def test_a_block_quantised_router_is_that_of_the_whole_weights(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"weight_block_size": [16, 16]}}))
     assert read_model(str(folder))[0].fingerprint == whole
+
+
+def planned(model):
+    """A plan of this model for two ranks."""
+    tokens_TLSE = np.ones((1, len(model.layers), 2, model.experts), dtype=np.int64)
+    curves = {"cpu": dict.fromkeys(PHASES, Curve([1.0], [1e-3]))}
+    profile = Profile("m", model.fingerprint(), tokens_TLSE, model.top_k, 64, 64, model.expert_bytes, 0, curves)
+    return make_plan(
+        Cluster("two", tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**9) for rank in range(2))), [profile], PlanOptions()
+    )
+
+
+def test_scales_of_a_router_may_lie_in_another_file_than_its_weights(tmp_path):
+    """As in DeepSeek's shards, which are cut by size."""
+    folder = build("deepseek_v3", tmp_path / "m")
+    found = tensors(folder)
+    routers = [name for name in found if name.endswith("mlp.gate.weight")]
+    scales = {f"{name}_scale_inv": torch.full((1, 2), 4.0) for name in routers}
+    coarse = {name: found[name].to(torch.float8_e4m3fn) for name in routers}
+    write(folder, found | {name: 4 * weight.float() for name, weight in coarse.items()})
+    whole = load_model(folder).fingerprint()
+    (folder / "model.safetensors").unlink()
+    save_file(found | coarse, folder / "model-00002-of-00003.safetensors")
+    halves = list(scales.items())
+    save_file(dict(halves[:1]), folder / "model-00001-of-00003.safetensors")
+    save_file(dict(halves[1:]), folder / "model-00003-of-00003.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"weight_block_size": [16, 16]}}))
+    assert read_model(str(folder))[0].fingerprint == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_is_the_same_at_another_precision(tmp_path, dtype):
+    """Profiled in float32, run in another dtype, and the other way round; also by profiles that have one hash."""
+    folder = build("mixtral", tmp_path / "m")
+    wide, narrow = load_model(folder), load_model(folder, dtype=dtype)
+    checkpoint, experts = read_model(str(folder))
+    build("mixtral", tmp_path / "other")
+    write(tmp_path / "other", {name: weight * 1.5 for name, weight in tensors(folder).items()})
+    other = load_model(tmp_path / "other")
+    for model in (wide, narrow):
+        plan = planned(model)
+        check_fit(plan, checkpoint, experts, 2)
+        earlier = replace(plan.models[0], fingerprint=model.fingerprint().split(".")[0])
+        check_fit(replace(plan, models=(earlier,)), checkpoint, experts, 2)
+        for found in (wide, narrow):
+            found.identity.check_same(model.identity, "the plan")
+        with pytest.raises(BadInput, match=r"and other router weights$"):
+            other.identity.check_same(model.identity, "the plan")
+    with pytest.raises(BadInput, match=r"other router weights; profiles of earlier versions .* make them anew"):
+        narrow.identity.check_same(replace(wide.identity, fingerprint=wide.fingerprint().split(".")[0]), "the plan")
 
 
 def test_a_model_is_the_same_by_its_folder_and_by_its_name_in_the_cache(tmp_path, monkeypatch):

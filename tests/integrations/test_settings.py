@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals import settings_check
+from aurora_vllm.vllm_internals.api_checks import HOOK_API_CHECKS
 
 from aurora.errors import BadInput
 
@@ -88,8 +89,8 @@ def engine_args(monkeypatch):
     """vLLM's options, whose configuration is an object; that it was made is noted."""
 
     class EngineArgs:
-        def __init__(self, **additional):
-            self.additional_config = additional
+        def __init__(self, launcher=None, **additional):
+            self.additional_config, self.distributed_executor_backend = additional, launcher
             self.made = 0
 
         def create_engine_config(self, usage_context=None, headless=False):
@@ -99,6 +100,7 @@ def engine_args(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(settings_check, "check_api", lambda _checks: None)
     settings_check.install_settings_check()
     settings_check.install_settings_check()
     return EngineArgs
@@ -116,6 +118,28 @@ def test_wrong_settings_end_a_server_before_anything_is_loaded(engine_args, monk
     assert engine_args(aurora={"order": "online"}).create_engine_config() == "a configuration"
     assert engine_args().create_engine_config("OPENAI_API_SERVER", headless=True) == "a configuration"
     assert caplog.text.count("AURORA_RECORDS is no setting of the plugin; expected AURORA_RECORD") == 2
+
+
+def test_a_vllm_without_the_hook_is_left_as_it_is_if_the_plugin_is_not_required(engine_args, monkeypatch, caplog):
+    def lacking(checks):
+        assert checks == HOOK_API_CHECKS
+        raise BadInput("vLLM 9.9 lacks what the plugin needs")
+
+    monkeypatch.setattr(settings_check, "check_api", lacking)
+    engine_args().create_engine_config()
+    assert not caplog.records, "it is not configured"
+    engine_args(aurora={}).create_engine_config()
+    assert "vLLM 9.9 lacks what the plugin needs; vLLM is left as it is" in caplog.text
+    with pytest.raises(SystemExit, match=r"aurora: vLLM 9\.9 lacks what the plugin needs"):
+        engine_args(aurora={"required": True}).create_engine_config("OPENAI_API_SERVER")
+
+
+def test_torchruns_ranks_warn_once(engine_args, monkeypatch, caplog):
+    monkeypatch.setenv("AURORA_RECORDS", "seen")
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        engine_args("external_launcher", arora={}).create_engine_config()
+    assert caplog.text.count("AURORA_RECORDS is no setting") == caplog.text.count("nothing reads 'arora'") == 1
 
 
 def test_without_vllms_options_nothing_is_installed(monkeypatch):

@@ -5,9 +5,11 @@ import types
 
 import pytest
 from aurora_vllm.plugin_status import PluginStatus
-from aurora_vllm.vllm_internals import api_checks
-from aurora_vllm.vllm_internals.api_checks import API_CHECKS, ApiCheck, check_api
+from aurora_vllm.settings import Settings
+from aurora_vllm.vllm_internals import api_checks, model_runner
+from aurora_vllm.vllm_internals.api_checks import API_CHECKS, HOOK_API_CHECKS, ApiCheck, check_api
 from aurora_vllm.vllm_internals.worker_hook import install_worker_hook, prepare_worker
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
 from prometheus_client import CollectorRegistry
 
 from aurora.errors import BadInput, RankFailed
@@ -39,9 +41,11 @@ def engine(monkeypatch):
     return wrapper
 
 
-def config(**given):
+def config(number=0, **given):
+    """Of one of four workers: two data-parallel replicas of two ranks."""
     parallel = types.SimpleNamespace(
-        enable_expert_parallel=False, enable_eplb=False, data_parallel_rank=0, world_size=1, rank=0
+        enable_expert_parallel=False, enable_eplb=False, data_parallel_rank=number // 2, world_size=2, rank=number % 2,
+        distributed_executor_backend="mp",
     )  # fmt: skip
     model = types.SimpleNamespace(served_model_name="m")
     return types.SimpleNamespace(additional_config=given, parallel_config=parallel, model_config=model)
@@ -80,24 +84,53 @@ def test_the_hook_is_inert_and_put_in_once(engine, monkeypatch):
     assert worker.ready == 1
 
 
-def test_without_its_method_no_hook(engine, caplog):
+def test_without_its_method_no_hook(engine):
     del engine.init_device, Wrapper.init_device
     try:
         install_worker_hook()
-        assert "there is no vllm.v1.worker.worker_base:WorkerWrapperBase.init_device; vLLM is left as it is" in caplog.text
+        with pytest.raises(BadInput, match=r"there is no vllm\.v1\.worker\.worker_base:WorkerWrapperBase\.init_device"):
+            check_api(HOOK_API_CHECKS)
     finally:
         Wrapper.init_device = lambda self: setattr(self, "ready", self.ready + 1)
 
 
 def test_an_engine_that_fails_a_check_is_left_alone(engine, caplog, monkeypatch):
-    """It hears why, once, and nothing is put in."""
-    monkeypatch.setattr(PluginStatus.__init__, "__defaults__", (CollectorRegistry(),))
-    assert prepare_worker(config()) is None
-    assert not caplog.records
-    assert prepare_worker(config(aurora={"order": "online"})) is None
+    """It hears why, once, though all of its workers find it, and nothing is put in."""
+    for number in range(4):
+        monkeypatch.setattr(PluginStatus.__init__, "__defaults__", (CollectorRegistry(),))
+        assert prepare_worker(config(number)) is None  # nothing is asked for, nothing is said
+        assert prepare_worker(config(number, aurora={"order": "online"})) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "lacks what the plugin needs: " in caplog.text
     assert "; vLLM places experts and sends tokens as it would without the plugin" in caplog.text
     assert not [name for name in sys.modules if name.startswith("vllm.model_executor")]
     with pytest.raises(RankFailed, match=r'lacks what the plugin needs.*; the setting "required" ends'):
         prepare_worker(config(aurora={"required": True}))
+
+
+@pytest.mark.parametrize("launcher", ["mp", "external_launcher"])
+def test_one_process_says_what_holds_for_all(launcher, engine, caplog, monkeypatch):
+    """Without expert parallelism each process is rank 0 of one; torchrun's ranks are numbered through all replicas."""
+    served = types.SimpleNamespace(load=lambda: None, disable=lambda: None)
+    for number in range(4):
+        monkeypatch.setattr(PluginStatus.__init__, "__defaults__", (CollectorRegistry(),))
+        given = config(number)
+        given.parallel_config.distributed_executor_backend = launcher
+        if launcher == "external_launcher":
+            given.parallel_config.world_size, given.parallel_config.rank = 4, number
+        startup = WorkerStartup(Settings(), given, "another plugin has taken RoutedExperts")
+        assert process_number(given.parallel_config) == number
+        monkeypatch.setattr(
+            startup, "_create_integration", lambda _group: types.SimpleNamespace(rank=0, ranks=1, served=served)
+        )
+        startup.start(None)
+        model = types.SimpleNamespace(modules=list)
+        patched = types.SimpleNamespace(integration=types.SimpleNamespace(served=served, status=None), layers=[])
+        patched.integration.status = PluginStatus(Settings(), "m", 0, startup._reports, CollectorRegistry())
+        monkeypatch.setattr(model_runner, "find", lambda _where: {"RoutedExperts": int})
+        model_runner._begin_serving(model, patched, given)
+    said = [record.getMessage().partition(";")[0] for record in caplog.records]
+    assert said == [
+        "aurora: another plugin has taken RoutedExperts",
+        "aurora: the model's experts are of a kind that the plugin does not know",
+    ]

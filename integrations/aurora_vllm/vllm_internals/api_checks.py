@@ -44,8 +44,9 @@ class ApiCheck:
         return f"{self.what}: {self.where} has no {', '.join(lacks)}" if lacks else None
 
 
+HOOK_API_CHECKS = (ApiCheck("loading", WORKER),)
 API_CHECKS = (
-    ApiCheck("loading", WORKER),
+    *HOOK_API_CHECKS,
     ApiCheck(
         "configuration",
         "vllm.config:VllmConfig",

@@ -11,7 +11,7 @@ from aurora.errors import BadInput
 from aurora.io import load_plan
 from aurora.io.engine_placements import redundant_experts
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
-from aurora_vllm.vllm_internals.api_checks import CREATE_CONFIG
+from aurora_vllm.vllm_internals.api_checks import CREATE_CONFIG, HOOK_API_CHECKS, check_api
 
 LOG = logging.getLogger("vllm.aurora")
 SERVER = "OPENAI_API_SERVER"  # vLLM's name for `vllm serve`
@@ -28,7 +28,9 @@ def install_settings_check() -> None:
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **named: Any) -> Any:
-        settings = check_settings(getattr(self, "additional_config", None), *args, **named)
+        torchrun = getattr(self, "distributed_executor_backend", None) == "external_launcher"  # all its ranks come here
+        reports = not torchrun or os.environ.get("RANK") == "0"
+        settings = check_settings(getattr(self, "additional_config", None), reports, *args, **named)
         config = original(self, *args, **named)
         if settings is not None and settings.plan is not None:
             set_redundant_experts(config, settings.plan)
@@ -38,29 +40,47 @@ def install_settings_check() -> None:
     setattr(engine_args, method, create_engine_config)
 
 
-def check_settings(additional: Any, usage_context: Any = None, *_args: Any, **_named: Any) -> Settings | None:
-    """Checks the settings, and warns of names that are probably misspelt. Returns them; None if the plugin is not configured.
+def check_settings(
+    additional: Any, reports: bool, usage_context: Any = None, *_args: Any, **_named: Any
+) -> Settings | None:  # fmt: skip
+    """Checks the settings, and warns of names that are probably misspelt and of a vLLM whose workers cannot be reached.
+
+    Returns the settings; None if the plugin is not configured.
 
     Args:
         additional: vLLM's additional_config.
+        reports: whether this process is the one that logs the warnings.
         usage_context: what vLLM says that it is used for.
 
     Raises:
-        BadInput: if a setting is wrong in itself, or the plan's file is no plan.
+        BadInput: if a setting is wrong in itself, or the plan's file is no plan; or the plugin is required, and this vLLM's
+            workers cannot be reached.
         SystemExit: the same, with a sentence instead of a traceback, in `vllm serve`.
     """
     additional = additional if isinstance(additional, dict) else {}
-    for sentence in misspelt(additional, os.environ):
+    for sentence in misspelt(additional, os.environ) if reports else ():
         LOG.warning("aurora: %s", sentence)
     try:
         settings = read_settings(additional.get("aurora"), os.environ)
         if settings is not None:
             check_files(settings)
+            _check_hook(settings, reports)
     except BadInput as error:
         if getattr(usage_context, "value", usage_context) == SERVER:
             raise SystemExit(f"aurora: {error}") from None
         raise
     return settings
+
+
+def _check_hook(settings: Settings, reports: bool) -> None:
+    """Warns if the plugin could not wrap this vLLM's workers. Raises BadInput instead if the plugin is required."""
+    try:
+        check_api(HOOK_API_CHECKS)
+    except BadInput as error:
+        if settings.required:
+            raise
+        if reports:
+            LOG.warning("aurora: %s; vLLM is left as it is", error)
 
 
 def set_redundant_experts(config: Any, plan: Path) -> None:

@@ -1,26 +1,30 @@
 """The hook that is installed in vLLM's workers before any configuration exists, and what it does once there is one."""
 
 import functools
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 from aurora.errors import BadInput
 from aurora_vllm.settings import Settings, read_settings
-from aurora_vllm.vllm_internals.api_checks import API_CHECKS, CPU_API_CHECKS, CPU_EPLB_API_CHECKS, WORKER, check_api, find
+from aurora_vllm.vllm_internals.api_checks import (
+    API_CHECKS,
+    CPU_API_CHECKS,
+    CPU_EPLB_API_CHECKS,
+    HOOK_API_CHECKS,
+    WORKER,
+    check_api,
+    find,
+)
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
-from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
-
-LOG = logging.getLogger("vllm.aurora")  # among vLLM's own lines
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
 
 
 def install_worker_hook() -> None:
-    """Wraps the initialization of vLLM's worker, once. Logs a warning if this vLLM has no such method."""
+    """Wraps the initialization of vLLM's worker, once. A vLLM that has no such method is left as it is."""
     try:
-        check_api(API_CHECKS[:1])
-    except BadInput as error:
-        LOG.warning("aurora: %s; vLLM is left as it is", error)
+        check_api(HOOK_API_CHECKS)
+    except BadInput:  # `check_settings` says so, if the plugin is configured
         return
     wrapper = find(WORKER.rpartition(".")[0])
     if getattr(wrapper.init_device, "_aurora", False):
@@ -72,9 +76,8 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
     except BadInput as error:  # then ranks cannot be asked to agree either
         from aurora_vllm.plugin_status import PluginStatus  # not earlier: vLLM first says where metrics are collected
 
-        parallel = config.parallel_config
-        rank = parallel.data_parallel_rank * parallel.world_size + parallel.rank
-        PluginStatus(settings, config.model_config.served_model_name, rank).stands_aside(str(error))
+        number = process_number(config.parallel_config)
+        PluginStatus(settings, config.model_config.served_model_name, number, number == 0).stands_aside(str(error))
         return None
     if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
         refusal = refusal or f"another plugin has taken RoutedExperts, by {other}"

@@ -73,7 +73,8 @@ class WorkerStartup:
             group = find("vllm.distributed.parallel_state:get_ep_group")()
         integration = self._create_integration(group)
         verdict, processes = self._agree(integration, group)
-        integration.status = PluginStatus(self._settings, self._config.model_config.served_model_name, integration.rank)
+        name = self._config.model_config.served_model_name
+        integration.status = PluginStatus(self._settings, name, integration.rank, self._reports)
         if verdict.refusal is not None:
             integration.served.disable()
             integration.status.stands_aside(verdict.refusal, verdict.report_here)
@@ -84,6 +85,11 @@ class WorkerStartup:
             integration.connect(lambda: _transport(group, cluster))
         self._patched.integration, self._patched.group = integration, group
         patch_model_runner(worker, self._patched, self._config, processes)
+
+    @property
+    def _reports(self) -> bool:
+        """Whether this process logs what holds for all processes of the server."""
+        return process_number(self._config.parallel_config) == 0
 
     def _create_integration(self, group: Any) -> WorkerIntegration:
         from aurora_vllm.served_plan import read_model
@@ -106,7 +112,7 @@ class WorkerStartup:
             or self._record_refusal()
         )  # fmt: skip
         if group is None or integration.ranks == 1:
-            return Verdict(refusal, True), None
+            return Verdict(refusal, self._reports), None
         rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
         store = dist.distributed_c10d._get_default_store()
         key = f"aurora/{'-'.join(map(str, group.ranks))}"
@@ -203,6 +209,13 @@ class WorkerStartup:
         if verdict.refusal is not None and arbiter is not None:
             arbiter.leave()
         return verdict
+
+
+def process_number(parallel: Any) -> int:
+    """Returns this worker's number among those of all data-parallel replicas, by vLLM's ParallelConfig."""
+    if parallel.distributed_executor_backend == "external_launcher":  # one engine for each of torchrun's ranks
+        return int(parallel.rank)
+    return int(parallel.data_parallel_rank * parallel.world_size + parallel.rank)
 
 
 def _effective_order(settings: Settings, config: Any) -> str:
