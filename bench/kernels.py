@@ -253,11 +253,11 @@ def local() -> list[str]:
 
         def every(expert_map=expert_map, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
             layout = RowPerExpert(expert_map, hidden, index, weights, None)
-            return layout.combine(layout.rows)
+            return layout.aggregate(layout.rows)
 
         def deduplicated(expert_map=expert_map, hidden=hidden, index=index, weights=weights) -> torch.Tensor:
             layout = RowPerRank(expert_map, hidden, index, weights, None)
-            return layout.combine(layout.compute(layout.rows, layout.counts, lambda rows, *_: rows))
+            return layout.aggregate(layout.compute(layout.rows, lambda rows, *_: rows))
 
         ways: dict[str, Callable[[], object]] = {"plain": plain, "every": every, "once": deduplicated}
         for name, deduplicate in (("layer", False), ("layer once", True)):
@@ -329,7 +329,8 @@ def before_posting() -> list[str]:
         counts = torch.stack([layout.counts for layout in layout_R])
 
         def split(layout=layout_R[0], counts=counts) -> tuple[Sequence[torch.Tensor], ...]:
-            sizes_RR = layout.sizes(counts)
+            layout.gathered(counts)
+            sizes_RR = layout.sizes_SRR[0]
             out_sizes, in_sizes = sizes_RR[0].tolist(), sizes_RR[:, 0].tolist()
             arrived = layout.rows.new_empty(sum(in_sizes), layout.rows.shape[1])
             return layout.rows.split_with_sizes(out_sizes), arrived.split_with_sizes(in_sizes)
@@ -386,7 +387,8 @@ def saved() -> list[str]:
                     layout = kind(
                         ExpertMap(slots_G, 0), torch.zeros(len(index), width, dtype=dtype), index, torch.ones(index.shape), None
                     )
-                    rows = sum(layout.sizes(layout.counts.expand(ranks, -1))[0][1:])
+                    layout.gathered(layout.counts.expand(ranks, -1).contiguous())
+                    rows = layout.sizes_SRR[0, 0, 1:].sum()
                     moved[kind] += rows * (layout.rows.shape[1] * layout.rows.element_size() + width * dtype.itemsize)
             cells.append(f"{moved[RowPerRank] / moved[RowPerExpert]:.3f}")
         table.add(title, f"{width} x {str(dtype).removeprefix('torch.')}", *cells)

@@ -1,12 +1,15 @@
 """Dispatch layout of a MoE layer: one row per (token, expert) pair, or one per (token, rank) when deduplicated.
 
-A layout knows how many rows go to each rank, what the receiving rank's experts compute on them, and how their answers are
-combined. Rows lie by destination rank.
+A layout holds one batch of a layer. Its methods are the layer's operations, each called once and in this sequence: `counts` are
+gathered from all ranks and told by `gathered`, then `dispatch`, `compute`, `combine` and `aggregate`. The caller performs the
+exchanges (`ExchangeStep`). `aurora.runtime.hierarchical_layout` has one row per (token, server), which takes several.
 
 Axes: N tokens, K choices of a token, E experts, M replicas of an expert, P physical experts (every replica is one), R and G
-ranks, S ranks that hold tokens, X rows, Q (row, expert) pairs of arrived rows, H hidden width.
+ranks, S ranks that hold tokens or, of sizes, steps (exchanges of one all-to-all), X rows, Q (row, expert) pairs of arrived
+rows, H hidden width.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,16 @@ from aurora.runtime.permutation_cpu import sum_by_rank
 from aurora.runtime.replica_selection import LocalFirst, proportional, select_replicas
 from aurora.runtime.token_permutation import (
     MessageFormat,
-    exact_dtype,
     gather_rows,
     permutation_by_expert,
     permutation_by_rank,
     weighted_sum,
 )
+from aurora.types import Hierarchy
 from aurora.types.arrays import FloatArray, IntArray
+
+# Performs one exchange: a contiguous tensor of bytes to send to each rank, and one to fill with what each rank sends.
+ExchangeStep = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 class ExpertMap(nn.Module):
@@ -35,6 +41,7 @@ class ExpertMap(nn.Module):
         split_EG: (E, G) which part of an expert's tokens each rank takes; None: each expert has one replica.
         local_first: True: the tokens of all ranks are split together, and a rank's own replicas take its tokens first. False:
             each rank splits its own tokens. See `aurora.runtime.replica_selection`.
+        hierarchy: the servers of the ranks, if exchanges may be hierarchical.
 
     Attributes:
         num_physical: number of physical experts.
@@ -42,7 +49,10 @@ class ExpertMap(nn.Module):
         local: slice of this rank's physical experts.
         arrival_slots: the local slot of every (sender, local physical expert), by sender.
         max_replicas: largest number of replicas of any expert.
-        rank_P, slot_P: (P + 1,) int64, rank and slot of every physical expert; R and -1 for `num_physical`.
+        rank_P: (P + 1,) int64, rank of every physical expert; R for `num_physical`.
+        server_R: (R + 1,) int64, server of every rank; with N servers, N for R. Without a hierarchy all ranks are on one.
+        members: the ranks of this rank's server.
+        member_R: (R + 1,) int64, index of every rank in `members`; their number for all others.
     """
 
     def __init__(
@@ -51,11 +61,12 @@ class ExpertMap(nn.Module):
         rank: int,
         split_EG: FloatArray | None = None,
         local_first: bool = False,
+        hierarchy: Hierarchy | None = None,
     ) -> None:
         super().__init__()
         self.rank, self.ranks = rank, len(slots_G)
+        self.hierarchy = Hierarchy(np.zeros(self.ranks, dtype=np.int64)) if hierarchy is None else hierarchy
         held_G = torch.tensor([len(slots) for slots in slots_G])
-        first_G = held_G.cumsum(0) - held_G
         self.num_physical = int(held_G.sum())
         self.first_R = np.array([0, *held_G.cumsum(0).tolist()])
         self.local = slice(self.first_R[rank], self.first_R[rank + 1])
@@ -74,16 +85,21 @@ class ExpertMap(nn.Module):
         if local_first and most > 1:
             share_G = None if split_EG is None else tuple(tuple(split_EG[list(held), g]) for g, held in enumerate(slots_G))
             self.local_first = LocalFirst(slots_G, rank, share_G)
-        slot_P = torch.arange(self.num_physical) - first_G[rank_P]
-        rank_P, slot_P = (torch.cat([each, torch.tensor([none])]) for each, none in ((rank_P, self.ranks), (slot_P, -1)))
-        buffers = {"physical_EM": physical_EM, "share_until_EM": share_until_EM, "rank_P": rank_P, "slot_P": slot_P}
+        server_G = self.hierarchy.server_G
+        self.members = np.flatnonzero(server_G == server_G[rank])
+        member_R = torch.full((self.ranks + 1,), len(self.members))
+        member_R[self.members] = torch.arange(len(self.members))
+        buffers = {"physical_EM": physical_EM, "share_until_EM": share_until_EM, "member_R": member_R}
+        buffers["rank_P"] = torch.cat([rank_P, torch.tensor([self.ranks])])
+        buffers["server_R"] = torch.from_numpy(np.append(server_G, self.hierarchy.servers))
         for name, array in buffers.items():
             self.register_buffer(name, array, persistent=False)
 
     physical_EM: torch.Tensor
     share_until_EM: torch.Tensor
     rank_P: torch.Tensor
-    slot_P: torch.Tensor
+    server_R: torch.Tensor
+    member_R: torch.Tensor
 
     @property
     def needs_all_counts(self) -> bool:
@@ -119,6 +135,11 @@ class ExpertMap(nn.Module):
             physical_NK[slice(None) if mask is None else mask] = physical_X.view(-1, index.shape[1])
         return physical_NK if mask is None else physical_NK.masked_fill(~mask[:, None], self.num_physical)
 
+    def local_slots(self, physical: torch.Tensor) -> torch.Tensor:
+        """Returns int64 tensor of the same shape: the slots of physical experts on this rank; -1 for those of other ranks."""
+        slots = physical.long() - int(self.local.start)
+        return slots.masked_fill_((slots < 0) | (physical >= int(self.local.stop)), -1)
+
 
 class RowPerExpert:
     """Layout of one row per (token, expert) pair: the token's hidden state. Rows are sorted by physical expert.
@@ -134,6 +155,8 @@ class RowPerExpert:
     Attributes:
         rows: (X, H) the rows to send.
         counts: (P,) int64, number of rows for every physical expert. Ranks gather it before they send.
+        sizes_SRR: (S, R, R) int64, the rows from each rank (row) to each rank (column) in each exchange of a dispatch; set by
+            `gathered`. A combine has them transposed, and backwards if there are several.
     """
 
     def __init__(
@@ -151,31 +174,43 @@ class RowPerExpert:
         self.rows = hidden.new_empty(len(token_X), hidden.shape[1])
         gather_rows(hidden, token_X, self.rows)
 
-    def sizes(self, counts_RP: torch.Tensor) -> IntArray:
-        """Returns (R, R) how many rows each rank (row) sends to each rank (column), from the `counts` of every rank."""
-        sizes_RR: IntArray = sum_by_rank(counts_RP.numpy(), self._map.first_R)
-        return sizes_RR
+    def gathered(self, counts_RP: torch.Tensor) -> None:
+        """Takes the `counts` of every rank."""
+        self._counts_RP = counts_RP.numpy()
+        self.sizes_SRR: IntArray = sum_by_rank(self._counts_RP, self._map.first_R)[None]
 
-    def compute(self, rows: torch.Tensor, counts_RP: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns (X, H), the local experts' outputs for arrived rows (X, H), which lie by sender and then by slot."""
-        slots_X = np.repeat(self._map.arrival_slots, counts_RP.numpy()[:, self._map.local].ravel())
+    def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
+        """Returns the rows (X, H) that arrive for this rank's experts, by sender and then by slot."""
+        return _exchanged(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
+
+    def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
+        """Returns (X, H), the local experts' outputs for the rows that arrived."""
+        slots_X = np.repeat(self._map.arrival_slots, self._counts_RP[:, self._map.local].ravel())
         return _apply(experts, rows, torch.from_numpy(slots_X).to(rows.device))
 
-    def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): the experts' outputs `answers` (X, H) for this rank's rows, weighted and summed by token."""
+    def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
+        """Returns the answers (X, H) to this rank's rows, from each rank's answers to the rows that arrived there."""
+        return _exchanged(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
+
+    def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
+        """Returns (N, H): what `combine` returned, weighted and summed by token."""
         return weighted_sum(answers, self._row_NK, self._weights)
 
 
 class RowPerRank:
-    """Layout of one row per (token, rank), however many of the token's experts the rank holds; arguments as in `RowPerExpert`.
+    """Layout of one row per (token, rank), however many of the token's experts the rank holds. Rows are sorted by rank.
 
     The receiving rank answers with the weighted sum over these experts. This sends fewer bytes than `RowPerExpert`, and takes
-    sums in another sequence. A row also carries the token's weights and slots (`MessageFormat`).
+    sums in another sequence. A row also carries the token's weights and physical experts (`MessageFormat`).
+
+    Args:
+        expert_map, hidden, index, weights, mask, tokens_SE: as in `RowPerExpert`.
 
     Attributes:
         rows: (X, row_bytes) uint8, the rows to send.
         counts: (R,) int64, number of rows for every rank. Ranks gather it before they send.
         rank_NK: (N, K) int64, the rank that computes every choice; R where the token needs no experts.
+        sizes_SRR: as in `RowPerExpert`.
     """
 
     def __init__(
@@ -187,37 +222,55 @@ class RowPerRank:
         mask: torch.Tensor | None,
         tokens_SE: torch.Tensor | None = None,
     ) -> None:
-        self._format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
+        self._map, self.format = expert_map, MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
         physical_NK = expert_map.physical_experts(index, mask, tokens_SE)
-        self.rank_NK = rank_NK = expert_map.rank_P[physical_NK]
-        self.counts, rank_X, token_X, self._row_NK = permutation_by_rank(rank_NK, expert_map.ranks)
+        self.rank_NK = expert_map.rank_P[physical_NK]
+        self.counts, _, token_X, self._row_NK = permutation_by_rank(self.rank_NK, expert_map.ranks)
+        self.rows = self.format.pack(hidden, weights, physical_NK, token_X)
 
-        self.rows = self._format.new(len(token_X), hidden.device)
-        hidden_X, weights_XK, slots_XK = self._format.parts(self.rows)
-        gather_rows(hidden, token_X, hidden_X)
-        gather_rows(weights.to(exact_dtype(hidden.dtype)), token_X, weights_XK)
-        elsewhere_XK = rank_NK.index_select(0, token_X) != rank_X[:, None]
-        slots_XK.copy_(expert_map.slot_P[physical_NK].index_select(0, token_X).masked_fill_(elsewhere_XK, -1))
+    def gathered(self, counts_RR: torch.Tensor) -> None:
+        """Takes the `counts` of every rank."""
+        self.sizes_SRR: IntArray = counts_RR.numpy()[None]
 
-    def sizes(self, counts_RR: torch.Tensor) -> IntArray:
-        """Returns (R, R) how many rows each rank (row) sends to each rank (column), from the `counts` of every rank."""
-        sizes_RR: IntArray = counts_RR.numpy()
-        return sizes_RR
+    def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
+        """Returns the rows (X, row_bytes) that arrive for this rank's experts."""
+        return _exchanged(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
 
-    def compute(self, rows: torch.Tensor, counts_RR: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns (X, H), for every arrived row (X, row_bytes) the weighted sum of the outputs of its local experts."""
-        hidden_X, weights_XK, slots_XK = self._format.parts(rows)
+    def received(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns hidden states (X, H), weights (X, K) and slots (X, K), -1 for other ranks', of the rows that arrived."""
+        hidden_X, weights_XK, physical_XK = self.format.parts(rows)
+        return hidden_X, weights_XK, self._map.local_slots(physical_XK)
+
+    def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
+        """Returns (X, H), for every row that arrived the weighted sum of the outputs of its local experts."""
+        hidden_X, weights_XK, slots_XK = self.received(rows)
         here_XK = slots_XK >= 0
-        slots_Q = slots_XK[here_XK].long()
+        slots_Q = slots_XK[here_XK]
         hidden_Q = hidden_X.new_empty(len(slots_Q), hidden_X.shape[1])
         gather_rows(hidden_X, here_XK.nonzero()[:, 0], hidden_Q)
         answer_XK = torch.full(slots_XK.shape, -1, device=rows.device)
         answer_XK[here_XK] = torch.arange(len(slots_Q), device=rows.device)
         return weighted_sum(_apply(experts, hidden_Q, slots_Q), answer_XK, weights_XK)
 
-    def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): the sums `answers` (X, H) that came back for this rank's rows, added up by token."""
+    def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
+        """Returns the sums (X, H) for this rank's rows, from each rank's answers to the rows that arrived there."""
+        return _exchanged(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
+
+    def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
+        """Returns (N, H): what `combine` returned, summed by token."""
         return weighted_sum(answers, self._row_NK)
+
+
+def _exchanged(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray, rank: int) -> torch.Tensor:
+    """What arrives by rank in one exchange, if each rank sends each other as many of its rows as sizes_RR says, by rank."""
+    out_sizes, in_sizes = sizes_RR[rank].tolist(), sizes_RR[:, rank].tolist()
+    arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
+    sends, recvs = (
+        tensor.view(torch.uint8).split_with_sizes(sizes) for tensor, sizes in ((rows, out_sizes), (arrived, in_sizes))
+    )
+    recvs[rank].copy_(sends[rank])
+    exchange(sends, recvs)
+    return arrived
 
 
 def _apply(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from aurora.errors import RankFailed
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.models.own_weights import release_freed_memory
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
+from aurora.runtime.hierarchical_layout import RowPerServer
 from aurora.runtime.layer_context import LayerContext
 from aurora.types import PREEMPTION_INTERVAL_S, Barrier, Compute, Exchange, Op, Placement
 
@@ -50,15 +51,16 @@ class DistributedExperts(nn.Module):
 
         Args:
             context: the LayerContext of all of the model's layers on this rank.
-            deduplicate: send a token once to a rank that holds several of its experts.
+            deduplicate: send a token once to a rank that holds several of its experts. A hierarchical exchange always does.
             local_first: replicas share the tokens of all ranks, a rank's own first; ranks exchange counts before they send.
         """
         self._ops, self._layer, self._context = ops, layer, context
         self._rank = context.transport.rank
         self._deduplicate = deduplicate
+        self._hierarchy = next((op.hierarchy for op in ops if isinstance(op, Exchange)), None)
         slots_G = placement.slots_LG[layer]
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
-        expert_map = ExpertMap(slots_G, self._rank, split_EG, local_first)
+        expert_map = ExpertMap(slots_G, self._rank, split_EG, local_first, self._hierarchy)
         self.expert_map = expert_map.to(next(self.local.parameters()).device)
         self.hold(slots_G[self._rank])
 
@@ -91,12 +93,9 @@ class DistributedExperts(nn.Module):
 
         A collective call: all ranks make it.
         """
-        context, layer, rank = self._context, self._layer, self._rank
+        context, layer = self._context, self._layer
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        deduplicated = self._deduplicate and top_k_index.shape[1] > 1
-        counts = arrived = answers = out = torch.empty(0)
-        out_sizes: list[int] = []
-        in_sizes: list[int] = []
+        arrived = answers = out = torch.empty(0)
         for op in self._ops:
             match op:
                 case Compute("gate"):  # what transformers did since the last layer
@@ -107,26 +106,32 @@ class DistributedExperts(nn.Module):
                         context.stop_compute("gate", layer)  # a rank that waits for others does not hold its GPU
                         tokens_SE = context.gather_counts(tokens_E, layer)
                         context.start_compute()
-                    tokens = (rows, top_k_index, top_k_weights, context.mask, tokens_SE)
-                    layout = RowPerRank(self.expert_map, *tokens) if deduplicated else RowPerExpert(self.expert_map, *tokens)
+                    kind = self._layout_kind(top_k_index.shape[1])
+                    layout = kind(self.expert_map, rows, top_k_index, top_k_weights, context.mask, tokens_SE)
                     context.stop_compute("gate", layer)
                 case Barrier():
-                    counts = context.gather_counts(layout.counts, layer)
-                    sizes_RR = layout.sizes(counts)
-                    out_sizes, in_sizes = sizes_RR[rank].tolist(), sizes_RR[:, rank].tolist()
+                    layout.gathered(context.gather_counts(layout.counts, layer))
                 case Exchange("dispatch"):
-                    arrived = self._exchange(op, layout.rows, out_sizes, in_sizes)
+                    with context.exchanging(layer, op, layout.sizes_SRR, _row_bytes(layout.rows)) as exchange:
+                        arrived = layout.dispatch(exchange)
                 case Compute("expert"):
                     with context.computing("expert", layer):
-                        experts = self._compute_in_chunks if context.preemptible else self.local
-                        arrived = layout.compute(arrived, counts, experts)
+                        arrived = layout.compute(arrived, self._compute_in_chunks if context.preemptible else self.local)
                 case Exchange("combine"):
-                    answers = self._exchange(op, arrived, in_sizes, out_sizes)
+                    back_SRR = layout.sizes_SRR.swapaxes(1, 2)
+                    with context.exchanging(layer, op, back_SRR, _row_bytes(arrived)) as exchange:
+                        answers = layout.combine(arrived, exchange)
                 case Compute("aggregate"):
                     with context.computing("aggregate", layer):
-                        out = layout.combine(answers)
+                        out = layout.aggregate(answers)
         context.start_compute()
         return out.view(hidden_states.shape)
+
+    def _layout_kind(self, top_k: int) -> type[RowPerExpert | RowPerRank]:
+        """The dispatch layout for tokens that choose top_k experts."""
+        if self._hierarchy is not None:
+            return RowPerServer
+        return RowPerRank if self._deduplicate and top_k > 1 else RowPerExpert
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Computes `local` with preemption points: a chunk takes about PREEMPTION_INTERVAL_S, judged by an earlier one."""
@@ -152,17 +157,11 @@ class DistributedExperts(nn.Module):
                 self._chunk_rows = max(MIN_CHUNK_ROWS, int(rows * PREEMPTION_INTERVAL_S / max(took_s, 1e-9)))
                 self._timed_chunk = None
 
-    def _exchange(self, op: Exchange, rows: torch.Tensor, out_sizes: list[int], in_sizes: list[int]) -> torch.Tensor:
-        """Sends this rank's rows as bytes, out_sizes to each rank, and returns in_sizes rows from each rank, by rank."""
-        arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
-        sends, recvs = (
-            tensor.view(torch.uint8).split_with_sizes(sizes) for tensor, sizes in ((rows, out_sizes), (arrived, in_sizes))
-        )
-        recvs[self._rank].copy_(sends[self._rank])
-        self._context.exchange(self._layer, op, sends, recvs)
-        return arrived
-
     def idle(self, top_k: int, like: torch.Tensor) -> None:
         """Takes part in the layer's exchanges without tokens; `like` (1, H) gives dtype, device and width of a hidden state."""
         index = torch.empty(0, top_k, dtype=torch.long, device=like.device)
         self(like[:0], index, like.new_empty(0, top_k))
+
+
+def _row_bytes(rows: torch.Tensor) -> int:
+    return rows.shape[1] * rows.element_size()

@@ -1,17 +1,19 @@
 """Compute and communication of one model on one rank, as its layers use them: arbitrated, recorded, and named in errors."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.transport import Observe, Transport
+from aurora.runtime.dispatch_layout import ExchangeStep
+from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.types import Exchange
+from aurora.types.arrays import IntArray
 
 
 class LayerContext:
@@ -46,7 +48,6 @@ class LayerContext:
         self.waiting_since: float | None = None
         self._arbiter, self._watch = arbiter, watch
         # For the watch:
-        self._layer_rows = 0  # of all ranks
         self._gathered: object = None  # mark after the last gather
         self._exchanged: list[tuple[object, object, int, int]] = []  # since then: start and end marks, bytes sent and received
         self._compute_start: object = None
@@ -110,35 +111,32 @@ class LayerContext:
         rows = self.transport.gather(torch.cat([counts.flatten(), watch.report()]))
         self._gathered = self.recorder.mark()
         watch.gathered(rows[:, counts.numel() :].numpy())
-        gathered = rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
-        self._layer_rows = int(gathered.sum())
-        return gathered
+        return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
 
-    def exchange(self, layer: int, op: Exchange, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
-        """Performs an all-to-all in this model's time slice of the port, by one tensor to send and one to fill for each rank.
+    @contextmanager
+    def exchanging(self, layer: int, op: Exchange, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
+        """Context manager of one all-to-all in this model's time slice of the port; performs each of its exchanges when called.
+
+        Args:
+            layer: index of the MoE layer.
+            op: the all-to-all.
+            rows_SRR: (S, R, R) rows from each rank (row) to each rank (column) in each exchange.
+            row_bytes: size of a row in bytes.
 
         Raises:
             RankFailed: if a peer is lost; the message names model, layer and phase.
         """
-        observe = self.recorder.observer(op.phase, layer)
+        observe, watch = self.recorder.observer(op.phase, layer), self._watch
         with self._arbiter.exchange(op.hold_port), self._waiting(f"layer {layer}, {op.phase}"):
-            if self._watch is None:
-                self.transport.exchange(op.order, sends, recvs, observe)
+            if watch is None:
+                yield lambda sends, recvs: self.transport.exchange(op.order, sends, recvs, observe)
             else:
-                self._exchange_watched(op, sends, recvs, observe, self._watch)
-
-    def _exchange_watched(
-        self, op: Exchange, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe, watch: OrderWatch
-    ) -> None:
-        """Exchanges in the order that the watch chooses, and notes for it what that took."""
-        rank = self.transport.rank
-        row_bytes = sends[0].shape[1] * sends[0].element_size()
-        order = watch.order(op.order, op.phase, self._layer_rows * row_bytes / self.transport.ranks)
-        start = self.recorder.mark()
-        self.transport.exchange(order, sends, recvs, observe)
-        end = self.recorder.mark()
-        out_bytes, in_bytes = (sum(map(len, each)) - len(each[rank]) for each in (sends, recvs))
-        self._exchanged.append((start, end, out_bytes * row_bytes, in_bytes * row_bytes))
+                bytes_RR, rank = rows_SRR.sum(axis=0) * row_bytes, self.transport.rank
+                order = watch.order(op.order, op.phase, bytes_RR.sum() / self.transport.ranks)
+                start = self.recorder.mark()
+                yield lambda sends, recvs: self.transport.exchange(order, sends, recvs, observe)
+                out_bytes, in_bytes = (int(each.sum() - each[rank]) for each in (bytes_RR[rank], bytes_RR[:, rank]))
+                self._exchanged.append((start, self.recorder.mark(), out_bytes, in_bytes))
 
     def leave(self) -> None:
         """Gives up the port and completes the trace; call when the model has finished on this rank."""

@@ -38,32 +38,76 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
     return torch.from_numpy(counts), torch.from_numpy(token), torch.from_numpy(row)
 
 
-def permutation_by_rank(rank_NK: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def permutation_by_rank(
+    rank_NK: torch.Tensor, ranks: int, pairs: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sorts the pairs of a token and a rank that it goes to by rank, and then by token.
 
     Args:
         rank_NK: (N, K) int64, the rank of every choice; `ranks` for none.
         ranks: number of ranks R.
+        pairs: number of pairs X if it is known: a GPU is not waited for then.
 
     Returns:
         counts_R, (R,) how many tokens go to each rank; rank_X and token_X, (X,) the rank and the token of each sorted pair;
         row_NK, (N, min(R, K)) the positions of each token's pairs among the X sorted ones, the last one first, then -1.
     """
     if rank_NK.is_cuda:
-        return _permutation_by_rank(rank_NK, ranks)
+        return _permutation_by_rank(rank_NK, ranks, pairs)
     counts_R, rank_X, token_X, row_NK = map(torch.from_numpy, permutation_cpu.permutation_by_rank(rank_NK.numpy(), ranks))
     return counts_R, rank_X, token_X, row_NK
 
 
-def _permutation_by_rank(rank_NK: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _permutation_by_rank(
+    rank_NK: torch.Tensor, ranks: int, pairs: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """`permutation_by_rank` on any device."""
-    goes_NR = torch.zeros(len(rank_NK), ranks + 1, dtype=torch.bool, device=rank_NK.device)
-    goes_NR.scatter_(1, rank_NK, True)
-    rank_X, token_X = goes_NR[:, :ranks].T.nonzero(as_tuple=True)
-    row_NR = torch.full((len(rank_NK), ranks), -1, device=rank_NK.device)
-    row_NR[token_X, rank_X] = torch.arange(len(token_X), device=rank_NK.device)
-    row_NK = row_NR.topk(min(ranks, rank_NK.shape[1])).values  # the -1 come last
-    return torch.bincount(rank_X, minlength=ranks), rank_X, token_X, row_NK
+    tokens, top_k = rank_NK.shape
+    goes_RN = torch.zeros(ranks + 1, tokens, dtype=torch.bool, device=rank_NK.device)
+    goes_RN.scatter_(0, rank_NK.T, True)
+    goes_RN = goes_RN[:ranks]
+    row_RN = goes_RN.flatten().cumsum(0).view(ranks, tokens) - 1
+    counts_R = goes_RN.sum(dim=1)
+    pairs = int(counts_R.sum()) if pairs is None else pairs
+    pair_X = torch.empty(pairs + 1, dtype=torch.long, device=rank_NK.device)  # what goes nowhere is written to the last
+    pair_X.scatter_(0, row_RN.masked_fill(~goes_RN, pairs).flatten(), torch.arange(goes_RN.numel(), device=rank_NK.device))
+    row_NK = row_RN.masked_fill(~goes_RN, -1).T.topk(min(ranks, top_k)).values  # the -1 come last
+    return counts_R, pair_X[:pairs] // tokens, pair_X[:pairs] % tokens, row_NK
+
+
+def needed_by_chunk(
+    rank_NK: torch.Tensor, server_R: torch.Tensor, sent_N: torch.Tensor, token_X: torch.Tensor, chunks: int
+) -> torch.Tensor:
+    """Counts the rows that each rank needs in each chunk of a hierarchical dispatch (`Hierarchy`), of one rank's rows.
+
+    Args:
+        rank_NK: (N, K) int64, the rank of every choice; R for none.
+        server_R: (R,) int64, the server of each rank.
+        sent_N: (N,) int64, number of rows for each server.
+        token_X: (X,) int64, the token of each row; rows lie by server.
+        chunks: number of chunks C that the rows for a server are cut into.
+
+    Returns:
+        (C, R) int64.
+    """
+    if not rank_NK.is_cuda:
+        found = permutation_cpu.needed_by_chunk(*(each.numpy() for each in (rank_NK, server_R, sent_N, token_X)), chunks)
+        return torch.from_numpy(found)
+    return _needed_by_chunk(rank_NK, server_R, sent_N, token_X, chunks)
+
+
+def _needed_by_chunk(
+    rank_NK: torch.Tensor, server_R: torch.Tensor, sent_N: torch.Tensor, token_X: torch.Tensor, chunks: int
+) -> torch.Tensor:
+    """`needed_by_chunk` on any device."""
+    rows, ranks, device = len(token_X), len(server_R), rank_NK.device
+    server_X = torch.arange(len(sent_N), device=device).repeat_interleave(sent_N, output_size=rows)
+    number_X = torch.arange(rows, device=device) - (sent_N.cumsum(0) - sent_N)[server_X]
+    chunk_X = ((number_X + 1) * chunks - 1) // sent_N[server_X]
+    needs_XR = torch.zeros(rows, ranks + 1, dtype=torch.bool, device=device)
+    needs_XR.scatter_(1, rank_NK.index_select(0, token_X), True)
+    needs_XR = needs_XR[:, :ranks] & (server_R == server_X[:, None])
+    return torch.zeros(chunks, ranks, dtype=torch.long, device=device).index_add_(0, chunk_X, needs_XR.long())
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
@@ -122,9 +166,9 @@ def uses_triton(rows: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """Byte layout of a message row: for one rank, one token's hidden state of `width` elements, `top_k` weights and slots.
+    """Byte layout of a message row: one token's hidden state of `width` elements, and its `top_k` weights and physical experts.
 
-    Slots are int32, -1 for none; weights have the dtype of `exact_dtype`; every part and the whole row are aligned.
+    Physical experts are int32; weights have the dtype of `exact_dtype`; every part and the whole row are aligned.
     """
 
     width: int
@@ -137,26 +181,37 @@ class MessageFormat:
         return _aligned(self.width * self.dtype.itemsize)
 
     @property
-    def slots_at(self) -> int:
-        """Byte of a row at which the slots begin."""
+    def physical_at(self) -> int:
+        """Byte of a row at which the physical experts begin."""
         return self.weights_at + _aligned(self.top_k * exact_dtype(self.dtype).itemsize)
 
     @property
     def row_bytes(self) -> int:
         """Size of a row in bytes."""
-        return self.slots_at + _aligned(self.top_k * 4)
+        return self.physical_at + _aligned(self.top_k * 4)
 
     def new(self, rows: int, device: torch.device) -> torch.Tensor:
         """Returns an uninitialised message: (rows, row_bytes) uint8."""
         return torch.empty(rows, self.row_bytes, dtype=torch.uint8, device=device)
 
+    def pack(
+        self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor, token_X: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the message (X, row_bytes) of the tokens token_X, from what all N tokens have."""
+        message = self.new(len(token_X), hidden.device)
+        hidden_X, weights_XK, physical_XK = self.parts(message)
+        gather_rows(hidden, token_X, hidden_X)
+        gather_rows(weights.to(exact_dtype(hidden.dtype)), token_X, weights_XK)
+        physical_XK.copy_(physical_NK.index_select(0, token_X))
+        return message
+
     def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns views of a message (rows, row_bytes): hidden states (rows, width), weights and slots (rows, top_k)."""
+        """Returns views of a message: hidden states (rows, width), weights (rows, top_k), physical experts (rows, top_k)."""
         exact = exact_dtype(self.dtype)
         return (
             message[:, : self.width * self.dtype.itemsize].view(self.dtype),
             message[:, self.weights_at : self.weights_at + self.top_k * exact.itemsize].view(exact),
-            message[:, self.slots_at : self.slots_at + self.top_k * 4].view(torch.int32),
+            message[:, self.physical_at : self.physical_at + self.top_k * 4].view(torch.int32),
         )
 
 

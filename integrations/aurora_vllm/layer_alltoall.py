@@ -9,9 +9,8 @@ import torch
 
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.dispatch_layout import ExpertMap, RowPerRank
+from aurora.runtime.dispatch_layout import ExchangeStep, ExpertMap, RowPerRank
 from aurora.runtime.distributed.transport import Transport
-from aurora.runtime.token_permutation import MessageFormat
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
 
@@ -24,7 +23,6 @@ class DispatchedBatch:
     """A layer's batch between dispatch and combine."""
 
     layout: RowPerRank  # which token's row goes to which rank
-    rows_GG: IntArray  # (G, G) how many rows each rank (row) sends to each rank (column)
     combine_order: Order  # the order of the combine
     received: int  # number of rows that came to this rank
     tokens_G: IntArray  # (G,) how many choices of all ranks' own tokens each rank computes
@@ -82,21 +80,20 @@ class LayerAllToAll:
             and the DispatchedBatch for `combine`. A choice that another rank serves has weight zero and an expert that is not
             on this rank.
         """
-        rank = self._transport.rank
         began_s = time.perf_counter()
         layout = RowPerRank(self._expert_map, hidden, index.long(), weights, None)
         tokens_R = torch.bincount(layout.rank_NK[own_rows].flatten(), minlength=self._transport.ranks)
-        counts_RR, tokens_RR = self._transport.gather(torch.stack([layout.counts, tokens_R])).unbind(1)
-        rows_GG = layout.sizes(counts_RR)
-        bytes_GG = counts_RR.numpy() * layout.rows.shape[1]
+        gathered = self._transport.gather(torch.cat([tokens_R, layout.counts]))
+        tokens_RR, counts = gathered.split_with_sizes([len(tokens_R), len(layout.counts)], dim=1)
+        layout.gathered(counts)
+        bytes_GG = layout.sizes_SRR.sum(axis=0) * layout.rows.shape[1]
         dispatch_order, combine_order = self._orders(bytes_GG)
-        rows = self._exchange(dispatch_order, layout.rows, rows_GG[rank].tolist(), rows_GG[:, rank].tolist())
-        message_format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
-        received, weights_PK, slots_PK = message_format.parts(rows)
+        rows = layout.dispatch(self._exchange_step(dispatch_order))
+        received, weights_PK, slots_PK = layout.received(rows)
         local_PK = slots_PK >= 0
-        experts_PK = self._expert_S[slots_PK.long()].to(index.dtype)  # slot -1 is the last
+        experts_PK = self._expert_S[slots_PK].to(index.dtype)  # slot -1 is the last
         self._report("dispatch", self._layer, time.perf_counter() - began_s, bytes_GG)
-        batch = DispatchedBatch(layout, rows_GG, combine_order, len(rows), tokens_RR.numpy().sum(axis=0))
+        batch = DispatchedBatch(layout, combine_order, len(rows), tokens_RR.numpy().sum(axis=0))
         return received.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
     def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:
@@ -110,14 +107,12 @@ class LayerAllToAll:
             (N, H), for each of this rank's tokens the sum over its experts.
         """
         assert len(answers) == batch.received
-        rank = self._transport.rank
         began_s = time.perf_counter()
-        send_rows, recv_rows = batch.rows_GG[:, rank].tolist(), batch.rows_GG[rank].tolist()
-        returned = self._exchange(batch.combine_order, answers.contiguous(), send_rows, recv_rows)
-        bytes_GG = batch.rows_GG.T * (answers.shape[1] * answers.element_size())
+        returned = batch.layout.combine(answers.contiguous(), self._exchange_step(batch.combine_order))
+        bytes_GG = batch.layout.sizes_SRR.sum(axis=0).T * (answers.shape[1] * answers.element_size())
         returned_s = time.perf_counter()
         self._report("combine", self._layer, returned_s - began_s, bytes_GG)
-        summed = batch.layout.combine(returned)
+        summed = batch.layout.aggregate(returned)
         batch.aggregate_s = time.perf_counter() - returned_s
         return summed
 
@@ -132,10 +127,6 @@ class LayerAllToAll:
         order = openshop(between_GG, self._network, rng=np.random.default_rng(0))
         return order, order.reversed
 
-    def _exchange(self, order: Order, rows: torch.Tensor, send_rows: list[int], recv_rows: list[int]) -> torch.Tensor:
-        """Sends `rows`, send_rows[r] of them to each rank r, and returns what came, recv_rows[r] from each rank r."""
-        received = rows.new_empty(sum(recv_rows), rows.shape[1])
-        sends, recvs = rows.split_with_sizes(send_rows), received.split_with_sizes(recv_rows)
-        recvs[self._transport.rank].copy_(sends[self._transport.rank])
-        self._transport.exchange(order, sends, recvs, lambda *_event: None)
-        return received
+    def _exchange_step(self, order: Order) -> ExchangeStep:
+        """Returns what performs an exchange in `order`."""
+        return lambda sends, recvs: self._transport.exchange(order, sends, recvs, lambda *_event: None)

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -9,23 +10,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.replication.token_split import token_split
 from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime import token_permutation
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
+from aurora.runtime.distributed.launcher import launch_threads
+from aurora.runtime.hierarchical_layout import RowPerServer
 from aurora.runtime.replica_selection import LocalFirst
 from aurora.runtime.token_permutation import (
     MessageFormat,
     gather_rows,
+    needed_by_chunk,
     permutation_by_expert,
     permutation_by_rank,
     weighted_sum,
 )
-from aurora.types import Curve, Profile
+from aurora.types import Curve, Hierarchy, Profile
 from aurora.types.profile import ALIGNED_BYTES
 from tests.planner.replication.reference_token_split import local_first
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+LAYOUTS = (RowPerExpert, RowPerRank, RowPerServer)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, *FLOAT8, torch.float64)
 
 
@@ -44,9 +50,16 @@ def drawn(seed):
 
 
 @st.composite
+def hierarchies(draw, ranks):
+    """Servers of any sizes, of any ranks, and any number of chunks."""
+    server_G = draw(st.lists(st.integers(0, ranks - 1), min_size=ranks, max_size=ranks))
+    return Hierarchy(np.unique(server_G, return_inverse=True)[1], draw(st.integers(1, 4)))
+
+
+@st.composite
 def layers(draw):
-    """Slots of each rank (some hold none), and for each rank its tokens' routing and mask."""
-    ranks, experts = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    """Slots of each rank (some hold none), for each rank its tokens' routing and mask, a seed, and servers."""
+    ranks, experts = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     everywhere = draw(st.one_of(st.none(), st.integers(0, ranks - 1)))  # or all experts on one rank
     home = [draw(st.integers(0, ranks - 1)) if everywhere is None else everywhere for _ in range(experts)]
     slots_G = tuple(tuple(e for e in draw(st.permutations(range(experts))) if home[e] == rank) for rank in range(ranks))
@@ -57,58 +70,80 @@ def layers(draw):
         scores = torch.rand(experts, tokens, generator=drawn(seed + rank)).T
         mask = torch.rand(tokens, generator=drawn(seed + 9 + rank)) < 0.7 if draw(st.booleans()) else None
         routing_G.append((scores.topk(top_k).indices, torch.rand(tokens, top_k, generator=drawn(seed + 5 + rank)), mask))
-    return slots_G, routing_G, seed
+    return slots_G, routing_G, seed, draw(hierarchies(ranks))
 
 
 def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
-    """(R, R) rows from each rank to each, once all have travelled, been worked on by those who hold the experts, come back and
-    been found to be the plain sums."""
-    counts = torch.stack([layout.counts for layout in layout_G])
-    sizes_RR = layout_G[0].sizes(counts).tolist()
-    outgoing = [layout.rows.split(sizes_RR[rank]) for rank, layout in enumerate(layout_G)]
-    returned = []
-    for rank, held in enumerate(held_G):
-        arrived = torch.cat([rows[rank] for rows in outgoing])
-        local = Linear(weight_EHH[list(held)])
-        returned.append(layout_G[rank].compute(arrived, counts, local).split([row[rank] for row in sizes_RR]))
-    for rank, (index, weights, mask) in enumerate(routing_G):
-        answers = torch.cat([rows[rank] for rows in returned])
-        wanted = torch.einsum("nh,nkho,nk->no", hidden_G[rank], weight_EHH[index], weights)
+    """(S, R, R) rows that each rank (row) sends to each (column) in each exchange of a dispatch, once all have travelled, been
+    worked on by those who hold the experts, come back in the reverse exchanges and been found to be the plain sums."""
+    ranks, counts = len(layout_G), torch.stack([layout.counts for layout in layout_G])
+    sent_G, barrier = [None] * ranks, threading.Barrier(ranks, timeout=20.0)
+
+    def performed(rank_info):
+        """Performs the operations of one rank. Returns its outputs, and the rows that it sent in each exchange."""
+        rank, layout, rows_XG = rank_info.rank, layout_G[rank_info.rank], []
+
+        def exchange(sends, recvs):
+            rows_XG.append([len(each) for each in sends])
+            sent_G[rank] = sends
+            barrier.wait()
+            for peer, into in enumerate(recvs):
+                assert into.is_contiguous()
+                assert into.shape == sent_G[peer][rank].shape
+                if peer != rank:
+                    into.copy_(sent_G[peer][rank])
+            barrier.wait()
+
+        layout.gathered(counts)
+        arrived = layout.dispatch(exchange)
+        answers = layout.combine(layout.compute(arrived, Linear(weight_EHH[list(held_G[rank])])), exchange)
+        return layout.aggregate(answers), rows_XG
+
+    found_G = launch_threads(performed, ranks)
+    for hidden, (index, weights, mask), (out, _) in zip(hidden_G, routing_G, found_G, strict=True):
+        wanted = torch.einsum("nh,nkho,nk->no", hidden, weight_EHH[index], weights)
         if mask is not None:
             wanted[~mask] = 0
-        torch.testing.assert_close(layout_G[rank].combine(answers), wanted, rtol=1e-4, atol=1e-4)
-    return sizes_RR
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
+    there_SRR, back_SRR = np.split(np.stack([rows_XG for _, rows_XG in found_G], axis=1), 2)
+    assert (there_SRR == back_SRR[::-1].swapaxes(1, 2)).all()
+    return there_SRR
 
 
-@pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])
+@pytest.mark.parametrize("kind", LAYOUTS)
 @settings(max_examples=25)
 @given(layer=layers())
 def test_layouts_give_the_plain_sum_over_a_tokens_experts(kind, layer):
-    slots_G, routing_G, seed = layer
+    slots_G, routing_G, seed, hierarchy = layer
     ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 5
     weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
     hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
-    map_G = [ExpertMap(slots_G, rank) for rank in range(ranks)]
+    map_G = [ExpertMap(slots_G, rank, hierarchy=hierarchy) for rank in range(ranks)]
     layout_G = [
         kind(expert_map, hidden, *routing) for expert_map, hidden, routing in zip(map_G, hidden_G, routing_G, strict=True)
     ]
-    sizes_RR = checked_sizes(layout_G, slots_G, weight_EHH, hidden_G, routing_G)
-    # What travels: every choice, or every (token, rank) once.
+    sizes_SRR = checked_sizes(layout_G, slots_G, weight_EHH, hidden_G, routing_G)
+    # What travels: every choice, or every (token, rank) once, or what the planner counts.
     homes = torch.empty(experts, dtype=torch.long)
     for rank, slots in enumerate(slots_G):
         homes[list(slots)] = rank
-    for rank, (index, _, mask) in enumerate(routing_G):
-        kept = index if mask is None else index[mask]
+    kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
+    if kind is RowPerServer:
+        source_U = np.repeat(np.arange(ranks), [len(kept) for kept in kept_G])
+        planned_SRR = step_rows(hierarchical_rows(homes[torch.cat(kept_G)].numpy(), source_U, hierarchy), hierarchy)
+        np.testing.assert_array_equal(np.where(np.eye(ranks), 0, sizes_SRR), planned_SRR)
+        return
+    for rank, kept in enumerate(kept_G):
         goes = [homes[row].tolist() if kind is RowPerExpert else set(homes[row].tolist()) for row in kept]
-        assert sizes_RR[rank] == [sum(list(homes_of).count(r) for homes_of in goes) for r in range(ranks)]
+        assert sizes_SRR[0, rank].tolist() == [sum(list(homes_of).count(r) for homes_of in goes) for r in range(ranks)]
 
 
-@pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])
+@pytest.mark.parametrize("kind", LAYOUTS)
 @settings(max_examples=25)
 @given(layer=layers(), seed=st.integers(0, 10**6))
 def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed):
     """Every rank holds its experts and some of the others; sums stay the same, rows go where `exchanged` says."""
-    slots_G, routing_G, _ = layer
+    slots_G, routing_G, _, hierarchy = layer
     ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 3
     rng = np.random.default_rng(seed)
     share_EG = rng.random((experts, ranks)) * (rng.random((experts, ranks)) < 0.4)
@@ -118,20 +153,21 @@ def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed
     copies_G = tuple(tuple(np.flatnonzero(split_EG[:, rank]).tolist()) for rank in range(ranks))
     weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
     hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
-    layout_G = [kind(ExpertMap(copies_G, rank, split_EG), hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
-    sizes_RR = checked_sizes(layout_G, copies_G, weight_EHH, hidden_G, routing_G)
+    map_G = [ExpertMap(copies_G, rank, split_EG, hierarchy=hierarchy) for rank in range(ranks)]
+    layout_G = [kind(map_G[rank], hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
+    sizes_SRR = checked_sizes(layout_G, copies_G, weight_EHH, hidden_G, routing_G)
     if kind is RowPerExpert:
         kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
         tokens_SE = np.stack([np.bincount(kept.flatten().numpy(), minlength=experts) for kept in kept_G])
-        assert sizes_RR == tokens_to_gpus(tokens_SE, split_EG).tolist()
+        assert sizes_SRR[0].tolist() == tokens_to_gpus(tokens_SE, split_EG).tolist()
 
 
-@pytest.mark.parametrize("kind", [RowPerExpert, RowPerRank])
+@pytest.mark.parametrize("kind", LAYOUTS)
 @settings(max_examples=25)
 @given(layer=layers(), seed=st.integers(0, 10**6))
 def test_local_first_as_the_plan_divides_them(kind, layer, seed):
     """Sums stay the same, and every physical expert gets what `dispatch` says, whether shares are equal or not."""
-    slots_G, routing_G, _ = layer
+    slots_G, routing_G, _, hierarchy = layer
     ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 3
     rng = np.random.default_rng(seed)
     held_EG = rng.random((experts, ranks)) < 0.4
@@ -140,7 +176,7 @@ def test_local_first_as_the_plan_divides_them(kind, layer, seed):
     split_EG = held_EG * (rng.random(held_EG.shape) + 0.1 if seed % 2 else 1.0)
     split_EG /= split_EG.sum(axis=1, keepdims=True)
     copies_G = tuple(tuple(np.flatnonzero(held_EG[:, rank]).tolist()) for rank in range(ranks))
-    map_G = [ExpertMap(copies_G, rank, split_EG, local_first=True) for rank in range(ranks)]
+    map_G = [ExpertMap(copies_G, rank, split_EG, True, hierarchy) for rank in range(ranks)]
     tokens_SE = torch.stack(
         [expert_map.count(index, mask) for expert_map, (index, _, mask) in zip(map_G, routing_G, strict=True)]
     )
@@ -194,12 +230,13 @@ def test_permutation_by_expert(num_physical, top_k, data):
 
 @given(st.integers(1, 9), st.integers(1, 4), st.data())
 def test_permutation_by_rank(ranks, top_k, data):
-    """A token's rows are its ranks, each once; as compiled for the CPU and as other devices do it."""
+    """A token's rows are its ranks, each once; as compiled for the CPU and as other devices do it, with and without waiting."""
     rank_NK = data.draw(st.lists(st.lists(st.integers(0, ranks), min_size=top_k, max_size=top_k)))
     choices = torch.tensor(rank_NK, dtype=torch.long).view(-1, top_k)
     found = permutation_by_rank(choices, ranks)
-    for one, other in zip(found, token_permutation._permutation_by_rank(choices, ranks), strict=True):
-        assert torch.equal(one, other)
+    for pairs in (None, len(found[1])):
+        for one, other in zip(found, token_permutation._permutation_by_rank(choices, ranks, pairs), strict=True):
+            assert torch.equal(one, other)
     counts_R, rank_X, token_X, row_NK = found
     pairs = [(rank, token) for rank in range(ranks) for token, own in enumerate(rank_NK) if rank in own]
     assert list(zip(rank_X.tolist(), token_X.tolist(), strict=True)) == pairs
@@ -209,10 +246,24 @@ def test_permutation_by_rank(ranks, top_k, data):
         assert rows == own[::-1] + [-1] * (min(ranks, top_k) - len(own))
 
 
+@given(st.integers(1, 6).flatmap(hierarchies), st.integers(1, 4), st.data())
+def test_chunks_need_what_their_tokens_need(hierarchy, top_k, data):
+    """As the planner counts it; as compiled for the CPU and as other devices do it."""
+    ranks, server_G = hierarchy.ranks, torch.from_numpy(hierarchy.server_G.copy())
+    rank_NK = data.draw(st.lists(st.lists(st.integers(0, ranks - 1), min_size=top_k, max_size=top_k)))
+    choices = torch.tensor(rank_NK, dtype=torch.long).view(-1, top_k)
+    sent_N, _, token_X, _ = permutation_by_rank(server_G[choices], hierarchy.servers)
+    planned = hierarchical_rows(choices.numpy(), np.zeros(len(choices), dtype=np.int64), hierarchy)
+    np.testing.assert_array_equal(sent_N, planned.sent_GN[0])
+    for count in (needed_by_chunk, token_permutation._needed_by_chunk):
+        found_CR = count(choices, server_G, sent_N, token_X, hierarchy.chunks)
+        np.testing.assert_array_equal(found_CR, planned.needed_GCG[0])
+
+
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(DTYPES), st.integers(0, 6))
 def test_a_packed_row_holds_what_was_put_in(width, top_k, dtype, rows):
     packing = MessageFormat(width, top_k, dtype)
-    assert packing.row_bytes % ALIGNED_BYTES == packing.weights_at % ALIGNED_BYTES == packing.slots_at % ALIGNED_BYTES == 0
+    assert packing.row_bytes % ALIGNED_BYTES == packing.weights_at % ALIGNED_BYTES == packing.physical_at % ALIGNED_BYTES == 0
     message = packing.new(rows, torch.device("cpu"))
     hidden, weights, experts = packing.parts(message)
     wanted = torch.randn(rows, width).to(dtype), torch.rand(rows, top_k).to(weights.dtype), torch.arange(rows * top_k)

@@ -15,7 +15,18 @@ from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.types import TRACE_PHASES, Barrier, Compute, Exchange, Network, Placement, Program, RunOptions, TraceRecorder
+from aurora.types import (
+    TRACE_PHASES,
+    Barrier,
+    Compute,
+    Exchange,
+    Hierarchy,
+    Network,
+    Placement,
+    Program,
+    RunOptions,
+    TraceRecorder,
+)
 from tests.models.architectures import build
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -47,11 +58,14 @@ def context_on(rank_info, memory):
     return LayerContext(0, MemoryTransport(memory, rank_info.rank), *thread_port_arbiters(1), phases), recorder
 
 
-def ops_for(ranks):
+WAYS = [(False, None), (True, None), (True, Hierarchy(np.array([0, 1, 0]), 2)), (True, Hierarchy(np.arange(3)))]
+
+
+def ops_for(ranks, hierarchy=None):
     every = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
     order = ORDER["openshop"](every, Network.equal(ranks), rng=np.random.default_rng(0))
-    return (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
-            Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
+    return (Compute("gate"), Barrier("counts"), Exchange("dispatch", order, hierarchy=hierarchy), Compute("expert"),
+            Exchange("combine", order.reversed, hierarchy=hierarchy), Compute("aggregate"))  # fmt: skip
 
 
 def quantised(folder):
@@ -65,12 +79,12 @@ def quantised(folder):
 PROMPT = [5, 40, 7, 99, 31]
 
 
-def serve(rank_info, memory, models, deduplicate):
+def serve(rank_info, memory, models, deduplicate, hierarchy):
     """Rank 0 answers the prompt; the other ranks have no requests. Returns answers and transfers."""
     model = models[rank_info.rank]
     worker = ModelWorker(model, RunOptions(max_new_tokens=3, deduplicate=deduplicate, keep_logits=True))
     slots_G = ((0, 3), (1,), (2, 4))
-    ops = ops_for(rank_info.ranks)
+    ops = ops_for(rank_info.ranks, hierarchy)
     layers = len(model.layers)
     program = Program(rank_info.ranks, ("m",), (Placement((slots_G,) * layers),), ((ops,) * layers,), (False,))
     context, recorder = context_on(rank_info, memory)
@@ -81,15 +95,17 @@ def serve(rank_info, memory, models, deduplicate):
     return worker.answers, recorder.trace()
 
 
-@pytest.mark.parametrize("deduplicate", [False, True])
-def test_idle_ranks_expect_rows_of_the_hidden_states_dtype(tmp_path, deduplicate):
+@pytest.mark.parametrize(("deduplicate", "hierarchy"), WAYS)
+def test_idle_ranks_expect_rows_of_the_hidden_states_dtype(tmp_path, deduplicate, hierarchy):
     folder = build("mixtral", tmp_path / "mixtral")
     model = quantised(folder)
     assert (model.hidden_dtype, model.row_bytes) == (torch.bfloat16, 2 * model.hidden)
     assert model.identity.row_bytes == model.row_bytes
     with torch.inference_mode():
         _, logits = greedy_decode(model.model, PROMPT, 3, 1)
-    served = launch_threads(serve, 3, Memory(3, 20.0), [quantised(folder) for _ in range(3)], deduplicate, timeout_s=60)
+    served = launch_threads(
+        serve, 3, Memory(3, 20.0), [quantised(folder) for _ in range(3)], deduplicate, hierarchy, timeout_s=60
+    )
     first_V = torch.from_numpy(served[0][0].logits[0][0])
     torch.testing.assert_close(first_V, logits[0].double(), rtol=0.1, atol=0.1)
     for _, trace in served[1:]:
@@ -98,7 +114,7 @@ def test_idle_ranks_expect_rows_of_the_hidden_states_dtype(tmp_path, deduplicate
         assert not (travelled_X % model.row_bytes).any()
 
 
-def layer_outputs(rank_info, memory, given, deduplicate):
+def layer_outputs(rank_info, memory, given, deduplicate, hierarchy):
     """One layer of experts that double their rows; returns this rank's outputs and the bytes that it sent to each peer."""
     hidden, index, weights = given[rank_info.rank]
     slots_G = ((0, 1), (2, 3), (4, 5))
@@ -114,15 +130,15 @@ def layer_outputs(rank_info, memory, given, deduplicate):
             return hidden_states.float() * 2.0  # wider than the rows that came
 
     layer, (context, recorder) = DistributedExperts(Doubled()), context_on(rank_info, memory)
-    layer.perform(Placement((slots_G,)), ops_for(3), 0, context, deduplicate)
+    layer.perform(Placement((slots_G,)), ops_for(3, hierarchy), 0, context, deduplicate)
     context.next_step(None)
     context.start_compute()
     return layer(hidden, index, weights), recorder.trace()
 
 
-@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize(("deduplicate", "hierarchy"), WAYS)
 @pytest.mark.parametrize("dtype", [*FLOAT8, torch.bfloat16, torch.float16, torch.float32])
-def test_hidden_states_of_every_dtype_travel(dtype, deduplicate):
+def test_hidden_states_of_every_dtype_travel(dtype, deduplicate, hierarchy):
     """Sums are taken in float32 and rounded to the hidden states' dtype; a rank without tokens takes part."""
     generator, width, top_k = torch.Generator().manual_seed(3), 32, 3
     given = []
@@ -130,7 +146,7 @@ def test_hidden_states_of_every_dtype_travel(dtype, deduplicate):
         hidden = torch.randint(-4, 5, (tokens, width), generator=generator).float().to(dtype)
         index = torch.rand(tokens, 6, generator=generator).topk(top_k).indices
         given.append((hidden, index, torch.tensor([0.5, 0.25, 0.25]).expand(tokens, top_k)))
-    served = launch_threads(layer_outputs, 3, Memory(3, 20.0), given, deduplicate, timeout_s=60)
+    served = launch_threads(layer_outputs, 3, Memory(3, 20.0), given, deduplicate, hierarchy, timeout_s=60)
     for (hidden, *_), (out, trace) in zip(given, served, strict=True):
         assert out.dtype == dtype
         assert torch.equal(out.float(), hidden.float() * 2)  # all values and sums are exact in every dtype
