@@ -161,8 +161,11 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
 
 
 def cluster_json(cluster: Cluster) -> Found:
-    """Returns a cluster's GPUs, by rank."""
-    return {"name": cluster.name, "incast": cluster.incast, "gpus": [asdict(gpu) for gpu in cluster.gpus]}
+    """Returns a cluster's fabric, and its GPUs by rank."""
+    from aurora.io.fabrics import fabric_json
+
+    fabric = None if cluster.fabric is None else fabric_json(cluster.fabric)
+    return {"name": cluster.name, "incast": cluster.incast, "fabric": fabric, "gpus": [asdict(gpu) for gpu in cluster.gpus]}
 
 
 def curves_json(made: Profile | ComputeCurves) -> Found:

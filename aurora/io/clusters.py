@@ -87,6 +87,8 @@ def _inline(value: Any) -> str:
         return "{ " + ", ".join(f"{key} = {_inline(each)}" for key, each in value.items()) + " }"
     if isinstance(value, str):
         return _quoted(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return repr(float(value) if isinstance(value, float) else int(value))  # numpy's too
 
 

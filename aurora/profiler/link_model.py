@@ -1,7 +1,7 @@
 """Link model: rates of pairs and ports from timed transfers, and the Cluster that they describe."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,13 +9,13 @@ import numpy as np
 from aurora.types import Cluster, Gpu, servers
 from aurora.types.arrays import FloatArray, IntArray
 
-TIERS = 1.25  # links inside a server that are this many times as fast as others make a fabric of servers
 NOISE = 0.03  # a smaller loss of goodput counts as none
+SHARED = 0.75  # of the rate that a server's ranks have one at a time: less than this together is a shared NIC
 
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """Links between ranks, as measured."""
+    """Links between ranks, as measured. Where there are servers, ports are those to other ranks of the server."""
 
     startup_s_GG: FloatArray  # (G, G) float64, start-up seconds of a message from rank to rank
     rate_Bps_GG: FloatArray  # (G, G) float64, bytes per second from rank to rank
@@ -24,6 +24,9 @@ class LinkMeasurements:
     in_Bps_G: FloatArray  # (G,) float64, bytes per second that a rank's port receives from several others at once
     senders_K: IntArray  # (K,) int64, numbers of senders to one receiver
     goodput_K: FloatArray  # (K,) float64, what that many senders deliver, over what the ports allow; the median over receivers
+    server_G: IntArray  # (G,) int64, the server of each rank; all zero without servers
+    apart_Bps_N: FloatArray  # (N,) float64, by server of several ranks: sum of the rates of its ranks, each to another server
+    together_Bps_N: FloatArray  # (N,) float64, their joint rate, all at once
 
     @property
     def incast(self) -> float:
@@ -33,6 +36,18 @@ class LinkMeasurements:
             return 0.0
         lost_K = (1 - self.goodput_K[several_K]) / (self.senders_K[several_K] - 1)
         return float(np.clip(np.median(lost_K), 0.0, 1.0))
+
+    @property
+    def shared_nic(self) -> bool:
+        """Whether the ranks of a server share one NIC: together they are clearly slower than each alone."""
+        return bool(len(self.apart_Bps_N) and np.median(self.together_Bps_N / self.apart_Bps_N) < SHARED)
+
+    @property
+    def nic_Bps(self) -> float:
+        """Bytes per second of a NIC each way, the median; only where there are servers."""
+        if self.shared_nic:
+            return float(np.median(self.together_Bps_N))
+        return float(np.median(self.rate_Bps_GG[np.not_equal.outer(self.server_G, self.server_G)]))
 
 
 @dataclass(frozen=True)
@@ -63,23 +78,15 @@ def cluster_of(
 ) -> Cluster:
     """Returns the Cluster that measured links describe.
 
-    It has a fabric of servers if every host has several ranks and links inside hosts are TIERS times as fast as others. A
-    rank's start-up is the shortest of its messages: a message takes the longer of its two ends'.
+    Nodes are the servers that were found, and without servers the hosts. A rank's start-up is the shortest of its messages: a
+    message takes the longer of its two ends'.
     """
-    ranks = len(device_G)
     hosts = list(dict.fromkeys(device.host for device in device_G))
-    node_G = [hosts.index(device.host) for device in device_G]
-    same_GG = np.equal.outer(node_G, node_G)
-    other_GG = ~np.eye(ranks, dtype=bool)
-    inside_GG, outside_GG = same_GG & other_GG, ~same_GG
-    out_Bps_G, in_Bps_G, fabric = links.out_Bps_G, links.in_Bps_G, None
-    if inside_GG.any(axis=1).all() and outside_GG.any():
-        outside_Bps = float(np.median(links.rate_Bps_GG[outside_GG]))
-        if np.median(links.rate_Bps_GG[inside_GG]) > TIERS * outside_Bps:
-            inside_Bps_GG = np.where(inside_GG, links.rate_Bps_GG, 0.0)
-            out_Bps_G = np.maximum(out_Bps_G, inside_Bps_GG.max(axis=1))
-            in_Bps_G = np.maximum(in_Bps_G, inside_Bps_GG.max(axis=0))
-            fabric = servers(node_G, out_Bps_G.tolist(), in_Bps_G.tolist(), outside_Bps)
+    node_G, fabric = [hosts.index(device.host) for device in device_G], None
+    if links.server_G.any():
+        node_G = links.server_G.tolist()
+        fabric = servers(node_G, links.out_Bps_G.tolist(), links.in_Bps_G.tolist(), links.nic_Bps, links.shared_nic)
+    other_GG = ~np.eye(len(device_G), dtype=bool)
     pair_startup_s_GG = np.where(other_GG, links.startup_s_GG, np.inf)
     startup_s_G = np.minimum(pair_startup_s_GG.min(axis=0), pair_startup_s_GG.min(axis=1))
     gpus = [
@@ -93,7 +100,9 @@ def cluster_of(
             speeds.get(device.kind, 1.0) / speeds.get(device_G[0].kind, 1.0),
             float(startup_s),
         )
-        for device, node, out_Bps, in_Bps, startup_s in zip(device_G, node_G, out_Bps_G, in_Bps_G, startup_s_G, strict=True)
+        for device, node, out_Bps, in_Bps, startup_s in zip(
+            device_G, node_G, links.out_Bps_G, links.in_Bps_G, startup_s_G, strict=True
+        )
     ]
     return Cluster(name, tuple(gpus), fabric, links.incast)
 
@@ -108,7 +117,7 @@ class MeasuredCluster:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences on the fit and on the goodput of a receiver with several senders, for the cluster's file."""
+        """Sentences for the cluster's file: on the fit, the goodput of a receiver with several senders, and the servers."""
         links, pairs_GG = self.links, ~np.eye(len(self.cluster), dtype=bool)
         rate_Bps_X, error_X = links.rate_Bps_GG[pairs_GG], links.error_GG[pairs_GG]
         goodput = ", ".join(f"{k}: {part:.0%}" for k, part in zip(links.senders_K, links.goodput_K, strict=True))
@@ -118,4 +127,17 @@ class MeasuredCluster:
             f"Single pairs: {rate_Bps_X.min():.4g} to {rate_Bps_X.max():.4g} bytes a second; a line through message sizes "
             f"is {np.median(error_X):.1%} off (median), {error_X.max():.1%} at worst.",
             f"Goodput of a receiver by how many send to it at once: {goodput}.",
+            *self._servers(),
+        )
+
+    def _servers(self) -> Iterator[str]:
+        """A sentence on the servers, if any were found."""
+        if not self.links.server_G.any():
+            return
+        links, sizes = self.links, ", ".join(map(str, np.bincount(self.links.server_G)))
+        part = np.median(links.together_Bps_N / links.apart_Bps_N)
+        owner = "a server has one NIC" if links.shared_nic else "a rank has a NIC of its own"
+        yield (
+            f"Servers by the rates of pairs, of {sizes} ranks; {owner}: ranks of a server that send to others at once reach "
+            f"{part:.0%} of their rates one at a time."
         )

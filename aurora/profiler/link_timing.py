@@ -1,4 +1,4 @@
-"""Link timing: messages between one pair of ranks at a time, then each port with several peers at once."""
+"""Link timing: messages between one pair of ranks, then to all peers of a port and over all NICs of a server at once."""
 
 import os
 import socket
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from aurora.errors import BadInput
 from aurora.io import load_gpus
 from aurora.planner.network.link_fit import fit_link
+from aurora.planner.network.server_clusters import find_servers
 from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
@@ -91,10 +92,11 @@ def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, l
         on_gpus = all(one.kind != "cpu" for one in device_G)
         if wanted == "nccl" and not on_gpus:
             raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
+        hosts_G = [one.host for one in device_G]
         if wanted == "gloo" or not on_gpus:
-            return time_links(GlooTransport()), device_G, "gloo"
+            return time_links(GlooTransport(), hosts_G), device_G, "gloo"
         torch.cuda.set_device(device)
-        return time_links(nccl_transport(device, rank_info.timeout_s), device), device_G, "nccl"
+        return time_links(nccl_transport(device, rank_info.timeout_s), hosts_G, device), device_G, "nccl"
 
 
 def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
@@ -107,25 +109,34 @@ def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
     return RankDevice(host, rank_info.local_rank, "cpu", memory // rank_info.local_ranks)
 
 
-def time_links(transport: Transport, device: str = "cpu") -> LinkMeasurements:
+def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = "cpu") -> LinkMeasurements:
     """Measures the links of a transport. A collective call: all ranks make it and get the same measurements.
 
     Pairs: messages of SIZES that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
-    subtracted. Ports: each rank sends to all others, and 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
+    subtracted. Servers follow from the rates of pairs. Ports: each rank sends to all others of its server, and 1, 2, 4, ... and
+    all others send to each rank, for about SPAN_S. NICs: ranks of a server send to ranks of other servers, all at once.
+
+    Args:
+        transport: the transport.
+        hosts_G: (G,) the name of each rank's host; without it all ranks are taken to be on one.
+        device: where the messages lie.
     """
-    return _LinkTimer(transport, device).measure()
+    return _LinkTimer(transport, hosts_G, device).measure()
 
 
 class _LinkTimer:
     """One rank's part in timing the links."""
 
-    def __init__(self, transport: Transport, device: str) -> None:
+    def __init__(self, transport: Transport, hosts_G: Sequence[str], device: str) -> None:
         self._net = transport
+        names = list(hosts_G) or [""] * transport.ranks
+        self._host_G = np.array([names.index(name) for name in names])
+        self._server_G = np.zeros(transport.ranks, dtype=np.int64)
         self._device = device
         self._buffer = torch.zeros(SIZES[-1], dtype=torch.uint8, device=device)
 
     def measure(self) -> LinkMeasurements:
-        """Times all pairs, then all ports."""
+        """Times all pairs, then all ports, then the NICs."""
         ranks = self._net.ranks
         fitted_GG3 = np.zeros((ranks, ranks, 3))
         for src in range(ranks):
@@ -133,28 +144,63 @@ class _LinkTimer:
                 if src != dst:
                     fitted_GG3[src, dst] = self._pair(src, dst)
         startup_s_GG, rate_Bps_GG, error_GG = np.moveaxis(fitted_GG3, 2, 0)
-        out_Bps_G = np.array([self._joint_Bps([(rank, to) for to in self._others(rank)], rate_Bps_GG) for rank in range(ranks)])
+        self._server_G = find_servers(rate_Bps_GG, self._host_G)
+        out_Bps_G = np.array([self._joint_Bps([(rank, to) for to in self._peers(rank)], rate_Bps_GG) for rank in range(ranks)])
         out_Bps_G = np.maximum(out_Bps_G, rate_Bps_GG.max(axis=1))
         senders_K, into_KG = self._into_ports(rate_Bps_GG)
-        in_Bps_G = np.maximum(into_KG.max(axis=0), rate_Bps_GG.max(axis=0))
-        sent_KG = [[rate_Bps_GG[self._others(rank)[:senders], rank].sum() for rank in range(ranks)] for senders in senders_K]
+        in_Bps_G = np.maximum(np.nanmax(into_KG, axis=0), rate_Bps_GG.max(axis=0))
+        sent_KG = [[rate_Bps_GG[self._peers(rank)[:senders], rank].sum() for rank in range(ranks)] for senders in senders_K]
         allowed_KG = np.minimum(in_Bps_G, sent_KG)
-        goodput_K = np.minimum(np.median(into_KG / allowed_KG, axis=1), 1.0)
-        return LinkMeasurements(startup_s_GG, rate_Bps_GG, error_GG, out_Bps_G, in_Bps_G, senders_K, goodput_K)
+        goodput_K = np.minimum(np.nanmedian(into_KG / allowed_KG, axis=1), 1.0)
+        return LinkMeasurements(
+            startup_s_GG,
+            rate_Bps_GG,
+            error_GG,
+            out_Bps_G,
+            in_Bps_G,
+            senders_K,
+            goodput_K,
+            self._server_G,
+            *self._nics(rate_Bps_GG),
+        )
 
     def _others(self, rank: int) -> list[int]:
         """All ranks but this, starting with the next."""
         return [(rank + step) % self._net.ranks for step in range(1, self._net.ranks)]
 
+    def _peers(self, rank: int) -> list[int]:
+        """The other ranks of this one's server, starting with the next; all others if it is alone there."""
+        others = self._others(rank)
+        return [other for other in others if self._server_G[other] == self._server_G[rank]] or others
+
     def _into_ports(self, rate_Bps_GG: FloatArray) -> tuple[IntArray, FloatArray]:
-        """The numbers of senders (K,), and the bytes per second (K, G) that each rank receives from as many others at once."""
-        ranks = self._net.ranks
-        senders_K = np.array(sorted({1 << power for power in range((ranks - 1).bit_length())} | {ranks - 1}))
+        """The numbers of senders (K,), and the bytes per second (K, G) that each rank receives from as many peers at once.
+
+        NaN where a rank has fewer peers.
+        """
+        peers_G = [self._peers(rank) for rank in range(self._net.ranks)]
+        most = max(map(len, peers_G))
+        senders_K = np.array(sorted({1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most}))
         into_KG = [
-            [self._joint_Bps([(of, rank) for of in self._others(rank)[:senders]], rate_Bps_GG) for rank in range(ranks)]
+            [
+                self._joint_Bps([(of, rank) for of in peers[:senders]], rate_Bps_GG) if senders <= len(peers) else np.nan
+                for rank, peers in enumerate(peers_G)
+            ]
             for senders in senders_K
         ]
         return senders_K, np.array(into_KG)
+
+    def _nics(self, rate_Bps_GG: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """By server of several ranks, bytes per second to ranks of other servers, (N,) each: one at a time, and all at once."""
+        apart_Bps, together_Bps = [], []
+        for server in np.unique(self._server_G):
+            members = np.flatnonzero(self._server_G == server).tolist()
+            outside = [other for other in self._others(members[-1]) if self._server_G[other] != server]
+            pairs = list(zip(members, outside, strict=False))
+            if len(pairs) > 1:
+                apart_Bps.append(sum(rate_Bps_GG[pair] for pair in pairs))
+                together_Bps.append(self._joint_Bps(pairs, rate_Bps_GG))
+        return np.array(apart_Bps), np.array(together_Bps)
 
     def _pair(self, src: int, dst: int) -> tuple[float, float, float]:
         """Start-up, rate and error of messages from src to dst."""
@@ -179,7 +225,7 @@ class _LinkTimer:
         return time.perf_counter() - began_s
 
     def _joint_Bps(self, pairs: Sequence[tuple[int, int]], rate_Bps_GG: FloatArray) -> float:
-        """The joint rate, in bytes per second, of pairs that share a source or a destination.
+        """The joint rate, in bytes per second, of several pairs at once.
 
         Flows get bytes in proportion to their fair shares of the joint rate guessed last, so that they end at the same time.
         The rate is the slope between two amounts, as for one pair.

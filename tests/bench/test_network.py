@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from aurora.planner.alltoall.registry import ORDER
+from aurora.profiler import link_timing
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network
@@ -97,6 +98,32 @@ def test_nothing_passes_nics_faster_than_their_rate_and_ports_inside_are_apart_f
         expected = inside.sum(axis=1) if not shared_nic else BYTES_GG.sum(axis=1)
         assert np.array(sent) == pytest.approx(expected, rel=0.1, abs=60_000)
     assert namespaces() == []
+
+
+def find_links(rank_info, hosts, store):
+    """What a rank finds of its links, in a few seconds: enough to tell servers, not for exact rates."""
+    sys.path.append(NETWORK)
+    net.enter(hosts[rank_info.rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    link_timing.SIZES, link_timing.PATIENCE_S, link_timing.SPAN_S, link_timing.REPEATS = (
+        (1 << 12, 1 << 17, 1 << 19),
+        0.05,
+        0.1,
+        2,
+    )
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, rank_info.ranks), rank=rank_info.rank, world_size=rank_info.ranks
+    )
+    return link_timing.time_links(GlooTransport())
+
+
+@pytest.mark.parametrize("shared_nic", [False, True])
+def test_measured_links_tell_servers_and_whether_they_share_a_nic(shared_nic, tmp_path):
+    with net.servers([0, 1, 0, 1], 10 * BITS_S, BITS_S, shared_nic, 16 << 20) as hosts:
+        links = launch(find_links, 4, hosts, str(tmp_path / "store"))[0]
+    assert links.server_G.tolist() == [0, 1, 0, 1]
+    assert links.shared_nic == shared_nic
+    assert links.nic_Bps == pytest.approx(BITS_S / 8, rel=0.3)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
+from aurora.io import load_cluster, save_cluster
 from aurora.profiler import link_timing as probing
 from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport
@@ -124,6 +125,9 @@ SOME = LinkMeasurements(
     np.full(4, 90.0),
     np.array([1, 3]),
     np.ones(2),
+    np.zeros(4, dtype=np.int64),
+    np.zeros(0),
+    np.zeros(0),
 )
 SERVERS = [RankDevice(f"host-{rank // 2}", rank % 2, "fast" if rank < 2 else "slow", 1000) for rank in range(4)]
 
@@ -140,13 +144,42 @@ def test_equal_links_are_one_switch():
     assert made.startup_s_G.tolist() == [1e-5] * 4
 
 
-def test_faster_links_inside_make_servers():
-    rate_Bps_GG = np.kron(np.eye(2), np.full((2, 2), 900.0)) + np.kron(1 - np.eye(2), np.full((2, 2), 50.0))
-    np.fill_diagonal(rate_Bps_GG, 0.0)
-    made = cluster_of(replace(SOME, rate_Bps_GG=rate_Bps_GG), SERVERS, {})
+BETWEEN_GG = np.where(np.kron(np.eye(2), np.ones((2, 2))), 900.0, 50.0) * (1 - np.eye(4))
+FOUND = replace(
+    SOME,
+    rate_Bps_GG=BETWEEN_GG,
+    out_Bps_G=np.full(4, 900.0),
+    in_Bps_G=np.full(4, 900.0),
+    server_G=np.array([0, 0, 1, 1]),
+    apart_Bps_N=np.array([100.0, 100.0]),
+    together_Bps_N=np.array([96.0, 98.0]),
+)
+
+
+def test_servers_that_were_found_are_nodes_and_have_a_nic_for_each_rank():
+    on_one_host = [replace(device, host="host") for device in SERVERS]
+    made = cluster_of(FOUND, on_one_host, {})
     assert made.fabric is not None
-    assert made.fabric.nic_Bps == 50.0
+    assert (made.fabric.nic_Bps, made.fabric.shared_nic, made.fabric.server_G) == (50.0, False, (0, 0, 1, 1))
+    assert [gpu.node for gpu in made.gpus] == [0, 0, 1, 1]
     assert made.out_Bps_G.tolist() == made.in_Bps_G.tolist() == [900.0] * 4
+
+
+def test_ranks_that_are_slower_together_share_a_nic():
+    shared = replace(FOUND, together_Bps_N=np.array([51.0, 55.0]))
+    made = cluster_of(shared, SERVERS, {})
+    assert made.fabric is not None
+    assert (made.fabric.nic_Bps, made.fabric.shared_nic) == (53.0, True)
+    assert MeasuredCluster(made, shared, "gloo").remarks[-1] == (
+        "Servers by the rates of pairs, of 2, 2 ranks; a server has one NIC: ranks of a server that send to others at once reach "
+        "53% of their rates one at a time."
+    )
+
+
+def test_a_measured_cluster_of_servers_is_read_back(tmp_path):
+    made = cluster_of(replace(FOUND, together_Bps_N=np.array([51.0, 55.0])), SERVERS, {})
+    save_cluster(made, tmp_path / "cluster.toml")
+    assert load_cluster(tmp_path / "cluster.toml") == made
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""Finds the servers of a cluster from the rates of its links."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.spatial.distance import squareform
+
+from aurora.errors import BadInput
+from aurora.types.arrays import FloatArray, IntArray, locked, numbers
+
+TIERS = 1.25  # how many times as fast links inside a server must be as those to other servers
+Parts = list[IntArray]  # the ranks of each server
+
+
+def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike | None = None) -> IntArray:
+    """Finds which ranks share a server: links inside a server are clearly faster than those between servers.
+
+    Ranks are clustered by the logarithms of the rates (average linkage). The coarsest clear partition counts. A partition is
+    clear if two servers or more have several ranks, and if in each of these the slowest link inside is more than TIERS times as
+    fast as the fastest one to other servers, and by more than links inside differ from what the ranks' ports explain. With
+    several hosts, servers consist of whole hosts. If no such partition is clear, hosts are servers whose links inside are TIERS
+    times as fast as others in the median.
+
+    Ports of different rates are no servers: a slow port is slow to all ranks.
+
+    Args:
+        rate_Bps_GG: (G, G) float64, bytes per second from rank to rank, one pair at a time, above zero but for the diagonal.
+        host_G: (G,) int64, the host of each rank; None: one for all.
+
+    Returns:
+        (G,) int64, each rank's server, numbered from zero in the order of their first ranks; all zero if none are clear.
+
+    Raises:
+        BadInput: if the rates are not a square, or one is not above zero.
+    """
+    rates_GG = numbers("find_servers: rate_Bps_GG", rate_Bps_GG, 2)
+    ranks = len(rates_GG)
+    between = ~np.eye(ranks, dtype=bool)
+    if rates_GG.shape != (ranks, ranks) or (rates_GG[between] <= 0).any():
+        raise BadInput("find_servers: rate_Bps_GG: expected a square of rates above zero")
+    hosts_G = np.zeros(ranks, dtype=np.int64) if host_G is None else np.asarray(host_G)
+    if ranks > 2:
+        log_GG = np.log(np.where(between, rates_GG, 1.0))
+        symmetric_GG = (log_GG + log_GG.T) / 2
+        distance_GG = np.where(between, symmetric_GG[between].max() - symmetric_GG, 0.0)
+        tree = linkage(squareform(distance_GG, checks=False), "average")
+        for label_G in cut_tree(tree, n_clusters=np.arange(2, ranks)).T:
+            if _of_whole_hosts(label_G, hosts_G) and _clear(rates_GG, _parts(label_G)):
+                return _numbered(label_G)
+    parts = _parts(hosts_G)
+    if len(parts) > 1 and all(len(part) > 1 for part in parts):
+        inside_GG = np.equal.outer(hosts_G, hosts_G)
+        if np.median(rates_GG[inside_GG & between]) > TIERS * np.median(rates_GG[~inside_GG]):
+            return _numbered(hosts_G)
+    return locked(np.zeros(ranks, dtype=np.int64))
+
+
+def _parts(label_G: IntArray) -> Parts:
+    """The ranks of each label."""
+    return [np.flatnonzero(label_G == label) for label in np.unique(label_G)]
+
+
+def _numbered(label_G: IntArray) -> IntArray:
+    """The labels as numbers from zero, in the order of their first ranks."""
+    _, first_N, which_G = np.unique(label_G, return_index=True, return_inverse=True)
+    return locked(np.argsort(np.argsort(first_N))[which_G].astype(np.int64))
+
+
+def _of_whole_hosts(label_G: IntArray, host_G: IntArray) -> bool:
+    """Whether no host has ranks of two labels, or all ranks are on one host."""
+    return len(np.unique(host_G)) == 1 or all(len(np.unique(label_G[part])) == 1 for part in _parts(host_G))
+
+
+def _clear(rates_GG: FloatArray, parts: Parts) -> bool:
+    """Whether links inside are clearly faster than those between the parts; a slow port is no reason."""
+    several = [part for part in parts if len(part) > 1]
+    for part in several:
+        others = np.setdiff1d(np.arange(len(rates_GG)), part)
+        outside_Bps = max(rates_GG[np.ix_(part, others)].max(), rates_GG[np.ix_(others, part)].max())
+        inside_GG, pairs = rates_GG[np.ix_(part, part)].copy(), ~np.eye(len(part), dtype=bool)
+        np.fill_diagonal(inside_GG, 0.0)
+        explained_GG = np.minimum.outer(inside_GG.max(axis=1), inside_GG.max(axis=0))
+        gap = inside_GG[pairs].min() / outside_Bps
+        if gap <= max(TIERS, (explained_GG[pairs] / inside_GG[pairs]).max()):
+            return False
+    return len(several) > 1
