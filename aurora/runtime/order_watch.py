@@ -45,7 +45,8 @@ class OrderWatch:
 
     Exchanges are alike if they have the same phase, and the same size up to a factor of two. What an exchange took, from its
     last rank's start to its last rank's end, counts over its fluid bound plus a start-up. Clocks of ranks need not agree: times
-    are since the last gather, which ends everywhere at about the same time.
+    are since the last gather, which ends everywhere at about the same time. When one kind of exchange changes over, the others
+    try the same method soon.
 
     Nothing more is sent for it than some numbers in the gather of row counts that comes before every dispatch. All ranks see
     the same numbers there, so they choose alike, if they make the same calls: for an exchange `order` and `took`, for a gather
@@ -108,6 +109,8 @@ class OrderWatch:
             before = trials.current
             if saved := trials.took(way, seconds / (bound_ns / 1e9 + self._calibration.startup_s)):
                 self._tell_change(kind, before, way, saved)
+                for other in self._trials.values():
+                    other.try_soon(way)
         self._started.clear()
 
     def _tell_change(self, kind: _Kind, before: int, after: int, saved: float) -> None:

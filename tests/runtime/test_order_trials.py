@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.runtime.order_trials import CLOSE, MAX_COST, RARITY, RECENT, SERIES, OrderTrials
+from aurora.runtime.order_trials import CLOSE, MAX_COST, PROMISING_COST, RARITY, RECENT, SERIES, OrderTrials
 
-QUIET = (1.04, 1.17, 1.24)  # open shop, torch's collective, all at once: seconds over the bound
-LOADED = (1.38, 1.14, 1.30)
-# A drift of the current way is seen in RECENT exchanges, and is followed by a series of the other ways; without a drift a way's
-# next trial comes first.
-SERIES_EXCHANGES = SERIES * CLOSE * 3 // 2
-SOON = RECENT + SERIES_EXCHANGES
-LATER = 2 * RARITY * 3 // 2 + RECENT + SERIES_EXCHANGES
+# Open shop, torch's collective, all at once, paced: seconds over the bound, as measured on 8 hosts.
+QUIET = (1.05, 1.20, 1.28, 1.40)
+LOADED = (1.45, 1.235, 1.36, 1.40)
+SERIES_EXCHANGES = SERIES * CLOSE * 2
+SOON = RECENT + SERIES_EXCHANGES  # a drift is seen in RECENT exchanges, and is followed by a series of the other ways
+FOUND_AGAIN = 100  # exchanges in which a way that was the fastest before is found
 
 
 def serve(trials, seconds_W, exchanges, noise=0.0, rng=None):
@@ -41,30 +40,58 @@ def test_it_changes_over_with_the_machine_and_back():
     trials = OrderTrials(QUIET, 0)
     assert changes(serve(trials, QUIET, 5000), 0) == []
     loaded = changes(serve(trials, LOADED, 5000), 0)
-    assert [way for _, way in loaded] in ([1], [2, 1])  # all at once gains something too
     assert loaded[0][0] < SOON
     assert loaded[-1][0] < 2 * SOON
+    assert loaded[-1][1] == 1
     ((quiet, way),) = changes(serve(trials, QUIET, 5000), 1)
     assert way == 0
-    assert quiet < LATER
+    assert quiet < FOUND_AGAIN
 
 
-def test_it_changes_over_on_a_noisy_machine():
-    """On 40 machines whose loaded times vary by 20 %: on half of them soon, and trials stay within what they may cost."""
-    loaded, quiet, cost, total = [], [], 0.0, 0.0
+def loaded_and_quiet(seed, exchanges):
+    """By `exchanges` on a quiet machine, on a loaded one with its noise and late ranks, and on a quiet one: (way, current way)."""
+    rng, trials = random.Random(seed), OrderTrials(QUIET, 0)
+    served = []
+    for seconds_W, noise in ((QUIET, 0.03), (LOADED, 0.1), (QUIET, 0.03)):
+        served.append([])
+        for _ in range(exchanges):
+            current, way = trials.current, trials.next_way()
+            late = rng.choice((1.3, 1.6)) if rng.random() < noise / 2 else 1.0
+            trials.took(way, seconds_W[way] * late * math.exp(rng.gauss(0.0, noise)))
+            served[-1].append((way, current))
+    return served
+
+
+@pytest.mark.parametrize("exchanges", [500, 2000])
+def test_it_finds_back_when_the_load_has_gone(exchanges):
+    """Though torch's collective takes as long as before: nothing but a trial tells that the open shop is fast again."""
+    loaded, back = [], []
+    cost_P, total_P = [0.0] * 3, [0.0] * 3
     for seed in range(40):
-        rng, trials = random.Random(seed), OrderTrials(QUIET, 0)
-        assert changes(serve(trials, QUIET, 2000, 0.03, rng), 0) == []
-        ways = serve(trials, LOADED, 3000, 0.2, rng)
-        loaded.append(changes(ways, 0)[-1])
-        quiet.append(changes(serve(trials, QUIET, 1000, 0.03, rng), 1)[-1])
-        cost += sum(max(0.0, LOADED[way] - LOADED[current]) for way, current in ways)
-        total += sum(LOADED[way] for way, _ in ways)
-    assert [way for _, way in loaded].count(1) >= 38  # the others are on one that is 14 % slower
-    assert {way for _, way in quiet} == {0}
-    assert median(index for index, _ in loaded) < 2 * LATER
-    assert max(index for index, _ in quiet) < 2 * LATER
-    assert cost < MAX_COST * total
+        served = loaded_and_quiet(seed, exchanges)
+        for phase, (ways, seconds_W) in enumerate(zip(served, (QUIET, LOADED, QUIET), strict=True)):
+            cost_P[phase] += sum(seconds_W[way] - seconds_W[current] for way, current in ways)
+            total_P[phase] += sum(seconds_W[way] for way, _ in ways)
+        assert all(current == 0 for _, current in served[0])
+        loaded.append(sum(current != 1 for _, current in served[1]))
+        back.append(sum(current != 0 for _, current in served[2]))
+    assert median(loaded) < FOUND_AGAIN
+    assert median(back) < FOUND_AGAIN / 2
+    assert sorted(back)[35] < FOUND_AGAIN
+    assert max(cost / total for cost, total in zip(cost_P, total_P, strict=True)) < MAX_COST
+
+
+def test_a_way_that_another_kind_of_exchange_found_is_tried_soon():
+    """It was never faster before, so that nothing else gives it a trial for long."""
+    seconds_W = (0.9, 1.2, 1.3, 1.4)
+    trials = OrderTrials((1.5, 1.2, 1.3, 1.4), 1)
+    serve(trials, (1.5, *seconds_W[1:]), 300)
+    trials.try_soon(0)
+    ((index, way),) = changes(serve(trials, seconds_W, 300), 1)
+    assert way == 0
+    assert index < SERIES_EXCHANGES
+    trials.try_soon(0)  # the current one
+    assert changes(serve(trials, seconds_W, 300), 0) == []
 
 
 @settings(max_examples=40)
@@ -76,7 +103,20 @@ def test_trials_of_slower_ways_are_bounded(slower, exchanges):
     for way, seconds in enumerate(slower, start=1):
         first = 1 + SERIES * (seconds < 2.0)
         assert ways.count(way) <= first + exchanges / (len(slower) * RARITY)
-        assert ways.count(way) * (seconds - 1) <= first * (seconds - 1) + exchanges * MAX_COST / len(slower) + 1e-9
+        budget = exchanges * (MAX_COST - PROMISING_COST) / len(slower)
+        assert ways.count(way) * (seconds - 1) <= first * (seconds - 1) + budget + 1e-9
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(1.0, 50.0), min_size=1, max_size=5), st.integers(0, 4000))
+def test_trials_of_promising_ways_are_bounded(slower, exchanges):
+    """They were faster than the current way is now, are slower for good, and share their part of the cost."""
+    trials, ways = OrderTrials((1.0, *[2.1] * len(slower)), 0), range(1, 1 + len(slower))
+    for way in ways:
+        trials._best_W[way] = math.log(0.5)
+    served = [way for way, _ in serve(trials, (1.0, *slower), exchanges)]
+    for way, seconds in zip(ways, slower, strict=True):
+        assert served.count(way) * (seconds - 1) <= 4 * (seconds - 1) + exchanges * PROMISING_COST / len(slower) + 1e-9
 
 
 @settings(max_examples=40)

@@ -78,6 +78,23 @@ def test_all_ranks_change_over_together_and_tell_it(caplog):
     assert set(names) == {"openshop"}  # nothing was seen of this size
 
 
+def test_what_one_kind_of_exchange_found_the_others_try_soon():
+    """The machine changes for the better of a method that was never the fastest, and nothing drifts."""
+    rng, watch_R = np.random.default_rng(0), watches(2)
+    seconds = {"openshop": 1.0, COLLECTIVE: 1.2, "all-at-once": 1.5}
+    for size in (1000, 100_000):
+        for _ in range(300):
+            layer(watch_R, rng, size, seconds)
+    seconds["all-at-once"] = 0.7
+    for _ in range(1000):
+        layer(watch_R, rng, 1000, seconds)
+    assert len(watch_R[0].used.changes) == 2  # dispatch and combine of the smaller size
+    for _ in range(60):
+        layer(watch_R, rng, 100_000, seconds)
+    assert len(watch_R[0].used.changes) == 4
+    assert watch_R[1].used == watch_R[0].used
+
+
 class OwnClock(PhaseRecorder):
     """A recorder by a clock that its rank alone has."""
 
