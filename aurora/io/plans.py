@@ -216,6 +216,7 @@ def _order_to_json(order: Order) -> dict[str, Any]:
         **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
         **({"paced": True} if order.paced else {}),
         **({} if order.sub_channels is None else {"sub-channels": _sub_channels_to_json(order.sub_channels)}),
+        **({} if order.tier_X is None else {"tiers": " ".join(map(str, order.tier_X.tolist()))}),
     }
 
 
@@ -226,7 +227,8 @@ def _order_from_json(found: Mapping[str, Any]) -> Order:
         shares = np.array([[float(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
     windows = int(found["sends_open"]), int(found["recvs_open"])
     sub_channels = _sub_channels_from_json(found["sub-channels"]) if "sub-channels" in found else None
-    return Order(str(found["method"]), pairs, *windows, shares, found.get("paced") is True, sub_channels)
+    tier_X = np.array(found["tiers"].split(), dtype=np.int64) if "tiers" in found else None
+    return Order(str(found["method"]), pairs, *windows, shares, found.get("paced") is True, sub_channels, tier_X)
 
 
 def _pairs_to_text(pairs_X2: IntArray) -> str:

@@ -57,6 +57,8 @@ class Order(Value):
             one row.
         paced: rates are limited so that all rows end at the same time.
         sub_channels: if given, they limit the transfers under way, instead of sends_open and recvs_open.
+        tier_X: (X,) int64, the tier of each row, from zero. A rank has ports of its own in each tier: the sequence and the
+            limits hold among its rows of one tier, and rows of other tiers do not wait for them. None: all rows are of one.
 
     Raises:
         BadInput: if arrays differ in length or a number is out of range.
@@ -69,6 +71,7 @@ class Order(Value):
     share_X2: FloatArray | None = None
     paced: bool = False
     sub_channels: SubChannels | None = None
+    tier_X: IntArray | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs_X2", counts("order", self.pairs_X2, 2))
@@ -80,10 +83,19 @@ class Order(Value):
             object.__setattr__(self, "share_X2", numbers("order shares", self.share_X2, 2))
             if self.share_X2.shape != self.pairs_X2.shape:
                 raise BadInput(f"order {self.method}: expected a share for each row, found {self.share_X2.shape}")
+        if self.tier_X is not None:
+            object.__setattr__(self, "tier_X", counts("order tiers", self.tier_X, 1))
+            if len(self.tier_X) != len(self.pairs_X2):
+                raise BadInput(f"order {self.method}: expected a tier for each of {len(self.pairs_X2)} rows")
+
+    @cached_property
+    def tiers(self) -> int:
+        """Number of tiers, one if rows name none."""
+        return 1 if self.tier_X is None else 1 + int(self.tier_X.max(initial=0))
 
     @property
     def one_to_one(self) -> bool:
-        """Whether each rank sends to one rank and receives from one at a time."""
+        """Whether each rank sends to one rank and receives from one at a time, in each tier."""
         return self.sends_open == self.recvs_open == 1 and self.sub_channels is None
 
     @cached_property
@@ -91,9 +103,9 @@ class Order(Value):
         """The order of the transposed all-to-all (combine after dispatch): the same transfers backwards in time."""
         share_X2 = None if self.share_X2 is None else self.share_X2[::-1]
         sub_channels = None if self.sub_channels is None else self.sub_channels.reversed
-        return Order(
-            self.method, self.pairs_X2[::-1, ::-1], self.recvs_open, self.sends_open, share_X2, self.paced, sub_channels
-        )
+        tier_X = None if self.tier_X is None else self.tier_X[::-1]
+        windows = self.recvs_open, self.sends_open
+        return Order(self.method, self.pairs_X2[::-1, ::-1], *windows, share_X2, self.paced, sub_channels, tier_X)
 
     def opened(self, transfers: int) -> "Order":
         """Returns the order with so many transfers open at every port, if one at a time is open in this; else this one.
@@ -132,22 +144,26 @@ class Order(Value):
         A rank's stage is all of its rows with one number. It starts when the rank's stage before has ended, and ends as a
         whole; ranks do not wait for the others' stages. Each row has the first number that is at least those of the earlier
         rows at both of its ports, and with which both ports have it open: sends_open and recvs_open, or sub-channels. A port
-        that may have all of its rows open has no sequence to keep.
+        that may have all of its rows open has no sequence to keep. Tiers number their rows apart from each other, as ports do,
+        and a stage has the rows of all tiers with its number.
 
         No ranks wait for each other in a circle: a transfer waits only for the earlier stages of its two ranks. Their numbers
-        are smaller, so that every stage starts and ends, by induction over the numbers. This does not depend on sizes: rows
-        without bytes may be left out, if both of their ends do so.
+        are smaller, so that every stage starts and ends, by induction over the numbers. This depends neither on sizes nor on
+        tiers: rows without bytes may be left out, if both of their ends do so.
         """
         ranks = 1 + int(self.pairs_X2.max(initial=-1))
         port_X2 = self.pairs_X2 + np.array([0, ranks])  # of the sender, and of the receiver
+        if self.tier_X is not None:
+            port_X2 = port_X2 + 2 * ranks * self.tier_X[:, None]
         if self.sub_channels is None:
             takes_X, capacity_P = np.ones(len(port_X2), np.int64), np.repeat([self.sends_open, self.recvs_open], ranks)
         else:
             takes_X = self.sub_channels.row_X
             capacity_P = np.concatenate([self.sub_channels.out_G[:ranks], self.sub_channels.in_G[:ranks]])
-        wanted_P = np.bincount(port_X2.ravel(), np.repeat(takes_X, 2), minlength=2 * ranks)
+        capacity_P = np.tile(capacity_P, self.tiers)
+        wanted_P = np.bincount(port_X2.ravel(), np.repeat(takes_X, 2), minlength=len(capacity_P))
         in_sequence, capacity = (wanted_P > capacity_P).tolist(), capacity_P.tolist()
-        last, free, stages = [0] * (2 * ranks), capacity_P.tolist(), []
+        last, free, stages = [0] * len(capacity), capacity_P.tolist(), []
         for ports, takes in zip(port_X2.tolist(), takes_X.tolist(), strict=True):
             kept = [port for port in ports if in_sequence[port]]
             stage = max((last[port] + (free[port] < takes) for port in kept), default=0)
@@ -184,7 +200,7 @@ class Schedule(Value):
 
     Args:
         method: the order's name.
-        one_to_one: whether each rank has one partner at a time.
+        one_to_one: whether each rank has one partner at a time, in each tier.
         src_X: (X,) int64, sending ranks.
         dst_X: (X,) int64, receiving ranks.
         bytes_X: (X,) int64, bytes.
@@ -196,6 +212,7 @@ class Schedule(Value):
         cut: the cut that limits it on a fabric; None on a big switch.
         hop_X2: (X, 2) int64, where bytes are forwarded: the GPUs that a row goes from and to on its way from src to dst. None
             if every row goes from src to dst directly.
+        tier_X: (X,) int64, the tier of each row's pair in the order; None if all are of one.
 
     Raises:
         BadInput: if columns differ in length or hold invalid numbers.
@@ -213,10 +230,13 @@ class Schedule(Value):
     one_to_one_bound_s: float
     cut: Cut | None = None
     hop_X2: IntArray | None = None
+    tier_X: IntArray | None = None
 
     def __post_init__(self) -> None:
         if self.hop_X2 is not None:
             object.__setattr__(self, "hop_X2", counts("schedule, hop_X2", self.hop_X2, 2))
+        if self.tier_X is not None:
+            object.__setattr__(self, "tier_X", counts("schedule, tier_X", self.tier_X, 1))
         for name in ("src_X", "dst_X", "bytes_X"):
             object.__setattr__(self, name, counts(f"schedule, {name}", getattr(self, name), 1))
         for name in ("start_s_X", "end_s_X", "rate_Bps_X"):

@@ -77,6 +77,15 @@ def test_orders_come_back_with_their_parts(tmp_path, plan, method):
     assert repr(back) == repr(made)
 
 
+def test_orders_come_back_with_their_tiers(tmp_path, plan):
+    tiered_L = tuple(replace(order, tier_X=np.arange(len(order.pairs_X2)) % 3) for order in plan.models[0].dispatch_L)
+    model = replace(plan.models[0], dispatch_L=tiered_L, combine_L=tuple(order.reversed for order in tiered_L))
+    changed = replace(plan, models=(model, *plan.models[1:]))
+    path = tmp_path / "plan.json"
+    save(changed, path)
+    assert load_plan(path) == changed
+
+
 def test_traces_come_back_as_they_were(tmp_path, plan, profile):
     trace = simulate_plan(plan, [profile, profile])
     save(trace, tmp_path / "t.npz")

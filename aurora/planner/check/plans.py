@@ -23,7 +23,8 @@ def check_order(order: Order, gpus: int) -> None:
         gpus: number of ranks.
 
     Raises:
-        BrokenPlan: if a pair is missing, repeated or not fully covered, or a row takes more sub-channels than its ports have.
+        BrokenPlan: if a pair is missing, repeated, not fully covered or in two tiers, or a row takes more sub-channels than its
+            ports have.
     """
     what = f"order {order.method}"
     if order.share_X2 is None and _each_once(order.pairs_X2, gpus):
@@ -46,6 +47,9 @@ def check_order(order: Order, gpus: int) -> None:
         own_X = pair_X == pair_X[np.argmax(wrong_X)]
         src, dst = divmod(int(pair_X[own_X][0]), gpus)
         raise BrokenPlan(f"{what}: expected {src} -> {dst} once, found the parts {share_X2[by_part][own_X].tolist()}")
+    if order.tier_X is not None and (torn_X := ~first_X & (np.diff(order.tier_X[by_part], prepend=0) != 0)).any():
+        src, dst = divmod(int(pair_X[np.argmax(torn_X)]), gpus)
+        raise BrokenPlan(f"{what}: expected the parts of {src} -> {dst} in one tier, found them in several")
 
 
 @njit(cache=True)
@@ -81,8 +85,8 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     """Checks that a schedule carries every byte once and that no port or link is above its rate at any instant.
 
     The bytes of each pair must sum to bytes_GG exactly; each row's rate times its duration must match its bytes to within one
-    byte and what floats resolve. If the schedule claims one partner at a time, no two transfers of a port may overlap. On a
-    fabric, each pair's rate is divided over its shortest paths.
+    byte and what floats resolve. If the schedule claims one partner at a time, no two transfers of a port may overlap, or none
+    of one tier. On a fabric, each pair's rate is divided over its shortest paths.
 
     Args:
         schedule: the schedule.
@@ -111,8 +115,9 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
         if _one_at_a_time(port_X, start, end, schedule.rate_Bps_X, most_Bps_G):
             continue
         _check_rates(what, named, verb, "port", port_X, start, end, schedule.rate_Bps_X, most_Bps_G)
-        if schedule.one_to_one and (port := _shared_port(port_X, start, end, n)) >= 0:
-            raise BrokenPlan(f"{what}: rank {port} {verb} to or from two partners at once")
+        tiered_X = port_X if schedule.tier_X is None else port_X + n * schedule.tier_X
+        if schedule.one_to_one and (port := _shared_port(tiered_X, start, end, int(tiered_X.max(initial=0)) + 1)) >= 0:
+            raise BrokenPlan(f"{what}: rank {port % n} {verb} to or from two partners at once")
     if network.fabric is not None:
         links = network.fabric.links
         share_RX = np.array([share_GG[src, dst] for share_GG in _link_shares(network.fabric)]).reshape(len(links), len(src))

@@ -27,6 +27,7 @@ class FlowRows(NamedTuple):
     bytes: IntArray  # bytes of the row
     sub_channels: IntArray  # sub-channels that the row takes of both of its ports; 1 without sub-channels
     stage: IntArray  # the row's stage; 0 unless the all-to-all runs in stages
+    tier: IntArray  # the row's tier in its order
     admitted: IntArray  # how many of the row's two ends have admitted it, 0 to 2
     heap_index: IntArray  # the row's index in the heap of events
     stamp: IntArray  # the last connected component in which the row was found; negative once its rate is fixed there
@@ -43,13 +44,17 @@ class FlowRows(NamedTuple):
 
 
 class PortQueues(NamedTuple):
-    """The rows that each port has yet to admit, in order: (slots, 2, G) by all-to-all, direction (SENDS, RECVS) and rank."""
+    """The rows that each port has yet to admit, in order.
 
-    row: IntArray  # (2, X), the rows by direction, all-to-all and rank, each port's rows in their order
+    Shapes are (slots, 2, G, T), by all-to-all, direction (SENDS, RECVS), rank and tier, unless said. An all-to-all of fewer
+    tiers has no rows in the others.
+    """
+
+    row: IntArray  # (2, X), the rows by direction, all-to-all, rank and tier, each port's rows in their order
     at: IntArray  # index in `row` of the first row that the port has not admitted
     stop: IntArray  # index in `row` after the port's last row
     free: IntArray  # how many more transfers the port may have under way, or how many of its sub-channels are free
-    unfinished: IntArray  # how many of the port's rows have not ended
+    unfinished: IntArray  # (slots, 2, G), how many of the rank's rows have not ended
     stage: IntArray  # (slots, G), the stage that a rank is in
     under_way: IntArray  # (slots, G), how many rows a rank has admitted, as sender or receiver, that have not ended
 
@@ -90,8 +95,7 @@ class RateLog(NamedTuple):
 def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, rank: int) -> None:
     """Lets a rank take part in the all-to-all with number `slot` from now on; see `Switch.join`."""
     _enter_stage(rows, queues, slot, rank)
-    for side in (SENDS, RECVS):
-        _admit(rows, queues, net, slot, side, rank)
+    _admit_all(rows, queues, net, slot, rank)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -127,8 +131,8 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
         for at in range(ended):
             row = net.rows[at]
             slot = rows.slot[row]
-            queues.free[slot, SENDS, rows.src[row]] += rows.sub_channels[row]
-            queues.free[slot, RECVS, rows.dst[row]] += rows.sub_channels[row]
+            queues.free[slot, SENDS, rows.src[row], rows.tier[row]] += rows.sub_channels[row]
+            queues.free[slot, RECVS, rows.dst[row], rows.tier[row]] += rows.sub_channels[row]
             for side, rank in ((SENDS, rows.src[row]), (RECVS, rows.dst[row])):
                 queues.under_way[slot, rank] -= 1
                 queues.unfinished[slot, side, rank] -= 1
@@ -140,8 +144,9 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
             slot = rows.slot[row]
             for freed, rank in ((SENDS, rows.src[row]), (RECVS, rows.dst[row])):
                 if _enter_stage(rows, queues, slot, rank):
-                    _admit(rows, queues, net, slot, 1 - freed, rank)
-                _admit(rows, queues, net, slot, freed, rank)
+                    _admit_all(rows, queues, net, slot, rank)
+                else:
+                    _admit(rows, queues, net, slot, freed, rank, rows.tier[row])
 
 
 @njit(cache=True, inline="always")
@@ -151,24 +156,33 @@ def _enter_stage(rows, queues, slot, rank):
         return False
     stage = np.iinfo(np.int64).max
     for side in (SENDS, RECVS):
-        at = queues.at[slot, side, rank]
-        if at < queues.stop[slot, side, rank]:
-            stage = min(stage, rows.stage[queues.row[side, at]])
+        for tier in range(queues.at.shape[3]):
+            at = queues.at[slot, side, rank, tier]
+            if at < queues.stop[slot, side, rank, tier]:
+                stage = min(stage, rows.stage[queues.row[side, at]])
     changed = stage != queues.stage[slot, rank]
     queues.stage[slot, rank] = stage
     return changed
 
 
 @njit(cache=True)
-def _admit(rows, queues, net, slot, side, rank):
+def _admit_all(rows, queues, net, slot, rank):
+    """Admits the next rows of all ports of a rank."""
+    for side in (SENDS, RECVS):
+        for tier in range(queues.at.shape[3]):
+            _admit(rows, queues, net, slot, side, rank, tier)
+
+
+@njit(cache=True)
+def _admit(rows, queues, net, slot, side, rank, tier):
     """Admits the next rows of a port's stage while it has free sub-channels; a row starts once both ends have admitted it."""
-    at, stop = queues.at[slot, side, rank], queues.stop[slot, side, rank]
+    at, stop = queues.at[slot, side, rank, tier], queues.stop[slot, side, rank, tier]
     while at < stop:
         row = queues.row[side, at]
-        if rows.sub_channels[row] > queues.free[slot, side, rank] or rows.stage[row] > queues.stage[slot, rank]:
+        if rows.sub_channels[row] > queues.free[slot, side, rank, tier] or rows.stage[row] > queues.stage[slot, rank]:
             break
         queues.under_way[slot, rank] += 1
-        queues.free[slot, side, rank] -= rows.sub_channels[row]
+        queues.free[slot, side, rank, tier] -= rows.sub_channels[row]
         rows.admitted[row] += 1
         if rows.admitted[row] == 2:
             rows.start_s[row] = net.now_s[0]
@@ -179,7 +193,7 @@ def _admit(rows, queues, net, slot, side, rank):
             else:
                 _enter(rows, net, row)
         at += 1
-    queues.at[slot, side, rank] = at
+    queues.at[slot, side, rank, tier] = at
 
 
 @njit(cache=True, inline="always")

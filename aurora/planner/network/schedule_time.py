@@ -23,7 +23,7 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
         network: ports, start-ups, fabric and incast.
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
     """
-    if not staged and order.one_to_one and not order.paced and network.fabric is None:
+    if not staged and order.one_to_one and not order.paced and order.tier_X is None and network.fabric is None:
         made = one_to_one_pieces(order, bytes_GG, network)
     else:
         made = fluid_pieces(order, bytes_GG, network, staged)
@@ -41,11 +41,21 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
         fluid_bound(bytes_GG, network),
         one_to_one_bound(bytes_GG, network.without_startup),
         None if network.fabric is None else cut_bound(bytes_GG, network),
+        tier_X=None if order.tier_X is None else _tier_GG(order.pairs_X2, order.tier_X, network.gpus)[made.src_X, made.dst_X],
     )
 
 
+def _tier_GG(pairs_X2: IntArray, tier_X: IntArray, ranks: int) -> IntArray:
+    """(G, G) the tier of each pair of an order."""
+    tier_GG = np.zeros((ranks, ranks), dtype=np.int64)
+    tier_GG[pairs_X2[:, 0], pairs_X2[:, 1]] = tier_X
+    return tier_GG
+
+
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Returns the timed pieces of an order with `one_to_one`, not paced, on a network without a fabric, by start and source.
+    """Returns the timed pieces of an order with `one_to_one`, by start and source.
+
+    The order is not paced and has one tier, and the network has no fabric.
 
     A transfer starts when both of its ports have ended the one before. Ports are not shared then, so that every transfer flows
     at one rate.

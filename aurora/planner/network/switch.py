@@ -83,7 +83,7 @@ class Switch:
         self._logging = logging
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
         self._rows = _rows(0, routes.use_GGK.shape[2])
-        self._queues = PortQueues(_whole(2, 0), *_whole(4, 0, 2, n), *_whole(2, 0, n))
+        self._queues = PortQueues(_whole(2, 0), *_whole(3, 0, 2, n, 1), *_whole(1, 0, 2, n), *_whole(2, 0, n))
         resource_columns = [np.full(resources, -1), *_whole(5, resources), *np.zeros((2, resources))]
         scratch = [*_whole(2, 0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(network.incast)])]
         self._net = SharedResources(routes.capacity_Bps_R, routes.use_GGK, routes.share_GGK, *resource_columns, *scratch)
@@ -112,7 +112,7 @@ class Switch:
             The all-to-all's number.
         """
         row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, self._routes)
-        slot, first = self._allocate(len(row_X))
+        slot, first = self._allocate(len(row_X), order.tiers)
         own = slice(first, first + len(row_X))
         src_X, dst_X = order.pairs_X2[row_X].T
         rows, queues, sub_channels = self._rows, self._queues, order.sub_channels
@@ -120,14 +120,17 @@ class Switch:
         rows.limit_Bps[own], rows.startup_s[own] = limit_Bps_X, self._network.pair_startup_s_GG[src_X, dst_X]
         rows.sub_channels[own] = 1 if sub_channels is None else sub_channels.row_X[row_X]
         rows.stage[own] = order.stage_X[row_X] if staged else 0
+        rows.tier[own] = 0 if order.tier_X is None else order.tier_X[row_X]
         rows.admitted[own] = rows.stamp[own] = 0
-        queues.free[slot, SENDS] = order.sends_open if sub_channels is None else sub_channels.out_G
-        queues.free[slot, RECVS] = order.recvs_open if sub_channels is None else sub_channels.in_G
+        queues.free[slot, SENDS] = order.sends_open if sub_channels is None else sub_channels.out_G[:, None]
+        queues.free[slot, RECVS] = order.recvs_open if sub_channels is None else sub_channels.in_G[:, None]
         for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
-            queues.row[side, own] = first + np.lexsort((rows.stage[own], rank_X))
+            port_X = rank_X * queues.at.shape[3] + rows.tier[own]
+            queues.row[side, own] = first + np.lexsort((rows.stage[own], port_X))
             queues.unfinished[slot, side] = np.bincount(rank_X, minlength=self._ranks)
-            queues.stop[slot, side] = first + queues.unfinished[slot, side].cumsum()
-            queues.at[slot, side] = queues.stop[slot, side] - queues.unfinished[slot, side]
+            count_GT = np.bincount(port_X, minlength=queues.at[slot, side].size).reshape(self._ranks, -1)
+            queues.stop[slot, side] = first + count_GT.cumsum().reshape(count_GT.shape)
+            queues.at[slot, side] = queues.stop[slot, side] - count_GT
         queues.stage[slot] = queues.under_way[slot] = 0
         return slot
 
@@ -173,8 +176,8 @@ class Switch:
         rows = self._rows
         return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, log.start_s[:count], log.end_s[:count], log.rate_Bps[:count])
 
-    def _allocate(self, length: int) -> tuple[int, int]:
-        """Allocates a slot, and `length` rows that no all-to-all uses; returns the slot and the first row."""
+    def _allocate(self, length: int, tiers: int) -> tuple[int, int]:
+        """Allocates a slot of so many tiers, and `length` rows that no all-to-all uses; returns the slot and the first row."""
         first = 0
         for start, stop in sorted(span for span in self._spans if span is not None):
             if start - first >= length:
@@ -182,6 +185,12 @@ class Switch:
             first = max(first, stop)
         if (more := first + length - len(self._rows.src)) > 0:
             self._grow(max(more, len(self._rows.src)))
+        if (more := tiers - self._queues.at.shape[3]) > 0:
+            queues = self._queues
+            firsts, stops, free = (
+                np.pad(column, [(0, 0)] * 3 + [(0, more)]) for column in (queues.at, queues.stop, queues.free)
+            )
+            self._queues = queues._replace(at=firsts, stop=stops, free=free)
         if None in self._spans:
             slot = self._spans.index(None)
         else:
@@ -209,7 +218,7 @@ def _whole(*shape: int) -> IntArray:
 
 def _rows(length: int, width: int) -> FlowRows:
     """`length` empty rows that use up to `width` resources each."""
-    return FlowRows(*_whole(9, length), *np.zeros((8, length)), *_whole(2, length, width))
+    return FlowRows(*_whole(10, length), *np.zeros((8, length)), *_whole(2, length, width))
 
 
 def _log(length: int) -> RateLog:

@@ -6,10 +6,11 @@ sequence. Paced orders send each message at its planned time instead.
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
@@ -19,9 +20,10 @@ import torch
 
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.network.pacing import row_pacing
+from aurora.planner.network.routes import pair_rates
 from aurora.runtime.distributed.transport import Observe, peer_lost, row_slices
 from aurora.types import Cluster, Order
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import FloatArray, IntArray
 
 PIECE_BYTES = 96 * 1024  # of a row that is cut; a message costs some 50 us
 PIECE_S = 0.001  # of a slow port's time, where that is less: until a piece has left, nothing else does, no request either
@@ -31,6 +33,7 @@ STEADY_BYTES = 8 * PIECE_BYTES  # of a row whose time gives a rate
 AHEAD_S = 0.001  # of bytes that a receiver requests at once, at the rate that it has seen: more than a request takes
 AHEAD_BYTES = 8 * PIECE_BYTES  # at most
 SMALL_BYTES = 2 * PIECE_BYTES  # arriving in one exchange: a thread for them would cost more than it gains
+LANES = 32  # threads at most: two for each tier whose sequence a rank keeps
 SETTLE_S = 0.1  # to wait for the other direction's failure, which may explain this one's
 
 
@@ -49,6 +52,7 @@ class Message(NamedTuple):
     row: int  # index of the row in the order
     offset: int  # byte of the row at which the message begins
     row_bytes: int  # size of the whole row
+    tier: int = 0  # the row's tier in the order
 
     @property
     def size(self) -> int:
@@ -80,6 +84,19 @@ class _Window:
         return messages <= 1 or (messages <= self.messages and size <= self.max_bytes)
 
 
+class _Lane(NamedTuple):
+    """Messages of one direction that have a window of their own."""
+
+    messages: list[Message]
+    window: _Window
+    one_partner: bool  # whether a row starts when the one before has ended
+
+    @property
+    def open(self) -> bool:
+        """Whether all of its messages may be under way at once."""
+        return self.window.holds(len(self.messages), sum(message.size for message in self.messages))
+
+
 class OrderedTransport(ABC):
     """A Transport over `_send` and `_receive` of single messages.
 
@@ -90,6 +107,9 @@ class OrderedTransport(ABC):
     many as arrive while a request travels. So a sender has only a few pieces under way, because what it gives the network early
     delays its next transfer. A rank that receives little, and may request all of it, first requests and then sends, in one
     thread.
+
+    Each tier of an order that a rank must keep a sequence in has threads of its own. Rows of the tiers in which it may have all
+    of them under way are posted at once, together.
 
     Paced orders are held by the senders' clocks, which start when all ranks know each other's sizes: messages leave at their
     planned times, and receivers request everything at once. They need `cluster`, the ports' rates; without it no port counts as
@@ -103,8 +123,8 @@ class OrderedTransport(ABC):
     def __init__(self, rank: int, ranks: int, cluster: Cluster | None = None) -> None:
         self.rank, self.ranks = rank, ranks
         self._cluster = cluster
-        self._in_Bps = 0.0  # the best rate seen lately
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="aurora-port")
+        self._in_Bps_by_tier: defaultdict[int, float] = defaultdict(float)  # the best rate seen lately
+        self._pool = ThreadPoolExecutor(LANES, thread_name_prefix="aurora-port")
 
     @abstractmethod
     def _send(self, message: Message) -> Work:
@@ -133,19 +153,14 @@ class OrderedTransport(ABC):
         if order.paced or order.sub_channels is not None:
             self._exchange_paced(order, sends, recvs, observe)
             return
-        one_partner, cut = order.one_to_one, order.one_to_one and self.cuts_rows
-        incoming = self._cut(order, recvs, False, cut)
-        outgoing = self._cut(order, sends, True, cut)
-        receive_window, send_window = _Window(order.recvs_open), _Window(order.sends_open)
-        if cut:
-            receive_window = _Window(len(incoming), min(self._in_Bps * AHEAD_S, AHEAD_BYTES))
-        if order.sends_open >= len(outgoing) > 1:
-            outgoing.sort(key=self._steps_ahead)
-        arriving_bytes = sum(message.size for message in incoming)
-        if arriving_bytes <= SMALL_BYTES and receive_window.holds(len(incoming), arriving_bytes):
-            self._exchange_small(incoming, outgoing, send_window, one_partner, observe)
+        cut = order.one_to_one and self.cuts_rows
+        incoming = self._lanes(order, self._cut(order, recvs, False, cut), False)
+        outgoing = self._lanes(order, self._cut(order, sends, True, cut), True)
+        arriving_bytes = sum(message.size for lane in incoming for message in lane.messages)
+        if arriving_bytes <= SMALL_BYTES and all(lane.open for lane in incoming):
+            self._exchange_small(incoming, outgoing, observe)
         else:
-            self._exchange_large(incoming, outgoing, receive_window, send_window, one_partner, observe)
+            self._exchange_large(incoming, outgoing, observe)
 
     def wait(self) -> None:  # noqa: B027
         """Returns at once: an exchange is done when it returns."""
@@ -157,11 +172,12 @@ class OrderedTransport(ABC):
         messages = []
         for row, peer, tensor in row_slices(order, self.rank, tensors, sending):
             row_bytes = tensor.nbytes
-            whole = Message(peer, tensor, row, 0, row_bytes)
+            tier = 0 if order.tier_X is None else int(order.tier_X[row])
+            whole = Message(peer, tensor, row, 0, row_bytes, tier)
             if cut and row_bytes > (least := self._piece_bytes(*((self.rank, peer) if sending else (peer, self.rank)))):
                 size = max(least, -(-row_bytes // PIECES))
                 pieces = enumerate(torch.split(whole.flat, size))
-                messages += [Message(peer, piece, row, index * size, row_bytes) for index, piece in pieces]
+                messages += [Message(peer, piece, row, index * size, row_bytes, tier) for index, piece in pieces]
             else:
                 messages.append(whole)
         return messages
@@ -169,58 +185,86 @@ class OrderedTransport(ABC):
     def _piece_bytes(self, sender: int, receiver: int) -> int:
         if self._cluster is None:
             return PIECE_BYTES
-        rate_Bps = min(self._cluster.gpus[sender].out_Bps, self._cluster.gpus[receiver].in_Bps)
-        return int(min(max(rate_Bps * PIECE_S, LEAST_BYTES), PIECE_BYTES))
+        return int(min(max(self._pair_Bps_GG[sender, receiver] * PIECE_S, LEAST_BYTES), PIECE_BYTES))
 
-    def _exchange_small(
-        self, incoming: list[Message], outgoing: list[Message], send_window: _Window, one_partner: bool, observe: Observe
-    ) -> None:
+    @cached_property
+    def _pair_Bps_GG(self) -> FloatArray:
+        """(G, G) float64, the rate of each pair's transfer that has the network to itself."""
+        assert self._cluster is not None
+        return pair_rates(self._cluster.network)
+
+    def _lanes(self, order: Order, messages: list[Message], sending: bool) -> list[_Lane]:
+        """Messages of one direction by tier; those of tiers without a sequence to keep are one lane, which comes last."""
+        opened = order.sends_open if sending else order.recvs_open
+        by_tier: defaultdict[int, list[Message]] = defaultdict(list)
+        for message in messages:
+            by_tier[message.tier].append(message)
+        lanes, at_once = [], []
+        for tier, own in by_tier.items():
+            if sum(message.last for message in own) <= opened and max(opened, len(by_tier)) > 1:
+                at_once += own
+            elif self.cuts_rows and order.one_to_one and not sending:
+                ahead_bytes = min(self._in_Bps_by_tier[tier] * AHEAD_S, AHEAD_BYTES)
+                lanes.append(_Lane(own, _Window(len(own), ahead_bytes), True))
+            else:
+                lanes.append(_Lane(own, _Window(opened), order.one_to_one))
+        if at_once:
+            at_once = sorted(at_once, key=self._steps_ahead) if sending else at_once
+            lanes.append(_Lane(at_once, _Window(len(at_once)), False))
+        return lanes
+
+    def _exchange_small(self, incoming: list[_Lane], outgoing: list[_Lane], observe: Observe) -> None:
         """In this thread: request everything, then send."""
-        arriving = [self._post(message, False) for message in incoming]
-        if send_window.holds(len(outgoing), 0):  # receives first: by then these have left too, and one wait is saved
-            leaving = [self._post(message, True) for message in outgoing]
-            self._wait_for(arriving, False, one_partner, observe)
-            self._wait_for(leaving, True, one_partner, observe)
+        arriving = [[self._post(message, False) for message in lane.messages] for lane in incoming]
+        if all(lane.window.holds(len(lane.messages), 0) for lane in outgoing):
+            # Receives first: by then these have left too, and one wait is saved.
+            leaving = [[self._post(message, True) for message in lane.messages] for lane in outgoing]
         else:
-            self._post_within(send_window, outgoing, True, one_partner, observe)
-            self._wait_for(arriving, False, one_partner, observe)
+            self._perform(outgoing, True, observe)
+            leaving = []
+        for lanes, posted, sending in ((incoming, arriving, False), (outgoing, leaving, True)):
+            for lane, each in zip(lanes, posted, strict=False):
+                self._wait_for(each, sending, lane.one_partner, observe)
 
-    def _exchange_large(
-        self,
-        incoming: list[Message],
-        outgoing: list[Message],
-        receive_window: _Window,
-        send_window: _Window,
-        one_partner: bool,
-        observe: Observe,
-    ) -> None:
-        """Receive in another thread while this one sends, each within its window."""
-        receiving = self._pool.submit(self._post_within, receive_window, incoming, False, one_partner, observe)
+    def _exchange_large(self, incoming: list[_Lane], outgoing: list[_Lane], observe: Observe) -> None:
+        """Receive in other threads while this one sends, each lane within its window."""
+        receiving = self._started(incoming, False, observe)
         try:
-            self._post_within(send_window, outgoing, True, one_partner, observe)
+            self._perform(outgoing, True, observe)
         except RankFailed:
-            if wait([receiving], SETTLE_S).done:  # it failed first, and its error says why
-                receiving.result()
+            for ended in wait(receiving, SETTLE_S, FIRST_EXCEPTION).done:  # it failed first, and its error says why
+                ended.result()
             raise
-        receiving.result()
+        for each in receiving:
+            each.result()
 
-    def _post_within(
-        self, window: _Window, messages: list[Message], sending: bool, one_partner: bool, observe: Observe
-    ) -> None:
-        """Posts messages in sequence, as many at a time as the window holds, and waits for all."""
+    def _perform(self, lanes: list[_Lane], sending: bool, observe: Observe) -> None:
+        """Performs the first lane in this thread, and the others beside it."""
+        beside = self._started(lanes[1:], sending, observe)
+        for lane in lanes[:1]:
+            self._post_within(lane, sending, observe)
+        for each in beside:
+            each.result()
+
+    def _started(self, lanes: list[_Lane], sending: bool, observe: Observe) -> list[Future[None]]:
+        """Performs each lane in another thread."""
+        return [self._pool.submit(self._post_within, lane, sending, observe) for lane in lanes]
+
+    def _post_within(self, lane: _Lane, sending: bool, observe: Observe) -> None:
+        """Posts a lane's messages in sequence, as many at a time as its window holds, and waits for all."""
         posted: deque[Posted] = deque()
 
         def oldest() -> Iterator[Posted]:
             size = 0
-            for message in messages:
+            for message in lane.messages:
                 size += message.size
-                while not window.holds(len(posted) + 1, size):
+                while not lane.window.holds(len(posted) + 1, size):
                     size -= posted[0][0].size
                     yield posted.popleft()
                 posted.append(self._post(message, sending))
             yield from posted
 
-        self._wait_for(oldest(), sending, one_partner, observe)
+        self._wait_for(oldest(), sending, lane.one_partner, observe)
 
     def _post(self, message: Message, sending: bool) -> Posted:
         try:
@@ -242,7 +286,8 @@ class OrderedTransport(ABC):
                 free_s = time.perf_counter()
                 observe(message.peer, sending, message.row_bytes, row_s, free_s)
                 if not sending and message.row_bytes >= STEADY_BYTES:
-                    self._in_Bps = max(0.9 * self._in_Bps, message.row_bytes / max(free_s - row_s, 1e-6))
+                    seen_Bps = message.row_bytes / max(free_s - row_s, 1e-6)
+                    self._in_Bps_by_tier[message.tier] = max(0.9 * self._in_Bps_by_tier[message.tier], seen_Bps)
 
     def _steps_ahead(self, message: Message) -> int:
         """Sorts messages of one time so that no peer comes first on all ranks."""
@@ -271,7 +316,7 @@ class OrderedTransport(ABC):
             self._cut(order, sends, True, True),
             key=lambda message: (leaves_s(message), self._steps_ahead(message)),
         )
-        receiving = self._pool.submit(self._post_within, _Window(len(incoming)), incoming, False, False, observe)
+        receiving = self._pool.submit(self._post_within, _Lane(incoming, _Window(len(incoming)), False), False, observe)
         self._send_at([(began_s + leaves_s(message), message) for message in outgoing], observe)
         receiving.result()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.errors import BrokenPlan
+from aurora.errors import BadInput, BrokenPlan
 from aurora.io import load_plan, save
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_plan, check_schedule
@@ -99,6 +99,26 @@ def test_parts_that_do_not_make_a_whole(shares):
     check_order(Order("x", pairs, share_X2=[[0.5, 1.0], [0.0, 1.0], [0.0, 0.5]]), 2)
     with pytest.raises(BrokenPlan, match="order x: expected 0 -> 1 once, found the parts"):
         check_order(Order("x", pairs, share_X2=[shares[0], [0.0, 1.0], shares[1]]), 2)
+
+
+def test_a_pair_is_of_one_tier():
+    pairs, shares = np.array([[0, 1], [1, 0], [0, 1]]), [[0.5, 1.0], [0.0, 1.0], [0.0, 0.5]]
+    check_order(Order("x", pairs, share_X2=shares, tier_X=[1, 0, 1]), 2)
+    with pytest.raises(BrokenPlan, match="order x: expected the parts of 0 -> 1 in one tier, found them in several"):
+        check_order(Order("x", pairs, share_X2=shares, tier_X=[1, 0, 0]), 2)
+    with pytest.raises(BadInput, match="order x: expected a tier for each of 3 rows"):
+        Order("x", pairs, share_X2=shares, tier_X=[1, 0])
+
+
+def test_one_partner_at_a_time_in_each_tier():
+    """Both transfers of rank 0 flow at once, which they may in two tiers and not in one."""
+    claimed = columns(
+        good(), src_X=[0, 0], dst_X=[1, 2], bytes_X=[1, 1], start_s_X=[0, 0], end_s_X=[2, 2], rate_Bps_X=[0.5, 0.5]
+    )
+    bytes_GG = np.array([[0, 1, 1], [0, 0, 0], [0, 0, 0]])
+    check_schedule(replace(claimed, tier_X=np.array([0, 1])), bytes_GG, ONES)
+    with pytest.raises(BrokenPlan, match="rank 0 sends to or from two partners at once"):
+        check_schedule(replace(claimed, tier_X=np.array([1, 1])), bytes_GG, ONES)
 
 
 FAULTS = {

@@ -1,6 +1,6 @@
 """The switch written for reading: every event looks at every flow. What the compiled one is compared with."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,12 +60,13 @@ class Gate:
         self.size_X: list[int] = size_X.tolist()
         self.most_Bps_X: list[float] = most_Bps_X.tolist()
         self._order, self._sub_channels = order, order.sub_channels
-        self._sends: list[list[int]] = [[] for _ in range(n)]
-        self._recvs: list[list[int]] = [[] for _ in range(n)]
-        for row, (src, dst) in enumerate(self.pairs):
+        self._tiers = [0] * len(self.pairs) if order.tier_X is None else order.tier_X.tolist()
+        self._sends: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by rank and tier
+        self._recvs: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for row, ((src, dst), tier) in enumerate(zip(self.pairs, self._tiers, strict=True)):
             if self.size_X[row] > 0:
-                self._sends[src].append(row)
-                self._recvs[dst].append(row)
+                self._sends[src, tier].append(row)
+                self._recvs[dst, tier].append(row)
         self._started: set[int] = set()
         self._joined: set[int] = set()
 
@@ -77,35 +78,38 @@ class Gate:
     def finish(self, row: int) -> list[int]:
         """The row is over; gives the rows that start with that."""
         src, dst = self.pairs[row]
-        self._sends[src].remove(row)
-        self._recvs[dst].remove(row)
+        self._sends[src, self._tiers[row]].remove(row)
+        self._recvs[dst, self._tiers[row]].remove(row)
         return self._startable(sorted((src, dst)))
 
     def done(self, rank: int) -> bool:
         """Whether `rank` has nothing more to send or receive."""
-        return not self._sends[rank] and not self._recvs[rank]
+        return not any(rows for queues in (self._sends, self._recvs) for (own, _), rows in queues.items() if own == rank)
 
     def _startable(self, near: Sequence[int]) -> list[int]:
-        rows = [row for rank in near for row in (*self._open_sends(rank), *self._open_recvs(rank))]
+        tiers = sorted(set(self._tiers))
+        rows = [
+            row for rank in near for each in tiers for row in (*self._open_sends(rank, each), *self._open_recvs(rank, each))
+        ]
         fresh = []
         for row in rows:
-            src, dst = self.pairs[row]
+            (src, dst), tier = self.pairs[row], self._tiers[row]
             if row in self._started or src not in self._joined or dst not in self._joined:
                 continue
-            if row in self._open_sends(src) and row in self._open_recvs(dst):
+            if row in self._open_sends(src, tier) and row in self._open_recvs(dst, tier):
                 self._started.add(row)
                 fresh.append(row)
         return fresh
 
-    def _open_sends(self, rank: int) -> list[int]:
+    def _open_sends(self, rank: int, tier: int) -> list[int]:
         if self._sub_channels is None:
-            return self._sends[rank][: self._order.sends_open]
-        return _fitting(self._sends[rank], self._sub_channels.row_X, int(self._sub_channels.out_G[rank]))
+            return self._sends[rank, tier][: self._order.sends_open]
+        return _fitting(self._sends[rank, tier], self._sub_channels.row_X, int(self._sub_channels.out_G[rank]))
 
-    def _open_recvs(self, rank: int) -> list[int]:
+    def _open_recvs(self, rank: int, tier: int) -> list[int]:
         if self._sub_channels is None:
-            return self._recvs[rank][: self._order.recvs_open]
-        return _fitting(self._recvs[rank], self._sub_channels.row_X, int(self._sub_channels.in_G[rank]))
+            return self._recvs[rank, tier][: self._order.recvs_open]
+        return _fitting(self._recvs[rank, tier], self._sub_channels.row_X, int(self._sub_channels.in_G[rank]))
 
 
 def _fitting(rows: list[int], sub_channels_X: IntArray, free: int) -> list[int]:

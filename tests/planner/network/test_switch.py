@@ -12,6 +12,7 @@ from aurora.planner.check.plans import check_schedule
 from aurora.planner.network.schedule_time import fluid_pieces, one_to_one_pieces, timed
 from aurora.planner.network.switch import Switch
 from aurora.types import Network, Order
+from aurora.types.fabric import servers
 from tests.planner.network.rates import fair_rates, rates_of
 from tests.planner.network.reference_switch import slow_rows
 from tests.strategies import RATES, fabrics, traffics_on_ports
@@ -122,11 +123,14 @@ def any_network(draw):
     return bytes_GG, network if kind is None else replace(network, fabric=draw(fabrics(len(bytes_GG), kind)))
 
 
-@given(any_network(), st.sampled_from(list(ORDER)))
-def test_the_switch_is_the_one_that_looks_at_everything_at_every_event(case, method):
+@given(any_network(), st.sampled_from(list(ORDER)), st.integers(0, 3))
+def test_the_switch_is_the_one_that_looks_at_everything_at_every_event(case, method, tiers):
     """Each pair is carried in the same bytes by the same times, whatever of it flows when at which rate."""
     bytes_GG, network = case
     order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+    if tiers:
+        tier_GG = np.random.default_rng(0).integers(0, tiers, bytes_GG.shape)
+        order = replace(order, tier_X=tier_GG[*order.pairs_X2.T])
     made = fluid_pieces(order, bytes_GG, network)
     rows = slow_rows(order, bytes_GG, network)
     expected = np.array([(src, dst, size, start, end) for start, src, dst, size, end, _ in rows]).reshape(-1, 5)
@@ -210,6 +214,41 @@ def test_stages_of_one_partner_take_what_each_rank_waits_for(case, method):
     assert staged.makespan_s == pytest.approx(staged_makespan_s(order, bytes_GG, network), rel=1e-9)
     assert staged.makespan_s >= timed(order, bytes_GG, network).makespan_s * (1 - 1e-9)
     check_schedule(staged, bytes_GG, network)
+
+
+def test_tiers_have_ports_of_their_own():
+    """On ports of 2 behind NICs of 1: by turns 0 sends for 4 + 2 s; in two tiers 4 bytes and the 4 others go side by side."""
+    bytes_GG = np.array([[0, 4, 4], [0, 0, 0], [0, 0, 0]])
+    fabric = servers([0, 0, 1], [2.0] * 3, [2.0] * 3, 1.0)
+    network = Network(np.full(3, 2.0), np.full(3, 2.0), fabric=fabric)
+    pairs_X2 = np.array([[0, 2], [0, 1], [1, 0], [1, 2], [2, 0], [2, 1]])
+    by_turns = Order("one tier", pairs_X2)
+    tiered = replace(by_turns, tier_X=np.array([1, 0, 0, 1, 1, 1]))
+    assert timed(by_turns, bytes_GG, network).makespan_s == pytest.approx(6)
+    made = timed(tiered, bytes_GG, network)
+    assert made.makespan_s == pytest.approx(4)
+    check_schedule(made, bytes_GG, network)
+    assert by_turns.stage_X.tolist()[:2] == [0, 1]
+    assert tiered.stage_X.tolist()[:2] == [0, 0]
+    assert timed(tiered, bytes_GG, network, staged=True).makespan_s == pytest.approx(4)
+    assert tiered.reversed.tier_X.tolist() == [1, 1, 1, 0, 0, 1]
+
+
+def test_one_switch_carries_all_to_alls_of_different_tiers():
+    """One of one tier, then one of three: each ends as on a switch of its own, where they share no port."""
+    network = Network.equal(4)
+    near_GG, far_GG = np.zeros((2, 4, 4), dtype=np.int64)
+    near_GG[0, 1], near_GG[1, 0], far_GG[2, 3], far_GG[3, 2] = 3, 5, 7, 2
+    pairs_X2 = np.argwhere(~np.eye(4, dtype=np.bool_))
+    order = Order("tiers", pairs_X2, tier_X=pairs_X2.sum(axis=1) % 3)
+    switch = Switch(network)
+    numbers = switch.open(Order("none", pairs_X2), near_GG), switch.open(order, far_GG)
+    for number in numbers:
+        for rank in range(4):
+            switch.join(number, rank)
+    while switch.busy:
+        switch.run()
+    assert [sorted(switch.close(number).end_s_X.tolist()) for number in numbers] == [[3, 5], [2, 7]]
 
 
 def test_a_stage_ends_as_a_whole():

@@ -1,6 +1,8 @@
 """Ranks as threads: ten thousand random orders, and what the transport refuses."""
 
 import sys
+import threading
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +27,7 @@ FAST_Bps = 1e15
 
 
 def random_order(rng, ranks):
-    """Any sequence of all pairs, some of them split, with any number of transfers open at either end."""
+    """Any sequence of all pairs, some of them split, in any tiers, with any number of transfers open at either end."""
     pairs = [(i, j) for i in range(ranks) for j in range(ranks) if i != j]
     rows, shares = [], []
     for pair in pairs:
@@ -34,7 +36,9 @@ def random_order(rng, ranks):
         shares += list(pairwise(cuts))
     sequence = rng.permutation(len(rows))
     opened = [int(rng.integers(1, ranks + 1)) if rng.random() < 0.5 else 1 for _ in range(2)]
-    return Order("drawn", np.array(rows)[sequence], *opened, np.array(shares)[sequence])
+    tier_GG = rng.integers(0, rng.integers(1, 4), (ranks, ranks))
+    pairs_X2 = np.array(rows)[sequence]
+    return Order("drawn", pairs_X2, *opened, np.array(shares)[sequence], tier_X=tier_GG[*pairs_X2.T])
 
 
 def cases(ranks, count):
@@ -69,7 +73,7 @@ def test_no_order_deadlocks(monkeypatch):
 
 
 class Watched(MemoryTransport):
-    """Notes what it posts, and how much of the same direction is then under way."""
+    """Notes what it posts, and how much of the same direction and tier is then under way."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -78,9 +82,16 @@ class Watched(MemoryTransport):
 
     def noted(self, sending, message, work):
         self.posted[sending].append((message, work))
-        under_way = [message.size for message, work in self.posted[sending] if not work._moved.is_set()]
-        self.seen[sending].append((len(under_way), sum(under_way)))
+        in_tier = [(each.size, work) for each, work in self.posted[sending] if each.tier == message.tier]
+        under_way = [size for size, work in in_tier if not work._moved.is_set()]
+        self.seen[sending].append((message.tier, len(under_way), sum(under_way)))
         return work
+
+    def seen_in_sequence(self, sending, opened):
+        """What was seen in the tiers with more rows than may be open; those of other tiers go at once."""
+        tiers = {message.tier for message, _ in self.posted[sending]}
+        rows = Counter(tier for tier, _ in {(message.tier, message.row) for message, _ in self.posted[sending]})
+        return [seen for tier, *seen in self.seen[sending] if rows[tier] > opened or len(tiers) == 1]
 
     def _send(self, message):
         return self.noted(True, message, super()._send(message))
@@ -113,12 +124,44 @@ def test_no_more_is_under_way_than_the_order_allows(monkeypatch, piece, ranks, s
         rank, opened = transport.rank, (order.recvs_open, order.sends_open)
         assert sum(m.size for m, _ in transport.posted[True]) == sizes[rank].sum()
         assert sum(m.size for m, _ in transport.posted[False]) == sizes[:, rank].sum()
-        assert all(messages <= order.sends_open for messages, _ in transport.seen[True])
+        assert all(messages <= order.sends_open for messages, _ in transport.seen_in_sequence(True, order.sends_open))
         if opened == (1, 1):
             assert all(m.size <= piece for m, _ in transport.posted[False])
-            assert all(messages == 1 or size <= 8 * piece for messages, size in transport.seen[False])
+            assert all(messages == 1 or size <= 8 * piece for messages, size in transport.seen_in_sequence(False, 1))
         else:
-            assert all(messages <= order.recvs_open for messages, _ in transport.seen[False])
+            assert all(messages <= order.recvs_open for messages, _ in transport.seen_in_sequence(False, order.recvs_open))
+
+
+class HeldUp(MemoryTransport):
+    """Sends nothing of tier 0 until something of tier 1 has left."""
+
+    def __init__(self, memory, rank, left):
+        super().__init__(memory, rank)
+        self.left = left
+
+    def _send(self, message):
+        if message.tier == 0:
+            assert self.left.wait(10.0), "tier 1 waits for tier 0"
+        work = super()._send(message)
+        if message.tier == 1:
+            self.left.set()
+        return work
+
+
+def send_held_up(rank_info, memory, order, left):
+    sends, recvs = ([torch.full((4,), each, dtype=torch.uint8) for _ in range(4)] for each in (rank_info.rank, 255))
+    HeldUp(memory, rank_info.rank, left).exchange(order, sends, recvs, lambda *_: None)
+    return [int(each[0]) for each in recvs if int(each[0]) != 255]
+
+
+@pytest.mark.parametrize("small", [0, 10**6])
+def test_a_tier_does_not_wait_for_another(monkeypatch, small):
+    """Of rank 0, the last row is of tier 1, and leaves although the two before it have not."""
+    monkeypatch.setattr(ordered, "SMALL_BYTES", small)
+    pairs_X2 = np.argwhere(~np.eye(4, dtype=np.bool_))
+    order = Order("two tiers", pairs_X2, tier_X=(pairs_X2 == (0, 3)).all(axis=1).astype(np.int64))
+    arrived = launch_threads(send_held_up, 4, Memory(4, 20.0), order, threading.Event())
+    assert arrived == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
 
 
 def test_slow_ports_get_short_pieces():

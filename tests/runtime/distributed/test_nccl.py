@@ -38,7 +38,7 @@ def drawn_bytes(rng, ranks):
 
 
 def drawn_order(rng, ranks):
-    """Any order: any sequence, windows, splits and sub-channels."""
+    """Any order: any sequence, windows, splits, sub-channels and tiers."""
     pairs = [(src, dst) for src in range(ranks) for dst in range(ranks) if src != dst]
     rows, shares = [], []
     for pair in pairs:
@@ -53,7 +53,10 @@ def drawn_order(rng, ranks):
         src_X, dst_X = np.array(rows)[sequence].T
         sub_channels = SubChannels(rng.integers(1, 1 + np.minimum(out_G[src_X], in_G[dst_X])), out_G, in_G)
     opened = rng.integers(1, 1 + rng.choice([1, 3, ranks]), 2).tolist()
-    return Order("drawn", np.array(rows)[sequence], *opened, share_X2, sub_channels=sub_channels)
+    tier_X = None
+    if rng.random() < 0.4:
+        tier_X = rng.integers(0, rng.integers(1, 4), (ranks, ranks))[*np.array(rows)[sequence].T]
+    return Order("drawn", np.array(rows)[sequence], *opened, share_X2, sub_channels=sub_channels, tier_X=tier_X)
 
 
 def payload(src, dst, size):
@@ -78,6 +81,7 @@ def exchange(transports, order, sizes_GG, emulator, observe=ignore):
 def check_held(order, sizes_GG, transfers):
     """Ports serve their rows in sequence, with no more at once than the order opens; a rank's stages do not overlap."""
     size_X = np.diff(order.cuts(sizes_GG[*order.pairs_X2.T]), axis=1)[:, 0]
+    tier_X = np.zeros(len(size_X), np.int64) if order.tier_X is None else order.tier_X
     rows_of_pair = defaultdict(list)
     for row in np.flatnonzero(size_X).tolist():
         rows_of_pair[tuple(order.pairs_X2[row].tolist())].append(row)
@@ -88,17 +92,17 @@ def check_held(order, sizes_GG, transfers):
         assert one.size == size_X[row]
         for side, rank in enumerate((one.src, one.dst)):
             spans_of_rank[rank][order.stage_X[row]].append((one.start_s, one.end_s))
-            spans_of_port[rank, side].append((row, one.start_s, one.end_s))
+            spans_of_port[rank, side, tier_X[row]].append((row, one.start_s, one.end_s))
     for stages in spans_of_rank.values():
         for before, after in pairwise(sorted(stages)):
             assert max(end_s for _, end_s in stages[before]) <= min(start_s for start_s, _ in stages[after]) + 1e-9
     sub_channels = order.sub_channels
     takes_X = np.ones(len(size_X), np.int64) if sub_channels is None else sub_channels.row_X
-    for (rank, side), spans in spans_of_port.items():
+    for (rank, side, tier), spans in spans_of_port.items():
         opened = (order.sends_open, order.recvs_open)[side]
         if sub_channels is not None:
             opened = (sub_channels.out_G, sub_channels.in_G)[side][rank]
-        if takes_X[order.pairs_X2[:, side] == rank].sum() > opened:
+        if takes_X[(order.pairs_X2[:, side] == rank) & (tier_X == tier)].sum() > opened:
             stage_K = order.stage_X[[row for row, *_ in sorted(spans)]]
             assert (np.diff(stage_K) >= 0).all()
         for _, start_s, _ in spans:
