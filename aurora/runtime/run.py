@@ -60,6 +60,10 @@ def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[
     if len(models) != len(plan.models) or len(prompts) != len(plan.models):
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
     check_plan(plan)
+    if options.deduplicate is False and any(model.hierarchy is not None for model in plan.models):
+        raise BadInput(
+            "`deduplicate`: expected tokens to travel once to a server, because the plan's all-to-alls are hierarchical"
+        )
     if options.transport == "shaped" and plan.cluster.fabric is not None:
         raise BadInput("`transport` shaped: holds ports to their rates, but not the links of the plan's fabric")
     for name, requests in zip(models, prompts, strict=True):

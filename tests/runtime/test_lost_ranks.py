@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from aurora.errors import AuroraError, RankFailed
+from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.serving_rank import serve_rank
-from aurora.types import RunOptions
-from tests.runtime.test_run import plan_for, prompts_for
+from aurora.types import Hierarchy, RunOptions
+from tests.runtime.test_run import hierarchical, plan_for, prompts_for
 
 TIMEOUT_S = 5.0  # that ranks wait for each other: longer than any of them waits for a core of a busy machine
 GUILTY = 1
@@ -41,24 +41,23 @@ def leave_out(order, sends):
     return replace(order, share_X2=np.tile([0.0, 0.5], (len(order.pairs_X2), 1))), sends
 
 
-def serve_with(rank_info, fault, folder, *args):
-    """Serve, with `fault` in the guilty rank's CALL-th exchange; writes what this rank says, and how long after it it did."""
-    exchange, calls = LayerContext.exchange, []
+def serve_with(rank_info, fault, call, folder, *args):
+    """Serve, with `fault` in the guilty rank's exchange `call`; writes what this rank says, and how long after it it did."""
+    exchange, calls = GlooTransport.exchange, []
 
-    def counted(context, layer, op, sends, recvs):
+    def counted(transport, order, sends, recvs, observe):
         calls.append(time.monotonic())
-        if rank_info.rank == GUILTY and len(calls) == CALL:
-            order, sends = fault(op.order, sends)
-            op = replace(op, order=order)
-        return exchange(context, layer, op, sends, recvs)
+        if rank_info.rank == GUILTY and len(calls) == call:
+            order, sends = fault(order, sends)
+        return exchange(transport, order, sends, recvs, observe)
 
-    LayerContext.exchange = counted
+    GlooTransport.exchange = counted
     try:
         serve_rank(rank_info, *args)
         said = "no error"
     except AuroraError as error:
         said = f"{type(error).__name__}: {error}"
-    (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - calls[CALL - 1]:.3f} {said}")
+    (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - calls[call - 1]:.3f} {said}")
     time.sleep(0.2)  # a rank that leaves closes its connections: the others shall fail by themselves
 
 
@@ -76,11 +75,22 @@ def test_whoever_is_left_says_who_where_and_in_which_model(mixtral, tmp_path, fa
     args = (plan_for([mixtral], 2), [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=TIMEOUT_S))
     dies = pytest.raises(RankFailed, match="rank 1 of 2 died") if fault is die else nullcontext()
     with dies:
-        launch(serve_with, 2, fault, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
+        launch(serve_with, 2, fault, CALL, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
     for rank, pattern in expected.items():
         seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
         assert re.fullmatch(pattern, said), said
         assert float(seconds) < 10 * TIMEOUT_S
+
+
+@pytest.mark.parametrize("fault", [hang, die])
+def test_a_rank_that_is_lost_between_the_steps_of_an_exchange_is_named(mixtral, tmp_path, fault):
+    """In the second of the three steps of layer 1's combine, on two servers of one rank."""
+    plan = hierarchical(plan_for([mixtral], 2), Hierarchy(np.arange(2), 2))
+    args = (plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=TIMEOUT_S))
+    with pytest.raises(RankFailed, match="rank 1 of 2 died") if fault is die else nullcontext():
+        launch(serve_with, 2, fault, 11, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
+    _, said = (tmp_path / "0").read_text().split(" ", 1)
+    assert said.startswith("RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: "), said
 
 
 def test_with_two_models_both_lanes_of_whoever_is_left_end(mixtral, qwen, tmp_path):
@@ -88,7 +98,7 @@ def test_with_two_models_both_lanes_of_whoever_is_left_end(mixtral, qwen, tmp_pa
     paths = [mixtral, qwen]
     prompts = [prompts_for(mixtral, 6), prompts_for(qwen, 4)]
     args = (plan_for(paths, 2), paths, prompts, RunOptions(timeout_s=TIMEOUT_S))
-    launch(serve_with, 2, hang, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
+    launch(serve_with, 2, hang, CALL, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
     seconds, said = (tmp_path / "0").read_text().split(" ", 1)
     where = r"(mixtral-topics|qwen3moe-stdlib), (layer \d, \w+|between steps)"
     assert re.fullmatch(rf"RankFailed: {where}: rank 0 lost rank 1: .*[Tt]ime(d |)out.*", said), said

@@ -29,7 +29,19 @@ from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.timers import HostTimer
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import TRACE_PHASES, Curve, Cut, Fabric, Link, Placement, PlanOptions, Profile, ProfileOptions, RunOptions
+from aurora.types import (
+    TRACE_PHASES,
+    Curve,
+    Cut,
+    Fabric,
+    Hierarchy,
+    Link,
+    Placement,
+    PlanOptions,
+    Profile,
+    ProfileOptions,
+    RunOptions,
+)
 from tests.conftest import cluster
 from tests.models.architectures import SERVED, build
 
@@ -64,6 +76,11 @@ def plan_for(paths, ranks, options=PlanOptions("random", "random", "random", "op
         profiles.append(Profile(model.name, model.fingerprint(), tokens, model.top_k, 1, 1, model.expert_bytes,
                                 model.other_bytes, {"cpu": FLAT}))  # fmt: skip
     return make_plan(cluster(*[50e6] * ranks, **gpu), profiles, options)
+
+
+def hierarchical(plan, hierarchy):
+    """The plan with all-to-alls over servers."""
+    return replace(plan, models=tuple(replace(model, deduplicated=True, hierarchy=hierarchy) for model in plan.models))
 
 
 def prompts_for(path, count, seed=0):
@@ -120,6 +137,24 @@ def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first
     plan = replace(plan, models=(model,))
     _, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate, local_first=local_first)
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("hierarchy", "transport", "order"),
+    [
+        (Hierarchy(np.array([1, 0, 1, 0]), 3), "gloo", "openshop"),
+        (Hierarchy(np.array([0, 0, 0, 1]), 1), "shaped", "birkhoff"),
+        (Hierarchy(np.array([0, 1, 2, 2]), 2), "memory", "all-at-once"),
+    ],
+)
+def test_all_to_alls_over_servers_give_the_plain_models_output(mixtral, qwen, hierarchy, transport, order):
+    """Two models, ranks without tokens, and orders of one partner at a time, of split rows and without any sequence."""
+    paths = [mixtral, qwen]
+    plan = hierarchical(plan_for(paths, 4, PlanOptions("random", "random", "random", order, seed=3)), hierarchy)
+    _, found = differences(plan, paths, [prompts_for(mixtral, 9), prompts_for(qwen, 2, seed=1)], transport=transport)
+    assert found == []
+    with pytest.raises(BadInput, match=r"`deduplicate`: expected .* hierarchical"):
+        aurora.run(plan, paths, [[[1]], [[1]]], RunOptions(deduplicate=False))
 
 
 def test_ranks_without_requests_keep_step(mixtral):

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from aurora.errors import RankFailed
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import timed
 from aurora.runtime.distributed import launcher, nccl, process_groups
@@ -21,7 +22,7 @@ from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.nccl import End, NcclTransport
 from aurora.runtime.distributed.process_groups import default_process_group
-from aurora.types import Network, Order, SubChannels
+from aurora.types import Hierarchy, Network, Order, SubChannels
 from tests.runtime.distributed.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator
 
 
@@ -134,6 +135,33 @@ def test_any_order_ends_and_is_held():
 @pytest.mark.slow
 def test_ten_thousand_orders_end_and_are_held():
     check_orders(range(1000, 6000))
+
+
+@pytest.mark.parametrize("method", ["openshop", "birkhoff", "all-at-once"])
+def test_steps_of_all_to_alls_over_servers_end(method):
+    """All steps of a dispatch and its combine are queued at once; hosts are late by different times."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        ranks, chunks = int(rng.integers(2, 9)), int(rng.integers(1, 5))
+        hierarchy = Hierarchy(np.unique(rng.integers(0, ranks, ranks), return_inverse=True)[1], chunks)
+        rank_UK = np.stack([rng.permutation(ranks)[: 1 + ranks // 2] for _ in range(9 * ranks)])
+        rows = hierarchical_rows(rank_UK, rng.integers(0, ranks, len(rank_UK)), hierarchy)
+        steps_SGG = step_rows(rows, hierarchy) * 100
+        order = ORDER[method](steps_SGG.sum(axis=0), Network.equal(ranks), rng=rng)
+        emulator = NcclEmulator(ranks, lambda src, dst, size: 1.0 + size / 100, int(rng.choice([0, 200])))
+        delays = [partial(rng.uniform, 0.0, late_s) for late_s in rng.choice([0.0, 1.0, 30.0], ranks)]
+        transports = [NcclTransport(EmulatedCalls(emulator, rank, delay_s), None) for rank, delay_s in enumerate(delays)]
+        exchanges = [(order, sizes_GG) for sizes_GG in steps_SGG]
+        exchanges += [(order.reversed, sizes_GG.T) for sizes_GG in steps_SGG[::-1]]
+        arrived = []
+        for rank, transport in enumerate(transports):
+            for way, sizes_GG in exchanges:
+                arrived += [(src, rank, torch.zeros(size, dtype=torch.uint8)) for src, size in enumerate(sizes_GG[:, rank])]
+                sends = [payload(rank, dst, size) for dst, size in enumerate(sizes_GG[rank])]
+                transport.exchange(way, sends, [into for *_, into in arrived[-ranks:]], ignore)
+        emulator.finish()
+        assert len(emulator.transfers) >= np.count_nonzero(steps_SGG) * 2
+        assert all(torch.equal(into, payload(src, dst, len(into))) for src, dst, into in arrived)
 
 
 @pytest.mark.parametrize("method", ["openshop", "openshop-best", "birkhoff", "aurora-alg1"])
