@@ -41,7 +41,7 @@ def one_exchange(method: str, ranks: int) -> str:
     timed(order, bytes_GG, network)
     timed_s = time.perf_counter() - began
     began = time.perf_counter()
-    fluid_pieces(order, bytes_GG, network)
+    fluid_pieces(order, bytes_GG[None], network)
     switch_s = time.perf_counter() - began
     return f"| {method} | {ranks} | {np.count_nonzero(bytes_GG):,} | {timed_s:.3f} | {switch_s:.3f} |"
 

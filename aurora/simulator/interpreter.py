@@ -5,14 +5,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from aurora.errors import BadInput
 from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
-from aurora.planner.workload.traffic import deduplicated_tokens, tokens_on_gpu, tokens_to_gpus
+from aurora.planner.workload.traffic import exchange_bytes, tokens_on_gpu
 from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
 from aurora.types import (
     BARRIERS,
@@ -75,7 +73,8 @@ def simulate(
         barriers: "gpu": a rank continues when its own transfers are done, and a Barrier releases all ranks of the model at
             once. "none": as "gpu", without Barriers. "global": every phase of a model ends on all ranks together, and only
             then are GPU and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
-        ordered: called with an all-to-all's bytes (G, G), returns its order; None: the program's orders are used.
+        ordered: called with an all-to-all's bytes (G, G), all steps together, returns its order; None: the program's orders are
+            used.
         interleave: whether the models run side by side, or one after the other on every rank.
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
 
@@ -91,11 +90,12 @@ def simulate(
 
 
 @dataclass
-class _AllToAll:
-    """One all-to-all in progress: its number at the switch, and the ranks that wait for its end."""
+class _Step:
+    """One step of an all-to-all in progress: its number at the switch, and the ranks that wait for its end."""
 
     key: Key
-    number: int  # of the switch
+    number: int  # of the step, 0 in a flat all-to-all
+    at_switch: int  # the switch's number of it
     finished: int = 0  # ranks whose transfers are done
     waiting: dict[int, Resume] = field(default_factory=dict)
 
@@ -125,8 +125,9 @@ class _Run:
         ]
         self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not self.interleave
         self._at_barrier: dict[Key, list[Resume]] = {}
-        self._exchanges: dict[Key, _AllToAll] = {}
-        self._by_number: dict[int, _AllToAll] = {}
+        self._sizes: dict[Key, tuple[Order, IntArray]] = {}  # of all-to-alls with steps to come: order, bytes of each step
+        self._steps: dict[tuple[Key, int], _Step] = {}
+        self._by_number: dict[int, _Step] = {}
         self._switch = Switch(self.cluster.network)
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
@@ -141,7 +142,7 @@ class _Run:
             done = self._switch.run(self._heap[0][0] if self._heap else float("inf"))
             self.now = self._switch.now_s
             for number, rank in done:
-                self._finish_exchange(self._by_number[number], rank)
+                self._finish_step(self._by_number[number], rank)
             while not done and self._heap and self._heap[0][0] <= self.now:
                 heapq.heappop(self._heap)[2]()
         assert not any(inspect.getgeneratorstate(process) == inspect.GEN_SUSPENDED for process in running), (
@@ -177,8 +178,9 @@ class _Run:
             self._rank_locks[rank].release()
 
     def _exchange(self, rank: int, op: Exchange, model: int, step: int, layer: int) -> Process:
-        """The rank's transfers of one all-to-all, while it has the port."""
-        yield self._join(rank, op, (model, step, layer, op.phase))
+        """The rank's transfers of one all-to-all, step by step, while it has the port."""
+        for number in range(1 if op.hierarchy is None else op.hierarchy.steps):
+            yield self._join(rank, op, (model, step, layer, op.phase), number)
         if self.barriers == "global":
             yield self._barrier(model, step, layer, op.phase)
 
@@ -233,42 +235,47 @@ class _Run:
 
         return wait
 
-    def _join(self, rank: int, op: Exchange, key: Key) -> Wait:
-        """Waits until the rank has sent and received all its bytes of this all-to-all."""
+    def _join(self, rank: int, op: Exchange, key: Key, number: int) -> Wait:
+        """Waits until the rank has sent and received all its bytes of this step of the all-to-all."""
 
         def wait(resume: Resume) -> None:
-            if key not in self._exchanges:
-                bytes_GG = self._bytes_GG(op, *key[:3])
-                order = op.order if self.ordered is None else self.ordered(bytes_GG)
-                self._exchanges[key] = exchange = _AllToAll(key, self._switch.open(order, bytes_GG, self.staged))
-                self._by_number[exchange.number] = exchange
-            exchange = self._exchanges[key]
-            exchange.waiting[rank] = resume
-            if self._switch.join(exchange.number, rank):
-                self._finish_exchange(exchange, rank)
+            if (key, number) not in self._steps:
+                self._open(op, key, number)
+            step = self._steps[key, number]
+            step.waiting[rank] = resume
+            if self._switch.join(step.at_switch, rank):
+                self._finish_step(step, rank)
 
         return wait
 
-    def _finish_exchange(self, exchange: _AllToAll, rank: int) -> None:
-        """Resumes a rank whose transfers are done; records the all-to-all once all ranks' are."""
-        exchange.finished += 1
-        if exchange.finished == self.program.ranks:
-            carried = self._switch.close(exchange.number)
-            self.record.transfers(
-                *exchange.key, carried.src_X, carried.dst_X, carried.bytes_X, carried.start_s_X, carried.end_s_X
-            )
-            del self._exchanges[exchange.key], self._by_number[exchange.number]
-        exchange.waiting.pop(rank)()
+    def _open(self, op: Exchange, key: Key, number: int) -> None:
+        """Begins a step of an all-to-all. Its bytes are counted for all steps at once."""
+        if number == 0:
+            bytes_SGG = self._bytes_SGG(op, *key[:3])
+            self._sizes[key] = op.order if self.ordered is None else self.ordered(bytes_SGG.sum(axis=0)), bytes_SGG
+        order, bytes_SGG = self._sizes[key]
+        if number == len(bytes_SGG) - 1:
+            del self._sizes[key]
+        step = _Step(key, number, self._switch.open(order, bytes_SGG[number], self.staged))
+        self._steps[key, number] = self._by_number[step.at_switch] = step
 
-    def _bytes_GG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
-        """(G, G) int64: the bytes that each GPU sends to each in one all-to-all."""
-        profile = self.profiles[model]
-        deduplicated, split_EG = self.program.deduplicated_M[model], self._split_MLEG[model][layer]
-        if deduplicated:
-            tokens_GG = deduplicated_tokens(
-                *profile.required_routing.layer(layer, step), split_EG.argmax(axis=1), self.program.ranks
-            )
-        else:
-            tokens_GG = tokens_to_gpus(profile.tokens_TLSE[step, layer], split_EG)
-        np.fill_diagonal(tokens_GG, 0)
-        return tokens_GG * profile.row_bytes(deduplicated) if op.phase == "dispatch" else tokens_GG.T * profile.combine_bytes
+    def _finish_step(self, step: _Step, rank: int) -> None:
+        """Resumes a rank whose transfers are done; records the step once all ranks' are."""
+        step.finished += 1
+        if step.finished == self.program.ranks:
+            carried = self._switch.close(step.at_switch)
+            self.record.transfers(*step.key, carried.src_X, carried.dst_X, carried.bytes_X, carried.start_s_X, carried.end_s_X)
+            del self._steps[step.key, step.number], self._by_number[step.at_switch]
+        step.waiting.pop(rank)()
+
+    def _bytes_SGG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
+        """(S, G, G) int64: the bytes that each GPU sends to each in one all-to-all, in each of its steps."""
+        return exchange_bytes(
+            self.profiles[model],
+            layer,
+            self._split_MLEG[model][layer],
+            op.phase,
+            deduplicated=self.program.deduplicated_M[model],
+            hierarchy=op.hierarchy,
+            window=step,
+        )

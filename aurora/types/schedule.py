@@ -213,6 +213,7 @@ class Schedule(Value):
         hop_X2: (X, 2) int64, where bytes are forwarded: the GPUs that a row goes from and to on its way from src to dst. None
             if every row goes from src to dst directly.
         tier_X: (X,) int64, the tier of each row's pair in the order; None if all are of one.
+        step_X: (X,) int64, the step of each row in a hierarchical all-to-all; None if it is flat.
 
     Raises:
         BadInput: if columns differ in length or hold invalid numbers.
@@ -231,8 +232,11 @@ class Schedule(Value):
     cut: Cut | None = None
     hop_X2: IntArray | None = None
     tier_X: IntArray | None = None
+    step_X: IntArray | None = None
 
     def __post_init__(self) -> None:
+        if self.step_X is not None:
+            object.__setattr__(self, "step_X", counts("schedule, step_X", self.step_X, 1))
         if self.hop_X2 is not None:
             object.__setattr__(self, "hop_X2", counts("schedule, hop_X2", self.hop_X2, 2))
         if self.tier_X is not None:

@@ -28,24 +28,20 @@ def hierarchical_rows(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarch
         source_U: (U,) int64, the rank that each token starts on. A rank's tokens are cut into chunks in this order.
         hierarchy: the servers and the number of chunks.
     """
-    ranks, servers, server_G = hierarchy.ranks, hierarchy.servers, hierarchy.server_G
-    token_U = np.arange(len(rank_UK))[:, None]
-    needs_UG = np.zeros((len(rank_UK), ranks), dtype=np.bool_)
-    needs_UG[token_U, rank_UK] = True
-    needs_UN = np.zeros((len(rank_UK), servers), dtype=np.bool_)
-    needs_UN[token_U, server_G[rank_UK]] = True
-    sent_GN = np.zeros((ranks, servers), dtype=np.int64)
-    needed_GCG = np.zeros((ranks, hierarchy.chunks, ranks), dtype=np.int64)
-    for rank in range(ranks):
-        own_U = source_U == rank
-        own_XG, own_XN = needs_UG[own_U], needs_UN[own_U]
-        sent_GN[rank] = own_XN.sum(axis=0)
-        for server, starts_C in enumerate(hierarchy.chunk_starts(sent_GN[rank]).tolist()):
-            members = np.flatnonzero(server_G == server)
-            rows_XG = own_XG[own_XN[:, server]][:, members]
-            for chunk in range(hierarchy.chunks):
-                needed_GCG[rank, chunk, members] = rows_XG[starts_C[chunk] : starts_C[chunk + 1]].sum(axis=0)
-    return HierarchicalRows(sent_GN, needed_GCG)
+    ranks, servers, chunks, top_k = hierarchy.ranks, hierarchy.servers, hierarchy.chunks, rank_UK.shape[1]
+    at_UK = np.sort(hierarchy.server_G[rank_UK] * ranks + rank_UK, axis=1)  # by server, then by rank
+    server_UK, rank_UK = np.divmod(at_UK, ranks)
+    new_rank_UK, new_server_UK = (np.diff(each_UK, axis=1, prepend=-1) != 0 for each_UK in (at_UK, server_UK))
+    visit_X = new_server_UK.ravel().cumsum() - 1  # which visit of a token to a server each choice belongs to
+    pair_V = np.repeat(source_U, top_k)[new_server_UK.ravel()] * servers + server_UK[new_server_UK]
+    sent_P = np.bincount(pair_V, minlength=ranks * servers)
+    by_pair, number_V = np.argsort(pair_V, kind="stable"), np.empty_like(pair_V)
+    number_V[by_pair] = np.arange(len(pair_V)) - np.repeat(sent_P.cumsum() - sent_P, sent_P)
+    chunk_V = ((number_V + 1) * chunks - 1) // sent_P[pair_V]  # the last chunk that starts at this number or before
+    needed_X = np.repeat(source_U, top_k) * chunks + chunk_V[visit_X]
+    needed_X = (needed_X * ranks + rank_UK.ravel())[new_rank_UK.ravel()]
+    needed_GCG = np.bincount(needed_X, minlength=ranks * chunks * ranks).reshape(ranks, chunks, ranks)
+    return HierarchicalRows(sent_P.reshape(ranks, servers), needed_GCG)
 
 
 def step_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> IntArray:

@@ -1,6 +1,6 @@
 """Times an order: its schedule for given bytes on a network."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 from numba import njit
@@ -26,9 +26,36 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
     if not staged and order.one_to_one and not order.paced and order.tier_X is None and network.fabric is None:
         made = one_to_one_pieces(order, bytes_GG, network)
     else:
-        made = fluid_pieces(order, bytes_GG, network, staged)
-        by_start = np.lexsort((made.rate_Bps_X, made.end_s_X, made.bytes_X, made.dst_X, made.src_X, made.start_s_X))
-        made = Pieces(*(getattr(made, column.name)[by_start] for column in fields(made)))
+        made = by_start(fluid_pieces(order, bytes_GG[None], network, staged))
+    return _schedule(order, made, bytes_GG, network)
+
+
+def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Schedule:
+    """Computes the schedule of a hierarchical all-to-all when all ranks begin at once.
+
+    Each rank goes on to the next step as soon as its own transfers of a step have ended, as the runtime's ranks do.
+
+    Args:
+        order: the order of every step.
+        bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
+        network: ports, start-ups, fabric and incast.
+        staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
+
+    Returns:
+        A Schedule with `step_X`. Its bounds are those of the bytes of all steps.
+    """
+    made = by_start(fluid_pieces(order, bytes_SGG, network, staged))
+    return replace(_schedule(order, made, bytes_SGG.sum(axis=0), network), step_X=made.number_X)
+
+
+def by_start(made: Pieces) -> Pieces:
+    """Returns pieces in the sequence of their starts."""
+    row_X = np.lexsort((made.rate_Bps_X, made.end_s_X, made.bytes_X, made.dst_X, made.src_X, made.start_s_X))
+    return Pieces(*(getattr(made, column.name)[row_X] for column in fields(made)))
+
+
+def _schedule(order: Order, made: Pieces, bytes_GG: IntArray, network: Network) -> Schedule:
+    """The schedule of timed pieces, with the bounds of all their bytes."""
     return Schedule(
         order.method,
         order.one_to_one,
@@ -65,7 +92,8 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
         src_X, dst_X = order.pairs_X2.T
         first_X, end_X = order.cuts(bytes_GG[src_X, dst_X]).T
         size_X = end_X - first_X
-    return Pieces(*_one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG))
+    made = _one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG)
+    return Pieces(*made, np.zeros_like(made[0]))
 
 
 @njit(cache=True, error_model="numpy")
@@ -100,12 +128,17 @@ def _one_after_the_other(pairs_X2, size_X, bytes_GG, Bps_GG, startup_s_GG):
     return whole_3X[0], whole_3X[1], whole_3X[2], real_3X[0], real_3X[1], real_3X[2]
 
 
-def fluid_pieces(order: Order, bytes_GG: IntArray, network: Network, staged: bool = False) -> Pieces:
-    """Returns the timed pieces of any order, event by event on the Switch: concurrent transfers share ports and links."""
+def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Pieces:
+    """Returns the timed pieces of any order, event by event on the Switch: concurrent transfers share ports and links.
+
+    bytes_SGG (S, G, G) are the bytes of each step of the all-to-all, whose number the pieces have.
+    """
     switch = Switch(network, logging=True)
-    number = switch.open(order, bytes_GG, staged)
-    for rank in range(len(bytes_GG)):
-        switch.join(number, rank)
-    while switch.busy:
-        switch.run()
+    steps = [switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG]
+    ready = [(0, rank) for rank in range(network.gpus)]  # steps that ranks come to
+    while ready or switch.busy:
+        for step, rank in ready:
+            while step < len(steps) and switch.join(steps[step], rank):
+                step += 1
+        ready = [(step + 1, rank) for step, rank in switch.run()]
     return switch.pieces()

@@ -37,9 +37,13 @@ class Transfers:
 
 @dataclass(frozen=True)
 class Pieces(Transfers):
-    """The parts of transfers that flowed at one rate, start-ups excluded, in the order in which they ended."""
+    """The parts of transfers that flowed at one rate, start-ups excluded, in the order in which they ended.
+
+    number_X is the all-to-all of each.
+    """
 
     rate_Bps_X: FloatArray
+    number_X: IntArray
 
 
 def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
@@ -174,7 +178,8 @@ class Switch:
         bytes_X = np.empty_like(upto_X)
         bytes_X[by_row] = upto_X - np.where(again_X, np.roll(upto_X, 1), 0)
         rows = self._rows
-        return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, log.start_s[:count], log.end_s[:count], log.rate_Bps[:count])
+        times = (column[:count] for column in (log.start_s, log.end_s, log.rate_Bps))
+        return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, *times, rows.slot[row_X])
 
     def _allocate(self, length: int, tiers: int) -> tuple[int, int]:
         """Allocates a slot of so many tiers, and `length` rows that no all-to-all uses; returns the slot and the first row."""

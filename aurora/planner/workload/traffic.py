@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from aurora.types import Profile
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.types import Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 
@@ -27,6 +28,49 @@ def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray, deduplicat
         tokens_GG = tokens_to_gpus(profile.tokens_TLSE[:, layer].sum(axis=0), split_EG)
     np.fill_diagonal(tokens_GG, 0)
     return tokens_GG
+
+
+def exchange_bytes(
+    profile: Profile,
+    layer: int,
+    split_EG: FloatArray,
+    phase: str,
+    *,
+    deduplicated: bool = False,
+    hierarchy: Hierarchy | None = None,
+    window: int | None = None,
+) -> IntArray:
+    """Returns the bytes of one layer's dispatch or combine, in each of its steps; a flat all-to-all has one step.
+
+    Args:
+        profile: the recorded routing. Source rank g sits on GPU g.
+        layer: which MoE layer.
+        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
+        phase: "dispatch" or "combine".
+        deduplicated: whether a token is sent once to a GPU that holds several of its experts; replicas are not allowed.
+        hierarchy: the servers and chunks of a hierarchical all-to-all, whose tokens are deduplicated; None if it is flat.
+        window: which window; None: all windows as one all-to-all.
+
+    Returns:
+        (S, G, G) int64 bytes from each rank to each other in each of S steps, with zero diagonals.
+
+    Raises:
+        BadInput: with `deduplicated`, if the profile holds no token-level routing.
+    """
+    gpus = split_EG.shape[1]
+    if deduplicated:
+        (experts_UK, source_U), gpu_E = profile.required_routing.layer(layer, window), split_EG.argmax(axis=1)
+        if hierarchy is None:
+            rows_SGG = deduplicated_tokens(experts_UK, source_U, gpu_E, gpus)[None]
+        else:
+            rows_SGG = step_rows(hierarchical_rows(gpu_E[experts_UK], source_U, hierarchy), hierarchy)
+    else:
+        windows = slice(None) if window is None else slice(window, window + 1)
+        rows_SGG = tokens_to_gpus(profile.tokens_TLSE[windows, layer].sum(axis=0), split_EG)[None]
+    rows_SGG[:, np.arange(gpus), np.arange(gpus)] = 0
+    if phase == "dispatch":
+        return rows_SGG * profile.row_bytes(deduplicated)
+    return rows_SGG[::-1].transpose(0, 2, 1) * profile.combine_bytes
 
 
 def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:

@@ -96,7 +96,7 @@ def test_nanoseconds_are_times_like_any_other():
 def test_with_one_partner_at_a_time_the_shortcut_is_the_switch(case, method):
     bytes_GG, network = case
     order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
-    quick, slow = (make(order, bytes_GG, network) for make in (one_to_one_pieces, fluid_pieces))
+    quick, slow = one_to_one_pieces(order, bytes_GG, network), fluid_pieces(order, bytes_GG[None], network)
     columns = (
         [(p.src_X, p.dst_X, p.bytes_X)[i][np.lexsort((p.start_s_X, p.dst_X, p.src_X))] for i in range(3)] for p in (quick, slow)
     )
@@ -131,7 +131,7 @@ def test_the_switch_is_the_one_that_looks_at_everything_at_every_event(case, met
     if tiers:
         tier_GG = np.random.default_rng(0).integers(0, tiers, bytes_GG.shape)
         order = replace(order, tier_X=tier_GG[*order.pairs_X2.T])
-    made = fluid_pieces(order, bytes_GG, network)
+    made = fluid_pieces(order, bytes_GG[None], network)
     rows = slow_rows(order, bytes_GG, network)
     expected = np.array([(src, dst, size, start, end) for start, src, dst, size, end, _ in rows]).reshape(-1, 5)
     found = np.stack([made.src_X, made.dst_X, made.bytes_X, made.start_s_X, made.end_s_X], axis=1)

@@ -1,0 +1,167 @@
+"""Hierarchical all-to-alls in the simulator: by hand, and against the planner's timing of their steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.make_plan import make_plan
+from aurora.planner.network.schedule_time import timed, timed_steps
+from aurora.planner.workload.traffic import exchange_bytes
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import TRACE_PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, TokenRouting, servers
+from tests.simulator.test_interpreter import rows
+
+KEEP = PlanOptions("contiguous", "contiguous", order="all-at-once")
+ROW = 48  # bytes of a deduplicated row of one byte, with the weights and experts of two choices
+
+
+def routed(experts_UK, source_U, window_U=None, experts=None, layers=1):
+    """A profile without compute whose tokens chose these experts in every layer; a row has ROW bytes each way."""
+    nothing = {phase: Curve([1.0], [0.0]) for phase in ("gate", "expert", "aggregate")}
+    chosen = np.repeat(np.array(experts_UK)[:, None], layers, axis=1)
+    windows = np.zeros(len(chosen), dtype=np.int64) if window_U is None else np.array(window_U)
+    routing = TokenRouting(chosen, np.array(source_U), windows)
+    tokens = routing.tokens_TLSE(int(windows.max()) + 1, experts, experts)
+    return Profile("m", "print", tokens, chosen.shape[2], 1, ROW, 1, 1, {"reference": nothing}, routing=routing)
+
+
+def machines(server_G, nic_Bps, inside_Bps=480.0, startup_s=0.0, shared_nic=False):
+    gpus = tuple(Gpu(f"g{i}", "gpu", node, inside_Bps, inside_Bps, 10**9, 1.0, startup_s) for i, node in enumerate(server_G))
+    ports = [inside_Bps] * len(gpus)
+    return Cluster("servers", gpus, servers(server_G, ports, ports, nic_Bps, shared_nic))
+
+
+def hierarchical(plan, chunks):
+    """The plan with all-to-alls in two hops over the servers of its cluster."""
+    hierarchy = Hierarchy(np.array(plan.cluster.fabric.server_G), chunks)
+    return replace(plan, models=tuple(replace(each, deduplicated=True, hierarchy=hierarchy) for each in plan.models))
+
+
+def transfers(trace, phase, rank):
+    """(peer, start, end, bytes) of what a rank sends in a phase, by start."""
+    keep = (trace.phase_X == TRACE_PHASES.index(phase)) & trace.sent_X & (trace.rank_X == rank)
+    columns = (trace.peer_X, trace.start_s_X, trace.end_s_X, trace.bytes_X)
+    return sorted(zip(*(column[keep].tolist() for column in columns), strict=True), key=lambda row: row[1:])
+
+
+def test_two_servers_by_hand():
+    """Rank 0 has four tokens for ranks 2 and 3, which are on the other server. A NIC carries a row a second, a port ten.
+
+    The dispatch sends two rows by the NIC in each of 0..2 and 2..4; rank 2 passes the first two on to rank 3 in 2..2.2, and
+    the others in 4..4.2. The combine goes back from 4.2: rank 3's sums to rank 2 in 4.2..4.4, then two rows by the NIC in
+    4.4..6.4, while rank 3's other sums come, and two in 6.4..8.4. Flat, eight rows go by rank 0's NIC each way.
+    """
+    p = routed([[2, 3]] * 4, [0] * 4, experts=4)
+    flat = make_plan(machines([0, 0, 1, 1], ROW), [p], KEEP)
+    trace = simulate_plan(hierarchical(flat, 2), [p])
+    expected = {
+        ("dispatch", 0): [(2, 0, 2, 2 * ROW), (2, 2, 4, 2 * ROW)],
+        ("dispatch", 2): [(3, 2, 2.2, 2 * ROW), (3, 4, 4.2, 2 * ROW)],
+        ("dispatch", 3): [],
+        ("combine", 3): [(2, 4.2, 4.4, 2 * ROW), (2, 4.4, 4.6, 2 * ROW)],
+        ("combine", 2): [(0, 4.4, 6.4, 2 * ROW), (0, 6.4, 8.4, 2 * ROW)],
+        ("combine", 0): [],
+    }
+    for (phase, rank), moved in expected.items():
+        assert [pytest.approx(row) for row in moved] == transfers(trace, phase, rank)
+    assert trace.seconds == pytest.approx(8.4)
+    deduplicated = replace(flat, models=(replace(flat.models[0], deduplicated=True),))
+    assert simulate_plan(deduplicated, [p]).seconds == pytest.approx(16)
+
+
+def test_a_server_with_one_nic_divides_it():
+    """Ranks 0 and 1 each have two tokens for their gateways: one NIC carries the four rows in turn, two NICs side by side."""
+    p = routed([[2, 0], [2, 0], [3, 1], [3, 1]], [0, 0, 1, 1], experts=4)
+    seconds = []
+    for shared in (False, True):
+        plan = hierarchical(make_plan(machines([0, 0, 1, 1], ROW, shared_nic=shared), [p], KEEP), 1)
+        seconds.append(simulate_plan(plan, [p]).seconds)
+    assert seconds == pytest.approx([4, 8])
+
+
+def test_the_port_is_held_over_all_steps():
+    """The second model's dispatch begins on a rank when the first model's has ended there, not between two of its steps."""
+    p = routed([[2, 3]] * 4, [0] * 4, experts=4)
+    plan = make_plan(machines([0, 0, 1, 1], ROW), [p, p], PlanOptions("contiguous", "contiguous", "contiguous", "all-at-once"))
+    trace = simulate_plan(hierarchical(plan, 2), [p, p])
+    ends = [max(end for rank, _, end in rows(trace, "dispatch", 0) if rank == each) for each in (0, 2)]
+    starts = [min(start for rank, start, _ in rows(trace, "dispatch", 1) if rank == each) for each in (0, 2)]
+    assert ends == pytest.approx([4, 4.2])
+    assert starts == pytest.approx([4.2, 4.2])
+
+
+@st.composite
+def cases(draw):
+    """(cluster, profile, chunks): servers of any sizes, and tokens of two windows."""
+    members = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    ranks, tokens = sum(members), draw(st.integers(1, 20))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    server_G = rng.permutation(np.repeat(np.arange(len(members)), members)).tolist()
+    top_k = draw(st.integers(1, min(3, ranks)))
+    chosen = np.array([rng.permutation(ranks)[:top_k] for _ in range(tokens)])
+    p = routed(chosen, rng.integers(0, ranks, tokens), np.arange(tokens) % 2, ranks, draw(st.integers(1, 2)))
+    startup_s = draw(st.sampled_from((0.0, 0.3)))
+    return (
+        machines(server_G, draw(st.sampled_from((20.0, 48.0))), 480.0, startup_s, draw(st.booleans())),
+        p,
+        draw(st.integers(1, 4)),
+    )
+
+
+@given(cases(), st.booleans())
+def test_a_simulated_exchange_is_the_planners_and_carries_all_bytes(case, staged):
+    cluster, p, chunks = case
+    p = replace(p, tokens_TLSE=p.tokens_TLSE.sum(axis=0, keepdims=True), routing=replace(
+        p.routing, window_U=np.zeros(len(p.routing.window_U), dtype=np.int64)
+    ))  # fmt: skip
+    plan = hierarchical(make_plan(cluster, [p], KEEP), chunks)
+    (model,), trace = plan.models, simulate_plan(plan, [p], staged=staged)
+    given = p, 0, model.placement.split_EG(0)
+    sizes = [exchange_bytes(*given, phase, deduplicated=True, hierarchy=model.hierarchy) for phase in ("dispatch", "combine")]
+    keep = (trace.phase_X == TRACE_PHASES.index("dispatch")) & (trace.layer_X == 0)
+    made = timed_steps(model.dispatch_L[0], sizes[0], cluster.network, staged)
+    assert trace.end_s_X[keep].max(initial=0) == pytest.approx(made.makespan_s)
+    for phase, bytes_SGG in zip(("dispatch", "combine"), sizes, strict=True):
+        keep = (trace.phase_X == TRACE_PHASES.index(phase)) & (trace.layer_X == 0) & trace.sent_X
+        found_GG = np.zeros((len(cluster),) * 2, dtype=np.int64)
+        np.add.at(found_GG, (trace.rank_X[keep], trace.peer_X[keep]), trace.bytes_X[keep])
+        np.testing.assert_array_equal(found_GG, bytes_SGG.sum(axis=0))
+    assert sizes[0].sum() // p.row_bytes(True) == sizes[1].sum() // ROW
+
+
+@given(cases())
+def test_windows_are_counted_apart(case):
+    cluster, p, chunks = case
+    plan = hierarchical(make_plan(cluster, [p], KEEP), chunks)
+    trace = simulate_plan(plan, [p])
+    for step in range(p.windows):
+        given = p, 0, plan.models[0].placement.split_EG(0), "dispatch"
+        bytes_SGG = exchange_bytes(*given, deduplicated=True, hierarchy=plan.models[0].hierarchy, window=step)
+        keep = (trace.phase_X == TRACE_PHASES.index("dispatch")) & (trace.layer_X == 0) & trace.sent_X
+        assert trace.bytes_X[keep & (trace.step_X == step)].sum() == bytes_SGG.sum()
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_equal_ranks_take_the_sum_of_the_steps(chunks):
+    """Where every rank sends as much as the others, all end a step together, and nobody is ahead of the next."""
+    tokens = [[to, (to + 1) % 6] for _ in range(6) for to in range(6)] * 2
+    p = routed(tokens, np.repeat(np.arange(6), 12), experts=6)
+    cluster = machines([0, 0, 0, 1, 1, 1], ROW, startup_s=0.25)
+    hierarchy = Hierarchy(np.array([0, 0, 0, 1, 1, 1]), chunks)
+    bytes_SGG = exchange_bytes(p, 0, np.eye(6), "dispatch", deduplicated=True, hierarchy=hierarchy)
+    order = ORDER["all-at-once"](bytes_SGG.sum(axis=0), cluster.network, rng=np.random.default_rng(0))
+    made, steps = timed_steps(order, bytes_SGG, cluster.network), [timed(order, each, cluster.network) for each in bytes_SGG]
+    assert made.makespan_s == pytest.approx(sum(each.makespan_s for each in steps))
+    assert [made.bytes_X[made.step_X == step].sum() for step in range(chunks + 1)] == bytes_SGG.sum(axis=(1, 2)).tolist()
+
+
+def test_a_hierarchical_plan_needs_the_choices_of_every_token():
+    p = routed([[2, 3]] * 4, [0] * 4, experts=4)
+    plan = hierarchical(make_plan(machines([0, 0, 1, 1], ROW), [p], KEEP), 2)
+    with pytest.raises(BadInput, match="expected token-level routing, found counts alone; profile with `token_level`"):
+        simulate_plan(plan, [replace(p, routing=None)])
