@@ -92,8 +92,8 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
         src_X, dst_X = order.pairs_X2.T
         first_X, end_X = order.cuts(bytes_GG[src_X, dst_X]).T
         size_X = end_X - first_X
-    made = _one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG)
-    return Pieces(*made, np.zeros_like(made[0]))
+    columns = _one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG)
+    return Pieces(*columns, number_X=np.zeros_like(columns[0]))
 
 
 @njit(cache=True, error_model="numpy")

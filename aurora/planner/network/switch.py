@@ -178,8 +178,8 @@ class Switch:
         bytes_X = np.empty_like(upto_X)
         bytes_X[by_row] = upto_X - np.where(again_X, np.roll(upto_X, 1), 0)
         rows = self._rows
-        times = (column[:count] for column in (log.start_s, log.end_s, log.rate_Bps))
-        return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, *times, rows.slot[row_X])
+        start_s_X, end_s_X, rate_Bps_X = log.start_s[:count], log.end_s[:count], log.rate_Bps[:count]
+        return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, start_s_X, end_s_X, rate_Bps_X, rows.slot[row_X])
 
     def _allocate(self, length: int, tiers: int) -> tuple[int, int]:
         """Allocates a slot of so many tiers, and `length` rows that no all-to-all uses; returns the slot and the first row."""
