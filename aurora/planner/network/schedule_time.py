@@ -92,8 +92,7 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
         src_X, dst_X = order.pairs_X2.T
         first_X, end_X = order.cuts(bytes_GG[src_X, dst_X]).T
         size_X = end_X - first_X
-    columns = _one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG)
-    return Pieces(*columns, number_X=np.zeros_like(columns[0]))
+    return Pieces(*_one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG))
 
 
 @njit(cache=True, error_model="numpy")
@@ -125,7 +124,8 @@ def _one_after_the_other(pairs_X2, size_X, bytes_GG, Bps_GG, startup_s_GG):
                 whole_3X[column, at - 1], whole_3X[column, at] = whole_3X[column, at], whole_3X[column, at - 1]
                 real_3X[column, at - 1], real_3X[column, at] = real_3X[column, at], real_3X[column, at - 1]
             at -= 1
-    return whole_3X[0], whole_3X[1], whole_3X[2], real_3X[0], real_3X[1], real_3X[2]
+    number_X = np.zeros(whole_3X.shape[1], np.int64)
+    return whole_3X[0], whole_3X[1], whole_3X[2], real_3X[0], real_3X[1], real_3X[2], number_X
 
 
 def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Pieces:
