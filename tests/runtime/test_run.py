@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -269,6 +270,27 @@ def test_a_plan_that_counts_tokens_once_sends_the_bytes_that_were_predicted(mixt
         assert planned == measured > 0
 
 
+def test_a_simulation_of_a_run_over_servers_has_its_transfers(mixtral, text):
+    """Bytes of every step, layer, phase and pair, with prompts of several lengths, so that some rows need no experts."""
+    profile = profile_model(mixtral, [text], ProfileOptions(sources=4, prompt_tokens=16, limit=8))
+    plan = hierarchical(make_plan(cluster(*[50e6] * 4), [profile], PlanOptions()), Hierarchy(np.array([0, 1, 1, 0]), 3))
+    options = RunOptions(max_new_tokens=3, batch=3, timeout_s=120, transport="memory", predictable=True)
+    result = aurora.run(plan, [mixtral], [prompts_for(mixtral, 9)], options)
+    simulated = simulate_plan(plan, result.conditions.traffic([profile]))
+
+    def moved(trace):
+        """Bytes by step, layer, phase, sender and receiver."""
+        found = Counter()
+        sent_X = trace.sent_X & (trace.peer_X >= 0)
+        columns = (trace.step_X, trace.layer_X, trace.phase_X, trace.rank_X, trace.peer_X, trace.bytes_X)
+        for *key, size in zip(*(column[sent_X].tolist() for column in columns), strict=True):
+            found[tuple(key)] += size
+        return found
+
+    assert len(moved(result.trace)) > 100
+    assert moved(simulated) == moved(result.trace)
+
+
 def test_verify_sees_a_wrong_token_and_a_wrong_logit(mixtral):
     options = RunOptions(max_new_tokens=2, keep_logits=True, timeout_s=60)
     prompts = [prompts_for(mixtral, 2)]
@@ -369,15 +391,15 @@ def serve_until_killed(rank_info, *args):
     from aurora.runtime import serving_rank as serve
     from aurora.runtime.layer_context import LayerContext
 
-    exchange, calls = LayerContext.exchange, []
+    exchanging, calls = LayerContext.exchanging, []
 
     def counted(*inner):
         calls.append(1)
         if rank_info.rank == 1 and len(calls) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        return exchange(*inner)
+        return exchanging(*inner)
 
-    LayerContext.exchange = counted
+    LayerContext.exchanging = counted
     return serve.serve_rank(rank_info, *args)
 
 
