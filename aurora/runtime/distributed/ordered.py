@@ -227,7 +227,10 @@ class OrderedTransport(ABC):
                 self._wait_for(each, sending, lane.one_partner, observe)
 
     def _exchange_large(self, incoming: list[_Lane], outgoing: list[_Lane], observe: Observe) -> None:
-        """Receive in other threads while this one sends, each lane within its window."""
+        """Receive in other threads while this one sends, each lane within its window.
+
+        Requests go first: one that is posted after bulk for the same peer waits until this has left.
+        """
         receiving = self._started(incoming, False, observe)
         try:
             self._perform(outgoing, True, observe)
@@ -242,21 +245,36 @@ class OrderedTransport(ABC):
         """Performs the first lane in this thread, and the others beside it."""
         beside = self._started(lanes[1:], sending, observe)
         for lane in lanes[:1]:
-            self._post_within(lane, sending, observe)
+            self._post_within(lane, self._opened(lane, sending), sending, observe)
         for each in beside:
             each.result()
 
     def _started(self, lanes: list[_Lane], sending: bool, observe: Observe) -> list[Future[None]]:
-        """Performs each lane in another thread."""
-        return [self._pool.submit(self._post_within, lane, sending, observe) for lane in lanes]
+        """Posts the first messages of each lane, and performs the rest of each in another thread."""
+        posted = [self._opened(lane, sending) for lane in lanes]
+        return [
+            self._pool.submit(self._post_within, lane, first, sending, observe)
+            for lane, first in zip(lanes, posted, strict=True)
+        ]
 
-    def _post_within(self, lane: _Lane, sending: bool, observe: Observe) -> None:
-        """Posts a lane's messages in sequence, as many at a time as its window holds, and waits for all."""
+    def _opened(self, lane: _Lane, sending: bool) -> deque[Posted]:
+        """Posts as many of a lane's messages as its window holds."""
         posted: deque[Posted] = deque()
+        size = 0
+        for message in lane.messages:
+            size += message.size
+            if not lane.window.holds(len(posted) + 1, size):
+                break
+            posted.append(self._post(message, sending))
+        return posted
+
+    def _post_within(self, lane: _Lane, posted: deque[Posted], sending: bool, observe: Observe) -> None:
+        """Goes on after what is posted of a lane: as many messages at a time as its window holds. Waits for all."""
+        left = lane.messages[len(posted) :]
 
         def oldest() -> Iterator[Posted]:
-            size = 0
-            for message in lane.messages:
+            size = sum(message.size for message, *_ in posted)
+            for message in left:
                 size += message.size
                 while not lane.window.holds(len(posted) + 1, size):
                     size -= posted[0][0].size
@@ -316,7 +334,7 @@ class OrderedTransport(ABC):
             self._cut(order, sends, True, True),
             key=lambda message: (leaves_s(message), self._steps_ahead(message)),
         )
-        receiving = self._pool.submit(self._post_within, _Lane(incoming, _Window(len(incoming)), False), False, observe)
+        (receiving,) = self._started([_Lane(incoming, _Window(len(incoming)), False)], False, observe)
         self._send_at([(began_s + leaves_s(message), message) for message in outgoing], observe)
         receiving.result()
 

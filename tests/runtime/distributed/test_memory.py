@@ -2,7 +2,9 @@
 
 import sys
 import threading
+import time
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -98,6 +100,56 @@ class Watched(MemoryTransport):
 
     def _receive(self, message):
         return self.noted(False, message, super()._receive(message))
+
+
+class SlowThreads:
+    """A pool whose threads get the processor late."""
+
+    def __init__(self, pool):
+        self._pool = pool
+
+    def submit(self, function, *arguments):
+        def later():
+            time.sleep(0.05)
+            return function(*arguments)
+
+        return self._pool.submit(later)
+
+
+class Sequence(MemoryTransport):
+    """Notes whether it has posted a message to send while its first request was not posted."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._pool = SlowThreads(self._pool)
+        self.requested = set()
+        self.unrequested = []
+
+    def _send(self, message):
+        if message.tier not in self.requested:
+            self.unrequested.append(message)
+        return super()._send(message)
+
+    def _receive(self, message):
+        self.requested.add(message.tier)
+        return super()._receive(message)
+
+
+def unrequested(rank_info, memory, order, machines):
+    transport = Sequence(memory, rank_info.rank, machines)
+    sends, recvs = ([torch.zeros(100, dtype=torch.uint8) for _ in range(rank_info.ranks)] for _ in range(2))
+    transport.exchange(order, sends, recvs, lambda *_: None)
+    return len(transport.unrequested)
+
+
+@pytest.mark.parametrize("method", ["openshop", "all-at-once", "paced"])
+def test_a_rank_requests_before_it_sends_bulk_behind_which_its_requests_would_wait(method, monkeypatch):
+    monkeypatch.setattr(ordered, "SMALL_BYTES", 0)
+    order = ORDER[method](
+        np.full((4, 4), 100) * (1 - np.eye(4, dtype=np.int64)), Network.equal(4), rng=np.random.default_rng(0)
+    )
+    tier_X = None if method == "paced" else (order.pairs_X2 // 2 != order.pairs_X2[:, ::-1] // 2).any(axis=1).astype(np.int64)
+    assert launch_threads(unrequested, 4, Memory(4, 20.0), replace(order, tier_X=tier_X), cluster(*[FAST_Bps] * 4)) == [0] * 4
 
 
 def watch(rank_info, memory, order, sizes_RR, cluster=None):
