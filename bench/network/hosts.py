@@ -44,7 +44,7 @@ def measure(
     seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
 ) -> tuple[list[list[Span]], str]:
     """This rank's spans by job, and what AUTO chose."""
-    _join(seat, hosts, meeting)
+    join(seat, hosts, meeting)
     cluster = _cluster(hosts, rates_Bps)
     transport = GlooTransport(None, cluster)
     choice = calibrate(transport, cluster, _planned(cluster))
@@ -58,7 +58,7 @@ def measure_watched(
 
     AUTO is watched from phase to phase. drawn: the matrices of a phase. busy: by phase, how many other processes compute.
     """
-    _join(seat, hosts, meeting)
+    join(seat, hosts, meeting)
     cluster = _cluster(hosts, rates_Bps)
     transport = GlooTransport(None, cluster)
     choice = calibrate(transport, cluster, _planned(cluster))
@@ -85,7 +85,7 @@ def _watched_spans(
         for method in (TORCH, AUTO) if index % 2 else (AUTO, TORCH):
             order = None if method == TORCH else watch.order(planned, "dispatch", float(bytes_GG.sum() / transport.ranks))
             time.sleep(QUIET_S)
-            _start_together(transport)
+            start_together(transport)
             before, began_s = retransmitted(), time.perf_counter()
             transport.exchange(order, sends, recvs, lambda *_: None)
             spans[method].append((began_s, time.perf_counter(), retransmitted() - before))
@@ -111,7 +111,7 @@ def measure_priced(
     seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
 ) -> tuple[list[list[Span]], list[Cluster]]:
     """This rank's spans by job, and the network as found before and after; no job is AUTO."""
-    _join(seat, hosts, meeting)
+    join(seat, hosts, meeting)
     cluster = _cluster(hosts, rates_Bps)
     transport = GlooTransport(None, cluster)
     before = measured_network(transport, cluster, "cpu")
@@ -132,7 +132,7 @@ def _spans(
     for repetition in range(repetitions + 1):  # one to warm up
         for index in range(len(jobs))[:: 1 if repetition % 2 else -1]:
             time.sleep(QUIET_S)
-            _start_together(transport)
+            start_together(transport)
             before, began_s = retransmitted(), time.perf_counter()
             runs[index]()
             if repetition:
@@ -143,11 +143,11 @@ def _spans(
 
 def find_links(seat: RankInfo, hosts: Sequence[str], meeting: str) -> LinkMeasurements:
     """What a rank in a namespace of its own finds of the network."""
-    _join(seat, hosts, meeting)
+    join(seat, hosts, meeting)
     return time_links(GlooTransport())
 
 
-def _join(seat: RankInfo, hosts: Sequence[str], meeting: str) -> None:
+def join(seat: RankInfo, hosts: Sequence[str], meeting: str) -> None:
     enter(hosts[seat.rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     store = dist.FileStore(meeting, seat.ranks)
@@ -170,7 +170,7 @@ def _prepared(
     return lambda: transport.exchange(order, sends, recvs, lambda *_: None)
 
 
-def _start_together(transport: GlooTransport) -> None:
+def start_together(transport: GlooTransport) -> None:
     """All hosts read one clock here: sleep until it shows what is late enough for each."""
     now_s = transport.gather(torch.tensor([time.perf_counter()], dtype=torch.double))
     time.sleep(max(0.0, float(now_s.max()) + MEET_S - time.perf_counter()))
