@@ -71,6 +71,11 @@ class RowPerServer(RowPerRank):
         self._steps = self._own_steps(rows)
         self._arrived_S = [sum(step.inside_in) for step in self._steps]
 
+    def flat_counts(self, counts_RX: torch.Tensor) -> torch.Tensor:
+        """Returns (R, R) int64: from the `counts` of every rank, those of `RowPerRank` for the same tokens."""
+        ranks, servers = len(counts_RX), self._hierarchy.servers
+        return counts_RX[:, servers:].reshape(ranks, -1, ranks).sum(dim=1)
+
     def _own_steps(self, rows: HierarchicalRows) -> list[_Step]:
         """This rank's part of each exchange."""
         hierarchy, rank, ranks = self._hierarchy, self._map.rank, self._map.ranks

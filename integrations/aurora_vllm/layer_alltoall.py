@@ -1,7 +1,9 @@
-"""A MoE layer's all-to-all: a token travels once to each rank that needs it, in the planned order or one made per batch."""
+"""A MoE layer's all-to-all: a token travels once to each rank, or to each server, that needs it, in the planned order or one
+made per batch."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +13,10 @@ from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExchangeStep, ExpertMap, RowPerRank
 from aurora.runtime.distributed.transport import Transport
-from aurora.types import Network, Order
+from aurora.runtime.hierarchical_layout import RowPerServer
+from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
+from aurora_vllm.time_slices import TimeSlices
 
 SMALL_BYTES = 8192  # the latency of a message, 0.2 ms, at a port of 40 MB/s
 ReportPhase = Callable[[str, int, float, IntArray], None]  # phase, layer, seconds, bytes_GG
@@ -32,14 +36,17 @@ class DispatchedBatch:
 class LayerAllToAll:
     """Dispatch and combine of one MoE layer on one rank.
 
-    If every rank sends less than SMALL_BYTES to each other rank, all messages go at once, which is faster than taking turns.
+    If no rank would send another SMALL_BYTES or more, all rows go straight to their ranks and at once, which is faster than
+    taking turns, and than several steps.
 
     Args:
         layer: the MoE layer's index.
         transport: carries tensors between the expert-parallel ranks.
+        time_slices: grant the port for an all-to-all.
         slots_G: for each rank, the experts it holds, in the sequence of its weights.
         planned_orders: (order of the dispatch, order of the combine); None: an open-shop order is made for every batch, the
             same on all ranks.
+        hierarchy: the servers and chunks of the all-to-all, which then has two hops; None: it is flat.
         network: the ranks' network, for orders made per batch; None: equal ports.
         report: called with (phase, layer, seconds, bytes_GG (G, G)) of each all-to-all.
         device: device of the tokens.
@@ -49,14 +56,17 @@ class LayerAllToAll:
         self,
         layer: int,
         transport: Transport,
+        time_slices: TimeSlices,
         slots_G: tuple[tuple[int, ...], ...],
         planned_orders: tuple[Order, Order] | None,
+        hierarchy: Hierarchy | None,
         network: Network | None,
         report: ReportPhase,
         device: torch.device,
     ) -> None:
-        self._layer, self._transport, self._report = layer, transport, report
-        self._expert_map = ExpertMap(slots_G, transport.rank).to(device)
+        self._layer, self._transport, self._time_slices, self._report = layer, transport, time_slices, report
+        self._hierarchy = hierarchy
+        self._expert_map = ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device)
         local = slots_G[transport.rank]
         remote = next((expert for experts in slots_G for expert in experts if expert not in local), 0)
         self._expert_S = torch.tensor([*local, remote], device=device)  # the last stands for choices of other ranks
@@ -81,14 +91,19 @@ class LayerAllToAll:
             on this rank.
         """
         began_s = time.perf_counter()
-        layout = RowPerRank(self._expert_map, hidden, index.long(), weights, None)
+        tokens = (self._expert_map, hidden, index.long(), weights, None)
+        layout: RowPerRank = RowPerRank(*tokens) if self._hierarchy is None else RowPerServer(*tokens)
         tokens_R = torch.bincount(layout.rank_NK[own_rows].flatten(), minlength=self._transport.ranks)
         gathered = self._transport.gather(torch.cat([tokens_R, layout.counts]))
         tokens_RR, counts = gathered.split_with_sizes([len(tokens_R), len(layout.counts)], dim=1)
+        row_bytes = layout.rows.shape[1]
+        if isinstance(layout, RowPerServer) and _is_small((flat_RR := layout.flat_counts(counts)).numpy() * row_bytes):
+            layout, counts = RowPerRank(*tokens), flat_RR
         layout.gathered(counts)
-        bytes_GG = layout.sizes_SRR.sum(axis=0) * layout.rows.shape[1]
+        bytes_GG = layout.sizes_SRR.sum(axis=0) * row_bytes
         dispatch_order, combine_order = self._orders(bytes_GG)
-        rows = layout.dispatch(self._exchange_step(dispatch_order))
+        with self._exchanging(dispatch_order) as exchange:
+            rows = layout.dispatch(exchange)
         received, weights_PK, slots_PK = layout.received(rows)
         local_PK = slots_PK >= 0
         experts_PK = self._expert_S[slots_PK].to(index.dtype)  # slot -1 is the last
@@ -108,7 +123,8 @@ class LayerAllToAll:
         """
         assert len(answers) == batch.received
         began_s = time.perf_counter()
-        returned = batch.layout.combine(answers.contiguous(), self._exchange_step(batch.combine_order))
+        with self._exchanging(batch.combine_order) as exchange:
+            returned = batch.layout.combine(answers.contiguous(), exchange)
         bytes_GG = batch.layout.sizes_SRR.sum(axis=0).T * (answers.shape[1] * answers.element_size())
         returned_s = time.perf_counter()
         self._report("combine", self._layer, returned_s - began_s, bytes_GG)
@@ -118,15 +134,27 @@ class LayerAllToAll:
 
     def _orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
         """The orders of dispatch and combine for a batch."""
-        between_GG = bytes_GG.copy()
-        np.fill_diagonal(between_GG, 0)
-        if between_GG.max() < SMALL_BYTES:
+        if _is_small(bytes_GG):
             return self._at_once
         if self._planned_orders is not None:
             return self._planned_orders
-        order = openshop(between_GG, self._network, rng=np.random.default_rng(0))
+        if self._hierarchy is not None:
+            return self._at_once
+        order = openshop(_between(bytes_GG), self._network, rng=np.random.default_rng(0))
         return order, order.reversed
 
-    def _exchange_step(self, order: Order) -> ExchangeStep:
-        """Returns what performs an exchange in `order`."""
-        return lambda sends, recvs: self._transport.exchange(order, sends, recvs, lambda *_event: None)
+    @contextmanager
+    def _exchanging(self, order: Order) -> Iterator[ExchangeStep]:
+        """Context manager that grants the port for an all-to-all; it gives what performs an exchange in `order`."""
+        with self._time_slices.exchanging(self._transport):
+            yield lambda sends, recvs: self._transport.exchange(order, sends, recvs, lambda *_event: None)
+
+
+def _between(bytes_GG: IntArray) -> IntArray:
+    """A copy without what stays on its rank."""
+    return np.where(np.eye(len(bytes_GG), dtype=bool), 0, bytes_GG)
+
+
+def _is_small(bytes_GG: IntArray) -> bool:
+    """Whether no rank sends another SMALL_BYTES or more."""
+    return bool(_between(bytes_GG).max(initial=0) < SMALL_BYTES)

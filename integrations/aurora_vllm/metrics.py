@@ -14,7 +14,7 @@ from aurora.io import load_profile
 from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.workload.drift import variation, variation_by_chance
 from aurora.planner.workload.load_statistics import LEVEL
-from aurora.types import Plan, Profile
+from aurora.types import Network, Plan, Profile
 from aurora.types.arrays import IntArray
 from aurora_vllm.settings import Settings
 
@@ -121,7 +121,7 @@ class Metrics:
         of.seconds.inc(seconds)
         of.duration.observe(seconds)
         if self._plan is not None:
-            bound_s = fluid_bound(between_GG, self._plan.cluster.network)
+            bound_s = exchange_bound(between_GG, self._plan.cluster.network)
             of.bound.inc(bound_s)
             of.total_s, of.total_bound_s = of.total_s + seconds, of.total_bound_s + bound_s
             if of.total_bound_s > 0:
@@ -169,6 +169,25 @@ class Metrics:
                 (self._counted, load_LE.sum()),
             ):
                 gauge.labels(**self._labels).set(value)
+
+
+def exchange_bound(bytes_GG: IntArray, network: Network) -> float:
+    """Returns a lower bound in seconds on all-to-alls that carry these bytes, by the ports and, on servers, by their NICs.
+
+    Args:
+        bytes_GG: (G, G) bytes from each rank to each other; of a hierarchical all-to-all those of both hops.
+        network: the plan's network.
+    """
+    fabric = network.fabric
+    if fabric is None or fabric.nic_Bps is None:
+        return fluid_bound(bytes_GG, network)
+    server_G = np.array(fabric.server_G)
+    between_GG = np.where(server_G[:, None] == server_G, 0, bytes_GG)
+    inside_s = fluid_bound(bytes_GG - between_GG, network)
+    if fabric.shared_nic:
+        member_NG = (server_G == np.unique(server_G)[:, None]).astype(np.int64)
+        between_GG = member_NG @ between_GG @ member_NG.T
+    return max(inside_s, fluid_bound(between_GG, Network.equal(len(between_GG), fabric.nic_Bps)))
 
 
 SECONDS = "Seconds spent in all-to-alls, waiting for others included"

@@ -19,7 +19,7 @@ from aurora.models.hub import model_folder
 from aurora.models.loading import ROUTER, router_fingerprint
 from aurora.planner.check.engines import check_engine
 from aurora.planner.workload.model_config import decoder_layers, expert_count
-from aurora.types import Cluster, Order, Plan
+from aurora.types import Cluster, Hierarchy, Order, Plan
 from aurora.types.arrays import IntArray
 from aurora.types.model_identity import other_weights
 from aurora_vllm.settings import Settings
@@ -135,6 +135,22 @@ def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> N
         )
 
 
+def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
+    """Returns the hierarchy by which vLLM's all-to-alls are performed; None if they are flat or vLLM's own.
+
+    Raises:
+        BadInput: if the settings ask for one, and the plan knows of no servers.
+    """
+    if settings.order == "stock" or settings.alltoall == "flat":
+        return None
+    planned, fabric = plan.models[0].hierarchy, plan.cluster.fabric
+    if planned is not None or settings.alltoall == "auto":
+        return planned
+    if fabric is None or len(set(fabric.server_G)) < 2:
+        raise BadInput("alltoall: expected a plan for a cluster with a [fabric] of several servers, found none")
+    return Hierarchy(np.array(fabric.server_G))
+
+
 class ServedPlan:
     """The plan and the all-to-all's order of one expert-parallel rank; without a plan, vLLM's placement.
 
@@ -147,6 +163,7 @@ class ServedPlan:
     Attributes:
         plan: the plan; None if there is none or it is refused.
         physical_LP: (L, P) int64, the expert in each physical expert, rank by rank; None if EPLB does not place them.
+        hierarchy: the servers and chunks of the all-to-alls; None if they are flat.
         order: what orders all-to-alls, as in Settings.
         checkpoint: as given.
     """
@@ -154,6 +171,7 @@ class ServedPlan:
     def __init__(self, settings: Settings, rank: int, ranks: int, checkpoint: Checkpoint | None, experts: int | None) -> None:
         self.plan: Plan | None = None
         self.physical_LP: IntArray | None = None
+        self.hierarchy: Hierarchy | None = None
         self.order = settings.order
         self.disabled = False
         self.checkpoint = checkpoint
@@ -171,6 +189,7 @@ class ServedPlan:
                     "local Hugging Face cache"
                 )
             check_fit(plan, self.checkpoint, self._experts, self._ranks)
+            self.hierarchy = served_hierarchy(plan, self._settings)
         except AuroraError as error:
             return str(error)
         self.plan = plan
@@ -194,7 +213,7 @@ class ServedPlan:
 
     def disable(self) -> None:
         """Leaves placement and all-to-all to vLLM."""
-        self.plan, self.physical_LP, self.order, self.disabled = None, None, "stock", True
+        self.plan, self.physical_LP, self.hierarchy, self.order, self.disabled = None, None, None, "stock", True
 
     @property
     def fingerprint(self) -> str:
@@ -202,7 +221,8 @@ class ServedPlan:
         models = [] if self.plan is None else [(m.profile_digest, m.placement.slots_LG) for m in self.plan.models]
         orders = [] if self.plan is None else [[order.pairs_X2.tolist() for order in self.plan.models[0].dispatch_L]]
         physical = [] if self.physical_LP is None else self.physical_LP.tolist()
-        shared = (self._settings.order, self._settings.colocate, models, orders, physical)
+        servers = [] if self.hierarchy is None else [self.hierarchy.chunks, self.hierarchy.server_G.tolist()]
+        shared = (self._settings.order, self._settings.colocate, models, orders, physical, servers)
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def summary(self) -> str:
@@ -216,7 +236,8 @@ class ServedPlan:
         record = "no record"
         if settings.record is not None:
             record = f"a record in {settings.record} every {settings.record_every_s:g} s"
-        return f"{experts}, all-to-alls {ALLTOALLS[self.order]}, {record}"
+        hops = "" if self.hierarchy is None else f" and in two hops over {self.hierarchy.servers} servers"
+        return f"{experts}, all-to-alls {ALLTOALLS[self.order]}{hops}, {record}"
 
     @property
     def cluster(self) -> Cluster | None:

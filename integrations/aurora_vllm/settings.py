@@ -11,6 +11,7 @@ from typing import Any
 from aurora.errors import AuroraError, BadInput
 
 ORDERS = ("auto", "plan", "online", "stock")
+ALLTOALLS = ("auto", "flat", "hierarchical")
 PREFIX = "AURORA_"
 LONGEST_S = 1e9  # that may be waited
 OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG")  # which are not the plugin's
@@ -27,6 +28,8 @@ class Settings:
         order: what orders all-to-alls: "plan", "online" (a new order for every batch), "stock" (vLLM's allgather and
             reduce-scatter) or "auto" ("plan" if there is a plan and vLLM uses no CUDA graphs, which an order turns off; else
             "stock").
+        alltoall: "flat" (each row goes straight to its rank), "hierarchical" (once to each server, and from there to its ranks)
+            or "auto" (as planned).
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
@@ -41,6 +44,7 @@ class Settings:
 
     plan: Path | None = None
     order: str = "auto"
+    alltoall: str = "auto"
     record: Path | None = None
     record_every_s: float = 60.0
     colocate: str | None = None
@@ -54,13 +58,15 @@ class Settings:
             raise BadInput(f"order: expected one of {', '.join(ORDERS)}, found {self.order!r}")
         if self.order == "plan" and self.plan is None:
             raise BadInput('order: expected a plan for "plan", found none; "online" needs none')
+        if self.alltoall not in ALLTOALLS:
+            raise BadInput(f"alltoall: expected one of {', '.join(ALLTOALLS)}, found {self.alltoall!r}")
         for name in ("record_every_s", "agree_s"):
             if not 0 < getattr(self, name) <= LONGEST_S:
                 raise BadInput(f"{name}: expected seconds above zero and up to {LONGEST_S:.0e}, found {getattr(self, name)}")
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
             raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
-        if self.colocate is not None and (self.order == "stock" or (self.order == "auto" and self.plan is None)):
-            raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which has no time slices")
+        if self.alltoall == "hierarchical" and self.plan is None:
+            raise BadInput("alltoall: expected a plan, which says which ranks share a server, found none")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):
             raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
 
@@ -73,7 +79,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
         environ: environment variables; a value in `given` has precedence.
 
     Raises:
-        BadInput: if a name is unknown or a value has the wrong type.
+        BadInput: if a name is unknown, a value has the wrong type, or an all-to-all of aurora's is needed and not asked for.
     """
     names = [field.name for field in fields(Settings)]
     asked: dict[str, Any] = {name: environ[key] for name in names if (key := PREFIX + name.upper()) in environ}
@@ -87,7 +93,13 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
                 f"additional_config: aurora knows no {name!r}; expected {_meant(name, names, 0.6) or ', '.join(names)}"
             )
     asked |= given or {}
-    return Settings(**{name: _value(name, value) for name, value in asked.items() if value is not None})
+    settings = Settings(**{name: _value(name, value) for name, value in asked.items() if value is not None})
+    stock = settings.order == "stock" or (settings.order == "auto" and settings.plan is None)
+    if settings.colocate is not None and stock:
+        raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which has no time slices")
+    if settings.alltoall == "hierarchical" and stock:
+        raise BadInput("alltoall: expected an order other than stock, found vLLM's own all-to-all, which has one hop")
+    return settings
 
 
 def misspelt(additional: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:

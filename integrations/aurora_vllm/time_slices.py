@@ -4,18 +4,15 @@ A rank that waits for other ranks of its own server never holds its GPU, so that
 """
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from aurora.errors import BadInput
-from aurora.runtime.distributed.transport import Observe, Transport
+from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
-from aurora.types import Order
 
 ARBITER_TIMEOUT_S = 300.0  # how long a rank waits for a server that is alive and does not move
 
@@ -54,29 +51,12 @@ class TimeSlices:
         if held:
             self.hold_gpu()
 
-
-class TimeSlicedTransport:
-    """A transport whose exchanges wait for the arbiter to grant the port."""
-
-    def __init__(self, transport: Transport, arbiter: PortArbiter) -> None:
-        self._transport, self._arbiter = transport, arbiter
-        self.rank, self.ranks = transport.rank, transport.ranks
-        self.has_collective, self.in_stages = transport.has_collective, transport.in_stages
-
-    def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers every rank's small tensor, without the port; see `Transport.gather`."""
-        return self._transport.gather(row)
-
-    def exchange(
-        self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
-    ) -> None:
-        """Performs one all-to-all once the port is granted; see `Transport.exchange`."""
-        with self._arbiter.exchange():
-            self._transport.exchange(order, sends, recvs, observe)
-            self._transport.wait()  # another server's process gets the port
-
-    def wait(self) -> None:
-        """Returns at once: an exchange is done when it returns."""
+    @contextmanager
+    def exchanging(self, transport: Transport) -> Iterator[None]:
+        """Context manager for one all-to-all: waits for the port, and releases it once the transfers inside are done."""
+        with self.arbiter.exchange():
+            yield
+            transport.wait()  # another server's process gets the port
 
 
 def join_port_arbiter(

@@ -22,7 +22,7 @@ from aurora_vllm.phase_clock import Mark, PhaseClock, span
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
-from aurora_vllm.time_slices import TimeSlicedTransport, TimeSlices
+from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import EngineFacts
 from aurora_vllm.worker_records import WorkerRecords
 
@@ -248,10 +248,12 @@ class WorkerIntegration:
 
     def _layer_alltoall(self, layer: int, slots_G: Slots, device: torch.device) -> LayerAllToAll:
         assert self._make_transport is not None
-        transport = TimeSlicedTransport(self._make_transport(), self.time_slices.arbiter)
-        orders = self.served.planned_orders(layer)
-        network = None if self.served.cluster is None else self.served.cluster.network
-        return LayerAllToAll(layer, transport, slots_G, orders, network, self._report_phase, device)
+        served, transport = self.served, self._make_transport()
+        orders, hierarchy = served.planned_orders(layer), served.hierarchy
+        network = None if served.cluster is None else served.cluster.network
+        return LayerAllToAll(
+            layer, transport, self.time_slices, slots_G, orders, hierarchy, network, self._report_phase, device
+        )  # fmt: skip
 
     # Records
 

@@ -8,6 +8,7 @@ import torch
 from aurora_vllm import layer_alltoall as module
 from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.served_plan import check_fit, experts_in, read_checkpoint
+from aurora_vllm.time_slices import TimeSlices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,8 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions
+from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.types import Cluster, Gpu, Hierarchy, Network, PlanOptions, SyntheticOptions
 
 EXPERTS, WIDTH, TOP_K = 6, 8, 2
 
@@ -27,15 +29,17 @@ EXPERTS, WIDTH, TOP_K = 6, 8, 2
     where=st.lists(st.integers(0, 2), min_size=EXPERTS, max_size=EXPERTS),
     tokens=st.lists(st.integers(0, 5), min_size=3, max_size=3),
     planned=st.booleans(),
+    servers=st.sampled_from([None, (0, 0, 0), (0, 1, 2), (0, 1, 0), (1, 0, 0)]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=25)
-def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, planned, seed):
+@settings(max_examples=50)
+def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, planned, servers, seed):
     """Expert e multiplies by e + 1: exact in float32, whatever the order of sums. Ranks may hold no expert and have no token.
 
     Every rank knows what each computes; the last row of a rank is padding, which does not count.
     """
     rng = np.random.default_rng(seed)
+    hierarchy = None if servers is None else Hierarchy(np.array(servers), int(rng.integers(1, 4)))
     slots_G = tuple(tuple(int(e) for e in np.flatnonzero(np.array(where) == rank)) for rank in range(3))
     ones = Network.equal(3)
     order = ORDER["birkhoff"](rng.integers(1, 9, (3, 3)) * (1 - np.eye(3, dtype=np.int64)), ones, rng=rng)
@@ -54,9 +58,11 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
 
     def serve(rank):
         orders = (order, order.reversed) if planned else None
+        time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
         layer = LayerAllToAll(
-            4, MemoryTransport(memory, rank), slots_G, orders, None, lambda *phase: reported.append(phase), torch.device("cpu")
-        )
+            4, MemoryTransport(memory, rank), time_slices, slots_G, orders, hierarchy, None,
+            lambda *phase: reported.append(phase), torch.device("cpu"),
+        )  # fmt: skip
         rows, weights, index, batch = layer.dispatch(*batches[rank], slice(0, max(0, tokens[rank] - 1)))
         here = torch.isin(index, torch.tensor(slots_G[rank], dtype=torch.int32))
         assert (weights[~here] == 0).all()
@@ -73,6 +79,48 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
     assert sorted(phase for phase, *_ in reported) == ["combine"] * 3 + ["dispatch"] * 3
     between = {phase: bytes_GG for phase, _, _, bytes_GG in reported}
     assert (between["combine"].T > 0).tolist() == (between["dispatch"] > 0).tolist()
+
+
+class Counted(MemoryTransport):
+    """Notes the rows of each exchange."""
+
+    def exchange(self, order, sends, recvs, observe):
+        self.sent.append([len(rows) for rows in sends])
+        super().exchange(order, sends, recvs, observe)
+
+
+@pytest.mark.parametrize(("tokens", "chunks"), [(2, 3), (60, 1), (60, 3)])
+def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_steps(tokens, chunks):
+    """Two servers of two ranks, every token needs all ranks; a batch of few bytes goes straight to the ranks, in one exchange.
+
+    An all-to-all is one time slice of the port, however many exchanges it has.
+    """
+    memory, hierarchy = Memory(4, 10.0), Hierarchy(np.array([0, 1, 0, 1]), chunks)
+
+    def serve(rank):
+        transport = Counted(memory, rank)
+        transport.sent, slices = [], []
+        time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
+        granted = time_slices.arbiter.exchange
+        time_slices.arbiter.exchange = lambda: slices.append(len(transport.sent)) or granted()
+        layer = LayerAllToAll(
+            0, transport, time_slices, ((0,), (1,), (2,), (3,)), None, hierarchy, None, lambda *_: None, torch.device("cpu")
+        )
+        hidden, index = torch.ones(tokens, 64), torch.arange(4, dtype=torch.int32).repeat(tokens, 1)
+        rows, _, _, batch = layer.dispatch(hidden, torch.ones(tokens, 4), index, slice(0, tokens))
+        assert len(rows) == 4 * tokens
+        assert batch.tokens_G.tolist() == [4 * tokens] * 4
+        torch.testing.assert_close(layer.combine(rows, batch), 4 * hidden, rtol=0, atol=0)
+        assert slices == [0, len(transport.sent) // 2], "of the dispatch, and of the combine"
+        return transport.sent
+
+    with ThreadPoolExecutor(4) as pool:
+        sent_RXR = np.array(list(pool.map(serve, range(4))))
+    exchanges = 1 if tokens == 2 else hierarchy.steps
+    assert sent_RXR.shape == (4, 2 * exchanges, 4)
+    apart_RR = hierarchy.server_G[:, None] != hierarchy.server_G
+    across = sent_RXR.sum(axis=1)[apart_RR].sum()
+    assert across == 2 * 4 * tokens * (2 if exchanges == 1 else 1)  # there and back, to both ranks of the other server or to it
 
 
 def test_a_checkpoint_is_known_by_its_routers(qwen):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 pytest.importorskip("prometheus_client")
 from aurora_vllm import metrics as module
 from aurora_vllm import plugin_status
-from aurora_vllm.metrics import BUCKETS_S, Metrics, drift
+from aurora_vllm.metrics import BUCKETS_S, Metrics, drift, exchange_bound
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
@@ -31,7 +32,8 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
+from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions
+from aurora.types.fabric import servers
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
@@ -214,6 +216,17 @@ def test_a_port_that_is_taken_costs_metrics_only(caplog):
         settings = Settings(order="online", metrics_port=taken.getsockname()[1])
         PluginStatus(settings, "m", 0, True, CollectorRegistry()).engaged("m by vLLM")
     assert "aurora: no metrics: " in caplog.text
+
+
+@pytest.mark.parametrize(("shared_nic", "bound_s"), [(False, 5.0), (True, 8.0)])
+def test_the_bound_of_an_exchange_between_servers_is_that_of_their_nics(shared_nic, bound_s):
+    """Ports of 2 B/s and NICs of 1 B/s; rank 0 sends 9 B inside its server, and 5 B to the other, rank 1 sends 3 B there."""
+    ports_G = np.full(4, 2.0)
+    network = Network(ports_G, ports_G, fabric=servers([7, 7, 3, 3], ports_G, ports_G, 1.0, shared_nic))
+    bytes_GG = np.array([[0, 9, 5, 0], [0, 0, 0, 3], [0, 0, 0, 0], [0, 0, 0, 0]])
+    assert exchange_bound(bytes_GG, network) == bound_s
+    assert exchange_bound(bytes_GG * [[1, 1, 0, 0]], network) == 4.5
+    assert exchange_bound(bytes_GG, replace(network, fabric=None)) == 7.0
 
 
 def engaged(registry, rank, reason):

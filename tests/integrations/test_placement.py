@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.served_plan import ServedPlan
+from aurora_vllm.served_plan import ServedPlan, served_hierarchy
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import settings_check, worker_startup
 from aurora_vllm.vllm_internals.patches import PatchedWorker, check_kernel, check_one_expert, patch_eplb
@@ -19,7 +19,7 @@ from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 from aurora.errors import BadInput
 from aurora.io import save
 from aurora.planner.make_plan import make_plan
-from aurora.types import Cluster, Curve, Gpu, Placement, PlanOptions, Profile
+from aurora.types import Cluster, Curve, Fabric, Gpu, Hierarchy, Placement, PlanOptions, Profile
 
 LOAD_LE = np.array([[9, 1, 1, 1], [1, 5, 1, 5]])
 UNEVEN = Placement((((0, 1, 2), (3,)), ((0, 1), (2, 3))))
@@ -184,6 +184,52 @@ def test_a_kernel_that_is_not_known_ends_the_server_before_it_answers(name, hono
 def test_cuda_graphs_stay_unless_an_order_is_asked_for(order, graphs, back_end, used):
     startup = WorkerStartup(Settings(plan="plan.json", order=order), config(graphs=graphs, back_end=back_end), None)
     assert startup._settings.order == used
+
+
+@pytest.mark.parametrize(
+    ("planned", "servers", "given", "found"),
+    [
+        (None, (0, 0, 1, 1), {}, None),
+        (3, (0, 0, 1, 1), {}, 3),
+        (3, (0, 0, 1, 1), {"order": "online"}, 3),
+        (3, (0, 0, 1, 1), {"alltoall": "flat"}, None),
+        (3, (0, 0, 1, 1), {"order": "stock"}, None),
+        (3, (0, 0, 1, 1), {"alltoall": "hierarchical"}, 3),
+        (None, (0, 0, 1, 1), {"alltoall": "hierarchical"}, 4),
+        (None, (0, 0, 0, 0), {"alltoall": "hierarchical"}, "found none"),
+        (None, None, {"alltoall": "hierarchical"}, "found none"),
+    ],
+)
+def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, servers, given, found):
+    """The number of chunks in which they go over the servers; None: flat. A server needs another."""
+    hierarchy = None if planned is None else Hierarchy(np.array(servers), planned)
+    fabric = None if servers is None else Fabric.__new__(Fabric)
+    if fabric is not None:
+        object.__setattr__(fabric, "server_G", servers)
+    plan = SimpleNamespace(models=(SimpleNamespace(hierarchy=hierarchy),), cluster=SimpleNamespace(fabric=fabric))
+    settings = Settings(plan=Path("plan.json"), **given)
+    if isinstance(found, str):
+        with pytest.raises(
+            BadInput, match=r"alltoall: expected a plan for a cluster with a \[fabric\] of several servers, found none"
+        ):
+            served_hierarchy(plan, settings)
+        return
+    made = served_hierarchy(plan, settings)
+    assert (made and made.chunks) == found
+    assert made is None or made.server_G.tolist() == list(servers)
+
+
+def test_two_hops_and_time_slices_need_an_alltoall_of_auroras():
+    startup = WorkerStartup(Settings(plan="plan.json", alltoall="hierarchical"), config(graphs="FULL"), None)
+    assert startup._settings.order == "plan", "CUDA graphs are given up for it"
+    assert startup._alltoall_refusal() is None
+    expected = "expected expert and data parallelism by allgather_reducescatter, found no all-to-all to"
+    for given, sentence in (
+        ({"alltoall": "hierarchical"}, f"alltoall: {expected} perform in two hops"),
+        ({"colocate": "both"}, f"colocate: {expected} take time slices for"),
+    ):
+        startup = WorkerStartup(Settings(plan="plan.json", **given), config(back_end="deepep_low_latency"), None)
+        assert startup._alltoall_refusal() == sentence
 
 
 class Policy:

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,7 +26,8 @@ from aurora.io.engine_records import load_records
 from aurora.planner.make_plan import make_plan
 from aurora.planner.schedule_model import schedule_model
 from aurora.runtime.process_port_arbiter import SLOTS, colocation_folder
-from aurora.types import Cluster, Gpu, ModelPlan, Placement, Plan, PlanOptions
+from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
+from aurora.types.fabric import servers
 
 pytestmark = [
     pytest.mark.skipif(
@@ -181,10 +183,11 @@ def _tuples(table):
     return tuple(tuple(tuple(each) for each in row) for row in table)
 
 
-def scattered(checkpoint, ranks, seed=1, most=None, replicas=0):
+def scattered(checkpoint, ranks, seed=1, most=None, replicas=0, fabric=None):
     """A plan with experts anywhere: unequal counts, and in the first layer all of them on rank 0.
 
-    most: if given, no rank holds more, in any layer; replicas: how many experts a layer holds on the next rank as well.
+    most: if given, no rank holds more, in any layer; replicas: how many experts a layer holds on the next rank as well; fabric:
+    the cluster's.
     """
     moe, load_LE = counted(checkpoint, PROMPTS[:1], 1)
     from aurora.types import Curve, Profile
@@ -193,7 +196,7 @@ def scattered(checkpoint, ranks, seed=1, most=None, replicas=0):
     tokens_TLSE = np.repeat(load_LE[None, :, None, :], ranks, axis=2)
     curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), curve)}
     profile = Profile(checkpoint.name, moe.fingerprint(), tokens_TLSE, moe.top_k, moe.row_bytes, moe.row_bytes, 1000, 0, curves)
-    cluster = Cluster("here", tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**10) for rank in range(ranks)))
+    cluster = Cluster("here", tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**10) for rank in range(ranks)), fabric=fabric)
     rng = np.random.default_rng(seed)
     where_LE = rng.integers(0, ranks, load_LE.shape)
     where_LE[0] = 0
@@ -351,6 +354,48 @@ def test_every_layout_answers_as_one_rank(name, ranks, more, tmp_path, checkpoin
     assert not run.warnings()
     _, load_LE = counted(checkpoint, PROMPTS, NEW)
     np.testing.assert_array_equal(load_records(tmp_path / "seen").tokens_TLSE.sum(axis=(0, 2)), load_LE)
+
+
+IN_TWO_HOPS = """
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
+start = WorkerStartup.start
+def start_and_count(self, worker):
+    start(self, worker)
+    from aurora_vllm import layer_alltoall
+    layer_alltoall.SMALL_BYTES = 0
+    class Counted(layer_alltoall.RowPerServer):
+        exchanges = []
+        def dispatch(self, exchange):
+            self.exchanges.append(len(self.sizes_SRR))
+            return super().dispatch(exchange)
+    layer_alltoall.RowPerServer = Counted
+WorkerStartup.start = start_and_count
+"""  # however few bytes there are
+
+
+@slow
+@pytest.mark.parametrize("eplb_too", [False, True])
+def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpoints, alone):
+    """All-to-alls in two hops: planned so, and asked for by a setting for a plan with replicas, which EPLB places."""
+    checkpoint, server_G = checkpoints("qwen3moe"), (0, 1, 0, 1)
+    fabric = servers(server_G, [1e9] * 4, [1e9] * 4, 1e8)
+    plan = scattered(checkpoint, 4, most=3, replicas=2, fabric=fabric) if eplb_too else scattered(checkpoint, 4)
+    settings = {"plan": str(tmp_path / "plan.json")}
+    if eplb_too:
+        settings["alltoall"] = "hierarchical"
+    else:
+        made = replace(plan.models[0], deduplicated=True, hierarchy=Hierarchy(np.array(server_G), 3))
+        plan = replace(plan, models=(made,))
+    save(plan, tmp_path / "plan.json")
+    chunks = 4 if eplb_too else 3
+    run = Ranks(
+        tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config={"aurora": settings}, before=IN_TWO_HOPS,
+        after=f"from aurora_vllm.layer_alltoall import RowPerServer as R; assert set(R.exchanges) == {{{chunks + 1}}}",
+        llm=eplb(0) if eplb_too else {},
+    )  # fmt: skip
+    check_same(run.answers(), alone("qwen3moe"))
+    assert not run.warnings()
+    assert " and in two hops over 2 servers, no record" in run.said()[0]
 
 
 @slow

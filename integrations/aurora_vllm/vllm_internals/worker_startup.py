@@ -108,7 +108,7 @@ class WorkerStartup:
             self._refusal
             or integration.served.load()
             or self._placement_refusal(integration)
-            or self._colocation_refusal()
+            or self._alltoall_refusal()
             or self._record_refusal()
         )  # fmt: skip
         if group is None or integration.ranks == 1:
@@ -171,10 +171,14 @@ class WorkerStartup:
             return "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
         return found and f"a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
 
-    def _colocation_refusal(self) -> str | None:
-        """Why this server cannot share its GPUs in time slices with another, or None."""
-        if self._settings.colocate is not None and self._settings.order == "stock":
+    def _alltoall_refusal(self) -> str | None:
+        """Why settings that need an all-to-all of aurora's have none, or None."""
+        if self._settings.order != "stock":
+            return None
+        if self._settings.colocate is not None:
             return f"colocate: expected expert and data parallelism by {BACK_END}, found no all-to-all to take time slices for"
+        if self._settings.alltoall == "hierarchical":
+            return f"alltoall: expected expert and data parallelism by {BACK_END}, found no all-to-all to perform in two hops"
         return None
 
     def _record_refusal(self) -> str | None:
@@ -225,7 +229,8 @@ def _effective_order(settings: Settings, config: Any) -> str:
         return "stock"
     if settings.order != "auto":
         return settings.order
-    keeps_graphs = config.compilation_config.cudagraph_mode.name != "NONE" and settings.colocate is None
+    graphs = config.compilation_config.cudagraph_mode.name != "NONE"
+    keeps_graphs = graphs and settings.colocate is None and settings.alltoall != "hierarchical"
     return "stock" if settings.plan is None or keeps_graphs else "plan"
 
 
