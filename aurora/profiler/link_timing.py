@@ -86,7 +86,7 @@ def measure_links(
 def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
     """One rank's part: returns the links, the ranks' devices and the transport, the same on all ranks."""
     device = device_of(rank_info)
-    with default_process_group(rank_info):
+    with default_process_group(rank_info) as heartbeats:
         device_G: list[Any] = [None] * rank_info.ranks
         dist.all_gather_object(device_G, _rank_device(rank_info, device))
         on_gpus = all(one.kind != "cpu" for one in device_G)
@@ -96,7 +96,7 @@ def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, l
         if wanted == "gloo" or not on_gpus:
             return time_links(GlooTransport(), hosts_G), device_G, "gloo"
         torch.cuda.set_device(device)
-        return time_links(nccl_transport(device, rank_info.timeout_s), hosts_G, device), device_G, "nccl"
+        return time_links(nccl_transport(device, rank_info.timeout_s, heartbeats), hosts_G, device), device_G, "nccl"
 
 
 def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:

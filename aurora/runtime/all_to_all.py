@@ -15,7 +15,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
-from aurora.runtime.distributed.transport import ThreadWork, Transport, lost_peer
+from aurora.runtime.distributed.transport import StreamWork, ThreadWork, Transport, lost_others
 from aurora.types import Network, Order
 
 
@@ -77,6 +77,8 @@ class _GroupState:
         self.ranks = self.transport.ranks
         self._network = Network.equal(self.ranks)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-all-to-all")
+        # Of background exchanges.
+        self._stream: Any = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._running: Future[None] | None = None
         self._valid_order: Order | None = None  # checked last
 
@@ -92,7 +94,7 @@ class _GroupState:
         self, into: torch.Tensor, rows: torch.Tensor, out_sizes: list[int] | None, in_sizes: list[int] | None, async_op: bool
     ) -> Any:
         """torch's own collective. Returns its handle."""
-        with lost_peer(self.transport.rank, None):
+        with lost_others(self.transport.rank):
             return dist.all_to_all_single(into, rows, out_sizes, in_sizes, group=self.group, async_op=async_op)
 
     def make_order(self, name: str, out_sizes: list[int], in_sizes: list[int]) -> Order:
@@ -112,19 +114,22 @@ class _GroupState:
 
     def ordered(
         self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], async_op: bool
-    ) -> ThreadWork | None:
-        """Exchanges after all earlier calls: over gloo in the background, over NCCL in this thread: its calls must not mix."""
+    ) -> ThreadWork | StreamWork | None:
+        """Exchanges after all earlier calls; in the background in a thread (gloo) or on a stream (NCCL)."""
         job = partial(self.transport.exchange, order, sends, recvs, lambda *_event: None)
-        if async_op and self._device == "cpu":
+        if async_op and self._stream is None:
             self._running = self._background.submit(job)
             return ThreadWork(self._running)
+        if async_op:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                job()
+            return StreamWork(self._stream.record_event(), *sends, *recvs)
         if self._running is not None:
             wait([self._running])
             self._running = None
         job()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return ThreadWork(done) if async_op else None
+        return None
 
 
 class _Exchange:

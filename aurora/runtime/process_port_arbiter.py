@@ -45,7 +45,7 @@ OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 def colocation_folder(name: str) -> Path:
     """Makes, if needed, the folder shared by the processes of this user and machine that colocate under `name`.
 
-    It is in XDG_RUNTIME_DIR if that is set to a folder of this user alone, else in the folder for temporary files.
+    It is in the folder for temporary files, so that processes with and without a login session find the same one.
 
     Args:
         name: the name, without a slash.
@@ -56,11 +56,7 @@ def colocation_folder(name: str) -> Path:
     Raises:
         BadInput: if the folder, or the one that it is in, cannot be made or is not this user's alone.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and _refusal_reason(Path(runtime)) is None:
-        ours = Path(runtime) / "aurora"
-    else:
-        ours = Path(tempfile.gettempdir()) / f"aurora-runtime-{os.getuid()}"
+    ours = Path(tempfile.gettempdir()) / f"aurora-runtime-{os.getuid()}"
     folder = ours / f"{name}.{TABLE_VERSION}"
     for each in (ours, folder):
         try:

@@ -14,12 +14,13 @@ from aurora.models.loading import MoeModel
 from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
 from aurora.planner.compile import compile_plan
+from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.distributed.nccl import nccl_transport
 from aurora.runtime.distributed.process_groups import default_process_group, device_of, new_process_group
 from aurora.runtime.distributed.shaped import tcp_transports
-from aurora.runtime.distributed.transport import Transport, lost_peer
+from aurora.runtime.distributed.transport import Transport, lost_others
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.network_measurement import measured_network
@@ -91,12 +92,12 @@ def serve_rank(
     workers = [ModelWorker(model, options) for model in models]
     for worker, planned in zip(workers, plan.models, strict=True):
         worker.hold(planned.placement, rank_info.rank)
-    with nullcontext() if memories else default_process_group(rank_info):
-        if memories:
+    with nullcontext() if memories else default_process_group(rank_info) as heartbeats:
+        if heartbeats is None:
             transports: list[Transport] = [MemoryTransport(memory, rank_info.rank, plan.cluster) for memory in memories]
             name = "memory"
         else:
-            transports, name = _transports(plan, len(models), rank_info, device, options)
+            transports, name = _transports(plan, len(models), rank_info, device, options, heartbeats)
         calibration = None
         if options.order == "auto":
             calibration = calibrate(transports[0], plan.cluster, planned_method(plan), device)
@@ -133,7 +134,7 @@ def serve_rank(
         if rank_info.launched:
             return [share]
         gathered: list[Any] | None = [None] * rank_info.ranks if rank_info.rank == 0 else None
-        with lost_peer(rank_info.rank, None):
+        with lost_others(rank_info.rank):
             dist.gather_object(share, gathered)
         return gathered or []
 
@@ -146,12 +147,14 @@ def _began_s(transport: Transport, rank_info: RankInfo) -> float:
     return float(last) if rank_info.local_ranks == rank_info.ranks else time.perf_counter()
 
 
-def _transports(plan: Plan, models: int, rank_info: RankInfo, device: str, options: RunOptions) -> tuple[list[Transport], str]:
+def _transports(
+    plan: Plan, models: int, rank_info: RankInfo, device: str, options: RunOptions, heartbeats: Heartbeats
+) -> tuple[list[Transport], str]:
     if device == "cpu":
         groups = [new_process_group("gloo", options.timeout_s) for _ in range(models)]
         shaped = options.transport == "shaped"
-        return tcp_transports(groups, plan.cluster, rank_info.rank, shaped), "shaped" if shaped else "gloo"
-    return [nccl_transport(device, options.timeout_s) for _ in range(models)], "nccl"
+        return tcp_transports(groups, plan.cluster, rank_info.rank, shaped, heartbeats), "shaped" if shaped else "gloo"
+    return [nccl_transport(device, options.timeout_s, heartbeats) for _ in range(models)], "nccl"
 
 
 def _submitted() -> torch.cuda.Event:

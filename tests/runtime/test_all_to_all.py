@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 import aurora
+import aurora.runtime.all_to_all as runtime
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.gloo import GlooTransport
@@ -167,6 +168,91 @@ def test_gradients_are_torchs_and_go_back_in_the_reversed_order():
 def test_exchanges_in_the_background_keep_their_order(pair):
     for rank, (found, _) in enumerate(pair):
         assert found == [[[2.0 * k + rank, 2.0 * k + rank + 100] for k in range(3)]] * 2
+
+
+class Stream:
+    """A CUDA stream: work runs when `run` comes to it, and waits for other streams' events."""
+
+    current = None
+
+    def __init__(self, _device=None):
+        self.queue = []
+
+    def __enter__(self):
+        self.before, Stream.current = Stream.current, self
+
+    def __exit__(self, *_):
+        Stream.current = self.before
+
+    def wait_stream(self, other):
+        self.queue.append(other.record_event().query)
+
+    def record_event(self):
+        self.queue.append(event := Event())
+        return event
+
+    def run(self):
+        while self.queue and self.queue[0]():
+            del self.queue[0]
+
+
+class Event:
+    """An event: reached when its stream comes to it."""
+
+    reached = False
+
+    def __call__(self):
+        self.reached = True
+        return True
+
+    def query(self):
+        return self.reached
+
+    def wait(self):
+        Stream.current.queue.append(self.query)
+
+
+class Queueing:
+    """A transport that queues exchanges on the current stream, as NcclTransport does."""
+
+    rank, ranks = 0, 1
+
+    def __init__(self, *_):
+        self.arrived = False
+
+    def exchange(self, _order, _sends, _recvs, _observe):
+        Stream.current.queue.append(lambda: self.arrived)
+
+
+def test_a_handle_of_nccl_is_done_when_the_rows_have_arrived(monkeypatch):
+    """The call's stream goes on; the stream that is current in `wait` goes on when the rows have arrived."""
+    monkeypatch.setattr(dist, "get_backend", lambda _group: "nccl")
+    for name, value in (("current_device", lambda: 0), ("current_stream", lambda _device: Stream.current),
+                        ("Stream", Stream), ("stream", lambda stream: stream)):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(runtime, "NcclCalls", lambda *_: None)
+    monkeypatch.setattr(runtime, "NcclTransport", Queueing)
+    calling, waiting, seen = Stream(), Stream(), []
+    with calling:
+        state = runtime._GroupState(None)
+        calling.queue.append(lambda: seen.append("made") or True)
+        handle = state.ordered(None, [torch.ones(1)], [torch.ones(1)], True)
+        calling.queue.append(lambda: seen.append("beside") or True)
+    with waiting:
+        assert handle.wait()
+        waiting.queue.append(lambda: seen.append("arrived") or True)
+    assert not handle.is_completed()
+    state._stream.run()
+    assert state._stream.queue[0]() is False  # not before the rows are made
+    for arrived in (False, True):
+        state.transport.arrived = arrived
+        for stream in (calling, state._stream, waiting):
+            stream.run()
+        assert handle.is_completed() == arrived
+        assert seen == (["made", "beside", "arrived"] if arrived else ["made", "beside"])
+    with calling:
+        assert state.ordered(None, [torch.ones(1)], [torch.ones(1)], False) is None
+    assert len(calling.queue) == 1  # it waits for the rows itself
 
 
 def test_sizes_that_do_not_fit_are_refused_by_every_rank(pair):

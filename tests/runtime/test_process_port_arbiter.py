@@ -265,11 +265,10 @@ def test_folders_that_cannot_be_used_and_names(tmp_path):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The folder for temporary files, which every user can write to, and no runtime folder."""
+    """The folder for temporary files, which every user can write to."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     return folder
 
 
@@ -277,18 +276,14 @@ def mode(path):
     return path.lstat().st_mode & 0o777
 
 
-def test_the_folder_is_this_users_alone(tmp_path, temporary, monkeypatch):
+def test_the_folder_is_this_users_alone_in_and_out_of_login_sessions(tmp_path, temporary, monkeypatch):
     found = colocation_folder("both")
     assert found == temporary / f"aurora-runtime-{os.getuid()}" / f"both.{colocated.TABLE_VERSION}"
     assert mode(found) == mode(found.parent) == 0o700
+    session = tmp_path / "session"
+    session.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
     assert colocation_folder("both") == found
-    runtime = tmp_path / "runtime"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert colocation_folder("both") == found, "there is none"
-    runtime.mkdir(mode=0o700)
-    assert colocation_folder("both").parent == runtime / "aurora"
-    runtime.chmod(0o777)
-    assert colocation_folder("both") == found, "others can write to it"
 
 
 def test_a_folder_of_another_user_or_a_link_is_not_trusted(tmp_path, temporary, monkeypatch):

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from aurora.errors import RankFailed
+from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.ordered import Message, OrderedTransport, Work
-from aurora.runtime.distributed.transport import Observe, joined, peer_lost
+from aurora.runtime.distributed.transport import Observe, joined
 from aurora.types import Cluster, Order
 
 PROBE = 2**31 - 1  # a tag that no message has
@@ -20,15 +22,18 @@ PROBE = 2**31 - 1  # a tag that no message has
 class GlooTransport(OrderedTransport):
     """An ordered transport over a gloo process group, the default one if it is None.
 
+    With heartbeats, a call that waits in vain names the ranks that hang, instead of those that wait for them as well.
+
     A message waits at its sender until the receiver's request has come, over the same connection. Its size is its tag: if both
     ends do not agree on the size, the message never matches and ends by the time-out.
     """
 
     has_collective = True
 
-    def __init__(self, group: Any = None, cluster: Cluster | None = None) -> None:
+    def __init__(self, group: Any = None, cluster: Cluster | None = None, heartbeats: Heartbeats | None = None) -> None:
         self._group: Any = dist.distributed_c10d._get_default_group() if group is None else group
         super().__init__(self._group.rank(), self._group.size(), cluster)
+        self._heartbeats = heartbeats
         _yield_to_posters()
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
@@ -67,7 +72,7 @@ class GlooTransport(OrderedTransport):
             self._group.alltoall_base(into, out, in_sizes, out_sizes).wait()
         except RuntimeError as error:
             broken = self.broken_peers()
-            raise peer_lost(self.rank, broken[0] if len(broken) == 1 else None, error) from None
+            raise self._lost(broken if len(broken) == 1 else (), error) from None
 
     def broken_peers(self) -> list[int]:
         """Returns the peers whose connections are broken: a collective that fails does not name them."""
@@ -79,6 +84,10 @@ class GlooTransport(OrderedTransport):
                 except RuntimeError:
                     broken.append(peer)
         return broken
+
+    def _lost(self, peers: Sequence[int], error: RuntimeError) -> RankFailed:
+        hung = self._heartbeats.silent if self._heartbeats is not None else []
+        return super()._lost(hung or peers, error)
 
     # The group's own methods: torch.distributed's isend and irecv take a third of a small message's time.
 

@@ -5,7 +5,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,14 +14,14 @@ import torch.distributed as dist
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.process_groups import abort_nccl_groups, nccl_failure, new_process_group
-from aurora.runtime.distributed.transport import Observe, lost_peer, peer_lost, row_slices
+from aurora.runtime.distributed.transport import Observe, peer_lost, row_slices
 from aurora.runtime.timers import StreamTimer, Timer
 from aurora.types import Order
 
 MOST_QUEUED = 64  # exchanges whose times have not been read
-CHECK_S = 0.5  # between two looks at peers that an exchange waits for, and between two heartbeats
-SILENT = 5  # looks in which a rank gives no sign of life before it counts as hung
+CHECK_S = 0.5  # between two looks at peers that an exchange waits for
 
 
 class End(NamedTuple):
@@ -87,41 +88,6 @@ class NcclCalls:
         abort_nccl_groups(failure)
 
 
-class Heartbeats:
-    """Signs of life of all ranks, in a store: the connections of a process that hangs stay open.
-
-    A thread of its own gives this rank's and looks at the others', because the store may hang as well.
-
-    Args:
-        store: a torch.distributed Store that all ranks reach; it is cloned, because another thread may wait in it for long.
-        rank, ranks: this rank, and how many there are.
-    """
-
-    def __init__(self, store: Any, rank: int, ranks: int) -> None:
-        self._store, self._rank, self._number = store.clone(), rank, 0
-        self._keys = [f"aurora/heartbeat/{other}" for other in range(ranks)]
-        self._seen_R, self._missed_R = [b""] * ranks, [0] * ranks
-        self.beat()
-        threading.Thread(target=_beat, args=(weakref.ref(self),), daemon=True, name="aurora-heartbeats").start()
-
-    def beat(self) -> None:
-        """Gives a sign of life."""
-        self._number += 1
-        self._store.set(self._keys[self._rank], str(self._number))
-
-    def look(self) -> None:
-        """Notes who has given a sign of life since the last call."""
-        seen_R = self._store.multi_get(self._keys)
-        pairs = zip(seen_R, self._seen_R, self._missed_R, strict=True)
-        self._missed_R = [missed + 1 if seen == before else 0 for seen, before, missed in pairs]
-        self._seen_R = seen_R
-
-    @property
-    def silent(self) -> list[int]:
-        """The other ranks that have given no sign of life in the last SILENT looks."""
-        return [rank for rank, missed in enumerate(self._missed_R) if missed >= SILENT and rank != self._rank]
-
-
 class _Queued(NamedTuple):
     """An exchange whose times have not been read."""
 
@@ -143,10 +109,10 @@ class NcclTransport:
     NCCL waits for a lost peer for ever. So with `timeout_s` a thread looks every CHECK_S at the first exchange that has not
     ended. If the connection to a peer is broken, or timeout_s have passed, the thread aborts all of this process's
     communicators: whoever waits goes on, and gets RankFailed. It names the ranks whose heartbeats have stopped, or else those
-    that the exchange waits for. The call that makes the communicator is not watched.
+    that the exchange waits for.
 
-    Making one is a collective call: a communicator's first call makes it, which takes all ranks, and later calls are of some
-    ranks only.
+    Making a transport is a collective call: a communicator's first call makes it, which takes all ranks, and later calls are of
+    some ranks only. That call cannot be aborted. With `timeout_s` a thread makes it, which is left behind if a peer is lost.
 
     Args:
         calls: the calls of an NCCL process group.
@@ -172,8 +138,7 @@ class NcclTransport:
         if others := [peer for peer in range(self.ranks) if peer != self.rank]:
             out, into = torch.zeros(2, self.ranks, dtype=torch.uint8, device=calls.device)
             ends = [End(peer, sent, row[peer : peer + 1]) for sent, row in ((True, out), (False, into)) for peer in others]
-            with lost_peer(self.rank, None):
-                calls.post(ends)
+            self._make_communicator(ends, timeout_s)
             if timeout_s is not None and control is not None:
                 watch = threading.Thread(target=_watch, args=(weakref.ref(self), timeout_s), daemon=True, name="aurora-peers")
                 watch.start()
@@ -198,7 +163,7 @@ class NcclTransport:
                 self._calls.post(ends)
                 marks.append(self._calls.timer.mark())
         except RuntimeError as error:
-            raise self._calls.failure or peer_lost(self.rank, None, error) from None
+            raise self._calls.failure or peer_lost(self.rank, (), error) from None
         moves = [[(peer, sent, int(tensor.nbytes)) for peer, sent, tensor in ends] for ends in stages]
         self._queued.append(_Queued(moves, marks, observe, time.monotonic()))
         while len(self._queued) > MOST_QUEUED:
@@ -211,25 +176,55 @@ class NcclTransport:
 
     def check_peers(self, timeout_s: float) -> bool:
         """Aborts the communicator if an exchange waits for a lost peer, or has waited timeout_s. Returns whether it did."""
-        assert self._control is not None
         reached, queued = self._calls.timer.reached, self._queued.copy()  # another thread adds and removes
         waiting = next((each for each in queued if not reached(each.marks[-1])), None)
         if waiting is None or (waited_s := time.monotonic() - waiting.since_s) < CHECK_S:
             return False
+        stages = zip(waiting.moves, waiting.marks[1:], strict=True)
+        waits_for = next((moves for moves, mark in stages if not reached(mark)), [])
+        if not waits_for:  # it has ended meanwhile
+            return False
+        failure = self._lost_while_waiting(sorted({peer for peer, _, _ in waits_for}), waited_s, timeout_s)
+        if failure is not None:
+            self._calls.abort(failure)
+        return failure is not None
+
+    def _lost_while_waiting(self, peers: Sequence[int], waited_s: float, timeout_s: float) -> RankFailed | None:
+        """The failure of a call that has waited for `peers`, if one of all ranks is lost; names who hangs, if that is known."""
+        assert self._control is not None
         if lost := self._control.broken_peers():
-            reason = "the connection is broken"
-        elif waited_s >= timeout_s:
-            stages = zip(waiting.moves, waiting.marks[1:], strict=True)
-            waits_for = next((moves for moves, mark in stages if not reached(mark)), [])
-            hung = self._heartbeats.silent if self._heartbeats is not None else []
-            lost, reason = hung or sorted({peer for peer, _, _ in waits_for}), f"nothing within {timeout_s:g} s"
+            return peer_lost(self.rank, lost, RuntimeError("the connection is broken"))
+        if waited_s < timeout_s:
+            return None
+        hung = self._heartbeats.silent if self._heartbeats is not None else []
+        return peer_lost(self.rank, hung or peers, RuntimeError(f"nothing within {timeout_s:g} s"))
+
+    def _make_communicator(self, ends: Sequence[End], timeout_s: float | None) -> None:
+        """Posts the first call. Raises RankFailed if a peer is lost meanwhile."""
+        made: Future[None] = Future()
+        on_gpu = self._calls.device != "cpu"
+        stream = torch.cuda.current_stream(self._calls.device) if on_gpu else None
+
+        def post() -> None:
+            try:
+                with nullcontext() if stream is None else torch.cuda.stream(stream):
+                    self._calls.post(ends)
+                made.set_result(None)
+            except BaseException as error:
+                made.set_exception(error)
+
+        if timeout_s is None or self._control is None:
+            post()
         else:
-            return False
-        if not lost:  # it has ended meanwhile
-            return False
-        who = " or ".join(f"rank {peer}" for peer in lost)
-        self._calls.abort(RankFailed(f"rank {self.rank} lost {who}: {reason}"))
-        return True
+            began_s, peers = time.monotonic(), sorted({end.peer for end in ends})
+            threading.Thread(target=post, daemon=True, name="aurora-communicator").start()
+            while not wait([made], CHECK_S).done:
+                if (failure := self._lost_while_waiting(peers, time.monotonic() - began_s, timeout_s)) is not None:
+                    raise failure
+        try:
+            made.result()
+        except RuntimeError as error:
+            raise peer_lost(self.rank, (), error) from None
 
     def _stages(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> list[list[End]]:
         """This rank's transfers that carry bytes, stage by stage."""
@@ -245,7 +240,7 @@ class NcclTransport:
         try:
             seconds = [self._calls.timer.seconds(mark) for mark in marks]
         except RuntimeError as error:
-            raise self._calls.failure or peer_lost(self.rank, None, error) from None
+            raise self._calls.failure or peer_lost(self.rank, (), error) from None
         if (failure := self._calls.failure) is not None:
             raise failure
         self._queued.popleft()
@@ -254,16 +249,16 @@ class NcclTransport:
                 observe(peer, sent, size, start_s, end_s)
 
 
-def nccl_transport(device: str, timeout_s: float) -> NcclTransport:
+def nccl_transport(device: str, timeout_s: float, heartbeats: Heartbeats) -> NcclTransport:
     """Makes a transport over new nccl and gloo groups of all ranks. A collective call.
 
     Args:
         device: this rank's CUDA device, the current one.
         timeout_s: seconds to wait for a peer.
+        heartbeats: of all ranks.
     """
     group, control = (new_process_group(backend, timeout_s) for backend in ("nccl", "gloo"))
-    heartbeats = Heartbeats(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
-    return NcclTransport(NcclCalls(group, device), GlooTransport(control), timeout_s, heartbeats)
+    return NcclTransport(NcclCalls(group, device), GlooTransport(control, None, heartbeats), timeout_s, heartbeats)
 
 
 def _watch(of: "weakref.ref[NcclTransport]", timeout_s: float) -> None:
@@ -275,13 +270,3 @@ def _watch(of: "weakref.ref[NcclTransport]", timeout_s: float) -> None:
             return
         aborted = transport.check_peers(timeout_s)
         del transport
-
-
-def _beat(of: "weakref.ref[Heartbeats]") -> None:
-    """Gives signs of life and looks for others' until nobody needs them or the store is gone."""
-    with suppress(RuntimeError):
-        while (heartbeats := of()) is not None:
-            heartbeats.beat()
-            heartbeats.look()
-            del heartbeats
-            time.sleep(CHECK_S)

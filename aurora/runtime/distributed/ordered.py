@@ -134,6 +134,10 @@ class OrderedTransport(ABC):
     def _receive(self, message: Message) -> Work:
         """Posts the receipt of a message from its peer into its tensor. Raises RuntimeError if the peer is lost."""
 
+    def _lost(self, peers: Sequence[int], error: RuntimeError) -> RankFailed:
+        """The failure of a call that ends by `error`; `peers` are those of which one seems lost (none: unknown which)."""
+        return peer_lost(self.rank, peers, error)
+
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """Gathers every rank's small tensor; see `Transport.gather`."""
         # Every pair directly: a third of all_gather's time at 4 ranks, whose ring takes a wake-up a step.
@@ -288,7 +292,7 @@ class OrderedTransport(ABC):
         try:
             return message, (self._send if sending else self._receive)(message), time.perf_counter()
         except RuntimeError as error:
-            raise peer_lost(self.rank, message.peer, error) from None
+            raise self._lost([message.peer], error) from None
 
     def _wait_for(self, posted: Iterable[Posted], sending: bool, one_partner: bool, observe: Observe) -> None:
         """Waits in sequence and reports each row. With one partner at a time a row starts when the one before has ended."""
@@ -299,7 +303,7 @@ class OrderedTransport(ABC):
             try:
                 work.wait()
             except RuntimeError as error:
-                raise peer_lost(self.rank, message.peer, error) from None
+                raise self._lost([message.peer], error) from None
             if message.last:
                 free_s = time.perf_counter()
                 observe(message.peer, sending, message.row_bytes, row_s, free_s)

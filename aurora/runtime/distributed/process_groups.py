@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 
 _nccl_groups: list[Any] = []  # that this process has made
@@ -37,8 +38,8 @@ def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
 
 
 @contextmanager
-def default_process_group(rank_info: RankInfo) -> Iterator[None]:
-    """Context manager that makes torch.distributed's default group (gloo, for control) and destroys it.
+def default_process_group(rank_info: RankInfo) -> Iterator[Heartbeats]:
+    """Context manager that makes torch.distributed's default group (gloo, for control) and destroys it; yields its heartbeats.
 
     Raises:
         RankFailed: if the other ranks do not join within rank_info.timeout_s.
@@ -56,14 +57,16 @@ def default_process_group(rank_info: RankInfo) -> Iterator[None]:
         raise RankFailed(
             f"rank {rank_info.rank}: cannot join the other ranks at {rank_info.host}:{rank_info.port}: {reason}"
         ) from None
+    heartbeats = Heartbeats(dist.distributed_c10d._get_default_store(), rank_info.rank, rank_info.ranks)
     end = dist.destroy_process_group
     try:
-        yield
+        yield heartbeats
     except RankFailed as error:
         if abort_nccl_groups(error):  # their destruction would wait for the lost rank
             end = dist.distributed_c10d._abort_process_group
         raise
     finally:
+        heartbeats.stop()
         end()
         _nccl_groups.clear()
         _nccl_failures.clear()

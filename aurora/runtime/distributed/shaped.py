@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.ordered import Message, Work
 from aurora.runtime.distributed.transport import ThreadWork, Transport
 from aurora.types import Cluster
@@ -56,8 +57,8 @@ class ShapedTransport(GlooTransport):
     cuts_rows = False  # a request takes no time here
     has_collective = False  # it would not keep to the rates
 
-    def __init__(self, group: Any, port: Port) -> None:
-        super().__init__(group, port.cluster)
+    def __init__(self, group: Any, port: Port, heartbeats: Heartbeats | None = None) -> None:
+        super().__init__(group, port.cluster, heartbeats)
         self._port = port
         self._sending, self._receiving = (
             [ThreadPoolExecutor(1, thread_name_prefix="aurora-shaped") for _ in range(self.ranks)] for _ in range(2)
@@ -101,9 +102,11 @@ class ShapedTransport(GlooTransport):
         return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.flat, size)]
 
 
-def tcp_transports(groups: Sequence[Any], cluster: Cluster, rank: int, shaped: bool) -> list[Transport]:
+def tcp_transports(
+    groups: Sequence[Any], cluster: Cluster, rank: int, shaped: bool, heartbeats: Heartbeats | None = None
+) -> list[Transport]:
     """Returns a transport for each gloo group; with `shaped`, they share a port that is held to its rates."""
     if not shaped:
-        return [GlooTransport(group, cluster) for group in groups]
+        return [GlooTransport(group, cluster, heartbeats) for group in groups]
     port = Port(cluster, rank)
-    return [ShapedTransport(group, port) for group in groups]
+    return [ShapedTransport(group, port, heartbeats) for group in groups]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -77,6 +77,28 @@ class ThreadWork:
         return self._future.done()
 
 
+class StreamWork:
+    """Handle of work that is queued on a CUDA stream, like the Work of torch's NCCL collectives.
+
+    Args:
+        event: recorded behind the work.
+        tensors: what the work reads and writes, kept until the handle has waited.
+    """
+
+    def __init__(self, event: Any, *tensors: torch.Tensor) -> None:
+        self._event, self._tensors = event, tensors
+
+    def wait(self) -> bool:
+        """Makes the current stream wait for the work, not this thread, and returns True."""
+        self._event.wait()
+        self._tensors = ()
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns whether the work is done."""
+        return bool(self._event.query())
+
+
 class Transport(Protocol):
     """Interface of a back end that carries tensors between the `ranks` ranks of a process group, of which this is `rank`.
 
@@ -120,16 +142,16 @@ class Transport(Protocol):
 
 
 @contextmanager
-def lost_peer(rank: int, peer: int | None) -> Iterator[None]:
-    """Context manager that turns a back end's RuntimeError into the RankFailed of `peer_lost`."""
+def lost_others(rank: int) -> Iterator[None]:
+    """Context manager that turns a back end's RuntimeError, which does not tell who is lost, into a RankFailed."""
     try:
         yield
     except RuntimeError as error:
-        raise peer_lost(rank, peer, error) from None
+        raise peer_lost(rank, (), error) from None
 
 
-def peer_lost(rank: int, peer: int | None, error: RuntimeError) -> RankFailed:
-    """Returns the RankFailed, which names the lost peer (None: unknown which), for a back end's error."""
+def peer_lost(rank: int, peers: Sequence[int], error: RuntimeError) -> RankFailed:
+    """Returns the RankFailed for a back end's error; it names the peers of which one is lost (none: unknown which)."""
     reason = str(error).strip().splitlines()[0]
-    whom = "the others" if peer is None else f"rank {peer}"
+    whom = " or ".join(f"rank {peer}" for peer in peers) or "the others"
     return RankFailed(f"rank {rank} lost {whom}: {reason}")

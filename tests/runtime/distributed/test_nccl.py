@@ -397,33 +397,10 @@ def test_a_peer_that_dies_is_named_at_once(tmp_path, monkeypatch):
         assert float(seconds) < 60
 
 
-class Store(dict):
-    """A store within one thread."""
-
-    set, clone = dict.__setitem__, lambda self: self
-
-    def multi_get(self, keys):
-        return [self[key] for key in keys]
-
-
-def test_a_rank_without_heartbeats_is_silent(monkeypatch):
-    monkeypatch.setattr(nccl, "_beat", lambda _of: None)
-    store = Store()
-    first, second, third = (nccl.Heartbeats(store, rank, 3) for rank in range(3))
-    for look in range(2 * nccl.SILENT):
-        assert first.silent == ([] if look <= nccl.SILENT else [2])
-        second.beat()
-        first.look()
-    third.beat()
-    first.look()
-    assert first.silent == []
-
-
 def lose_a_stopped_peer(rank_info, folder):
     """Rank 1 of 3 is stopped while the others' calls wait for each other, and for it only later."""
-    with default_process_group(rank_info):
+    with default_process_group(rank_info) as heartbeats:
         (folder / f"pid{rank_info.rank}").write_text(str(os.getpid()))
-        heartbeats = nccl.Heartbeats(torch.distributed.distributed_c10d._get_default_store(), rank_info.rank, 3)
         transport = NcclTransport(StuckCalls(rank_info.rank, 3, done=1), GlooTransport(), 6.0, heartbeats)
         order = Order("by hand", np.array([[0, 2], [2, 0], [0, 1], [1, 0], [1, 2], [2, 1]]))
         transport.gather(torch.zeros(1))
@@ -446,6 +423,58 @@ def test_a_stopped_peer_is_named_though_nobody_waits_for_it_yet(tmp_path):
     assert stopped == "was stopped"
     for rank, said in ((0, first), (2, third)):
         assert said == f"rank {rank} lost rank 1: nothing within 6 s"
+
+
+class Unmade(StuckCalls):
+    """Their first call, which makes the communicator, waits for a lost peer and cannot be aborted."""
+
+    def post(self, ends):
+        time.sleep(60)
+
+
+class Silent:
+    """Heartbeats of ranks of which one hangs."""
+
+    silent = (2,)
+
+
+def test_a_peer_that_hangs_while_a_communicator_is_made_is_named(monkeypatch):
+    monkeypatch.setattr(nccl, "CHECK_S", 0.01)
+    for heartbeats, lost in ((Silent(), "rank 2"), (None, "rank 1 or rank 2")):
+        with pytest.raises(RankFailed, match=rf"^rank 0 lost {lost}: nothing within 0\.1 s"):
+            NcclTransport(Unmade(0, 3, done=0), Control(), 0.1, heartbeats)
+
+
+def test_a_communicator_that_cannot_be_made_fails():
+    calls = StuckCalls(0, 3, done=0)
+    calls.abort(None)
+    for timeout_s in (None, 60.0):
+        with pytest.raises(RankFailed, match="rank 0 lost the others: NCCL communicator was aborted"):
+            NcclTransport(calls, Control(), timeout_s)
+
+
+def lose_a_peer_early(rank_info, folder):
+    """Rank 1 of 3 dies while the others make a communicator."""
+    nccl.CHECK_S = 0.01
+    with default_process_group(rank_info) as heartbeats:
+        control = GlooTransport()
+        control.gather(torch.zeros(1))
+        if rank_info.rank == 1:
+            os._exit(3)
+        with pytest.raises(RankFailed) as lost:
+            NcclTransport(Unmade(rank_info.rank, 3, done=0), control, 300.0, heartbeats)
+        (folder / str(rank_info.rank)).write_text(str(lost.value))
+        while len(list(folder.iterdir())) < 2:  # or the other would lose this rank
+            time.sleep(0.01)
+
+
+def test_a_peer_that_dies_while_a_communicator_is_made_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "GRACE_S", 60.0)  # until the others are stopped
+    with pytest.raises(RankFailed, match="rank 1 of 3 died"):
+        launch(lose_a_peer_early, 3, tmp_path, timeout_s=60)
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 2)] == [
+        f"rank {rank} lost rank 1: the connection is broken" for rank in (0, 2)
+    ]
 
 
 class Group:
