@@ -7,13 +7,14 @@ import time
 
 import numpy as np
 
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
+from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions, SyntheticOptions
 
 SHAPE = {
     "num_local_experts": 6, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -34,6 +35,7 @@ def main() -> None:
     for order in ORDER.values():
         made = order(bytes_GG, cluster.network, rng=np.random.default_rng(0))
         timed(made, bytes_GG, cluster.network)
+    hierarchical_order(bytes_GG, Hierarchy(np.array([0, 0, 1])), cluster.network, rng=np.random.default_rng(0))
     print(f"compiled kernels are ready ({time.perf_counter() - began:.0f} s)")
 
 
