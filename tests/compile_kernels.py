@@ -11,7 +11,9 @@ from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
+from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.hierarchical_layers import place_hierarchical
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions, SyntheticOptions
@@ -31,6 +33,10 @@ def main() -> None:
     for place in (*PLACE, "swap-search", *REPLICAS):
         make_plan(cluster, [profile], PlanOptions(place, slots_per_gpu=3, seed=0))
     make_plan(cluster, [profile, profile], PlanOptions(seed=0))
+    routed = synthetic_profile("uniform", SHAPE, SyntheticOptions(sources=3, token_level=True))
+    unreplicated = PlanOptions("swap-search", "exact", slots_per_gpu=3, aim="own", seed=0)
+    start = place_exclusive(cluster, routed, (), unreplicated)
+    place_hierarchical(cluster, routed, start, unreplicated, Hierarchy(np.array([0, 0, 1])))
     bytes_GG = np.arange(9).reshape(3, 3) * (1 - np.eye(3, dtype=np.int64))
     for order in ORDER.values():
         made = order(bytes_GG, cluster.network, rng=np.random.default_rng(0))

@@ -1,6 +1,6 @@
 """Co-activation local search: moves and swaps single experts to shorten a layer whose tokens are deduplicated."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numba import njit
@@ -29,6 +29,13 @@ class Tokens(NamedTuple):
     count_V: IntArray
     of_expert_X: IntArray
     start_E: IntArray
+
+    @classmethod
+    def of(cls, experts_VK: IntArray, source_V: IntArray, count_V: IntArray, experts: int) -> Self:
+        """Returns tokens as `distinct_tokens` does, with their index by each of `experts` experts."""
+        of_expert_X = np.argsort(experts_VK.ravel(), kind="stable") // experts_VK.shape[1]
+        ends_E = np.cumsum(np.bincount(experts_VK.ravel(), minlength=experts))
+        return cls(experts_VK, source_V, count_V, of_expert_X, np.append(0, ends_E))
 
 
 class Costs(NamedTuple):
@@ -100,10 +107,8 @@ def coactivation_search(
     """
     experts, gpus = len(gpu_E), len(slots_G)
     shakes_XX2 = np.stack([rng.integers(0, experts, (kicks, SHAKES)), rng.integers(0, experts + gpus, (kicks, SHAKES))], axis=2)
-    of_expert_X = np.argsort(experts_VK.ravel(), kind="stable") // experts_VK.shape[1]
-    ends_E = np.cumsum(np.bincount(experts_VK.ravel(), minlength=experts))
-    tokens = Tokens(experts_VK, source_V, count_V, of_expert_X, np.append(0, ends_E))
     found_E = gpu_E.copy()
+    tokens = Tokens.of(experts_VK, source_V, count_V, experts)
     _search(tokens, Costs(np.ascontiguousarray(expert_s_GE), gate_s_G, port_s_XG, slots_G), found_E, shakes_XX2)
     return found_E
 

@@ -1,0 +1,169 @@
+"""Placement of one model over servers, for hierarchical all-to-alls: a token crosses once to each server that it needs."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.network.lower_bounds import spread, spread_split
+from aurora.planner.network.routes import Routes, route
+from aurora.planner.placement.coactivation import coactivation_counts, deduplicated_bound, distinct_tokens
+from aurora.planner.placement.coactivation_search import Tokens
+from aurora.planner.placement.cost_model import OWN, LayerCosts, expected_costs, layer_costs
+from aurora.planner.placement.placed_models import PlacedModels, unreplicated
+from aurora.planner.placement.server_search import NONE, Limits, server_search
+from aurora.planner.placement.slot_counts import slots_G
+from aurora.planner.workload.forecast import Forecast, layer_forecast
+from aurora.types import Cluster, Hierarchy, Network, Placement, PlanOptions, Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+GPU_LOAD = 1.02  # of the fullest GPU where placement looks at load alone
+SERVER_LOAD = 1.05  # of the mean server
+
+
+class PlacedLayer(NamedTuple):
+    """One layer's placement, its seconds, and a bound on them."""
+
+    placement: Placement
+    objective_s: float
+    bound_s: float
+
+
+def place_hierarchical(
+    cluster: Cluster,
+    profile: Profile,
+    start: PlacedModels,
+    options: PlanOptions,
+    hierarchy: Hierarchy,
+    progress: Progress = untold,
+) -> PlacedModels:
+    """Places one model whose all-to-alls are hierarchical, by server search.
+
+    Each layer starts from `start`, which balances load alone. Experts that the same tokens choose then come to one server, as
+    long as no GPU takes more than GPU_LOAD times the fullest one's seconds at the start, and no server more than SERVER_LOAD
+    times the mean. The loads are those of the forecast, or as recorded if `options.aim` is "own". A layer keeps its start where
+    that is as fast.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic, with token-level routing.
+        start: an unreplicated placement of the model.
+        options: `options.slots_per_gpu` limits the experts of a GPU.
+        hierarchy: the servers, and the chunks of an all-to-all.
+        progress: told of every layer that is placed.
+
+    Raises:
+        BadInput: if the profile holds no token-level routing.
+        InfeasiblePlan: if the experts do not fit.
+    """
+    capacity_G = slots_G(cluster, profile, options)
+    routes = route(cluster.network)
+
+    def placed(layer: int) -> PlacedLayer:
+        costs = layer_costs(cluster, profile, layer, deduplicated=True)
+        forecast = layer_forecast([profile], layer, summed=True)
+        expected = costs
+        if options.aim != OWN:
+            expected = expected_costs(cluster, profile, forecast.expected_WSE, forecast.windows_W, 1)
+        start_E = start.placements_M[0].gpu_E(layer)
+        rng = np.random.default_rng((options.seed, layer))
+        limits = _limits(expected, start_E, capacity_G, hierarchy)
+        found_E = server_search(_tokens(costs, forecast, hierarchy), limits, start_E, rng)
+        start_s, found_s = (hierarchical_seconds(costs, gpu_E, hierarchy, routes) for gpu_E in (start_E, found_E))
+        gpu_E, value_s = (found_E, found_s) if found_s < start_s else (start_E, start_s)
+        least_s = server_bound_s(costs, profile.top_k, hierarchy, capacity_G, cluster.network)
+        return PlacedLayer(unreplicated(gpu_E, len(cluster)), value_s, min(least_s, value_s))
+
+    layers = of_layers(placed, profile.layers, "placing experts over servers", progress)
+    return PlacedModels(
+        (Placement.stack([layer.placement for layer in layers]),),
+        sum(layer.objective_s for layer in layers),
+        sum(layer.bound_s for layer in layers),
+        None,
+        deduplicated=True,
+    )
+
+
+def hierarchical_seconds(costs: LayerCosts, gpu_E: IntArray, hierarchy: Hierarchy, routes: Routes) -> float:
+    """Returns the seconds of a layer of one model whose all-to-alls are hierarchical, phase after phase, as in Eq. 1.
+
+    A step of an all-to-all takes as long as the busiest port, NIC or link. So a step takes the larger of the NICs' time and the
+    time inside the servers, and the first and the last step are the parts of the hops that do not overlap.
+
+    Args:
+        costs: one layer, with deduplicated tokens.
+        gpu_E: (E,) int64, the GPU of each expert.
+        hierarchy: the servers, and the chunks of an all-to-all.
+        routes: of the network.
+    """
+    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
+    experts_UK, source_U = costs.routing
+    steps_SGG = step_rows(hierarchical_rows(gpu_E[experts_UK], source_U, hierarchy), hierarchy)
+    there_s = sum(routes.seconds(rows_GG * costs.dispatch_bytes) for rows_GG in steps_SGG)
+    back_s = sum(routes.seconds(rows_GG.T * costs.combine_bytes) for rows_GG in steps_SGG)
+    computed_s = np.bincount(gpu_E, weights=costs.expert_s_WGE[0][gpu_E, np.arange(len(gpu_E))]).max()
+    return float(costs.gate_s_WG.max() + there_s + computed_s + back_s + costs.aggregate_s_WG.max())
+
+
+def server_bound_s(costs: LayerCosts, top_k: int, hierarchy: Hierarchy, slots_G: IntArray, network: Network) -> float:
+    """Returns a lower bound on the seconds of a layer by the cuts around servers, for all placements within the slots.
+
+    What a server sends and receives crosses its NICs. It sends at least the tokens that cannot find all of their experts there.
+    Where no slot is left for replicas, it receives at least what `deduplicated_bound` says of a GPU with all of its slots.
+
+    Args:
+        costs: one layer, with deduplicated tokens.
+        top_k: experts per token.
+        hierarchy: the servers.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        network: gives the rates of the NICs; without a fabric of servers, ports are NICs.
+    """
+    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
+    (experts_UK, source_U), expert_s_GE = costs.routing, costs.expert_s_WGE[0]
+    server_G, servers, experts = hierarchy.server_G, hierarchy.servers, expert_s_GE.shape[1]
+    tokens = distinct_tokens(experts_UK, server_G[source_U])
+    counts_NEE = coactivation_counts(*tokens, experts, servers)
+    slots_N = np.bincount(server_G, weights=slots_G).astype(np.int64)
+    out_Bps_N, in_Bps_N = (np.bincount(server_G, weights=Bps_G) for Bps_G in (costs.out_Bps, costs.in_Bps))
+    fabric = network.fabric
+    if fabric is not None and fabric.nic_Bps is not None:
+        nics_N = np.ones(servers) if fabric.shared_nic else np.bincount(server_G)
+        out_Bps_N, in_Bps_N = (np.minimum(Bps_N, fabric.nic_Bps * nics_N) for Bps_N in (out_Bps_N, in_Bps_N))
+    dispatch_bytes, combine_bytes, spare = costs.dispatch_bytes, costs.combine_bytes, slots_G.sum() > experts
+    came_bytes, back_bytes = (0, 0) if spare else (dispatch_bytes, combine_bytes)
+    nic_s_XN = np.stack([dispatch_bytes / out_Bps_N, came_bytes / in_Bps_N, back_bytes / out_Bps_N, combine_bytes / in_Bps_N])
+    moved_s = deduplicated_bound(counts_NEE, top_k, slots_N, np.zeros((servers, experts)), np.zeros(servers), nic_s_XN)
+    computed_s = (spread_split if spare else spread)(expert_s_GE)
+    return float(costs.gate_s_WG.max()) + moved_s + computed_s + float(costs.aggregate_s_WG.max())
+
+
+def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy) -> Limits:
+    """What the search is held to, by the seconds of the start and of an even division over servers."""
+    gpu_s_GE = np.ascontiguousarray(costs.expert_s_WGE.sum(axis=0))
+    server_s_NE = _divided(gpu_s_GE, hierarchy)
+    fullest_s = np.bincount(start_E, weights=gpu_s_GE[start_E, np.arange(len(start_E))]).max()
+    return Limits(
+        hierarchy.server_G.copy(),  # locked arrays would compile a second version of the search
+        slots_G.copy(),
+        gpu_s_GE,
+        server_s_NE,
+        GPU_LOAD * float(fullest_s),
+        SERVER_LOAD * spread_split(server_s_NE),
+    )
+
+
+def _divided(gpu_s_GE: FloatArray, hierarchy: Hierarchy) -> FloatArray:
+    """(N, E) seconds of each expert on each server, if it is divided over the server's GPUs so that all take equally long."""
+    with np.errstate(divide="ignore", over="ignore"):
+        speed_GE = 1 / gpu_s_GE
+        return np.stack([1 / speed_GE[hierarchy.server_G == server].sum(axis=0) for server in range(hierarchy.servers)])
+
+
+def _tokens(costs: LayerCosts, forecast: Forecast, hierarchy: Hierarchy) -> Tokens:
+    """The distinct tokens of a layer. Servers that they start on count as far as sources' preferences are to come again."""
+    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
+    experts_UK, source_U = costs.routing
+    lasting = bool((forecast.affinity_SE != 1).any())
+    server_U = hierarchy.server_G[source_U] if lasting else np.full(len(source_U), NONE)
+    return Tokens.of(*distinct_tokens(experts_UK, server_U), costs.expert_s_WGE.shape[2])
