@@ -3,6 +3,11 @@
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores: threads of one operation would wait for each other
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +16,8 @@ from aurora.io import shipped
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.placement.grouping import PLACE
 from aurora.types import Cluster, Gpu
+
+ROOT = Path(__file__).parents[1]
 
 # Neither a deadline nor a health check that measures time: a busy machine is slow at everything.
 SLOW_IS_FINE = [HealthCheck.too_slow]
@@ -36,6 +43,17 @@ def mixtral():
 @pytest.fixture(scope="session")
 def qwen():
     return shipped("models/qwen3moe-stdlib")
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """A folder with the commands `aurora` and `python`, in processes that need not import torch and its like."""
+    folder = tmp_path_factory.mktemp("warm")
+    command = [sys.executable, "-m", "tests.warm", str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "ready\n"
+        yield folder
+        server.stdin.close()
 
 
 @pytest.fixture

@@ -25,14 +25,14 @@ pytestmark = pytest.mark.timeout(900)  # processes start slowly on a busy machin
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory):
+def made(tmp_path_factory, warm):
     """A folder with a profile of each shipped model on 4 sources, made by the command line."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "text.txt").write_text("".join(f"def line_{i}(x): return x + {i}\n" for i in range(400)))
     for name, out in (("mixtral-topics", "a.npz"), ("qwen3moe-stdlib", "b.npz")):
-        command = [sys.executable, "-m", "aurora.cli.main", "profile", shipped(f"models/{name}"), "--text", "text.txt", "text.txt",
+        command = [warm / "aurora", "profile", shipped(f"models/{name}"), "--text", "text.txt", "text.txt",
                    "--sources", "4", "--limit", "16", "--prompt-tokens", "64", "-o", out]  # fmt: skip
-        done = subprocess.run([str(c) for c in command], cwd=folder, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stderr
         assert "max/mean" in done.stdout
     return folder
