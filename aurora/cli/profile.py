@@ -18,7 +18,7 @@ TEXT, STOP, WORKERS = "Text", "What is counted", "Redundant workers"
 
 def profile(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="folder of a transformers MoE model")],
+    model: Annotated[str, typer.Argument(help="folder of a transformers MoE model, or its name in the local hub cache")],
     more_text: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", show_default=False)] = None,
     text: Annotated[
         list[Path] | None,

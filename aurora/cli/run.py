@@ -27,7 +27,10 @@ RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices"
 def run(
     context: typer.Context,
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
-    model: Annotated[list[Path], typer.Option(help="model folder; one for each model of the plan, in its order")],
+    model: Annotated[
+        list[Path],
+        typer.Option(help="model folder, or name in the local hub cache; one for each model of the plan, in its order"),
+    ],
     prompts: Annotated[
         list[Path], typer.Option(help="one prompt per line, or .jsonl with a prompt field; one file, or one per model")
     ],

@@ -25,6 +25,7 @@ from aurora.models.loading import (
 )
 
 KNOWN = "5.23"  # the version of transformers whose loading is known
+IN_ONE_THREAD = "HF_DEACTIVATE_ASYNC_LOAD"  # an environment variable of transformers
 
 
 def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:
@@ -42,7 +43,6 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
         BadInput, MissingDependency: as `load_model`; BadInput also if the files lack tensors of some experts,
             MissingDependency also if transformers loads models in another way than KNOWN.
     """
-    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # else threads read ahead, and keep what they free
     transformers = load_transformers()
     from transformers import PreTrainedModel
 
@@ -134,7 +134,7 @@ class _ExpertFiles:
             hold_experts(layer.experts, [])
             layer.experts.to_empty(device=self._config.device_map[""], recurse=False)
         experts = {key for sources in self._sources_L for keys in sources for key in keys}
-        report, index = self._load(model, self._open(self._path_of.keys() - experts), None, self._config)
+        report, index = self._filled(model, self._open(self._path_of.keys() - experts))
         report.missing_keys.difference_update(*self._names_L)
         return report, index
 
@@ -153,7 +153,7 @@ class _ExpertFiles:
         hold_experts(part, [0] * len(experts))
         setattr(layer.block, layer.name, part)
         try:
-            report, _ = self._load(self._skeleton, state, None, self._config, list(names))
+            report, _ = self._filled(self._skeleton, state, list(names))
         finally:
             setattr(layer.block, layer.name, whole_experts)
         reshaped = {name for name, *_ in report.mismatched_keys}
@@ -162,6 +162,17 @@ class _ExpertFiles:
             raise BadInput(f"{where}: expected the weights of {layer.count} experts, found none that fit {min(wrong)}")
         weights = expert_parameters(part)
         return {expert: {name: weight.detach()[slot] for name, weight in weights} for slot, expert in enumerate(experts)}
+
+    def _filled(self, model: Any, state: dict[str, Any], *expected: list[str]) -> Any:
+        """What transformers' function returns, without threads that read ahead, and keep what they free."""
+        with LOADING:
+            threads = IN_ONE_THREAD not in os.environ
+            os.environ.setdefault(IN_ONE_THREAD, "1")
+            try:
+                return self._load(model, state, None, self._config, *expected)
+            finally:
+                if threads:
+                    del os.environ[IN_ONE_THREAD]
 
     def _open(self, keys: Iterable[str]) -> dict[str, Any]:
         """The tensors of these names, which are read when they are indexed."""

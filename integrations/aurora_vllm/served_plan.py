@@ -58,7 +58,7 @@ def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
     Multi-token prediction layers, which lie behind the decoder layers or apart, are not read.
 
     Raises:
-        BadInput: if there is no config.json, it has no number of layers, or a file holds no weights.
+        BadInput: if there is no config.json, it has no number of layers or no block size that fits, or a file holds no weights.
     """
     config = load_model_config(folder)
     decoders = decoder_layers(config)
@@ -93,12 +93,20 @@ def _open(path: Path) -> Any:
 
 
 def _float32(weight: torch.Tensor, scale: torch.Tensor | None, config: Mapping[str, Any]) -> torch.Tensor:
-    """A weight as float32; each block of a block-quantised one is multiplied by its entry in `scale`."""
+    """A weight as float32; each block of a block-quantised one is multiplied by its entry in `scale`. Raises BadInput."""
     if scale is None:
         return weight.to(torch.float32)
-    rows, columns = (config.get("quantization_config") or {}).get("weight_block_size") or (128, 128)
-    whole = scale.to(torch.float32).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return weight.to(torch.float32) * whole[: weight.shape[0], : weight.shape[1]]
+    quantised = config.get("quantization_config")
+    block = quantised.get("weight_block_size") if isinstance(quantised, dict) else None
+    size = weight.shape
+    match block or (128, 128):
+        case (int(rows), int(columns)) if rows > 0 < columns and scale.shape == (-(-size[0] // rows), -(-size[1] // columns)):
+            whole = scale.to(torch.float32).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+            return weight.to(torch.float32) * whole[: size[0], : size[1]]
+    blocks = tuple(scale.shape)
+    raise BadInput(
+        f"config.json, weight_block_size: expected the sides of {blocks} blocks of a {tuple(size)} gate, found {block}"
+    )
 
 
 def experts_in(folder: Path) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.served_plan import check_fit, read_checkpoint, read_model
+from aurora_vllm.served_plan import check_fit, experts_in, read_checkpoint, read_model
 from safetensors.torch import load_file, save_file
 
 from aurora.errors import BadInput
@@ -66,6 +66,21 @@ def test_a_block_quantised_router_is_that_of_the_whole_weights(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"weight_block_size": [16, 16]}}))
     assert read_model(str(folder))[0].fingerprint == whole
+
+
+@pytest.mark.parametrize("damaged", [[16], [16, 0], [-16, 16], "no", [16, 16, 16], {"rows": 16}, [2, 16], [16.0, 16], 128])
+def test_a_damaged_block_size_is_told(tmp_path, damaged):
+    folder = build("deepseek_v3", tmp_path / "m")
+    found = tensors(folder)
+    routers = [name for name in found if name.endswith("mlp.gate.weight")]
+    write(folder, found | {f"{name}_scale_inv": torch.full((1, 2), 2.0) for name in routers})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"weight_block_size": damaged}}))
+    assert read_model(str(folder)) == (None, None)
+    with pytest.raises(
+        BadInput, match=r"config\.json, weight_block_size: expected the sides of \(1, 2\) blocks of a \(\d+, 32\) gate"
+    ):
+        read_checkpoint(folder, experts_in(folder))
 
 
 def planned(model):

@@ -1,6 +1,7 @@
 """A model without its experts, and experts read from its files one by one: the same weights as of the whole model, and no others."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -219,6 +220,30 @@ def test_a_rank_has_memory_for_the_dense_weights_and_its_own_experts(layout, tmp
     assert own > 3.5e7
     assert dense + own <= rise * 1.02
     assert rise <= 1.1 * (dense + own)
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_the_environment_is_as_before(tmp_path, monkeypatch, before):
+    """No thread reads ahead while weights are loaded; what the process loads later by itself may."""
+    folder, seen, tensors = build("mixtral", tmp_path / "m"), set(), own_weights._tensors
+
+    def noted(path):
+        return {key: Noted(key, tensor, seen) for key, tensor in tensors(path).items()}
+
+    class Noted(Watched):
+        def __getitem__(self, index):
+            seen.add(os.environ[own_weights.IN_ONE_THREAD])
+            return self._tensor[index]
+
+    monkeypatch.setattr(own_weights, "_tensors", noted)
+    monkeypatch.delenv(own_weights.IN_ONE_THREAD, raising=False)
+    if before is not None:
+        monkeypatch.setenv(own_weights.IN_ONE_THREAD, before)
+    model = load_without_experts(folder)
+    assert os.environ.get(own_weights.IN_ONE_THREAD) == before
+    model.layers[1].experts.reader.read([3, 0])
+    assert os.environ.get(own_weights.IN_ONE_THREAD) == before
+    assert seen == {before or "1"}
 
 
 def test_a_transformers_that_loads_otherwise_is_named(tmp_path, monkeypatch):
