@@ -65,16 +65,21 @@ def _equal_network(ranks: int) -> Network:
 
 
 def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: np.random.Generator) -> Schedule:
-    """The checked two-tier schedule; if the fabric has no servers, every GPU counts as a server."""
+    """The checked two-tier schedule; if the fabric has no servers, every GPU counts as a server.
+
+    The GPUs of a server that share a NIC have equal parts of it.
+    """
     nic_Bps = network.fabric.nic_Bps if network.fabric else None
+    shared_nic = network.fabric is not None and network.fabric.shared_nic
     if not network.equal_ports:
         ports_Bps = np.unique(np.concatenate([network.out_Bps_G, network.in_Bps_G]))
         raise BadInput(f"`method` {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
     node_G = node_G if nic_Bps else np.arange(network.gpus)
     inside_Bps = float(network.out_Bps_G.max(initial=0.0)) or DEFAULT_BPS
     nic_Bps_G = np.full(network.gpus, nic_Bps or inside_Bps)
-    schedule = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, inside_Bps, network.startup_s_G, rng=rng)
-    check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps)
+    part_Bps_G = nic_Bps_G / (node_G[:, None] == node_G).sum(axis=0) if shared_nic else nic_Bps_G
+    schedule = two_tier_schedule(bytes_GG, node_G, part_Bps_G, inside_Bps, network.startup_s_G, rng=rng)
+    check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps, shared_nic)
     return schedule if nic_Bps else replace(schedule, hop_X2=None)
 
 

@@ -161,7 +161,7 @@ def two_tier_schedule(
             f"and rates of {', '.join(f'{rate:g}' for rate in np.unique(nic_Bps_G))} B/s"
         )
     where_G = np.argsort(node_G, kind="stable")  # a server's GPUs side by side
-    nic_Bps = float(nic_Bps_G.max(initial=1.0))
+    nic_Bps = float(nic_Bps_G.max(initial=0.0)) or 1.0
     startup_s = float(startup_s_G.max(initial=0.0))
     side_by_side_GG = np.ascontiguousarray(bytes_GG[np.ix_(where_G, where_G)])
     rows = [*_hops(side_by_side_GG, int(members.max(initial=1)), nic_Bps, inside_Bps, rng, startup_s)]

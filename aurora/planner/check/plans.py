@@ -270,7 +270,14 @@ def _wrong_row(bytes_X, start_s_X, end_s_X, rate_Bps_X):
     return -1
 
 
-def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps_G: FloatArray, inside_Bps: float) -> None:
+def check_hops(
+    schedule: Schedule,
+    bytes_GG: IntArray,
+    node_G: IntArray,
+    nic_Bps_G: FloatArray,
+    inside_Bps: float,
+    shared_nic: bool = False,
+) -> None:
     """Checks that every byte goes from its source to its destination by hops that are possible.
 
     A GPU may send on only what has arrived whole. Between servers no NIC may be above its rate; inside a server no GPU may send
@@ -282,6 +289,7 @@ def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps
         node_G: (G,) int64, the server of each GPU.
         nic_Bps_G: (G,) float64, bytes per second of each GPU's NIC.
         inside_Bps: bytes per second that a GPU sends, and receives, inside its server.
+        shared_nic: whether the GPUs of a server have one NIC together, at the least of their rates in nic_Bps_G.
 
     Raises:
         BrokenPlan: if any of this fails.
@@ -291,12 +299,20 @@ def check_hops(schedule: Schedule, bytes_GG: IntArray, node_G: IntArray, nic_Bps
     start, end, rate = schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
     if _wrong_row(schedule.bytes_X, start, end, rate) >= 0 or (start < 0).any():
         raise BrokenPlan(f"{what}: a hop's rate and time do not give its bytes")
-    inside_X = node_G[schedule.hop_X2[:, 0]] == node_G[schedule.hop_X2[:, 1]]
-    inside_Bps_G = np.full(len(bytes_GG), inside_Bps)
-    for tier_X, where, most_Bps_G in ((inside_X, "inside its server", inside_Bps_G), (~inside_X, "by its NIC", nic_Bps_G)):
+    nodes, server_G = np.unique(node_G, return_inverse=True)
+    inside_X = server_G[schedule.hop_X2[:, 0]] == server_G[schedule.hop_X2[:, 1]]
+    name_nic: Callable[[int], str] = named
+    every_G = np.arange(len(bytes_GG))
+    nic_G, nic_Bps_P = every_G, nic_Bps_G
+    if shared_nic:
+        name_nic, nic_G, nic_Bps_P = (lambda server: f"server {nodes[server]}"), server_G, np.full(len(nodes), np.inf)
+        np.minimum.at(nic_Bps_P, server_G, nic_Bps_G)
+    inside = inside_X, "inside its server", named, every_G, np.full(len(bytes_GG), inside_Bps)
+    for tier_X, where, name, port_G, most_Bps_P in (inside, (~inside_X, "by its NIC", name_nic, nic_G, nic_Bps_P)):
         for side, verb in ((0, "sends"), (1, "receives")):
             times = start[tier_X], end[tier_X], rate[tier_X]
-            _check_rates(what, named, f"{verb} {where}", "port", schedule.hop_X2[tier_X, side], *times, most_Bps_G)
+            at_X = port_G[schedule.hop_X2[tier_X, side]]
+            _check_rates(what, name, f"{verb} {where}", "port", at_X, *times, most_Bps_P)
     rows_of: dict[tuple[int, int], list[int]] = {}
     for row, pair in enumerate(zip(schedule.src_X.tolist(), schedule.dst_X.tolist(), strict=True)):
         rows_of.setdefault(pair, []).append(row)

@@ -12,7 +12,9 @@ from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.alltoall.schedule import order
 from aurora.planner.alltoall.two_tier import two_tier_schedule
 from aurora.planner.check.plans import check_hops
+from aurora.planner.network.lower_bounds import two_tier_bound
 from aurora.types import Cluster, Gpu
+from aurora.types import servers as fabric_of_servers
 
 RNG = np.random.default_rng(0)
 
@@ -77,6 +79,31 @@ def test_the_judge_finds_hops_that_cannot_be():
         check_hops(early, bytes_GG, *ports)
     with pytest.raises(BrokenPlan, match="rate and time"):
         check_hops(replace(good, rate_Bps_X=good.rate_Bps_X / 2), bytes_GG, *ports)
+
+
+def test_gpus_that_share_a_nic_have_it_once():
+    """80 bytes of each of two GPUs leave by one NIC of 1 B/s: 160 s, and a NIC a GPU takes half."""
+    gpus = tuple(Gpu(f"g{i}", "x", i // 2, 10.0, 10.0, 10**9) for i in range(4))
+    bytes_GG = np.zeros((4, 4), dtype=np.int64)
+    bytes_GG[0, 2] = bytes_GG[1, 3] = 80
+    for shared, seconds in ((False, 80.0), (True, 160.0)):
+        fabric = fabric_of_servers([0, 0, 1, 1], [10.0] * 4, [10.0] * 4, 1.0, shared)
+        schedule = order(bytes_GG, Cluster("test", gpus, fabric), method="two-tier")
+        assert schedule.fluid_bound_s == pytest.approx(seconds)
+        assert schedule.makespan_s == pytest.approx(seconds)
+        check_hops(schedule, bytes_GG, np.array([0, 0, 1, 1]), np.ones(4), 10.0, shared)
+    apart = order(bytes_GG, Cluster("test", gpus, fabric_of_servers([0, 0, 1, 1], [10.0] * 4, [10.0] * 4, 1.0)), "two-tier")
+    with pytest.raises(BrokenPlan, match="server 0 sends by its NIC 2 B/s at 0 s, its port carries 1"):
+        check_hops(apart, bytes_GG, np.array([0, 0, 1, 1]), np.ones(4), 10.0, shared_nic=True)
+
+
+@given(servers(), st.sampled_from([1.0, 9.0]))
+def test_a_shared_nic_is_never_above_its_rate(case, inside):
+    bytes_GG, node_G = case
+    n, members = len(node_G), int(np.bincount(node_G).max())
+    made = two_tier_schedule(bytes_GG, node_G, np.full(n, 1 / members), inside, np.zeros(n), rng=RNG)
+    check_hops(made, bytes_GG, node_G, np.ones(n), inside, shared_nic=True)
+    assert made.fluid_bound_s == pytest.approx(two_tier_bound(bytes_GG, node_G, 1.0, inside, shared_nic=True))
 
 
 def test_servers_must_be_alike():
