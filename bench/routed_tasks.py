@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aurora.planner.workload.model_config import OVERHEAD_S, Shape
-from aurora.types import Curve, Profile
+from aurora.types import Curve, Profile, TokenRouting
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data"))
@@ -104,6 +104,13 @@ class Source:
             for kind, by_phase in made.curves.items()
         }
         return replace(made, curves=curves)
+
+    def routed(self, traffic: Traffic, ranks: int) -> Profile:
+        """The traffic as one window with every token's choices; its sequences go to the ranks in turn."""
+        rank_U = traffic.sequence_U % ranks
+        routing = TokenRouting(traffic.experts_ULK, rank_U, np.zeros(len(traffic), dtype=np.int64))
+        tokens_TLSE = routing.tokens_TLSE(1, ranks, self.experts)
+        return replace(Shape.of(self.config), layers=len(traffic.layers)).profile(tokens_TLSE, {}, routing)
 
 
 def deepseek(layers: list[int]) -> Source | None:

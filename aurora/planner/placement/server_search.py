@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from aurora.planner.placement.coactivation_search import Tokens
 from aurora.types.arrays import FloatArray, IntArray
 
-RUNS = 3
-STEPS = 3000  # of a run, for each expert; 0.3 us each, and 2 us if it is taken
+STEPS = 3000  # of a run, for each expert; 0.03 us each, and 2 us if it is taken
+RUNS, MOST_STEPS = 6, 1_200_000  # runs at most, and steps of all of them, unless one takes more
 HOT, COLD = 0.08, 0.016  # first and last temperature, as shares of the mean expert's tokens
 LENIENT, STRICT = 1.0, 30.0  # first and last price of a token above a limit, in tokens that cross
 MARGIN = 0.003  # limits are lower by this share while the search runs, since it ends a little above them
@@ -67,26 +67,27 @@ class Tables(NamedTuple):
     sole_EE: IntArray
 
 
-def server_search(tokens: Tokens, limits: Limits, gpu_E: IntArray, rng: np.random.Generator, runs: int = RUNS) -> IntArray:
+def server_search(tokens: Tokens, limits: Limits, gpu_E: IntArray, rng: np.random.Generator) -> IntArray:
     """Moves and swaps experts, by simulated annealing, so that fewer rows cross between servers.
 
-    Then it levels the GPUs inside each server, which changes no row between servers. Deterministic for a given `rng`.
+    Then it levels the GPUs inside each server, which changes no row between servers. The best of several runs counts.
+    Deterministic for a given `rng`.
 
     Args:
         tokens: distinct tokens; their `source_V` is the server that each starts on, or NONE to count that server like others.
         limits: what the placement is held to. Where the start is above a limit, the search lowers that first.
         gpu_E: (E,) int64, the GPU of each expert to start from; not changed.
         rng: for the draws.
-        runs: how many searches start there; the best of their results counts.
 
     Returns:
         (E,) int64, the GPU of each expert. It has no more seconds above limits than gpu_E, nor more rows if gpu_E has none.
     """
     experts, gpus = len(gpu_E), len(limits.slots_G)
     best_E, best = gpu_E, (np.inf, 0)
-    for _ in range(runs if gpus > 1 else 0):
+    steps = STEPS * experts
+    for _ in range(int(np.clip(MOST_STEPS // steps, 1, RUNS)) if gpus > 1 else 0):
         found_E = gpu_E.copy()
-        if (found := _anneal(tokens, limits, found_E, STEPS * experts, rng)) < best:
+        if (found := _anneal(tokens, limits, found_E, steps, rng)) < best:
             best_E, best = found_E, found
     return best_E
 

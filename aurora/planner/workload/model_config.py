@@ -27,6 +27,8 @@ class Shape:
         top_k: experts per token.
         hidden: width of a token.
         inner: width of an expert.
+        groups: groups of experts, equally many consecutive ones each, for group-limited routing.
+        token_groups: groups that a token's experts are in at most.
     """
 
     model: str
@@ -36,6 +38,8 @@ class Shape:
     top_k: int
     hidden: int
     inner: int
+    groups: int = 1
+    token_groups: int = 1
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -61,7 +65,7 @@ class Shape:
         if max(hidden, inner) > MOST_WIDTH:
             raise BadInput(f"config: expected a width of at most {MOST_WIDTH}, found {max(hidden, inner)}")
         name = str(config.get("_name_or_path") or config.get("model_type") or "synthetic")
-        return cls(name, layers, dense, experts, chosen, hidden, inner)
+        return cls(name, layers, dense, experts, chosen, hidden, inner, *expert_groups(config))
 
     @property
     def decoder_layers(self) -> int:
@@ -152,6 +156,30 @@ def top_k(config: Mapping[str, Any]) -> int:
     """Returns the experts of a token by a transformers config.json's content. Raises BadInput if there is no such number."""
     names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
     return _number(_flat(config), *names)
+
+
+def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the groups of experts that a router chooses among, and how many of them a token's experts are in at most.
+
+    (1, 1) for a router without groups.
+
+    Args:
+        config: the content of a transformers config.json.
+
+    Raises:
+        BadInput: if the groups do not divide the experts, or a token's groups hold fewer experts than it chooses.
+    """
+    flat = _flat(config)
+    if flat.get("topk_method") == "greedy" or not flat.get("n_group") or not flat.get("topk_group"):
+        return 1, 1
+    groups, token_groups = _number(flat, "n_group"), _number(flat, "topk_group")
+    experts = expert_count(flat)
+    if experts % groups or token_groups > groups or token_groups * (experts // groups) < top_k(flat):
+        raise BadInput(
+            f"config: expected an n_group that divides {experts} experts and a topk_group with {top_k(flat)} experts or more, "
+            f"found {groups} and {token_groups}"
+        )
+    return (groups, token_groups) if token_groups < groups else (1, 1)
 
 
 def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def synthetic_profile(
     """Makes a profile of synthetic traffic; see `aurora.synthetic_profile`.
 
     `options.correlation` is the probability that a token draws one random number for both experts of a pair; pairs are shuffled
-    for every layer.
+    for every layer. If the config limits tokens to some groups of experts, theirs are the groups of the best expert drawn.
     """
     exponent = _exponent(skew)
     shape = Shape.of(config)
@@ -44,7 +44,8 @@ def synthetic_profile(
     def draw_layer(layer: int) -> None:
         rng = np.random.default_rng((options.seed, layer))
         rarity_E = rng.permutation((1.0 + np.arange(experts)) ** exponent)
-        draw(rarity_E, options.correlation, options.window_tokens, counts_TLSE[:, layer], kept_ULK[:, layer], top_k, rng)
+        counts_TSE, kept_UK, groups = counts_TLSE[:, layer], kept_ULK[:, layer], (shape.groups, shape.token_groups)
+        draw(rarity_E, options.correlation, options.window_tokens, counts_TSE, kept_UK, top_k, rng, groups)
 
     of_layers(draw_layer, layers, "drawing layers")
     source_U = np.tile(np.repeat(np.arange(options.sources), options.window_tokens), options.windows)
@@ -68,6 +69,7 @@ def draw(
     kept_UK: NDArray[np.unsignedinteger],
     top_k: int,
     rng: np.random.Generator,
+    groups: tuple[int, int] = (1, 1),
 ) -> None:
     """Draws the experts of every token of a layer, one expert after the other without replacement.
 
@@ -83,15 +85,18 @@ def draw(
         kept_UK: (T S tokens, K), which receives every token's experts; (0, K) to keep none.
         top_k: experts of a token, K.
         rng: what is drawn follows from its state.
+        groups: groups of equally many consecutive experts, and how many of them a token chooses from: those whose fastest
+            expert is ahead of the others'.
 
     Source:
-        Yellott 1977; Efraimidis & Spirakis 2006.
+        Yellott 1977; Efraimidis & Spirakis 2006; group-limited routing: DeepSeek-V2 (arXiv:2405.04434) §2.2.2.
     """
     share_E = 1.0 / rarity_E
     share_E /= share_E.sum()
     left = 1.0 - np.sort(share_E)[-top_k:].sum()  # at least, when a token draws its last expert
-    if correlation or left * len(share_E) < 2 * top_k:
-        _race(rarity_E, rng.permutation(len(share_E)), correlation, tokens, counts_TSE, kept_UK, top_k, rng)
+    if correlation or left * len(share_E) < 2 * top_k or groups[1] < groups[0]:
+        paired_E = rng.permutation(len(share_E))
+        _race(rarity_E, paired_E, correlation, tokens, counts_TSE, kept_UK, top_k, rng, *groups)
     else:
         upto_E = share_E.cumsum()
         upto_E[-1] = 1.0
@@ -100,9 +105,10 @@ def draw(
 
 
 @njit(cache=True, nogil=True)
-def _race(rarity_E, paired_E, correlation, tokens, counts_TSE, kept_UK, top_k, rng):
+def _race(rarity_E, paired_E, correlation, tokens, counts_TSE, kept_UK, top_k, rng, groups, token_groups):
     """The race of `draw`. Experts are paired as they stand in paired_E (E,): the first two, the next two, and so on."""
     time_K, chosen_K = np.empty(top_k), np.empty(top_k, np.int64)
+    time_E, first_J = np.empty(len(rarity_E)), np.empty(groups)
     token = 0
     luck = 0.0
     for t in range(counts_TSE.shape[0]):
@@ -111,7 +117,18 @@ def _race(rarity_E, paired_E, correlation, tokens, counts_TSE, kept_UK, top_k, r
                 for number, expert in enumerate(paired_E):
                     if number % 2 == 0 or correlation == 0.0 or rng.random() >= correlation:
                         luck = rng.standard_exponential()
-                    time = luck * rarity_E[expert]
+                    time_E[expert] = luck * rarity_E[expert]
+                if token_groups < groups:
+                    first_J[:] = np.inf
+                    for expert in range(len(time_E)):
+                        group = expert * groups // len(time_E)
+                        first_J[group] = min(first_J[group], time_E[expert])
+                    latest = np.sort(first_J)[token_groups - 1]
+                    for expert in range(len(time_E)):
+                        if first_J[expert * groups // len(time_E)] > latest:
+                            time_E[expert] = np.inf
+                for number, expert in enumerate(paired_E):
+                    time = time_E[expert]
                     at = min(number, top_k)
                     while at > 0 and time < time_K[at - 1]:
                         if at < top_k:

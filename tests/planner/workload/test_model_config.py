@@ -3,7 +3,7 @@
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.workload.model_config import Shape, dense_layers, moe_layers, one_moe_layer, top_k
+from aurora.planner.workload.model_config import Shape, dense_layers, expert_groups, moe_layers, one_moe_layer, top_k
 
 SIZES = {"num_local_experts": 4, "num_experts_per_tok": 1, "hidden_size": 8, "intermediate_size": 8}
 
@@ -59,3 +59,15 @@ def test_a_number_for_each_layer_counts_where_all_are_alike():
     assert top_k(config) == 2
     with pytest.raises(BadInput, match=r"expected a whole number above zero under .*moe_topk"):
         top_k(config | {"moe_topk": [2, 1, 2]})
+
+
+def test_groups_of_experts_that_a_token_is_limited_to():
+    v3 = {"n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4}
+    assert expert_groups(v3) == (8, 4)
+    for said in ({"topk_method": "greedy"}, {"n_group": 1, "topk_group": 1}, {"n_group": None}, {"topk_group": 8}):
+        assert expert_groups(v3 | said) == (1, 1)
+    shape = Shape.of(SIZES | {"num_hidden_layers": 6, "n_group": 2, "topk_group": 1})
+    assert (shape.groups, shape.token_groups) == (2, 1)
+    for said in ({"n_group": 7}, {"topk_group": 9}, {"n_group": 256}):
+        with pytest.raises(BadInput, match="n_group that divides 256 experts and a topk_group with 8 experts or more"):
+            expert_groups(v3 | said)

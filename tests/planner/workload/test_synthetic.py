@@ -121,3 +121,14 @@ def test_kinds_are_never_faster_than_their_datasheet():
         moved_s = weights_s + tokens * 4 * 512 / 1e9
         assert expert(tokens) == pytest.approx(5e-6 + max(moved_s, tokens * token_s), rel=1e-9)
     assert "a made-up datasheet" in made.provenance["curves of K"]
+
+
+def test_tokens_keep_to_as_many_groups_as_the_config_says():
+    groups = {"n_group": 4, "topk_group": 2}
+    options = SyntheticOptions(sources=2, window_tokens=500, token_level=True)
+    kept, free = (synthetic_profile("zipf:0.5", DEEPSEEK | said, options) for said in (groups, {}))
+    for made, most in ((kept, 2), (free, 4)):
+        group_ULK = np.sort(made.required_routing.experts_ULK // 4, axis=2)
+        assert (1 + (np.diff(group_ULK, axis=2) > 0).sum(axis=2)).max() == most
+        assert (made.tokens_TLSE.sum(axis=3) == 2000).all()
+        assert made.tokens_TLSE.max() <= 500

@@ -1,0 +1,184 @@
+"""Rows that cross between servers: `python bench/servers.py [--quick]` writes bench/results/servers-DATE.md.
+
+Placements are made from one half of a recorded task's sequences, and their rows are counted on the other half.
+"""
+
+import argparse
+import subprocess
+import time
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+from machine import machine
+from routed_tasks import ROOT, Source, Traffic, deepseek
+from tables import Table, write
+
+from aurora.planner.alltoall.hierarchical import hierarchical_rows
+from aurora.planner.placement.exclusive_layers import place_exclusive
+from aurora.planner.placement.grouping import PLACE
+from aurora.planner.placement.hierarchical_layers import place_hierarchical
+from aurora.planner.replication.registry import place
+from aurora.planner.workload.server_tokens import server_tokens
+from aurora.types import Cluster, Gpu, GpuSlots, Hierarchy, PlanOptions, Profile, servers
+
+SERVERS = 4
+GPUS = (1, 2, 4, 8)  # of a server
+INSIDE_Bps, NIC_Bps = 400e9, 50e9
+TARGET, SERVER_LOAD, GPU_LOAD = 0.72, 1.05, 1.02
+METHODS = ("contiguous", "EPLB", "flat plan", "over servers", "on the served half")
+Figures = dict[tuple[str, str], list[float]]  # by method and figure, one for each layer
+
+
+def halves(task: Traffic) -> list[Traffic]:
+    """The first and the last half of a task's sequences."""
+    middle = (int(task.sequence_U[-1]) + 1) // 2
+    return [task.at(task.sequence_U < middle), task.at(task.sequence_U >= middle)]
+
+
+def cluster_of(gpus: int) -> Cluster:
+    """Servers of equal GPUs, each with a NIC of its own."""
+    node_G = np.repeat(np.arange(SERVERS), gpus).tolist()
+    made = tuple(Gpu(f"gpu{g}", "x", node, INSIDE_Bps, INSIDE_Bps, 10**12) for g, node in enumerate(node_G))
+    rates = [INSIDE_Bps] * len(made)
+    return Cluster("servers", made, servers(node_G, rates, rates, NIC_Bps))
+
+
+def placements(source: Source, profile: Profile, load_LE: np.ndarray, cluster: Cluster) -> dict[str, list[np.ndarray]]:
+    """(E,) the GPU of each expert in each layer, by method."""
+    ranks, slots = len(cluster), source.experts // len(cluster)
+    options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=slots)
+    start = place_exclusive(cluster, profile, (), options)
+    assert cluster.fabric is not None
+    hierarchy = Hierarchy(np.array(cluster.fabric.server_G))
+    found = place_hierarchical(cluster, profile, start, options, hierarchy)
+    packed = place(load_LE, GpuSlots.equal(ranks, slots, SERVERS, source.experts), "eplb").placement
+    even_J, rng = np.full(ranks, slots), np.random.default_rng(0)
+    return {
+        "contiguous": [PLACE["contiguous"](load_E, even_J, rng) for load_E in load_LE],
+        "EPLB": [packed.holds_EG(layer).argmax(axis=1) for layer in range(len(load_LE))],
+        "flat plan": [start.placements_M[0].gpu_E(layer) for layer in range(len(load_LE))],
+        "over servers": [found.placements_M[0].gpu_E(layer) for layer in range(len(load_LE))],
+    }
+
+
+def measure(source: Source, planned: Traffic, served: Traffic, gpus: int) -> Figures:
+    """The figures of one half that is planned from and one that is served, on servers of some GPUs each."""
+    cluster = cluster_of(gpus)
+    ranks = len(cluster)
+    server_G = np.repeat(np.arange(SERVERS), gpus)
+    hierarchy = Hierarchy(server_G)
+    load_LE, served_LE = planned.loads_LE(source.experts), served.loads_LE(source.experts)
+    made = placements(source, source.routed(planned, ranks), load_LE, cluster)
+    made["on the served half"] = placements(source, source.routed(served, ranks), served_LE, cluster)["over servers"]
+    rank_U = served.sequence_U % ranks
+    even_J, rng = np.full(SERVERS, source.experts // SERVERS), np.random.default_rng(0)
+    figures: Figures = defaultdict(list)
+
+    def needed(experts_UK: np.ndarray, gpu_E: np.ndarray) -> np.ndarray:
+        return hierarchical_rows(gpu_E[experts_UK], rank_U, hierarchy).sent_GN
+
+    def crossing(experts_UK: np.ndarray, gpu_E: np.ndarray) -> int:
+        sent_GN = needed(experts_UK, gpu_E)
+        return int(sent_GN.sum() - sent_GN[np.arange(ranks), server_G].sum())
+
+    tokens_LSE = source.routed(served, ranks).tokens_TLSE[0]
+    for layer in served.layers:
+        experts_UK = served.experts_ULK[:, layer].astype(np.int64)
+        balanced = crossing(experts_UK, PLACE["balanced"](load_LE[layer], even_J, rng) * gpus)
+        for method, gpu_LE in made.items():
+            gpu_E = gpu_LE[layer]
+            figures[method, "rows"].append(crossing(experts_UK, gpu_E) / balanced)
+            true_GN = needed(experts_UK, gpu_E)
+            found = server_tokens(tokens_LSE[layer], server_G[gpu_E], experts_UK.shape[1])
+            within_GN = (found.least_SN <= true_GN) & (true_GN <= found.most_SN)
+            figures[method, "within"].append(within_GN.mean())
+            figures[method, "sum"].append(found.expected_SN.sum() / true_GN.sum())
+            figures[method, "least"].append(found.least_SN.sum() / true_GN.sum())
+            figures[method, "most"].append(found.most_SN.sum() / true_GN.sum())
+            figures[method, "error"].append(np.median(np.abs(found.expected_SN / true_GN - 1)))
+            every = (server_G[gpu_E[experts_UK]] != server_G[rank_U][:, None]).sum()
+            figures[method, "without deduplication"].append(every / balanced)
+            for name, load_E in (("planned", load_LE[layer]), ("served", served_LE[layer])):
+                for what, at_E, number in (("server", server_G[gpu_E], SERVERS), ("GPU", gpu_E, ranks)):
+                    full = np.bincount(at_E, weights=load_E, minlength=number)
+                    figures[method, f"{what} {name}"].append(full.max() / full.mean())
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="every fifth layer")
+    parser.add_argument("--processes", type=int, default=2)
+    args = parser.parse_args()
+    source = deepseek(list(range(0, 26, 5 if args.quick else 1)))
+    if source is None:
+        raise SystemExit("expected recorded routing under $AURORA_DATA, found none")
+    began_s = time.perf_counter()
+    jobs, names = [], []
+    for gpus in GPUS:
+        for task, traffic in source.tasks.items():
+            first, last = halves(traffic)
+            for direction, pair in (("first half", (first, last)), ("last half", (last, first))):
+                jobs.append((source, *pair, gpus))
+                names.append((gpus, task, direction))
+    with ProcessPoolExecutor(args.processes) as pool:
+        results = list(zip(names, pool.map(measure, *zip(*jobs, strict=True)), strict=True))
+    rows = Table("Rows that cross", " | ".join(("servers x GPUs", "task", "made from its", *METHODS)), ROWS)
+    loads = Table(
+        "Load", "servers x GPUs | method | server, planned | served | GPU, planned | served | GPU beside flat plan", LOADS
+    )
+    counts = Table("From counts alone", "servers x GPUs | method | within bounds | lower | estimate | upper | error", COUNTS)
+    goals = Table("Targets", "servers x GPUs | rows | server | GPU beside flat plan, worst layer | met")
+    for (gpus, task, direction), found in results:
+        rows.add(f"{SERVERS} x {gpus}", task, direction, *(f"{np.mean(found[method, 'rows']):.3f}" for method in METHODS))
+    for gpus in GPUS:
+        here = [found for (each, _, _), found in results if each == gpus]
+
+        def over(method: str, what: str, here: list[Figures] = here) -> np.ndarray:
+            return np.concatenate([found[method, what] for found in here])
+
+        rows.add(f"{SERVERS} x {gpus}", "all", "", *(f"**{over(method, 'rows').mean():.3f}**" for method in METHODS))
+        for method in METHODS[:-1]:
+            cells = [over(method, what).mean() for what in ("least", "sum", "most")]
+            within, error = over(method, "within").mean(), over(method, "error").mean()
+            counts.add(f"{SERVERS} x {gpus}", method, f"{within:.0%}", *(f"{cell:.3f}" for cell in cells), f"{error:.1%}")
+            beside = over(method, "GPU planned") / over("flat plan", "GPU planned")
+            cells = [over(method, f"{what} {half}").mean() for what in ("server", "GPU") for half in ("planned", "served")]
+            loads.add(f"{SERVERS} x {gpus}", method, *(f"{cell:.3f}" for cell in cells), f"{beside.mean():.3f}")
+        ours, server = over("over servers", "rows").mean(), over("over servers", "server planned")
+        beside = over("over servers", "GPU planned") / over("flat plan", "GPU planned")
+        met = ours <= TARGET and server.mean() <= SERVER_LOAD and beside.max() <= GPU_LOAD
+        goals.add(
+            f"{SERVERS} x {gpus}",
+            f"{ours:.3f} (without deduplication {over('over servers', 'without deduplication').mean():.2f})",
+            f"{server.mean():.3f}, {np.mean(server <= SERVER_LOAD):.0%} of layers <= {SERVER_LOAD}",
+            f"{beside.max():.3f}",
+            "yes" if met else "no",
+        )
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    about = [
+        "# Rows that cross between servers",
+        "",
+        f"`python bench/servers.py{' --quick' if args.quick else ''}` at commit {commit} on {machine()}: "
+        f"{time.perf_counter() - began_s:.0f} s with {args.processes} processes.",
+        "",
+        ABOUT,
+    ]
+    write("servers-quick" if args.quick else "servers", about, goals.lines, rows.lines, loads.lines, counts.lines)
+
+
+ABOUT = """DeepSeek-V2-Lite's recorded tokens, top-6 of 64 experts, 26 layers, on four servers of 16 experts. A plan is made
+from one half of a task's sequences, and its rows are counted on the other half. Sequences go to the GPUs in turn; a token
+crosses once to each server that holds experts of it, but not to its own. Targets: the mean of the rows over layers, tasks and
+directions at most 0.72 of a load-balanced placement's, a server's load at most 1.05 of the mean, and the fullest GPU's load at
+most 1.02 of the flat plan's. Where one expert alone exceeds a server's share, no placement of single experts keeps that."""
+ROWS = """Beside a load-balanced placement (heaviest expert first, onto the lightest server), mean over layers. EPLB is its
+hierarchical mode, every expert a group of its own. The last column is made from the half that it serves."""
+COUNTS = """Tokens that need each server, from the counts of experts on each source rank: how often the true number is within the
+bounds; the sums of bounds and estimate beside the true one; and the median error of the estimate for a rank and a server."""
+LOADS = "Of the fullest server or GPU, over the mean: on the half that the plan was made from, and on the half that it serves."
+
+
+if __name__ == "__main__":
+    main()
