@@ -175,8 +175,8 @@ directions at most 0.72 of a load-balanced placement's, a server's load at most 
 most 1.02 of the flat plan's. Where one expert alone exceeds a server's share, no placement of single experts keeps that."""
 ROWS = """Beside a load-balanced placement (heaviest expert first, onto the lightest server), mean over layers. EPLB is its
 hierarchical mode, every expert a group of its own. The last column is made from the half that it serves."""
-COUNTS = """Tokens that need each server, from the counts of experts on each source rank: how often the true number is within the
-bounds; the sums of bounds and estimate beside the true one; and the median error of the estimate for a rank and a server."""
+COUNTS = """Tokens that need each server, from the counts of experts on each source rank: how often the true number is within
+the bounds; the sums of bounds and estimate beside the true one; and the estimate's median error for a rank and a server."""
 LOADS = "Of the fullest server or GPU, over the mean: on the half that the plan was made from, and on the half that it serves."
 
 

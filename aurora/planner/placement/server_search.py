@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from aurora.planner.placement.coactivation_search import Tokens
 from aurora.types.arrays import FloatArray, IntArray
 
-STEPS = 3000  # of a run, for each expert; 0.03 us each, and 2 us if it is taken
-RUNS, MOST_STEPS = 6, 1_200_000  # runs at most, and steps of all of them, unless one takes more
+STEPS = 3000  # of a run, for each expert
+RUNS, MOST_STEPS = 8, 1_600_000  # runs at most, and steps of all of them, unless one takes more
 HOT, COLD = 0.08, 0.016  # first and last temperature, as shares of the mean expert's tokens
 LENIENT, STRICT = 1.0, 30.0  # first and last price of a token above a limit, in tokens that cross
-MARGIN = 0.003  # limits are lower by this share while the search runs, since it ends a little above them
+MARGIN = 0.001  # limits are lower by this share while the search runs, since it ends a little above them
 NONE = -1  # in place of an expert or a server
 TINY = 1e-9  # of all seconds, where a float sum must not count as above a limit
 
