@@ -100,7 +100,7 @@ def forecast(evidence_W: Sequence[IntArray], each_window: bool, recorded_TSE: In
     count_WE = np.array([tokens_TSE.sum(axis=(0, 1)) for tokens_TSE in evidence_W], dtype=np.float64)
     total_W = count_WE.sum(axis=1)
     effect = _design_effect(evidence_W)
-    all_E = _shrunk(count_WE.sum(axis=0), effect)
+    all_E = shrunk_shares(count_WE.sum(axis=0), effect)
     sample_W = total_W / effect  # independent choices that tell as much
     spread = _spread(count_WE, all_E, effect)
     kept_W = spread * sample_W / (1 + spread * sample_W)  # how far a scenario's own shares are kept
@@ -133,8 +133,13 @@ def _dealt(tokens_WS: FloatArray, share_WE: FloatArray, affinity_SE: FloatArray)
     return weight_WSE
 
 
-def _shrunk(count_E: FloatArray, effect: float) -> FloatArray:
-    """(E,) shares of counts (E,), shrunk towards equal shares by a symmetric Dirichlet prior fitted to them."""
+def shrunk_shares(count_E: FloatArray, effect: float) -> FloatArray:
+    """Returns (E,) shares of counts (E,), shrunk towards equal shares by a symmetric Dirichlet prior fitted to them.
+
+    Args:
+        count_E: (E,) float64, how often each expert was chosen.
+        effect: how many times more such counts vary than independent choices would.
+    """
     experts, total = len(count_E), max(float(count_E.sum()), 1.0)
     variance = float(((count_E / total - 1 / experts) ** 2).mean()) - effect / (experts * total)
     most = (1 - 1 / experts) / experts

@@ -1,0 +1,288 @@
+"""The controller of a placement in force: after each window of traffic it keeps the placement, or changes few of its slots.
+
+A change must be worth its moves. The controller compares the placement in force with the next one on loads drawn from what is
+known of the traffic, so that chance alone moves nothing; it expects traffic to last as long as it usually does, and moves a
+layer only if the time that it saves until then is a multiple of the time that its moves cost. Bytes are within a budget. When
+steps take longer after a change than before it, though traffic is the same, the change is undone.
+
+The controller is pure: it is told of loads, times and finished moves, and reads the clock that it is given.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from aurora.errors import BadInput
+from aurora.planner.control.load_tracker import LoadTracker
+from aurora.planner.control.move_sequence import Move, move_sequence
+from aurora.planner.replication.rebalance import rebalance
+from aurora.types import GpuSlots, Placement
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.placement import EMPTY
+
+DRAWS = 8  # of loads, on which placements are compared
+ENOUGH = 0.005  # relative: a layer this close to equal load is not changed further
+PAY_BACK = 2.0  # times its cost that a change must save while the traffic lasts
+LENGTHENED = 0.1  # of a step's time that moves in the background take at most
+SLOWER = 0.1  # relative: a step that takes this much longer after a change has become slower
+BEFORE, AFTER = 4, 2  # windows whose step times are compared
+HOLD_OFF = 4  # windows without changes after one that was undone; doubled each time
+
+Action = Literal["keep", "move", "undo"]
+
+
+@dataclass(frozen=True)
+class ControlOptions:
+    """What a user may set; all else is measured.
+
+    Args:
+        loss: loss of the placement in force, in time of its slowest GPU, below which it is kept; 0.02 is 2 %.
+        bytes_per_s: bytes of expert weights that may move in a second; None: as many as pay.
+        period_s: seconds between two windows.
+
+    Raises:
+        BadInput: if a number is out of range.
+    """
+
+    loss: float = 0.02
+    bytes_per_s: float | None = None
+    period_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss < 1:
+            raise BadInput(f"`loss`: expected a number from zero to below one, found {self.loss}")
+        for name in ("bytes_per_s", "period_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise BadInput(f"`{name}`: expected a number above zero, found {value}")
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What the controller decided after a window.
+
+    Attributes:
+        action: "keep" the placement, "move" experts, or "undo" the last change.
+        reason: one sentence.
+        held_LGP: (L, G, P) int64, the expert in each slot that is wanted, -1 for none.
+        moves: the moves that lead there, in sequence; see `move_sequence`.
+        bytes: of all moves.
+        layers: the layers that change.
+        loss: how much longer the slowest GPUs take with the placement in force than with the wanted one, as expected.
+        balancedness: mean over largest load of the placement in force in this window, all layers; 1 is equal.
+        expected_balancedness: the same of the wanted placement in the next window.
+        at_s: when, by the controller's clock.
+    """
+
+    action: Action
+    reason: str
+    held_LGP: IntArray
+    moves: tuple[Move, ...]
+    bytes: int
+    layers: tuple[int, ...]
+    loss: float
+    balancedness: float
+    expected_balancedness: float
+    at_s: float
+
+
+class Controller:
+    """Decides after each window of traffic whether to change the placement in force, and how.
+
+    Args:
+        held: the placement in force, or (L, G, P) int64, the expert in each slot, -1 for none.
+        experts: number of experts of a layer.
+        expert_bytes: bytes of an expert's weights.
+        options: what users may set.
+        slots: slots and cost of each GPU; None: equal GPUs with the slots of the table.
+        move_Bps: bytes of weights that move in a second, until that is measured; None: moves cost nothing until then.
+        clock: returns seconds.
+        seed: for the draws.
+
+    Example:
+        >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), 4, expert_bytes=1000)
+        >>> for _ in range(3):
+        ...     decision = controller.window([[900, 800, 100, 200]], step_s=1.0)
+        >>> decision.action, len(decision.moves)
+        ('move', 2)
+        >>> controller.moved()
+        >>> controller.window([[900, 800, 100, 200]], step_s=0.8).action
+        'keep'
+    """
+
+    def __init__(
+        self,
+        held: Placement | ArrayLike,
+        experts: int,
+        expert_bytes: int,
+        options: ControlOptions = ControlOptions(),
+        slots: GpuSlots | None = None,
+        move_Bps: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int = 0,
+    ) -> None:
+        table = held.held_LGP() if isinstance(held, Placement) else np.asarray(held)
+        self.held_LGP: IntArray = table.astype(np.int64)
+        layers, gpus, width = self.held_LGP.shape
+        self.options = options
+        self.tracker = LoadTracker(layers, experts)
+        self._slots = slots or GpuSlots.equal(gpus, width)
+        self._expert_bytes, self._move_Bps, self._clock = expert_bytes, move_Bps, clock
+        self._rng = np.random.default_rng(seed)
+        self._step_s: deque[float] = deque(maxlen=BEFORE)
+        self._wanted: Decision | None = None  # whose moves are under way
+        self._previous: tuple[IntArray, float, int] | None = (
+            None  # before the last change: slots, step time, changes of traffic
+        )
+        self._hold_off, self._free_at = HOLD_OFF, 0  # windows; the window from which changes are allowed
+
+    def window(self, loads: ArrayLike, step_s: float | None = None) -> Decision:
+        """Decides after a window.
+
+        Args:
+            loads: (L, E) tokens of each expert in the window.
+            step_s: seconds that a step, or a token, took in it; None: not measured.
+
+        Returns:
+            The decision. Moves are under way until `moved` or `failed` is called; before that, placements are kept.
+        """
+        table = np.asarray(loads)
+        if table.dtype.kind not in "iuf" or not np.isfinite(table).all() or (table < 0).any():
+            return self._keep("the window's loads are not numbers of zero or more")
+        if table.shape != (len(self.held_LGP), self.tracker.experts):
+            return self._keep(f"the window's loads have shape {table.shape}")
+        if not table.any():
+            return self._keep("the window has no tokens")
+        self.tracker.add(table)
+        if step_s is not None and 0 < step_s < math.inf:
+            self._step_s.append(step_s)
+        now = self._balancedness(table.astype(np.float64), self.held_LGP)
+        if self._wanted is not None:
+            return self._keep("moves are under way", now)
+        if (undone := self._undo(now)) is not None:
+            return undone
+        if self.tracker.windows < self._free_at:
+            return self._keep(f"no changes before window {self._free_at}, after one that was undone", now)
+        return self._change(now)
+
+    def moved(self, seconds: float | None = None) -> None:
+        """Says that the moves of the last decision are done and its placement is in force, and how long the moves took."""
+        assert self._wanted is not None, "no moves are under way"
+        wanted, self._wanted = self._wanted, None
+        if seconds and wanted.bytes:
+            self._move_Bps = wanted.bytes / seconds
+        before_s = float(np.median(self._step_s)) if self._step_s else 0.0
+        self._previous = (self.held_LGP, before_s, self.tracker.changes) if wanted.action == "move" else None
+        self.held_LGP = wanted.held_LGP
+        self._step_s.clear()
+
+    def failed(self, held: ArrayLike | None = None) -> None:
+        """Says that the moves of the last decision were given up.
+
+        Args:
+            held: the placement that is in force now, if not the one before them.
+        """
+        self._wanted = None
+        if held is not None:
+            self.held_LGP = np.asarray(held, dtype=np.int64)
+            self._previous = None
+
+    def _undo(self, now: float) -> Decision | None:
+        """The decision to undo the last change, if steps take longer since then and traffic is the same."""
+        if self._previous is None or len(self._step_s) < AFTER:
+            return None
+        (held_LGP, before_s, changes), self._previous = self._previous, None
+        after_s = float(np.median(self._step_s))
+        if changes != self.tracker.changes or not before_s or after_s <= before_s * (1 + SLOWER):
+            self._hold_off = HOLD_OFF
+            return None
+        self._free_at = self.tracker.windows + self._hold_off
+        self._hold_off *= 2
+        reason = f"steps take {after_s / before_s - 1:.0%} longer since the last change, with the same traffic"
+        return self._decide("undo", reason, held_LGP, now, 0.0)
+
+    def _change(self, now: float) -> Decision:
+        """The decision to move the layers that gain, or to keep all."""
+        expected_LE = self.tracker.expected_LE
+        next_LGP = rebalance(expected_LE, self.held_LGP, self._slots, enough=ENOUGH).held_LGP
+        kept_L, next_L = self._expected_max_L(expected_LE, self.held_LGP, next_LGP)
+        mean_L = expected_LE.sum(axis=1) / (1 / self._slots.cost_G).sum()
+        saved_L, bytes_L = kept_L - next_L, _moves_L(self.held_LGP, next_LGP) * self._expert_bytes
+        loss = float(saved_L.sum() / next_L.sum())
+        if not (saved_L > 0).any() or loss <= self.options.loss:
+            return self._keep(f"the placement loses {max(loss, 0.0):.1%}, no more than {self.options.loss:.1%}", now, loss)
+        pays_L = self._pays(saved_L / mean_L.sum(), bytes_L)
+        if not pays_L.any():
+            return self._keep(f"the placement loses {loss:.1%}, but moves cost more until traffic changes", now, loss)
+        chosen_L = self._within_budget(np.where(pays_L, saved_L, 0.0), bytes_L)
+        if not chosen_L.any():
+            return self._keep(f"the placement loses {loss:.1%}, but one layer's moves are above `bytes_per_s`", now, loss)
+        held_LGP = np.where(chosen_L[:, None, None], next_LGP, self.held_LGP)
+        reason = f"the placement loses {loss:.1%}; {np.count_nonzero(chosen_L)} of {len(chosen_L)} layers change"
+        return self._decide("move", reason, held_LGP, now, loss)
+
+    def _pays(self, saved_L: FloatArray, bytes_L: IntArray) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
+        """(L,) bool: layers whose moves cost less than they save while traffic lasts; saved_L are parts of a step's time."""
+        windows_s = self.options.period_s * self.tracker.remaining
+        rate_Bps = min(self._move_Bps or math.inf, self.options.bytes_per_s or math.inf)
+        cost_s_L = bytes_L / rate_Bps * LENGTHENED
+        return np.asarray((saved_L > 0) & (saved_L * windows_s > PAY_BACK * cost_s_L))
+
+    def _within_budget(self, saved_L: FloatArray, bytes_L: IntArray) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
+        """(L,) bool: the layers that save most for their bytes, as many as a period's budget allows."""
+        budget = math.inf if self.options.bytes_per_s is None else self.options.bytes_per_s * self.options.period_s
+        best_L = np.argsort(-saved_L / np.maximum(bytes_L, 1), kind="stable")
+        chosen_L = np.zeros(len(saved_L), dtype=np.bool_)
+        for layer in best_L[saved_L[best_L] > 0].tolist():
+            if bytes_L[layer] <= budget:
+                budget -= int(bytes_L[layer])
+                chosen_L[layer] = True
+        return chosen_L
+
+    def _expected_max_L(self, expected_LE: FloatArray, *tables: IntArray) -> list[FloatArray]:
+        """For each table of slots (L,), the largest load of a GPU times its cost, the mean over drawn loads."""
+        alpha_LE = expected_LE / np.maximum(expected_LE.sum(axis=1, keepdims=True), 1e-300) * self.tracker.sample_L[:, None]
+        gamma_DLE = self._rng.standard_gamma(np.broadcast_to(alpha_LE, (DRAWS, *alpha_LE.shape)))
+        load_DLE = gamma_DLE * (expected_LE.sum(axis=1) / np.maximum(gamma_DLE.sum(axis=2), 1e-300))[:, :, None]
+        return [_gpu_loads(load_DLE, table, self._slots.cost_G).max(axis=2).mean(axis=0) for table in tables]
+
+    def _balancedness(self, load_LE: FloatArray, held_LGP: IntArray) -> float:
+        """Mean over largest load of the GPUs, the layers' loads summed."""
+        gpu_LG = _gpu_loads(load_LE[None], held_LGP, self._slots.cost_G)[0]
+        return float(gpu_LG.mean(axis=1).sum() / max(gpu_LG.max(axis=1).sum(), 1e-300))
+
+    def _keep(self, reason: str, now: float = math.nan, loss: float = 0.0) -> Decision:
+        return Decision("keep", reason, self.held_LGP, (), 0, (), loss, now, now, self._clock())
+
+    def _decide(self, action: Action, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
+        """The decision for other slots, whose moves are under way from now on."""
+        moves, held_LGP = move_sequence(self.held_LGP, held_LGP)
+        layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
+        expected = self._balancedness(self.tracker.expected_LE, held_LGP)
+        self._wanted = Decision(
+            action, reason, held_LGP, moves, len(moves) * self._expert_bytes, layers, loss, now, expected, self._clock()
+        )
+        return self._wanted
+
+
+def _gpu_loads(load_DLE: FloatArray, held_LGP: IntArray, cost_G: FloatArray) -> FloatArray:
+    """(D, L, G) the load of each GPU times its cost, if replicas share their expert's load evenly."""
+    layers, experts = load_DLE.shape[1:]
+    used_LGP = held_LGP != EMPTY
+    at_LGP = np.where(used_LGP, held_LGP, 0) + np.arange(layers)[:, None, None] * experts
+    count_X = np.bincount(at_LGP[used_LGP], minlength=layers * experts)
+    part_LGP = np.where(used_LGP, 1 / np.maximum(count_X, 1)[at_LGP], 0.0)
+    flat_DX = load_DLE.reshape(len(load_DLE), layers * experts)
+    return np.asarray((flat_DX[:, at_LGP] * part_LGP).sum(axis=3) * cost_G)
+
+
+def _moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:
+    """(L,) how many experts the GPUs of each layer must fetch."""
+    lacking_LGP = (new_LGP[:, :, :, None] != old_LGP[:, :, None, :]).all(axis=3) & (new_LGP != EMPTY)
+    return np.asarray(lacking_LGP.sum(axis=(1, 2)), dtype=np.int64)

@@ -1,0 +1,178 @@
+"""Tracks the loads of experts: which of the windows so far tell what comes next.
+
+Traffic stays alike for some windows, then changes: another task arrives, the mix of tasks drifts, an old task returns. The
+tracker keeps the windows since the last change and finds changes by a test of equal shares between the newest windows and those
+before them. Traffic that returns is recognised, and what was seen of it counts again.
+
+Counts of single tokens vary less than windows do, since tokens of a prompt choose alike. So the test measures in units of what
+two windows that follow each other usually differ by (a design effect; Kish, Survey Sampling, 1965).
+
+Source: the newest windows are compared at every length, as in ADWIN (Bifet and Gavalda, 2007).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from aurora.planner.workload.forecast import shrunk_shares
+from aurora.types.arrays import FloatArray
+from aurora.types.replica_placement import expert_loads
+
+CHANGE = 5.0  # times what windows usually differ by, above which traffic has changed
+FIRST_EFFECT = 4.0  # times what single tokens would differ by; of windows, until FEW have been seen
+FEW = 4
+RECENT = 32  # windows that are kept one by one; older ones are summed
+HALF_LIFE = 64  # windows in which a sum of older windows loses half of its weight
+REMEMBERED = 8  # kinds of traffic
+
+
+@dataclass
+class Traffic:
+    """The loads of windows that are alike.
+
+    Attributes:
+        older_LE: (L, E) float64, the sum of older windows' loads, discounted.
+        recent: the loads (L, E) of the newest windows, one by one.
+        windows: how many windows there were in all.
+    """
+
+    older_LE: FloatArray
+    recent: deque[FloatArray] = field(default_factory=deque)
+    windows: int = 0
+
+    def add(self, load_LE: FloatArray) -> None:
+        """Adds a window."""
+        self.recent.append(load_LE)
+        self.windows += 1
+        if len(self.recent) > RECENT:
+            self.older_LE = self.older_LE * 0.5 ** (1 / HALF_LIFE) + self.recent.popleft()
+
+    def load_LE(self, newest: int | None = None) -> FloatArray:
+        """Returns (L, E), the sum of the newest windows; None: of all."""
+        recent = list(self.recent)
+        if newest is not None:
+            return np.asarray(sum(recent[len(recent) - newest :]))
+        return np.asarray(sum(recent, self.older_LE))
+
+
+class LoadTracker:
+    """Tracks loads from window to window.
+
+    Args:
+        layers: number of layers, L.
+        experts: number of experts of a layer, E.
+
+    Attributes:
+        experts: number of experts of a layer.
+        windows: windows so far, without those that had no tokens.
+        changes: how many times traffic has changed.
+
+    Example:
+        >>> tracker = LoadTracker(1, 2)
+        >>> for load in ([300, 100], [290, 110], [305, 95]):
+        ...     tracker.add([load])
+        >>> tracker.expected_LE.round().tolist()
+        [[296.0, 104.0]]
+    """
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self.experts = experts
+        self._now = Traffic(np.zeros((layers, experts)))
+        self._before: deque[Traffic] = deque(maxlen=REMEMBERED)
+        self._lengths: deque[int] = deque(maxlen=REMEMBERED)
+        self._began = 0
+        self._differences: deque[float] = deque(maxlen=4 * FEW)
+        self._last_LE: FloatArray | None = None
+        self.windows = self.changes = 0
+
+    def add(self, loads: ArrayLike) -> None:
+        """Adds a window's loads, (L, E) tokens of each expert; a window without tokens tells nothing and is left out.
+
+        Raises:
+            BadInput: if the loads have another shape or are not numbers of zero or more.
+        """
+        load_LE = expert_loads("loads", loads)
+        if not load_LE.any():
+            return
+        if self._last_LE is not None:
+            self._differences.append(_statistic(self._last_LE, load_LE))
+        self._last_LE = load_LE
+        self.windows += 1
+        self._now.add(load_LE)
+        if newest := self._changed_since():
+            self._divide(newest)
+
+    @property
+    def age(self) -> int:
+        """Windows since the last change."""
+        return self.windows - self._began
+
+    @property
+    def remaining(self) -> float:
+        """How many more windows the present traffic is expected to last: as long as others did, or as it has already."""
+        usual = float(np.median(self._lengths)) - self.age if self._lengths else 0.0
+        return max(usual, float(self.age), 1.0)
+
+    @property
+    def effect(self) -> float:
+        """How many times more windows of the same traffic differ than single tokens drawn alike would."""
+        return max(1.0, float(np.median(self._differences))) if len(self._differences) >= FEW else FIRST_EFFECT
+
+    @property
+    def expected_LE(self) -> FloatArray:
+        """(L, E) float64, the loads to be expected in a window like the newest ones; zero before the first window."""
+        load_LE = self._now.load_LE()
+        if self._last_LE is None:
+            return load_LE
+        share_LE = np.stack([shrunk_shares(load_E, self.effect) for load_E in load_LE])
+        return np.asarray(share_LE * self._last_LE.sum(axis=1, keepdims=True))
+
+    @property
+    def sample_L(self) -> FloatArray:
+        """(L,) float64, how many independent choices tell as much as what is known of the present traffic."""
+        return np.asarray(self._now.load_LE().sum(axis=1) / self.effect)
+
+    def _changed_since(self) -> int:
+        """How many of the newest windows differ from those before them by more than CHANGE; 0 if none do."""
+        worst, since, newest = CHANGE * self.effect, 0, 1
+        whole_LE = self._now.load_LE()
+        while newest <= len(self._now.recent) and newest < self._now.windows:
+            late_LE = self._now.load_LE(newest)
+            found = _statistic(np.maximum(whole_LE - late_LE, 0.0), late_LE)
+            if found > worst:
+                worst, since = found, newest
+            newest *= 2
+        return since
+
+    def _divide(self, newest: int) -> None:
+        """Begins other traffic with the newest windows: traffic that has been seen before, where it is like that."""
+        late = [self._now.recent.pop() for _ in range(newest)][::-1]
+        self._now.windows -= newest
+        if self._now.windows > 0:
+            self._before.append(self._now)
+        self._lengths.append(self.age - newest)
+        self._began, self.changes = self.windows - newest, self.changes + 1
+        late_LE = np.asarray(sum(late))
+        apart = [_statistic(each.load_LE(), late_LE) for each in self._before]
+        nearest = int(np.argmin(apart)) if apart else 0
+        if apart and apart[nearest] <= CHANGE * self.effect:
+            self._now = self._before[nearest]
+            del self._before[nearest]
+        else:
+            self._now = Traffic(np.zeros_like(late_LE))
+        for load_LE in late:
+            self._now.add(load_LE)
+
+
+def _statistic(one_LE: FloatArray, other_LE: FloatArray) -> float:
+    """Pearson's statistic of equal shares in two samples, over its degrees of freedom, all layers together; 1 by chance."""
+    both_LE = one_LE + other_LE
+    one_L1, both_L1 = one_LE.sum(axis=1, keepdims=True), both_LE.sum(axis=1, keepdims=True)
+    part_L1 = np.divide(one_L1, both_L1, out=np.zeros_like(one_L1), where=both_L1 > 0)
+    apart_LE = (one_LE - both_LE * part_L1) ** 2
+    variance_LE = both_LE * part_L1 * (1 - part_L1)
+    statistic = float(np.divide(apart_LE, variance_LE, out=np.zeros_like(apart_LE), where=variance_LE > 0).sum())
+    freedom = int(np.maximum(np.count_nonzero(variance_LE > 0, axis=1) - 1, 0).sum())
+    return statistic / freedom if freedom else 1.0
