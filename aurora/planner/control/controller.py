@@ -250,11 +250,11 @@ class Controller:
         alpha_LE = expected_LE / np.maximum(expected_LE.sum(axis=1, keepdims=True), 1e-300) * self.tracker.sample_L[:, None]
         gamma_DLE = self._rng.standard_gamma(np.broadcast_to(alpha_LE, (DRAWS, *alpha_LE.shape)))
         load_DLE = gamma_DLE * (expected_LE.sum(axis=1) / np.maximum(gamma_DLE.sum(axis=2), 1e-300))[:, :, None]
-        return [_gpu_loads(load_DLE, table, self._slots.cost_G).max(axis=2).mean(axis=0) for table in tables]
+        return [gpu_loads(load_DLE, table, self._slots.cost_G).max(axis=2).mean(axis=0) for table in tables]
 
     def _balancedness(self, load_LE: FloatArray, held_LGP: IntArray) -> float:
         """Mean over largest load of the GPUs, the layers' loads summed."""
-        gpu_LG = _gpu_loads(load_LE[None], held_LGP, self._slots.cost_G)[0]
+        gpu_LG = gpu_loads(load_LE[None], held_LGP, self._slots.cost_G)[0]
         return float(gpu_LG.mean(axis=1).sum() / max(gpu_LG.max(axis=1).sum(), 1e-300))
 
     def _keep(self, reason: str, now: float = math.nan, loss: float = 0.0) -> Decision:
@@ -271,8 +271,14 @@ class Controller:
         return self._wanted
 
 
-def _gpu_loads(load_DLE: FloatArray, held_LGP: IntArray, cost_G: FloatArray) -> FloatArray:
-    """(D, L, G) the load of each GPU times its cost, if replicas share their expert's load evenly."""
+def gpu_loads(load_DLE: FloatArray, held_LGP: IntArray, cost_G: FloatArray) -> FloatArray:
+    """Returns (D, L, G) float64, the load of each GPU times its cost, if replicas share their expert's load evenly.
+
+    Args:
+        load_DLE: (D, L, E) loads of experts, for each of D draws or windows.
+        held_LGP: (L, G, P) int64, the expert in each slot, -1 for none.
+        cost_G: (G,) cost of a unit of load on each GPU.
+    """
     layers, experts = load_DLE.shape[1:]
     used_LGP = held_LGP != EMPTY
     at_LGP = np.where(used_LGP, held_LGP, 0) + np.arange(layers)[:, None, None] * experts

@@ -37,17 +37,16 @@ class Move(NamedTuple):
 def move_sequence(held_LGP: IntArray, wanted_LGP: IntArray) -> tuple[tuple[Move, ...], IntArray]:
     """Puts the moves between two placements in sequence.
 
-    A move waits while the slot that it needs holds the only copy of an expert. Where all moves wait, GPUs wait for each other in
-    a circle; the moves of the circle make one round.
+    A move waits while the slot that it needs holds the only copy of an expert. Where all moves wait, GPUs wait for each other
+    in a circle; the moves of the circle make one round.
 
     Args:
         held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none. Each expert of `wanted_LGP` is held.
         wanted_LGP: (L, G, P) int64, the experts that each GPU is to hold; their slots do not matter.
 
     Returns:
-        (moves, reached_LGP): the moves by round, and the slots after them. A GPU holds there the experts of `wanted_LGP`, each in
-        the slot that it had. Experts that nobody wants in their place stay, where nothing takes their slots, only if the GPU
-        holds them in `wanted_LGP` too; other slots are empty.
+        (moves, reached_LGP): the moves by round, and the slots after them. There each GPU holds the experts of `wanted_LGP`,
+        those that it had in the slots that they had; other slots are empty.
     """
     state = _State(held_LGP, wanted_LGP)
     moves: list[Move] = []

@@ -1,0 +1,246 @@
+"""Replay of traffic that changes, under ways to follow it: the load of the slowest GPUs, the bytes moved, and the stalls."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.planner.control.controller import LENGTHENED, Controller, ControlOptions, gpu_loads
+from aurora.planner.control.move_sequence import move_sequence
+from aurora.planner.replication.rebalance import rebalance
+from aurora.planner.replication.registry import place
+from aurora.types import GpuSlots, Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+WHOLE = 10  # windows over which the worst mean is taken
+FLASH = 0.9  # part of a window's tokens that a crowd sends
+FLASHES = 5  # times its length after which a crowd comes again
+
+Mixture = Callable[[int, int, int, np.random.Generator], FloatArray]
+
+
+def _alternating(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
+    """One domain after the other, each for as many windows."""
+    return np.eye(domains)[np.arange(windows) // lasting % domains]
+
+
+def _steps(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
+    """Another domain at random times, so many windows apart in the mean."""
+    number_W = np.cumsum(rng.random(windows) < 1 / lasting) if domains > 1 else np.zeros(windows, dtype=np.int64)
+    jump_X = rng.integers(1, max(domains, 2), int(number_W[-1]) + 1).cumsum()
+    return np.eye(domains)[jump_X[number_W] % domains]
+
+
+def _drift(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
+    """From each domain to the next little by little, in so many windows."""
+    at_W = np.arange(windows) / lasting
+    first_W, part_W = np.floor(at_W).astype(np.int64), at_W % 1
+    each_DD = np.eye(domains)
+    return each_DD[first_W % domains] * (1 - part_W)[:, None] + each_DD[(first_W + 1) % domains] * part_W[:, None]
+
+
+def _diurnal(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
+    """All domains at once, each with its time of the day; a day has so many windows."""
+    phase_WD = 2 * np.pi * (np.arange(windows)[:, None] / lasting - np.arange(domains) / domains)
+    part_WD = (1 + np.cos(phase_WD)) ** 2
+    return np.asarray(part_WD / part_WD.sum(axis=1, keepdims=True))
+
+
+def _flash_crowd(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
+    """The first domain; now and then a crowd of another one, for so many windows."""
+    time_W = np.arange(windows) // lasting
+    crowd_W = (time_W % FLASHES == FLASHES - 1) & (domains > 1)
+    other_W = 1 + time_W // FLASHES % max(domains - 1, 1) if domains > 1 else np.zeros(windows, dtype=np.int64)
+    each_DD = np.eye(domains)
+    return each_DD[np.zeros(windows, dtype=np.int64)] * np.where(crowd_W, 1 - FLASH, 1.0)[:, None] + (
+        each_DD[other_W] * np.where(crowd_W, FLASH, 0.0)[:, None]
+    )
+
+
+CHANGES: dict[str, Mixture] = {
+    "alternating": _alternating,
+    "steps": _steps,
+    "drift": _drift,
+    "diurnal": _diurnal,
+    "flash-crowd": _flash_crowd,
+}
+RECORDED = "recorded"  # the profiles' own windows, in sequence
+
+
+def changing_loads(
+    profiles: Sequence[Profile],
+    change: str,
+    windows: int = 120,
+    lasting: int = 10,
+    tokens: int | None = None,
+    seed: int = 0,
+) -> tuple[FloatArray, FloatArray]:
+    """Draws the loads of windows of traffic that changes between domains.
+
+    A window mixes domains. Its part of a domain is drawn from a recorded window of that domain, so that windows of one domain
+    differ as the recorded ones do, and by chance.
+
+    Args:
+        profiles: one for each domain, of one model.
+        change: a name in CHANGES, or "recorded": the profiles' windows one after the other.
+        windows: how many windows, W.
+        lasting: windows that a domain, a drift, a day or a crowd lasts.
+        tokens: of each layer in a window, (token, expert) pairs; None: as in the largest recorded window.
+        seed: for the draws.
+
+    Returns:
+        (load_WLE, part_WD): (W, L, E) float64 loads; (W, D) float64, the parts of the domains in each window.
+
+    Raises:
+        BadInput: if the change is unknown, a number is not above zero, or the profiles differ in layers or experts.
+    """
+    recorded_D = [profile.tokens_TLSE.sum(axis=2) for profile in profiles]
+    if len({loads_TLE.shape[1:] for loads_TLE in recorded_D}) != 1:
+        raise BadInput("`profile`: expected profiles of one model, found different layers or experts")
+    domain_D = np.arange(len(profiles))
+    if change == RECORDED:
+        parts = np.repeat(domain_D, [len(loads_TLE) for loads_TLE in recorded_D])
+        return np.concatenate(recorded_D).astype(np.float64), np.eye(len(profiles))[parts]
+    if change not in CHANGES:
+        raise BadInput(f"`adapt`: expected one of {', '.join((*CHANGES, RECORDED))}, found {change!r}")
+    for name, value in (("windows", windows), ("lasting", lasting), ("tokens", 1 if tokens is None else tokens)):
+        if value < 1:
+            raise BadInput(f"`{name}`: expected one or more, found {value}")
+    rng = np.random.default_rng(seed)
+    part_WD = CHANGES[change](windows, len(profiles), lasting, rng)
+    total = tokens or int(max(loads_TLE.sum(axis=2).max() for loads_TLE in recorded_D))
+    load_WLE = np.zeros((windows, *recorded_D[0].shape[1:]))
+    for window, domain in np.argwhere(part_WD > 0).tolist():
+        drawn_LE = recorded_D[domain][rng.integers(len(recorded_D[domain]))]
+        pairs = round(total * part_WD[window, domain])
+        share_LE = drawn_LE / np.maximum(drawn_LE.sum(axis=1, keepdims=True), 1)
+        busy_L = drawn_LE.any(axis=1)
+        load_WLE[window][busy_L] += rng.multinomial(pairs, share_LE[busy_L])
+    return load_WLE, part_WD
+
+
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """How one way to follow traffic did.
+
+    Attributes:
+        name: what follows.
+        slowest_W: (W,) float64, load of the slowest GPUs over the mean in each window, all layers; 1 is equal.
+        bytes_W: (W,) int64, bytes of expert weights that moved before each window.
+        stall_s: seconds that serving stood still for moves, in all.
+        lengthened_s: seconds by which moves beside serving lengthen it at most, in all.
+        changes: windows before which something moved.
+    """
+
+    name: str
+    slowest_W: FloatArray
+    bytes_W: IntArray
+    stall_s: float
+    lengthened_s: float
+    changes: int
+
+    def worst(self, windows: int = WHOLE) -> float:
+        """Returns the largest mean of `slowest_W` over so many windows in sequence."""
+        many = min(windows, len(self.slowest_W))
+        return float(np.convolve(self.slowest_W, np.full(many, 1 / many), mode="valid").max())
+
+
+def follow(
+    load_WLE: FloatArray,
+    held_LGP: IntArray,
+    slots: GpuSlots,
+    expert_bytes: int,
+    port_Bps: float,
+    options: ControlOptions = ControlOptions(),
+    every: Sequence[int] = (1, 3, 10),
+) -> list[Followed]:
+    """Replays windows of loads under ways to follow them.
+
+    The ways are: the placement as it is; one planned for the first window; EPLB every few windows, for the loads of these
+    windows, with serving stopped while it moves, as vLLM's is; the controller, whose moves are done before the next window; and
+    clairvoyant, which rebalances for the loads of the window to come.
+
+    Args:
+        load_WLE: (W, L, E) loads by window.
+        held_LGP: (L, G, P) int64, the placement in force before the first window.
+        slots: of the GPUs.
+        expert_bytes: bytes of an expert's weights.
+        port_Bps: bytes per second that a GPU's port sends, and receives.
+        options: of the controller.
+        every: after how many windows EPLB plans again.
+    """
+    controller = Controller(held_LGP, load_WLE.shape[2], expert_bytes, options, slots, port_Bps)
+
+    def once(window: int, held: IntArray) -> IntArray:
+        return rebalance(load_WLE[0], held, slots).held_LGP if window == 1 else held
+
+    def controlled(window: int, held: IntArray) -> IntArray:
+        if window and controller.window(load_WLE[window - 1]).action != "keep":
+            controller.moved()
+        return controller.held_LGP
+
+    def clairvoyant(window: int, held: IntArray) -> IntArray:
+        return rebalance(load_WLE[window], held, slots).held_LGP
+
+    def eplb(many: int) -> Callable[[int, IntArray], IntArray]:
+        def planned(window: int, held: IntArray) -> IntArray:
+            if not window or window % many:
+                return held
+            return place(load_WLE[window - many : window].sum(axis=0), slots, "eplb").placement.held_LGP(held.shape[2])
+
+        return planned
+
+    ways: dict[str, tuple[Callable[[int, IntArray], IntArray], bool]] = {
+        "as it is": (lambda window, held: held, False),
+        "planned once": (once, False),
+        **{f"EPLB every {many}": (eplb(many), True) for many in every},
+        "controller": (controlled, False),
+        "clairvoyant": (clairvoyant, False),
+    }
+    return [
+        _followed(name, way, stops, load_WLE, held_LGP, slots, expert_bytes, port_Bps) for name, (way, stops) in ways.items()
+    ]
+
+
+def _followed(
+    name: str,
+    way: Callable[[int, IntArray], IntArray],
+    stops: bool,
+    load_WLE: FloatArray,
+    held_LGP: IntArray,
+    slots: GpuSlots,
+    expert_bytes: int,
+    port_Bps: float,
+) -> Followed:
+    """The replay of one way, whose moves stop serving or run beside it."""
+    slowest_W, bytes_W, moving_s = np.ones(len(load_WLE)), np.zeros(len(load_WLE), dtype=np.int64), 0.0
+    for window, load_LE in enumerate(load_WLE):
+        next_LGP = way(window, held_LGP)
+        if next_LGP is not held_LGP:
+            into_G, out_G = _moved_G(held_LGP, next_LGP)
+            bytes_W[window] = into_G.sum() * expert_bytes
+            moving_s += max(into_G.max(), out_G.max()) * expert_bytes / port_Bps
+            held_LGP = next_LGP
+        gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G)[0]
+        if gpu_LG.any():
+            slowest_W[window] = gpu_LG.max(axis=1).sum() / gpu_LG.mean(axis=1).sum()
+    stall_s, beside_s = (moving_s, 0.0) if stops else (0.0, moving_s * LENGTHENED)
+    return Followed(name, slowest_W, bytes_W, stall_s, beside_s, int(np.count_nonzero(bytes_W)))
+
+
+def _moved_G(held_LGP: IntArray, next_LGP: IntArray) -> tuple[IntArray, IntArray]:
+    """(G,) experts that each GPU receives, and sends, between two placements; holders of an expert share its sends."""
+    into_G, out_G = np.zeros((2, held_LGP.shape[1]), dtype=np.int64)
+    for held_GP, next_GP in zip(held_LGP, next_LGP, strict=True):
+        if np.array_equal(held_GP, next_GP):
+            continue
+        for move in move_sequence(held_GP[None], next_GP[None])[0]:
+            into_G[move.dst] += 1
+            out_G[move.src] += 1
+    return into_G, out_G
+
+
+def unfollowed_change(part_WD: FloatArray) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
+    """Returns (W,) bool: windows whose domains are not those of the window before, which nobody but a clairvoyant can know."""
+    return np.asarray(np.concatenate([[True], (part_WD[1:] != part_WD[:-1]).any(axis=1)]))
