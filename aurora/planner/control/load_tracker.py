@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
+from aurora.errors import BadInput
 from aurora.planner.workload.forecast import shrunk_shares
 from aurora.types.arrays import FloatArray
 from aurora.types.replica_placement import expert_loads
@@ -94,6 +95,9 @@ class LoadTracker:
             BadInput: if the loads have another shape or are not numbers of zero or more.
         """
         load_LE = expert_loads("loads", loads)
+        if load_LE.shape != self._now.older_LE.shape:
+            layers, experts = self._now.older_LE.shape
+            raise BadInput(f"loads: expected {layers} layers of {experts} experts, found shape {load_LE.shape}")
         if not load_LE.any():
             return
         if self._last_LE is not None:

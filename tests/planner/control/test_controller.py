@@ -1,0 +1,149 @@
+"""The controller, window by window."""
+
+import re
+from itertools import count
+
+import numpy as np
+import pytest
+
+from aurora.errors import BadInput
+from aurora.planner.control.controller import Controller, ControlOptions, gpu_loads
+
+EXPERTS, GPUS, SLOTS, LAYERS = 16, 4, 5, 3
+
+
+def start():
+    """Experts in sequence, and a spare slot on each GPU."""
+    held_GP = np.full((GPUS, SLOTS), -1)
+    held_GP[:, : EXPERTS // GPUS] = np.arange(EXPERTS).reshape(GPUS, -1)
+    return np.repeat(held_GP[None], LAYERS, axis=0)
+
+
+def skewed(first, tokens=100_000):
+    """Loads (L, E) of one task: the hottest experts follow each other from `first` on."""
+    share_E = 1.0 / (1 + (np.arange(EXPERTS) - first) % EXPERTS)
+    return np.tile(np.round(tokens * share_E / share_E.sum()), (LAYERS, 1))
+
+
+def controller(**options):
+    clock = count()
+    return Controller(start(), EXPERTS, 1000, ControlOptions(**options), clock=lambda: float(next(clock)))
+
+
+def drawn(load_LE, rng):
+    return rng.poisson(load_LE)
+
+
+def slowest(load_LE, held_LGP):
+    gpu_LG = gpu_loads(load_LE[None].astype(float), held_LGP, np.ones(GPUS))[0]
+    return gpu_LG.max(axis=1).sum() / gpu_LG.mean(axis=1).sum()
+
+
+def served(control, loads, rng, step_s=lambda _: None):
+    """Serves windows; returns the decisions. Every change is performed."""
+    decisions = []
+    for load_LE in loads:
+        decisions.append(control.window(drawn(load_LE, rng), step_s(control)))
+        if decisions[-1].action != "keep":
+            control.moved()
+    return decisions
+
+
+def test_a_skewed_placement_is_changed_once_and_then_kept():
+    control, rng = controller(), np.random.default_rng(0)
+    before = slowest(skewed(0), control.held_LGP)
+    decisions = served(control, [skewed(0)] * 30, rng)
+    assert [each.action for each in decisions].count("move") == 1
+    assert slowest(skewed(0), control.held_LGP) < 1.03 < before
+    assert decisions[-1].reason.endswith("no more than 2.0%")
+
+
+def test_a_change_of_traffic_is_followed_and_nothing_swings():
+    control, rng = controller(), np.random.default_rng(0)
+    tasks = [skewed(0)] * 10 + [skewed(8)] * 10 + [skewed(0)] * 10
+    decisions = served(control, tasks, rng)
+    moved = [window for window, each in enumerate(decisions) if each.action == "move"]
+    assert moved == [0, 10, 20]
+    assert slowest(skewed(0), control.held_LGP) < 1.03
+
+
+def test_equal_traffic_moves_nothing():
+    control, rng = controller(loss=0.01), np.random.default_rng(0)
+    assert {each.action for each in served(control, [np.full((LAYERS, EXPERTS), 5000.0)] * 30, rng)} == {"keep"}
+
+
+def test_moves_wait_until_traffic_lasts_long_enough_to_pay_for_them():
+    rng = np.random.default_rng(0)
+    control = Controller(start(), EXPERTS, 10**9, ControlOptions(period_s=1.0), move_Bps=1e8)
+    actions = [each.action for each in served(control, [skewed(0)] * 40, rng)]
+    assert actions[0] == "keep"
+    assert "move" in actions
+
+
+def test_bytes_stay_within_the_budget_and_all_layers_move_in_the_end():
+    rng = np.random.default_rng(0)
+    control = controller(bytes_per_s=800.0, period_s=10.0)
+    decisions = [each for each in served(control, [skewed(0)] * 12, rng) if each.action == "move"]
+    assert all(0 < each.bytes <= 8000 for each in decisions)
+    assert len(decisions) > 1
+    assert {layer for each in decisions for layer in each.layers} == {0, 1, 2}
+    assert slowest(skewed(0), control.held_LGP) < 1.05
+
+
+def test_a_change_that_makes_steps_longer_is_undone_and_not_tried_again_at_once():
+    control, rng = controller(), np.random.default_rng(0)
+    first_LGP = control.held_LGP.copy()
+
+    def step_s(control):
+        return 1.0 if np.array_equal(np.sort(control.held_LGP, axis=2), np.sort(first_LGP, axis=2)) else 3.2
+
+    actions = [each.action for each in served(control, [skewed(0)] * 12, rng, step_s)]
+    assert actions[:4] == ["move", "keep", "undo", "keep"]
+    np.testing.assert_array_equal(np.sort(control.held_LGP, axis=2), np.sort(first_LGP, axis=2))
+    assert actions.count("move") <= 2  # then twice as long again
+
+
+def test_moves_that_failed_leave_the_placement_in_force():
+    control = controller()
+    held_LGP = control.held_LGP.copy()
+    assert control.window(skewed(0)).action == "move"
+    assert control.window(skewed(0)).reason == "moves are under way"
+    control.failed()
+    np.testing.assert_array_equal(control.held_LGP, held_LGP)
+    assert control.window(skewed(0)).action == "move"
+
+
+@pytest.mark.parametrize(
+    ("loads", "reason"),
+    [
+        (np.full((LAYERS, EXPERTS), np.nan), "not numbers of zero or more"),
+        (np.full((LAYERS, EXPERTS), -1.0), "not numbers of zero or more"),
+        (np.zeros((LAYERS, EXPERTS)), "no tokens"),
+        (np.ones((1, EXPERTS)), r"shape \(1, 16\)"),
+        ([["a"]], "not numbers of zero or more"),
+    ],
+)
+def test_what_tells_nothing_keeps_the_placement(loads, reason):
+    control = controller()
+    decision = control.window(loads)
+    assert decision.action == "keep"
+    assert re.search(reason, decision.reason)
+    assert control.window(skewed(0)).action == "move"
+
+
+def test_the_same_windows_give_the_same_decisions():
+    one, other = (served(controller(), [skewed(0)] * 5 + [skewed(5)] * 5, np.random.default_rng(3)) for _ in range(2))
+    assert [(a.action, a.reason, a.moves, a.at_s) for a in one] == [(b.action, b.reason, b.moves, b.at_s) for b in other]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"loss": 1.0}, "`loss`: expected a number from zero to below one, found 1.0"),
+        ({"bytes_per_s": 0.0}, "`bytes_per_s`: expected a number above zero, found 0.0"),
+        ({"period_s": float("inf")}, "`period_s`: expected a number above zero, found inf"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        ControlOptions(**options)
