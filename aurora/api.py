@@ -11,6 +11,7 @@ from aurora.errors import BadInput
 from aurora.types import (
     Cluster,
     ComputeCurves,
+    ControlOptions,
     CountingOptions,
     DriftOptions,
     FailureDomains,
@@ -39,6 +40,7 @@ __all__ = [
     "all_to_all",
     "drift",
     "evaluate",
+    "follow",
     "load",
     "migrate",
     "order",
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from aurora.planner.migration.migrate import Migration
     from aurora.planner.workload.drift import Drift
     from aurora.runtime.result import RunResult
+    from aurora.simulator.changing_traffic import Replay
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
     Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
@@ -670,6 +673,52 @@ def simulate(
         raise BadInput("`interleave`: expected on or off, as other processes are not simulated")
     ordered = batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
     return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on", staged)
+
+
+def follow(
+    plan: Plan,
+    profiles: Profile | Sequence[Profile],
+    change: str,
+    *,
+    windows: int = 120,
+    lasting: int = 10,
+    tokens: int | None = None,
+    seed: int = 0,
+    options: ControlOptions | None = None,
+) -> Replay:
+    """Replay traffic that changes, and compare ways to follow it: none, one plan, EPLB, the controller, and a clairvoyant.
+
+    EPLB stops serving while experts move, as vLLM's does; the controller's moves run beside serving.
+
+    Args:
+        plan: its first model's placement is in force at first. Its GPUs' speeds and ports count.
+        profiles: one for each domain of traffic, of that model.
+        change: how traffic changes between them: "alternating", "steps", "drift", "diurnal" or "flash-crowd"; "recorded": their
+            windows one after the other.
+        windows: how many windows of traffic.
+        lasting: windows that a domain, a drift, a day or a crowd lasts.
+        tokens: (token, expert) pairs of each layer in a window; None: as in the largest recorded one.
+        seed: for the draws.
+        options: of the controller.
+
+    Returns:
+        Replay, with load, bytes and stalls of each way.
+
+    Raises:
+        BadInput: if the change is unknown, a number is out of range, or the profiles are of another model.
+
+    Example:
+        >>> import aurora
+        >>> one, other = (
+        ...     aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(seed=seed)) for seed in (0, 1)
+        ... )
+        >>> plan = aurora.plan(aurora.load("demo-4"), one)
+        >>> [way.name for way in aurora.follow(plan, [one, other], "alternating", windows=30).ways][-2:]
+        ['controller', 'clairvoyant']
+    """
+    from aurora.simulator.changing_traffic import replay
+
+    return replay(plan, _each(profiles), change, windows, lasting, tokens, seed, options or ControlOptions())
 
 
 def run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurora.types import PHASES, Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from aurora.planner.workload.drift import Drift
     from aurora.reports.compare import Comparison
     from aurora.reports.trace_times import Summary
+    from aurora.simulator.changing_traffic import Replay
     from aurora.types.arrays import FloatArray, IntArray
 
 Found = dict[str, Any]
@@ -176,3 +178,21 @@ def curves_json(made: Profile | ComputeCurves) -> Found:
         for kind, phases in kinds.items()
     }
     return {"model": made.model, "kinds": table, "provenance": dict(made.provenance)}
+
+
+def followed_json(replay: Replay, pictures: Sequence[Path]) -> Found:
+    """Returns what each way to follow changing traffic reached, and the pictures written."""
+    ways = [
+        {
+            "name": each.name,
+            "slowest": each.slowest_W[replay.known_W].mean(),
+            "slowest_all": each.slowest_W.mean(),
+            "worst": each.worst(),
+            "bytes": each.bytes_W.sum(),
+            "changes": each.changes,
+            "stall_s": each.stall_s,
+            "lengthened_s": each.lengthened_s,
+        }
+        for each in replay.ways
+    ]
+    return {"change": replay.change, "windows": len(replay.known_W), "ways": ways, "pictures": [str(path) for path in pictures]}

@@ -102,6 +102,12 @@ def _traffics() -> Iterable[str]:
     return TRAFFIC
 
 
+def _changes() -> Iterable[str]:
+    from aurora.simulator.changing_traffic import CHANGES, RECORDED
+
+    return (*CHANGES, RECORDED)
+
+
 def _sweep_keys() -> Iterable[str]:
     from dataclasses import fields
 
@@ -136,6 +142,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "report_format": _report_formats,
     "figure": _figures,
     "traffic": _traffics,
+    "change": _changes,
     "sweep_key": _sweep_keys,
     "gpu_kind": _gpu_kinds,
     "time_slice": lambda: TIME_SLICES,

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.control.controller import LENGTHENED, Controller, ControlOptions, gpu_loads
+from aurora.planner.control.controller import LENGTHENED, Controller, gpu_loads
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import place
-from aurora.types import GpuSlots, Profile
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types import ControlOptions, GpuSlots, Plan, Profile
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 WHOLE = 10  # windows over which the worst mean is taken
 FLASH = 0.9  # part of a window's tokens that a crowd sends
@@ -22,14 +22,14 @@ Mixture = Callable[[int, int, int, np.random.Generator], FloatArray]
 
 def _alternating(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
     """One domain after the other, each for as many windows."""
-    return np.eye(domains)[np.arange(windows) // lasting % domains]
+    return np.asarray(np.eye(domains)[np.arange(windows) // lasting % domains])
 
 
 def _steps(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
     """Another domain at random times, so many windows apart in the mean."""
     number_W = np.cumsum(rng.random(windows) < 1 / lasting) if domains > 1 else np.zeros(windows, dtype=np.int64)
     jump_X = rng.integers(1, max(domains, 2), int(number_W[-1]) + 1).cumsum()
-    return np.eye(domains)[jump_X[number_W] % domains]
+    return np.asarray(np.eye(domains)[jump_X[number_W] % domains])
 
 
 def _drift(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
@@ -37,7 +37,7 @@ def _drift(windows: int, domains: int, lasting: int, rng: np.random.Generator) -
     at_W = np.arange(windows) / lasting
     first_W, part_W = np.floor(at_W).astype(np.int64), at_W % 1
     each_DD = np.eye(domains)
-    return each_DD[first_W % domains] * (1 - part_W)[:, None] + each_DD[(first_W + 1) % domains] * part_W[:, None]
+    return np.asarray(each_DD[first_W % domains] * (1 - part_W)[:, None] + each_DD[(first_W + 1) % domains] * part_W[:, None])
 
 
 def _diurnal(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
@@ -51,11 +51,9 @@ def _flash_crowd(windows: int, domains: int, lasting: int, rng: np.random.Genera
     """The first domain; now and then a crowd of another one, for so many windows."""
     time_W = np.arange(windows) // lasting
     crowd_W = (time_W % FLASHES == FLASHES - 1) & (domains > 1)
-    other_W = 1 + time_W // FLASHES % max(domains - 1, 1) if domains > 1 else np.zeros(windows, dtype=np.int64)
+    other_W = np.where(crowd_W, 1 + time_W // FLASHES % max(domains - 1, 1), 0)
     each_DD = np.eye(domains)
-    return each_DD[np.zeros(windows, dtype=np.int64)] * np.where(crowd_W, 1 - FLASH, 1.0)[:, None] + (
-        each_DD[other_W] * np.where(crowd_W, FLASH, 0.0)[:, None]
-    )
+    return np.asarray((1 - FLASH) * each_DD[np.zeros_like(other_W)] + FLASH * each_DD[other_W])
 
 
 CHANGES: dict[str, Mixture] = {
@@ -144,6 +142,54 @@ class Followed:
         """Returns the largest mean of `slowest_W` over so many windows in sequence."""
         many = min(windows, len(self.slowest_W))
         return float(np.convolve(self.slowest_W, np.full(many, 1 / many), mode="valid").max())
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A replay of traffic that changes.
+
+    Attributes:
+        change: how it changes: a name in CHANGES, or "recorded".
+        part_WD: (W, D) float64, the part of each domain in each window.
+        ways: how each way to follow it did, the clairvoyant last.
+    """
+
+    change: str
+    part_WD: FloatArray
+    ways: tuple[Followed, ...]
+
+    @property
+    def known_W(self) -> BoolArray:
+        """(W,) bool: all windows but those that begin with another domain, which only a clairvoyant can expect."""
+        largest_W = self.part_WD.argmax(axis=1)
+        return np.asarray(np.concatenate([[False], largest_W[1:] == largest_W[:-1]]))
+
+
+def replay(
+    plan: Plan,
+    profiles: Sequence[Profile],
+    change: str,
+    windows: int = 120,
+    lasting: int = 10,
+    tokens: int | None = None,
+    seed: int = 0,
+    options: ControlOptions = ControlOptions(),
+) -> Replay:
+    """Replays traffic that changes, from a plan's first model on; see `aurora.follow`."""
+    model = plan.models[0]
+    held_LGP = model.placement.held_LGP()
+    load_WLE, part_WD = changing_loads(profiles, change, windows, lasting, tokens, seed)
+    if load_WLE.shape[1:] != (len(held_LGP), model.placement.experts):
+        raise BadInput(
+            f"`profile`: expected {len(held_LGP)} layers of {model.placement.experts} experts as in the plan, "
+            f"found {load_WLE.shape[1]} of {load_WLE.shape[2]}"
+        )
+    held_G = (held_LGP >= 0).sum(axis=2).max(axis=0)
+    slots = GpuSlots(np.maximum(held_G, 1), np.array([1 / gpu.speed for gpu in plan.cluster.gpus]))
+    network = plan.cluster.network
+    port_Bps = float(min(network.out_Bps_G.min(), network.in_Bps_G.min()))
+    ways = follow(load_WLE, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
+    return Replay(change, part_WD, tuple(ways))
 
 
 def follow(
@@ -239,8 +285,3 @@ def _moved_G(held_LGP: IntArray, next_LGP: IntArray) -> tuple[IntArray, IntArray
             into_G[move.dst] += 1
             out_G[move.src] += 1
     return into_G, out_G
-
-
-def unfollowed_change(part_WD: FloatArray) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
-    """Returns (W,) bool: windows whose domains are not those of the window before, which nobody but a clairvoyant can know."""
-    return np.asarray(np.concatenate([[True], (part_WD[1:] != part_WD[:-1]).any(axis=1)]))

@@ -11,6 +11,7 @@ from aurora.types.hierarchy import Hierarchy
 from aurora.types.network import Network
 from aurora.types.options import (
     BccOptions,
+    ControlOptions,
     CountingOptions,
     DriftOptions,
     PlanOptions,
@@ -52,6 +53,7 @@ __all__ = [
     "CoActivation",
     "Compute",
     "ComputeCurves",
+    "ControlOptions",
     "CountingOptions",
     "Curve",
     "Cut",

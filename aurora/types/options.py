@@ -198,6 +198,29 @@ class DriftOptions:
 
 
 @dataclass(frozen=True)
+class ControlOptions:
+    """Options of the controller that keeps a placement in force near its traffic.
+
+    Args:
+        loss: time that the slowest GPUs lose by the placement in force, as a share, up to which it is kept.
+        bytes_per_s: bytes of expert weights that may move in a second; None: as many as pay.
+        period_s: seconds between two windows of traffic.
+    """
+
+    loss: float = 0.02
+    bytes_per_s: float | None = None
+    period_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss < 1:
+            raise BadInput(f"`loss`: expected a number from zero to below one, found {self.loss}")
+        for name in ("bytes_per_s", "period_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise BadInput(f"`{name}`: expected a number above zero, found {value}")
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """Options of `aurora.run`.
 

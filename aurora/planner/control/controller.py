@@ -18,12 +18,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.errors import BadInput
 from aurora.planner.control.load_tracker import LoadTracker
 from aurora.planner.control.move_sequence import Move, move_sequence
 from aurora.planner.replication.rebalance import rebalance
-from aurora.types import GpuSlots, Placement
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types import ControlOptions, GpuSlots, Placement
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.placement import EMPTY
 
 DRAWS = 8  # of loads, on which placements are compared
@@ -35,32 +34,6 @@ BEFORE, AFTER = 4, 2  # windows whose step times are compared
 HOLD_OFF = 4  # windows without changes after one that was undone; doubled each time
 
 Action = Literal["keep", "move", "undo"]
-
-
-@dataclass(frozen=True)
-class ControlOptions:
-    """What a user may set; all else is measured.
-
-    Args:
-        loss: loss of the placement in force, in time of its slowest GPU, below which it is kept; 0.02 is 2 %.
-        bytes_per_s: bytes of expert weights that may move in a second; None: as many as pay.
-        period_s: seconds between two windows.
-
-    Raises:
-        BadInput: if a number is out of range.
-    """
-
-    loss: float = 0.02
-    bytes_per_s: float | None = None
-    period_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.loss < 1:
-            raise BadInput(f"`loss`: expected a number from zero to below one, found {self.loss}")
-        for name in ("bytes_per_s", "period_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise BadInput(f"`{name}`: expected a number above zero, found {value}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,14 +200,14 @@ class Controller:
         reason = f"the placement loses {loss:.1%}; {np.count_nonzero(chosen_L)} of {len(chosen_L)} layers change"
         return self._decide("move", reason, held_LGP, now, loss)
 
-    def _pays(self, saved_L: FloatArray, bytes_L: IntArray) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
+    def _pays(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
         """(L,) bool: layers whose moves cost less than they save while traffic lasts; saved_L are parts of a step's time."""
         windows_s = self.options.period_s * self.tracker.remaining
         rate_Bps = min(self._move_Bps or math.inf, self.options.bytes_per_s or math.inf)
         cost_s_L = bytes_L / rate_Bps * LENGTHENED
         return np.asarray((saved_L > 0) & (saved_L * windows_s > PAY_BACK * cost_s_L))
 
-    def _within_budget(self, saved_L: FloatArray, bytes_L: IntArray) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
+    def _within_budget(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
         """(L,) bool: the layers that save most for their bytes, as many as a period's budget allows."""
         budget = math.inf if self.options.bytes_per_s is None else self.options.bytes_per_s * self.options.period_s
         best_L = np.argsort(-saved_L / np.maximum(bytes_L, 1), kind="stable")

@@ -30,7 +30,7 @@ REMEMBERED = 8  # kinds of traffic
 
 
 @dataclass
-class Traffic:
+class AlikeWindows:
     """The loads of windows that are alike.
 
     Attributes:
@@ -80,8 +80,8 @@ class LoadTracker:
 
     def __init__(self, layers: int, experts: int) -> None:
         self.experts = experts
-        self._now = Traffic(np.zeros((layers, experts)))
-        self._before: deque[Traffic] = deque(maxlen=REMEMBERED)
+        self._now = AlikeWindows(np.zeros((layers, experts)))
+        self._before: deque[AlikeWindows] = deque(maxlen=REMEMBERED)
         self._lengths: deque[int] = deque(maxlen=REMEMBERED)
         self._began = 0
         self._differences: deque[float] = deque(maxlen=4 * FEW)
@@ -165,7 +165,7 @@ class LoadTracker:
             self._now = self._before[nearest]
             del self._before[nearest]
         else:
-            self._now = Traffic(np.zeros_like(late_LE))
+            self._now = AlikeWindows(np.zeros_like(late_LE))
         for load_LE in late:
             self._now.add(load_LE)
 

@@ -1,0 +1,54 @@
+"""Table and picture of a replay of changing traffic: how ways to follow it did."""
+
+from pathlib import Path
+
+from rich.table import Table
+
+from aurora.reports.formatting import percent, right, seconds, size
+from aurora.reports.pictures import canvas, save_picture
+from aurora.simulator.changing_traffic import WHOLE, Replay
+from aurora.types.arrays import gap
+
+COLOURS = ("#999999", "#8a8d1b", "#56b4e9", "#0072b2", "#7b6bb5", "#d55e00", "#009e73")
+
+
+def followed_table(replay: Replay) -> Table:
+    """Returns a table of the ways to follow changing traffic, beside the clairvoyant one."""
+    known_W = replay.known_W
+    best = float(replay.ways[-1].slowest_W[known_W].mean())
+    table = Table(
+        "",
+        *right("slowest GPU", "to best", f"worst {WHOLE}", "moved", "changes", "stalls", "lengthens"),
+        title=f"{replay.change}: {len(known_W)} windows",
+        caption="slowest GPU: its load over the mean, all layers; "
+        f"without the {int((~known_W).sum())} windows that begin other traffic",
+    )
+    for each in replay.ways:
+        slowest = float(each.slowest_W[known_W].mean())
+        times = (f"{slowest:.3f}", percent(gap(slowest, best)), f"{each.worst():.3f}")
+        moved = (size(float(each.bytes_W.sum())), str(each.changes), seconds(each.stall_s), seconds(each.lengthened_s))
+        table.add_row(each.name, *times, *moved)
+    return table
+
+
+def draw_followed(replay: Replay, path: Path) -> list[Path]:
+    """Draws the slowest GPUs' load and the bytes moved, window by window. Returns the files written, SVG and PNG.
+
+    Args:
+        replay: what to draw.
+        path: the files, without suffix or with any.
+    """
+    drawn = canvas(9.0, 5.6)
+    loads, moves, domains = drawn.subplots(3, 1, sharex=True, height_ratios=(4, 2, 1))
+    for each, colour in zip(replay.ways, COLOURS, strict=False):
+        loads.plot(each.slowest_W, color=colour, linewidth=1.2, label=each.name)
+        moves.plot(each.bytes_W.cumsum() / 1e9, color=colour, linewidth=1.2)
+    domains.stackplot(range(len(replay.part_WD)), replay.part_WD.T, step="post")
+    loads.set_ylabel("slowest GPU / mean")
+    moves.set_ylabel("GB moved")
+    moves.set_yscale("symlog", linthresh=max(1e-9, 1e-3 * max(float(each.bytes_W.sum()) for each in replay.ways) / 1e9))
+    domains.set_ylabel("traffic")
+    domains.set_yticks([])
+    domains.set_xlabel("window")
+    loads.legend(fontsize="x-small", ncols=4)
+    return save_picture(drawn, path.parent, path.with_suffix("").name)

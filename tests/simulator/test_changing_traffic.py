@@ -1,0 +1,84 @@
+"""Replays of traffic that changes."""
+
+import numpy as np
+import pytest
+
+from aurora.errors import BadInput
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.simulator.changing_traffic import CHANGES, RECORDED, Replay, changing_loads, follow
+from aurora.types import GpuSlots, SyntheticOptions
+
+CONFIG = {
+    "model_type": "mixtral", "num_local_experts": 16, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 8,
+    "intermediate_size": 8,
+}  # fmt: skip
+WINDOWS, TOKENS, GPUS, SLOTS = 40, 200_000, 4, 6
+
+
+@pytest.fixture(scope="module")
+def domains():
+    """Profiles of two domains with other hot experts."""
+    return [synthetic_profile("zipf:1", CONFIG, SyntheticOptions(windows=4, seed=seed)) for seed in (0, 1)]
+
+
+def start():
+    """Experts in sequence, and two spare slots on each GPU."""
+    held_LGP = np.full((3, GPUS, SLOTS), -1)
+    held_LGP[:, :, :4] = np.arange(16).reshape(GPUS, 4)
+    return held_LGP
+
+
+def followed(load_WLE):
+    return {each.name: each for each in follow(load_WLE, start(), GpuSlots.equal(GPUS, SLOTS), 1000, 1e6)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_windows_are_full_and_the_same_for_a_seed(change, domains):
+    load_WLE, part_WD = changing_loads(domains, change, WINDOWS, 5, TOKENS, seed=3)
+    assert abs(load_WLE.sum(axis=2) - TOKENS).max() <= 1  # rounded by domain
+    np.testing.assert_allclose(part_WD.sum(axis=1), 1)
+    again_WLE, _ = changing_loads(domains, change, WINDOWS, 5, TOKENS, seed=3)
+    np.testing.assert_array_equal(load_WLE, again_WLE)
+    assert {0, 1} == set(part_WD.argmax(axis=1).tolist())  # both domains come
+
+
+def test_domains_follow_each_other_as_said(domains):
+    _, part_WD = changing_loads(domains, "alternating", 25, 10)
+    assert part_WD.argmax(axis=1).tolist() == [0] * 10 + [1] * 10 + [0] * 5
+    assert np.flatnonzero(~Replay("", part_WD, ()).known_W).tolist() == [0, 10, 20]
+    _, part_WD = changing_loads(domains, "drift", 11, 10)
+    np.testing.assert_allclose(part_WD[:, 1], np.arange(11) / 10)
+    _, part_WD = changing_loads(domains, "flash-crowd", 50, 10)
+    np.testing.assert_allclose(part_WD[:, 1], [0.0] * 40 + [0.9] * 10)
+
+
+def test_recorded_windows_come_in_sequence(domains):
+    load_WLE, part_WD = changing_loads(domains, RECORDED)
+    np.testing.assert_array_equal(load_WLE[5], domains[1].tokens_TLSE[1].sum(axis=1))
+    assert part_WD.argmax(axis=1).tolist() == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("change", ["alternating", "steps"])
+def test_the_controller_is_near_clairvoyant_and_moves_a_fraction_of_what_eplb_moves(change, domains):
+    load_WLE, part_WD = changing_loads(domains, change, WINDOWS, 10, TOKENS, seed=1)
+    ways, known_W = followed(load_WLE), Replay(change, part_WD, ()).known_W
+    slowest = {name: each.slowest_W[known_W].mean() for name, each in ways.items()}
+    assert slowest["controller"] <= 1.03 * slowest["clairvoyant"]
+    assert slowest["controller"] < slowest["EPLB every 1"] + 0.01
+    assert ways["controller"].bytes_W.sum() <= ways["EPLB every 1"].bytes_W.sum() / 4
+    assert ways["controller"].worst() <= ways["as it is"].worst()
+    assert (ways["as it is"].bytes_W.sum(), ways["as it is"].changes, ways["controller"].stall_s) == (0, 0, 0.0)
+    assert ways["EPLB every 1"].stall_s > ways["controller"].lengthened_s
+
+
+def test_what_cannot_be_replayed_is_refused(domains):
+    for arguments, sentence in (
+        (("sudden",), "`adapt`: expected one of alternating, steps, drift, diurnal, flash-crowd, recorded, found 'sudden'"),
+        (("steps", 0), "`windows`: expected one or more, found 0"),
+        (("steps", 5, 0), "`lasting`: expected one or more, found 0"),
+    ):
+        with pytest.raises(BadInput, match=sentence):
+            changing_loads(domains, *arguments)
+    other = synthetic_profile("zipf:1", {**CONFIG, "num_local_experts": 8})
+    with pytest.raises(BadInput, match="expected profiles of one model, found different layers or experts"):
+        changing_loads([domains[0], other], "steps")
