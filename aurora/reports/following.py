@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from aurora.reports.formatting import percent, right, seconds, size
 from aurora.reports.pictures import canvas, save_picture
@@ -17,7 +17,7 @@ def followed_table(replay: Replay) -> Table:
     known_W = replay.known_W
     best = float(replay.ways[-1].slowest_W[known_W].mean())
     table = Table(
-        "",
+        Column("", no_wrap=True),
         *right("slowest GPU", "to best", f"worst {WHOLE}", "moved", "changes", "stalls", "lengthens"),
         title=f"{replay.change}: {len(known_W)} windows",
         caption="slowest GPU: its load over the mean, all layers; "
@@ -46,6 +46,7 @@ def draw_followed(replay: Replay, path: Path) -> list[Path]:
     domains.stackplot(range(len(replay.part_WD)), replay.part_WD.T, step="post")
     loads.set_ylabel("slowest GPU / mean")
     moves.set_ylabel("GB moved")
+    moves.set_ylim(bottom=0)
     moves.set_yscale("symlog", linthresh=max(1e-9, 1e-3 * max(float(each.bytes_W.sum()) for each in replay.ways) / 1e9))
     domains.set_ylabel("traffic")
     domains.set_yticks([])

@@ -106,3 +106,20 @@ def test_nodes_come_and_go(aurora, tmp_path):
 def test_traces_of_nodes_that_are_refused(aurora, tmp_path, text, args, message):
     (tmp_path / "t.csv").write_text(text)
     refused(aurora("replay", tmp_path / "t.csv", *args), message)
+
+
+def test_changing_traffic_is_replayed(aurora, plan, tmp_path):
+    again = ("simulate", plan, "--adapt", "steps", "--windows", 12, "--lasting", 4)
+    code, out, _ = aurora(*again, "--picture", tmp_path / "steps")
+    assert code == 0
+    assert "clairvoyant" in out
+    assert (tmp_path / "steps.svg").exists()
+    assert (tmp_path / "steps.png").exists()
+    code, out, _ = aurora(*again, "--json")
+    found = json.loads(out)
+    assert (found["change"], found["windows"]) == ("steps", 12)
+    assert [way["name"] for way in found["ways"]][-2:] == ["controller", "clairvoyant"]
+    assert found["ways"][0]["bytes"] == 0
+    refused(aurora("simulate", plan, "--adapt", "suddenly"), "--adapt: expected one of alternating, steps, drift")
+    refused(aurora(*again, "--loss", 2), "--loss: expected a number from zero to below one, found 2")
+    refused(aurora(*again, "--lasting", 0), "--lasting: expected one or more, found 0")
