@@ -205,7 +205,7 @@ def follow(
 
     The ways are: the placement as it is; one planned for the first window; EPLB every few windows, for the loads of these
     windows, with serving stopped while it moves, as vLLM's is; the controller, whose moves are done before the next window; and
-    clairvoyant, which rebalances for the loads of the window to come.
+    clairvoyant, which rebalances for the loads of the window to come. EPLB takes all GPUs for equal, with the most slots of any.
 
     Args:
         load_WLE: (W, L, E) loads by window.
@@ -216,6 +216,7 @@ def follow(
         options: of the controller.
         every: after how many windows EPLB plans again.
     """
+    alike = GpuSlots.equal(slots.gpus, int(slots.slots_G.max()))
     controller = Controller(held_LGP, load_WLE.shape[2], expert_bytes, options, slots, port_Bps)
 
     def once(window: int, held: IntArray) -> IntArray:
@@ -233,7 +234,7 @@ def follow(
         def planned(window: int, held: IntArray) -> IntArray:
             if not window or window % many:
                 return held
-            return place(load_WLE[window - many : window].sum(axis=0), slots, "eplb").placement.held_LGP(held.shape[2])
+            return place(load_WLE[window - many : window].sum(axis=0), alike, "eplb").placement.held_LGP(held.shape[2])
 
         return planned
 
