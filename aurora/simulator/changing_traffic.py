@@ -205,7 +205,7 @@ def follow(
 
     The ways are: the placement as it is; one planned for the first window; EPLB every few windows, for the loads of these
     windows, with serving stopped while it moves, as vLLM's is; the controller, whose moves are done before the next window; and
-    clairvoyant, which rebalances for the loads of the window to come. EPLB takes all GPUs for equal, with the most slots of any.
+    clairvoyant, which rebalances for the loads of the window to come. EPLB takes GPUs for equal, with the most slots of any.
 
     Args:
         load_WLE: (W, L, E) loads by window.

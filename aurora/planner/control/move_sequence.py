@@ -46,7 +46,7 @@ def move_sequence(held_LGP: IntArray, wanted_LGP: IntArray) -> tuple[tuple[Move,
 
     Returns:
         (moves, reached_LGP): the moves by round, and the slots after them. There each GPU holds the experts of `wanted_LGP`,
-        those that it had in the slots that they had; other slots are empty.
+        those that it had in the slots that they had; other slots are empty. Slots that are empty in both tables stay so.
     """
     state = _State(held_LGP, wanted_LGP)
     moves: list[Move] = []
@@ -67,6 +67,7 @@ class _State:
 
     def __init__(self, held_LGP: IntArray, wanted_LGP: IntArray) -> None:
         self._held_LGP = held_LGP.copy()
+        self._used_LGP = (held_LGP != EMPTY) | (wanted_LGP != EMPTY)  # GPUs may have fewer slots than the tables
         layers, gpus, _ = held_LGP.shape
         self._wanted = [[set(wanted_LGP[l, g].tolist()) - {EMPTY} for g in range(gpus)] for l in range(layers)]
         self._holders: list[dict[int, set[int]]] = [{} for _ in range(layers)]
@@ -109,6 +110,8 @@ class _State:
     def _slot(self, l: int, g: int, dropped: set[tuple[int, int, int]]) -> int | None:
         """A slot of the GPU that may be filled when the round ends: empty, or with an expert that others hold on."""
         for p, x in enumerate(self._held_LGP[l, g].tolist()):
+            if not self._used_LGP[l, g, p]:
+                continue
             if x == EMPTY:
                 return p
             if x in self._wanted[l][g] or (l, x, g) in dropped:

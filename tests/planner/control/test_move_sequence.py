@@ -45,6 +45,7 @@ def test_every_round_is_a_matching_and_leaves_a_placement(pair):
             now_LGP[move.layer, move.dst, move.slot] = move.expert
         for layer in now_LGP:
             assert set(layer.ravel().tolist()) - {EMPTY} == set(range(experts))
+    assert (reached_LGP[(held_LGP == EMPTY) & (wanted_LGP == EMPTY)] == EMPTY).all()
     for l, g in np.ndindex(held_LGP.shape[:2]):
         wanted = set(wanted_LGP[l, g].tolist()) - {EMPTY}
         assert sorted(e for e in reached_LGP[l, g].tolist() if e != EMPTY) == sorted(wanted)
