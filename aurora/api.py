@@ -248,18 +248,22 @@ def plan(
         >>> plan.scenario, plan.bound_s <= plan.objective_s
         ('exclusive, mixed GPUs', True)
     """
-    from aurora.advisor.simulated_choice import SIMULATED, simulated_plan, with_time_slice
+    from aurora.advisor.simulated_choice import SIMULATED, faster_all_to_all, simulated_plan, with_time_slice
     from aurora.planner.layers_in_threads import untold
     from aurora.planner.make_plan import make_plan
 
     profiles, options, progress = _each(profiles), options or PlanOptions(), progress or untold
-    if options.objective == SIMULATED:
-        if domains:
-            raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
-        made = simulated_plan(cluster, profiles, options, profile_paths, progress)
-    else:
-        made = make_plan(cluster, profiles, options, profile_paths, domains=domains, progress=progress)
-    return with_time_slice(made, profiles) if made.colocated and options.time_slice == "auto" else made
+    if options.objective == SIMULATED and domains:
+        raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
+
+    def make(options: PlanOptions) -> Plan:
+        if options.objective == SIMULATED:
+            made = simulated_plan(cluster, profiles, options, profile_paths, progress)
+        else:
+            made = make_plan(cluster, profiles, options, profile_paths, domains=domains, progress=progress)
+        return with_time_slice(made, profiles) if made.colocated and options.time_slice == "auto" else made
+
+    return faster_all_to_all(make, cluster, profiles, options, domains) if options.all_to_all == "auto" else make(options)
 
 
 def price(

@@ -36,7 +36,7 @@ from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 NEW = 8
 PROCESSES = 10
-LIMIT_S = 400
+LIMIT_S = 1200
 ENGINE = HERE.parent / "tests" / "integrations" / "engine.py"
 ENVIRON = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -48,16 +48,16 @@ ENVIRON = {
 }
 
 
-def model(folder: Path, hidden: int, experts: int) -> None:
+def model(folder: Path, hidden: int, experts: int, layers: int = 4, top_k: int = 2) -> None:
     """A random checkpoint with more bytes between ranks than work on them."""
     import torch
     import transformers
 
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
-        hidden_size=hidden, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=256,
-        intermediate_size=96, moe_intermediate_size=64, num_experts=experts, num_experts_per_tok=2, norm_topk_prob=True,
-        decoder_sparse_step=1, mlp_only_layers=[], max_position_embeddings=1024, tie_word_embeddings=False,
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=256,
+        intermediate_size=96, moe_intermediate_size=64, num_experts=experts, num_experts_per_tok=top_k, norm_topk_prob=True,
+        decoder_sparse_step=1, mlp_only_layers=[], max_position_embeddings=2048, tie_word_embeddings=False,
     )  # fmt: skip
     made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():

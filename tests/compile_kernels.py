@@ -6,6 +6,7 @@ With several workers each of them would compile the same functions at the same t
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -22,7 +23,7 @@ from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions
+from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions, servers
 
 SHAPE = {
     "num_local_experts": 6, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -38,6 +39,11 @@ def profile(correlation: float = 0.0) -> Profile:
 
 def plan(models: int = 1, **options: object) -> None:
     check_plan(make_plan(CLUSTER, [profile()] * models, PlanOptions(**{"order": "all-at-once", **options})))
+
+
+def plan_over_servers() -> None:
+    fabric = servers([0, 0, 1], CLUSTER.out_Bps_G, CLUSTER.in_Bps_G, 1e9)
+    make_plan(replace(CLUSTER, fabric=fabric), [profile()], PlanOptions(all_to_all="hierarchical"))
 
 
 def simulate() -> None:
@@ -58,6 +64,7 @@ def layouts() -> None:
 
 
 TASKS: tuple[Callable[[], object], ...] = (  # those that take long go first
+    plan_over_servers,
     partial(plan, coactivation=True),
     partial(plan, models=2),
     *(partial(plan, place=place, slots_per_gpu=3) for place in (*REPLICAS, "swap-search", *PLACE)),

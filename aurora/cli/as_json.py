@@ -37,6 +37,7 @@ def plan_json(plan: Plan) -> Found:
     models = [
         {
             "model": model.model,
+            "hierarchy": model.hierarchy and {"servers": model.hierarchy.server_G, "chunks": model.hierarchy.chunks},
             "layers": [
                 {
                     "dispatch_s": model.dispatch_s_L[layer],
@@ -51,7 +52,7 @@ def plan_json(plan: Plan) -> Found:
     ]
     names = ("scenario", "epoch", "objective", "objective_s", "bound_s", "gap", "assignment_bound_s", "unseen_s", "slot_gain")
     head = {name: getattr(plan, name) for name in names}
-    return {**head, "strategies": dict(plan.strategies), "models": models}
+    return {**head, "strategies": dict(plan.strategies), "notes": list(plan.notes), "models": models}
 
 
 def migration_json(moved: Migration | None) -> Found | None:

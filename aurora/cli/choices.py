@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from aurora.types import BARRIERS, TIME_SLICES, PlanOptions
-from aurora.types.options import DTYPES, INTERLEAVE, LINK_TRANSPORTS, RUN_ORDERS, SIMULATED_ORDERS, TRANSPORTS
+from aurora.types.options import ALL_TO_ALLS, DTYPES, INTERLEAVE, LINK_TRANSPORTS, RUN_ORDERS, SIMULATED_ORDERS, TRANSPORTS
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -146,6 +146,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "sweep_key": _sweep_keys,
     "gpu_kind": _gpu_kinds,
     "time_slice": lambda: TIME_SLICES,
+    "all_to_all": lambda: ALL_TO_ALLS,
     "transport": lambda: TRANSPORTS,
     "dtype": lambda: DTYPES,
     "link_transport": lambda: LINK_TRANSPORTS,

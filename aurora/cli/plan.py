@@ -63,6 +63,10 @@ def plan(
     objective: Annotated[
         str, option(PlanOptions, "objective", more=": {objective}, auto", panel=STRATEGY, choices=["objective"])
     ] = DEFAULTS.objective,
+    all_to_all: Annotated[
+        str,
+        option(PlanOptions, "all_to_all", more=": {all_to_all}, auto", panel=STRATEGY, choices=["all_to_all"]),
+    ] = DEFAULTS.all_to_all,
     time_slice: Annotated[
         str, option(PlanOptions, "time_slice", more=": {time_slice}", panel=STRATEGY, choices=["time_slice"])
     ] = DEFAULTS.time_slice,
@@ -138,6 +142,7 @@ def plan(
         *explain_tables(made, why),
         worst_cut(made),
         *expectation_lines(made),
+        *made.notes,
         f"planned in {seconds(took_s)}",
         f"wrote {output}",
     )

@@ -8,12 +8,14 @@ import numpy as np
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.make_plan import make_plan
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.routes import route
+from aurora.planner.network.schedule_time import timed_steps
 from aurora.planner.placement.cost_model import aimed_costs, group_costs, layer_costs
+from aurora.planner.placement.hierarchical_layers import hierarchical_seconds
 from aurora.planner.placement.objective import exclusive, formula
 from aurora.planner.resolve_options import remade
-from aurora.planner.workload.traffic import layer_traffic
-from aurora.types import Placement, Plan, Profile
+from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
+from aurora.types import ModelPlan, Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, gap
 
 
@@ -56,10 +58,13 @@ def layer_seconds(
     """
     if plan.models[0].deduplicated and placements[0].split_LG is not None:
         raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
-    seconds = []
+    seconds, hierarchy = [], plan.models[0].hierarchy
     for layer in range(max(profile.layers for profile in profiles)):
         at_M = [layer % profile.layers for profile in profiles]
-        if plan.models[0].deduplicated:
+        if len(profiles) == 1 and hierarchy is not None:
+            once = layer_costs(plan.cluster, profiles[0], layer, deduplicated=True)
+            seconds.append(hierarchical_seconds(once, placements[0].gpu_E(layer), hierarchy, route(plan.cluster.network)))
+        elif len(profiles) == 1 and plan.models[0].deduplicated:
             costs = group_costs(plan.cluster, profiles[0], layer, placements[0].gpu_E(layer), deduplicated=True)
             seconds.append(exclusive(costs.phase_times()))
         elif len(profiles) == 1:
@@ -79,23 +84,21 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
     check_traffic(plan, profiles)
     placements = [model.placement for model in plan.models]
     dispatch_s_ML = tuple(
-        np.array(
-            [
-                timed(
-                    order,
-                    layer_traffic(profile, layer, model.placement.split_EG(layer), model.deduplicated)
-                    * profile.row_bytes(model.deduplicated),
-                    plan.cluster.network,
-                ).makespan_s
-                for layer, order in enumerate(model.dispatch_L)
-            ]
-        )
+        np.array([_dispatch_s(plan, model, profile, layer) for layer in range(profile.layers)])
         for model, profile in zip(plan.models, profiles, strict=True)
     )
     served_s_L = layer_seconds(plan, placements, profiles)
     _check_own_price(plan, profiles, float(served_s_L.sum()))
     own = make_plan(plan.cluster, profiles, remade(plan.options))
     return Evaluation(served_s_L, own, dispatch_s_ML)
+
+
+def _dispatch_s(plan: Plan, model: ModelPlan, profile: Profile, layer: int) -> float:
+    """Seconds of a layer's whole dispatch of other traffic in the plan's order."""
+    placed = profile, layer, model.placement.split_EG(layer)
+    rows_SGG = exchange_rows(*placed, deduplicated=model.deduplicated, hierarchy=model.hierarchy)
+    bytes_SGG = exchange_bytes(rows_SGG, profile, "dispatch", model.deduplicated)
+    return timed_steps(model.dispatch_L[layer], bytes_SGG, plan.cluster.network).makespan_s
 
 
 def _check_own_price(plan: Plan, profiles: Sequence[Profile], served_s: float) -> None:

@@ -11,11 +11,12 @@ from aurora.planner.check.traffic import check_profile
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.colocated_layers import place_colocated
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
-from aurora.planner.placement.exclusive_layers import place_exclusive
+from aurora.planner.placement.exclusive_layers import SWAP_SEARCH, place_exclusive
+from aurora.planner.placement.hierarchical_layers import place_hierarchical, price_hierarchical
 from aurora.planner.placement.slot_counts import failure_domains, memory_slots_G
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import resolve
-from aurora.planner.schedule_model import schedule_model
+from aurora.planner.schedule_model import fastest_hierarchy, schedule_model
 from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
 
@@ -46,12 +47,24 @@ def make_plan(
         placed = place_colocated(cluster, profiles, options, rng, clock)
     else:
         placed = place_exclusive(cluster, profiles[0], domains, options, progress)
-    if options.coactivation:
-        placed = min(placed, place_deduplicated(cluster, profiles[0], placed, options, rng), key=lambda each: each.objective_s)
+    hierarchical = options.all_to_all == "hierarchical"
+    if options.coactivation and not hierarchical:
+        deduplicated = place_deduplicated(cluster, profiles[0], placed, options, rng)
+        placed = min(placed, deduplicated, key=lambda each: each.objective_s)
+    hierarchy_M = [
+        fastest_hierarchy(cluster, profile, placement, options.order, rng) if hierarchical else None
+        for profile, placement in zip(profiles, placed.placements_M, strict=True)
+    ]
+    if not colocated and (hierarchy := hierarchy_M[0]) is not None:
+        if options.place == SWAP_SEARCH:
+            placed = place_hierarchical(cluster, profiles[0], placed, options, hierarchy, progress)
+        else:
+            placed = price_hierarchical(cluster, profiles[0], placed.placements_M[0], options, hierarchy)
     paths = list(profile_paths) or [""] * len(profiles)
+    once = placed.deduplicated or hierarchical
     models = tuple(
-        schedule_model(cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated, progress)
-        for profile, placement, path in zip(profiles, placed.placements_M, paths, strict=True)
+        schedule_model(cluster, (profile, *domains), placement, options.order, rng, path, once, hierarchy, progress)
+        for profile, placement, path, hierarchy in zip(profiles, placed.placements_M, paths, hierarchy_M, strict=True)
     )
     survival_LK = None if options.min_replicas is None else surviving(cluster, models[0].placement, options.seed)
     plan = Plan(

@@ -11,9 +11,10 @@ from aurora.planner.check.traffic import check_profile
 from aurora.planner.evaluate import layer_seconds
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.exclusive_layers import unseen_seconds
+from aurora.planner.placement.hierarchical_layers import price_hierarchical
 from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.resolve_options import GIVEN, remade, resolve
-from aurora.planner.schedule_model import schedule_model
+from aurora.planner.schedule_model import fastest_hierarchy, schedule_model
 from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
 
 
@@ -41,21 +42,26 @@ def price_plan(
             raise BadInput(f"`{name}`: decides a placement, found placements that are given")
     options = replace(resolve(replace(options, place="auto"), cluster, profiles), place=GIVEN)
     rng = np.random.default_rng(options.seed)
-    models = tuple(
-        schedule_model(cluster, [profile], placement, options.order, rng, path)
-        for profile, placement, path in zip(profiles, placements, list(paths) or [""] * len(profiles), strict=True)
-    )
-    unpriced = Plan(cluster, models, options, 0.0, 0.0)
+    hierarchical, models = options.all_to_all == "hierarchical", []
+    for profile, placement, path in zip(profiles, placements, list(paths) or [""] * len(profiles), strict=True):
+        hierarchy = fastest_hierarchy(cluster, profile, placement, options.order, rng) if hierarchical else None
+        models.append(schedule_model(cluster, [profile], placement, options.order, rng, path, hierarchical, hierarchy))
+    unpriced = Plan(cluster, tuple(models), options, 0.0, 0.0)
     took_s = float(layer_seconds(unpriced, placements, profiles).sum())
-    bound_s = min(_bound_s(cluster, profiles, placements, options), took_s)
-    unseen_s = unseen_seconds(cluster, profiles[0], (), placements[0], options.aim) if len(profiles) == 1 else None
+    bound_s = min(_bound_s(unpriced, profiles, placements), took_s)
+    unseen_s = None
+    if len(profiles) == 1 and not hierarchical:
+        unseen_s = unseen_seconds(cluster, profiles[0], (), placements[0], options.aim)
     plan = replace(unpriced, objective_s=took_s, bound_s=bound_s, unseen_s=unseen_s)
     check_plan(plan)
     return plan
 
 
-def _bound_s(cluster: Cluster, profiles: Sequence[Profile], placements: Sequence[Placement], options: PlanOptions) -> float:
+def _bound_s(unpriced: Plan, profiles: Sequence[Profile], placements: Sequence[Placement]) -> float:
     """Seconds that no placement beats."""
+    cluster, options, hierarchy = unpriced.cluster, unpriced.options, unpriced.models[0].hierarchy
     if len(profiles) > 1:
         return make_plan(cluster, profiles, remade(options)).bound_s
+    if hierarchy is not None:
+        return price_hierarchical(cluster, profiles[0], placements[0], options, hierarchy).bound_s
     return placement_bound_s(cluster, profiles[0], (), options, placements[0])

@@ -16,6 +16,7 @@ from aurora.planner.placement.objective import TABLE_2, objectives
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.types import TIME_SLICES, Cluster, PlanOptions, Profile
+from aurora.types.options import ALL_TO_ALLS
 
 GIVEN = "given"  # the place of a plan whose placement somebody else made
 
@@ -46,6 +47,7 @@ def choices(options: PlanOptions, models: int) -> dict[str, tuple[str, ...]]:
         "objective": objectives(models),
         "aim": tuple(AIMS),
         "time_slice": TIME_SLICES,
+        "all_to_all": ALL_TO_ALLS,
     }
 
 
@@ -55,7 +57,8 @@ def resolve(
     """Returns the options with a strategy's name in place of every "auto" that has an effect.
 
     `order` stays "auto" if ports differ or the cluster has a fabric: each layer then takes the shorter of two orders.
-    `time_slice` and `objective` stay "auto" for a single model. Resolving twice gives the same options.
+    `time_slice` and `objective` stay "auto" for a single model. `all_to_all` becomes flat, as only a simulation tells which is
+    faster. Resolving twice gives the same options.
 
     Args:
         options: strategies by name or "auto".
@@ -85,10 +88,38 @@ def resolve(
         aim=_named(options.aim, OWN if colocated or options.coactivation else "mean"),
         objective=_named(options.objective, objectives(len(profiles))[0]) if colocated else options.objective,
         time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated else options.time_slice,
+        all_to_all=_named(options.all_to_all, ALL_TO_ALLS[0]),
         order=_named(options.order, auto_orders(len(cluster))[0] if cluster.equal and cluster.fabric is None else "auto"),
     )
     _check_names(resolved, choices(resolved, len(profiles)))
+    if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(resolved, cluster, profiles, domains)):
+        raise BadInput(f"`all_to_all` {resolved.all_to_all}: {reason}")
     return resolved
+
+
+def flat_reason(
+    options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
+) -> str | None:
+    """Returns why all-to-alls cannot be hierarchical, as an error says it; None if they can.
+
+    Args:
+        options: resolved options.
+        cluster: the GPUs.
+        profiles: one profile per model.
+        domains: further profiles of a single model.
+    """
+    server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
+    if len(set(server_G)) < 2:
+        found = f"{len(set(server_G))} servers" if server_G else "no servers"
+        return f"expected a cluster whose [fabric] has two servers or more, found {found} in {cluster.name!r}"
+    if options.place in (*REPLICAS, *SURVIVE) or options.min_replicas is not None:
+        return f"expected every expert held once, found replicas by `place` {options.place}"
+    if domains:
+        return "expected no `domain`, as servers are chosen for one profile"
+    for profile in profiles:
+        if profile.routing is None:
+            return f"expected token-level routing of {profile.model!r}, found counts alone; profile with `token_level`"
+    return None
 
 
 def _named(name: str, default: str) -> str:

@@ -4,10 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.alltoall.schedule import both_ways, hierarchical_order_s
+from aurora.planner.check.hierarchical import check_hierarchical
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
-from aurora.planner.workload.traffic import layer_traffic
-from aurora.types import Cluster, ModelPlan, Order, Placement, Profile, Schedule
+from aurora.planner.network.schedule_time import steps_seconds
+from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
+from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Placement, Profile, Schedule
+
+CHUNKS = (1, 2, 4, 8)  # of a hierarchical all-to-all, of which the fastest is taken
+PRICED = 8192  # pairs of ranks of all exchanges that each number of chunks is priced by
 
 
 def schedule_model(
@@ -18,6 +23,7 @@ def schedule_model(
     rng: np.random.Generator,
     path: str,
     deduplicated: bool = False,
+    hierarchy: Hierarchy | None = None,
     progress: Progress = untold,
 ) -> ModelPlan:
     """Orders the dispatch and combine of every layer of a placed model, layers in threads.
@@ -30,6 +36,7 @@ def schedule_model(
         rng: for orders that draw; each layer draws from a generator that it spawns.
         path: the first profile's file, as the plan should name it.
         deduplicated: whether a token is sent once to a GPU that holds several of its experts.
+        hierarchy: the servers and chunks of hierarchical all-to-alls, whose tokens are deduplicated; None: they are flat.
         progress: called with (what is being done, layers done, layers in all).
 
     Returns:
@@ -42,9 +49,16 @@ def schedule_model(
     rngs = rng.spawn(profile.layers)
 
     def schedule_layer(layer: int) -> tuple[Order, Order, Schedule]:
-        tokens_GG = np.sum([layer_traffic(each, layer, placement.split_EG(layer), deduplicated) for each in profiles], axis=0)
-        there_GG, back_GG = tokens_GG * profile.row_bytes(deduplicated), tokens_GG.T * profile.combine_bytes
-        return both_ways(there_GG, back_GG, cluster.network, order, rng=rngs[layer])
+        split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
+        for each in profiles:
+            own_SGG = exchange_rows(each, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
+            if hierarchy is not None:
+                experts_UK, source_U = each.required_routing.layer(layer)
+                back_SGG = own_SGG[::-1].transpose(0, 2, 1)
+                check_hierarchical(own_SGG, back_SGG, split_EG.argmax(axis=1)[experts_UK], source_U, hierarchy)
+            rows_SGG = rows_SGG + own_SGG
+        there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated) for phase in ("dispatch", "combine"))
+        return both_ways(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
 
     made = of_layers(schedule_layer, profile.layers, "ordering all-to-alls", progress)
     dispatches, combines, schedules = zip(*made, strict=True)
@@ -67,4 +81,35 @@ def schedule_model(
         profile.dense_layers,
         tuple(schedule.cut for schedule in schedules if schedule.cut),
         deduplicated,
+        hierarchy,
     )
+
+
+def fastest_hierarchy(
+    cluster: Cluster, profile: Profile, placement: Placement, order: str, rng: np.random.Generator
+) -> Hierarchy:
+    """Returns the servers of the cluster's fabric with the number of chunks whose exchanges are predicted to be fastest.
+
+    Dispatches and combines of some windows and layers are priced, evenly spread, in the order that "auto" or `order` names.
+
+    Args:
+        cluster: a cluster with a fabric of servers.
+        profile: the model's traffic, with token-level routing.
+        placement: the GPUs of the model's experts.
+        order: "auto" or a name of ORDER.
+        rng: for orders that draw.
+    """
+    assert cluster.fabric is not None, "resolve_options refuses others"
+    cases = profile.windows * profile.layers
+    some = np.unique(np.linspace(0, cases - 1, min(cases, max(1, PRICED // len(cluster) ** 2))).astype(int)).tolist()
+    seconds: dict[Hierarchy, float] = {}
+    for chunks in CHUNKS:
+        hierarchy = Hierarchy(np.array(cluster.fabric.server_G), chunks)
+        seconds[hierarchy] = 0.0
+        for window, layer in (divmod(case, profile.layers) for case in some):
+            placed = profile, layer, placement.split_EG(layer)
+            rows_SGG = exchange_rows(*placed, deduplicated=True, hierarchy=hierarchy, window=window)
+            there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, True) for phase in ("dispatch", "combine"))
+            made, there_s = hierarchical_order_s(there_SGG, hierarchy, cluster.network, order, rng=rng)
+            seconds[hierarchy] += there_s + steps_seconds(made.reversed, back_SGG, cluster.network)
+    return min(seconds, key=lambda each: seconds[each])

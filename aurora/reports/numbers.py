@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import repeat
 
 import numpy as np
 
 from aurora.planner.placement.cost_model import SUMMED
 from aurora.planner.workload.drift import Drift, drift
+from aurora.planner.workload.traffic import exchange_bytes
 from aurora.reports.compare import Comparison, compare
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.spans import TransferSpans, planned
-from aurora.reports.trace_times import Bars, Summary, bars, span_s, summarise
-from aurora.reports.traffic_loads import Traffic, objective_s, placement_bounds_s, tokens_of, traffic
+from aurora.reports.trace_times import EXCHANGES, Bars, Summary, bars, span_s, summarise
+from aurora.reports.traffic_loads import Traffic, objective_s, placement_bounds_s, planned_rows, tokens_of, traffic
 from aurora.types import TRACE_PHASES, Trace
 from aurora.types.arrays import IntArray
 
@@ -79,11 +79,13 @@ class ReportNumbers:
         """planned_MLW[m][l] is (dispatch, combine) of the whole profile in the plan's orders; empty without profiles."""
         cluster = self.of.plan.cluster
         found = []
-        for model, flows, profile in zip(self.of.plan.models, self.traffic_M, self.of.profiles, strict=False):
-            tokens_LGG = flows.tokens_BLGG[1]
-            there = map(planned, model.dispatch_L, tokens_LGG * flows.row_bytes, repeat(cluster))
-            back = map(planned, model.combine_L, tokens_LGG.transpose(0, 2, 1) * profile.combine_bytes, repeat(cluster))
-            found.append(tuple(zip(there, back, strict=True)))
+        for model, profile in zip(self.of.plan.models, self.of.profiles, strict=False):
+            layers = []
+            for layer, (dispatch, combine) in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
+                rows_SGG = planned_rows(profile, layer, model, model.placement)
+                there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, way, model.deduplicated) for way in EXCHANGES)
+                layers.append((planned(dispatch, there_SGG, cluster), planned(combine, back_SGG, cluster)))
+            found.append(tuple(layers))
         return tuple(found)
 
     @cached_property

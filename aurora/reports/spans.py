@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.planner.network.lower_bounds import fluid_bound
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.schedule_time import timed_steps
 from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -43,15 +43,15 @@ class TransferSpans:
         return float(np.bincount(ports[row_X][first], weights=end_s - start_s).max(initial=0.0))
 
 
-def planned(order: Order, bytes_GG: IntArray, cluster: Cluster) -> TransferSpans:
+def planned(order: Order, bytes_SGG: IntArray, cluster: Cluster) -> TransferSpans:
     """Returns the transfers of an order, timed with all ranks beginning at once.
 
     Args:
         order: the order of the all-to-all.
-        bytes_GG: (G, G) int64, bytes from each rank to each.
+        bytes_SGG: (S, G, G) int64, bytes from each rank to each in each step.
         cluster: the GPUs and their network.
     """
-    return whole(timed(order, bytes_GG, cluster.network))
+    return whole(timed_steps(order, bytes_SGG, cluster.network))
 
 
 def whole(schedule: Schedule) -> TransferSpans:

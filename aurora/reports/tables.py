@@ -41,11 +41,16 @@ def bounds_line(plan: Plan) -> str:
     slots = plan.options.slots_per_gpu
     within = "memory" if slots is None else f"{slots} slots per GPU"
     counted = {"mean": "mean of", "cvar": "worse half of", "worst": "worst of"}.get(plan.options.aim, "all")
-    over = "" if plan.colocated else f" ({counted} windows or domains)"
+    over = "" if plan.colocated or hierarchical(plan) else f" ({counted} windows or domains)"
     took = f"{plan.objective} objective {seconds(plan.objective_s)}{over}"
     line = f"{took}, no placement within {within} below {seconds(plan.bound_s)}"
     known_s = plan.assignment_bound_s
     return line if known_s is None else f"{line}, no other assignment of these groups of experts below {seconds(known_s)}"
+
+
+def hierarchical(plan: Plan) -> bool:
+    """Returns whether a model's all-to-alls are hierarchical."""
+    return any(model.hierarchy is not None for model in plan.models)
 
 
 def expectation_lines(plan: Plan) -> list[str]:
@@ -99,7 +104,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
     caption = f"gap {percent(plan.gap)}: {bounds_line(plan)}"
-    if plan.cluster.fabric is not None:
+    if plan.cluster.fabric is not None and (plan.colocated or not hierarchical(plan)):
         caption += "; these by the ports only, dispatch on the fabric"
     cut = ("cut bound",) if plan.cluster.fabric is not None else ()
     table = Table(

@@ -11,7 +11,7 @@ from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.placement.slot_counts import even_slots
-from aurora.planner.workload.traffic import layer_traffic
+from aurora.planner.workload.traffic import exchange_rows
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
 
@@ -21,7 +21,7 @@ class Traffic:
     """Traffic of one model's whole profile, and the loads that it makes. On the first axis 0 is index order, 1 the plan.
 
     Attributes:
-        tokens_BLGG: (2, L, G, G) int64, tokens of the dispatch from GPU to GPU, zero diagonals.
+        tokens_BLGG: (2, L, G, G) int64, tokens of the dispatch from GPU to GPU, in all of its steps; zero diagonals.
         row_bytes: bytes of one token's row.
         port_s_BLG: (2, L, G) float64, seconds that each GPU's port needs for its transfers of the dispatch.
         expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts; a replica takes its part of the load.
@@ -54,10 +54,7 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
     placements = contiguous(profile), model.placement
     row_bytes = profile.row_bytes(model.deduplicated)
     tokens_BLGG = np.array(
-        [
-            [layer_traffic(profile, layer, placed.split_EG(layer), model.deduplicated) for layer in range(profile.layers)]
-            for placed in placements
-        ]
+        [[planned_rows(profile, layer, model, placed).sum(axis=0) for layer in range(profile.layers)] for placed in placements]
     )
     port_s_BLG = np.array(
         [[port_seconds(tokens_GG * row_bytes, cluster.network) for tokens_GG in side] for side in tokens_BLGG]
@@ -68,6 +65,12 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
     )
     below = spread if model.placement.split_LG is None else spread_split
     return Traffic(tokens_BLGG, row_bytes, port_s_BLG, expert_s_BLG, np.array([below(cost_GE) for cost_GE in cost_LGE]))
+
+
+def planned_rows(profile: Profile, layer: int, model: ModelPlan, placement: Placement) -> IntArray:
+    """Returns (S, G, G) int64 rows of a layer's dispatch in each step of the model's all-to-all, under a given placement."""
+    split_EG = placement.split_EG(layer)
+    return exchange_rows(profile, layer, split_EG, deduplicated=model.deduplicated, hierarchy=model.hierarchy)
 
 
 def tokens_of(profile: Profile) -> float:

@@ -3,7 +3,9 @@
 Between epochs a rank keeps its experts and its requests. At the start of an epoch it fetches the experts that it lacks.
 """
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +22,8 @@ from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
+from aurora.runtime.order_calibration import OrderCalibration, calibrate, planned_method
+from aurora.runtime.order_watch import OrdersUsed, OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import RankResult, Token
@@ -31,11 +35,19 @@ Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
 
 @dataclass(frozen=True)
 class HeldExperts:
-    """State of a rank between epochs."""
+    """State of a rank between epochs.
 
-    held_ML: HeldML  # the rank's experts, by model and layer
-    serving_M: tuple[tuple[int, ...], ...]  # numbers of the requests that the rank is decoding, by model
-    expert_bytes_M: tuple[int, ...]  # bytes of one expert's weights in one layer, by model
+    Args:
+        held_ML: the rank's experts, by model and layer.
+        serving_M: numbers of the requests that the rank is decoding, by model.
+        expert_bytes_M: bytes of one expert's weights in one layer, by model.
+        calibration: which order is the fastest at which size; None: it was not measured.
+    """
+
+    held_ML: HeldML
+    serving_M: tuple[tuple[int, ...], ...]
+    expert_bytes_M: tuple[int, ...]
+    calibration: OrderCalibration | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,7 @@ class EpochWork:
         moves: the experts that some member lacks, and the ranks that send them.
         order: the order in which the weights of these experts travel.
         requests_M: by model, further requests to serve: for each number, the tokens of its answer so far.
+        calibration: what a member has of earlier epochs; None: nobody has one.
     """
 
     program: Program
@@ -55,6 +68,7 @@ class EpochWork:
     moves: tuple[ExpertTransfer, ...]
     order: Order
     requests_M: tuple[dict[int, tuple[int, ...]], ...]
+    calibration: OrderCalibration | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,47 @@ class NewTokens:
     tokens: Sequence[Token]
 
 
+class EpochOrders:
+    """Chooses the orders of a rank's exchanges over all epochs, if the run's order is "auto"; see OrderWatch.
+
+    The first epoch is calibrated. Later ones, with other members, begin with what was measured then.
+
+    Args:
+        planned: name of the planned method.
+        names_M: the models' names.
+    """
+
+    def __init__(self, planned: str, names_M: Sequence[str]) -> None:
+        self.calibration: OrderCalibration | None = None
+        self._planned, self._names_M = planned, names_M
+        self._watches_M: list[list[OrderWatch]] = [[] for _ in names_M]
+
+    def begin(self, work: EpochWork, transport: Transport, stopped: threading.Event) -> list[OrderWatch]:
+        """Returns each model's watch in an epoch; a collective call. Raises RankFailed if a peer is lost or the epoch ends."""
+
+        def measure() -> None:
+            self.calibration = calibrate(transport, work.cluster, self._planned)
+
+        if work.calibration is None:
+            unless_stopped(stopped, measure)
+        else:
+            self.calibration = work.calibration.among(work.cluster)
+        assert self.calibration is not None
+        for name, watches in zip(self._names_M, self._watches_M, strict=True):
+            watches.append(OrderWatch(self.calibration, name, work.cluster.gpus[transport.rank], transport.rank == 0))
+        return [watches[-1] for watches in self._watches_M]
+
+    @property
+    def used_M(self) -> list[OrdersUsed]:
+        """How each model's exchanges so far were performed."""
+        found = []
+        for watches in self._watches_M:
+            used_X = [watch.used for watch in watches]
+            exchanges = sum((Counter(used.exchanges) for used in used_X), Counter())
+            found.append(OrdersUsed(dict(exchanges), tuple(change for used in used_X for change in used.changes)))
+        return found
+
+
 def serve_elastic_rank(
     rank_info: RankInfo,
     channel: ControlChannel,
@@ -87,24 +142,29 @@ def serve_elastic_rank(
     workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
     for worker, planned in zip(workers, plan.models, strict=True):
         worker.hold(planned.placement, rank_info.rank)
-    recorder = TraceRecorder("measured", tuple(model.model for model in plan.models), rank_info.ranks)
+    names_M = tuple(model.model for model in plan.models)
+    recorder = TraceRecorder("measured", names_M, rank_info.ranks)
+    orders = EpochOrders(planned_method(plan), names_M) if options.order == "auto" else None
     lost: str | None = None
     while True:
         held_ML = tuple(tuple(layer.held for layer in worker.layers) for worker in workers)
         serving_M = tuple(tuple(worker.serving) for worker in workers)
-        message = channel.await_epoch(HeldExperts(held_ML, serving_M, expert_bytes_M), lost)
+        calibration = None if orders is None else orders.calibration
+        message = channel.await_epoch(HeldExperts(held_ML, serving_M, expert_bytes_M, calibration), lost)
         if not isinstance(message, EpochStart):
             break
         lost = None
         try:
-            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s)
+            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders)
         except RankFailed as error:
             lost = None if channel.stopped.is_set() else str(error)
         for worker in workers:
             worker.rewind()
     seconds = time.perf_counter() - began_s
     name = "shaped" if options.transport == "shaped" else "gloo"
-    channel.send_result(RankResult([worker.answers for worker in workers], seconds, recorder.rows, name, None, [], [], None))
+    calibration, orders_M = (None, []) if orders is None else (orders.calibration, orders.used_M)
+    answers_M = [worker.answers for worker in workers]
+    channel.send_result(RankResult(answers_M, seconds, recorder.rows, name, calibration, orders_M, [], None))
 
 
 def _send_tokens(channel: ControlChannel, model: int, tokens: Sequence[Token]) -> None:
@@ -120,6 +180,7 @@ def _serve_epoch(
     options: RunOptions,
     recorder: TraceRecorder,
     began_s: float,
+    orders: EpochOrders | None,
 ) -> None:
     """Serves until no member has requests left. Raises RankFailed if a peer is lost or the supervisor ends the epoch."""
     work: EpochWork = epoch.assignment
@@ -138,10 +199,11 @@ def _serve_epoch(
     try:
         transports = tcp_transports(groups.groups, work.cluster, rank, options.transport == "shaped")
         _fetch_experts(workers, work, transports[0], channel)
+        watches = orders.begin(work, transports[0], channel.stopped) if orders is not None else [None] * len(workers)
         recorder.begin(epoch.number, epoch.members)
         contexts += [
-            LayerContext(index, transport, arbiters[index], PhaseRecorder(recorder, rank, index, began_s))
-            for index, transport in enumerate(transports)
+            LayerContext(index, transport, arbiters[index], PhaseRecorder(recorder, rank, index, began_s), watch)
+            for index, (transport, watch) in enumerate(zip(transports, watches, strict=True))
         ]
         channel.busy_since = lambda: min((s for context in contexts if (s := context.busy_since) is not None), default=None)
         for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):

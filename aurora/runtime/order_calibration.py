@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -58,6 +58,17 @@ class OrderCalibration:
     def order(self, planned: Order, method: str) -> Order | None:
         """Returns the order of a method, where the plan has `planned`; None: torch's own collective."""
         return planned.opened(self.widths[method]) if method in self.widths else self.orders.get(method, planned)
+
+    def among(self, cluster: Cluster) -> "OrderCalibration":
+        """Returns the calibration for another cluster, as of the ranks that are left: its orders, with the seconds measured."""
+        from aurora.planner.alltoall.registry import ORDER
+
+        ones_GG = 1 - np.eye(len(cluster), dtype=np.int64)
+        made = {
+            method: None if order is None else ORDER[method](ones_GG, cluster.network, rng=np.random.default_rng(0))
+            for method, order in self.orders.items()
+        }
+        return replace(self, orders=made)
 
     @property
     def startup_s(self) -> float:

@@ -94,9 +94,12 @@ class RequestJournal:
                 )
             )
         self._lost = {}
+        calibration = next((state.calibration for state in held if state.calibration is not None), None)
         requests_MR = [self._deal_requests(model, held) for model in range(len(self._prompts_M))]
         return {
-            rank: EpochWork(program, cluster, tuple(transfers), order, tuple(requests_R[index] for requests_R in requests_MR))
+            rank: EpochWork(
+                program, cluster, tuple(transfers), order, tuple(requests_R[index] for requests_R in requests_MR), calibration
+            )
             for index, rank in enumerate(members)
         }
 

@@ -10,7 +10,7 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
-from aurora.planner.workload.traffic import exchange_bytes, tokens_on_gpu
+from aurora.planner.workload.traffic import exchange_bytes, exchange_rows, tokens_on_gpu
 from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
 from aurora.types import (
     BARRIERS,
@@ -19,6 +19,7 @@ from aurora.types import (
     Cluster,
     Compute,
     Exchange,
+    Hierarchy,
     Order,
     Plan,
     Profile,
@@ -28,7 +29,7 @@ from aurora.types import (
 )
 from aurora.types.arrays import IntArray
 
-OrderBatch = Callable[[IntArray], Order]  # the order for one all-to-all's bytes (G, G)
+OrderBatch = Callable[[IntArray, Hierarchy | None], Order]  # the order of one all-to-all: its bytes (S, G, G), its servers
 Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
 
 
@@ -73,8 +74,8 @@ def simulate(
         barriers: "gpu": a rank continues when its own transfers are done, and a Barrier releases all ranks of the model at
             once. "none": as "gpu", without Barriers. "global": every phase of a model ends on all ranks together, and only
             then are GPU and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
-        ordered: called with an all-to-all's bytes (G, G), all steps together, returns its order; None: the program's orders are
-            used.
+        ordered: called with an all-to-all's bytes (S, G, G) and its hierarchy, returns its order; for a hierarchical combine
+            with those of the dispatch that it is backwards. None: the program's orders are used.
         interleave: whether the models run side by side, or one after the other on every rank.
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
 
@@ -252,12 +253,20 @@ class _Run:
         """Begins a step of an all-to-all. Its bytes are counted for all steps at once."""
         if number == 0:
             bytes_SGG = self._bytes_SGG(op, *key[:3])
-            self._sizes[key] = op.order if self.ordered is None else self.ordered(bytes_SGG.sum(axis=0)), bytes_SGG
+            self._sizes[key] = self._order(op, bytes_SGG), bytes_SGG
         order, bytes_SGG = self._sizes[key]
         if number == len(bytes_SGG) - 1:
             del self._sizes[key]
         step = _Step(key, number, self._switch.open(order, bytes_SGG[number], self.staged))
         self._steps[key, number] = self._by_number[step.at_switch] = step
+
+    def _order(self, op: Exchange, bytes_SGG: IntArray) -> Order:
+        """The order of an all-to-all with these bytes; a hierarchical combine is a dispatch backwards."""
+        if self.ordered is None:
+            return op.order
+        if op.hierarchy is not None and op.phase == "combine":
+            return self.ordered(bytes_SGG[::-1].transpose(0, 2, 1), op.hierarchy).reversed
+        return self.ordered(bytes_SGG, op.hierarchy)
 
     def _finish_step(self, step: _Step, rank: int) -> None:
         """Resumes a rank whose transfers are done; records the step once all ranks' are."""
@@ -270,12 +279,7 @@ class _Run:
 
     def _bytes_SGG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
         """(S, G, G) int64: the bytes that each GPU sends to each in one all-to-all, in each of its steps."""
-        return exchange_bytes(
-            self.profiles[model],
-            layer,
-            self._split_MLEG[model][layer],
-            op.phase,
-            deduplicated=self.program.deduplicated_M[model],
-            hierarchy=op.hierarchy,
-            window=step,
-        )
+        profile, deduplicated = self.profiles[model], self.program.deduplicated_M[model]
+        placed = profile, layer, self._split_MLEG[model][layer]
+        rows_SGG = exchange_rows(*placed, deduplicated=deduplicated, hierarchy=op.hierarchy, window=step)
+        return exchange_bytes(rows_SGG, profile, op.phase, deduplicated)

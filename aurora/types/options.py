@@ -10,6 +10,7 @@ TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 RUN_ORDERS = ("plan", "auto")
 SIMULATED_ORDERS = ("plan", "batch")
+ALL_TO_ALLS = ("flat", "hierarchical")
 INTERLEAVE = ("on", "off", "processes")  # models: at the same time, one after the other, at the same time across processes
 
 LONGEST_S = 1e6  # seconds that an option can ask to wait: eleven days
@@ -158,6 +159,7 @@ class PlanOptions:
         coactivation: count a token once per GPU, and place experts that tokens choose together on one GPU, where faster.
         min_replicas: replicas that each expert has at least, each on another node (of one node: on another GPU); None: one.
         time_slice: how long a port belongs to one of the models, "exchange" or "layer"; "auto": the faster in the simulator.
+        all_to_all: whether a token goes once to each server and on from there ("hierarchical"); "auto": if that is faster.
     """
 
     place: str = "auto"
@@ -172,6 +174,7 @@ class PlanOptions:
     coactivation: bool = False
     min_replicas: int | None = None
     time_slice: str = "auto"
+    all_to_all: str = "auto"
 
     def __post_init__(self) -> None:
         _zero_or_more(self, "seed")
@@ -262,8 +265,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "max_new_tokens", "batch", "timeout_s", "hang_s")
-        if self.survive and (self.transport not in ("auto", "gloo", "shaped") or self.order != "plan" or self.predictable):
-            raise BadInput("`survive`: expected gloo or the shaped transport, the plan's order, and no `compare`")
+        if self.survive and (self.transport not in ("auto", "gloo", "shaped") or self.predictable):
+            raise BadInput("`survive`: expected gloo or the shaped transport, and no `compare`")
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
         _zero_or_more(self, "respawn")

@@ -117,7 +117,8 @@ class Plan(Value):
         options: how the plan was made, resolved: strategies by name where "auto" was asked for. `assign` and `order` stay
             "auto" where they decide nothing, or each layer for itself.
         objective_s: seconds of all layers in the planning model `objective`; windows and domains are summed, or weighed as
-            `options.aim` says. The planning model knows ports, not the links of a fabric; orders are timed on both.
+            `options.aim` says. The planning model knows ports, not the links of a fabric, unless one model's all-to-alls
+            are hierarchical; orders are timed on both.
         bound_s: proved seconds; no placement within each GPU's slots takes less, replicas included where there are more slots
             than experts. The slots are `options.slots_per_gpu`, or what memory holds.
         assignment_bound_s: proved seconds; no assignment of the same groups of experts, one group per GPU, takes less. None
@@ -212,7 +213,9 @@ class Plan(Value):
         for name in ("slots_per_gpu", "min_replicas"):
             if getattr(options, name) is not None:
                 found[name] = str(getattr(options, name))
-        if any(model.deduplicated for model in self.models):
+        if any(model.hierarchy is not None for model in self.models):
+            found["all_to_all"] = self.options.all_to_all
+        elif any(model.deduplicated for model in self.models):
             found["coactivation"] = "on"
         return {**found, "order": options.order}
 

@@ -161,6 +161,14 @@ class Profile(Value):
         counts_TLSE = self.tokens_TLSE[np.asarray(windows)]
         return replace(self, tokens_TLSE=counts_TLSE, stage_T=None, routing=None, coactivation=None)
 
+    def first_windows(self, windows: int) -> Self:
+        """Returns the profile of its first windows, with their token-level routing; itself if it has no more."""
+        if windows >= self.windows:
+            return self
+        routing = None if self.routing is None else self.routing.first_windows(windows)
+        stage_T = None if self.stage_T is None else self.stage_T[:windows]
+        return replace(self, tokens_TLSE=self.tokens_TLSE[:windows], stage_T=stage_T, routing=routing, coactivation=None)
+
     @property
     def layers(self) -> int:
         """How many MoE layers the model has, L."""

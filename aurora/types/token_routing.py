@@ -1,7 +1,7 @@
 """Token-level routing: which experts each token chose in each layer."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,18 @@ class TokenRouting(Value):
             return self.experts_ULK[:, number], self.source_U
         some = slice(*np.searchsorted(self.window_U, (window, window + 1)).tolist())
         return self.experts_ULK[some, number], self.source_U[some]
+
+    def first_windows(self, windows: int) -> Self:
+        """Returns the routing of the tokens in the windows before number `windows`."""
+        upto = int(np.searchsorted(self.window_U, windows))
+        sequence_U = None if self.sequence_U is None else self.sequence_U[:upto]
+        return replace(
+            self,
+            experts_ULK=self.experts_ULK[:upto],
+            source_U=self.source_U[:upto],
+            window_U=self.window_U[:upto],
+            sequence_U=sequence_U,
+        )
 
     def tokens_TLSE(self, windows: int, sources: int, experts: int) -> IntArray:
         """Returns (T, L, S, E) int64, the (token, expert) pairs as a Profile holds them.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExchangeStep, ExpertMap, RowPerRank
@@ -44,7 +45,7 @@ class LayerAllToAll:
         transport: carries tensors between the expert-parallel ranks.
         time_slices: grant the port for an all-to-all.
         slots_G: for each rank, the experts it holds, in the sequence of its weights.
-        planned_orders: (order of the dispatch, order of the combine); None: an open-shop order is made for every batch, the
+        planned_orders: (order of the dispatch, order of the combine); None: `order_of_batch` makes one for every batch, the
             same on all ranks.
         hierarchy: the servers and chunks of the all-to-all, which then has two hops; None: it is flat.
         network: the ranks' network, for orders made per batch; None: equal ports.
@@ -138,9 +139,7 @@ class LayerAllToAll:
             return self._at_once
         if self._planned_orders is not None:
             return self._planned_orders
-        if self._hierarchy is not None:
-            return self._at_once
-        order = openshop(_between(bytes_GG), self._network, rng=np.random.default_rng(0))
+        order = order_of_batch(_between(bytes_GG), self._hierarchy, self._network)
         return order, order.reversed
 
     @contextmanager
@@ -148,6 +147,20 @@ class LayerAllToAll:
         """Context manager that grants the port for an all-to-all; it gives what performs an exchange in `order`."""
         with self._time_slices.exchanging(self._transport):
             yield lambda sends, recvs: self._transport.exchange(order, sends, recvs, lambda *_event: None)
+
+
+def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:
+    """Returns an order for one batch: an open shop of ranks or, of a hierarchical all-to-all, of servers.
+
+    Args:
+        bytes_GG: (G, G) with a zero diagonal, bytes from each rank to each other, of all steps together.
+        hierarchy: the servers; None: the all-to-all is flat.
+        network: the ranks' network.
+    """
+    rng = np.random.default_rng(0)
+    if hierarchy is None:
+        return openshop(bytes_GG, network, rng=rng)
+    return hierarchical_order(bytes_GG, hierarchy, network, rng=rng)
 
 
 def _between(bytes_GG: IntArray) -> IntArray:

@@ -149,13 +149,13 @@ def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
     Raises:
         BadInput: if the settings ask for one, and the plan knows of no servers.
     """
-    if settings.order == "stock" or settings.alltoall == "flat":
+    if settings.order == "stock" or settings.all_to_all == "flat":
         return None
     planned, fabric = plan.models[0].hierarchy, plan.cluster.fabric
-    if planned is not None or settings.alltoall == "auto":
+    if planned is not None or settings.all_to_all == "auto":
         return planned
     if fabric is None or len(set(fabric.server_G)) < 2:
-        raise BadInput("alltoall: expected a plan for a cluster with a [fabric] of several servers, found none")
+        raise BadInput("all_to_all: expected a plan for a cluster with a [fabric] of several servers, found none")
     return Hierarchy(np.array(fabric.server_G))
 
 
@@ -172,7 +172,8 @@ class ServedPlan:
         plan: the plan; None if there is none or it is refused.
         physical_LP: (L, P) int64, the expert in each physical expert, rank by rank; None if EPLB does not place them.
         hierarchy: the servers and chunks of the all-to-alls; None if they are flat.
-        order: what orders all-to-alls, as in Settings.
+        order: what orders all-to-alls, as in Settings; "online" if the plan's order is for flat all-to-alls and these are
+            hierarchical, or the other way round.
         checkpoint: as given.
     """
 
@@ -198,6 +199,8 @@ class ServedPlan:
                 )
             check_fit(plan, self.checkpoint, self._experts, self._ranks)
             self.hierarchy = served_hierarchy(plan, self._settings)
+            if self.order == "plan" and (self.hierarchy is None) != (plan.models[0].hierarchy is None):
+                self.order = "online"  # the planned order is for another way over the network
         except AuroraError as error:
             return str(error)
         self.plan = plan

@@ -11,7 +11,7 @@ from typing import Any
 from aurora.errors import AuroraError, BadInput
 
 ORDERS = ("auto", "plan", "online", "stock")
-ALLTOALLS = ("auto", "flat", "hierarchical")
+ALL_TO_ALLS = ("auto", "flat", "hierarchical")
 PREFIX = "AURORA_"
 LONGEST_S = 1e9  # that may be waited
 OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG")  # which are not the plugin's
@@ -28,8 +28,8 @@ class Settings:
         order: what orders all-to-alls: "plan", "online" (a new order for every batch), "stock" (vLLM's allgather and
             reduce-scatter) or "auto" ("plan" if there is a plan and vLLM uses no CUDA graphs, which an order turns off; else
             "stock").
-        alltoall: "flat" (each row goes straight to its rank), "hierarchical" (once to each server, and from there to its ranks)
-            or "auto" (as planned).
+        all_to_all: "flat" (each row goes straight to its rank), "hierarchical" (once to each server, and from there to its
+            ranks) or "auto" (as planned).
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
@@ -44,7 +44,7 @@ class Settings:
 
     plan: Path | None = None
     order: str = "auto"
-    alltoall: str = "auto"
+    all_to_all: str = "auto"
     record: Path | None = None
     record_every_s: float = 60.0
     colocate: str | None = None
@@ -58,15 +58,15 @@ class Settings:
             raise BadInput(f"order: expected one of {', '.join(ORDERS)}, found {self.order!r}")
         if self.order == "plan" and self.plan is None:
             raise BadInput('order: expected a plan for "plan", found none; "online" needs none')
-        if self.alltoall not in ALLTOALLS:
-            raise BadInput(f"alltoall: expected one of {', '.join(ALLTOALLS)}, found {self.alltoall!r}")
+        if self.all_to_all not in ALL_TO_ALLS:
+            raise BadInput(f"all_to_all: expected one of {', '.join(ALL_TO_ALLS)}, found {self.all_to_all!r}")
         for name in ("record_every_s", "agree_s"):
             if not 0 < getattr(self, name) <= LONGEST_S:
                 raise BadInput(f"{name}: expected seconds above zero and up to {LONGEST_S:.0e}, found {getattr(self, name)}")
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
             raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
-        if self.alltoall == "hierarchical" and self.plan is None:
-            raise BadInput("alltoall: expected a plan, which says which ranks share a server, found none")
+        if self.all_to_all == "hierarchical" and self.plan is None:
+            raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):
             raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
 
@@ -97,8 +97,8 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
     stock = settings.order == "stock" or (settings.order == "auto" and settings.plan is None)
     if settings.colocate is not None and stock:
         raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which has no time slices")
-    if settings.alltoall == "hierarchical" and stock:
-        raise BadInput("alltoall: expected an order other than stock, found vLLM's own all-to-all, which has one hop")
+    if settings.all_to_all == "hierarchical" and stock:
+        raise BadInput("all_to_all: expected an order other than stock, found vLLM's own all-to-all, which has one hop")
     return settings
 
 

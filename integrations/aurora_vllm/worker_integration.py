@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from aurora.io.engine_records import EngineRecord
-from aurora.planner.alltoall.open_shop import openshop
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 from aurora_vllm.choice_counter import ChoiceCounter
-from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
+from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.phase_clock import Mark, PhaseClock, span
 from aurora_vllm.plugin_status import PluginStatus
@@ -99,8 +98,7 @@ class WorkerIntegration:
         """
         self._first_layer, self._clock = min(decoder_layers), PhaseClock(torch.cuda.is_available())
         if self.served.order == "online":  # compiled now, not in the first batch
-            ones_GG = np.ones((self.ranks, self.ranks), dtype=np.int64)
-            openshop(ones_GG, Network.equal(self.ranks), rng=np.random.default_rng(0))
+            order_of_batch(np.ones((self.ranks, self.ranks), dtype=np.int64), self.served.hierarchy, Network.equal(self.ranks))
         self._choices = choices
         if self.served.order != "stock" or choices is not None:
             try:

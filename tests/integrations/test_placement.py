@@ -192,12 +192,12 @@ def test_cuda_graphs_stay_unless_an_order_is_asked_for(order, graphs, back_end, 
         (None, (0, 0, 1, 1), {}, None),
         (3, (0, 0, 1, 1), {}, 3),
         (3, (0, 0, 1, 1), {"order": "online"}, 3),
-        (3, (0, 0, 1, 1), {"alltoall": "flat"}, None),
+        (3, (0, 0, 1, 1), {"all_to_all": "flat"}, None),
         (3, (0, 0, 1, 1), {"order": "stock"}, None),
-        (3, (0, 0, 1, 1), {"alltoall": "hierarchical"}, 3),
-        (None, (0, 0, 1, 1), {"alltoall": "hierarchical"}, 4),
-        (None, (0, 0, 0, 0), {"alltoall": "hierarchical"}, "found none"),
-        (None, None, {"alltoall": "hierarchical"}, "found none"),
+        (3, (0, 0, 1, 1), {"all_to_all": "hierarchical"}, 3),
+        (None, (0, 0, 1, 1), {"all_to_all": "hierarchical"}, 4),
+        (None, (0, 0, 0, 0), {"all_to_all": "hierarchical"}, "found none"),
+        (None, None, {"all_to_all": "hierarchical"}, "found none"),
     ],
 )
 def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, servers, given, found):
@@ -210,7 +210,7 @@ def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, ser
     settings = Settings(plan=Path("plan.json"), **given)
     if isinstance(found, str):
         with pytest.raises(
-            BadInput, match=r"alltoall: expected a plan for a cluster with a \[fabric\] of several servers, found none"
+            BadInput, match=r"all_to_all: expected a plan for a cluster with a \[fabric\] of several servers, found none"
         ):
             served_hierarchy(plan, settings)
         return
@@ -220,12 +220,12 @@ def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, ser
 
 
 def test_two_hops_and_time_slices_need_an_alltoall_of_auroras():
-    startup = WorkerStartup(Settings(plan="plan.json", alltoall="hierarchical"), config(graphs="FULL"), None)
+    startup = WorkerStartup(Settings(plan="plan.json", all_to_all="hierarchical"), config(graphs="FULL"), None)
     assert startup._settings.order == "plan", "CUDA graphs are given up for it"
     assert startup._alltoall_refusal() is None
     expected = "expected expert and data parallelism by allgather_reducescatter, found no all-to-all to"
     for given, sentence in (
-        ({"alltoall": "hierarchical"}, f"alltoall: {expected} perform in two hops"),
+        ({"all_to_all": "hierarchical"}, f"all_to_all: {expected} perform in two hops"),
         ({"colocate": "both"}, f"colocate: {expected} take time slices for"),
     ):
         startup = WorkerStartup(Settings(plan="plan.json", **given), config(back_end="deepep_low_latency"), None)

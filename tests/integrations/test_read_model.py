@@ -6,14 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.served_plan import check_fit, experts_in, read_checkpoint, read_model
+from aurora_vllm.served_plan import ServedPlan, check_fit, experts_in, read_checkpoint, read_model
+from aurora_vllm.settings import Settings
 from safetensors.torch import load_file, save_file
 
 from aurora.errors import BadInput
+from aurora.io import save
 from aurora.models.hub import model_folder
 from aurora.models.loading import load_model
 from aurora.planner.make_plan import make_plan
-from aurora.types import PHASES, Cluster, Curve, Gpu, PlanOptions, Profile
+from aurora.types import PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, servers
 from tests.models.architectures import build
 
 
@@ -83,14 +85,13 @@ def test_a_damaged_block_size_is_told(tmp_path, damaged):
         read_checkpoint(folder, experts_in(folder))
 
 
-def planned(model):
+def planned(model, fabric=None):
     """A plan of this model for two ranks."""
     tokens_TLSE = np.ones((1, len(model.layers), 2, model.experts), dtype=np.int64)
     curves = {"cpu": dict.fromkeys(PHASES, Curve([1.0], [1e-3]))}
     profile = Profile("m", model.fingerprint(), tokens_TLSE, model.top_k, 64, 64, model.expert_bytes, 0, curves)
-    return make_plan(
-        Cluster("two", tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**9) for rank in range(2))), [profile], PlanOptions()
-    )
+    gpus = tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**9) for rank in range(2))
+    return make_plan(Cluster("two", gpus, fabric=fabric), [profile], PlanOptions())
 
 
 def test_scales_of_a_router_may_lie_in_another_file_than_its_weights(tmp_path):
@@ -132,6 +133,24 @@ def test_a_model_is_the_same_at_another_precision(tmp_path, dtype):
             other.identity.check_same(model.identity, "the plan")
     with pytest.raises(BadInput, match=r"other router weights; profiles of earlier versions .* make them anew"):
         narrow.identity.check_same(replace(wide.identity, fingerprint=wide.fingerprint().split(".")[0]), "the plan")
+
+
+@pytest.mark.parametrize("all_to_all", ["auto", "flat", "hierarchical"])
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_a_planned_order_is_for_the_alltoall_that_was_planned(tmp_path, hierarchical, all_to_all):
+    """Of another one each batch gets an order of its own."""
+    folder = build("mixtral", tmp_path / "m")
+    plan = planned(load_model(folder), servers([0, 1], [1e9] * 2, [1e9] * 2, 1e8))
+    if hierarchical:
+        made = replace(plan.models[0], deduplicated=True, hierarchy=Hierarchy(np.array([0, 1])))
+        plan = replace(plan, models=(made,))
+    save(plan, tmp_path / "plan.json")
+    settings = Settings(plan=tmp_path / "plan.json", order="plan", all_to_all=all_to_all)
+    served = ServedPlan(settings, 0, 2, *read_model(str(folder)))
+    assert served.load() is None
+    two_hops = hierarchical if all_to_all == "auto" else all_to_all == "hierarchical"
+    assert (served.hierarchy is not None) == two_hops == (" and in two hops over 2 servers" in served.summary())
+    assert (served.planned_orders(0) is not None) == (two_hops == hierarchical) == (served.order == "plan")
 
 
 def test_a_model_is_the_same_by_its_folder_and_by_its_name_in_the_cache(tmp_path, monkeypatch):

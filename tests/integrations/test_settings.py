@@ -48,9 +48,12 @@ def test_variables_fill_what_the_configuration_leaves_out():
         ({"record_every_s": True}, "record_every_s: expected a number, found True"),
         ({"colocate": "both"}, "colocate: expected an order or a plan, found vLLM's own all-to-all"),
         ({"colocate": "a/b", "order": "online"}, "colocate: expected a name of letters, digits, _ and -, found 'a/b'"),
-        ({"alltoall": "two-hop"}, "alltoall: expected one of auto, flat, hierarchical, found 'two-hop'"),
-        ({"alltoall": "hierarchical", "order": "online"}, "alltoall: expected a plan, which says which ranks share a server"),
-        ({"alltoall": "hierarchical", "order": "stock", "plan": "p.json"}, "alltoall: expected an order other than stock"),
+        ({"all_to_all": "two-hop"}, "all_to_all: expected one of auto, flat, hierarchical, found 'two-hop'"),
+        (
+            {"all_to_all": "hierarchical", "order": "online"},
+            "all_to_all: expected a plan, which says which ranks share a server",
+        ),
+        ({"all_to_all": "hierarchical", "order": "stock", "plan": "p.json"}, "all_to_all: expected an order other than stock"),
         ({"metrics_port": 70000}, "metrics_port: expected a port from 1 to 65535, found 70000"),
     ],
 )

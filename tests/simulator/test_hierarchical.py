@@ -11,7 +11,7 @@ from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed, timed_steps
-from aurora.planner.workload.traffic import exchange_bytes
+from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, TokenRouting, servers
 from tests.simulator.test_interpreter import rows
@@ -121,8 +121,8 @@ def test_a_simulated_exchange_is_the_planners_and_carries_all_bytes(case, staged
     ))  # fmt: skip
     plan = hierarchical(make_plan(cluster, [p], KEEP), chunks)
     (model,), trace = plan.models, simulate_plan(plan, [p], staged=staged)
-    given = p, 0, model.placement.split_EG(0)
-    sizes = [exchange_bytes(*given, phase, deduplicated=True, hierarchy=model.hierarchy) for phase in ("dispatch", "combine")]
+    rows_SGG = exchange_rows(p, 0, model.placement.split_EG(0), deduplicated=True, hierarchy=model.hierarchy)
+    sizes = [exchange_bytes(rows_SGG, p, phase, deduplicated=True) for phase in ("dispatch", "combine")]
     keep = (trace.phase_X == TRACE_PHASES.index("dispatch")) & (trace.layer_X == 0)
     made = timed_steps(model.dispatch_L[0], sizes[0], cluster.network, staged)
     assert trace.end_s_X[keep].max(initial=0) == pytest.approx(made.makespan_s)
@@ -140,10 +140,10 @@ def test_windows_are_counted_apart(case):
     plan = hierarchical(make_plan(cluster, [p], KEEP), chunks)
     trace = simulate_plan(plan, [p])
     for step in range(p.windows):
-        given = p, 0, plan.models[0].placement.split_EG(0), "dispatch"
-        bytes_SGG = exchange_bytes(*given, deduplicated=True, hierarchy=plan.models[0].hierarchy, window=step)
+        given = p, 0, plan.models[0].placement.split_EG(0)
+        rows_SGG = exchange_rows(*given, deduplicated=True, hierarchy=plan.models[0].hierarchy, window=step)
         keep = (trace.phase_X == TRACE_PHASES.index("dispatch")) & (trace.layer_X == 0) & trace.sent_X
-        assert trace.bytes_X[keep & (trace.step_X == step)].sum() == bytes_SGG.sum()
+        assert trace.bytes_X[keep & (trace.step_X == step)].sum() == rows_SGG.sum() * p.row_bytes(True)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
@@ -153,7 +153,7 @@ def test_equal_ranks_take_the_sum_of_the_steps(chunks):
     p = routed(tokens, np.repeat(np.arange(6), 12), experts=6)
     cluster = machines([0, 0, 0, 1, 1, 1], ROW, startup_s=0.25)
     hierarchy = Hierarchy(np.array([0, 0, 0, 1, 1, 1]), chunks)
-    bytes_SGG = exchange_bytes(p, 0, np.eye(6), "dispatch", deduplicated=True, hierarchy=hierarchy)
+    bytes_SGG = exchange_rows(p, 0, np.eye(6), deduplicated=True, hierarchy=hierarchy) * ROW
     order = ORDER["all-at-once"](bytes_SGG.sum(axis=0), cluster.network, rng=np.random.default_rng(0))
     made, steps = timed_steps(order, bytes_SGG, cluster.network), [timed(order, each, cluster.network) for each in bytes_SGG]
     assert made.makespan_s == pytest.approx(sum(each.makespan_s for each in steps))

@@ -444,9 +444,9 @@ def test_orders_made_from_each_batch():
     plan = make_plan(machines, [p], KEEP)
     made = batch_order(machines.network, "openshop", 0)
 
-    def watched(bytes_GG):
-        seen.append(bytes_GG.copy())
-        return made(bytes_GG)
+    def watched(bytes_SGG, hierarchy):
+        seen.append(bytes_SGG[0].copy())
+        return made(bytes_SGG, hierarchy)
 
     assert simulate_plan(plan, [p], ordered=watched).seconds == pytest.approx(2 * 16)
     there = [exchange.sum() for exchange in seen]

@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER, OrderStrategy
 from aurora.planner.alltoall.two_tier import two_tier_schedule
+from aurora.planner.check.hierarchical import check_steps
 from aurora.planner.check.plans import check_hops, check_order, check_schedule
-from aurora.planner.network.schedule_time import timed
-from aurora.types import Cluster, Network, Order, PlanOptions, Schedule
+from aurora.planner.network.schedule_time import steps_seconds, timed, timed_steps
+from aurora.types import Cluster, Hierarchy, Network, Order, PlanOptions, Schedule
 from aurora.types.arrays import IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
@@ -124,23 +126,69 @@ def _made(method: str | Order | OrderStrategy, bytes_GG: IntArray, network: Netw
     return made
 
 
+def hierarchical_order_s(
+    bytes_SGG: IntArray, hierarchy: Hierarchy, network: Network, method: str, *, rng: np.random.Generator
+) -> tuple[Order, float]:
+    """Makes the order of every step of a hierarchical dispatch from the bytes of all of them, and predicts its seconds.
+
+    Args:
+        bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
+        hierarchy: the servers.
+        network: the network that carries them.
+        method: a name in ORDER; "auto" takes the faster of `hierarchical_order` and all-at-once.
+        rng: for drawn priorities.
+    """
+    bytes_GG = bytes_SGG.sum(axis=0)
+    if method == "auto":
+        made = [hierarchical_order(bytes_GG, hierarchy, network, rng=rng), _made("all-at-once", bytes_GG, network, rng)]
+    else:
+        made = [_made(method, bytes_GG, network, rng)]
+    return min(((each, steps_seconds(each, bytes_SGG, network)) for each in made), key=lambda each: each[1])
+
+
+def scheduled_steps(
+    bytes_SGG: IntArray, hierarchy: Hierarchy | None, network: Network, method: str, *, rng: np.random.Generator
+) -> tuple[Order, Schedule]:
+    """Makes the order of the steps of a hierarchical dispatch and its checked schedule; a flat one has one, see `scheduled`."""
+    if hierarchy is None:
+        return scheduled(bytes_SGG[0], network, method, rng=rng)
+    made, _ = hierarchical_order_s(bytes_SGG, hierarchy, network, method, rng=rng)
+    schedule = timed_steps(made, bytes_SGG, network)
+    check_steps(schedule, bytes_SGG, network)
+    return made, schedule
+
+
 def both_ways(
-    there_GG: IntArray, back_GG: IntArray, network: Network, method: str, *, rng: np.random.Generator
+    there_SGG: IntArray,
+    back_SGG: IntArray,
+    hierarchy: Hierarchy | None,
+    network: Network,
+    method: str,
+    *,
+    rng: np.random.Generator,
 ) -> tuple[Order, Order, Schedule]:
     """Makes the orders of a layer's dispatch and combine, and the dispatch's schedule; all are checked.
 
-    If each rank has one partner at a time, the combine is the dispatch backwards. Otherwise a receiver takes all that is sent
-    to it, and each direction is ordered by its own senders. there_GG and back_GG are the bytes of the dispatch and of the
-    combine.
+    If each rank has one partner at a time, or all-to-alls are hierarchical, the combine is the dispatch backwards. Otherwise a
+    receiver takes all that is sent to it, and each direction is ordered by its own senders. there_SGG and back_SGG are the
+    bytes of the dispatch and of the combine in each step.
     """
-    made, schedule = scheduled(there_GG, network, method, rng=rng)
-    if not made.one_to_one:
-        return made, scheduled(back_GG, network, method, rng=rng)[0], schedule
-    check_schedule(timed(made.reversed, back_GG, network), back_GG, network)
+    made, schedule = scheduled_steps(there_SGG, hierarchy, network, method, rng=rng)
+    if hierarchy is None and not made.one_to_one:
+        return made, scheduled(back_SGG[0], network, method, rng=rng)[0], schedule
+    back = timed_steps(made.reversed, back_SGG, network)
+    if hierarchy is None:
+        check_schedule(back, back_SGG[0], network)
+    else:
+        check_steps(back, back_SGG, network)
     return made, made.reversed, schedule
 
 
-def batch_order(network: Network, method: str, seed: int) -> Callable[[IntArray], Order]:
-    """Returns a function that makes the order of bytes (G, G); the same bytes give the same order, by the same seed."""
+def batch_order(network: Network, method: str, seed: int) -> Callable[[IntArray, Hierarchy | None], Order]:
+    """Returns a function that makes the order of an all-to-all from its bytes (S, G, G) and its hierarchy.
 
-    return lambda bytes_GG: scheduled(bytes_GG, network, method, rng=np.random.default_rng(seed))[0]
+    The same bytes give the same order, by the same seed. Of a hierarchical all-to-all it expects the dispatch.
+    """
+    return lambda bytes_SGG, hierarchy: scheduled_steps(bytes_SGG, hierarchy, network, method, rng=np.random.default_rng(seed))[
+        0
+    ]

@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from aurora.errors import BrokenPlan
-from aurora.types import Fabric, Network, Order, Plan, Schedule
+from aurora.types import Fabric, ModelPlan, Network, Order, Plan, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.fabric import named
 
@@ -338,9 +338,9 @@ def _check_pair_hops(what: str, schedule: Schedule, rows: list[int], src: int, d
 def check_plan(plan: Plan) -> None:
     """Checks that a plan is consistent; its placements are checked when they are made.
 
-    Every order names each pair once. No layer is predicted faster than the fluid bound or its cut. Every GPU's memory holds the
-    weights that the models place there. The objective is not below its bounds. With `min_replicas`, every expert is on enough
-    GPUs and nodes.
+    Every order names each pair once. Hierarchical all-to-alls go over the cluster's servers. No layer is predicted faster than
+    the fluid bound or its cut. Every GPU's memory holds the weights that the models place there. The objective is not below its
+    bounds. With `min_replicas`, every expert is on enough GPUs and nodes.
 
     Raises:
         BrokenPlan: if any of this fails.
@@ -351,6 +351,7 @@ def check_plan(plan: Plan) -> None:
             raise BrokenPlan(
                 f"plan of {model.model!r}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}"
             )
+        _check_servers(plan, model)
         for layer, orders in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
             for order in orders:
                 check_order(order, gpus)
@@ -366,6 +367,18 @@ def check_plan(plan: Plan) -> None:
             raise BrokenPlan(f"plan: objective {plan.objective_s:.6g} s is below its bound {bound_s:.6g} s")
     if plan.options.min_replicas is not None and plan.survival_LK is not None:
         _check_min_replicas(plan, plan.options.min_replicas, plan.survival_LK)
+
+
+def _check_servers(plan: Plan, model: ModelPlan) -> None:
+    """Raises BrokenPlan if hierarchical all-to-alls go over other servers than the cluster's fabric has."""
+    if model.hierarchy is None or plan.cluster.fabric is None or not plan.cluster.fabric.server_G:
+        return
+    planned_G, real_G = model.hierarchy.server_G, np.array(plan.cluster.fabric.server_G)
+    if not np.array_equal(planned_G[:, None] == planned_G, real_G[:, None] == real_G):
+        raise BrokenPlan(
+            f"plan of {model.model!r}: expected all-to-alls over the cluster's servers {real_G.tolist()}, found "
+            f"{planned_G.tolist()}"
+        )
 
 
 def _check_memory(plan: Plan) -> None:

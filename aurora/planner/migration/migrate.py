@@ -209,7 +209,14 @@ def _next_plan(
     schedule = migration_schedule(bytes_GG, new.cluster, rng)
     models = tuple(
         schedule_model(
-            new.cluster, [profile, *domains], placement, new.options.order, rng, model.profile_path, model.deduplicated
+            new.cluster,
+            [profile, *domains],
+            placement,
+            new.options.order,
+            rng,
+            model.profile_path,
+            model.deduplicated,
+            model.hierarchy,
         )
         for model, profile, placement in zip(new.models, joint.profiles, final, strict=True)
     )

@@ -31,7 +31,7 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
 
 
 def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Schedule:
-    """Computes the schedule of a hierarchical all-to-all when all ranks begin at once.
+    """Computes the schedule of an all-to-all of one step or several when all ranks begin at once.
 
     Each rank goes on to the next step as soon as its own transfers of a step have ended, as the runtime's ranks do.
 
@@ -42,10 +42,17 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
 
     Returns:
-        A Schedule with `step_X`. Its bounds are those of the bytes of all steps.
+        A Schedule, with `step_X` if there are several steps. Its bounds are those of the bytes of all steps.
     """
+    if len(bytes_SGG) == 1:
+        return timed(order, bytes_SGG[0], network, staged)
     made = by_start(fluid_pieces(order, bytes_SGG, network, staged))
     return replace(_schedule(order, made, bytes_SGG.sum(axis=0), network), step_X=made.number_X)
+
+
+def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> float:
+    """Predicts the seconds of one all-to-all of one step or several; arguments as in `timed_steps`, without its bounds."""
+    return float(fluid_pieces(order, bytes_SGG, network, staged).end_s_X.max(initial=0.0))
 
 
 def by_start(made: Pieces) -> Pieces:

@@ -54,10 +54,12 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
         profiles: the profiles that it was made from, one per model.
 
     Raises:
-        BadInput: if the plan holds replicas.
+        BadInput: if the plan holds replicas, or its all-to-alls are hierarchical.
     """
     if any(model.placement.split_LG is not None for model in plan.models):
         raise BadInput("`explain`: expected a plan that holds every expert once, found replicas")
+    if any(model.hierarchy is not None for model in plan.models):
+        raise BadInput("`explain`: expected a plan with flat all-to-alls, found hierarchical ones")
     layers = max(len(model.dispatch_L) for model in plan.models)
     return [_explained(plan, profiles, layer) for layer in range(layers)]
 

@@ -85,6 +85,28 @@ def place_hierarchical(
     )
 
 
+def price_hierarchical(
+    cluster: Cluster, profile: Profile, placement: Placement, options: PlanOptions, hierarchy: Hierarchy
+) -> PlacedModels:
+    """Returns a given unreplicated placement of one model with its seconds in hierarchical all-to-alls, and their bound.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic, with token-level routing.
+        placement: the placement, which the bound does not depend on.
+        options: `options.slots_per_gpu` limits the experts of a GPU in other placements.
+        hierarchy: the servers, and the chunks of an all-to-all.
+    """
+    capacity_G, routes = slots_G(cluster, profile, options), route(cluster.network)
+    objective_s = bound_s = 0.0
+    for layer in range(profile.layers):
+        costs = layer_costs(cluster, profile, layer, deduplicated=True)
+        value_s = hierarchical_seconds(costs, placement.gpu_E(layer), hierarchy, routes)
+        objective_s += value_s
+        bound_s += min(server_bound_s(costs, profile.top_k, hierarchy, capacity_G, cluster.network), value_s)
+    return PlacedModels((placement,), objective_s, bound_s, None, deduplicated=True)
+
+
 def hierarchical_seconds(costs: LayerCosts, gpu_E: IntArray, hierarchy: Hierarchy, routes: Routes) -> float:
     """Returns the seconds of a layer of one model whose all-to-alls are hierarchical, phase after phase, as in Eq. 1.
 

@@ -8,51 +8,31 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray, deduplicated: bool = False) -> IntArray:
-    """Returns the dispatch traffic of one layer over the whole profile.
-
-    Args:
-        profile: the recorded routing. Source rank g sits on GPU g.
-        layer: which MoE layer.
-        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-        deduplicated: whether a token is counted once for a GPU that holds several of its experts; replicas are not allowed.
-
-    Returns:
-        (G, G) int64 tokens from each rank to each other; the diagonal is zero.
-
-    Raises:
-        BadInput: with `deduplicated`, if the profile holds no token-level routing.
-    """
-    if deduplicated:
-        tokens_GG = deduplicated_tokens(*profile.required_routing.layer(layer), split_EG.argmax(axis=1), split_EG.shape[1])
-    else:
-        tokens_GG = tokens_to_gpus(profile.tokens_TLSE[:, layer].sum(axis=0), split_EG)
-    np.fill_diagonal(tokens_GG, 0)
-    return tokens_GG
+    """Returns (G, G) int64 rows of one layer's flat dispatch over the whole profile; arguments as in `exchange_rows`."""
+    return np.asarray(exchange_rows(profile, layer, split_EG, deduplicated=deduplicated)[0])
 
 
-def exchange_bytes(
+def exchange_rows(
     profile: Profile,
     layer: int,
     split_EG: FloatArray,
-    phase: str,
     *,
     deduplicated: bool = False,
     hierarchy: Hierarchy | None = None,
     window: int | None = None,
 ) -> IntArray:
-    """Returns the bytes of one layer's dispatch or combine, in each of its steps; a flat all-to-all has one step.
+    """Returns the rows of one layer's dispatch in each of its steps; a flat all-to-all has one step.
 
     Args:
         profile: the recorded routing. Source rank g sits on GPU g.
         layer: which MoE layer.
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-        phase: "dispatch" or "combine".
         deduplicated: whether a token is sent once to a GPU that holds several of its experts; replicas are not allowed.
         hierarchy: the servers and chunks of a hierarchical all-to-all, whose tokens are deduplicated; None if it is flat.
         window: which window; None: all windows as one all-to-all.
 
     Returns:
-        (S, G, G) int64 bytes from each rank to each other in each of S steps, with zero diagonals.
+        (S, G, G) int64 rows from each rank to each other in each of S steps, with zero diagonals.
 
     Raises:
         BadInput: with `deduplicated`, if the profile holds no token-level routing.
@@ -68,6 +48,11 @@ def exchange_bytes(
         windows = slice(None) if window is None else slice(window, window + 1)
         rows_SGG = tokens_to_gpus(profile.tokens_TLSE[windows, layer].sum(axis=0), split_EG)[None]
     rows_SGG[:, np.arange(gpus), np.arange(gpus)] = 0
+    return np.asarray(rows_SGG)
+
+
+def exchange_bytes(rows_SGG: IntArray, profile: Profile, phase: str, deduplicated: bool) -> IntArray:
+    """Returns (S, G, G) int64 bytes of each step of a "dispatch" with the rows of `exchange_rows`, or of its "combine"."""
     if phase == "dispatch":
         return rows_SGG * profile.row_bytes(deduplicated)
     return rows_SGG[::-1].transpose(0, 2, 1) * profile.combine_bytes

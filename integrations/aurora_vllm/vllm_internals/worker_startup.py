@@ -177,8 +177,8 @@ class WorkerStartup:
             return None
         if self._settings.colocate is not None:
             return f"colocate: expected expert and data parallelism by {BACK_END}, found no all-to-all to take time slices for"
-        if self._settings.alltoall == "hierarchical":
-            return f"alltoall: expected expert and data parallelism by {BACK_END}, found no all-to-all to perform in two hops"
+        if self._settings.all_to_all == "hierarchical":
+            return f"all_to_all: expected expert and data parallelism by {BACK_END}, found no all-to-all to perform in two hops"
         return None
 
     def _record_refusal(self) -> str | None:
@@ -230,7 +230,7 @@ def _effective_order(settings: Settings, config: Any) -> str:
     if settings.order != "auto":
         return settings.order
     graphs = config.compilation_config.cudagraph_mode.name != "NONE"
-    keeps_graphs = graphs and settings.colocate is None and settings.alltoall != "hierarchical"
+    keeps_graphs = graphs and settings.colocate is None and settings.all_to_all != "hierarchical"
     return "stock" if settings.plan is None or keeps_graphs else "plan"
 
 

@@ -1,0 +1,216 @@
+"""Checker of hierarchical all-to-alls: replays dispatch and combine row by row, from the choices of every token."""
+
+import numpy as np
+from numba import njit
+
+from aurora.errors import BrokenPlan
+from aurora.planner.check.plans import check_schedule
+from aurora.types import Hierarchy, Network, Schedule
+from aurora.types.arrays import IntArray
+
+SLACK = 1e-9  # relative, for sums of float seconds
+
+
+def check_hierarchical(
+    there_SGG: IntArray, back_SGG: IntArray, rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy
+) -> None:
+    """Checks that the steps of a hierarchical dispatch and of its combine carry what every token needs, and nothing else.
+
+    Every row is sent on its own, as `Hierarchy` says, and `check_moves` follows it. The rows of all tokens must be those of
+    there_SGG, and those of back_SGG the other way.
+
+    Args:
+        there_SGG: (S, G, G) int64, rows from each rank to each other in each step of the dispatch.
+        back_SGG: (S, G, G) int64, the same of the combine.
+        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+        hierarchy: the servers, gateways and chunks.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
+    rank_UK, source_U = np.ascontiguousarray(rank_UK, dtype=np.int64), np.ascontiguousarray(source_U, dtype=np.int64)
+    moves_X4 = hierarchical_moves(rank_UK, source_U, hierarchy)
+    check_moves(moves_X4, rank_UK, source_U, hierarchy.server_G)
+    found_SGG = np.zeros((hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
+    np.add.at(found_SGG, tuple(moves_X4[:, :3].T), 1)
+    ways = ("dispatch", found_SGG, there_SGG), ("combine", found_SGG[::-1].transpose(0, 2, 1), back_SGG)
+    for phase, expected_SGG, claimed_SGG in ways:
+        if claimed_SGG.shape != expected_SGG.shape:
+            raise BrokenPlan(f"hierarchical {phase}: expected rows of {expected_SGG.shape}, found {claimed_SGG.shape}")
+        if (wrong_X3 := np.argwhere(claimed_SGG != expected_SGG)).size:
+            step, src, dst = wrong_X3[0].tolist()
+            raise BrokenPlan(
+                f"hierarchical {phase}, step {step}: {src} -> {dst} carries {claimed_SGG[step, src, dst]} rows, its tokens "
+                f"need {expected_SGG[step, src, dst]}"
+            )
+
+
+def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy) -> IntArray:
+    """Returns (X, 4) int64, step, source, destination and token of every row of a hierarchical dispatch.
+
+    Args:
+        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+        hierarchy: the servers, gateways and chunks.
+    """
+    visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
+    starts_GNC = hierarchy.chunk_starts(visits_GN)
+    return np.asarray(_moves(rank_UK, source_U, hierarchy.server_G, np.asarray(hierarchy.gateway_GN), starts_GNC))
+
+
+def check_moves(moves_X4: IntArray, rank_UK: IntArray, source_U: IntArray, server_G: IntArray) -> None:
+    """Checks the rows of a dispatch, and those of the combine that goes back the same way.
+
+    A rank sends a token only after the step in which it got it. Every rank that a token needs gets it exactly once, each server
+    other than its source's gets it once, and no rank gets it for nothing. In the combine, which has the same rows backwards,
+    every rank sends the sum of its own and of all that it has got for a token once, and all choices reach the source.
+
+    Args:
+        moves_X4: (X, 4) int64, step, source, destination and token of every row.
+        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+        server_G: (G,) int64, the server of each rank.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
+    by_token = np.lexsort((moves_X4[:, 0], moves_X4[:, 3]))
+    error, token, rank = _replay(moves_X4[by_token], rank_UK, source_U, server_G)
+    if error:
+        raise BrokenPlan(f"hierarchical all-to-all, token {token}: {_ERRORS[error].format(rank=rank, server=server_G[rank])}")
+
+
+_ERRORS = (
+    "",
+    "rank {rank} sends it before it has it",
+    "rank {rank} gets it more than once",
+    "server {server} gets it more than once",
+    "rank {rank} needs it and does not get it",
+    "rank {rank} gets it for nothing",
+    "rank {rank} gets back another number of choices than the token has",
+)
+
+
+def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> None:
+    """Checks the schedule of a hierarchical all-to-all as `check_schedule` does, and its steps.
+
+    Each step must carry its own bytes, and a rank must begin a step after its transfers of the steps before have ended.
+
+    Args:
+        schedule: a schedule with `step_X`.
+        bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
+        network: port rates and fabric.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
+    what = f"schedule {schedule.method}"
+    check_schedule(schedule, bytes_SGG.sum(axis=0), network)
+    step_X, ends_2X = schedule.step_X, (schedule.src_X, schedule.dst_X)
+    if step_X is None or step_X.max(initial=0) >= len(bytes_SGG):
+        raise BrokenPlan(f"{what}: expected the step of each transfer, of {len(bytes_SGG)} steps")
+    carried_SGG = np.zeros_like(bytes_SGG)
+    np.add.at(carried_SGG, (step_X, *ends_2X), schedule.bytes_X)
+    if (wrong_X3 := np.argwhere(carried_SGG != bytes_SGG)).size:
+        step, src, dst = wrong_X3[0].tolist()
+        carried, expected = carried_SGG[step, src, dst], bytes_SGG[step, src, dst]
+        raise BrokenPlan(f"{what}, step {step}: {src} -> {dst} carries {carried} bytes, expected {expected}")
+    ended_s_G = np.zeros(network.gpus)
+    for step in range(len(bytes_SGG)):
+        own_X = step_X == step
+        for rank_X in ends_2X:
+            early_X = own_X & (schedule.start_s_X < ended_s_G[rank_X] * (1 - SLACK))
+            if early_X.any():
+                rank = rank_X[np.argmax(early_X)]
+                raise BrokenPlan(f"{what}: rank {rank} begins step {step} before its transfers of earlier steps have ended")
+        for rank_X in ends_2X:
+            np.maximum.at(ended_s_G, rank_X[own_X], schedule.end_s_X[own_X])
+
+
+@njit(cache=True)
+def _visits(rank_UK, source_U, server_G, servers):
+    """(G, N) how many tokens of each rank need each server."""
+    visits_GN = np.zeros((len(server_G), servers), np.int64)
+    last_N = np.full(servers, -1)
+    for token in range(len(rank_UK)):
+        for rank in rank_UK[token]:
+            if last_N[server_G[rank]] != token:
+                last_N[server_G[rank]] = token
+                visits_GN[source_U[token], server_G[rank]] += 1
+    return visits_GN
+
+
+@njit(cache=True)
+def _moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC):
+    """The rows of a dispatch: of each token to the gateway of each server that needs it, and from there to each rank."""
+    ranks, servers, chunks = len(server_G), gateway_GN.shape[1], starts_GNC.shape[2] - 1
+    visits_GN = np.zeros((ranks, servers), np.int64)
+    seen_G, seen_N, chunk_N = np.full(ranks, -1), np.full(servers, -1), np.zeros(servers, np.int64)
+    moves_X4 = np.empty((2 * rank_UK.size, 4), np.int64)
+    count = 0
+    for token in range(len(rank_UK)):
+        source = source_U[token]
+        for rank in rank_UK[token]:
+            if seen_G[rank] == token:
+                continue
+            seen_G[rank] = token
+            server = server_G[rank]
+            gateway = gateway_GN[source, server]
+            if seen_N[server] != token:
+                seen_N[server] = token
+                number = visits_GN[source, server]
+                visits_GN[source, server] += 1
+                chunk_N[server] = -1
+                for chunk in range(chunks):
+                    if starts_GNC[source, server, chunk] <= number < starts_GNC[source, server, chunk + 1]:
+                        chunk_N[server] = chunk
+                if chunk_N[server] >= 0 and gateway != source:
+                    moves_X4[count] = chunk_N[server], source, gateway, token
+                    count += 1
+            if chunk_N[server] >= 0 and rank != gateway:
+                moves_X4[count] = chunk_N[server] + (gateway != source), gateway, rank, token
+                count += 1
+    return moves_X4[:count]
+
+
+@njit(cache=True)
+def _replay(moves_X4, rank_UK, source_U, server_G):
+    """(error, token, rank) of the first thing that is wrong, by number in _ERRORS; moves are by token, then by step."""
+    ranks = len(server_G)
+    got_G, sends_G, crossed_N = np.full(ranks, -1), np.zeros(ranks, np.bool_), np.zeros(server_G.max() + 1, np.bool_)
+    choices_G = np.zeros(ranks, np.int64)
+    first = 0
+    for token in range(len(rank_UK)):
+        source, stop = source_U[token], first
+        while stop < len(moves_X4) and moves_X4[stop, 3] == token:
+            stop += 1
+        got_G[:], sends_G[:], crossed_N[:], choices_G[:] = -2, False, False, 0  # -2: not yet
+        got_G[source], crossed_N[server_G[source]] = -1, True
+        for row in range(first, stop):
+            step, src, dst = moves_X4[row, 0], moves_X4[row, 1], moves_X4[row, 2]
+            if got_G[src] == -2 or got_G[src] >= step:
+                return 1, token, src
+            if got_G[dst] != -2:
+                return 2, token, dst
+            if server_G[src] != server_G[dst]:
+                if crossed_N[server_G[dst]]:
+                    return 3, token, dst
+                crossed_N[server_G[dst]] = True
+            got_G[dst], sends_G[src] = step, True
+        for rank in rank_UK[token]:
+            if got_G[rank] == -2:
+                return 4, token, rank
+            choices_G[rank] += 1
+        for row in range(first, stop):
+            rank = moves_X4[row, 2]
+            if choices_G[rank] == 0 and not sends_G[rank]:
+                return 5, token, rank
+        for row in range(stop - 1, first - 1, -1):  # the combine: the same rows backwards
+            src, dst = moves_X4[row, 1], moves_X4[row, 2]
+            choices_G[src] += choices_G[dst]
+            choices_G[dst] = 0
+        if choices_G[source] != rank_UK.shape[1]:
+            return 6, token, source
+        first = stop
+    return 0, 0, 0

@@ -1,0 +1,134 @@
+"""Plans with hierarchical all-to-alls: when they are made, what they say, and that everything works with them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import aurora
+from aurora.errors import BadInput, BrokenPlan
+from aurora.planner.check.plans import check_plan
+from aurora.planner.evaluate import evaluate
+from aurora.planner.make_plan import make_plan
+from aurora.planner.migration.migrate import move
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import TIME_SLICES, Hierarchy, Placement, PlanOptions, SyntheticOptions
+from tests.conftest import cluster
+from tests.simulator.test_hierarchical import machines
+
+CONFIG = {"num_local_experts": 16, "num_hidden_layers": 2, "num_experts_per_tok": 6, "hidden_size": 64, "intermediate_size": 8}
+HIERARCHICAL = PlanOptions(all_to_all="hierarchical")
+
+
+def traffic(seed=0, routed=True, sources=4):
+    options = SyntheticOptions(sources, window_tokens=24, windows=2, seed=seed, token_level=routed)
+    return aurora.synthetic_profile("zipf:0.5", CONFIG, options)
+
+
+def slow_nics(**changed):
+    """Two servers of two GPUs, which are a thousand times as fast inside."""
+    return machines(**{"server_G": [0, 0, 1, 1], "nic_Bps": 1e6, "inside_Bps": 1e9, **changed})
+
+
+def test_top_6_over_slow_nics_is_sent_once_to_a_server():
+    """Of six choices in sixteen experts, three are on the other server in the mean: flat, three rows go by the NIC."""
+    plan = aurora.plan(slow_nics(), traffic())
+    (model,) = plan.models
+    assert model.hierarchy is not None
+    assert model.hierarchy.server_G.tolist() == [0, 0, 1, 1]
+    assert model.deduplicated
+    assert plan.gap >= 0
+    assert plan.strategies["all_to_all"] == plan.options.all_to_all == "hierarchical"
+    (note,) = plan.notes
+    flat = aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="flat"))
+    seconds = [simulate_plan(each, [traffic()]).seconds for each in (plan, flat)]
+    assert note == f"all-to-alls are hierarchical: {seconds[0]:.4g} s in the simulator, flat {seconds[1]:.4g} s"
+    assert seconds[0] < seconds[1] / 2
+    assert flat.notes == ()
+    assert "all_to_all" not in flat.strategies
+
+
+def test_equal_networks_are_left_flat():
+    """Where a NIC is as fast as the ports inside, a second hop costs more than it saves at one expert a token."""
+    one = aurora.synthetic_profile("zipf:0.5", {**CONFIG, "num_experts_per_tok": 1}, SyntheticOptions(token_level=True))
+    plan = aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), one)
+    assert plan.models[0].hierarchy is None
+    assert plan.notes[0].startswith("all-to-alls are flat: ")
+
+
+@pytest.mark.parametrize(
+    ("on", "by", "options", "message"),
+    [
+        (cluster(1e6, 1e6, 1e6, 1e6), traffic(), {}, r"whose \[fabric\] has two servers or more, found no servers in 'test'"),
+        (slow_nics(server_G=[0] * 4), traffic(), {}, "two servers or more, found 1 servers in 'servers'"),
+        (slow_nics(), traffic(routed=False), {}, "token-level routing of .*, found counts alone; profile with `token_level`"),
+        (slow_nics(), traffic(), {"slots_per_gpu": 5}, "every expert held once, found replicas by `place` equal-split"),
+        (slow_nics(), traffic(), {"min_replicas": 2}, "every expert held once, found replicas by `place`"),
+    ],
+)
+def test_what_hierarchical_all_to_alls_need(on, by, options, message):
+    with pytest.raises(BadInput, match=f"`all_to_all` hierarchical: expected .*{message}"):
+        make_plan(on, [by], replace(HIERARCHICAL, **options))
+    assert aurora.plan(on, by, PlanOptions(**options)).models[0].hierarchy is None  # by itself it stays flat
+
+
+def test_an_unknown_all_to_all_is_named():
+    with pytest.raises(BadInput, match="`all_to_all`: expected one of auto, flat, hierarchical, found 'deep'"):
+        aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="deep"))
+
+
+def test_a_server_of_one_gpu_each_is_not_tried():
+    plan = aurora.plan(slow_nics(server_G=[0, 1, 2, 3]), traffic())
+    assert plan.models[0].hierarchy is None
+    assert plan.notes == ()
+
+
+@pytest.mark.parametrize("barriers", ["gpu", "global", "none"])
+def test_two_models_share_the_servers(barriers):
+    sources = [traffic(), traffic(1)]
+    plan = aurora.plan(slow_nics(), sources, HIERARCHICAL)
+    assert [model.hierarchy is not None for model in plan.models] == [True, True]
+    assert plan.options.time_slice in TIME_SLICES
+    flat = aurora.plan(slow_nics(), sources, PlanOptions(all_to_all="flat"))
+    assert plan.objective_s == flat.objective_s  # the planning model is the ports'
+    seconds = [simulate_plan(each, sources, barriers).seconds for each in (plan, flat)]
+    assert seconds[0] < seconds[1]
+
+
+@pytest.mark.parametrize("coactivation", [False, True])
+def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path, coactivation):
+    now, later = traffic(), traffic(1)
+    options = replace(HIERARCHICAL, coactivation=coactivation)
+    plan = aurora.plan(slow_nics(), now, options)
+    aurora.save(plan, tmp_path / "plan.json")
+    back = aurora.load(tmp_path / "plan.json", aurora.Plan)
+    assert back == plan
+    assert plan.bound_s <= plan.objective_s
+    assert evaluate(plan, [now]).loss == pytest.approx(0)
+    found = evaluate(plan, [later])
+    assert found.own.models[0].hierarchy is not None
+    assert found.dispatch_s_ML[0].shape == (2,)
+    moved, _ = move(found.own, plan, [later])
+    assert moved.models[0].hierarchy == found.own.models[0].hierarchy
+    traces = {orders: aurora.simulate(plan, now, orders=orders) for orders in ("plan", "batch")}
+    aurora.report(plan, traces, [now], output=tmp_path / "page.html")
+    aurora.report(plan, traces, [now], output=tmp_path / "page.perfetto", format="perfetto")
+    assert "hierarchical" in (tmp_path / "page.html").read_text()
+
+
+def test_a_given_placement_is_priced_with_hierarchical_all_to_alls():
+    now = traffic()
+    mine = Placement((tuple(tuple(range(4 * gpu, 4 * gpu + 4)) for gpu in range(4)),) * 2)
+    plans = [aurora.price(slow_nics(), now, mine, PlanOptions(all_to_all=name)) for name in ("flat", "hierarchical")]
+    assert [each.models[0].hierarchy is None for each in plans] == [True, False]
+    assert plans[1].bound_s <= plans[1].objective_s
+    assert evaluate(plans[1], [now]).served_s_L.sum() == pytest.approx(plans[1].objective_s)
+
+
+def test_a_plan_over_other_servers_than_the_clusters_is_broken():
+    plan = make_plan(slow_nics(), [traffic()], HIERARCHICAL)
+    elsewhere = replace(plan.models[0], hierarchy=Hierarchy(np.array([0, 1, 0, 1])))
+    with pytest.raises(BrokenPlan, match=r"over the cluster's servers \[0, 0, 1, 1\], found \[0, 1, 0, 1\]"):
+        check_plan(replace(plan, models=(elsewhere,)))
+    renamed = replace(plan.models[0], hierarchy=Hierarchy(np.array([1, 1, 0, 0]), plan.models[0].hierarchy.chunks))
+    check_plan(replace(plan, models=(renamed,)))
