@@ -32,7 +32,7 @@ def made(tmp_path_factory, warm):
     for name, out in (("mixtral-topics", "a.npz"), ("qwen3moe-stdlib", "b.npz")):
         command = [warm / "aurora", "profile", shipped(f"models/{name}"), "--text", "text.txt", "text.txt",
                    "--sources", "4", "--limit", "16", "--prompt-tokens", "64", "-o", out]  # fmt: skip
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=800)
         assert done.returncode == 0, done.stderr
         assert "max/mean" in done.stdout
     return folder
@@ -320,20 +320,20 @@ def test_killing_the_command_or_a_rank_leaves_nothing_behind(folder, victim):
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 600
         while len(family := psutil.Process(command.pid).children(recursive=True)) < 6:  # server, tracker, ranks
             assert time.monotonic() < deadline, family
             time.sleep(0.1)
         time.sleep(2)  # let them serve
         if victim == "rank":
             max(family, key=lambda process: process.create_time()).kill()
-            out, err = command.communicate(timeout=60)
+            out, err = command.communicate(timeout=600)
             err = re.sub(r"\[.*gloo/transport.*\n", "", err)  # what gloo logs where it was connecting to that rank just then
             refused((command.returncode, out, err), r"rank \d of 4 died \(killed by signal 9\); the others were stopped")
     finally:
         command.kill()
         command.communicate()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=300)
     assert alive == []
     assert files(folder) == before
 
@@ -366,7 +366,7 @@ def test_under_torchruns_variables_each_process_is_a_rank(folder):
     save(make_plan(cluster(1e6, 1e6), [two]), folder / "two.json")
     (folder / "prompts.txt").write_text("import os\nclass A:\nthe end\n")
     given = ["two.json", "--model", str(shipped("models/mixtral-topics")), "--prompts", "prompts.txt", "--max-new-tokens", "2"]
-    done = subprocess.run([*run, *given, "--verify"], cwd=folder, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*run, *given, "--verify"], cwd=folder, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("verified: same greedy tokens") == 1
     assert load_trace(folder / "two.measured.npz").ranks == 2

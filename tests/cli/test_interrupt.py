@@ -5,10 +5,7 @@ import subprocess
 import sys
 import time
 
-import pytest
 
-
-@pytest.mark.timeout(300)
 def test_ctrl_c_while_the_command_is_imported_and_while_it_works(tmp_path):
     for moment, wait_s in (("import", 0.3), ("work", 4.0)):
         words = ["sweep", "skew=0:2:10000", "--no-plots", "-o", tmp_path / moment]
@@ -20,6 +17,6 @@ def test_ctrl_c_while_the_command_is_imported_and_while_it_works(tmp_path):
         assert command.stdout.readline() == "here\n"
         time.sleep(wait_s)
         command.send_signal(signal.SIGINT)
-        _, err = command.communicate(timeout=120)
+        _, err = command.communicate(timeout=600)
         assert (command.returncode, err) == (130, "aurora: interrupted\n")
         assert not (tmp_path / moment).exists()

@@ -44,7 +44,7 @@ def found_by(rank_info, machines):
 def test_ranks_find_the_rates_of_shaped_ports():
     """Every pair has the slower of its two ports, every port its own: 12 MB/s beside 8 and 6 is full by both together."""
     machines = cluster(*RATES, startup_s=STARTUP_S)
-    found = launch(found_by, 3, machines, timeout_s=120)
+    found = launch(found_by, 3, machines)
     for other in found[1:]:
         assert np.array_equal(found[0].rate_Bps_GG, other.rate_Bps_GG)  # all come to the same
         assert np.array_equal(found[0].in_Bps_G, other.in_Bps_G)
@@ -79,7 +79,7 @@ def found_over_lazy_calls(rank_info):
 
 def test_links_of_three_ranks_are_timed_where_a_communicator_takes_all_of_them_to_make():
     """A pair's messages are calls of two ranks only: the communicator must be there before."""
-    for links in launch(found_over_lazy_calls, 3, timeout_s=60):
+    for links in launch(found_over_lazy_calls, 3):
         assert (links.rate_Bps_GG[~np.eye(3, dtype=bool)] > 0).all()
 
 

@@ -144,16 +144,16 @@ def in_pairs(rank_info):
 
 @pytest.fixture(scope="module")
 def pair():
-    return launch(in_pairs, 2, timeout_s=60)
+    return launch(in_pairs, 2)
 
 
 def test_every_dtype_and_order_moves_what_torch_moves():
-    assert all(launch(agree_on_values, 3, timeout_s=60))
+    assert all(launch(agree_on_values, 3))
 
 
 def test_gradients_are_torchs_and_go_back_in_the_reversed_order():
     """Every rank plans the named order from the sizes alone; torch's own collective takes none."""
-    for taken in launch(agree_on_gradients, 3, timeout_s=60):
+    for taken in launch(agree_on_gradients, 3):
         planned = {4: orders(3)[4]}
         for number in (2, 3):
             sizes_RR = drawn_sizes(3, number).numpy().copy()

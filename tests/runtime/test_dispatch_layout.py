@@ -77,7 +77,7 @@ def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
     """(S, R, R) rows that each rank (row) sends to each (column) in each exchange of a dispatch, once all have travelled, been
     worked on by those who hold the experts, come back in the reverse exchanges and been found to be the plain sums."""
     ranks, counts = len(layout_G), torch.stack([layout.counts for layout in layout_G])
-    sent_G, barrier = [None] * ranks, threading.Barrier(ranks, timeout=20.0)
+    sent_G, barrier = [None] * ranks, threading.Barrier(ranks, timeout=300.0)
 
     def performed(rank_info):
         """Performs the operations of one rank. Returns its outputs, and the rows that it sent in each exchange."""

@@ -104,7 +104,7 @@ def test_idle_ranks_expect_rows_of_the_hidden_states_dtype(tmp_path, deduplicate
     with torch.inference_mode():
         _, logits = greedy_decode(model.model, PROMPT, 3, 1)
     served = launch_threads(
-        serve, 3, Memory(3, 20.0), [quantised(folder) for _ in range(3)], deduplicate, hierarchy, timeout_s=60
+        serve, 3, Memory(3, 300.0), [quantised(folder) for _ in range(3)], deduplicate, hierarchy, timeout_s=60
     )
     first_V = torch.from_numpy(served[0][0].logits[0][0])
     torch.testing.assert_close(first_V, logits[0].double(), rtol=0.1, atol=0.1)
@@ -146,7 +146,7 @@ def test_hidden_states_of_every_dtype_travel(dtype, deduplicate, hierarchy):
         hidden = torch.randint(-4, 5, (tokens, width), generator=generator).float().to(dtype)
         index = torch.rand(tokens, 6, generator=generator).topk(top_k).indices
         given.append((hidden, index, torch.tensor([0.5, 0.25, 0.25]).expand(tokens, top_k)))
-    served = launch_threads(layer_outputs, 3, Memory(3, 20.0), given, deduplicate, hierarchy, timeout_s=60)
+    served = launch_threads(layer_outputs, 3, Memory(3, 300.0), given, deduplicate, hierarchy)
     for (hidden, *_), (out, trace) in zip(given, served, strict=True):
         assert out.dtype == dtype
         assert torch.equal(out.float(), hidden.float() * 2)  # all values and sums are exact in every dtype

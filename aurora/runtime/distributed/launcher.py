@@ -250,10 +250,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def _set_up_torch(rank_info: RankInfo) -> None:
-    """Gives torch an equal part of the machine's cores, and gloo the loopback interface unless another is set."""
+    """Gives torch an equal part of the threads that it would use, and gloo the loopback interface unless another is set."""
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank_info.ranks))
+    torch.set_num_threads(max(1, torch.get_num_threads() // rank_info.ranks))
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

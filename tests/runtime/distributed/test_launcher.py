@@ -10,7 +10,7 @@ import pytest
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.process_groups import default_process_group, rank_info_from_environment
+from aurora.runtime.distributed.process_groups import default_process_group, new_process_group, rank_info_from_environment
 
 
 def identity(rank_info, *args):
@@ -77,7 +77,7 @@ def hang(rank_info):
     from aurora.runtime.distributed.gloo import GlooTransport
 
     with default_process_group(rank_info):
-        transport = GlooTransport()
+        transport = GlooTransport(new_process_group("gloo", 2.0))
         dist.barrier()
         if rank_info.rank == 1:
             time.sleep(60)
@@ -87,6 +87,16 @@ def hang(rank_info):
 def take_long(rank_info):
     time.sleep(3)
     return rank_info.rank
+
+
+def count_threads(_rank_info):
+    import torch
+
+    return torch.get_num_threads()
+
+
+def test_ranks_share_the_cores_and_take_no_more_threads_than_the_environment_allows():
+    assert launch(count_threads, 1) == [int(os.environ["OMP_NUM_THREADS"])]
 
 
 def test_results_come_back_by_rank():
@@ -127,7 +137,7 @@ def test_a_death_is_blamed_on_the_dead():
 
 def test_a_peer_that_hangs_is_not_waited_for_forever():
     with pytest.raises(RankFailed, match=r"rank 0 lost rank 1: .*[Tt]imed out"):
-        launch(hang, 2, timeout_s=5.0)
+        launch(hang, 2)
 
 
 def test_working_for_longer_than_the_timeout_is_no_failure():
