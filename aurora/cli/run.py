@@ -231,6 +231,8 @@ def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:
     for index, used in enumerate(orders_M):
         counts = sorted(used.exchanges.items(), key=lambda each: -each[1])
         yield f"{plan.models[index].model}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
+        if used.servers:
+            yield f"{plan.models[index].model}, before serving: {used.servers}"
         yield from (f"order changed over: {change}" for change in used.changes)
 
 

@@ -106,11 +106,16 @@ class DistributedExperts(nn.Module):
                         context.stop_compute("gate", layer)  # a rank that waits for others does not hold its GPU
                         tokens_SE = context.gather_counts(tokens_E, layer)
                         context.start_compute()
-                    kind = self._layout_kind(top_k_index.shape[1])
-                    layout = kind(self.expert_map, rows, top_k_index, top_k_weights, context.mask, tokens_SE)
+                    tokens = (self.expert_map, rows, top_k_index, top_k_weights, context.mask, tokens_SE)
+                    layout = self._layout_kind(top_k_index.shape[1])(*tokens)
                     context.stop_compute("gate", layer)
                 case Barrier():
-                    layout.gathered(context.gather_counts(layout.counts, layer))
+                    counts = context.gather_counts(layout.counts, layer)
+                    if isinstance(layout, RowPerServer):
+                        flat_RR = layout.flat_counts(counts)
+                        if not context.over_servers(flat_RR.numpy(), _row_bytes(layout.rows)):
+                            layout, counts = RowPerRank(*tokens), flat_RR
+                    layout.gathered(counts)
                 case Exchange("dispatch"):
                     with context.exchanging(layer, op, layout.sizes_SRR, _row_bytes(layout.rows)) as exchange:
                         arrived = layout.dispatch(exchange)

@@ -92,11 +92,11 @@ class EpochOrders:
     The first epoch is calibrated. Later ones, with other members, begin with what was measured then.
 
     Args:
-        planned: name of the planned method.
+        planned: the planned method, as `planned_method` returns it.
         names_M: the models' names.
     """
 
-    def __init__(self, planned: str, names_M: Sequence[str]) -> None:
+    def __init__(self, planned: str | Order, names_M: Sequence[str]) -> None:
         self.calibration: OrderCalibration | None = None
         self._planned, self._names_M = planned, names_M
         self._watches_M: list[list[OrderWatch]] = [[] for _ in names_M]

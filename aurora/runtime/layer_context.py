@@ -113,6 +113,17 @@ class LayerContext:
         watch.gathered(rows[:, counts.numel() :].numpy())
         return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
 
+    def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
+        """Returns whether the next dispatch and combine go over servers, where they may, or are flat.
+
+        Args:
+            flat_RR: (R, R) rows from each rank (row) to each rank (column) if they are flat.
+            row_bytes: size of a row in bytes.
+        """
+        if self._watch is None:
+            return True
+        return self._watch.over_servers(float(flat_RR.sum() - flat_RR.trace()) * row_bytes / len(flat_RR))
+
     @contextmanager
     def exchanging(self, layer: int, op: Exchange, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
         """Context manager of one all-to-all in this model's time slice of the port; performs each of its exchanges when called.

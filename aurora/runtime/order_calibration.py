@@ -2,23 +2,26 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.runtime.distributed.transport import Transport
-from aurora.types import Cluster, Order, Plan
+from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan
 from aurora.types.arrays import FloatArray, IntArray
 
 UNORDERED = ("all-at-once", "paced")
 COLLECTIVE = "all_to_all_single"  # torch's own
+FLAT, OVER_SERVERS = "flat", "over servers"
 WIDTHS = (4, 2)  # sends and receives of a stage that are tried beside those of the planned order
 SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes that a rank sends on average
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 9  # of each shape
 REPETITIONS_S = 0.2  # time for them: small sizes are repeated more often
 LONG_S = 0.1  # larger sizes are not tried once one takes this long
+EXPECTED_TOKENS = 256  # of a rank, drawn for the traffic that a plan expects
 MAX_NOISE = 0.03  # a slower planned order is kept within this much noise
 SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
     lambda n, rng: np.ones((n, n)),
@@ -31,9 +34,11 @@ SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
 class OrderCalibration:
     """Measured seconds of an all-to-all by size and method."""
 
+    methods: tuple[
+        str, ...
+    ]  # W ways to exchange: names of orders, COLLECTIVE, `stages_of`, or FLAT and OVER_SERVERS; the plan's is last
     sizes_C: IntArray  # (C,) bytes per rank
-    methods: tuple[str, ...]  # W ways to exchange: names of orders, COLLECTIVE, `stages_of`; the last is the plan's method
-    seconds_CW: FloatArray  # (C, W) median seconds, summed over SHAPES
+    seconds_CW: FloatArray  # (C, W) median seconds
     noise_CW: FloatArray  # (C, W) standard error of seconds_CW, as a share of it
     orders: Mapping[str, Order | None]  # orders of the methods that do not depend on the planned order; None for COLLECTIVE
     widths: Mapping[str, int]  # sends and receives in a stage, of the planned order's methods in wider stages
@@ -43,7 +48,7 @@ class OrderCalibration:
 
         Between measured sizes they go by their logarithms; outside of them the nearest size counts.
         """
-        return np.exp(self._at(rank_bytes, np.log(self.seconds_CW))) / len(SHAPES)
+        return np.exp(self._at(rank_bytes, np.log(self.seconds_CW)))
 
     def method(self, rank_bytes: float) -> str:
         """Returns the fastest method for bytes that a rank sends on average.
@@ -73,7 +78,7 @@ class OrderCalibration:
     @property
     def startup_s(self) -> float:
         """Seconds of an all-to-all of the smallest size, by the fastest method."""
-        return float(self.seconds_CW[0].min()) / len(SHAPES)
+        return float(self.seconds_CW[0].min())
 
     def _at(self, rank_bytes: float, table_CW: FloatArray) -> FloatArray:
         """(W,) the row of a table at a size."""
@@ -88,10 +93,16 @@ class OrderCalibration:
         return "; ".join(rows)
 
 
-def planned_method(plan: Plan) -> str:
-    """Returns the plan's method that `calibrate` tries beside UNORDERED: the first by name; UNORDERED[0] if there is none."""
-    methods = {order.method for model in plan.models for order in model.dispatch_L}
-    return min(methods - set(UNORDERED), default=UNORDERED[0])
+def planned_method(plan: Plan) -> str | Order:
+    """Returns the plan's method that `calibrate` tries beside UNORDERED: the first by name; UNORDERED[0] if there is none.
+
+    An order whose method is not in ORDER, as of servers, is returned itself.
+    """
+    from aurora.planner.alltoall.registry import ORDER
+
+    orders = {order.method: order for model in plan.models for order in model.dispatch_L}
+    method = min(orders.keys() - set(UNORDERED), default=UNORDERED[0])
+    return method if method in ORDER else orders[method]
 
 
 def stages_of(planned: str, width: int) -> str:
@@ -99,7 +110,7 @@ def stages_of(planned: str, width: int) -> str:
     return f"{planned} in stages of {width}"
 
 
-def calibrate(transport: Transport, cluster: Cluster, planned: str, device: str = "cpu") -> OrderCalibration:
+def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, device: str = "cpu") -> OrderCalibration:
     """Times the planned method and others on drawn traffic. A collective call: all ranks make it and get the same result.
 
     The others are UNORDERED, and COLLECTIVE where the transport has it. Where orders run in stages, the others are a single
@@ -111,59 +122,150 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str, device: str 
     Args:
         transport: carries the exchanges.
         cluster: the machines, for the orders.
-        planned: name of the planned method.
+        planned: name of the planned method, or its order if it is not in ORDER.
         device: where the tensors lie.
     """
     from aurora.planner.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
 
     ranks, rng = transport.ranks, np.random.default_rng(0)
+    name = planned if isinstance(planned, str) else planned.method
+    strategies = {**ORDER, **({} if isinstance(planned, str) else {name: lambda *_, **__: planned})}
     unordered = UNORDERED[:1] if transport.in_stages else UNORDERED
-    fixed = [method for method in (*unordered, *([COLLECTIVE] if transport.has_collective else [])) if method != planned]
-    drawn = ORDER[planned](np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64), cluster.network, rng=rng)
+    fixed = [method for method in (*unordered, *([COLLECTIVE] if transport.has_collective else [])) if method != name]
+    drawn = strategies[name](np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64), cluster.network, rng=rng)
     narrow = [width for width in WIDTHS if width < ranks - 1]  # in wider stages all transfers are open
-    widths = {stages_of(planned, width): width for width in narrow if transport.in_stages and drawn.one_to_one}
-    methods = (*fixed, *widths, planned)
-    seconds_CW: list[FloatArray] = []
-    noise_CW: list[FloatArray] = []
+    widths = {stages_of(name, width): width for width in narrow if transport.in_stages and drawn.one_to_one}
     orders: dict[str, Order | None] = {}
-    for size in SIZES:
-        seconds_W, variance_W = np.zeros(len(methods)), np.zeros(len(methods))
+
+    def ways(size: int) -> Iterable[list[_Way]]:
         for shape in SHAPES:
             shape_GG = shape(ranks, rng)
             np.fill_diagonal(shape_GG, 0.0)
             bytes_GG = np.round(shape_GG * (size * ranks / max(shape_GG.sum(), 1.0))).astype(np.int64)
-            made = {name: ORDER[name](bytes_GG, cluster.network, rng=rng) for name in (*fixed, planned) if name != COLLECTIVE}
-            orders = {method: made.get(method) for method in fixed}
-            wider = [made[planned].opened(width) for width in widths.values()]
-            took_TW = _took_TW(transport, [*orders.values(), *wider, made[planned]], bytes_GG, device)
-            median_W = np.median(took_TW, axis=0)
-            seconds_W += median_W
+            made = {each: strategies[each](bytes_GG, cluster.network, rng=rng) for each in (*fixed, name) if each != COLLECTIVE}
+            orders.update({method: made.get(method) for method in fixed})
+            wider = [made[name].opened(width) for width in widths.values()]
+            yield [[(order, bytes_GG)] for order in (*orders.values(), *wider, made[name])]
+
+    return OrderCalibration((*fixed, *widths, name), *_timed(transport, ways, device), orders, widths)
+
+
+def calibrate_servers(transport: Transport, model: ModelPlan, planned: str, device: str = "cpu") -> OrderCalibration:
+    """Times a model's dispatch flat and over its servers, on traffic as its plan expects it; otherwise as `calibrate`.
+
+    Tokens choose experts by their loads, independently of each other. Experts that are chosen together on one server make
+    all-to-alls over servers shorter than this says.
+
+    Args:
+        transport: carries the exchanges.
+        model: the model, with a hierarchy.
+        planned: the plan's way, FLAT or OVER_SERVERS.
+        device: where the tensors lie.
+
+    Returns:
+        The seconds of both ways, by the bytes that a rank sends on average if the dispatch is flat.
+    """
+    assert model.hierarchy is not None
+    ranks, order = transport.ranks, model.dispatch_L[0]
+    source_U = np.repeat(np.arange(ranks), EXPECTED_TOKENS)
+    rows = hierarchical_rows(_expected_rank_UK(model, len(source_U)), source_U, model.hierarchy)
+    flat_GG = rows.needed_GCG.sum(axis=1)
+    np.fill_diagonal(flat_GG, 0)
+    rows_SGG = {FLAT: flat_GG[None], OVER_SERVERS: step_rows(rows, model.hierarchy)}
+    methods = tuple(sorted(rows_SGG, key=planned.__eq__))
+
+    def ways(size: int) -> Iterable[list[_Way]]:
+        bytes_of_row = size * ranks / max(flat_GG.sum(), 1)
+        yield [[(order, np.rint(each * bytes_of_row).astype(np.int64)) for each in rows_SGG[method]] for method in methods]
+
+    return OrderCalibration(methods, *_timed(transport, ways, device), {}, {})
+
+
+def _expected_rank_UK(model: ModelPlan, tokens: int) -> IntArray:
+    """(U, K) the ranks of the experts that drawn tokens choose, each token in any of the layers."""
+    rng, layers = np.random.default_rng(0), len(model.load_LE)
+    rank_UK = np.zeros((tokens, model.top_k), dtype=np.int64)
+    for layer, (load_E, slots_G) in enumerate(zip(model.load_LE, model.placement.slots_LG, strict=True)):
+        rank_E = np.zeros(len(load_E), dtype=np.int64)
+        for rank, held in enumerate(slots_G):
+            rank_E[list(held)] = rank
+        own_UK = rank_UK[layer::layers]
+        scores_UE = np.log(np.maximum(load_E, 1e-9)) + rng.gumbel(size=(len(own_UK), len(load_E)))
+        own_UK[:] = rank_E[np.argsort(-scores_UE, axis=1)[:, : model.top_k]]
+    return rank_UK
+
+
+def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
+    """Returns the plan with a hierarchy for each model whose all-to-alls may go over servers.
+
+    These are the models whose plan has one, and on servers those that send a token once to a rank.
+
+    Args:
+        plan: the plan.
+        deduplicate: whether tokens are sent once, in place of what the plan says; None: as it says.
+    """
+    server_G = np.array([] if plan.cluster.fabric is None else plan.cluster.fabric.server_G, dtype=np.int64)
+    if len(set(server_G.tolist())) < 2:
+        return plan
+    models = []
+    for model in plan.models:
+        once = model.deduplicated if deduplicate is None else deduplicate
+        may = once and model.top_k > 1 and model.hierarchy is None and model.placement.split_LG is None
+        models.append(replace(model, deduplicated=True, hierarchy=Hierarchy(server_G)) if may else model)
+    return replace(plan, models=tuple(models))
+
+
+_Way = list[tuple[Order | None, IntArray]]  # its exchanges: the order and the bytes (G, G) of each
+
+
+def _timed(
+    transport: Transport, ways: Callable[[int], Iterable[Sequence[_Way]]], device: str
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    """(C,) sizes, (C, W) mean of the median seconds of each way over all traffic of a size, and (C, W) their noise.
+
+    `ways` returns for a size the W ways for each traffic of that size.
+    """
+    seconds_CW: list[FloatArray] = []
+    noise_CW: list[FloatArray] = []
+    for size in SIZES:
+        medians, variances = [], []
+        for ways_W in ways(size):
+            took_TW = _took_TW(transport, ways_W, device)
+            medians.append(np.median(took_TW, axis=0))
             # Of a median of normal values, from their median distance to it: 1.25 and 1.48.
-            variance_W += (1.25 * 1.48 * np.median(abs(took_TW - median_W), axis=0)) ** 2 / len(took_TW)
-        seconds_CW.append(seconds_W)
-        noise_CW.append(np.sqrt(variance_W) / seconds_W)
-        if seconds_W.min() > LONG_S * len(SHAPES):
+            variances.append((1.25 * 1.48 * np.median(abs(took_TW - medians[-1]), axis=0)) ** 2 / len(took_TW))
+        seconds_CW.append(np.mean(medians, axis=0))
+        noise_CW.append(np.sqrt(np.sum(variances, axis=0)) / np.sum(medians, axis=0))
+        if seconds_CW[-1].min() > LONG_S:
             break
-    sizes_C = np.array(SIZES[: len(seconds_CW)])
-    return OrderCalibration(sizes_C, methods, np.stack(seconds_CW), np.stack(noise_CW), orders, widths)
+    return np.array(SIZES[: len(seconds_CW)]), np.stack(seconds_CW), np.stack(noise_CW)
 
 
-def _took_TW(transport: Transport, orders_W: list[Order | None], bytes_GG: IntArray, device: str) -> FloatArray:
-    """(T, W) seconds of T repetitions of each order, on the slowest rank."""
+def _took_TW(transport: Transport, ways_W: Sequence[_Way], device: str) -> FloatArray:
+    """(T, W) seconds of T repetitions of each way, on the slowest rank."""
     rank = transport.rank
-    sends, recvs = (
-        torch.zeros(sum(sizes), dtype=torch.uint8, device=device).split_with_sizes(sizes)
-        for sizes in (bytes_GG[rank].tolist(), bytes_GG[:, rank].tolist())
+    matrices = [bytes_GG for way in ways_W for _, bytes_GG in way]
+    out, into = (
+        torch.zeros(int(max(sizes.sum() for sizes in ends)), dtype=torch.uint8, device=device)
+        for ends in ([bytes_GG[rank] for bytes_GG in matrices], [bytes_GG[:, rank] for bytes_GG in matrices])
     )
 
+    def perform(way: _Way) -> None:
+        for order, bytes_GG in way:
+            sends, recvs = (
+                tensor[: int(sizes.sum())].split_with_sizes(sizes.tolist())
+                for tensor, sizes in ((out, bytes_GG[rank]), (into, bytes_GG[:, rank]))
+            )
+            transport.exchange(order, sends, recvs, lambda *_: None)
+        transport.wait()
+
     def slowest_TW(rounds: int) -> FloatArray:
-        took_TW = torch.zeros(rounds, len(orders_W), dtype=torch.float64)
+        took_TW = torch.zeros(rounds, len(ways_W), dtype=torch.float64)
         for number in range(rounds):
-            for method in range(len(orders_W))[:: -1 if number % 2 else 1]:
+            for method in range(len(ways_W))[:: -1 if number % 2 else 1]:
                 transport.gather(torch.zeros(1))
                 began_s = time.perf_counter()
-                transport.exchange(orders_W[method], sends, recvs, lambda *_: None)
-                transport.wait()
+                perform(ways_W[method])
                 took_TW[number, method] = time.perf_counter() - began_s
         return np.asarray(transport.gather(took_TW).amax(dim=0).numpy())
 

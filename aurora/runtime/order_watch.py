@@ -2,13 +2,13 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from aurora.runtime.order_calibration import OrderCalibration
+from aurora.runtime.order_calibration import OVER_SERVERS, OrderCalibration
 from aurora.runtime.order_trials import OrderTrials
 from aurora.types import Gpu, Order
 from aurora.types.arrays import IntArray
@@ -24,10 +24,12 @@ class OrdersUsed:
     Args:
         exchanges: by method, how many exchanges it served, trials included.
         changes: a sentence for each change-over.
+        servers: where all-to-alls may go flat or over servers, what each took before serving, by size; else empty.
     """
 
     exchanges: Mapping[str, int]
     changes: tuple[str, ...]
+    servers: str = ""
 
 
 class _Kind(NamedTuple):
@@ -35,9 +37,19 @@ class _Kind(NamedTuple):
 
     phase: str
     size: int  # bit length of the bytes that a rank sends on average
+    over_servers: bool = False
 
     def __str__(self) -> str:
-        return f"{self.phase} of {2**self.size / 2e6:.2g} to {2**self.size / 1e6:.2g} MB a rank"
+        way = f" {OVER_SERVERS}" if self.over_servers else ""
+        return f"{self.phase}{way} of {2**self.size / 2e6:.2g} to {2**self.size / 1e6:.2g} MB a rank"
+
+
+class _Pair(NamedTuple):
+    """A dispatch and its combine, which go over servers or do not."""
+
+    kind: _Kind
+    way: int  # index of their method
+    expected_s: float  # seconds of a dispatch of their size by the planned method
 
 
 class OrderWatch:
@@ -48,6 +60,9 @@ class OrderWatch:
     are since the last gather, which ends everywhere at about the same time. When one kind of exchange changes over, the others
     try the same method soon.
 
+    If all-to-alls may be flat or go over servers, that is chosen in the same way for a dispatch and its combine together. Their
+    sizes are those of a flat dispatch. Orders are then watched apart for both.
+
     Nothing more is sent for it than some numbers in the gather of row counts that comes before every dispatch. All ranks see
     the same numbers there, so they choose alike, if they make the same calls: for an exchange `order` and `took`, for a gather
     `report` and `gathered`.
@@ -57,10 +72,17 @@ class OrderWatch:
         model: the model's name, for the log.
         gpu: this rank's ports.
         logs: whether this rank logs change-overs.
+        servers: the same as `calibration` for all-to-alls that are flat or go over servers; None: there is no choice.
     """
 
-    def __init__(self, calibration: OrderCalibration, model: str, gpu: Gpu, logs: bool) -> None:
+    def __init__(
+        self, calibration: OrderCalibration, model: str, gpu: Gpu, logs: bool, servers: OrderCalibration | None = None
+    ) -> None:
         self._calibration, self._model, self._gpu, self._logs = calibration, model, gpu, logs
+        self._servers = servers
+        self._pair: _Pair | None = None  # since the last gather
+        self._over_servers = False
+        self._pair_trials: dict[_Kind, OrderTrials] = {}
         self._trials: dict[_Kind, OrderTrials] = {}
         self._started: list[tuple[_Kind, int]] = []  # exchanges since the last gather, and the index of their method
         self._times_ns: list[int] = []  # of those that have ended: start, end, bound
@@ -70,7 +92,21 @@ class OrderWatch:
     @property
     def used(self) -> OrdersUsed:
         """How the exchanges so far were performed."""
-        return OrdersUsed(dict(self._exchanges), tuple(self._changes))
+        return OrdersUsed(dict(self._exchanges), tuple(self._changes), "" if self._servers is None else str(self._servers))
+
+    def over_servers(self, rank_bytes: float) -> bool:
+        """Returns whether the next dispatch and its combine go over servers. To be called before the first `order` of the two.
+
+        Args:
+            rank_bytes: bytes that a rank sends on average in the dispatch if it is flat.
+        """
+        if self._servers is None:
+            return True
+        kind = _Kind("dispatch and combine", int(rank_bytes).bit_length())
+        trials = _trials(self._pair_trials, kind, self._servers, rank_bytes)
+        self._pair = _Pair(kind, trials.next_way(), float(self._servers.seconds_W(rank_bytes)[-1]))
+        self._over_servers = self._servers.methods[self._pair.way] == OVER_SERVERS
+        return self._over_servers
 
     def order(self, planned: Order, phase: str, rank_bytes: float) -> Order | None:
         """Returns the order of the next exchange, in place of the planned one; None: torch's own collective.
@@ -80,15 +116,12 @@ class OrderWatch:
             phase: "dispatch" or "combine".
             rank_bytes: bytes that a rank sends on average.
         """
-        kind = _Kind(phase, int(rank_bytes).bit_length())
-        methods = self._calibration.methods
-        if kind not in self._trials:
-            current = methods.index(self._calibration.method(rank_bytes))
-            self._trials[kind] = OrderTrials(self._calibration.seconds_W(rank_bytes).tolist(), current)
-        way = self._trials[kind].next_way()
+        kind = _Kind(phase, int(rank_bytes).bit_length(), self._over_servers)
+        way = _trials(self._trials, kind, self._calibration, rank_bytes).next_way()
         self._started.append((kind, way))
-        self._exchanges[methods[way]] += 1
-        return self._calibration.order(planned, methods[way])
+        method = self._calibration.methods[way]
+        self._exchanges[f"{method} {OVER_SERVERS}" if self._over_servers else method] += 1
+        return self._calibration.order(planned, method)
 
     def took(self, start_s: float, end_s: float, out_bytes: int, in_bytes: int) -> None:
         """Notes when the exchange began and ended on this rank, in seconds since the last gather, and its bytes out and in."""
@@ -102,20 +135,36 @@ class OrderWatch:
 
     def gathered(self, reports_RX: IntArray) -> None:
         """Counts the exchanges that ended before a gather, by the reports of all ranks."""
-        slowest_X = reports_RX.max(axis=0).tolist()
+        slowest_X, pair_s = reports_RX.max(axis=0).tolist(), 0.0
         for index, (kind, way) in enumerate(self._started):
             start_ns, end_ns, bound_ns = slowest_X[3 * index : 3 * index + 3]
-            trials, seconds = self._trials[kind], max((end_ns - start_ns) / 1e9, LEAST_S)
-            before = trials.current
-            if saved := trials.took(way, seconds / (bound_ns / 1e9 + self._calibration.startup_s)):
-                self._tell_change(kind, before, way, saved)
-                for other in self._trials.values():
-                    other.try_soon(way)
+            seconds = max((end_ns - start_ns) / 1e9, LEAST_S)
+            pair_s += seconds
+            self._count(self._calibration, self._trials, kind, way, seconds / (bound_ns / 1e9 + self._calibration.startup_s))
+        if self._servers is not None and self._pair is not None and self._started:
+            self._count(self._servers, self._pair_trials, self._pair.kind, self._pair.way, pair_s / self._pair.expected_s)
         self._started.clear()
 
-    def _tell_change(self, kind: _Kind, before: int, after: int, saved: float) -> None:
+    def _count(
+        self, calibration: OrderCalibration, trials: dict[_Kind, OrderTrials], kind: _Kind, way: int, seconds: float
+    ) -> None:
+        """Counts an exchange that took `seconds` over what it should take; all kinds of `trials` have the same ways."""
+        before = trials[kind].current
+        if saved := trials[kind].took(way, seconds):
+            self._tell_change(calibration.methods, kind, before, way, saved)
+            for other in trials.values():
+                other.try_soon(way)
+
+    def _tell_change(self, methods: Sequence[str], kind: _Kind, before: int, after: int, saved: float) -> None:
         """Keeps and logs a change-over that saves a part of the time."""
-        methods = self._calibration.methods
         self._changes.append(f"{self._model}, {kind}: from {methods[before]} to {methods[after]}, {saved:.0%} shorter")
         if self._logs:
             logging.getLogger(__name__).info("Order changed over: %s", self._changes[-1])
+
+
+def _trials(trials: dict[_Kind, OrderTrials], kind: _Kind, calibration: OrderCalibration, rank_bytes: float) -> OrderTrials:
+    """The trials of a kind, which begin with what was calibrated for its first exchange."""
+    if kind not in trials:
+        current = calibration.methods.index(calibration.method(rank_bytes))
+        trials[kind] = OrderTrials(calibration.seconds_W(rank_bytes).tolist(), current)
+    return trials[kind]

@@ -24,7 +24,15 @@ from aurora.runtime.distributed.transport import Transport, lost_others
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.network_measurement import measured_network
-from aurora.runtime.order_calibration import calibrate, planned_method
+from aurora.runtime.order_calibration import (
+    FLAT,
+    OVER_SERVERS,
+    OrderCalibration,
+    calibrate,
+    calibrate_servers,
+    planned_method,
+    with_servers,
+)
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
@@ -99,8 +107,15 @@ def serve_rank(
         else:
             transports, name = _transports(plan, len(models), rank_info, device, options, heartbeats)
         calibration = None
+        servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
             calibration = calibrate(transports[0], plan.cluster, planned_method(plan), device)
+            planned_M = [FLAT if model.hierarchy is None else OVER_SERVERS for model in plan.models]
+            plan = with_servers(plan, options.deduplicate)
+            servers_M = [
+                None if model.hierarchy is None else calibrate_servers(transports[0], model, planned, device)
+                for model, planned in zip(plan.models, planned_M, strict=True)
+            ]
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         program = compile_plan(plan)
         recorder = TraceRecorder("measured", program.names_M, rank_info.ranks)
@@ -114,7 +129,10 @@ def serve_rank(
             for index in range(len(models))
         ]
         gpu, logs = plan.cluster.gpus[rank_info.rank], rank_info.rank == 0
-        watches = [None if calibration is None else OrderWatch(calibration, model, gpu, logs) for model in program.names_M]
+        watches = [
+            None if calibration is None else OrderWatch(calibration, model, gpu, logs, servers)
+            for model, servers in zip(program.names_M, servers_M, strict=True)
+        ]
         shared = zip(transports, arbiters, recorders, watches, strict=True)
         contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
         for worker, context, prompts in zip(workers, contexts, prompts_M, strict=True):

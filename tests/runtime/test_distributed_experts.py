@@ -152,3 +152,30 @@ def test_hidden_states_of_every_dtype_travel(dtype, deduplicate, hierarchy):
         assert torch.equal(out.float(), hidden.float() * 2)  # all values and sums are exact in every dtype
         back_X = trace.bytes_X[trace.sent_X & (trace.phase_X == TRACE_PHASES.index("combine"))]
         assert not (back_X % (width * dtype.itemsize)).any()
+
+
+def both_ways(rank_info, memory, given):
+    """A layer's outputs over servers and flat, chosen after the counts were gathered, and the bytes sent in each."""
+    hidden, index, weights = given[rank_info.rank]
+    model = torch.nn.Module()
+    model.num_experts, model.weight = 6, nn.Parameter(torch.zeros(6, 1), requires_grad=False)
+    model.forward = lambda hidden_states, top_k_index, top_k_weights: hidden_states * 2.0
+    layer, (context, recorder), outputs = DistributedExperts(model), context_on(rank_info, memory), []
+    layer.perform(Placement((((0, 1), (2, 3), (4, 5)),)), ops_for(3, Hierarchy(np.array([0, 1, 1]), 2)), 0, context)
+    context.start_compute()
+    for chosen in (True, False):
+        context.over_servers = lambda flat_RR, row_bytes, chosen=chosen: chosen
+        context.next_step(None)
+        outputs.append(layer(hidden, index, weights))
+    trace = recorder.trace()
+    sent_X = trace.sent_X & (trace.phase_X == TRACE_PHASES.index("dispatch"))
+    return outputs, [trace.bytes_X[sent_X & (trace.step_X == step)].sum() for step in range(2)]
+
+
+def test_a_layer_may_be_flat_where_its_plan_has_servers():
+    """Rank 0 alone has tokens, each for both ranks of the other server: over servers they leave it once."""
+    given = [(torch.ones(5, 8), torch.tensor([[2, 4]] * 5), torch.full((5, 2), 0.5))]
+    given += [(torch.ones(0, 8), torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 2))] * 2
+    (outputs, (over_servers, flat)), *_ = launch_threads(both_ways, 3, Memory(3, 20.0), given, timeout_s=60)
+    assert all(torch.equal(each, torch.full((5, 8), 2.0)) for each in outputs)
+    assert 2 * over_servers == flat > 0

@@ -1,6 +1,7 @@
 """Which method is chosen at which size, and that every rank chooses alike."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,13 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.order_calibration import MAX_NOISE, OrderCalibration, calibrate, planned_method
-from aurora.types import Curve, Network, PlanOptions, Profile, RunOptions
+from aurora.runtime.order_calibration import (
+    FLAT,
+    MAX_NOISE,
+    OVER_SERVERS,
+    OrderCalibration,
+    calibrate,
+    calibrate_servers,
+    planned_method,
+    with_servers,
+)
+from aurora.types import Curve, Hierarchy, Network, PlanOptions, Profile, RunOptions, servers
 from tests.conftest import cluster
 
 ONES = (np.ones((2, 2), dtype=np.int64) - np.eye(2, dtype=np.int64), Network.equal(2))
@@ -26,7 +37,7 @@ def made_calibration(seconds, noise=0.0):
     seconds = np.array(seconds)
     others = {name: MADE[name] for name in ("all-at-once", "paced")}
     sizes = 100 * 16 ** np.arange(len(seconds))
-    return OrderCalibration(sizes, (*others, "birkhoff"), seconds, np.full(seconds.shape, noise), others, {})
+    return OrderCalibration((*others, "birkhoff"), sizes, seconds, np.full(seconds.shape, noise), others, {})
 
 
 def test_the_fastest_at_every_size():
@@ -37,8 +48,8 @@ def test_the_fastest_at_every_size():
         assert calibration.order(MADE["birkhoff"], method) is MADE[method]
     assert calibration.method(100 * 256) == calibration.method(1e12) == "birkhoff"
     assert calibration.order(MADE["birkhoff"], "birkhoff") is MADE["birkhoff"]
-    assert calibration.seconds_W(400) == pytest.approx(np.array([2.0, 2.0, 5.0]) / len(measuring.SHAPES))
-    assert calibration.startup_s == pytest.approx(1.0 / len(measuring.SHAPES))
+    assert calibration.seconds_W(400) == pytest.approx(np.array([2.0, 2.0, 5.0]))
+    assert calibration.startup_s == pytest.approx(1.0)
     assert str(calibration).startswith(
         "0.0001 MB a rank: all-at-once (all-at-once 1e+03 ms, paced 4e+03 ms, birkhoff 5e+03 ms); "
     )
@@ -146,3 +157,67 @@ def test_it_stops_where_exchanges_take_long(monkeypatch):
 def test_an_unknown_way_to_run_is_refused():
     with pytest.raises(BadInput, match="`order`: expected one of plan, auto, found 'fastest'"):
         RunOptions(order="fastest")
+
+
+class Counting(MemoryTransport):
+    """Keeps the bytes that it sends between servers and inside, and takes a second for each exchange."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.sent = []
+
+    def exchange(self, order, sends, recvs, observe):
+        self.sent.append([len(each) for each in sends])
+        super().exchange(order, sends, recvs, observe)
+
+
+def choose_servers(rank_info, memory, model, planned):
+    transport = Counting(memory, rank_info.rank)
+    return calibrate_servers(transport, model, planned), transport.sent
+
+
+def plan_of_four_ranks(**options):
+    """A model whose tokens choose four of sixteen experts, of which the first is chosen by nearly all, on two servers of two."""
+    tokens_TLSE = np.full((1, 2, 4, 16), 8)
+    tokens_TLSE[..., 0] = 80
+    curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), Curve(np.array([1.0]), np.array([0.0])))}
+    profile = Profile("m", "", tokens_TLSE, 4, 64, 64, 1, 1, curves)
+    machines = replace(cluster(*[1e9] * 4), fabric=servers([0, 0, 1, 1], [1e9] * 4, [1e9] * 4, 1e8))
+    return make_plan(machines, [profile], PlanOptions("contiguous", "contiguous", **options))
+
+
+@pytest.mark.parametrize("planned", [FLAT, OVER_SERVERS])
+def test_flat_and_over_servers_are_timed_on_traffic_as_expected(planned, monkeypatch):
+    """A token goes to fewer servers than ranks, and all ranks come to the same choice."""
+    monkeypatch.setattr(measuring, "SIZES", (1 << 12, 1 << 14))
+    (model,) = with_servers(plan_of_four_ranks(), True).models
+    assert model.hierarchy == Hierarchy(np.array([0, 0, 1, 1]))
+    found = launch_threads(choose_servers, 4, Memory(4, 20.0), model, planned)
+    (first, sent), *others = found
+    assert first.methods == (*{FLAT, OVER_SERVERS} - {planned}, planned)
+    assert all(np.array_equal(other.seconds_CW, first.seconds_CW) for other, _ in others)
+    assert first.seconds_CW.shape == (2, 2)
+    # The first round of the first size has both ways once, the hierarchical one in its steps.
+    round_X4 = np.array(sent[: 1 + model.hierarchy.steps])
+    flat_4, steps_X4 = (round_X4[0], round_X4[1:]) if planned == OVER_SERVERS else (round_X4[-1], round_X4[:-1])
+    assert 0 < steps_X4[:, 2:].sum() < flat_4[2:].sum()
+    assert flat_4.sum() == pytest.approx(1 << 12, rel=0.2)
+
+
+def test_only_plans_that_send_tokens_once_may_go_over_servers():
+    plan = plan_of_four_ranks()
+    assert with_servers(plan, None) is not plan
+    assert [model.hierarchy for model in with_servers(plan, None).models] == [None]
+    assert [model.hierarchy for model in with_servers(replace(plan, cluster=cluster(*[1e9] * 4)), True).models] == [None]
+
+
+def test_a_planned_order_of_servers_is_tried_as_it_is(monkeypatch):
+    monkeypatch.setattr(measuring, "SIZES", (1 << 10,))
+    plan, hierarchy = plan_of_four_ranks(), Hierarchy(np.array([0, 0, 1, 1]))
+    order = hierarchical_order(np.ones((4, 4), np.int64), hierarchy, plan.cluster.network, rng=np.random.default_rng(0))
+    model = replace(plan.models[0], deduplicated=True, hierarchy=hierarchy, dispatch_L=(order,) * 2)
+    planned = planned_method(replace(plan, models=(model,)))
+    assert planned is order
+    first, *_ = launch_threads(choose, 4, Memory(4, 10.0), planned)
+    assert first.methods == ("all-at-once", "paced", "hierarchical")
+    assert first.order(order, "hierarchical") is order

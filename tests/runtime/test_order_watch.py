@@ -12,7 +12,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.order_calibration import COLLECTIVE, SHAPES, OrderCalibration
+from aurora.runtime.order_calibration import COLLECTIVE, FLAT, OVER_SERVERS, OrderCalibration
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
@@ -27,9 +27,9 @@ STARTUP_S = 0.001
 
 def watches(ranks):
     """One for each rank: all know that the planned order is the fastest at all sizes."""
-    seconds_CW = np.array([[1.5, 1.2, 1.0], [150.0, 120.0, 100.0]]) * len(SHAPES) * STARTUP_S
+    seconds_CW = np.array([[1.5, 1.2, 1.0], [150.0, 120.0, 100.0]]) * STARTUP_S
     orders = {"all-at-once": AT_ONCE, COLLECTIVE: None}
-    calibration = OrderCalibration(np.array([1000, 100_000]), METHODS, seconds_CW, np.zeros((2, 3)), orders, {})
+    calibration = OrderCalibration(METHODS, np.array([1000, 100_000]), seconds_CW, np.zeros((2, 3)), orders, {})
     return [OrderWatch(calibration, "m", PORT, rank == 0) for rank in range(ranks)]
 
 
@@ -170,3 +170,33 @@ def test_exchanges_of_one_kind_count_over_their_bound():
         watch.gathered(watch.report().numpy()[None])
     assert watch.used.changes == ()
     assert watch.used.exchanges["openshop"] == pytest.approx(6000, rel=0.05)
+
+
+def test_all_to_alls_change_over_between_flat_and_servers():
+    """By the seconds of a dispatch and its combine together; the plan's way stays until the other is surely faster."""
+    sizes, seconds_CW = np.array([1000, 100_000]), np.array([[1.0, 1.0], [100.0, 100.0]]) * STARTUP_S
+    servers = OrderCalibration((FLAT, OVER_SERVERS), sizes, seconds_CW, np.zeros((2, 2)), {}, {})
+    (plain, *_), rank_bytes = watches(1), 10_000
+    watch_R = [OrderWatch(plain._calibration, "m", PORT, False, servers) for _ in range(3)]
+    seconds, ways = {OVER_SERVERS: 0.02, FLAT: 0.03}, []
+    for number in range(900):
+        if number == 300:
+            seconds[OVER_SERVERS] = 0.06
+        chosen = {watch.over_servers(rank_bytes) for watch in watch_R}
+        assert len(chosen) == 1
+        ways.append(OVER_SERVERS if chosen.pop() else FLAT)
+        for phase, share in (("dispatch", 0.7), ("combine", 0.3)):
+            for watch in watch_R:
+                watch.order(PLANNED, phase, rank_bytes)
+                watch.took(0.0, seconds[ways[-1]] * share, rank_bytes, 0)
+        reports = np.stack([watch.report().numpy() for watch in watch_R])
+        for watch in watch_R:
+            watch.gathered(reports)
+    assert ways[:300].count(OVER_SERVERS) > 270
+    assert ways[-100:].count(FLAT) > 90
+    used = watch_R[0].used
+    assert sum(used.exchanges.values()) == 1800
+    assert used.exchanges["openshop"] > 500 < used.exchanges[f"openshop {OVER_SERVERS}"]
+    assert any(change.endswith("from over servers to flat, 50% shorter") for change in used.changes)
+    assert used.servers == str(servers)
+    assert all(watch.used == used for watch in watch_R)
