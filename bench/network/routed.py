@@ -8,19 +8,25 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from hosts import QUIET_S, TORCH, join, start_together
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.lower_bounds import deduplicated_two_tier_bound
+from aurora.planner.network.schedule_time import timed_steps
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.hierarchical_layout import RowPerServer
-from aurora.types import Cluster, Hierarchy, Order
+from aurora.runtime.network_measurement import measured_network
+from aurora.runtime.token_permutation import MessageFormat
+from aurora.types import Cluster, Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
 
 WAYS = ("dispatch", "combine")
+HIERARCHICAL = "hierarchical"
+EVERY: dict[type, int] = {RowPerExpert: 3, RowPerRank: 2, RowPerServer: 1}  # the longer an exchange takes, the fewer there are
 SAME = 0.02  # relative difference of sums in bfloat16 that were rounded in other places
 
 
@@ -41,12 +47,27 @@ class RoutedTokens:
             home_E[list(slots)] = rank
         return home_E[self.expert_UK]
 
+    def row_bytes(self, way: str) -> int:
+        """Bytes of a deduplicated row."""
+        there = MessageFormat(self.width, self.expert_UK.shape[1], torch.bfloat16)
+        return there.row_bytes if way == "dispatch" else 2 * self.width
+
+    def bound_s(self, cluster: Cluster, way: str) -> float:
+        """No deduplicated all-to-all over the servers takes less."""
+        assert cluster.fabric is not None
+        assert cluster.fabric.nic_Bps is not None
+        hierarchy = Hierarchy(np.array(cluster.fabric.server_G), 1)
+        rows = hierarchical_rows(self.rank_UK, self.source_U, hierarchy)
+        sent_GN, needed_GG = (self.row_bytes(way) * each for each in (rows.sent_GN, rows.needed_GCG[:, 0]))
+        rates_Bps = cluster.fabric.nic_Bps, cluster.gpus[0].out_Bps
+        return deduplicated_two_tier_bound(sent_GN, needed_GG, hierarchy.server_G, *rates_Bps, cluster.fabric.shared_nic)
+
 
 @dataclass(frozen=True)
 class Method:
     """One way to send a row for each choice, for each rank (deduplicated), or for each server (hierarchical).
 
-    order: of ORDER, or TORCH.
+    order: of ORDER, or TORCH, or HIERARCHICAL.
     """
 
     order: str
@@ -55,7 +76,8 @@ class Method:
 
     def __str__(self) -> str:
         if self.hierarchy is not None:
-            return f"hierarchical, {self.hierarchy.chunks} chunk{'s' * (self.hierarchy.chunks > 1)}"
+            chunks = f"{self.hierarchy.chunks} chunk{'s' * (self.hierarchy.chunks > 1)}"
+            return f"{HIERARCHICAL}, {chunks}{f', {self.order}' * (self.order != HIERARCHICAL)}"
         return f"{self.order}{', deduplicated' * self.deduplicated}"
 
     @property
@@ -77,11 +99,25 @@ class Method:
         np.fill_diagonal(rows_GG, 0)
         return rows_GG[None]
 
+    def predicted_s(self, tokens: RoutedTokens, way: str, planned: Cluster, network: Network) -> float | None:
+        """Seconds of an all-to-all by the simulator's switch, in the order that was made for a cluster; None for gloo's own."""
+        order, forward = self.planned(tokens, planned), way == "dispatch"
+        if order is None:
+            return None
+        rows_SGG = self.rows_SGG(tokens)
+        row_bytes = tokens.row_bytes(way) if self.deduplicated else 2 * tokens.width
+        bytes_SGG = row_bytes * (rows_SGG if forward else rows_SGG[::-1].swapaxes(1, 2))
+        return timed_steps(order if forward else order.reversed, bytes_SGG, network).makespan_s
+
     def planned(self, tokens: RoutedTokens, cluster: Cluster) -> Order | None:
         """The order of each exchange; None: gloo's own all-to-all."""
         if self.order == TORCH:
             return None
-        return ORDER[self.order](self.rows_SGG(tokens).sum(axis=0), cluster.network, rng=np.random.default_rng(0))
+        rows_GG, rng = self.rows_SGG(tokens).sum(axis=0), np.random.default_rng(0)
+        if self.order == HIERARCHICAL:
+            assert self.hierarchy is not None
+            return hierarchical_order(rows_GG, self.hierarchy, cluster.network, rng=rng)
+        return ORDER[self.order](rows_GG, cluster.network, rng=rng)
 
 
 @dataclass
@@ -131,14 +167,15 @@ def measure_routed(
     methods: Sequence[Method],
     cluster: Cluster,
     repetitions: int,
-    rare: int,
-) -> Spans:
-    """This rank's spans. Methods that are not deduplicated are performed in every `rare`-th repetition.
+) -> tuple[Spans, list[Cluster]]:
+    """This rank's spans, and the network as measured before and after.
 
-    Every method is performed twice before, once to warm up; what it gives is compared with what the first one gives.
+    Methods are performed in every EVERY-th repetition, and once before; the sums that they then give are compared with those of
+    the first one.
     """
     join(seat, hosts, meeting)
     transport = GlooTransport(None, cluster)
+    found_network = [measured_network(transport, cluster, "cpu")]
     runs: list[tuple[tuple[str, str, str], int, Callable[[], object], _Prepared]] = []
     for case, tokens in cases.items():
         sums = None
@@ -149,7 +186,7 @@ def measure_routed(
             sums = found if sums is None else sums
             if not torch.allclose(found, sums, rtol=SAME, atol=SAME * float(sums.abs().max())):
                 raise AssertionError(f"{method}: other sums than {methods[0]} gives, by up to {(found - sums).abs().max()}")
-            every = rare if method.layout is RowPerExpert else 1
+            every = EVERY[method.layout]
             for way, run in zip(WAYS, (ready.dispatch, ready.combine), strict=True):
                 runs.append(((case, str(method), way), every, run, ready))
     spans: Spans = {key: [] for key, *_ in runs}
@@ -161,8 +198,7 @@ def measure_routed(
                 began_s = time.perf_counter()
                 run()
                 spans[key].append(Span(began_s, time.perf_counter(), tuple(ready.steps)))
-    dist.barrier()
-    return spans
+    return spans, [*found_network, measured_network(transport, cluster, "cpu")]
 
 
 def together(spans_R: Sequence[Spans]) -> dict[tuple[str, str, str], list[float]]:
@@ -176,14 +212,24 @@ def together(spans_R: Sequence[Spans]) -> dict[tuple[str, str, str], list[float]
     }
 
 
+def compile_kernels(tokens: RoutedTokens, methods: Sequence[Method], cluster: Cluster) -> None:
+    """Compiles into the cache what every rank needs, which they would do all at the same time."""
+    for method in methods:
+        method.predicted_s(tokens, WAYS[0], cluster, cluster.network)
+        _layout(method, tokens, 0)
+
+
+def _layout(method: Method, tokens: RoutedTokens, rank: int) -> RowPerExpert | RowPerRank:
+    """A rank's rows."""
+    own_UK = torch.from_numpy(tokens.expert_UK[tokens.source_U == rank]).long()
+    hidden = torch.randn(len(own_UK), tokens.width, generator=torch.Generator().manual_seed(rank)).bfloat16()
+    weights = torch.full(own_UK.shape, 1 / own_UK.shape[1])
+    return method.layout(ExpertMap(tokens.slots_G, rank, hierarchy=method.hierarchy), hidden, own_UK, weights, None)
+
+
 def _prepared(method: Method, tokens: RoutedTokens, transport: GlooTransport, cluster: Cluster) -> _Prepared:
     """A method on this rank, its counts gathered."""
-    own_UK = torch.from_numpy(tokens.expert_UK[tokens.source_U == transport.rank]).long()
-    drawn = torch.Generator().manual_seed(transport.rank)
-    hidden = torch.randn(len(own_UK), tokens.width, generator=drawn).bfloat16()
-    weights = torch.full(own_UK.shape, 1 / own_UK.shape[1])
-    expert_map = ExpertMap(tokens.slots_G, transport.rank, hierarchy=method.hierarchy)
-    layout = method.layout(expert_map, hidden, own_UK, weights, None)
+    layout = _layout(method, tokens, transport.rank)
     layout.gathered(transport.gather(layout.counts))
     return _Prepared(layout, method.planned(tokens, cluster), transport)
 

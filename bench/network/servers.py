@@ -6,11 +6,13 @@ Root only (namespaces, token buckets); elsewhere it says why it is skipped. A se
 other. NICs of 100 Mbit/s lead to other servers: one for each rank, or one for each server (shared). Switch buffers are deep,
 TCP is reno. Tokens are recorded: DeepSeek-V2-Lite's middle layer, top-6 of 64 experts, hidden 2048 in bfloat16; each sequence
 goes to the rank that has the fewest tokens. They are read from AURORA_DATA (default ../shared/data) and left out where that is
-absent. Drawn tokens choose by a Zipf popularity, each on its own. As many tokens are sent as take --seconds by the bound.
+absent. Experts are placed in the sequence of their numbers, or planned over the servers from the other half of the sequences.
+Drawn tokens choose by a Zipf popularity, each on its own. As many tokens are sent as take --seconds by the bound.
 
-The bound: NICs carry a token once to each server that needs it, in equal parts where a server has several. A method's start-up
-is what it takes for a few tokens of 8 elements. What arrives is the runtime's: rows are packed, forwarded by gateways, and
-summed on the way back. Methods are interleaved. Everything is removed at the end, also after an error or an interrupt. Results:
+The bound is `deduplicated_two_tier_bound` at the configured rates. A method's start-up is what it takes for a few tokens of 8
+elements. Predictions are the simulator's, of the network as measured before by `measured_network`. What arrives is the
+runtime's: rows are packed, forwarded by gateways, and summed on the way back. Methods are interleaved; those that take longest
+are repeated less often. Everything is removed at the end, also after an error or an interrupt. Results:
 bench/results/servers-network-DATE.md.
 """
 
@@ -22,28 +24,30 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 from net import PAYLOAD, refusal, servers
-from routed import WAYS, Method, RoutedTokens, measure_routed, together
+from routed import HIERARCHICAL, WAYS, Method, RoutedTokens, compile_kernels, measure_routed, together
 from run import DEEP, HERE, TORCH, machine
 
-from aurora.planner.alltoall.hierarchical import hierarchical_rows
+from aurora.planner.placement.exclusive_layers import place_exclusive
+from aurora.planner.placement.hierarchical_layers import place_hierarchical
 from aurora.runtime.distributed.launcher import launch
-from aurora.types import Cluster, Gpu, Hierarchy
+from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions
 from aurora.types import servers as fabric_of_servers
-from aurora.types.arrays import IntArray
 
-from routed_tasks import RECORDED, deepseek  # bench/  # isort: skip
+from routed_tasks import RECORDED, Traffic, deepseek  # bench/  # isort: skip
 
+Slots = tuple[tuple[int, ...], ...]
+TASK = "intent"
 SHAPES = ("2x4", "4x2", "2x2")  # servers x ranks of each
 WIDTH, EXPERTS, TOP_K, MIDDLE = 2048, 64, 6, 13
 FEW, NARROW = 8, 8  # tokens of each rank, and elements of each, whose exchange is nothing but start-ups
 CHUNKS = (1, 2, 4, 8)
-RARE = 3  # of so many repetitions one is of methods that are not deduplicated, which take longest
 STARTUP = "start-up"
 
 
@@ -64,7 +68,7 @@ class Setting:
     @property
     def cluster(self) -> Cluster:
         inside_Bps, nic_Bps = self.inside_bps / 8 * PAYLOAD, self.nic_bps / 8 * PAYLOAD
-        gpus = [Gpu(f"rank-{r}", "cpu", server, inside_Bps, inside_Bps, 1) for r, server in enumerate(self.server_G)]
+        gpus = [Gpu(f"rank-{r}", "cpu", server, inside_Bps, inside_Bps, 1 << 36) for r, server in enumerate(self.server_G)]
         ports = [inside_Bps] * len(gpus)
         return Cluster("servers", tuple(gpus), fabric_of_servers(self.server_G, ports, ports, nic_Bps, self.shared_nic))
 
@@ -73,132 +77,149 @@ class Setting:
         return f"{self.shape} ranks, {'one NIC a server' if self.shared_nic else 'a NIC each'}, {rates}"
 
 
-def recorded() -> IntArray | None:
-    """(U, K) recorded choices, and in the last column the number of each token's sequence; None where they are absent."""
+def recorded(setting: Setting) -> tuple[Traffic, Slots] | None:
+    """A recorded task, experts in the sequence of their numbers; None where it is absent."""
+    source = deepseek([MIDDLE])
+    return None if source is None else (source.tasks[TASK], _contiguous(setting))
+
+
+def planned(setting: Setting) -> tuple[Traffic, Slots] | None:
+    """The last half of the task's sequences, experts placed over the servers by the first half."""
     source = deepseek([MIDDLE])
     if source is None:
         return None
-    traffic = source.tasks["intent"]
-    return np.column_stack([traffic.experts_ULK[:, 0], traffic.sequence_U]).astype(np.int64)
+    task, cluster = source.tasks[TASK], setting.cluster
+    first = task.sequence_U < (int(task.sequence_U[-1]) + 1) // 2
+    profile, ranks = source.routed(task.at(first), len(cluster)), len(cluster)
+    options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=EXPERTS // ranks)
+    start = place_exclusive(cluster, profile, (), options)
+    placed = place_hierarchical(cluster, profile, start, options, Hierarchy(np.array(setting.server_G)))
+    gpu_E = placed.placements_M[0].gpu_E(0)
+    return task.at(~first), tuple(tuple(np.flatnonzero(gpu_E == rank).tolist()) for rank in range(ranks))
 
 
-def drawn() -> IntArray:
-    """As `recorded`: popularity is Zipf 0.6, every token chooses on its own, sequences have 64 tokens."""
+def drawn(setting: Setting) -> tuple[Traffic, Slots]:
+    """Popularity is Zipf 0.6, every token chooses on its own, sequences have 64 tokens."""
     rng = np.random.default_rng(0)
     luck_UE = -0.6 * np.log1p(rng.permutation(EXPERTS)) + rng.gumbel(size=(8192, EXPERTS))
-    return np.column_stack([np.argpartition(-luck_UE, TOP_K, axis=1)[:, :TOP_K], np.arange(8192) // 64])
+    chosen_UK = np.argpartition(-luck_UE, TOP_K, axis=1)[:, :TOP_K]
+    return Traffic(chosen_UK[:, None], np.arange(8192) // 64), _contiguous(setting)
 
 
-def dealt(found_UX: IntArray, ranks: int, tokens: int) -> tuple[IntArray, IntArray]:
-    """(U, K) experts and (U,) source of the first tokens of each rank: a sequence goes to the rank with the fewest tokens."""
-    source_U, held_G = np.empty(len(found_UX), dtype=np.int64), np.zeros(ranks, dtype=np.int64)
-    for sequence in np.unique(found_UX[:, -1]):
-        own_U = found_UX[:, -1] == sequence
+TRAFFICS: dict[str, Callable[[Setting], tuple[Traffic, Slots] | None]] = {
+    "recorded": recorded,
+    "planned": planned,
+    "drawn": drawn,
+}
+
+
+def _contiguous(setting: Setting) -> Slots:
+    return tuple(tuple(map(int, part)) for part in np.array_split(np.arange(EXPERTS), len(setting.server_G)))
+
+
+def dealt(traffic: Traffic, slots_G: Slots, tokens: int, width: int) -> RoutedTokens:
+    """The first tokens of each rank: a sequence goes to the rank with the fewest tokens."""
+    source_U, held_G = np.empty(len(traffic), dtype=np.int64), np.zeros(len(slots_G), dtype=np.int64)
+    for sequence in np.unique(traffic.sequence_U):
+        own_U = traffic.sequence_U == sequence
         source_U[own_U] = held_G.argmin()
         held_G[held_G.argmin()] += own_U.sum()
-    kept = np.sort(np.concatenate([np.flatnonzero(source_U == rank)[:tokens] for rank in range(ranks)]))
-    return found_UX[kept, :-1], source_U[kept]
+    kept = np.sort(np.concatenate([np.flatnonzero(source_U == rank)[:tokens] for rank in range(len(slots_G))]))
+    return RoutedTokens(traffic.experts_ULK[kept, 0].astype(np.int64), source_U[kept], slots_G, width)
 
 
-def contiguous(ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Experts of each rank, in the sequence of their numbers."""
-    return tuple(tuple(map(int, part)) for part in np.array_split(np.arange(EXPERTS), ranks))
-
-
-def bound_s(setting: Setting, tokens: RoutedTokens) -> float:
-    """No dispatch of deduplicated tokens takes less: each crosses once to each server, over NICs in equal parts."""
-    server_G = np.array(setting.server_G)
-    hierarchy = Hierarchy(server_G, 1)
-    sent_GN = hierarchical_rows(tokens.rank_UK, tokens.source_U, hierarchy).sent_GN.copy()
-    sent_GN[np.arange(len(server_G)), server_G] = 0
-    crossing_NN = np.stack([sent_GN[server_G == server].sum(axis=0) for server in range(hierarchy.servers)])
-    nics = 1 if setting.shared_nic else len(server_G) // hierarchy.servers
-    busiest = max(crossing_NN.sum(axis=0).max(), crossing_NN.sum(axis=1).max())
-    return float(busiest * 2 * tokens.width / (nics * setting.nic_bps / 8 * PAYLOAD))
-
-
-def sized(setting: Setting, found_UX: IntArray, seconds: float) -> RoutedTokens:
-    """As many tokens a rank as take so long by the bound, or all."""
-    ranks, most = len(setting.server_G), len(found_UX)
+def sized(setting: Setting, traffic: Traffic, slots_G: Slots, seconds: float) -> RoutedTokens:
+    """As many tokens a rank as take so long by the bound of a dispatch, or all."""
+    ranks, most = len(slots_G), len(traffic)
     for _ in range(4):
-        tokens = RoutedTokens(*dealt(found_UX, ranks, most), contiguous(ranks), WIDTH)
-        most = max(FEW, round(min(most, len(tokens.source_U) // ranks) * min(1.0, seconds / bound_s(setting, tokens))))
+        tokens = dealt(traffic, slots_G, most, WIDTH)
+        held = min(most, len(tokens.source_U) // ranks)
+        most = max(FEW, round(held * min(1.0, seconds / tokens.bound_s(setting.cluster, "dispatch"))))
     return tokens
 
 
-def methods(setting: Setting) -> list[Method]:
+def methods(setting: Setting, only: str) -> list[Method]:
+    """All methods whose names have `only` in them."""
     server_G = np.array(setting.server_G)
     flat = [Method(order, once) for once in (False, True) for order in (TORCH, "all-at-once", "openshop")]
-    return [*flat, *(Method("all-at-once", True, Hierarchy(server_G, chunks)) for chunks in CHUNKS)]
+    over = [Method(HIERARCHICAL, True, Hierarchy(server_G, chunks)) for chunks in CHUNKS]
+    over.append(Method("all-at-once", True, Hierarchy(server_G, 4)))
+    return [method for method in (*flat, *over) if only in str(method)]
 
 
-def table(setting: Setting, traffic: str, found_UX: IntArray, seconds: float, repetitions: int) -> list[str]:
+def table(
+    setting: Setting, name: str, traffic: Traffic, slots_G: Slots, only: str, seconds: float, repetitions: int
+) -> list[str]:
     """Measured on a network of its own."""
     began, load, ranks = time.perf_counter(), os.getloadavg()[0], len(setting.server_G)
-    tokens = sized(setting, found_UX, seconds)
-    few = RoutedTokens(*dealt(found_UX, ranks, FEW), tokens.slots_G, NARROW)
-    compared = methods(setting)
+    tokens, few = sized(setting, traffic, slots_G, seconds), dealt(traffic, slots_G, FEW, NARROW)
+    compared = methods(setting, only)
+    compile_kernels(few, compared, setting.cluster)
     with (
         servers(setting.server_G, setting.inside_bps, setting.nic_bps, setting.shared_nic, DEEP) as hosts,
         tempfile.TemporaryDirectory() as folder,
     ):
-        meeting, cases = os.path.join(folder, "meeting"), {traffic: tokens, STARTUP: few}
-        spans_R = launch(measure_routed, ranks, hosts, meeting, cases, compared, setting.cluster, repetitions, RARE)
-    took = {key: statistics.median(each) for key, each in together(spans_R).items()}
-    bound, worst = bound_s(setting, tokens), {key: max(each) for key, each in together(spans_R).items()}
+        meeting, cases = os.path.join(folder, "meeting"), {name: tokens, STARTUP: few}
+        found_R = launch(measure_routed, ranks, hosts, meeting, cases, compared, setting.cluster, repetitions)
+    seconds_of, (before, after) = together([spans for spans, _ in found_R]), found_R[0][1]
+    took = {key: statistics.median(each) for key, each in seconds_of.items()}
+    bound_s = {way: tokens.bound_s(setting.cluster, way) for way in WAYS}
     lines = [
-        f"## {setting}, {traffic}: seconds, median / worst",
+        f"## {setting}, {name}: seconds, median / worst",
         "",
-        "| method | NIC MB | dispatch s | / bound | / (bound + start-up) | combine s | / bound | / (bound + start-up) |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| method | NIC MB | {' | '.join(f'{way} s | / bound | / (bound + start-up) | predicted' for way in WAYS)} |",
+        "|---|---|" + 4 * len(WAYS) * "---|",
     ]
-    server_G = np.array(setting.server_G)
-    apart_GG = np.not_equal.outer(server_G, server_G)
+    apart_GG = np.not_equal.outer(setting.server_G, setting.server_G)
+    errors: list[float] = []
     for method in compared:
         crossing = int((method.rows_SGG(tokens) * apart_GG).sum()) * 2 * WIDTH
         cells = []
         for way in WAYS:
-            key = (traffic, str(method), way)
-            startup = took[STARTUP, str(method), way]
+            key, startup_s = (name, str(method), way), took[STARTUP, str(method), way]
+            predicted_s = method.predicted_s(tokens, way, setting.cluster, before.network)
             cells += [
-                f"{took[key]:.3f} / {worst[key]:.2f}",
-                f"{took[key] / bound:.3f}",
-                f"{took[key] / (bound + startup):.3f} ({startup * 1e3:.0f} ms)",
+                f"{took[key]:.3f} / {max(seconds_of[key]):.2f}",
+                f"{took[key] / bound_s[way]:.3f}",
+                f"{took[key] / (bound_s[way] + startup_s):.3f} ({startup_s * 1e3:.0f} ms)",
+                "" if predicted_s is None else f"{predicted_s / took[key] - 1:+.1%}",
             ]
+            if predicted_s is not None and method.hierarchy is not None:
+                errors.append(abs(predicted_s / took[key] - 1))
         lines.append(f"| {method} | {crossing / 1e6:.1f} | {' | '.join(cells)} |")
-    flat, hierarchical = (
-        [method for method in compared if (method.hierarchy is not None) == wanted] for wanted in (False, True)
-    )
-    for way in WAYS:
-        best, ours = (min(each, key=lambda m: took[traffic, str(m), way]) for each in (flat, hierarchical))
-        gain = took[traffic, str(best), way] / took[traffic, str(ours), way]
+    flat, over = ([m for m in compared if (m.hierarchy is None) == wanted] for wanted in (True, False))
+    for way in WAYS if flat and over else ():
+        best, ours = (min(each, key=lambda m: took[name, str(m), way]) for each in (flat, over))
+        gain = took[name, str(best), way] / took[name, str(ours), way]
         lines += ["", f"{way.capitalize()}: {ours} is {gain:.2f} x as fast as the best flat method ({best})."]
-    return [
-        *lines,
+    startups = ", ".join(
+        f"{each.gpus[0].startup_s * 1e3:.2f} ms a message {when}" for when, each in (("before", before), ("after", after))
+    )
+    lines += [
         "",
-        f"Bound {bound:.3f} s of {len(tokens.source_U)} tokens; {repetitions} repetitions; load average {load:.1f} before; "
-        f"took {time.perf_counter() - began:.0f} s.",
+        f"Predictions of hierarchical all-to-alls: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}; "
+        f"measured {startups}. Bounds {', '.join(f'{bound_s[way]:.3f}' for way in WAYS)} s of {len(tokens.source_U)} tokens; "
+        f"{repetitions} repetitions; load average {load:.1f} before; took {time.perf_counter() - began:.0f} s.",
     ]
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="repeat for several; default all")
     parser.add_argument("--nic", action="append", choices=("each", "shared"), help="repeat for several; default all")
-    parser.add_argument("--traffic", action="append", choices=("recorded", "drawn"), help="default recorded; drawn on 2x4 too")
+    parser.add_argument("--traffic", action="append", choices=tuple(TRAFFICS), help="default recorded; all on 2x4")
     parser.add_argument("--inside-mbps", type=float, default=1000, help="of a rank's port to its server, each way")
     parser.add_argument("--nic-mbps", type=float, default=100, help="of a NIC, each way")
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.25, help="the bound of every dispatch")
+    parser.add_argument("--only", default="", help="a part of the names of the methods that are compared")
     parser.add_argument("--out", type=Path, help="a file instead of bench/results/servers-network-DATE.md")
     chosen = parser.parse_args()
     if reason := refusal():
         print(f"skipped: {reason}")
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
-    traffics = {"recorded": recorded(), "drawn": drawn()}
-    if traffics["recorded"] is None:
-        print(f"recorded tokens are left out: none in {RECORDED}")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     out = chosen.out or HERE.parent / "results" / f"servers-network-{today}.md"
     _, *parts = out.read_text().rstrip().split("\n\n## ") if out.exists() else [""]
@@ -207,14 +228,14 @@ def main() -> None:
     rates_bps = 1e6 * chosen.inside_mbps, 1e6 * chosen.nic_mbps
     for shape, nic in product(chosen.shape or SHAPES, chosen.nic or ("each", "shared")):
         setting = Setting(shape, nic == "shared", *rates_bps)
-        both = (shape, nic) == ("2x4", "each")
-        for traffic in chosen.traffic or (("recorded", "drawn") if both else ("recorded",)):
-            found_UX = traffics[traffic]
-            if found_UX is None:
+        these = tuple(TRAFFICS) if (shape, nic) == (SHAPES[0], "each") else ("recorded",)
+        for name in chosen.traffic or these:
+            if (sent := TRAFFICS[name](setting)) is None:
+                print(f"{name} tokens are left out: none in {RECORDED}")
                 continue
-            lines = table(setting, traffic, found_UX, chosen.seconds, chosen.repetitions)
+            lines = table(setting, name, *sent, chosen.only, chosen.seconds, chosen.repetitions)
             print("\n".join(lines), flush=True)
-            sections[f"{setting}, {traffic}"] = "\n".join(lines)
+            sections[f"{setting}, {name}"] = "\n".join(lines)
             out.write_text("\n\n".join([title, *(sections[name] for name in sorted(sections))]) + "\n")
     print(f"wrote {out}")
 
