@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from aurora import api
+from aurora.cli import demo
 from aurora.io import load_plan, load_profile, load_trace, shipped
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import documented_keys
@@ -372,7 +373,9 @@ def test_under_torchruns_variables_each_process_is_a_rank(folder):
     assert load_trace(folder / "two.measured.npz").ranks == 2
 
 
-def test_the_demo(aurora, tmp_path):
+def test_the_demo(aurora, tmp_path, monkeypatch):
+    """On a quarter of the prompts; the wheel's test serves all."""
+    monkeypatch.setattr(demo, "PROMPTS", demo.PROMPTS // 4)
     code, out, err = aurora("demo", "-o", tmp_path / "demo")
     assert code == 0, err
     report = (tmp_path / "demo" / "report.txt").read_text()
