@@ -73,7 +73,12 @@ def choose(rank_info, memory, planned):
 
 
 @pytest.mark.parametrize(
-    ("planned", "methods"), [("sub-channels", ("all-at-once", "paced", "sub-channels")), ("paced", ("all-at-once", "paced"))]
+    ("planned", "methods"),
+    [
+        ("sub-channels", ("all-at-once", "paced", "sub-channels")),
+        ("paced", ("all-at-once", "paced")),
+        ("hierarchical", ("all-at-once", "paced", "hierarchical")),
+    ],
 )
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_rank_comes_to_the_same_choice(planned, methods, ranks, monkeypatch):

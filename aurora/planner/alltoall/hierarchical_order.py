@@ -46,6 +46,16 @@ def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Networ
     return Order("hierarchical", _in_sequence(found.pairs_X2, rows.pairs_X2, rows.first_P, servers), tier_X=rows.tier_X)
 
 
+def hierarchical(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """`hierarchical_order` over the servers of the network's fabric; without these every rank is a server of its own.
+
+    Args: as in `registry.OrderStrategy`.
+    """
+    fabric = network.fabric
+    server_G = fabric.server_G if fabric is not None and fabric.server_G else range(network.gpus)
+    return hierarchical_order(bytes_GG, Hierarchy(np.array(server_G)), network, rng=rng)
+
+
 class _Rows(NamedTuple):
     """The rows of all hierarchical orders of some servers."""
 

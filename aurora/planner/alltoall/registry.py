@@ -9,6 +9,7 @@ import numpy as np
 
 from aurora.planner.alltoall.baselines import all_at_once, aurora_alg1, paced, random_order, smallest_first, spread_out
 from aurora.planner.alltoall.birkhoff import birkhoff
+from aurora.planner.alltoall.hierarchical_order import hierarchical
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.split_transfers import openshop_best
 from aurora.planner.alltoall.stages import matchings
@@ -39,6 +40,7 @@ ORDER: dict[str, OrderStrategy] = {
     "sub-channels": sub_channels,
     "matchings": matchings,
     "paced": paced,
+    "hierarchical": hierarchical,
     "aurora-alg1": aurora_alg1,
     "sjf": smallest_first,
     "random": random_order,

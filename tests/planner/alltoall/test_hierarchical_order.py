@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.hierarchical_order import RAILS, hierarchical_order
+from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Hierarchy, Network
@@ -109,3 +110,21 @@ def test_the_busiest_nic_of_a_pair_of_servers_counts():
         order = hierarchical_order(bytes_GG, hierarchy, network, rng=np.random.default_rng(0))
         rails_X2 = order.pairs_X2[order.tier_X == RAILS]
         assert hierarchy.server_G[rails_X2[rails_X2[:, 0] == 0][0, 1]] == first
+
+
+def test_by_name_it_has_the_servers_of_the_fabric():
+    """Without a fabric of servers every rank is one: a plain open shop."""
+    hierarchy, bytes_GG = Hierarchy(np.repeat(np.arange(3), 2)), np.random.default_rng(0).integers(1, 99, (6, 6))
+    np.fill_diagonal(bytes_GG, 0)
+    ports_Bps = np.full(6, INSIDE_BPS)
+    network = Network(ports_Bps, ports_Bps, fabric=servers(hierarchy.server_G.tolist(), ports_Bps, ports_Bps, NIC_BPS))
+    named, made = (
+        make(bytes_GG, *given, rng=np.random.default_rng(0))
+        for make, given in ((ORDER["hierarchical"], (network,)), (hierarchical_order, (hierarchy, network)))
+    )
+    assert named == made
+    plain = ORDER["hierarchical"](bytes_GG, Network.equal(6), rng=np.random.default_rng(0))
+    assert plain.tiers == 1
+    assert timed(plain, bytes_GG, Network.equal(6)).makespan_s <= 2 * max(
+        bytes_GG.sum(axis=0).max(), bytes_GG.sum(axis=1).max()
+    )
