@@ -21,6 +21,7 @@ from aurora.planner.placement.grouping import PLACE
 from aurora.planner.replication.failure_resilient import SURVIVE, warm_up
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import REPLICAS
+from aurora.planner.workload.server_tokens import server_tokens
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions, servers
@@ -55,6 +56,10 @@ def order(name: str) -> None:
     check_schedule(timed(made, BYTES_GG, CLUSTER.network), BYTES_GG, CLUSTER.network)
 
 
+def estimate_server_tokens() -> None:
+    server_tokens(profile().tokens_TLSE[0, 0], np.arange(6) // 3, 2)
+
+
 def order_servers() -> None:
     balanced_order(BYTES_GG[:2, :2], 1, 1e9, np.random.default_rng(0))
 
@@ -71,6 +76,7 @@ TASKS: tuple[Callable[[], object], ...] = (  # those that take long go first
     simulate,
     *(partial(order, name) for name in ORDER),
     order_servers,
+    estimate_server_tokens,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),
