@@ -12,7 +12,11 @@ from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.colocated_layers import place_colocated
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH, place_exclusive
-from aurora.planner.placement.hierarchical_layers import place_hierarchical, price_hierarchical
+from aurora.planner.placement.hierarchical_layers import (
+    place_colocated_over_servers,
+    place_hierarchical,
+    price_hierarchical,
+)
 from aurora.planner.placement.slot_counts import failure_domains, memory_slots_G
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import resolve
@@ -55,8 +59,11 @@ def make_plan(
         fastest_hierarchy(cluster, profile, placement, options.order, rng) if hierarchical else None
         for profile, placement in zip(profiles, placed.placements_M, strict=True)
     ]
-    if not colocated and (hierarchy := hierarchy_M[0]) is not None:
-        if options.place == SWAP_SEARCH:
+    if (hierarchy := hierarchy_M[0]) is not None:
+        if colocated:
+            chosen_M = [each for each in hierarchy_M if each is not None]
+            placed = place_colocated_over_servers(cluster, profiles, placed, options, chosen_M, progress)
+        elif options.place == SWAP_SEARCH:
             placed = place_hierarchical(cluster, profiles[0], placed, options, hierarchy, progress)
         else:
             placed = price_hierarchical(cluster, profiles[0], placed.placements_M[0], options, hierarchy)

@@ -1,5 +1,6 @@
 """Placement of one model over servers, for hierarchical all-to-alls: a token crosses once to each server that it needs."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from aurora.planner.network.routes import Routes, route
 from aurora.planner.placement.coactivation import coactivation_counts, deduplicated_bound, distinct_tokens
 from aurora.planner.placement.coactivation_search import Tokens
 from aurora.planner.placement.cost_model import OWN, LayerCosts, expected_costs, layer_costs
+from aurora.planner.placement.objective import formula
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.server_search import NONE, Limits, server_search
 from aurora.planner.placement.slot_counts import slots_G
@@ -67,11 +69,9 @@ def place_hierarchical(
         if options.aim != OWN:
             expected = expected_costs(cluster, profile, forecast.expected_WSE, forecast.windows_W, 1)
         start_E = start.placements_M[0].gpu_E(layer)
+        limits = _limits(expected, start_E, capacity_G, hierarchy, np.zeros(len(cluster)))
         rng = np.random.default_rng((options.seed, layer))
-        limits = _limits(expected, start_E, capacity_G, hierarchy)
-        found_E = server_search(_tokens(costs, forecast, hierarchy), limits, start_E, rng)
-        start_s, found_s = (hierarchical_seconds(costs, gpu_E, hierarchy, routes) for gpu_E in (start_E, found_E))
-        gpu_E, value_s = (found_E, found_s) if found_s < start_s else (start_E, start_s)
+        gpu_E, value_s = _searched(costs, forecast, limits, start_E, hierarchy, routes, rng)
         least_s = server_bound_s(costs, profile.top_k, hierarchy, capacity_G, cluster.network)
         return PlacedLayer(unreplicated(gpu_E, len(cluster)), value_s, min(least_s, value_s))
 
@@ -83,6 +83,56 @@ def place_hierarchical(
         None,
         deduplicated=True,
     )
+
+
+def place_colocated_over_servers(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    start: PlacedModels,
+    options: PlanOptions,
+    hierarchy_M: Sequence[Hierarchy],
+    progress: Progress = untold,
+) -> PlacedModels:
+    """Places models that share every GPU and whose all-to-alls are hierarchical, one model after the other, by server search.
+
+    A GPU holds as many experts of each model as in `start`. The limits are those of `place_hierarchical`, on the seconds of all
+    models together.
+
+    Args:
+        cluster: the GPUs.
+        profiles: one profile for each model, two or more, with token-level routing.
+        start: the models' placements.
+        options: resolved; `options.objective` says how the seconds of models add up.
+        hierarchy_M: of each model, the servers and the chunks of an all-to-all.
+        progress: told of every layer that is placed.
+    """
+    routes, placements, gpus = route(cluster.network), list(start.placements_M), len(cluster)
+    costs_ML = [[layer_costs(cluster, each, layer, deduplicated=True) for layer in range(each.layers)] for each in profiles]
+    for model, (profile, hierarchy) in enumerate(zip(profiles, hierarchy_M, strict=True)):
+
+        def placed(layer: int, model: int = model, profile: Profile = profile, hierarchy: Hierarchy = hierarchy) -> Placement:
+            others = [other for other in range(len(profiles)) if other != model]
+            at_M = [layer % each.layers for each in profiles]
+            beside_s_G = sum(
+                (_gpu_seconds(costs_ML[other][at_M[other]], placements[other].gpu_E(at_M[other])) for other in others),
+                start=np.zeros(gpus),
+            )
+            costs, start_E = costs_ML[model][layer], placements[model].gpu_E(layer)
+            forecast = layer_forecast([profile], layer, summed=True)
+            limits = _limits(costs, start_E, np.bincount(start_E, minlength=gpus), hierarchy, beside_s_G)
+            rng = np.random.default_rng((options.seed, model, layer))
+            return unreplicated(_searched(costs, forecast, limits, start_E, hierarchy, routes, rng)[0], gpus)
+
+        placements[model] = Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))
+    sums, objective_s = formula(options.objective, len(profiles)), 0.0
+    for layer in range(max(each.layers for each in profiles)):
+        at_M = [layer % each.layers for each in profiles]
+        times_M = [
+            layer_costs(cluster, each, at).phase_times(placement.split_EG(at))
+            for each, placement, at in zip(profiles, placements, at_M, strict=True)
+        ]
+        objective_s += sums.seconds(times_M)
+    return PlacedModels(tuple(placements), objective_s, start.bound_s, None)
 
 
 def price_hierarchical(
@@ -124,7 +174,7 @@ def hierarchical_seconds(costs: LayerCosts, gpu_E: IntArray, hierarchy: Hierarch
     steps_SGG = step_rows(hierarchical_rows(gpu_E[experts_UK], source_U, hierarchy), hierarchy)
     there_s = sum(routes.seconds(rows_GG * costs.dispatch_bytes) for rows_GG in steps_SGG)
     back_s = sum(routes.seconds(rows_GG.T * costs.combine_bytes) for rows_GG in steps_SGG)
-    computed_s = np.bincount(gpu_E, weights=costs.expert_s_WGE[0][gpu_E, np.arange(len(gpu_E))]).max()
+    computed_s = float(_gpu_seconds(costs, gpu_E).max())
     return float(costs.gate_s_WG.max() + there_s + computed_s + back_s + costs.aggregate_s_WG.max())
 
 
@@ -160,19 +210,42 @@ def server_bound_s(costs: LayerCosts, top_k: int, hierarchy: Hierarchy, slots_G:
     return float(costs.gate_s_WG.max()) + moved_s + computed_s + float(costs.aggregate_s_WG.max())
 
 
-def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy) -> Limits:
+def _searched(
+    costs: LayerCosts,
+    forecast: Forecast,
+    limits: Limits,
+    start_E: IntArray,
+    hierarchy: Hierarchy,
+    routes: Routes,
+    rng: np.random.Generator,
+) -> tuple[IntArray, float]:
+    """(E,) the GPU of each expert after a server search, and the layer's seconds; the start where that is as fast."""
+    found_E = server_search(_tokens(costs, forecast, hierarchy), limits, start_E, rng)
+    start_s, found_s = (hierarchical_seconds(costs, gpu_E, hierarchy, routes) for gpu_E in (start_E, found_E))
+    return (found_E, found_s) if found_s < start_s else (start_E, start_s)
+
+
+def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy, beside_s_G: FloatArray) -> Limits:
     """What the search is held to, by the seconds of the start and of an even division over servers."""
     gpu_s_GE = np.ascontiguousarray(costs.expert_s_WGE.sum(axis=0))
     server_s_NE = _divided(gpu_s_GE, hierarchy)
-    fullest_s = np.bincount(start_E, weights=gpu_s_GE[start_E, np.arange(len(start_E))]).max()
+    beside_s_N = np.bincount(hierarchy.server_G, weights=beside_s_G) / np.bincount(hierarchy.server_G)
     return Limits(
         hierarchy.server_G.copy(),  # locked arrays would compile a second version of the search
         slots_G.copy(),
         gpu_s_GE,
         server_s_NE,
-        GPU_LOAD * float(fullest_s),
-        SERVER_LOAD * spread_split(server_s_NE),
+        GPU_LOAD * float((beside_s_G + _gpu_seconds(costs, start_E)).max()),
+        SERVER_LOAD * (spread_split(server_s_NE) + float(beside_s_G.mean())),
+        beside_s_G,
+        beside_s_N,
     )
+
+
+def _gpu_seconds(costs: LayerCosts, gpu_E: IntArray) -> FloatArray:
+    """(G,) seconds of the experts on each GPU, in all scenarios."""
+    gpu_s_GE = costs.expert_s_WGE.sum(axis=0)
+    return np.asarray(np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)), dtype=np.float64)
 
 
 def _divided(gpu_s_GE: FloatArray, hierarchy: Hierarchy) -> FloatArray:

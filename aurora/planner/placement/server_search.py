@@ -33,6 +33,8 @@ class Limits(NamedTuple):
         server_s_NE: (N, E) seconds of each expert on each server, divided over all of its GPUs.
         most_gpu_s: seconds that a GPU may take.
         most_server_s: seconds that a server may take.
+        beside_s_G: (G,) seconds that each GPU takes for other work.
+        beside_s_N: (N,) the same of each server, divided over all of its GPUs.
     """
 
     server_G: IntArray
@@ -41,6 +43,8 @@ class Limits(NamedTuple):
     server_s_NE: FloatArray
     most_gpu_s: float
     most_server_s: float
+    beside_s_G: FloatArray
+    beside_s_N: FloatArray
 
 
 class Tables(NamedTuple):
@@ -49,8 +53,8 @@ class Tables(NamedTuple):
     Attributes:
         gpu_E: (E,) int64, the GPU of each expert.
         held_G: (G,) int64, how many experts each GPU holds.
-        gpu_s_G: (G,) seconds of each GPU.
-        server_s_N: (N,) seconds of each server.
+        gpu_s_G: (G,) seconds of each GPU, other work included.
+        server_s_N: (N,) seconds of each server, other work included.
         hits_VN: (V, N) uint8, how many of a distinct token's experts each server holds; one more on the token's own server.
         missed_EN: (E, N) int64, tokens of an expert that do not go to a server.
         sole_E: (E,) int64, tokens that go to the expert's server for it alone.
@@ -107,11 +111,14 @@ def _anneal(tokens: Tokens, limits: Limits, gpu_E: IntArray, steps: int, rng: np
         limits.server_s_NE,
         (1 - MARGIN) * limits.most_gpu_s,
         (1 - MARGIN) * limits.most_server_s,
+        limits.beside_s_G,
+        limits.beside_s_N,
     )
     tables = _tables(tokens, lower, gpu_E.copy())
     over_s = _over(tables.gpu_s_G, lower.most_gpu_s) + _over(tables.server_s_N, lower.most_server_s)
     change, best, best_over_s = 0, 0, max(over_s, slack_s)
-    all_s, choices = max(tables.gpu_s_G.sum(), 1e-300), tokens.count_V.sum() * tokens.experts_VK.shape[1]
+    all_s = max(tables.gpu_s_G.sum() - limits.beside_s_G.sum(), 1e-300)
+    choices = tokens.count_V.sum() * tokens.experts_VK.shape[1]
     fine, dearer = LENIENT * choices / all_s, (STRICT / LENIENT) ** (1.0 / steps)
     heat, cooler = HOT * choices / experts, (COLD / HOT) ** (1.0 / steps)
     for _ in range(steps):
@@ -146,7 +153,7 @@ def _tables(tokens: Tokens, limits: Limits, gpu_E: IntArray) -> Tables:
     sole_E = np.zeros(experts, dtype=np.int64)
     sole_EE = np.zeros((experts, experts), dtype=np.int64)
     held_G = np.zeros(len(limits.slots_G), dtype=np.int64)
-    gpu_s_G, server_s_N = np.zeros(len(limits.slots_G)), np.zeros(servers)
+    gpu_s_G, server_s_N = limits.beside_s_G.copy(), limits.beside_s_N.copy()
     for e in range(experts):
         g = gpu_E[e]
         held_G[g] += 1
@@ -250,7 +257,7 @@ def _shift(tokens: Tokens, limits: Limits, tables: Tables, a: int, h: int) -> No
 def _level(limits: Limits, gpu_E: IntArray) -> None:
     """Swaps and moves experts between GPUs of a server, fullest GPU first, as long as that shortens it."""
     experts, gpus = len(gpu_E), len(limits.slots_G)
-    held_G, gpu_s_G = np.zeros(gpus, dtype=np.int64), np.zeros(gpus)
+    held_G, gpu_s_G = np.zeros(gpus, dtype=np.int64), limits.beside_s_G.copy()
     for e in range(experts):
         held_G[gpu_E[e]] += 1
         gpu_s_G[gpu_E[e]] += limits.gpu_s_GE[gpu_E[e], e]

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
+from aurora.planner.evaluate import evaluate
+from aurora.planner.make_plan import make_plan
 from aurora.planner.network.routes import route
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.exclusive_layers import place_exclusive
@@ -168,3 +170,24 @@ def test_a_placement_over_servers_needs_the_choices_of_each_token():
     start = place_exclusive(cluster, profile, (), OWN)
     with pytest.raises(BadInput, match="token-level routing"):
         place_hierarchical(cluster, profile, start, OWN, hierarchy)
+
+
+def test_two_models_come_over_servers_together():
+    cluster, _ = two_servers()
+    profiles = [two_communities(4), replace(two_communities(4), model="other")]
+    flat, over = (make_plan(cluster, profiles, PlanOptions(all_to_all=each)) for each in ("flat", "hierarchical"))
+    hierarchy = over.models[0].hierarchy
+    for layer in range(profiles[0].layers):
+        loads = []
+        for plan in (flat, over):
+            split_M = [model.placement.split_EG(layer) for model in plan.models]
+            loads.append(sum(each.load_LE[layer] @ split_EG for each, split_EG in zip(profiles, split_M, strict=True)))
+            assert all((split_EG.sum(axis=0) == 4).all() for split_EG in split_M)
+        assert loads[1].max() <= loads[0].max() * GPU_LOAD
+        for before, after, profile in zip(flat.models, over.models, profiles, strict=True):
+            rows = [
+                crossing_rows(profile, layer, hierarchy.server_G[each.placement.gpu_E(layer)], hierarchy)
+                for each in (before, after)
+            ]
+            assert rows[1] < 0.75 * rows[0]
+    assert evaluate(over, profiles).served_s_L.sum() == pytest.approx(over.objective_s)

@@ -34,7 +34,16 @@ def problems(draw):
     server_U = rng.integers(0, len(members), len(experts_UK)) if draw(st.booleans()) else np.full(len(experts_UK), search.NONE)
     gpu_s_GE, server_s_NE = rng.random((gpus, experts)), rng.random((len(members), experts))
     slots_G = np.full(gpus, -(-experts // gpus) + draw(st.integers(0, 2)))
-    limits = search.Limits(server_G, slots_G, gpu_s_GE, server_s_NE, 1.5 * experts / gpus, 1.5 * experts / len(members))
+    limits = search.Limits(
+        server_G,
+        slots_G,
+        gpu_s_GE,
+        server_s_NE,
+        1.5 * experts / gpus,
+        1.5 * experts / len(members),
+        rng.random(gpus),
+        rng.random(len(members)),
+    )
     gpu_E = rng.permutation(np.arange(experts) % gpus)
     return (experts_UK, server_U), Tokens.of(*distinct_tokens(experts_UK, server_U), experts), limits, gpu_E, rng
 
@@ -74,7 +83,9 @@ def test_levelling_keeps_servers_and_slots_and_never_fills_the_fullest_gpu_furth
     for server in range(limits.server_G.max() + 1):
         of_server = limits.server_G == server
         fullest = [
-            np.bincount(each_E, weights=limits.gpu_s_GE[each_E, own], minlength=len(of_server))[of_server].max()
+            (limits.beside_s_G + np.bincount(each_E, weights=limits.gpu_s_GE[each_E, own], minlength=len(of_server)))[
+                of_server
+            ].max()
             for each_E in (gpu_E, level_E)
         ]
         assert fullest[1] <= fullest[0] * (1 + 1e-9)
@@ -86,7 +97,14 @@ def test_the_best_of_all_placements_of_eight_experts_is_found(seed):
     experts_UK, own_U = routed(rng, 60, 8, 3), rng.integers(0, 2, 60)
     load_E = np.bincount(experts_UK.ravel(), minlength=8).astype(np.float64)
     limits = search.Limits(
-        np.arange(2), np.full(2, 4), np.tile(load_E, (2, 1)), np.tile(load_E, (2, 1)), 1.1 * 90.0, 1.1 * 90.0
+        np.arange(2),
+        np.full(2, 4),
+        np.tile(load_E, (2, 1)),
+        np.tile(load_E, (2, 1)),
+        1.1 * 90.0,
+        1.1 * 90.0,
+        np.zeros(2),
+        np.zeros(2),
     )
     start_E = np.arange(8) % 2
     found_E = search.server_search(Tokens.of(*distinct_tokens(experts_UK, own_U), 8), limits, start_E, rng)
