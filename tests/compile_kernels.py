@@ -78,6 +78,7 @@ TASKS: tuple[Callable[[], object], ...] = (  # those that take long go first
     order_servers,
     estimate_server_tokens,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
+    partial(server_tokens, np.ones((1, 4), dtype=np.int64), np.array([0, 0, 1, 1]), 2),
     *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),
     layouts,
