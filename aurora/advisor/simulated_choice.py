@@ -14,6 +14,7 @@ from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 SIMULATED = "simulated"
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
 TRANSFERS = 1_000_000  # simulated at most to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
+UNTRIED = "all-to-alls are flat: too many transfers to simulate; `all_to_all` hierarchical makes them hierarchical"
 COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 
 
@@ -64,8 +65,8 @@ def faster_all_to_all(
     """Makes a plan with flat and one with hierarchical all-to-alls, and returns that which serves the profiles sooner.
 
     The simulation covers the profiles' first windows, as in `with_time_slice`. All-to-alls are flat where they cannot be
-    hierarchical, or no server has several GPUs, or the simulation would take too long. A note on the plan says which was
-    chosen and why, if there was a choice.
+    hierarchical, or no server has several GPUs, or the simulation would take too long. A note on the plan says which was chosen
+    and why, if both are possible.
 
     Args:
         make: makes a plan by options.
@@ -77,8 +78,10 @@ def faster_all_to_all(
     flat = make(replace(options, all_to_all="flat"))
     server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
     first = _first_windows(cluster, profiles)
-    if len(set(server_G)) == len(server_G) or flat_reason(flat.options, cluster, profiles, domains) or not first:
+    if len(set(server_G)) == len(server_G) or flat_reason(flat.options, cluster, profiles, domains):
         return flat
+    if not first:
+        return replace(flat, notes=(*flat.notes, UNTRIED))
     plans = flat, make(replace(options, all_to_all="hierarchical"))
     seconds = [simulate_plan(each, first).seconds for each in plans]
     best = int(seconds[1] < seconds[0])

@@ -8,7 +8,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, relative
-from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
+from aurora.cli.subcommand import WORST, Json, Layers, as_options, chosen, option, show
 from aurora.errors import BadInput
 from aurora.types import PlanOptions
 
@@ -142,7 +142,7 @@ def plan(
         *explain_tables(made, why),
         worst_cut(made),
         *expectation_lines(made),
-        *made.notes,
+        *(as_options(note, context.command.params) for note in made.notes),
         f"planned in {seconds(took_s)}",
         f"wrote {output}",
     )

@@ -77,6 +77,13 @@ def test_an_unknown_all_to_all_is_named():
         aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="deep"))
 
 
+def test_what_is_too_large_to_simulate_stays_flat_and_says_so(monkeypatch):
+    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 12 * 2 - 1)
+    plan = aurora.plan(slow_nics(), traffic())
+    assert plan.models[0].hierarchy is None
+    assert plan.notes[0].startswith("all-to-alls are flat: too many transfers to simulate; `all_to_all` hierarchical")
+
+
 def test_a_server_of_one_gpu_each_is_not_tried():
     plan = aurora.plan(slow_nics(server_G=[0, 1, 2, 3]), traffic())
     assert plan.models[0].hierarchy is None
