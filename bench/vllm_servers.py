@@ -26,13 +26,13 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "network"), str(HERE.parent)]
-from aurora.planner.all_to_all.hierarchical_order import hierarchical_order  # noqa: E402
 from machine import machine  # noqa: E402
 from net import PAYLOAD, refusal, servers  # noqa: E402
 from vllm import model, run, slowest  # bench/vllm.py  # noqa: E402
 
 from aurora.io import save  # noqa: E402
 from aurora.io.engine_records import load_records  # noqa: E402
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order  # noqa: E402
 from aurora.planner.make_plan import make_plan  # noqa: E402
 from aurora.planner.network.switch import Switch  # noqa: E402
 from aurora.types import Cluster, Gpu, Hierarchy, Network, Order, PlanOptions  # noqa: E402
@@ -41,7 +41,7 @@ from aurora.types.arrays import IntArray  # noqa: E402
 
 SERVER_G = (0, 0, 1, 1)
 INSIDE_BPS, NIC_BPS, BUFFER_BYTES = 1e9, 100e6, 16 << 20
-LAYERS = 2
+LAYERS, HIDDEN, EXPERTS, TOP_K = 2, 512, 16, 4
 LARGE_BYTES = 1 << 20  # of all pairs together: of a prefill's exchange, not of a decode step's
 NOTED = """
 import json, os, time
@@ -132,7 +132,7 @@ def main() -> None:
         servers(SERVER_G, INSIDE_BPS, NIC_BPS, args.shared_nic, BUFFER_BYTES) as names,
     ):
         folder = Path(temporary)
-        model(folder / "model", 256, 16, LAYERS, 4)
+        model(folder / "model", HIDDEN, EXPERTS, LAYERS, TOP_K)
         prompts = [rng.integers(1, 250, args.tokens).tolist() for _ in range(ranks)]
         shared: dict[str, object] = {"model": str(folder / "model"), "prompts": prompts}
         shared |= {"max_model_len": 2048, "max_num_batched_tokens": 2048}
