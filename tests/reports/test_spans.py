@@ -36,7 +36,7 @@ def test_pieces_that_touch_are_one_transfer():
 def test_planned_transfers_carry_all_bytes_and_end_with_the_schedule(bytes_GG, method):
     ports = cluster(*[2.0] * len(bytes_GG))
     order = ORDER[method](bytes_GG, ports.network, rng=np.random.default_rng(0))
-    found = planned(order, bytes_GG, ports)
+    found = planned(order, bytes_GG[None], ports)
     carried = np.zeros_like(bytes_GG)
     np.add.at(carried, (found.src_X, found.dst_X), found.bytes_X)
     assert np.array_equal(carried, bytes_GG)
