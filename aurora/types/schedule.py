@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, counts, gap, locked, numbers
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, counts, gap, locked, numbers
 from aurora.types.fabric import Cut
 from aurora.types.value import Value
 
@@ -138,6 +138,31 @@ class Order(Value):
         return {}
 
     @cached_property
+    def in_sequence_X(self) -> BoolArray:
+        """(X,) bool, which rows have a sequence to keep: one of their ports has more rows than it may have open."""
+        port_X2, _, _, in_sequence_P = self._ports
+        return locked(np.asarray(in_sequence_P[port_X2].any(axis=1)))
+
+    @property
+    def _ports(self) -> tuple[IntArray, IntArray, IntArray, BoolArray]:
+        """The two ports (X, 2) of each row and what it takes of them (X,), and by port what it has, and if it keeps a sequence.
+
+        Ports are numbered by tier, in each first the senders and then the receivers.
+        """
+        ranks = 1 + int(self.pairs_X2.max(initial=-1))
+        port_X2 = self.pairs_X2 + np.array([0, ranks])
+        if self.tier_X is not None:
+            port_X2 = port_X2 + 2 * ranks * self.tier_X[:, None]
+        if self.sub_channels is None:
+            takes_X, capacity_P = np.ones(len(port_X2), np.int64), np.repeat([self.sends_open, self.recvs_open], ranks)
+        else:
+            takes_X = self.sub_channels.row_X
+            capacity_P = np.concatenate([self.sub_channels.out_G[:ranks], self.sub_channels.in_G[:ranks]])
+        capacity_P = np.tile(capacity_P, self.tiers)
+        wanted_P = np.bincount(port_X2.ravel(), np.repeat(takes_X, 2), minlength=len(capacity_P))
+        return port_X2, takes_X, capacity_P, wanted_P > capacity_P
+
+    @cached_property
     def stage_X(self) -> IntArray:
         """(X,) int64, the stage of each row where transfers run in stages, as on NCCL.
 
@@ -151,18 +176,8 @@ class Order(Value):
         are smaller, so that every stage starts and ends, by induction over the numbers. This depends neither on sizes nor on
         tiers: rows without bytes may be left out, if both of their ends do so.
         """
-        ranks = 1 + int(self.pairs_X2.max(initial=-1))
-        port_X2 = self.pairs_X2 + np.array([0, ranks])  # of the sender, and of the receiver
-        if self.tier_X is not None:
-            port_X2 = port_X2 + 2 * ranks * self.tier_X[:, None]
-        if self.sub_channels is None:
-            takes_X, capacity_P = np.ones(len(port_X2), np.int64), np.repeat([self.sends_open, self.recvs_open], ranks)
-        else:
-            takes_X = self.sub_channels.row_X
-            capacity_P = np.concatenate([self.sub_channels.out_G[:ranks], self.sub_channels.in_G[:ranks]])
-        capacity_P = np.tile(capacity_P, self.tiers)
-        wanted_P = np.bincount(port_X2.ravel(), np.repeat(takes_X, 2), minlength=len(capacity_P))
-        in_sequence, capacity = (wanted_P > capacity_P).tolist(), capacity_P.tolist()
+        port_X2, takes_X, capacity_P, in_sequence_P = self._ports
+        in_sequence, capacity = in_sequence_P.tolist(), capacity_P.tolist()
         last, free, stages = [0] * len(capacity), capacity_P.tolist(), []
         for ports, takes in zip(port_X2.tolist(), takes_X.tolist(), strict=True):
             kept = [port for port in ports if in_sequence[port]]

@@ -172,13 +172,17 @@ class OrderedTransport(ABC):
     # Steps of an exchange.
 
     def _cut(self, order: Order, tensors: Sequence[torch.Tensor], sending: bool, cut: bool) -> list[Message]:
-        """This rank's rows in order as messages: one a row, or several pieces, cut the same way at both ends."""
+        """This rank's rows in order as messages: one a row, or several pieces, cut the same way at both ends.
+
+        Rows whose tier has no sequence to keep at either end are not cut, since all messages would be posted at once.
+        """
         messages = []
         for row, peer, tensor in row_slices(order, self.rank, tensors, sending):
             row_bytes = tensor.nbytes
             tier = 0 if order.tier_X is None else int(order.tier_X[row])
             whole = Message(peer, tensor, row, 0, row_bytes, tier)
-            if cut and row_bytes > (least := self._piece_bytes(*((self.rank, peer) if sending else (peer, self.rank)))):
+            in_pieces = cut and (order.tier_X is None or order.in_sequence_X[row])
+            if in_pieces and row_bytes > (least := self._piece_bytes(*((self.rank, peer) if sending else (peer, self.rank)))):
                 size = max(least, -(-row_bytes // PIECES))
                 pieces = enumerate(torch.split(whole.flat, size))
                 messages += [Message(peer, piece, row, index * size, row_bytes, tier) for index, piece in pieces]

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput, RankFailed
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed import ordered
 from aurora.runtime.distributed.launcher import launch_threads
@@ -21,7 +22,7 @@ from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.distributed.nccl import NcclTransport
 from aurora.runtime.distributed.transport import row_slices
 from aurora.runtime.timers import HostTimer
-from aurora.types import Network, Order
+from aurora.types import Hierarchy, Network, Order
 from tests.conftest import cluster
 
 SCHEDULES = {2: 5000, 3: 2500, 4: 1200, 5: 600, 6: 300, 7: 200, 8: 200}  # by ranks
@@ -152,6 +153,21 @@ def test_a_rank_requests_before_it_sends_bulk_behind_which_its_requests_would_wa
     assert launch_threads(unrequested, 4, Memory(4, 20.0), replace(order, tier_X=tier_X), cluster(*[FAST_Bps] * 4)) == [0] * 4
 
 
+@pytest.mark.parametrize(("servers", "rail_pieces"), [(2, 1), (3, 4)])
+def test_rows_of_a_tier_without_a_sequence_are_sent_whole(servers, rail_pieces, monkeypatch):
+    """Two servers of two ranks: each rank has one row between them and one inside. With a third the former take turns."""
+    monkeypatch.setattr(ordered, "PIECE_BYTES", 3)
+    hierarchy, ranks = Hierarchy(np.arange(2 * servers) // 2, 1), 2 * servers
+    sizes_RR = np.full((ranks, ranks), 12) * (1 - np.eye(ranks, dtype=np.int64))
+    sizes_RR[(hierarchy.server_G[:, None] != hierarchy.server_G) & (np.arange(ranks)[:, None] % 2 != np.arange(ranks) % 2)] = 0
+    order = hierarchical_order(sizes_RR, hierarchy, Network.equal(ranks), rng=np.random.default_rng(0))
+    for transport in launch_threads(watch, ranks, Memory(ranks, 20.0), order, sizes_RR):
+        pieces = Counter((message.peer, message.tier) for message, _ in transport.posted[True])
+        inside = hierarchy.server_G[transport.rank]
+        assert {number for (peer, _), number in pieces.items() if hierarchy.server_G[peer] != inside} == {rail_pieces}
+        assert {number for (peer, _), number in pieces.items() if hierarchy.server_G[peer] == inside} == {1}
+
+
 def watch(rank_info, memory, order, sizes_RR, cluster=None):
     transport = Watched(memory, rank_info.rank, cluster)
     sends = [torch.full((int(size),), rank_info.rank, dtype=torch.uint8) for size in sizes_RR[rank_info.rank]]
@@ -178,7 +194,8 @@ def test_no_more_is_under_way_than_the_order_allows(monkeypatch, piece, ranks, s
         assert sum(m.size for m, _ in transport.posted[False]) == sizes[:, rank].sum()
         assert all(messages <= order.sends_open for messages, _ in transport.seen_in_sequence(True, order.sends_open))
         if opened == (1, 1):
-            assert all(m.size <= piece for m, _ in transport.posted[False])
+            whole_X = np.zeros(len(order.pairs_X2), bool) if order.tier_X is None else ~order.in_sequence_X
+            assert all(m.size <= piece or whole_X[m.row] for m, _ in transport.posted[False])
             assert all(messages == 1 or size <= 8 * piece for messages, size in transport.seen_in_sequence(False, 1))
         else:
             assert all(messages <= order.recvs_open for messages, _ in transport.seen_in_sequence(False, order.recvs_open))
