@@ -20,8 +20,8 @@ LONG_S = (
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
     """Returns `cluster` with the measured start-up time and rates. A collective call; all ranks get the same result.
 
-    Every rank sends equally many bytes to every other rank, one partner at a time, so that start-ups add up. The rates of all
-    ports, and of the fabric's links, are scaled by one factor.
+    Every rank sends equally many bytes to every other rank, one partner at a time, so that start-ups add up. All port rates are
+    scaled by one factor.
     """
     from aurora.planner.alltoall.registry import ORDER
     from aurora.planner.network.schedule_time import timed  # which compiles: seconds that other runs shall not pay
@@ -46,13 +46,9 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
         if took_s[-1] > max(LONG_S, 4 * took_s[0]):
             break
     startups_s, share = startups_and_share((ports_s[0], ports_s[-1]), (took_s[0], took_s[-1]))
-    return scaled(cluster, startups_s / (ranks - 1), share)
-
-
-def scaled(cluster: Cluster, startup_s: float, share: float) -> Cluster:
-    """Returns `cluster` with this start-up time, and with this share of all of its rates."""
+    startup_s = startups_s / (ranks - 1)
     gpus = (replace(gpu, startup_s=startup_s, out_Bps=gpu.out_Bps * share, in_Bps=gpu.in_Bps * share) for gpu in cluster.gpus)
-    return replace(cluster, gpus=tuple(gpus), fabric=None if cluster.fabric is None else cluster.fabric.scaled(share))
+    return replace(cluster, gpus=tuple(gpus))
 
 
 def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Fabric: links of limited capacity between GPUs and switches, and the cuts through them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aurora.errors import BadInput
 
@@ -78,11 +78,6 @@ class Fabric:
     def switches(self) -> tuple[str, ...]:
         """Names of the switches, in the order in which the links first mention them."""
         return tuple(dict.fromkeys(end for link in self.links for end in (link.src, link.dst) if isinstance(end, str)))
-
-    def scaled(self, factor: float) -> "Fabric":
-        """Returns the fabric with all rates multiplied by `factor`."""
-        links = tuple(replace(link, Bps=link.Bps * factor) for link in self.links)
-        return replace(self, links=links, nic_Bps=None if self.nic_Bps is None else self.nic_Bps * factor)
 
     def _reached(self, gpu: int) -> set[int]:
         """The GPUs that this one reaches."""

@@ -192,8 +192,10 @@ def table(
         best, ours = (min(each, key=lambda m: took[name, str(m), way]) for each in (flat, over))
         gain = took[name, str(best), way] / took[name, str(ours), way]
         lines += ["", f"{way.capitalize()}: {ours} is {gain:.2f} x as fast as the best flat method ({best})."]
-    startups = ", ".join(
-        f"{each.gpus[0].startup_s * 1e3:.2f} ms a message {when}" for when, each in (("before", before), ("after", after))
+    port_Bps = setting.cluster.gpus[0].out_Bps
+    startups = " and ".join(
+        f"{each.startup_s_G[0] * 1e3:.2f} ms a message and {each.out_Bps_G[0] / port_Bps:.0%} of ports' rates {when}"
+        for when, each in (("before", before), ("after", after))
     )
     lines += [
         "",
