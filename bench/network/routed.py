@@ -26,7 +26,7 @@ from aurora.types.arrays import IntArray
 
 WAYS = ("dispatch", "combine")
 HIERARCHICAL = "hierarchical"
-EVERY: dict[type, int] = {RowPerExpert: 3, RowPerRank: 2, RowPerServer: 1}  # the longer an exchange takes, the fewer there are
+EVERY: dict[type, int] = {RowPerExpert: 4, RowPerRank: 3, RowPerServer: 1}  # the longer an exchange takes, the fewer there are
 SAME = 0.02  # relative difference of sums in bfloat16 that were rounded in other places
 
 

@@ -1,6 +1,6 @@
 """Dispatch and combine over servers on real sockets: one row a choice, one a GPU, or one a server (hierarchical), side by side.
 
-    python bench/network/servers.py [--shape 2x4] [--nic each] [--traffic recorded] [--repetitions 9] [--seconds 0.25]
+    python bench/network/servers.py [--shape 2x4] [--nic each] [--traffic recorded] [--repetitions 9] [--seconds 0.2]
 
 Root only (namespaces, token buckets); elsewhere it says why it is skipped. A server's ranks have ports of 1 Gbit/s to each
 other. NICs of 100 Mbit/s lead to other servers: one for each rank, or one for each server (shared). Switch buffers are deep,
@@ -12,8 +12,8 @@ Drawn tokens choose by a Zipf popularity, each on its own. As many tokens are se
 The bound is `deduplicated_two_tier_bound` at the configured rates. A method's start-up is what it takes for a few tokens of 8
 elements. Predictions are the simulator's, of the network as measured before by `measured_network`. What arrives is the
 runtime's: rows are packed, forwarded by gateways, and summed on the way back. Methods are interleaved; those that take longest
-are repeated less often. Everything is removed at the end, also after an error or an interrupt. Results:
-bench/results/servers-network-DATE.md.
+are repeated less often. All of it takes about ten minutes; a section that is measured anew replaces the one in the file.
+Everything is removed at the end, also after an error or an interrupt. Results: bench/results/servers-network-DATE.md.
 """
 
 import argparse
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--inside-mbps", type=float, default=1000, help="of a rank's port to its server, each way")
     parser.add_argument("--nic-mbps", type=float, default=100, help="of a NIC, each way")
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.25, help="the bound of every dispatch")
+    parser.add_argument("--seconds", type=float, default=0.2, help="the bound of every dispatch")
     parser.add_argument("--only", default="", help="a part of the names of the methods that are compared")
     parser.add_argument("--out", type=Path, help="a file instead of bench/results/servers-network-DATE.md")
     chosen = parser.parse_args()
