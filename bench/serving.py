@@ -13,6 +13,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from aurora.runtime import serving_rank as serve
+from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.result import RankResult
 
@@ -51,12 +52,14 @@ def served_on_hosts(rank_info: RankInfo, hosts: Sequence[str], meeting: str, *ar
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
 
     @contextmanager
-    def joined(_: RankInfo) -> Iterator[None]:
+    def joined(_: RankInfo) -> Iterator[Heartbeats]:
         store = dist.FileStore(meeting, rank_info.ranks)
         dist.init_process_group("gloo", store=store, rank=rank_info.rank, world_size=rank_info.ranks)
+        heartbeats = Heartbeats(store, rank_info.rank, rank_info.ranks)
         try:
-            yield
+            yield heartbeats
         finally:
+            heartbeats.stop()
             dist.destroy_process_group()
 
     def timed(compute: Callable[..., Any]) -> Callable[..., Any]:
