@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from aurora.planner.migration.migrate import Migration
     from aurora.planner.workload.drift import Drift
     from aurora.runtime.result import RunResult
-    from aurora.simulator.changing_traffic import Replay
+    from aurora.simulator.changing_traffic import FollowedTraffic
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
     Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
@@ -689,7 +689,7 @@ def follow(
     tokens: int | None = None,
     seed: int = 0,
     options: ControlOptions | None = None,
-) -> Replay:
+) -> FollowedTraffic:
     """Replay traffic that changes, and compare ways to follow it: none, one plan, EPLB, the controller, and a clairvoyant.
 
     EPLB stops serving while experts move, as vLLM's does; the controller's moves run beside serving.
@@ -706,7 +706,7 @@ def follow(
         options: of the controller.
 
     Returns:
-        Replay, with load, bytes and stalls of each way.
+        FollowedTraffic, with load, bytes and stalls of each way.
 
     Raises:
         BadInput: if the change is unknown, a number is out of range, or the profiles are of another model.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aurora.planner.workload.drift import Drift
     from aurora.reports.compare import Comparison
     from aurora.reports.trace_times import Summary
-    from aurora.simulator.changing_traffic import Replay
+    from aurora.simulator.changing_traffic import FollowedTraffic
     from aurora.types.arrays import FloatArray, IntArray
 
 Found = dict[str, Any]
@@ -181,7 +181,7 @@ def curves_json(made: Profile | ComputeCurves) -> Found:
     return {"model": made.model, "kinds": table, "provenance": dict(made.provenance)}
 
 
-def followed_json(replay: Replay, pictures: Sequence[Path]) -> Found:
+def followed_json(replay: FollowedTraffic, pictures: Sequence[Path]) -> Found:
     """Returns what each way to follow changing traffic reached, and the pictures written."""
     ways = [
         {

@@ -1,6 +1,7 @@
 """aurora plan: a cluster and a profile for each model -> a plan."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -122,6 +123,9 @@ def plan(
     options = chosen(PlanOptions, context)
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     further, in_force = [load_profile(path) for path in domains], None if previous is None else load_plan(previous)
+    replicated = in_force is not None and any(model.placement.split_LG is not None for model in in_force.models)
+    if options.all_to_all == "auto" and (explain or replicated):  # neither is there for all-to-alls over servers
+        options = replace(options, all_to_all="flat")
     paths = [relative(path, output) for path in profile]
     began, moved = time.perf_counter(), None
     with shown() as progress:

@@ -6,19 +6,19 @@ from rich.table import Column, Table
 
 from aurora.reports.formatting import percent, right, seconds, size
 from aurora.reports.pictures import canvas, save_picture
-from aurora.simulator.changing_traffic import WHOLE, Replay
+from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
 from aurora.types.arrays import gap
 
 COLOURS = ("#999999", "#8a8d1b", "#56b4e9", "#0072b2", "#7b6bb5", "#d55e00", "#009e73")
 
 
-def followed_table(replay: Replay) -> Table:
+def followed_table(replay: FollowedTraffic) -> Table:
     """Returns a table of the ways to follow changing traffic, beside the clairvoyant one."""
     known_W = replay.known_W
     best = float(replay.ways[-1].slowest_W[known_W].mean())
     table = Table(
         Column("", no_wrap=True),
-        *right("slowest GPU", "to best", f"worst {WHOLE}", "moved", "changes", "stalls", "lengthens"),
+        *right("slowest GPU", "to last", f"worst {WHOLE}", "moved", "changes", "stalls", "lengthens"),
         title=f"{replay.change}: {len(known_W)} windows",
         caption="slowest GPU: its load over the mean, all layers; "
         f"without the {int((~known_W).sum())} windows that begin other traffic",
@@ -31,7 +31,7 @@ def followed_table(replay: Replay) -> Table:
     return table
 
 
-def draw_followed(replay: Replay, path: Path) -> list[Path]:
+def draw_followed(replay: FollowedTraffic, path: Path) -> list[Path]:
     """Draws the slowest GPUs' load and the bytes moved, window by window. Returns the files written, SVG and PNG.
 
     Args:

@@ -14,7 +14,7 @@ from aurora.runtime.dispatch_layout import ExchangeStep, ExpertMap, RowPerRank
 from aurora.runtime.token_permutation import MessageFormat, gather_rows, needed_by_chunk, permutation_by_rank, weighted_sum
 
 
-class _Step(NamedTuple):
+class _StepSizes(NamedTuple):
     """What this rank sends and receives in one exchange of a dispatch; in the combine's the same goes back.
 
     It forwards a pool of rows to the ranks of its server: own rows for this server, then those that other servers' ranks have
@@ -76,7 +76,7 @@ class RowPerServer(RowPerRank):
         ranks, servers = len(counts_RX), self._hierarchy.servers
         return counts_RX[:, servers:].reshape(ranks, -1, ranks).sum(dim=1)
 
-    def _own_steps(self, rows: HierarchicalRows) -> list[_Step]:
+    def _own_steps(self, rows: HierarchicalRows) -> list[_StepSizes]:
         """This rank's part of each exchange."""
         hierarchy, rank, ranks = self._hierarchy, self._map.rank, self._map.ranks
         server_G, gateway_GN = hierarchy.server_G, hierarchy.gateway_GN
@@ -98,7 +98,7 @@ class RowPerServer(RowPerRank):
                     between_out[gateway_GN[rank, other]] = slice(begin, end)
             between_in = np.where(inside_G, 0, sizes_GG[:, rank]).tolist()
             own = slice(*starts_NC[server, number : number + 2].tolist())
-            steps.append(_Step(own, out_G.tolist(), in_G.tolist(), between_out, between_in))
+            steps.append(_StepSizes(own, out_G.tolist(), in_G.tolist(), between_out, between_in))
         return steps
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:

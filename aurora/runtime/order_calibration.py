@@ -96,13 +96,13 @@ class OrderCalibration:
 def planned_method(plan: Plan) -> str | Order:
     """Returns the plan's method that `calibrate` tries beside UNORDERED: the first by name; UNORDERED[0] if there is none.
 
-    An order whose method is not in ORDER, as of servers, is returned itself.
+    An order whose method is not in ORDER, or that is made for servers, is returned itself.
     """
     from aurora.planner.alltoall.registry import ORDER
 
     orders = {order.method: order for model in plan.models for order in model.dispatch_L}
     method = min(orders.keys() - set(UNORDERED), default=UNORDERED[0])
-    return method if method in ORDER else orders[method]
+    return method if method not in orders or (method in ORDER and orders[method].tier_X is None) else orders[method]
 
 
 def stages_of(planned: str, width: int) -> str:
@@ -150,7 +150,9 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
     return OrderCalibration((*fixed, *widths, name), *_timed(transport, ways, device), orders, widths)
 
 
-def calibrate_servers(transport: Transport, model: ModelPlan, planned: str, device: str = "cpu") -> OrderCalibration:
+def calibrate_servers(
+    transport: Transport, cluster: Cluster, model: ModelPlan, planned: str, device: str = "cpu"
+) -> OrderCalibration:
     """Times a model's dispatch flat and over its servers, on traffic as its plan expects it; otherwise as `calibrate`.
 
     Tokens choose experts by their loads, independently of each other. Experts that are chosen together on one server make
@@ -158,27 +160,38 @@ def calibrate_servers(transport: Transport, model: ModelPlan, planned: str, devi
 
     Args:
         transport: carries the exchanges.
+        cluster: the machines, for the order of the other way.
         model: the model, with a hierarchy.
         planned: the plan's way, FLAT or OVER_SERVERS.
         device: where the tensors lie.
 
     Returns:
-        The seconds of both ways, by the bytes that a rank sends on average if the dispatch is flat.
+        The seconds of both ways, by the bytes that a rank sends on average if the dispatch is flat, and the order of the way
+        that the plan has no orders for.
     """
+    from aurora.planner.alltoall.schedule import hierarchical_order_s, scheduled
+
     assert model.hierarchy is not None
-    ranks, order = transport.ranks, model.dispatch_L[0]
+    ranks, rng = transport.ranks, np.random.default_rng(0)
     source_U = np.repeat(np.arange(ranks), EXPECTED_TOKENS)
     rows = hierarchical_rows(_expected_rank_UK(model, len(source_U)), source_U, model.hierarchy)
     flat_GG = rows.needed_GCG.sum(axis=1)
     np.fill_diagonal(flat_GG, 0)
     rows_SGG = {FLAT: flat_GG[None], OVER_SERVERS: step_rows(rows, model.hierarchy)}
     methods = tuple(sorted(rows_SGG, key=planned.__eq__))
+    if planned == FLAT:
+        other, _ = hierarchical_order_s(rows_SGG[OVER_SERVERS], model.hierarchy, cluster.network, "auto", rng=rng)
+    else:
+        other, _ = scheduled(flat_GG, cluster.network, "auto", rng=rng)
+    orders: dict[str, Order | None] = {methods[0]: other, methods[1]: model.dispatch_L[0]}
 
     def ways(size: int) -> Iterable[list[_Way]]:
         bytes_of_row = size * ranks / max(flat_GG.sum(), 1)
-        yield [[(order, np.rint(each * bytes_of_row).astype(np.int64)) for each in rows_SGG[method]] for method in methods]
+        yield [
+            [(orders[method], np.rint(each * bytes_of_row).astype(np.int64)) for each in rows_SGG[method]] for method in methods
+        ]
 
-    return OrderCalibration(methods, *_timed(transport, ways, device), {}, {})
+    return OrderCalibration(methods, *_timed(transport, ways, device), {methods[0]: other}, {})
 
 
 def _expected_rank_UK(model: ModelPlan, tokens: int) -> IntArray:
@@ -205,7 +218,7 @@ def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
         deduplicate: whether tokens are sent once, in place of what the plan says; None: as it says.
     """
     server_G = np.array([] if plan.cluster.fabric is None else plan.cluster.fabric.server_G, dtype=np.int64)
-    if len(set(server_G.tolist())) < 2:
+    if not 1 < len(set(server_G.tolist())) < len(server_G):
         return plan
     models = []
     for model in plan.models:

@@ -119,6 +119,9 @@ class OrderWatch:
         kind = _Kind(phase, int(rank_bytes).bit_length(), self._over_servers)
         way = _trials(self._trials, kind, self._calibration, rank_bytes).next_way()
         self._started.append((kind, way))
+        if self._servers is not None and self._pair is not None:  # the plan has no order for the way that it does not take
+            other = self._servers.orders.get(self._servers.methods[self._pair.way])
+            planned = planned if other is None else other if phase == "dispatch" else other.reversed
         method = self._calibration.methods[way]
         self._exchanges[f"{method} {OVER_SERVERS}" if self._over_servers else method] += 1
         return self._calibration.order(planned, method)

@@ -113,7 +113,7 @@ def serve_rank(
             planned_M = [FLAT if model.hierarchy is None else OVER_SERVERS for model in plan.models]
             plan = with_servers(plan, options.deduplicate)
             servers_M = [
-                None if model.hierarchy is None else calibrate_servers(transports[0], model, planned, device)
+                None if model.hierarchy is None else calibrate_servers(transports[0], plan.cluster, model, planned, device)
                 for model, planned in zip(plan.models, planned_M, strict=True)
             ]
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None

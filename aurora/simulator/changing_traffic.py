@@ -10,7 +10,7 @@ from aurora.planner.control.controller import LENGTHENED, Controller, gpu_loads
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import place
-from aurora.types import ControlOptions, GpuSlots, Plan, Profile
+from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 WHOLE = 10  # windows over which the worst mean is taken
@@ -145,7 +145,7 @@ class Followed:
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class FollowedTraffic:
     """A replay of traffic that changes.
 
     Attributes:
@@ -174,7 +174,7 @@ def replay(
     tokens: int | None = None,
     seed: int = 0,
     options: ControlOptions = ControlOptions(),
-) -> Replay:
+) -> FollowedTraffic:
     """Replays traffic that changes, from a plan's first model on; see `aurora.follow`."""
     model = plan.models[0]
     held_LGP = model.placement.held_LGP()
@@ -186,10 +186,13 @@ def replay(
         )
     held_G = (held_LGP >= 0).sum(axis=2).max(axis=0)
     slots = GpuSlots(np.maximum(held_G, 1), np.array([1 / gpu.speed for gpu in plan.cluster.gpus]))
-    network = plan.cluster.network
+    network, fabric = plan.cluster.network, plan.cluster.fabric
     port_Bps = float(min(network.out_Bps_G.min(), network.in_Bps_G.min()))
+    if fabric is not None and fabric.nic_Bps is not None:
+        sharing = max(map(fabric.server_G.count, fabric.server_G)) if fabric.shared_nic else 1
+        port_Bps = min(port_Bps, fabric.nic_Bps / sharing)
     ways = follow(load_WLE, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
-    return Replay(change, part_WD, tuple(ways))
+    return FollowedTraffic(change, part_WD, tuple(ways))
 
 
 def follow(
@@ -230,15 +233,15 @@ def follow(
     def clairvoyant(window: int, held: IntArray) -> IntArray:
         return rebalance(load_WLE[window], held, slots).held_LGP
 
-    def eplb(many: int) -> Callable[[int, IntArray], IntArray]:
-        def planned(window: int, held: IntArray) -> IntArray:
+    def eplb(many: int) -> _Way:
+        def planned(window: int, held: IntArray) -> Placement | IntArray:
             if not window or window % many:
                 return held
-            return place(load_WLE[window - many : window].sum(axis=0), alike, "eplb").placement.held_LGP(held.shape[2])
+            return place(load_WLE[window - many : window].sum(axis=0), alike, "eplb").placement
 
         return planned
 
-    ways: dict[str, tuple[Callable[[int, IntArray], IntArray], bool]] = {
+    ways: dict[str, tuple[_Way, bool]] = {
         "as it is": (lambda window, held: held, False),
         "planned once": (once, False),
         **{f"EPLB every {many}": (eplb(many), True) for many in every},
@@ -250,9 +253,12 @@ def follow(
     ]
 
 
+_Way = Callable[[int, IntArray], Placement | IntArray]  # for a window and the slots in force: the slots, or a placement
+
+
 def _followed(
     name: str,
-    way: Callable[[int, IntArray], IntArray],
+    way: _Way,
     stops: bool,
     load_WLE: FloatArray,
     held_LGP: IntArray,
@@ -262,14 +268,22 @@ def _followed(
 ) -> Followed:
     """The replay of one way, whose moves stop serving or run beside it."""
     slowest_W, bytes_W, moving_s = np.ones(len(load_WLE)), np.zeros(len(load_WLE), dtype=np.int64), 0.0
+    placement: Placement | None = None  # whose replicas may take unequal parts; None: even ones
     for window, load_LE in enumerate(load_WLE):
-        next_LGP = way(window, held_LGP)
+        found = way(window, held_LGP)
+        if isinstance(found, Placement):
+            placement, next_LGP = found, found.held_LGP(held_LGP.shape[2])
+        else:
+            next_LGP = found
         if next_LGP is not held_LGP:
             into_G, out_G = _moved_G(held_LGP, next_LGP)
             bytes_W[window] = into_G.sum() * expert_bytes
             moving_s += max(into_G.max(), out_G.max()) * expert_bytes / port_Bps
             held_LGP = next_LGP
-        gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G)[0]
+        if placement is None:
+            gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G)[0]
+        else:
+            gpu_LG = np.stack([load_E @ placement.split_EG(layer) for layer, load_E in enumerate(load_LE)]) * slots.cost_G
         if gpu_LG.any():
             slowest_W[window] = gpu_LG.max(axis=1).sum() / gpu_LG.mean(axis=1).sum()
     stall_s, beside_s = (moving_s, 0.0) if stops else (0.0, moving_s * LENGTHENED)

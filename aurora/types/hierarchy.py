@@ -10,6 +10,8 @@ from aurora.errors import BadInput
 from aurora.types.arrays import BoolArray, IntArray, counts, locked
 from aurora.types.value import Value
 
+MOST_CHUNKS = 1024  # each costs a start-up
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Hierarchy(Value):
@@ -28,7 +30,7 @@ class Hierarchy(Value):
         chunks: how many chunks; more of them overlap the hops better, and cost more start-ups.
 
     Raises:
-        BadInput: if a server has no rank, or there is no chunk.
+        BadInput: if a server has no rank, or the number of chunks is out of range.
     """
 
     server_G: IntArray
@@ -36,8 +38,10 @@ class Hierarchy(Value):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "server_G", counts("hierarchy, server_G", self.server_G, 1))
-        if self.chunks < 1:
-            raise BadInput(f"hierarchy: expected one chunk or more, found {self.chunks}")
+        if not 1 <= self.chunks <= MOST_CHUNKS:
+            raise BadInput(f"hierarchy: expected from one to {MOST_CHUNKS} chunks, found {self.chunks}")
+        if self.server_G.max(initial=0) >= max(len(self.server_G), 1):
+            raise BadInput(f"hierarchy: expected servers from 0 to {len(self.server_G) - 1}, found {self.server_G.max()}")
         if len(lacking := np.setdiff1d(np.arange(self.servers), self.server_G)):
             raise BadInput(f"hierarchy: expected a rank on each of {self.servers} servers, found none on server {lacking[0]}")
 

@@ -178,7 +178,7 @@ class Counting(MemoryTransport):
 
 def choose_servers(rank_info, memory, model, planned):
     transport = Counting(memory, rank_info.rank)
-    return calibrate_servers(transport, model, planned), transport.sent
+    return calibrate_servers(transport, plan_of_four_ranks().cluster, model, planned), transport.sent
 
 
 def plan_of_four_ranks(**options):
@@ -207,6 +207,7 @@ def test_flat_and_over_servers_are_timed_on_traffic_as_expected(planned, monkeyp
     flat_4, steps_X4 = (round_X4[0], round_X4[1:]) if planned == OVER_SERVERS else (round_X4[-1], round_X4[:-1])
     assert 0 < steps_X4[:, 2:].sum() < flat_4[2:].sum()
     assert flat_4.sum() == pytest.approx(1 << 12, rel=0.2)
+    assert set(first.orders) == {FLAT, OVER_SERVERS} - {planned}
 
 
 def test_only_plans_that_send_tokens_once_may_go_over_servers():

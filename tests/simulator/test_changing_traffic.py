@@ -5,7 +5,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.simulator.changing_traffic import CHANGES, RECORDED, Replay, changing_loads, follow
+from aurora.simulator.changing_traffic import CHANGES, RECORDED, FollowedTraffic, changing_loads, follow
 from aurora.types import GpuSlots, SyntheticOptions
 
 CONFIG = {
@@ -45,7 +45,7 @@ def test_windows_are_full_and_the_same_for_a_seed(change, domains):
 def test_domains_follow_each_other_as_said(domains):
     _, part_WD = changing_loads(domains, "alternating", 25, 10)
     assert part_WD.argmax(axis=1).tolist() == [0] * 10 + [1] * 10 + [0] * 5
-    assert np.flatnonzero(~Replay("", part_WD, ()).known_W).tolist() == [0, 10, 20]
+    assert np.flatnonzero(~FollowedTraffic("", part_WD, ()).known_W).tolist() == [0, 10, 20]
     _, part_WD = changing_loads(domains, "drift", 11, 10)
     np.testing.assert_allclose(part_WD[:, 1], np.arange(11) / 10)
     _, part_WD = changing_loads(domains, "flash-crowd", 50, 10)
@@ -61,10 +61,10 @@ def test_recorded_windows_come_in_sequence(domains):
 @pytest.mark.parametrize("change", ["alternating", "steps"])
 def test_the_controller_is_near_clairvoyant_and_moves_a_fraction_of_what_eplb_moves(change, domains):
     load_WLE, part_WD = changing_loads(domains, change, WINDOWS, 10, TOKENS, seed=1)
-    ways, known_W = followed(load_WLE), Replay(change, part_WD, ()).known_W
+    ways, known_W = followed(load_WLE), FollowedTraffic(change, part_WD, ()).known_W
     slowest = {name: each.slowest_W[known_W].mean() for name, each in ways.items()}
     assert slowest["controller"] <= 1.03 * slowest["clairvoyant"]
-    assert slowest["controller"] < slowest["EPLB every 1"] + 0.01
+    assert slowest["controller"] < slowest["EPLB every 1"] + 0.02  # the loss up to which a placement is kept
     assert ways["controller"].bytes_W.sum() <= ways["EPLB every 1"].bytes_W.sum() / 4
     assert ways["controller"].worst() <= ways["as it is"].worst()
     assert (ways["as it is"].bytes_W.sum(), ways["as it is"].changes, ways["controller"].stall_s) == (0, 0, 0.0)

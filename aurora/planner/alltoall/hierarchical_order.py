@@ -56,7 +56,7 @@ def hierarchical(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
     return hierarchical_order(bytes_GG, Hierarchy(np.array(server_G)), network, rng=rng)
 
 
-class _Rows(NamedTuple):
+class _OrderRows(NamedTuple):
     """The rows of all hierarchical orders of some servers."""
 
     pairs_X2: IntArray  # (X, 2), first those from ranks to gateways, by pair of servers
@@ -65,7 +65,7 @@ class _Rows(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _rows(hierarchy: Hierarchy) -> _Rows:
+def _rows(hierarchy: Hierarchy) -> _OrderRows:
     """What does not depend on bytes, kept for the next call."""
     server_G, servers, ranks = hierarchy.server_G, hierarchy.servers, hierarchy.ranks
     size_N = np.bincount(server_G, minlength=servers)
@@ -83,7 +83,7 @@ def _rows(hierarchy: Hierarchy) -> _Rows:
     sequence = np.lexsort((in_rails_X, ~rail_X))
     count_P = np.bincount(pair_X[rail_X], minlength=servers * servers)
     first_P = np.append(0, count_P.cumsum())
-    return _Rows(*(locked(each) for each in (np.stack([src_X, dst_X], axis=1)[sequence], first_P, tier_X[sequence])))
+    return _OrderRows(*(locked(each) for each in (np.stack([src_X, dst_X], axis=1)[sequence], first_P, tier_X[sequence])))
 
 
 @njit(cache=True, error_model="numpy")

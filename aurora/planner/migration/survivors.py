@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.migration.recovery import order_among, recover
 from aurora.planner.migration.relabelling import LayerSlots
 from aurora.planner.placement.slot_counts import failure_domains
-from aurora.types import Cluster, Exchange, Op, Placement, Program
+from aurora.types import Cluster, Exchange, Network, Op, Placement, Program
 from aurora.types.arrays import FloatArray, IntArray
 
 HeldML = Sequence[Sequence[Sequence[int]]]  # by model and layer: the experts whose weights one rank has
@@ -71,7 +72,13 @@ def _among(op: Op, alive_G: NDArray[np.bool_]) -> Op:
     """An operation with the order and the servers of the surviving ranks alone."""
     if not isinstance(op, Exchange):
         return op
-    return replace(op, order=order_among(op.order, alive_G), hierarchy=op.hierarchy and op.hierarchy.among(alive_G))
+    if op.hierarchy is None or op.order.tier_X is None:
+        return replace(op, order=order_among(op.order, alive_G), hierarchy=op.hierarchy and op.hierarchy.among(alive_G))
+    hierarchy = op.hierarchy.among(alive_G)  # whose gateways are others, so that other pairs of ranks use the NICs
+    ranks = hierarchy.ranks
+    even_GG = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
+    order = hierarchical_order(even_GG, hierarchy, Network.equal(ranks), rng=np.random.default_rng(0))
+    return replace(op, order=order if op.phase == "dispatch" else order.reversed, hierarchy=hierarchy)
 
 
 def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]]) -> Placement:

@@ -24,7 +24,7 @@ GPU_LOAD = 1.02  # of the fullest GPU where placement looks at load alone
 SERVER_LOAD = 1.05  # of the mean server
 
 
-class PlacedLayer(NamedTuple):
+class ServerLayer(NamedTuple):
     """One layer's placement, its seconds, and a bound on them."""
 
     placement: Placement
@@ -62,7 +62,7 @@ def place_hierarchical(
     capacity_G = slots_G(cluster, profile, options)
     routes = route(cluster.network)
 
-    def placed(layer: int) -> PlacedLayer:
+    def placed(layer: int) -> ServerLayer:
         costs = layer_costs(cluster, profile, layer, deduplicated=True)
         forecast = layer_forecast([profile], layer, summed=True)
         expected = costs
@@ -73,7 +73,7 @@ def place_hierarchical(
         rng = np.random.default_rng((options.seed, layer))
         gpu_E, value_s = _searched(costs, forecast, limits, start_E, hierarchy, routes, rng)
         least_s = server_bound_s(costs, profile.top_k, hierarchy, capacity_G, cluster.network)
-        return PlacedLayer(unreplicated(gpu_E, len(cluster)), value_s, min(least_s, value_s))
+        return ServerLayer(unreplicated(gpu_E, len(cluster)), value_s, min(least_s, value_s))
 
     layers = of_layers(placed, profile.layers, "placing experts over servers", progress)
     return PlacedModels(

@@ -47,7 +47,7 @@ class Limits(NamedTuple):
     beside_s_N: FloatArray
 
 
-class Tables(NamedTuple):
+class ServerTables(NamedTuple):
     """Counts that follow from the placement, so that a move or swap is priced in constant time.
 
     Attributes:
@@ -144,7 +144,7 @@ def _anneal(tokens: Tokens, limits: Limits, gpu_E: IntArray, steps: int, rng: np
 
 
 @njit(cache=True, nogil=True)
-def _tables(tokens: Tokens, limits: Limits, gpu_E: IntArray) -> Tables:
+def _tables(tokens: Tokens, limits: Limits, gpu_E: IntArray) -> ServerTables:
     """The tables of a placement, counted from its tokens."""
     experts, servers = len(gpu_E), len(limits.server_s_NE)
     experts_VK, source_V, count_V, _, _ = tokens
@@ -172,7 +172,7 @@ def _tables(tokens: Tokens, limits: Limits, gpu_E: IntArray) -> Tables:
                 sole_E[e] += count_V[v]
                 for f in experts_VK[v]:
                     sole_EE[e, f] += count_V[v]
-    return Tables(gpu_E, held_G, gpu_s_G, server_s_N, hits_VN, missed_EN, sole_E, sole_EE)
+    return ServerTables(gpu_E, held_G, gpu_s_G, server_s_N, hits_VN, missed_EN, sole_E, sole_EE)
 
 
 @njit(cache=True, nogil=True)
@@ -182,7 +182,7 @@ def _over(seconds_X: FloatArray, most_s: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _rows_changed(limits: Limits, tables: Tables, a: int, b: int, h: int) -> int:
+def _rows_changed(limits: Limits, tables: ServerTables, a: int, b: int, h: int) -> int:
     """How many rows more cross if expert a goes to GPU h, and b, if any, from there to a's GPU."""
     p, q = limits.server_G[tables.gpu_E[a]], limits.server_G[h]
     if p == q:
@@ -194,7 +194,7 @@ def _rows_changed(limits: Limits, tables: Tables, a: int, b: int, h: int) -> int
 
 
 @njit(cache=True, nogil=True)
-def _excess_changed(limits: Limits, tables: Tables, a: int, b: int, h: int) -> float:
+def _excess_changed(limits: Limits, tables: ServerTables, a: int, b: int, h: int) -> float:
     """How many seconds more are above limits if expert a goes to GPU h, and b, if any, from there to a's GPU."""
     g = tables.gpu_E[a]
     p, q = limits.server_G[g], limits.server_G[h]
@@ -213,7 +213,7 @@ def _excess_changed(limits: Limits, tables: Tables, a: int, b: int, h: int) -> f
 
 
 @njit(cache=True, nogil=True)
-def _shift(tokens: Tokens, limits: Limits, tables: Tables, a: int, h: int) -> None:
+def _shift(tokens: Tokens, limits: Limits, tables: ServerTables, a: int, h: int) -> None:
     """Puts expert a on GPU h and brings the tables up to date."""
     gpu_E, held_G, gpu_s_G, server_s_N, hits_VN, missed_EN, sole_E, sole_EE = tables
     experts_VK, _, count_V, of_expert_X, start_E = tokens

@@ -55,9 +55,11 @@ def test_a_token_goes_once_to_a_server():
 
 
 def test_a_hierarchy_has_a_rank_on_each_server_and_a_chunk():
-    with pytest.raises(BadInput, match="expected a rank on each of 3 servers, found none on server 1"):
-        Hierarchy(np.array([0, 2]))
-    with pytest.raises(BadInput, match="expected one chunk or more, found 0"):
+    with pytest.raises(BadInput, match="expected a rank on each of 2 servers, found none on server 0"):
+        Hierarchy(np.array([1, 1]))
+    with pytest.raises(BadInput, match="expected servers from 0 to 2, found 1000000000000"):
+        Hierarchy(np.array([0, 10**12, 1]))
+    with pytest.raises(BadInput, match="expected from one to 1024 chunks, found 0"):
         Hierarchy(np.array([0, 0]), 0)
 
 

@@ -4,10 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.survivors import expert_transfers, program_among, restored, transfer_bytes
-from aurora.types import Compute, Exchange, Placement, PlanOptions, Program
+from aurora.types import Compute, Exchange, Hierarchy, Network, Placement, PlanOptions, Program
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
 
@@ -96,3 +97,25 @@ def test_restored_replicas_are_on_as_many_ranks_as_the_floor_says():
     again = restored(program, plan.cluster, alive, load_LE, left.placements_M[0].slots_LG, 2)
     assert (again.placements_M[0].holds_EG(0).sum(axis=1) >= 2).all()
     assert [op.order.pairs_X2.max() for op in again.ops_ML[0][0] if isinstance(op, Exchange)] == [2, 2]
+
+
+def test_survivors_of_servers_have_an_order_in_tiers_for_their_own_gateways():
+    hierarchy = Hierarchy(np.array([0, 0, 1, 1, 2, 2]))
+    even_GG = np.ones((6, 6), dtype=np.int64) - np.eye(6, dtype=np.int64)
+    order = hierarchical_order(even_GG, hierarchy, Network.equal(6), rng=np.random.default_rng(0))
+    ops = Exchange("dispatch", order, hierarchy=hierarchy), Exchange("combine", order.reversed, hierarchy=hierarchy)
+    planned = Placement((tuple((expert,) for expert in range(6)),))
+    program = Program(6, ("m",), (planned,), ((ops,),), (True,))
+    alive = [0, 1, 2, 4, 5]
+    left = program_among(program, alive, [np.ones((1, 6))], [(((gpu,),),) for gpu in alive])
+    dispatch, combine = left.ops_ML[0][0]
+    assert dispatch.hierarchy == combine.hierarchy == Hierarchy(np.array([0, 0, 1, 2, 2]))
+    assert {tuple(pair) for pair in dispatch.order.pairs_X2.tolist()} == {(a, b) for a in range(5) for b in range(5) if a != b}
+    server_G, gateway_GN = dispatch.hierarchy.server_G, dispatch.hierarchy.gateway_GN
+    rails = [
+        tier
+        for (src, dst), tier in zip(dispatch.order.pairs_X2.tolist(), dispatch.order.tier_X.tolist(), strict=True)
+        if server_G[src] != server_G[dst] and gateway_GN[src, server_G[dst]] == dst
+    ]
+    assert len(set(rails)) == 1
+    assert combine.order == dispatch.order.reversed
