@@ -8,9 +8,12 @@ import typer
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, profiles_of
 from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
+from aurora.errors import BadInput
 from aurora.types import ControlOptions
 
 DEFAULTS = ControlOptions()
+REPLAYED = ("windows", "lasting", "loss", "bytes_per_s", "period_s", "picture")  # options that go with --adapt
+SIMULATED = ("barriers", "orders", "interleave", "staged", "trace", "layers")  # options that go without
 
 
 def simulate(
@@ -62,6 +65,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate a plan event by event: time per layer, utilisation, and the gap of its exchanges to the bound."""
+    _check_given(context, adapt is not None)
     if adapt is not None:
         _adapt(context, adapt, as_json)
         return
@@ -86,6 +90,14 @@ def simulate(
         without_proof(loaded, traffic) or None,
         f"wrote {target}",
     )
+
+
+def _check_given(context: typer.Context, adapting: bool) -> None:
+    """Raises BadInput if the command line has options of the other use."""
+    for name in SIMULATED if adapting else REPLAYED:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise BadInput(f"`{name}`: expected {'without' if adapting else 'with'} `adapt`")
 
 
 def _adapt(context: typer.Context, change: str, as_json: bool) -> None:

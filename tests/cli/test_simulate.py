@@ -123,3 +123,5 @@ def test_changing_traffic_is_replayed(aurora, plan, tmp_path):
     refused(aurora("simulate", plan, "--adapt", "suddenly"), "--adapt: expected one of alternating, steps, drift")
     refused(aurora(*again, "--loss", 2), "--loss: expected a number from zero to below one, found 2")
     refused(aurora(*again, "--lasting", 0), "--lasting: expected one or more, found 0")
+    refused(aurora("simulate", plan, "--windows", 12), "--windows: expected with --adapt")
+    refused(aurora(*again, "--barriers", "none"), "--barriers: expected without --adapt")
