@@ -152,7 +152,7 @@ def main() -> None:
             loads.add(f"{SERVERS} x {gpus}", method, *(f"{cell:.3f}" for cell in cells), f"{beside.mean():.3f}")
         ours, server = over(OURS, "rows").mean(), over(OURS, "server planned")
         beside = over(OURS, "GPU planned") / over("flat plan", "GPU planned")
-        met = ours <= TARGET and server.mean() <= SERVER_LOAD and round(beside.max(), 3) <= GPU_LOAD
+        met = ours <= TARGET and server.mean() <= SERVER_LOAD and beside.max() <= GPU_LOAD
         goals.add(
             f"{SERVERS} x {gpus}",
             f"{ours:.3f} (without deduplication {over(OURS, 'without deduplication').mean():.2f})",
