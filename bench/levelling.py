@@ -122,8 +122,12 @@ def levelling() -> list[str]:
                     rank_U = deal(sequence_U, ranks, np.random.default_rng(seed))
                     own_U = rank_U >= 0
                     held_G = np.bincount(rank_U[own_U], minlength=ranks)
+                    if not held_G.all():  # too few tokens were recorded
+                        break
                     (now, landed, moved), part = priced(experts_UK[own_U] * ranks // EXPERTS, rank_U[own_U], hierarchy)
                     found.append((held_G.max() / held_G.mean(), 1 - landed / now, 1 - moved / now, part))
+                if len(found) < DRAWS:
+                    continue
                 skew, *saved, part = np.mean(found, axis=0)
                 cells = (f"{mean:.1%} / {most:.1%}" for mean, most in zip(saved, np.max(found, axis=0)[1:3], strict=True))
                 table.add(traffic, dealt, f"{servers} x {members}", f"{skew:.2f}", *cells, f"{part:.1%}")
