@@ -720,9 +720,9 @@ def follow(
         >>> [way.name for way in aurora.follow(plan, [one, other], "alternating", windows=30).ways][-2:]
         ['controller', 'clairvoyant']
     """
-    from aurora.simulator.changing_traffic import replay
+    from aurora.simulator.changing_traffic import follow as followed
 
-    return replay(plan, _each(profiles), change, windows, lasting, tokens, seed, options or ControlOptions())
+    return followed(plan, _each(profiles), change, windows, lasting, tokens, seed, options or ControlOptions())
 
 
 def run(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.make_plan import make_plan
+from aurora.planner.placement.deduplicated_layers import coactivation_reason
 from aurora.planner.placement.objective import objectives
 from aurora.planner.resolve_options import flat_reason
 from aurora.simulator.interpreter import simulate_plan
@@ -62,11 +63,12 @@ def faster_all_to_all(
     options: PlanOptions,
     domains: Sequence[Profile] = (),
 ) -> Plan:
-    """Makes a plan with flat and one with hierarchical all-to-alls, and returns that which serves the profiles sooner.
+    """Makes plans with flat and with hierarchical all-to-alls, and returns that which serves the profiles soonest.
 
-    The simulation covers the profiles' first windows, as in `with_time_slice`. All-to-alls are flat where they cannot be
-    hierarchical, or no server has several GPUs, or the simulation would take too long. A note on the plan says which was chosen
-    and why, if both are possible.
+    Flat all-to-alls are tried with a row for each choice of a token and, of one model, with a row for each GPU that it needs
+    (`coactivation`). The simulation covers the profiles' first windows, as in `with_time_slice`. All-to-alls are flat where
+    they cannot be hierarchical, or no server has several GPUs, or the simulation would take too long. On servers of several
+    GPUs a note on the plan says what was chosen and why.
 
     Args:
         make: makes a plan by options.
@@ -77,16 +79,20 @@ def faster_all_to_all(
     """
     flat = make(replace(options, all_to_all="flat"))
     server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
-    first = _first_windows(cluster, profiles)
-    if len(set(server_G)) == len(server_G) or flat_reason(flat.options, cluster, profiles, domains):
+    if len(set(server_G)) in (len(server_G), 1):
         return flat
+    if reason := flat_reason(flat.options, cluster, profiles, domains):
+        return replace(flat, notes=(*flat.notes, f"all-to-alls are flat; for hierarchical ones: {reason}"))
+    first = _first_windows(cluster, profiles)
     if not first:
         return replace(flat, notes=(*flat.notes, UNTRIED))
-    plans = flat, make(replace(options, all_to_all="hierarchical"))
-    seconds = [simulate_plan(each, first).seconds for each in plans]
-    best = int(seconds[1] < seconds[0])
-    names = [each.options.all_to_all for each in plans]
-    note = f"all-to-alls are {names[best]}: {seconds[best]:.4g} s in the simulator, {names[1 - best]} {seconds[1 - best]:.4g} s"
+    plans = {"flat": flat, "hierarchical": make(replace(options, all_to_all="hierarchical"))}
+    if not options.coactivation and coactivation_reason(options, profiles, domains) is None:
+        plans["flat with `coactivation`"] = make(replace(options, all_to_all="flat", coactivation=True))
+    seconds = {name: simulate_plan(each, first).seconds for name, each in plans.items()}
+    best, *others = sorted(seconds, key=seconds.__getitem__)
+    slower = ", ".join(f"{name} {seconds[name]:.4g} s" for name in others)
+    note = f"all-to-alls are {best}: {seconds[best]:.4g} s in the simulator, {slower}"
     return replace(plans[best], notes=(*plans[best].notes, note))
 
 

@@ -181,12 +181,12 @@ def curves_json(made: Profile | ComputeCurves) -> Found:
     return {"model": made.model, "kinds": table, "provenance": dict(made.provenance)}
 
 
-def followed_json(replay: FollowedTraffic, pictures: Sequence[Path]) -> Found:
+def followed_json(followed: FollowedTraffic, pictures: Sequence[Path]) -> Found:
     """Returns what each way to follow changing traffic reached, and the pictures written."""
     ways = [
         {
             "name": each.name,
-            "slowest": each.slowest_W[replay.known_W].mean(),
+            "slowest": each.slowest_W[followed.known_W].mean(),
             "slowest_all": each.slowest_W.mean(),
             "worst": each.worst(),
             "bytes": each.bytes_W.sum(),
@@ -194,6 +194,11 @@ def followed_json(replay: FollowedTraffic, pictures: Sequence[Path]) -> Found:
             "stall_s": each.stall_s,
             "lengthened_s": each.lengthened_s,
         }
-        for each in replay.ways
+        for each in followed.ways
     ]
-    return {"change": replay.change, "windows": len(replay.known_W), "ways": ways, "pictures": [str(path) for path in pictures]}
+    return {
+        "change": followed.change,
+        "windows": len(followed.known_W),
+        "ways": ways,
+        "pictures": [str(path) for path in pictures],
+    }

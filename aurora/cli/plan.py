@@ -121,6 +121,8 @@ def plan(
             f"--explain: explains the windows of one profile as one, expected no {'--domain' if domains else f'--aim {aim}'}"
         )
     options = chosen(PlanOptions, context)
+    if explain and options.all_to_all == "hierarchical":
+        raise BadInput("`explain`: expected a plan with flat all-to-alls, found `all_to_all` hierarchical")
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     further, in_force = [load_profile(path) for path in domains], None if previous is None else load_plan(previous)
     replicated = in_force is not None and any(model.placement.split_LG is not None for model in in_force.models)

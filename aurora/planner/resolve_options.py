@@ -9,7 +9,7 @@ from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
 from aurora.planner.placement.cost_model import AIMS, OWN
-from aurora.planner.placement.deduplicated_layers import check_coactivation
+from aurora.planner.placement.deduplicated_layers import coactivation_reason
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import TABLE_2, objectives
@@ -73,8 +73,8 @@ def resolve(
     colocated = len(profiles) > 1
     _check_scenario(options, len(profiles))
     _check_min_replicas(options, cluster)
-    if options.coactivation:
-        check_coactivation(options, profiles, domains)
+    if options.coactivation and (reason := coactivation_reason(options, profiles, domains)):
+        raise BadInput(f"`coactivation`: {reason}")
     start = "matching" if colocated and cluster.equal else "exact"  # for one model, or before a joint search
     if options.colocate in JOINT and options.assign not in ("auto", start):
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
@@ -118,7 +118,9 @@ def flat_reason(
         return "expected no `domain`, as servers are chosen for one profile"
     for profile in profiles:
         if profile.routing is None:
-            return f"expected token-level routing of {profile.model!r}, found counts alone; profile with `token_level`"
+            return (
+                f"expected token-level routing of {profile.model!r}, found counts alone; `aurora profile --tokens` keeps tokens"
+            )
     return None
 
 

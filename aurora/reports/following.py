@@ -12,42 +12,43 @@ from aurora.types.arrays import gap
 COLOURS = ("#999999", "#8a8d1b", "#56b4e9", "#0072b2", "#7b6bb5", "#d55e00", "#009e73")
 
 
-def followed_table(replay: FollowedTraffic) -> Table:
+def followed_table(followed: FollowedTraffic) -> Table:
     """Returns a table of the ways to follow changing traffic, beside the clairvoyant one."""
-    known_W = replay.known_W
-    best = float(replay.ways[-1].slowest_W[known_W].mean())
+    known_W = followed.known_W
+    best = float(followed.ways[-1].slowest_W[known_W].mean())
     table = Table(
         Column("", no_wrap=True),
-        *right("slowest GPU", "to last", f"worst {WHOLE}", "moved", "changes", "stalls", "lengthens"),
-        title=f"{replay.change}: {len(known_W)} windows",
+        *right("slowest GPU", "excess", f"worst {WHOLE}", "moved", "changes", "stalls"),
+        title=f"{followed.change}: {len(known_W)} windows",
         caption="slowest GPU: its load over the mean, all layers; "
-        f"without the {int((~known_W).sum())} windows that begin other traffic",
+        f"without the {int((~known_W).sum())} windows that begin other traffic; excess: over clairvoyant, which rebalances for "
+        "the window to come and is no bound",
     )
-    for each in replay.ways:
+    for each in followed.ways:
         slowest = float(each.slowest_W[known_W].mean())
         times = (f"{slowest:.3f}", percent(gap(slowest, best)), f"{each.worst():.3f}")
-        moved = (size(float(each.bytes_W.sum())), str(each.changes), seconds(each.stall_s), seconds(each.lengthened_s))
+        moved = (size(float(each.bytes_W.sum())), str(each.changes), seconds(each.stall_s))
         table.add_row(each.name, *times, *moved)
     return table
 
 
-def draw_followed(replay: FollowedTraffic, path: Path) -> list[Path]:
+def draw_followed(followed: FollowedTraffic, path: Path) -> list[Path]:
     """Draws the slowest GPUs' load and the bytes moved, window by window. Returns the files written, SVG and PNG.
 
     Args:
-        replay: what to draw.
+        followed: what to draw.
         path: the files, without suffix or with any.
     """
     drawn = canvas(9.0, 5.6)
     loads, moves, domains = drawn.subplots(3, 1, sharex=True, height_ratios=(4, 2, 1))
-    for each, colour in zip(replay.ways, COLOURS, strict=False):
+    for each, colour in zip(followed.ways, COLOURS, strict=False):
         loads.plot(each.slowest_W, color=colour, linewidth=1.2, label=each.name)
         moves.plot(each.bytes_W.cumsum() / 1e9, color=colour, linewidth=1.2)
-    domains.stackplot(range(len(replay.part_WD)), replay.part_WD.T, step="post")
+    domains.stackplot(range(len(followed.part_WD)), followed.part_WD.T, step="post")
     loads.set_ylabel("slowest GPU / mean")
     moves.set_ylabel("GB moved")
     moves.set_ylim(bottom=0)
-    moves.set_yscale("symlog", linthresh=max(1e-9, 1e-3 * max(float(each.bytes_W.sum()) for each in replay.ways) / 1e9))
+    moves.set_yscale("symlog", linthresh=max(1e-9, 1e-3 * max(float(each.bytes_W.sum()) for each in followed.ways) / 1e9))
     domains.set_ylabel("traffic")
     domains.set_yticks([])
     domains.set_xlabel("window")

@@ -165,7 +165,7 @@ class FollowedTraffic:
         return np.asarray(np.concatenate([[False], largest_W[1:] == largest_W[:-1]]))
 
 
-def replay(
+def follow(
     plan: Plan,
     profiles: Sequence[Profile],
     change: str,
@@ -175,7 +175,7 @@ def replay(
     seed: int = 0,
     options: ControlOptions = ControlOptions(),
 ) -> FollowedTraffic:
-    """Replays traffic that changes, from a plan's first model on; see `aurora.follow`."""
+    """Replays traffic that changes under ways to follow it, from a plan's first model on; see `aurora.follow`."""
     model = plan.models[0]
     held_LGP = model.placement.held_LGP()
     load_WLE, part_WD = changing_loads(profiles, change, windows, lasting, tokens, seed)
@@ -191,11 +191,11 @@ def replay(
     if fabric is not None and fabric.nic_Bps is not None:
         sharing = max(map(fabric.server_G.count, fabric.server_G)) if fabric.shared_nic else 1
         port_Bps = min(port_Bps, fabric.nic_Bps / sharing)
-    ways = follow(load_WLE, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
+    ways = follow_loads(load_WLE, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
     return FollowedTraffic(change, part_WD, tuple(ways))
 
 
-def follow(
+def follow_loads(
     load_WLE: FloatArray,
     held_LGP: IntArray,
     slots: GpuSlots,
@@ -220,7 +220,7 @@ def follow(
         every: after how many windows EPLB plans again.
     """
     alike = GpuSlots.equal(slots.gpus, int(slots.slots_G.max()))
-    controller = Controller(held_LGP, load_WLE.shape[2], expert_bytes, options, slots, port_Bps)
+    controller = Controller(held_LGP, expert_bytes, options, slots, port_Bps)
 
     def once(window: int, held: IntArray) -> IntArray:
         return rebalance(load_WLE[0], held, slots).held_LGP if window == 1 else held

@@ -204,9 +204,8 @@ class Profile(Value):
             BadInput: if only counts were kept.
         """
         if self.routing is None:
-            raise BadInput(
-                f"profile of {self.model!r}: expected token-level routing, found counts alone; profile with `token_level`"
-            )
+            found = "found counts alone; `aurora profile --tokens` keeps tokens"
+            raise BadInput(f"profile of {self.model!r}: expected token-level routing, {found}")
         return self.routing
 
     def row_bytes(self, deduplicated: bool) -> int:

@@ -40,10 +40,11 @@ def test_top_6_over_slow_nics_is_sent_once_to_a_server():
     assert plan.gap >= 0
     assert plan.strategies["all_to_all"] == plan.options.all_to_all == "hierarchical"
     (note,) = plan.notes
-    flat = aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="flat"))
-    seconds = [simulate_plan(each, [traffic()]).seconds for each in (plan, flat)]
-    assert note == f"all-to-alls are hierarchical: {seconds[0]:.4g} s in the simulator, flat {seconds[1]:.4g} s"
-    assert seconds[0] < seconds[1] / 2
+    flat, once = (aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="flat", coactivation=c)) for c in (False, True))
+    seconds = [f"{simulate_plan(each, [traffic()]).seconds:.4g} s" for each in (plan, once, flat)]
+    others = f"flat with `coactivation` {seconds[1]}, flat {seconds[2]}"
+    assert note == f"all-to-alls are hierarchical: {seconds[0]} in the simulator, {others}"
+    assert simulate_plan(plan, [traffic()]).seconds < simulate_plan(flat, [traffic()]).seconds / 2
     assert flat.notes == ()
     assert "all_to_all" not in flat.strategies
 
@@ -53,7 +54,7 @@ def test_equal_networks_are_left_flat():
     one = aurora.synthetic_profile("zipf:0.5", {**CONFIG, "num_experts_per_tok": 1}, SyntheticOptions(token_level=True))
     plan = aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), one)
     assert plan.models[0].hierarchy is None
-    assert plan.notes[0].startswith("all-to-alls are flat: ")
+    assert plan.notes[0].startswith("all-to-alls are flat")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_equal_networks_are_left_flat():
     [
         (cluster(1e6, 1e6, 1e6, 1e6), traffic(), {}, r"whose \[fabric\] has two servers or more, found no servers in 'test'"),
         (slow_nics(server_G=[0] * 4), traffic(), {}, "two servers or more, found 1 servers in 'servers'"),
-        (slow_nics(), traffic(routed=False), {}, "token-level routing of .*, found counts alone; profile with `token_level`"),
+        (slow_nics(), traffic(routed=False), {}, "token-level routing of .*, found counts alone; `aurora profile --tokens`"),
         (slow_nics(), traffic(), {"slots_per_gpu": 5}, "every expert held once, found replicas by `place` equal-split"),
         (slow_nics(), traffic(), {"min_replicas": 2}, "every expert held once, found replicas by `place`"),
     ],

@@ -5,7 +5,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.simulator.changing_traffic import CHANGES, RECORDED, FollowedTraffic, changing_loads, follow
+from aurora.simulator.changing_traffic import CHANGES, RECORDED, FollowedTraffic, changing_loads, follow_loads
 from aurora.types import GpuSlots, SyntheticOptions
 
 CONFIG = {
@@ -29,7 +29,7 @@ def start():
 
 
 def followed(load_WLE):
-    return {each.name: each for each in follow(load_WLE, start(), GpuSlots.equal(GPUS, SLOTS), 1000, 1e6)}
+    return {each.name: each for each in follow_loads(load_WLE, start(), GpuSlots.equal(GPUS, SLOTS), 1000, 1e6)}
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -163,5 +163,5 @@ def test_equal_ranks_take_the_sum_of_the_steps(chunks):
 def test_a_hierarchical_plan_needs_the_choices_of_every_token():
     p = routed([[2, 3]] * 4, [0] * 4, experts=4)
     plan = hierarchical(make_plan(machines([0, 0, 1, 1], ROW), [p], KEEP), 2)
-    with pytest.raises(BadInput, match="expected token-level routing, found counts alone; profile with `token_level`"):
+    with pytest.raises(BadInput, match="expected token-level routing, found counts alone; `aurora profile --tokens`"):
         simulate_plan(plan, [replace(p, routing=None)])

@@ -2,8 +2,9 @@
 
 A change must be worth its moves. The controller compares the placement in force with the next one on loads drawn from what is
 known of the traffic, so that chance alone moves nothing; it expects traffic to last as long as it usually does, and moves a
-layer only if the time that it saves until then is a multiple of the time that its moves cost. Bytes are within a budget. When
-steps take longer after a change than before it, though traffic is the same, the change is undone.
+layer only if the time that it saves until then is a multiple of the time that its moves cost. For that, a step counts as expert
+compute alone. Bytes are within a budget. When steps take longer after a change than before it, though traffic is the same, the
+change is undone.
 
 The controller is pure: it is told of loads, times and finished moves, and reads the clock that it is given.
 """
@@ -13,24 +14,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from aurora.errors import BadInput
 from aurora.planner.control.load_tracker import LoadTracker
 from aurora.planner.control.move_sequence import Move, move_sequence
 from aurora.planner.replication.rebalance import rebalance
 from aurora.types import ControlOptions, GpuSlots, Placement
-from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, locked
 from aurora.types.placement import EMPTY
 
 DRAWS = 8  # of loads, on which placements are compared
 ENOUGH = 0.005  # relative: a layer this close to equal load is not changed further
 PAY_BACK = 2.0  # times its cost that a change must save while the traffic lasts
 LENGTHENED = 0.1  # of a step's time that moves in the background take at most
+BEFORE, AFTER = 4, 2  # windows of the same traffic whose step times are compared, at most and at least
 SLOWER = 0.1  # relative: a step that takes this much longer after a change has become slower
-BEFORE, AFTER = 4, 2  # windows whose step times are compared
+MUCH_SLOWER = 0.5  # the same, where fewer than AFTER windows were timed before the change
 HOLD_OFF = 4  # windows without changes after one that was undone; doubled each time
 
 Action = Literal["keep", "move", "undo"]
@@ -48,7 +51,8 @@ class Decision:
         bytes: of all moves.
         layers: the layers that change.
         loss: how much longer the slowest GPUs take with the placement in force than with the wanted one, as expected.
-        balancedness: mean over largest load of the placement in force in this window, all layers; 1 is equal.
+        balancedness: mean over largest load of the placement in force in this window, all layers; 1 is equal. NaN if the window
+            tells nothing.
         expected_balancedness: the same of the wanted placement in the next window.
         at_s: when, by the controller's clock.
     """
@@ -65,12 +69,20 @@ class Decision:
     at_s: float
 
 
+class _Previous(NamedTuple):
+    """What was in force before the last change."""
+
+    held_LGP: IntArray
+    step_s: float  # the median of the windows before it, of the same traffic; 0 if none was timed
+    slower: float  # relative: a step that takes this much longer after the change has become slower
+    changes: int  # of traffic until then
+
+
 class Controller:
     """Decides after each window of traffic whether to change the placement in force, and how.
 
     Args:
-        held: the placement in force, or (L, G, P) int64, the expert in each slot, -1 for none.
-        experts: number of experts of a layer.
+        held: the placement in force, or (L, G, P) int64, the expert in each slot, -1 for none; all experts are held.
         expert_bytes: bytes of an expert's weights.
         options: what users may set.
         slots: slots and cost of each GPU; None: equal GPUs with the slots of the table.
@@ -79,7 +91,7 @@ class Controller:
         seed: for the draws.
 
     Example:
-        >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), 4, expert_bytes=1000)
+        >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
         >>> for _ in range(3):
         ...     decision = controller.window([[900, 800, 100, 200]], step_s=1.0)
         >>> decision.action, len(decision.moves)
@@ -92,7 +104,6 @@ class Controller:
     def __init__(
         self,
         held: Placement | ArrayLike,
-        experts: int,
         expert_bytes: int,
         options: ControlOptions = ControlOptions(),
         slots: GpuSlots | None = None,
@@ -100,19 +111,17 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
         seed: int = 0,
     ) -> None:
-        table = held.held_LGP() if isinstance(held, Placement) else np.asarray(held)
-        self.held_LGP: IntArray = table.astype(np.int64)
+        table = held.held_LGP() if isinstance(held, Placement) else held
+        self.held_LGP: IntArray = locked(np.array(table, dtype=np.int64))
         layers, gpus, width = self.held_LGP.shape
         self.options = options
-        self.tracker = LoadTracker(layers, experts)
+        self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
         self._slots = slots or GpuSlots.equal(gpus, width)
         self._expert_bytes, self._move_Bps, self._clock = expert_bytes, move_Bps, clock
         self._rng = np.random.default_rng(seed)
         self._step_s: deque[float] = deque(maxlen=BEFORE)
         self._wanted: Decision | None = None  # whose moves are under way
-        self._previous: tuple[IntArray, float, int] | None = (
-            None  # before the last change: slots, step time, changes of traffic
-        )
+        self._previous: _Previous | None = None
         self._hold_off, self._free_at = HOLD_OFF, 0  # windows; the window from which changes are allowed
 
     def window(self, loads: ArrayLike, step_s: float | None = None) -> Decision:
@@ -125,17 +134,18 @@ class Controller:
         Returns:
             The decision. Moves are under way until `moved` or `failed` is called; before that, placements are kept.
         """
-        table = np.asarray(loads)
-        if table.dtype.kind not in "iuf" or not np.isfinite(table).all() or (table < 0).any():
-            return self._keep("the window's loads are not numbers of zero or more")
-        if table.shape != (len(self.held_LGP), self.tracker.experts):
-            return self._keep(f"the window's loads have shape {table.shape}")
-        if not table.any():
+        changes = self.tracker.changes
+        try:
+            load_LE = self.tracker.add(loads)
+        except BadInput as error:
+            return self._keep(str(error))
+        if not load_LE.any():
             return self._keep("the window has no tokens")
-        self.tracker.add(table)
+        if self.tracker.changes > changes:
+            self._step_s.clear()  # steps of other traffic tell nothing of this
         if step_s is not None and 0 < step_s < math.inf:
             self._step_s.append(step_s)
-        now = self._balancedness(table.astype(np.float64), self.held_LGP)
+        now = self._balancedness(load_LE, self.held_LGP)
         if self._wanted is not None:
             return self._keep("moves are under way", now)
         if (undone := self._undo(now)) is not None:
@@ -150,8 +160,11 @@ class Controller:
         wanted, self._wanted = self._wanted, None
         if seconds and wanted.bytes:
             self._move_Bps = wanted.bytes / seconds
-        before_s = float(np.median(self._step_s)) if self._step_s else 0.0
-        self._previous = (self.held_LGP, before_s, self.tracker.changes) if wanted.action == "move" else None
+        self._previous = None
+        if wanted.action == "move":
+            before_s = float(np.median(self._step_s)) if self._step_s else 0.0
+            slower = SLOWER if len(self._step_s) >= AFTER else MUCH_SLOWER
+            self._previous = _Previous(self.held_LGP, before_s, slower, self.tracker.changes)
         self.held_LGP = wanted.held_LGP
         self._step_s.clear()
 
@@ -163,22 +176,22 @@ class Controller:
         """
         self._wanted = None
         if held is not None:
-            self.held_LGP = np.asarray(held, dtype=np.int64)
+            self.held_LGP = locked(np.array(held, dtype=np.int64))
             self._previous = None
 
     def _undo(self, now: float) -> Decision | None:
         """The decision to undo the last change, if steps take longer since then and traffic is the same."""
         if self._previous is None or len(self._step_s) < AFTER:
             return None
-        (held_LGP, before_s, changes), self._previous = self._previous, None
+        before, self._previous = self._previous, None
         after_s = float(np.median(self._step_s))
-        if changes != self.tracker.changes or not before_s or after_s <= before_s * (1 + SLOWER):
+        if before.changes != self.tracker.changes or not before.step_s or after_s <= before.step_s * (1 + before.slower):
             self._hold_off = HOLD_OFF
             return None
         self._free_at = self.tracker.windows + self._hold_off
         self._hold_off *= 2
-        reason = f"steps take {after_s / before_s - 1:.0%} longer since the last change, with the same traffic"
-        return self._decide("undo", reason, held_LGP, now, 0.0)
+        reason = f"steps take {after_s / before.step_s - 1:.0%} longer since the last change, with the same traffic"
+        return self._decide("undo", reason, before.held_LGP, now, 0.0)
 
     def _change(self, now: float) -> Decision:
         """The decision to move the layers that gain, or to keep all."""
@@ -239,7 +252,7 @@ class Controller:
         layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
         expected = self._balancedness(self.tracker.expected_LE, held_LGP)
         self._wanted = Decision(
-            action, reason, held_LGP, moves, len(moves) * self._expert_bytes, layers, loss, now, expected, self._clock()
+            action, reason, locked(held_LGP), moves, len(moves) * self._expert_bytes, layers, loss, now, expected, self._clock()
         )
         return self._wanted
 

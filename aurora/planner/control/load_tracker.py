@@ -73,7 +73,7 @@ class LoadTracker:
     Example:
         >>> tracker = LoadTracker(1, 2)
         >>> for load in ([300, 100], [290, 110], [305, 95]):
-        ...     tracker.add([load])
+        ...     _ = tracker.add([load])
         >>> tracker.expected_LE.round().tolist()
         [[296.0, 104.0]]
     """
@@ -88,8 +88,14 @@ class LoadTracker:
         self._last_LE: FloatArray | None = None
         self.windows = self.changes = 0
 
-    def add(self, loads: ArrayLike) -> None:
-        """Adds a window's loads, (L, E) tokens of each expert; a window without tokens tells nothing and is left out.
+    def add(self, loads: ArrayLike) -> FloatArray:
+        """Adds a window. One without tokens tells nothing and is left out.
+
+        Args:
+            loads: (L, E) tokens of each expert.
+
+        Returns:
+            (L, E) float64, the same loads.
 
         Raises:
             BadInput: if the loads have another shape or are not numbers of zero or more.
@@ -99,7 +105,7 @@ class LoadTracker:
             layers, experts = self._now.older_LE.shape
             raise BadInput(f"loads: expected {layers} layers of {experts} experts, found shape {load_LE.shape}")
         if not load_LE.any():
-            return
+            return load_LE
         if self._last_LE is not None:
             self._differences.append(_statistic(self._last_LE, load_LE))
         self._last_LE = load_LE
@@ -107,6 +113,7 @@ class LoadTracker:
         self._now.add(load_LE)
         if newest := self._changed_since():
             self._divide(newest)
+        return load_LE
 
     @property
     def age(self) -> int:
@@ -156,7 +163,8 @@ class LoadTracker:
         self._now.windows -= newest
         if self._now.windows > 0:
             self._before.append(self._now)
-        self._lengths.append(self.age - newest)
+        if self.age > newest:
+            self._lengths.append(self.age - newest)
         self._began, self.changes = self.windows - newest, self.changes + 1
         late_LE = np.asarray(sum(late))
         apart = [_statistic(each.load_LE(), late_LE) for each in self._before]

@@ -41,7 +41,8 @@ def move_sequence(held_LGP: IntArray, wanted_LGP: IntArray) -> tuple[tuple[Move,
     in a circle; the moves of the circle make one round.
 
     Args:
-        held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none. Each expert of `wanted_LGP` is held.
+        held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none. Each expert of `wanted_LGP` is held. Where a GPU
+            holds an expert twice, as EPLB's may, the second slot counts as empty.
         wanted_LGP: (L, G, P) int64, the experts that each GPU is to hold; their slots do not matter.
 
     Returns:
@@ -72,7 +73,10 @@ class _State:
         self._wanted = [[set(wanted_LGP[l, g].tolist()) - {EMPTY} for g in range(gpus)] for l in range(layers)]
         self._holders: list[dict[int, set[int]]] = [{} for _ in range(layers)]
         for l, g, p in np.argwhere(held_LGP != EMPTY).tolist():
-            self._holders[l].setdefault(int(held_LGP[l, g, p]), set()).add(g)
+            holders = self._holders[l].setdefault(int(held_LGP[l, g, p]), set())
+            if g in holders:
+                self._held_LGP[l, g, p] = EMPTY
+            holders.add(g)
         self.pending: list[Copy] = [
             (l, e, g)
             for l in range(layers)

@@ -23,10 +23,10 @@ from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray
 
 
-def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
-    """Raises BadInput unless `options.coactivation` goes with the other options, the number of models and their profiles."""
+def coactivation_reason(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> str | None:
+    """Returns why `coactivation` does not go with the other options, the models or their profiles; None if it does."""
     if len(profiles) > 1:
-        raise BadInput(f"`coactivation`: is for a plan of one model, found {len(profiles)} models that share the GPUs")
+        return f"is for a plan of one model, found {len(profiles)} models that share the GPUs"
     for taken, what in (
         (options.place not in ("auto", SWAP_SEARCH), f"`place` {options.place}"),
         (options.assign not in ("auto", "exact"), f"`assign` {options.assign}"),
@@ -35,11 +35,12 @@ def check_coactivation(options: PlanOptions, profiles: Sequence[Profile], domain
         (bool(domains), "`domain`"),
     ):
         if taken:
-            raise BadInput(f"`coactivation`: expected no {what}; it is a placement for the sum of one profile's windows")
+            return f"expected no {what}; it is a placement for the sum of one profile's windows"
     try:
         profiles[0].required_routing  # noqa: B018
     except BadInput as error:
-        raise BadInput(f"`coactivation`: {error}") from None
+        return str(error)
+    return None
 
 
 def place_deduplicated(

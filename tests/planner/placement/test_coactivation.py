@@ -258,7 +258,7 @@ def test_counts_alone_do_not_price_a_plan_that_counts_once():
     machines, profile = cluster(1e6, 2e6), invented()
     plan, counted = make_plan(machines, [profile], ONCE), replace(profile, routing=None)
     for price in (lambda: evaluate(plan, [counted]), lambda: simulate_plan(plan, [counted])):
-        with pytest.raises(BadInput, match="expected token-level routing, found counts alone; profile with `token_level`"):
+        with pytest.raises(BadInput, match="expected token-level routing, found counts alone; `aurora profile --tokens`"):
             price()
 
 
