@@ -37,6 +37,9 @@ MUCH_SLOWER = 0.5  # the same, where fewer than AFTER windows were timed before 
 HOLD_OFF = 4  # windows without changes after one that was undone; doubled each time
 
 Action = Literal["keep", "move", "undo"]
+Kind = Literal[  # of reason
+    "bad-loads", "no-tokens", "under-way", "held-off", "balanced", "not-worth", "over-budget", "gain", "slower"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,9 @@ class Decision:
 
     Attributes:
         action: "keep" the placement, "move" experts, or "undo" the last change.
+        kind: of reason, for programs. A placement is kept because the window has "bad-loads" or "no-tokens", moves are
+            "under-way", or "held-off" after a change that was undone, the placement is "balanced", or moves are "not-worth" it
+            or "over-budget". Experts move for a "gain". A change is undone because steps are "slower".
         reason: one sentence.
         held_LGP: (L, G, P) int64, the expert in each slot that is wanted, -1 for none.
         moves: the moves that lead there, in sequence; see `move_sequence`.
@@ -58,6 +64,7 @@ class Decision:
     """
 
     action: Action
+    kind: Kind
     reason: str
     held_LGP: IntArray
     moves: tuple[Move, ...]
@@ -67,6 +74,12 @@ class Decision:
     balancedness: float
     expected_balancedness: float
     at_s: float
+
+    def __str__(self) -> str:
+        """One line."""
+        moves = f"; {len(self.moves)} moves, {self.bytes / 1e6:.1f} MB" if self.moves else ""
+        balancedness = f"; balancedness {self.balancedness:.3f}, {self.expected_balancedness:.3f} expected"
+        return f"{self.action} ({self.kind}): {self.reason}{moves}{'' if math.isnan(self.balancedness) else balancedness}"
 
 
 class _Previous(NamedTuple):
@@ -138,20 +151,20 @@ class Controller:
         try:
             load_LE = self.tracker.add(loads)
         except BadInput as error:
-            return self._keep(str(error))
+            return self._keep("bad-loads", str(error))
         if not load_LE.any():
-            return self._keep("the window has no tokens")
+            return self._keep("no-tokens", "the window has no tokens")
         if self.tracker.changes > changes:
             self._step_s.clear()  # steps of other traffic tell nothing of this
         if step_s is not None and 0 < step_s < math.inf:
             self._step_s.append(step_s)
         now = self._balancedness(load_LE, self.held_LGP)
         if self._wanted is not None:
-            return self._keep("moves are under way", now)
+            return self._keep("under-way", "moves are under way", now)
         if (undone := self._undo(now)) is not None:
             return undone
         if self.tracker.windows < self._free_at:
-            return self._keep(f"no changes before window {self._free_at}, after one that was undone", now)
+            return self._keep("held-off", f"no changes before window {self._free_at}, after one that was undone", now)
         return self._change(now)
 
     def moved(self, seconds: float | None = None) -> None:
@@ -191,7 +204,7 @@ class Controller:
         self._free_at = self.tracker.windows + self._hold_off
         self._hold_off *= 2
         reason = f"steps take {after_s / before.step_s - 1:.0%} longer since the last change, with the same traffic"
-        return self._decide("undo", reason, before.held_LGP, now, 0.0)
+        return self._decide("undo", "slower", reason, before.held_LGP, now, 0.0)
 
     def _change(self, now: float) -> Decision:
         """The decision to move the layers that gain, or to keep all."""
@@ -200,18 +213,19 @@ class Controller:
         kept_L, next_L = self._expected_max_L(expected_LE, self.held_LGP, next_LGP)
         mean_L = expected_LE.sum(axis=1) / (1 / self._slots.cost_G).sum()
         saved_L, bytes_L = kept_L - next_L, _moves_L(self.held_LGP, next_LGP) * self._expert_bytes
-        loss = float(saved_L.sum() / next_L.sum())
+        loss = max(float(saved_L.sum() / next_L.sum()), 0.0)
+        loses = f"the placement loses {loss:.1%}"
         if not (saved_L > 0).any() or loss <= self.options.loss:
-            return self._keep(f"the placement loses {max(loss, 0.0):.1%}, no more than {self.options.loss:.1%}", now, loss)
+            return self._keep("balanced", f"{loses}, no more than {self.options.loss:.1%}", now, loss)
         pays_L = self._pays(saved_L / mean_L.sum(), bytes_L)
         if not pays_L.any():
-            return self._keep(f"the placement loses {loss:.1%}, but moves cost more until traffic changes", now, loss)
+            return self._keep("not-worth", f"{loses}, but moves cost more until traffic changes", now, loss)
         chosen_L = self._within_budget(np.where(pays_L, saved_L, 0.0), bytes_L)
         if not chosen_L.any():
-            return self._keep(f"the placement loses {loss:.1%}, but one layer's moves are above `bytes_per_s`", now, loss)
+            return self._keep("over-budget", f"{loses}, but one layer's moves are above `bytes_per_s`", now, loss)
         held_LGP = np.where(chosen_L[:, None, None], next_LGP, self.held_LGP)
-        reason = f"the placement loses {loss:.1%}; {np.count_nonzero(chosen_L)} of {len(chosen_L)} layers change"
-        return self._decide("move", reason, held_LGP, now, loss)
+        reason = f"{loses}; {np.count_nonzero(chosen_L)} of {len(chosen_L)} layers change"
+        return self._decide("move", "gain", reason, held_LGP, now, loss)
 
     def _pays(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
         """(L,) bool: layers whose moves cost less than they save while traffic lasts; saved_L are parts of a step's time."""
@@ -243,17 +257,16 @@ class Controller:
         gpu_LG = gpu_loads(load_LE[None], held_LGP, self._slots.cost_G)[0]
         return float(gpu_LG.mean(axis=1).sum() / max(gpu_LG.max(axis=1).sum(), 1e-300))
 
-    def _keep(self, reason: str, now: float = math.nan, loss: float = 0.0) -> Decision:
-        return Decision("keep", reason, self.held_LGP, (), 0, (), loss, now, now, self._clock())
+    def _keep(self, kind: Kind, reason: str, now: float = math.nan, loss: float = 0.0) -> Decision:
+        return Decision("keep", kind, reason, self.held_LGP, (), 0, (), loss, now, now, self._clock())
 
-    def _decide(self, action: Action, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
+    def _decide(self, action: Action, kind: Kind, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
         """The decision for other slots, whose moves are under way from now on."""
         moves, held_LGP = move_sequence(self.held_LGP, held_LGP)
         layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
-        expected = self._balancedness(self.tracker.expected_LE, held_LGP)
-        self._wanted = Decision(
-            action, reason, locked(held_LGP), moves, len(moves) * self._expert_bytes, layers, loss, now, expected, self._clock()
-        )
+        moved, expected = len(moves) * self._expert_bytes, self._balancedness(self.tracker.expected_LE, held_LGP)
+        held_LGP = locked(held_LGP)
+        self._wanted = Decision(action, kind, reason, held_LGP, moves, moved, layers, loss, now, expected, self._clock())
         return self._wanted
 
 

@@ -120,7 +120,7 @@ def test_moves_that_failed_leave_the_placement_in_force():
     control = controller()
     held_LGP = control.held_LGP.copy()
     assert control.window(skewed(0)).action == "move"
-    assert control.window(skewed(0)).reason == "moves are under way"
+    assert control.window(skewed(0)).kind == "under-way"
     control.failed()
     np.testing.assert_array_equal(control.held_LGP, held_LGP)
     assert control.window(skewed(0)).action == "move"

@@ -1,0 +1,207 @@
+"""Runs a controller beside serving, in a thread of its own, and says what it does.
+
+Serving hands windows over and goes on, whatever happens here: an exception, a thread that is stuck or a log that cannot be
+written is counted, and said where that is possible.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from numpy.typing import ArrayLike
+
+from aurora.planner.control.controller import Action, Controller, Decision, Kind
+from aurora.types.arrays import IntArray
+
+STALE_S = 10.0  # of a heartbeat: the loop is stuck
+JOIN_S = 1.0  # that `close` waits for the thread
+
+
+class MovesFailed(Exception):
+    """What performs a decision raises this when it gives the moves up.
+
+    Args:
+        held_LGP: (L, G, P) the placement that is in force now; None: the one before the moves.
+    """
+
+    def __init__(self, message: str, held_LGP: IntArray | None = None) -> None:
+        super().__init__(message)
+        self.held_LGP = held_LGP
+
+
+@dataclass(frozen=True, eq=False)
+class ControlStatus:
+    """What a control loop has done so far. In a dry run it is what it would have done.
+
+    Attributes:
+        balancedness: mean over largest load of the placement in force in the last window; NaN before the first.
+        expected_balancedness: the same of the placement wanted last, in the window after it.
+        plan_age_s: seconds since the placement in force came into force.
+        decisions: how many, by action and kind of reason.
+        bytes: of the moves that were performed.
+        move_s: seconds that they took.
+        windows: windows that were handed over.
+        skipped: of these, how many were replaced by later ones before they were looked at.
+        failures: exceptions in planning, moving or saying.
+        heartbeat_s: seconds since the loop was last seen alive; from STALE_S on it is stuck.
+        last: the last decision, if there was one.
+    """
+
+    balancedness: float
+    expected_balancedness: float
+    plan_age_s: float
+    decisions: Mapping[tuple[Action, Kind], int]
+    bytes: int
+    move_s: float
+    windows: int
+    skipped: int
+    failures: int
+    heartbeat_s: float
+    last: Decision | None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the loop has not been seen alive for STALE_S."""
+        return self.heartbeat_s >= STALE_S
+
+
+class ControlLoop:
+    """Runs a Controller in a daemon thread beside serving.
+
+    Args:
+        controller: decides. From now on only the loop calls it.
+        perform: moves the experts of a decision and returns when its placement is in force; raises MovesFailed if it gives up.
+            Moves that take long call `beat` now and then.
+        dry_run: whether nothing moves: the loop says what it would do, and goes on as if it had been done.
+        say: receives one line for each decision and each failure; None: logs it as "aurora.control".
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        perform: Callable[[Decision], None],
+        dry_run: bool = False,
+        say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._controller, self._perform, self._dry_run, self._clock = controller, perform, dry_run, clock
+        self._say = say or logging.getLogger("aurora.control").info
+        self._changed = threading.Condition()
+        self._waiting: tuple[ArrayLike, float | None] | None = None
+        self._busy = self._closed = False
+        self._seen_s = self._in_force_s = clock()
+        self._balancedness = self._expected = math.nan
+        self._decisions: Counter[tuple[Action, Kind]] = Counter()
+        self._bytes = self._windows = self._skipped = self._failures = 0
+        self._move_s = 0.0
+        self._last: Decision | None = None
+        self._thread = threading.Thread(target=self._run, name="aurora control", daemon=True)
+        self._thread.start()
+
+    def add(self, load_LE: ArrayLike, step_s: float | None = None) -> None:
+        """Hands over a window; never blocks, never raises. A window that still waits is replaced.
+
+        Args:
+            load_LE: (L, E) tokens of each expert in the window, which nobody changes from now on.
+            step_s: seconds that a step took in it; None: not measured.
+        """
+        with self._changed:
+            if self._waiting is None and not self._busy:
+                self._seen_s = self._clock()
+            self._windows += 1
+            self._skipped += self._waiting is not None
+            self._waiting = load_LE, step_s
+            self._changed.notify()
+
+    def beat(self) -> None:
+        """Says that the loop is alive; what performs moves calls it as they get on."""
+        with self._changed:
+            self._seen_s = self._clock()
+
+    def status(self) -> ControlStatus:
+        """Returns what the loop has done so far."""
+        with self._changed:
+            now_s = self._clock()
+            idle = self._waiting is None and not self._busy and self._thread.is_alive()
+            return ControlStatus(
+                self._balancedness,
+                self._expected,
+                now_s - self._in_force_s,
+                dict(self._decisions),
+                self._bytes,
+                self._move_s,
+                self._windows,
+                self._skipped,
+                self._failures,
+                0.0 if idle else now_s - self._seen_s,
+                self._last,
+            )
+
+    def close(self) -> None:
+        """Ends the thread after what it is doing, for which it waits a second at most."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        """The thread: follows window after window."""
+        while (window := self._next()) is not None:
+            try:
+                self._follow(*window)
+            except Exception as error:
+                with self._changed:
+                    self._failures += 1
+                self._tell(f"failed: {type(error).__name__}: {error}")
+
+    def _next(self) -> tuple[ArrayLike, float | None] | None:
+        """The window that waits, when there is one; None when the loop is closed."""
+        with self._changed:
+            self._busy = False
+            self._changed.wait_for(lambda: self._closed or self._waiting is not None)
+            if self._closed:
+                return None
+            window, self._waiting = self._waiting, None
+            self._busy, self._seen_s = True, self._clock()
+            return window
+
+    def _follow(self, load_LE: ArrayLike, step_s: float | None) -> None:
+        """Decides after a window, and performs the decision."""
+        decision = self._controller.window(load_LE, None if self._dry_run else step_s)
+        with self._changed:
+            self._last = decision
+            self._decisions[decision.action, decision.kind] += 1
+            if not math.isnan(decision.balancedness):
+                self._balancedness, self._expected = decision.balancedness, decision.expected_balancedness
+        self._tell(f"dry run: {decision}" if self._dry_run else str(decision))
+        if decision.action != "keep":
+            self._move(decision)
+
+    def _move(self, decision: Decision) -> None:
+        """Performs the decision, and tells the controller how that ended."""
+        began_s = self._clock()
+        if not self._dry_run:
+            try:
+                self._perform(decision)
+            except Exception as error:
+                self._controller.failed(error.held_LGP if isinstance(error, MovesFailed) else None)
+                raise
+        ended_s = self._clock()
+        self._controller.moved(None if self._dry_run else ended_s - began_s)
+        with self._changed:
+            self._bytes += decision.bytes
+            self._move_s += ended_s - began_s
+            self._in_force_s = ended_s
+
+    def _tell(self, line: str) -> None:
+        """Says a line, if that is possible."""
+        try:
+            self._say(line)
+        except Exception:
+            with self._changed:
+                self._failures += 1

@@ -1,0 +1,149 @@
+"""The control loop: real threads, a clock that the test sets."""
+
+import threading
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from aurora.planner.control.controller import Controller
+from aurora.runtime.control_loop import ControlLoop, MovesFailed
+
+SKEWED = np.array([[900.0, 800.0, 100.0, 200.0]])
+HELD = np.array([[[0, 1], [2, 3]]])
+WAIT_S = 20.0  # for a thread on a busy machine
+
+
+class Serving:
+    """A loop, what it said, and moves that end when they are allowed to."""
+
+    def __init__(self, perform=lambda decision: None, **options):
+        self.now_s, self.lines, self.controller = 0.0, SimpleQueue(), Controller(HELD, 1000, clock=lambda: self.now_s)
+        self.performed = []
+
+        def recorded(decision):
+            self.performed.append(decision)
+            perform(decision)
+
+        self.loop = ControlLoop(self.controller, recorded, **{"say": self.lines.put, "clock": lambda: self.now_s, **options})
+
+    def window(self, load_LE=SKEWED):
+        """Hands over a window; returns the line about its decision."""
+        self.loop.add(load_LE)
+        return self.lines.get(timeout=WAIT_S)
+
+    def ended(self):
+        """The status after everything that was handed over."""
+        self.loop.close()
+        self.loop._thread.join(WAIT_S)
+        return self.loop.status()
+
+
+@pytest.fixture
+def serving(request):
+    made = []
+
+    def serve(*args, **options):
+        made.append(Serving(*args, **options))
+        return made[-1]
+
+    yield serve
+    for each in made:
+        each.loop.close()
+
+
+def test_a_move_is_performed_and_told(serving):
+    serve = serving(lambda decision: None)
+    assert serve.window().startswith("move (gain): the placement loses ")
+    assert serve.window().startswith("keep (balanced): ")
+    status = serve.ended()
+    assert (status.decisions, status.windows, status.failures) == ({("move", "gain"): 1, ("keep", "balanced"): 1}, 2, 0)
+    assert status.bytes == serve.performed[0].bytes > 0
+    np.testing.assert_array_equal(serve.controller.held_LGP, serve.performed[0].held_LGP)
+    assert 0 < status.balancedness <= 1
+    assert status.last.kind == "balanced"
+
+
+def test_moves_that_are_stuck_make_the_heartbeat_stale_and_serving_goes_on(serving):
+    begun, on = threading.Event(), threading.Event()
+
+    def stuck(_):
+        begun.set()
+        assert on.wait(WAIT_S)
+
+    serve = serving(stuck)
+    assert serve.loop.status().heartbeat_s == 0
+    serve.window()
+    assert begun.wait(WAIT_S)
+    serve.now_s = 4.0
+    serve.loop.beat()
+    assert not serve.loop.status().stuck
+    serve.now_s = 15.0
+    for load_LE in (np.nan * SKEWED, np.zeros((1, 4)), SKEWED):
+        serve.loop.add(load_LE)
+    status = serve.loop.status()
+    assert (status.heartbeat_s, status.stuck, status.windows, status.skipped) == (11.0, True, 4, 2)
+    on.set()
+    assert serve.lines.get(timeout=WAIT_S).startswith("keep (balanced)")  # the newest window; those before it are gone
+    status = serve.ended()
+    assert (status.move_s, sum(status.decisions.values())) == (15.0, 2)
+
+
+def test_an_exception_in_planning_is_told_and_the_next_window_is_followed(serving):
+    serve = serving()
+    add = serve.controller.tracker.add
+
+    def broken(loads):
+        serve.controller.tracker.add = add
+        raise MemoryError("no memory")
+
+    serve.controller.tracker.add = broken
+    assert serve.window() == "failed: MemoryError: no memory"
+    assert serve.window().startswith("move (gain)")
+    assert serve.ended().failures == 1
+
+
+@pytest.mark.parametrize(
+    ("load_LE", "kind"), [(SKEWED * np.nan, "bad-loads"), ([["many"]], "bad-loads"), (SKEWED[:, :2], "bad-loads"), (SKEWED * 0, "no-tokens")]
+)  # fmt: skip
+def test_windows_that_tell_nothing_are_counted(serving, load_LE, kind):
+    serve = serving()
+    assert serve.window(load_LE).startswith(f"keep ({kind}): ")
+    assert serve.window().startswith("move")
+    assert serve.ended().decisions == {("keep", kind): 1, ("move", "gain"): 1}
+
+
+@pytest.mark.parametrize(("held_LGP", "in_force"), [(None, HELD), (HELD[:, ::-1], HELD[:, ::-1])])
+def test_moves_that_are_given_up_are_tried_again_from_what_is_in_force(serving, held_LGP, in_force):
+    failures = [MovesFailed("a peer is gone", held_LGP)]
+
+    def fails_once(_):
+        if failures:
+            raise failures.pop()
+
+    serve = serving(fails_once)
+    assert serve.window().startswith("move")
+    assert serve.lines.get(timeout=WAIT_S) == "failed: MovesFailed: a peer is gone"
+    np.testing.assert_array_equal(serve.controller.held_LGP, in_force)
+    assert serve.window().startswith("move")
+    status = serve.ended()
+    assert (status.failures, status.bytes) == (1, serve.performed[1].bytes)
+
+
+def test_a_dry_run_moves_nothing_and_goes_on_as_if_it_had(serving):
+    serve = serving(dry_run=True)
+    assert serve.window().startswith("dry run: move (gain)")
+    assert serve.window().startswith("dry run: keep (balanced)")
+    assert serve.performed == []
+
+
+def test_lines_that_cannot_be_written_are_counted(serving):
+    followed = threading.Event()
+
+    def full(_):
+        raise OSError("no space left on device")
+
+    serve = serving(lambda _: followed.set(), say=full)
+    serve.loop.add(SKEWED)
+    assert followed.wait(WAIT_S)
+    assert serve.ended().failures == 1
