@@ -4,6 +4,8 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,12 +89,12 @@ def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, l
     """One rank's part: returns the links, the ranks' devices and the transport, the same on all ranks."""
     device = device_of(rank_info)
     with default_process_group(rank_info) as heartbeats:
-        device_G: list[Any] = [None] * rank_info.ranks
-        dist.all_gather_object(device_G, _rank_device(rank_info, device))
+        both_G: list[Any] = [None] * rank_info.ranks
+        dist.all_gather_object(both_G, (_rank_device(rank_info, device), host_id(wanted != "gloo" and device != "cpu")))
+        device_G, hosts_G = ([each[part] for each in both_G] for part in (0, 1))
         on_gpus = all(one.kind != "cpu" for one in device_G)
         if wanted == "nccl" and not on_gpus:
             raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
-        hosts_G = [one.host for one in device_G]
         if wanted == "gloo" or not on_gpus:
             return time_links(GlooTransport(), hosts_G), device_G, "gloo"
         torch.cuda.set_device(device)
@@ -109,6 +111,21 @@ def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
     return RankDevice(host, rank_info.local_rank, "cpu", memory // rank_info.local_ranks)
 
 
+def host_id(on_gpus: bool) -> str:
+    """Returns what ranks have in common if no NIC lies between them: the machine's name and boot, as NCCL tells machines apart.
+
+    Over sockets it is the network namespace besides: ranks in different ones talk through interfaces of their own.
+
+    Args:
+        on_gpus: whether GPUs talk to each other, by NCCL.
+    """
+    parts, namespace = [socket.gethostname()], Path("/proc/self/ns/net")
+    with suppress(OSError):  # where there is no Linux
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts += [] if on_gpus else [os.readlink(namespace)]
+    return " ".join(parts)
+
+
 def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = "cpu") -> LinkMeasurements:
     """Measures the links of a transport. A collective call: all ranks make it and get the same measurements.
 
@@ -118,7 +135,7 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
 
     Args:
         transport: the transport.
-        hosts_G: (G,) the name of each rank's host; without it all ranks are taken to be on one.
+        hosts_G: (G,) what names each rank's host, see `host_id`; without it servers follow from the rates alone.
         device: where the messages lie.
     """
     return _LinkTimer(transport, hosts_G, device).measure()
@@ -129,8 +146,8 @@ class _LinkTimer:
 
     def __init__(self, transport: Transport, hosts_G: Sequence[str], device: str) -> None:
         self._net = transport
-        names = list(hosts_G) or [""] * transport.ranks
-        self._host_G = np.array([names.index(name) for name in names])
+        names = list(hosts_G)
+        self._host_G = np.array([names.index(name) for name in names]) if names else None
         self._server_G = np.zeros(transport.ranks, dtype=np.int64)
         self._device = device
         self._buffer = torch.zeros(SIZES[-1], dtype=torch.uint8, device=device)

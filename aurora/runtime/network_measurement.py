@@ -1,4 +1,4 @@
-"""Network measurement before serving: start-up time of a message and reached share of each port's rate."""
+"""Network measurement before serving: start-up time of a message and reached shares of the rates of ports and NICs."""
 
 import statistics
 import time
@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from aurora.runtime.distributed.transport import Transport
-from aurora.types import Cluster
+from aurora.types import Cluster, servers
+from aurora.types.arrays import BoolArray
 
-SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes from each rank to each
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes of a message
 REPETITIONS = 5
 LONG_S = (
     0.1  # larger sizes are not tried once one takes this long: shorter ones tell more of start-ups and bursts than of the rate
@@ -21,41 +22,66 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
     """Returns `cluster` with the measured start-up time and rates. A collective call; all ranks get the same result.
 
     Every rank sends equally many bytes to every other rank, one partner at a time, so that start-ups add up. All port rates are
-    scaled by one factor.
+    scaled by one factor. On a fabric of servers two exchanges are timed: inside servers, which tells of ports, and between
+    servers, which tells of NICs.
     """
+    other_GG, startups_s, messages = ~np.eye(transport.ranks, dtype=bool), 0.0, 0
+    server_G = np.array(cluster.fabric.server_G if cluster.fabric is not None else (), dtype=np.int64)
+    same_GG = np.equal.outer(server_G, server_G) if server_G.any() else other_GG
+    inside_GG, between_GG = other_GG & same_GG, other_GG & ~same_GG
+    if inside_GG.any():
+        took_s, share = _timed_exchange(transport, cluster, inside_GG, device)
+        startups_s, messages, cluster = took_s, int(inside_GG.sum(axis=1).max()), _scaled(cluster, ports=share)
+    if between_GG.any():
+        took_s, share = _timed_exchange(transport, cluster, between_GG, device)
+        startups_s, messages = startups_s + took_s, messages + int(between_GG.sum(axis=1).max())
+        cluster = _scaled(cluster, ports=1.0 if inside_GG.any() else share, nics=share)
+    gpus = (replace(gpu, startup_s=startups_s / messages if messages else gpu.startup_s) for gpu in cluster.gpus)
+    return replace(cluster, gpus=tuple(gpus))
+
+
+def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray, device: str) -> tuple[float, float]:
+    """The start-up seconds of an exchange between some pairs of ranks, and the share of the cluster's rates that it reaches."""
     from aurora.planner.alltoall.registry import ORDER
     from aurora.planner.network.schedule_time import timed  # which compiles: seconds that other runs shall not pay
 
-    ranks, rank = transport.ranks, transport.rank
-    if ranks == 1:
-        return cluster
-    ports, ports_s, took_s = cluster.network.without_startup, [], []
+    network, network_s, took_s = cluster.network.without_startup, [], []
+    to_G, from_G = pairs_GG[transport.rank].tolist(), pairs_GG[:, transport.rank].tolist()
     for size in SIZES:
-        bytes_GG = np.full((ranks, ranks), size) - np.diag([size] * ranks)
-        order = ORDER["openshop"](bytes_GG, ports, rng=np.random.default_rng(0))
-        buffers = [torch.zeros(0 if peer == rank else size, dtype=torch.uint8, device=device) for peer in range(ranks)]
+        bytes_GG = pairs_GG * size
+        order = ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0))
+        sends, recvs = (
+            [torch.zeros(size * there, dtype=torch.uint8, device=device) for there in each] for each in (to_G, from_G)
+        )
         seconds = []
         for _ in range(REPETITIONS + 1):  # one to warm up
             transport.gather(torch.zeros(1))
             began_s = time.perf_counter()
-            transport.exchange(order, buffers, [torch.empty_like(buffer) for buffer in buffers], lambda *_: None)
+            transport.exchange(order, sends, recvs, lambda *_: None)
             transport.wait()
             seconds.append(float(transport.gather(torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)).max()))
-        ports_s.append(timed(order, bytes_GG, ports).makespan_s)
+        network_s.append(timed(order, bytes_GG, network).makespan_s)
         took_s.append(statistics.median(seconds[1:]))
         if took_s[-1] > max(LONG_S, 4 * took_s[0]):
             break
-    startups_s, share = startups_and_share((ports_s[0], ports_s[-1]), (took_s[0], took_s[-1]))
-    startup_s = startups_s / (ranks - 1)
-    gpus = (replace(gpu, startup_s=startup_s, out_Bps=gpu.out_Bps * share, in_Bps=gpu.in_Bps * share) for gpu in cluster.gpus)
-    return replace(cluster, gpus=tuple(gpus))
+    return startups_and_share((network_s[0], network_s[-1]), (took_s[0], took_s[-1]))
+
+
+def _scaled(cluster: Cluster, ports: float = 1.0, nics: float = 1.0) -> Cluster:
+    """The cluster with its ports' rates times a factor, and those of its servers' NICs times another."""
+    gpus = tuple(replace(gpu, out_Bps=gpu.out_Bps * ports, in_Bps=gpu.in_Bps * ports) for gpu in cluster.gpus)
+    fabric = cluster.fabric
+    if fabric is not None and fabric.nic_Bps is not None:
+        rates = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
+        fabric = servers(fabric.server_G, *rates, fabric.nic_Bps * nics, fabric.shared_nic)
+    return replace(cluster, gpus=gpus, fabric=fabric)
 
 
 def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
-    """Fits a line through the seconds of a small and a large exchange, at the ports' full rate and as measured.
+    """Fits a line through the seconds of a small and a large exchange, at the network's full rates and as measured.
 
     Returns:
-        (start-up seconds of an exchange, share of the ports' rate that is reached). A small exchange may pass in a burst,
+        (start-up seconds of an exchange, share of the rates that is reached). A small exchange may pass in a burst,
         faster than its port; the rate is then that of the large one.
     """
     (small_s, large_s), (first_s, last_s) = ports_s, took_s

@@ -83,6 +83,12 @@ def test_links_of_three_ranks_are_timed_where_a_communicator_takes_all_of_them_t
         assert (links.rate_Bps_GG[~np.eye(3, dtype=bool)] > 0).all()
 
 
+def test_ranks_of_a_machine_share_its_host_id_and_over_sockets_their_network_namespace(monkeypatch):
+    own = probing.host_id(False), probing.host_id(True)
+    monkeypatch.setattr(probing.os, "readlink", lambda path: "net:[1]")
+    assert (probing.host_id(False) != own[0], probing.host_id(True) == own[1]) == (True, True)
+
+
 def test_local_ranks_over_gloo():
     measured = probing.measure_links(2, timeout_s=120)
     made, links = measured.cluster, measured.links

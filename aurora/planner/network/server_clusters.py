@@ -17,15 +17,15 @@ def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike | None = None) -> Int
 
     Ranks are clustered by the logarithms of the rates (average linkage). The coarsest clear partition counts. A partition is
     clear if two servers or more have several ranks, and if in each of these the slowest link inside is more than TIERS times as
-    fast as the fastest one to other servers, and by more than links inside differ from what the ranks' ports explain. With
-    several hosts, servers consist of whole hosts. If no such partition is clear, hosts are servers whose links inside are TIERS
-    times as fast as others in the median.
+    fast as the fastest one to other servers, and by more than links inside differ from what the ranks' ports explain. If no
+    such partition is clear, hosts are servers whose links inside are TIERS times as fast as others in the median.
 
+    Servers consist of whole hosts: no NIC lies between ranks of one host, whose faster links are pairs or rings of NVLink.
     Ports of different rates are no servers: a slow port is slow to all ranks.
 
     Args:
         rate_Bps_GG: (G, G) float64, bytes per second from rank to rank, one pair at a time, above zero but for the diagonal.
-        host_G: (G,) int64, the host of each rank; None: one for all.
+        host_G: (G,) int64, the host of each rank; None: unknown, so that servers follow from the rates alone.
 
     Returns:
         (G,) int64, each rank's server, numbered from zero in the order of their first ranks; all zero if none are clear.
@@ -38,7 +38,7 @@ def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike | None = None) -> Int
     between = ~np.eye(ranks, dtype=bool)
     if rates_GG.shape != (ranks, ranks) or (rates_GG[between] <= 0).any():
         raise BadInput("find_servers: rate_Bps_GG: expected a square of rates above zero")
-    hosts_G = np.zeros(ranks, dtype=np.int64) if host_G is None else np.asarray(host_G)
+    hosts_G = np.arange(ranks) if host_G is None else np.asarray(host_G)
     if ranks > 2:
         log_GG = np.log(np.where(between, rates_GG, 1.0))
         symmetric_GG = (log_GG + log_GG.T) / 2
@@ -67,8 +67,8 @@ def _numbered(label_G: IntArray) -> IntArray:
 
 
 def _of_whole_hosts(label_G: IntArray, host_G: IntArray) -> bool:
-    """Whether no host has ranks of two labels, or all ranks are on one host."""
-    return len(np.unique(host_G)) == 1 or all(len(np.unique(label_G[part])) == 1 for part in _parts(host_G))
+    """Whether no host has ranks of two labels."""
+    return all(len(np.unique(label_G[part])) == 1 for part in _parts(host_G))
 
 
 def _clear(rates_GG: FloatArray, parts: Parts) -> bool:

@@ -33,7 +33,6 @@ STEADY_BYTES = 8 * PIECE_BYTES  # of a row whose time gives a rate
 AHEAD_S = 0.001  # of bytes that a receiver requests at once, at the rate that it has seen: more than a request takes
 AHEAD_BYTES = 8 * PIECE_BYTES  # at most
 SMALL_BYTES = 2 * PIECE_BYTES  # arriving in one exchange: a thread for them would cost more than it gains
-LANES = 32  # threads at most: two for each tier whose sequence a rank keeps
 SETTLE_S = 0.1  # to wait for the other direction's failure, which may explain this one's
 
 
@@ -124,7 +123,8 @@ class OrderedTransport(ABC):
         self.rank, self.ranks = rank, ranks
         self._cluster = cluster
         self._in_Bps_by_tier: defaultdict[int, float] = defaultdict(float)  # the best rate seen lately
-        self._pool = ThreadPoolExecutor(LANES, thread_name_prefix="aurora-port")
+        # A lane in sequence holds two peers' rows or more, so that all lanes of both directions have a thread at once.
+        self._pool = ThreadPoolExecutor(2 * ranks, thread_name_prefix="aurora-port")
 
     @abstractmethod
     def _send(self, message: Message) -> Work:

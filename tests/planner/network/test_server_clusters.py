@@ -72,6 +72,28 @@ def test_servers_are_not_smaller_than_hosts():
     assert find_servers(rate_GG, host_G).tolist() == host_G.tolist()
 
 
+def test_pairs_of_nvlink_on_one_host_are_no_servers():
+    """Eight GPUs of one host: pairs have NVLink, halves a PCIe switch. Only rates without hosts tell servers there."""
+    pair_G, half_G = np.repeat(np.arange(4), 2), np.repeat([0, 1], 4)
+    rate_GG = np.where(np.equal.outer(half_G, half_G), 20.0, 12.0)
+    rate_GG = np.where(np.equal.outer(pair_G, pair_G), 200.0, rate_GG) * (1 - np.eye(8))
+    assert not find_servers(rate_GG, np.zeros(8, dtype=np.int64)).any()
+    assert find_servers(rate_GG).tolist() == pair_G.tolist()
+
+
+@pytest.mark.parametrize(
+    ("inside", "rail", "across"),
+    [([400.0], 50.0, 50.0), ([400.0], 50.0, 20.0), ([25.0, 200.0], 12.0, 12.0), ([25.0, 200.0], 22.0, 10.0)],
+)
+def test_two_hosts_of_eight_are_two_servers(inside, rail, across):
+    """Inside, all links are alike, or pairs have NVLink and others PCIe; between hosts, GPUs of a number may have a rail."""
+    host_G, local_G = np.divmod(np.arange(16), 8)
+    same_host_GG, pair_GG = np.equal.outer(host_G, host_G), np.equal.outer(np.arange(16) // 2, np.arange(16) // 2)
+    between_GG = np.where(np.equal.outer(local_G, local_G), rail, across)
+    rate_GG = np.where(pair_GG, inside[-1], np.where(same_host_GG, inside[0], between_GG))
+    assert find_servers(noisy(rate_GG, np.random.default_rng(0)), host_G).tolist() == host_G.tolist()
+
+
 def test_servers_of_several_hosts_are_found():
     """Racks of two hosts each, which one switch connects at the rate inside hosts."""
     rack_G = np.repeat([0, 1], 4)
