@@ -248,11 +248,14 @@ def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]])
 
     Args:
         experts: the module; the memory of other experts is freed.
-        held: each expert's number in the module, or its weights by parameter name if the module does not have it.
+        held: each expert's number in the module, or its weights by parameter name if the module does not have it. If all others
+            keep their numbers, only such weights are written.
     """
+    new = [(slot, expert) for slot, expert in enumerate(held) if expert != slot]
+    in_place = bool(new) and len(held) == experts.num_experts and not any(isinstance(expert, int) for _, expert in new)
     for name, parameter in expert_parameters(experts):
-        kept = parameter.new_empty(len(held), *parameter.shape[1:])
-        for slot, expert in enumerate(held):
+        kept = parameter.detach() if in_place else parameter.new_empty(len(held), *parameter.shape[1:])
+        for slot, expert in new if in_place else enumerate(held):
             kept[slot] = parameter.detach()[expert] if isinstance(expert, int) else expert[name]
         path, _, own_name = name.rpartition(".")
         setattr(experts.get_submodule(path), own_name, nn.Parameter(kept, requires_grad=False))

@@ -27,7 +27,10 @@ class DistributedExperts(nn.Module):
         local: the module that computes this rank's experts; at first the one that is replaced, with all of them, or with none
             if it has an attribute `reader`, an ExpertReader.
         held: the experts in the slots of `local`.
+        ops: the operations that `perform` was given; others may take their place between two forward passes.
     """
+
+    ops: tuple[Op, ...]
 
     def __init__(self, experts: Any) -> None:
         super().__init__()
@@ -54,15 +57,24 @@ class DistributedExperts(nn.Module):
             deduplicate: send a token once to a rank that holds several of its experts. A hierarchical exchange always does.
             local_first: replicas share the tokens of all ranks, a rank's own first; ranks exchange counts before they send.
         """
-        self._ops, self._layer, self._context = ops, layer, context
+        self.ops, self._layer, self._context = ops, layer, context
         self._rank = context.transport.rank
         self._deduplicate = deduplicate
         self._hierarchy = next((op.hierarchy for op in ops if isinstance(op, Exchange)), None)
         slots_G = placement.slots_LG[layer]
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
         expert_map = ExpertMap(slots_G, self._rank, split_EG, local_first, self._hierarchy)
-        self.expert_map = expert_map.to(next(self.local.parameters()).device)
-        self.hold(slots_G[self._rank])
+        self.place(expert_map.to(next(self.local.parameters()).device), slots_G[self._rank])
+
+    def place(
+        self,
+        expert_map: ExpertMap,
+        wanted: Sequence[int],
+        arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({}),
+    ) -> None:
+        """Serves by an expert map from the next forward pass on; this rank holds the experts `wanted`, see `hold`."""
+        self.expert_map = expert_map
+        self.hold(wanted, arrived)
 
     def hold(self, wanted: Sequence[int], arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({})) -> None:
         """Makes this rank hold exactly the experts `wanted`, by slot.
@@ -96,10 +108,11 @@ class DistributedExperts(nn.Module):
         context, layer = self._context, self._layer
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         arrived = answers = out = torch.empty(0)
-        for op in self._ops:
+        for op in self.ops:
             match op:
                 case Compute("gate"):  # what transformers did since the last layer
                     context.recorder.route(top_k_index, context.mask)
+                    context.count_tokens(top_k_index, layer)
                     tokens_SE = None
                     if self.expert_map.needs_all_counts:
                         tokens_E = self.expert_map.count(top_k_index, context.mask)

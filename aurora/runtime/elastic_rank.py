@@ -6,20 +6,18 @@ Between epochs a rank keeps its experts and its requests. At the start of an epo
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from aurora.errors import RankFailed
-from aurora.models.loading import expert_parameters
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
 from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.distributed.transport import Transport
+from aurora.runtime.expert_moves import WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, planned_method
@@ -29,8 +27,6 @@ from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import RankResult, Token
 from aurora.runtime.serving_rank import load_models
 from aurora.types import Cluster, Order, Plan, Program, RunOptions, TraceRecorder
-
-Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
 
 
 @dataclass(frozen=True)
@@ -223,48 +219,14 @@ def _fetch_experts(workers: Sequence[ModelWorker], work: EpochWork, transport: T
     Missing weights come from the ranks that hold them, or from the model's files where no rank does.
     """
     found: dict[tuple[int, int], dict[int, Weights]] = {}
-    for move, weights in _exchange_weights(workers, work, transport, channel):
-        found.setdefault((move.model, move.layer), {})[move.expert] = weights
+    if any(move.source is not None for move in work.moves):
+        messages = WeightMessages([worker.layers for worker in workers], work.moves, transport.rank, transport.ranks)
+        sends, recvs = messages.cut(0, messages.bytes)
+        began_s = time.perf_counter()
+        unless_stopped(channel.stopped, lambda: transport.exchange(work.order, sends, recvs, lambda *_: None))
+        channel.send_progress(FetchedWeights(time.perf_counter() - began_s))
+        for move, weights in messages.arrived():
+            found.setdefault((move.model, move.layer), {})[move.expert] = weights
     for model, (worker, placement) in enumerate(zip(workers, work.program.placements_M, strict=True)):
         for number, layer in enumerate(worker.layers):
             layer.hold(placement.slots_LG[number][transport.rank], found.get((model, number), {}))
-
-
-def _exchange_weights(
-    workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, channel: ControlChannel
-) -> list[tuple[ExpertTransfer, Weights]]:
-    """Sends and receives the weights that travel between ranks. Returns the received ones."""
-    rank, ranks = transport.rank, transport.ranks
-    sends: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
-    incoming: list[list[ExpertTransfer]] = [[] for _ in range(ranks)]
-    for move in work.moves:
-        if move.source == rank:
-            weights = workers[move.model].layers[move.layer].weights(move.expert)
-            sends[move.to] += [weights[name].contiguous().view(-1).view(torch.uint8) for name in sorted(weights)]
-        elif move.to == rank and move.source is not None:
-            incoming[move.source].append(move)
-    like_M = [
-        {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(worker.layers[0].local)}
-        for worker in workers
-    ]
-    bytes_M = [sum(like.nbytes for like in likes.values()) for likes in like_M]
-    packed = [torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8) for tensors in sends]
-    arrived = [torch.empty(sum(bytes_M[move.model] for move in moves), dtype=torch.uint8) for moves in incoming]
-    if any(move.source is not None for move in work.moves):
-        began_s = time.perf_counter()
-        unless_stopped(channel.stopped, lambda: transport.exchange(work.order, packed, arrived, lambda *_: None))
-        channel.send_progress(FetchedWeights(time.perf_counter() - began_s))
-    return [item for moves, message in zip(incoming, arrived, strict=True) for item in _unpack(message, moves, like_M)]
-
-
-def _unpack(
-    message: torch.Tensor, moves: Sequence[ExpertTransfer], like_M: Sequence[Weights]
-) -> Iterator[tuple[ExpertTransfer, Weights]]:
-    """Views of a message (bytes,) uint8 as the weights of `moves`, one after the other, parameters by name."""
-    start = 0
-    for move in moves:
-        weights = {}
-        for name, like in sorted(like_M[move.model].items()):
-            weights[name] = message[start : start + like.nbytes].view(like.dtype).view(like.shape)
-            start += like.nbytes
-        yield move, weights

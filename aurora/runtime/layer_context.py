@@ -1,7 +1,7 @@
 """Compute and communication of one model on one rank, as its layers use them: arbitrated, recorded, and named in errors."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,7 +12,7 @@ from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter
-from aurora.types import Exchange
+from aurora.types import Exchange, Order
 from aurora.types.arrays import IntArray
 
 
@@ -28,6 +28,7 @@ class LayerContext:
 
     Attributes:
         mask: (N,) bool, which tokens of the current step need experts; None: all.
+        tokens_LE: (L, E) int64, this rank's tokens of each expert are added to it; None: they are not counted.
         preemptive: whether time slices are by layer, so that expert compute has preemption points (see `Program.time_slice`).
         busy_since: when this rank's present computation began, by time.monotonic; None while it does not compute.
         waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
@@ -43,6 +44,7 @@ class LayerContext:
     ) -> None:
         self.model, self.transport, self.recorder = model, transport, recorder
         self.mask: torch.Tensor | None = None
+        self.tokens_LE: torch.Tensor | None = None
         self.preemptive = False
         self.busy_since: float | None = None
         self.waiting_since: float | None = None
@@ -54,8 +56,37 @@ class LayerContext:
 
     def any_active(self, active: bool) -> bool:
         """Returns whether any rank of the model is active. A collective call: all ranks of the model make it."""
+        return bool(self.gather_between_steps(torch.tensor([active], dtype=torch.long)).any())
+
+    def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
+        """Gathers every rank's tensor of one shape: (R, *row.shape) on the CPU. A collective call."""
         with self._waiting("between steps"):
-            return bool(self.transport.gather(torch.tensor([active], dtype=torch.long)).any())
+            return self.transport.gather(row)
+
+    def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
+        """Performs an exchange that belongs to no layer, in a time slice of the port. A collective call.
+
+        Args:
+            order, sends, recvs: as of `Transport.exchange`.
+
+        Returns:
+            The seconds that it took on this rank.
+
+        Raises:
+            RankFailed: if a peer is lost.
+        """
+        with self._arbiter.exchange(), self._waiting("between steps"):
+            start_s = time.perf_counter()
+            self.transport.exchange(order, sends, recvs, lambda *_: None)
+            self.transport.wait()
+            return time.perf_counter() - start_s
+
+    def count_tokens(self, experts_NK: torch.Tensor, layer: int) -> None:
+        """Counts the experts (N, K) that the current step's tokens chose in a layer, if they are counted."""
+        if self.tokens_LE is not None:
+            needs_N1 = torch.ones_like(experts_NK[:, :1]) if self.mask is None else self.mask[:, None]
+            counted_NK = needs_N1.expand_as(experts_NK).to(self.tokens_LE.dtype)
+            self.tokens_LE[layer].index_add_(0, experts_NK.flatten(), counted_NK.flatten())
 
     def next_step(self, mask: torch.Tensor | None) -> None:
         """Begins a forward pass; `mask` (N,) says which of its tokens need experts, None: all."""

@@ -47,6 +47,8 @@ class ModelWorker:
 
     Attributes:
         waiting: requests to be served.
+        between_steps: called before each step with whether this rank has requests; returns whether any rank has. A collective
+            call, which `perform` sets.
         answers: the answers so far.
         layers: the model's MoE layers.
     """
@@ -71,6 +73,7 @@ class ModelWorker:
             context: the LayerContext of all of the model's layers on this rank.
         """
         self.context = context
+        self.between_steps: Callable[[bool], bool] = context.any_active
         index, context.preemptive = context.model, program.time_slice == "layer"
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
@@ -104,7 +107,7 @@ class ModelWorker:
             if self._batch is None and self.waiting:
                 self._current = [self.waiting.popleft() for _ in range(min(self._options.batch, len(self.waiting)))]
                 self._batch = self._new_batch(self._current)
-            if not self.context.any_active(self._batch is not None):
+            if not self.between_steps(self._batch is not None):
                 break
             if self._batch is None:
                 self._idle_step()
