@@ -15,6 +15,7 @@ import numpy as np
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.two_tier import balanced_order
 from aurora.planner.check.plans import check_plan, check_schedule
+from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.grouping import PLACE
@@ -78,6 +79,7 @@ TASKS: tuple[Callable[[], object], ...] = (  # those that take long go first
     order_servers,
     estimate_server_tokens,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
+    partial(move_sequence, np.array([[[0], [1]]]), np.array([[[1], [0]]])),
     partial(server_tokens, np.ones((1, 4), dtype=np.int64), np.array([0, 0, 1, 1]), 2),
     *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),

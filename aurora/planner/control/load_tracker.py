@@ -137,8 +137,7 @@ class LoadTracker:
         load_LE = self._now.load_LE()
         if self._last_LE is None:
             return load_LE
-        share_LE = np.stack([shrunk_shares(load_E, self.effect) for load_E in load_LE])
-        return np.asarray(share_LE * self._last_LE.sum(axis=1, keepdims=True))
+        return np.asarray(shrunk_shares(load_LE, self.effect) * self._last_LE.sum(axis=1, keepdims=True))
 
     @property
     def sample_L(self) -> FloatArray:

@@ -3,14 +3,16 @@
 Moves come in rounds. In a round each GPU sends at most one expert and receives at most one, and what it sends it holds when the
 round begins: received weights take their slots when the round ends. After every round the slots are a placement: every expert
 is held somewhere, so that a system can serve from them, and stop there if a GPU is lost.
+
+Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import BoolArray, IntArray
 from aurora.types.placement import EMPTY
 
 
@@ -34,11 +36,39 @@ class Move(NamedTuple):
     slot: int
 
 
+class _State(NamedTuple):
+    """The slots while moves are put in sequence. In a round, slots are emptied at once, and filled when it ends.
+
+    Attributes:
+        held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none.
+        used_LGP: (L, G, P) bool, whether a GPU has the slot.
+        wants_LGE: (L, G, E) bool, whether a GPU is to hold an expert.
+        holds_LEG: (L, E, G) bool, whether a GPU holds it.
+        count_LE: (L, E) int64, how many GPUs hold it.
+        sum_LE: (L, E) int64, the sum of their numbers: where only one holds it, that one.
+    """
+
+    held_LGP: IntArray
+    used_LGP: BoolArray
+    wants_LGE: BoolArray
+    holds_LEG: BoolArray
+    count_LE: IntArray
+    sum_LE: IntArray
+
+
+class _Wanted(NamedTuple):
+    """The experts that GPUs are to receive."""
+
+    layer_X: IntArray
+    gpu_X: IntArray
+    expert_X: IntArray
+
+
 def move_sequence(held_LGP: IntArray, wanted_LGP: IntArray) -> tuple[tuple[Move, ...], IntArray]:
     """Puts the moves between two placements in sequence.
 
-    A move waits while the slot that it needs holds the only copy of an expert. Where all moves wait, GPUs wait for each other
-    in a circle; the moves of the circle make one round.
+    A move waits while the slot that it needs holds the only copy of an expert. Where GPUs wait for each other in a circle, the
+    moves of the circle are made in one round.
 
     Args:
         held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none. Each expert of `wanted_LGP` is held. Where a GPU
@@ -49,113 +79,159 @@ def move_sequence(held_LGP: IntArray, wanted_LGP: IntArray) -> tuple[tuple[Move,
         (moves, reached_LGP): the moves by round, and the slots after them. There each GPU holds the experts of `wanted_LGP`,
         those that it had in the slots that they had; other slots are empty. Slots that are empty in both tables stay so.
     """
-    state = _State(held_LGP, wanted_LGP)
-    moves: list[Move] = []
-    number = 0
-    while state.pending:
-        made = state.round() or state.circle()
-        moves += [Move(number, *each) for each in made]
+    experts = int(max(held_LGP.max(), wanted_LGP.max())) + 1
+    again_LGP = np.tril(held_LGP[..., None] == held_LGP[..., None, :], -1).any(axis=3)
+    now_LGP = np.where(again_LGP, EMPTY, held_LGP)
+    wants_LGE, holds_LGE = _holds(wanted_LGP, experts), _holds(now_LGP, experts)
+    state = _State(
+        now_LGP,
+        (held_LGP != EMPTY) | (wanted_LGP != EMPTY),  # GPUs may have fewer slots than the tables
+        wants_LGE,
+        np.ascontiguousarray(holds_LGE.swapaxes(1, 2)),
+        holds_LGE.sum(axis=1),
+        (holds_LGE * np.arange(held_LGP.shape[1])[:, None]).sum(axis=1),
+    )
+    wanted = _Wanted(*np.nonzero(wants_LGE & ~holds_LGE))
+    made_X6 = _sequence(state, wanted)
+    assert len(made_X6) == len(wanted.layer_X), "each expert of `wanted_LGP` is held"
+    kept_LGP = (now_LGP != EMPTY) & np.take_along_axis(wants_LGE, np.maximum(now_LGP, 0), axis=2)
+    return tuple(map(Move._make, made_X6.tolist())), np.where(kept_LGP, now_LGP, EMPTY)
+
+
+def _holds(held_LGP: IntArray, experts: int) -> BoolArray:
+    """(L, G, E) whether a GPU holds an expert."""
+    holds_LGE = np.zeros((*held_LGP.shape[:2], experts + 1), dtype=np.bool_)
+    np.put_along_axis(holds_LGE, held_LGP, True, axis=2)  # EMPTY is the last
+    return holds_LGE[:, :, :experts]
+
+
+@njit(cache=True, nogil=True)
+def _sequence(state, wanted):
+    """Returns (X, 6), the moves round by round, with the fields of Move."""
+    gpus = state.held_LGP.shape[1]
+    made_X6, made, number = np.empty((len(wanted.layer_X), 6), dtype=np.int64), 0, 0
+    left_X, at_LE = np.arange(len(wanted.layer_X)), np.full(state.count_LE.shape, -1)
+    waits_X = np.ones(len(wanted.layer_X), dtype=np.bool_)
+    while len(left_X):
+        out_G, into_G, before = np.zeros(gpus, dtype=np.bool_), np.zeros(gpus, dtype=np.bool_), made
+        for x in _by_need(state, wanted, left_X):
+            layer, g, e = wanted.layer_X[x], wanted.gpu_X[x], wanted.expert_X[x]
+            source = _source(state, layer, e, out_G) if not into_G[g] else EMPTY
+            slot = _free_slot(state, layer, g) if source != EMPTY else EMPTY
+            if slot != EMPTY:
+                _empty(state, layer, g, slot)
+                made_X6[made] = number, layer, e, source, g, slot
+                made += 1
+                out_G[source] = into_G[g] = True
+                waits_X[x] = False
+        if (~(out_G | into_G)).sum() > 1:
+            left_X = left_X[waits_X[left_X]]
+            made = _circles(state, wanted, left_X, at_LE, waits_X, out_G, into_G, made_X6, made, number)
+        if made == before:
+            break
+        for x in range(before, made):
+            layer, e, g, slot = made_X6[x, 1], made_X6[x, 2], made_X6[x, 4], made_X6[x, 5]
+            state.held_LGP[layer, g, slot] = e
+            state.holds_LEG[layer, e, g] = True
+            state.count_LE[layer, e] += 1
+            state.sum_LE[layer, e] += g
+        left_X = left_X[waits_X[left_X]]
         number += 1
-    return tuple(moves), state.reached()
+    return made_X6[:made]
 
 
-Copy = tuple[int, int, int]  # layer, expert, the GPU that is to hold it
-Sent = tuple[int, int, int, int, int]  # layer, expert, source, destination, slot
+@njit(cache=True, nogil=True)
+def _by_need(state, wanted, left_X):
+    """What is left, sorted: first the moves of the GPUs that must receive most, or send most that no other GPU holds."""
+    lacking_G, sending_G = np.zeros(state.held_LGP.shape[1], dtype=np.int64), np.zeros(state.held_LGP.shape[1], dtype=np.int64)
+    for x in left_X:
+        layer, g, e = wanted.layer_X[x], wanted.gpu_X[x], wanted.expert_X[x]
+        lacking_G[g] += 1
+        if state.count_LE[layer, e] == 1:
+            sending_G[state.sum_LE[layer, e]] += 1
+    need_X, most = np.empty(len(left_X), dtype=np.int64), max(lacking_G.max(), sending_G.max())
+    begin_N = np.zeros(most + 2, dtype=np.int64)
+    for at, x in enumerate(left_X):
+        layer, g, e = wanted.layer_X[x], wanted.gpu_X[x], wanted.expert_X[x]
+        alone = sending_G[state.sum_LE[layer, e]] if state.count_LE[layer, e] == 1 else 0
+        need_X[at] = most - max(lacking_G[g], alone)
+        begin_N[need_X[at] + 1] += 1
+    begin_N = begin_N.cumsum()
+    sorted_X = np.empty_like(left_X)
+    for at, x in enumerate(left_X):
+        sorted_X[begin_N[need_X[at]]] = x
+        begin_N[need_X[at]] += 1
+    return sorted_X
 
 
-class _State:
-    """The slots while moves are put in sequence."""
+@njit(cache=True, nogil=True)
+def _source(state, layer, e, out_G):
+    """A GPU that holds the expert and does not send in this round, or EMPTY."""
+    if state.count_LE[layer, e] == 1:
+        only = state.sum_LE[layer, e]
+        return EMPTY if out_G[only] else only
+    for g in range(len(out_G)):
+        if state.holds_LEG[layer, e, g] and not out_G[g]:
+            return g
+    return EMPTY
 
-    def __init__(self, held_LGP: IntArray, wanted_LGP: IntArray) -> None:
-        self._held_LGP = held_LGP.copy()
-        self._used_LGP = (held_LGP != EMPTY) | (wanted_LGP != EMPTY)  # GPUs may have fewer slots than the tables
-        layers, gpus, _ = held_LGP.shape
-        self._wanted = [[set(wanted_LGP[l, g].tolist()) - {EMPTY} for g in range(gpus)] for l in range(layers)]
-        self._holders: list[dict[int, set[int]]] = [{} for _ in range(layers)]
-        for l, g, p in np.argwhere(held_LGP != EMPTY).tolist():
-            holders = self._holders[l].setdefault(int(held_LGP[l, g, p]), set())
-            if g in holders:
-                self._held_LGP[l, g, p] = EMPTY
-            holders.add(g)
-        self.pending: list[Copy] = [
-            (l, e, g)
-            for l in range(layers)
-            for g in range(gpus)
-            for e in sorted(self._wanted[l][g])
-            if g not in self._holders[l][e]
-        ]
 
-    def round(self) -> list[Sent]:
-        """Makes a round of moves that wait for nothing; those into the GPUs that lack most experts first."""
-        lacking, sending = Counter(g for _, _, g in self.pending), Counter[int]()
-        for l, e, _ in self.pending:
-            if len(self._holders[l][e]) == 1:
-                sending.update(self._holders[l][e])
-        self.pending.sort(key=lambda copy: -max(lacking[copy[2]], max(sending[g] for g in self._holders[copy[0]][copy[1]])))
-        out: set[int] = set()
-        into: set[int] = set()
-        dropped: set[tuple[int, int, int]] = set()  # layer, expert, GPU: what ends with the round
-        made: list[Sent] = []
-        for l, e, g in self.pending:
-            free = sorted(self._holders[l][e] - out, key=lambda source: sending[source])
-            if g in into or not free:
+@njit(cache=True, nogil=True)
+def _free_slot(state, layer, g):
+    """A slot of the GPU that may be filled when the round ends, empty or with an expert that others hold on; or EMPTY."""
+    for p in range(state.held_LGP.shape[2]):
+        e = state.held_LGP[layer, g, p]
+        if state.used_LGP[layer, g, p] and (e == EMPTY or (not state.wants_LGE[layer, g, e] and state.count_LE[layer, e] > 1)):
+            return p
+    return EMPTY
+
+
+@njit(cache=True, nogil=True)
+def _empty(state, layer, g, p):
+    """Empties a slot."""
+    e = state.held_LGP[layer, g, p]
+    if e != EMPTY:
+        state.held_LGP[layer, g, p] = EMPTY
+        state.holds_LEG[layer, e, g] = False
+        state.count_LE[layer, e] -= 1
+        state.sum_LE[layer, e] -= g
+
+
+@njit(cache=True, nogil=True)
+def _circles(state, wanted, left_X, at_LE, waits_X, out_G, into_G, made_X6, made, number):
+    """Adds moves of GPUs that wait for each other: each sends an expert to the next, in place of what that sends."""
+    layers, gpus, width = state.held_LGP.shape
+    at_LE[:] = -1
+    for x in left_X:
+        if not into_G[wanted.gpu_X[x]] and not out_G[wanted.gpu_X[x]]:
+            at_LE[wanted.layer_X[x], wanted.expert_X[x]] = x
+    for layer in range(layers):
+        seen_G, slot_G, sent_G = np.full(gpus, -1), np.full(gpus, -1), np.full(gpus, -1)
+        for start in range(gpus):
+            g = start
+            while g != EMPTY and seen_G[g] == -1 and not out_G[g] and not into_G[g]:
+                seen_G[g], onward = start, EMPTY
+                for p in range(width):
+                    e = state.held_LGP[layer, g, p]
+                    if e == EMPTY or state.wants_LGE[layer, g, e] or at_LE[layer, e] == -1:
+                        continue
+                    to = wanted.gpu_X[at_LE[layer, e]]
+                    if not out_G[to] and not into_G[to]:
+                        slot_G[g], sent_G[g], onward = p, at_LE[layer, e], to
+                        break
+                g = onward
+            if g == EMPTY or seen_G[g] != start or out_G[g] or into_G[g]:
                 continue
-            slot = self._slot(l, g, dropped)
-            if slot is None:
-                continue
-            out.add(free[0])
-            into.add(g)
-            if (x := int(self._held_LGP[l, g, slot])) != EMPTY:
-                dropped.add((l, x, g))
-            made.append((l, e, free[0], g, slot))
-        self._perform(made)
-        return made
-
-    def _slot(self, l: int, g: int, dropped: set[tuple[int, int, int]]) -> int | None:
-        """A slot of the GPU that may be filled when the round ends: empty, or with an expert that others hold on."""
-        for p, x in enumerate(self._held_LGP[l, g].tolist()):
-            if not self._used_LGP[l, g, p]:
-                continue
-            if x == EMPTY:
-                return p
-            if x in self._wanted[l][g] or (l, x, g) in dropped:
-                continue
-            if any(h != g and (l, x, h) not in dropped for h in self._holders[l][x]):
-                return p
-        return None
-
-    def circle(self) -> list[Sent]:
-        """Makes a round of moves that wait for each other: each GPU's expert goes to the next, in place of what that sends."""
-        l = self.pending[0][0]
-        wants = {e: g for layer, e, g in self.pending if layer == l}
-        path = [self.pending[0][2]]
-        sent: dict[int, tuple[int, int]] = {}  # by GPU: the expert that it sends, and its slot
-        while path.count(path[-1]) == 1:
-            g = path[-1]
-            p, x = next(
-                (p, x) for p, x in enumerate(self._held_LGP[l, g].tolist()) if x not in self._wanted[l][g] and x in wants
-            )
-            sent[g] = x, p
-            path.append(wants[x])
-        ring = path[path.index(path[-1]) : -1]
-        made = [(l, sent[g][0], g, to, sent[to][1]) for g, to in zip(ring, [*ring[1:], ring[0]], strict=True)]
-        self._perform(made)
-        return made
-
-    def _perform(self, made: list[Sent]) -> None:
-        """Changes the slots as a round does when it ends."""
-        for l, _, _, g, p in made:
-            if (x := int(self._held_LGP[l, g, p])) != EMPTY:
-                self._holders[l][x].discard(g)
-        for l, e, _, g, p in made:
-            self._held_LGP[l, g, p] = e
-            self._holders[l][e].add(g)
-        done = {(l, e, g) for l, e, _, g, _ in made}
-        self.pending = [copy for copy in self.pending if copy not in done]
-
-    def reached(self) -> IntArray:
-        """The slots now, without the experts that are not wanted where they are."""
-        for l, g, p in np.argwhere(self._held_LGP != EMPTY).tolist():
-            if int(self._held_LGP[l, g, p]) not in self._wanted[l][g]:
-                self._held_LGP[l, g, p] = EMPTY
-        return self._held_LGP
+            first = g
+            while True:
+                x = sent_G[g]
+                to = wanted.gpu_X[x]
+                made_X6[made] = number, layer, wanted.expert_X[x], g, to, slot_G[to]
+                made += 1
+                out_G[g] = into_G[to] = True
+                waits_X[x] = False
+                _empty(state, layer, g, slot_G[g])
+                g = to
+                if g == first:
+                    break
+    return made

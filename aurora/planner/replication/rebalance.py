@@ -221,10 +221,15 @@ def _best_step(layer, g, left, target):
     limit, best, step = top * (1 - LEAST_RELIEF), 0.0, Step(NO_STEP, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 0)
     for p in range(slots_G[g]):
         a = held_GP[g, p]
-        if a == EMPTY:
+        if a == EMPTY or _relief(top, top - size_E[a] * cost_G[g], target, 0, left) <= best:  # no step with a relieves more
             continue
         for h in range(len(held_GP)):  # a swaps with b, or moves to an empty slot
             if time_G[h] >= limit or holds_GE[h, a]:
+                continue
+            equal = (top * cost_G[h] + time_G[h] * cost_G[g]) / (
+                cost_G[g] + cost_G[h]
+            )  # both times, if b were of the best size
+            if _relief(top, equal * (1 - LEAST_RELIEF), target, 0, left) <= best:
                 continue
             for q in range(slots_G[h]):
                 b = held_GP[h, q]
@@ -239,7 +244,7 @@ def _best_step(layer, g, left, target):
         size = load_E[a] / (count_E[a] + 1)
         less = size_E[a] - size
         alone = top - less * cost_G[g]
-        if count_E[a] < len(held_GP) and alone < limit:
+        if count_E[a] < len(held_GP) and _relief(top, alone, target, 0, left) > best:
             for h in range(len(held_GP)):  # a gets a further replica, in an empty slot or in place of x
                 for q in range(slots_G[h] if not holds_GE[h, a] else 0):
                     x = held_GP[h, q]

@@ -133,19 +133,20 @@ def _dealt(tokens_WS: FloatArray, share_WE: FloatArray, affinity_SE: FloatArray)
     return weight_WSE
 
 
-def shrunk_shares(count_E: FloatArray, effect: float) -> FloatArray:
-    """Returns (E,) shares of counts (E,), shrunk towards equal shares by a symmetric Dirichlet prior fitted to them.
+def shrunk_shares(count_XE: FloatArray, effect: float) -> FloatArray:
+    """Returns shares of counts, shrunk towards equal shares by a symmetric Dirichlet prior fitted to them.
 
     Args:
-        count_E: (E,) float64, how often each expert was chosen.
+        count_XE: (E,) or (X, E) float64, how often each expert was chosen, row by row.
         effect: how many times more such counts vary than independent choices would.
     """
-    experts, total = len(count_E), max(float(count_E.sum()), 1.0)
-    variance = float(((count_E / total - 1 / experts) ** 2).mean()) - effect / (experts * total)
-    most = (1 - 1 / experts) / experts
-    prior = max(LEAST_PRIOR, (most / variance - 1) / experts) if variance > most / total else total / experts
-    counted_E = count_E / effect + prior
-    return np.asarray(counted_E / counted_E.sum())
+    experts, total_X1 = count_XE.shape[-1], np.maximum(count_XE.sum(axis=-1, keepdims=True), 1.0)
+    squares_X1 = ((count_XE / total_X1 - 1 / experts) ** 2).mean(axis=-1, keepdims=True)
+    variance_X1, most = squares_X1 - effect / (experts * total_X1), (1 - 1 / experts) / experts
+    varied_X1 = variance_X1 > most / total_X1
+    fitted_X1 = (most / np.where(varied_X1, variance_X1, 1.0) - 1) / experts
+    counted_XE = count_XE / effect + np.where(varied_X1, np.maximum(fitted_X1, LEAST_PRIOR), total_X1 / experts)
+    return np.asarray(counted_XE / counted_XE.sum(axis=-1, keepdims=True))
 
 
 def _in_kinds(own_WE: FloatArray, all_E: FloatArray, spread: float, sample_W: FloatArray) -> bool:

@@ -64,6 +64,12 @@ def test_gpus_in_a_circle_move_in_one_round():
     assert reached_LGP.tolist() == [[[2], [0], [1]]]
 
 
+def test_circles_of_other_gpus_share_a_round():
+    held_LGP = np.array([[[0], [1], [2], [3]]] * 2)
+    moves, _ = move_sequence(held_LGP, np.array([[[1], [0], [2], [3]], [[0], [1], [3], [2]]]))
+    assert [(move.round, move.layer) for move in moves] == [(0, 0), (0, 0), (0, 1), (0, 1)]
+
+
 def test_an_expert_that_a_gpu_holds_twice_leaves_a_slot_for_another():
     moves, reached_LGP = move_sequence(np.array([[[0, 0], [1, 2]]]), np.array([[[0, 1], [0, 2]]]))
     assert [(move.expert, move.src, move.dst) for move in moves] == [(1, 1, 0), (0, 0, 1)]
