@@ -54,16 +54,17 @@ def layer_seconds(
         (L,) float64; L is the number of layers, of several models the largest one.
 
     Raises:
-        BadInput: with deduplicated tokens, if the placement has replicas or the profile holds no token-level routing.
+        BadInput: with deduplicated tokens, if the profile holds no token-level routing or, where all-to-alls are flat, the
+            placement has replicas.
     """
-    if plan.models[0].deduplicated and placements[0].split_LG is not None:
-        raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
     seconds, hierarchy = [], plan.models[0].hierarchy
+    if plan.models[0].deduplicated and hierarchy is None and placements[0].split_LG is not None:
+        raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
     for layer in range(max(profile.layers for profile in profiles)):
         at_M = [layer % profile.layers for profile in profiles]
         if len(profiles) == 1 and hierarchy is not None:
             once = layer_costs(plan.cluster, profiles[0], layer, deduplicated=True)
-            seconds.append(hierarchical_seconds(once, placements[0].gpu_E(layer), hierarchy, route(plan.cluster.network)))
+            seconds.append(hierarchical_seconds(once, placements[0].split_EG(layer), hierarchy, route(plan.cluster.network)))
         elif len(profiles) == 1 and plan.models[0].deduplicated:
             costs = group_costs(plan.cluster, profiles[0], layer, placements[0].gpu_E(layer), deduplicated=True)
             seconds.append(exclusive(costs.phase_times()))

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from aurora.planner.alltoall.schedule import both_ways, hierarchical_order_s
-from aurora.planner.check.hierarchical import check_hierarchical
+from aurora.planner.check.hierarchical import check_hierarchical, check_serving
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.network.schedule_time import steps_seconds
+from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Placement, Profile, Schedule
 
@@ -54,8 +55,9 @@ def schedule_model(
             own_SGG = exchange_rows(each, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
             if hierarchy is not None:
                 experts_UK, source_U = each.required_routing.layer(layer)
-                back_SGG = own_SGG[::-1].transpose(0, 2, 1)
-                check_hierarchical(own_SGG, back_SGG, split_EG.argmax(axis=1)[experts_UK], source_U, hierarchy)
+                rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
+                check_serving(rank_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
+                check_hierarchical(own_SGG, own_SGG[::-1].transpose(0, 2, 1), rank_UK, source_U, hierarchy)
             rows_SGG = rows_SGG + own_SGG
         there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated) for phase in ("dispatch", "combine"))
         return both_ways(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])

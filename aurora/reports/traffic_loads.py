@@ -11,6 +11,7 @@ from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.placement.slot_counts import even_slots
+from aurora.planner.workload.serving_gpus import served_split
 from aurora.planner.workload.traffic import exchange_rows
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
@@ -61,10 +62,21 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
     )
     cost_LGE = [layer_costs(cluster, profile, layer).expert_s_WGE[0] for layer in range(profile.layers)]
     expert_s_BLG = np.array(
-        [[(cost_GE * placed.split_EG(l).T).sum(axis=1) for l, cost_GE in enumerate(cost_LGE)] for placed in placements]
+        [
+            [(cost_GE * _served_EG(profile, l, model, placed).T).sum(axis=1) for l, cost_GE in enumerate(cost_LGE)]
+            for placed in placements
+        ]
     )
     below = spread if model.placement.split_LG is None else spread_split
     return Traffic(tokens_BLGG, row_bytes, port_s_BLG, expert_s_BLG, np.array([below(cost_GE) for cost_GE in cost_LGE]))
+
+
+def _served_EG(profile: Profile, layer: int, model: ModelPlan, placement: Placement) -> FloatArray:
+    """(E, G) the share of each expert's tokens that each GPU serves."""
+    split_EG = placement.split_EG(layer)
+    if model.hierarchy is None:
+        return split_EG
+    return served_split(profile.tokens_TLSE[:, layer].sum(axis=0), split_EG, model.hierarchy.server_G)
 
 
 def planned_rows(profile: Profile, layer: int, model: ModelPlan, placement: Placement) -> IntArray:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from aurora.planner.workload.serving_gpus import server_split
 from aurora.runtime.permutation_cpu import sum_by_rank
 from aurora.runtime.replica_selection import LocalFirst, proportional, select_replicas
 from aurora.runtime.token_permutation import (
@@ -41,7 +42,8 @@ class ExpertMap(nn.Module):
         split_EG: (E, G) which part of an expert's tokens each rank takes; None: each expert has one replica.
         local_first: True: the tokens of all ranks are split together, and a rank's own replicas take its tokens first. False:
             each rank splits its own tokens. See `aurora.runtime.replica_selection`.
-        hierarchy: the servers of the ranks, if exchanges may be hierarchical.
+        hierarchy: the servers of the ranks, if exchanges may be hierarchical. Unless `local_first`, one server then serves a
+            rank's tokens of an expert, as `server_split` says.
 
     Attributes:
         num_physical: number of physical experts.
@@ -78,13 +80,15 @@ class ExpertMap(nn.Module):
         self.max_replicas = most = max(map(len, replicas_of.values()))
         physical_EM = torch.tensor([(own + own[-1:] * most)[:most] for _, own in sorted(replicas_of.items())])
         share_until_EM = torch.ones(len(physical_EM), most, dtype=torch.float64)
-        if split_EG is not None:
-            until_EG = split_EG.cumsum(axis=1)
-            share_until_EM = torch.from_numpy(until_EG / until_EG[:, -1:]).gather(1, rank_P[physical_EM])
         self.local_first: LocalFirst | None = None
         if local_first and most > 1:
             share_G = None if split_EG is None else tuple(tuple(split_EG[list(held), g]) for g, held in enumerate(slots_G))
             self.local_first = LocalFirst(slots_G, rank, share_G)
+        elif split_EG is not None:
+            if hierarchy is not None:
+                split_EG = server_split(split_EG, hierarchy.server_G)[hierarchy.server_G[rank]]
+            until_EG = split_EG.cumsum(axis=1)
+            share_until_EM = torch.from_numpy(until_EG / until_EG[:, -1:]).gather(1, rank_P[physical_EM])
         server_G = self.hierarchy.server_G
         self.members = np.flatnonzero(server_G == server_G[rank])
         member_R = torch.full((self.ranks + 1,), len(self.members))

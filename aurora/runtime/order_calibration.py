@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.runtime.distributed.transport import Transport
 from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan
 from aurora.types.arrays import FloatArray, IntArray
@@ -174,7 +175,7 @@ def calibrate_servers(
     assert model.hierarchy is not None
     ranks, rng = transport.ranks, np.random.default_rng(0)
     source_U = np.repeat(np.arange(ranks), EXPECTED_TOKENS)
-    rows = hierarchical_rows(_expected_rank_UK(model, len(source_U)), source_U, model.hierarchy)
+    rows = hierarchical_rows(_expected_rank_UK(model, source_U, model.hierarchy), source_U, model.hierarchy)
     flat_GG = rows.needed_GCG.sum(axis=1)
     np.fill_diagonal(flat_GG, 0)
     rows_SGG = {FLAT: flat_GG[None], OVER_SERVERS: step_rows(rows, model.hierarchy)}
@@ -194,17 +195,16 @@ def calibrate_servers(
     return OrderCalibration(methods, *_timed(transport, ways, device), {methods[0]: other}, {})
 
 
-def _expected_rank_UK(model: ModelPlan, tokens: int) -> IntArray:
+def _expected_rank_UK(model: ModelPlan, source_U: IntArray, hierarchy: Hierarchy) -> IntArray:
     """(U, K) the ranks of the experts that drawn tokens choose, each token in any of the layers."""
     rng, layers = np.random.default_rng(0), len(model.load_LE)
-    rank_UK = np.zeros((tokens, model.top_k), dtype=np.int64)
-    for layer, (load_E, slots_G) in enumerate(zip(model.load_LE, model.placement.slots_LG, strict=True)):
-        rank_E = np.zeros(len(load_E), dtype=np.int64)
-        for rank, held in enumerate(slots_G):
-            rank_E[list(held)] = rank
-        own_UK = rank_UK[layer::layers]
-        scores_UE = np.log(np.maximum(load_E, 1e-9)) + rng.gumbel(size=(len(own_UK), len(load_E)))
-        own_UK[:] = rank_E[np.argsort(-scores_UE, axis=1)[:, : model.top_k]]
+    rank_UK = np.zeros((len(source_U), model.top_k), dtype=np.int64)
+    for layer, load_E in enumerate(model.load_LE):
+        own_U = source_U[layer::layers]
+        scores_UE = np.log(np.maximum(load_E, 1e-9)) + rng.gumbel(size=(len(own_U), len(load_E)))
+        experts_UK = np.argsort(-scores_UE, axis=1)[:, : model.top_k]
+        split_EG = model.placement.split_EG(layer)
+        rank_UK[layer::layers] = serving_gpus(experts_UK, own_U, split_EG, hierarchy.server_G)
     return rank_UK
 
 

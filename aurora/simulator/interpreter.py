@@ -5,11 +5,14 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from aurora.errors import BadInput
 from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
+from aurora.planner.workload.serving_gpus import server_split
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows, tokens_on_gpu
 from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
 from aurora.types import (
@@ -133,6 +136,12 @@ class _Run:
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
         ]
+        self._server_MG = [np.zeros(self.program.ranks, dtype=np.int64) for _ in range(models)]
+        self._served_MLNEG = [[split_EG[None] for split_EG in split_LEG] for split_LEG in self._split_MLEG]
+        for model, ops_L in enumerate(self.program.ops_ML):
+            if (hierarchy := next((op.hierarchy for op in ops_L[0] if isinstance(op, Exchange)), None)) is not None:
+                self._server_MG[model] = hierarchy.server_G
+                self._served_MLNEG[model] = [server_split(each_EG, hierarchy.server_G) for each_EG in self._split_MLEG[model]]
 
     def trace(self) -> Trace:
         """Runs all processes to their end. Returns what they recorded."""
@@ -212,7 +221,8 @@ class _Run:
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]
         tokens_SE = profile.tokens_TLSE[step, layer]
         if phase == "expert":
-            return float(profile.seconds(phase, gpu, tokens_on_gpu(tokens_SE, self._split_MLEG[model][layer], rank)).sum())
+            tokens_E = tokens_on_gpu(tokens_SE, self._served_MLNEG[model][layer], self._server_MG[model], rank)
+            return float(profile.seconds(phase, gpu, tokens_E).sum())
         return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
 
     def _sleep(self, seconds: float) -> Wait:

@@ -42,8 +42,8 @@ class ModelPlan(Value):
         hierarchy: the servers and chunks of its all-to-alls, which then have two hops; None if they are flat.
 
     Raises:
-        BadInput: if there are not two orders and loads for each layer, a size is below zero, a deduplicated model has
-            replicas, or a hierarchical one is not deduplicated or has servers of other ranks.
+        BadInput: if there are not two orders and loads for each layer, a size is below zero, a deduplicated model with flat
+            all-to-alls has replicas, or a hierarchical one is not deduplicated or has servers of other ranks.
     """
 
     model: str
@@ -86,8 +86,11 @@ class ModelPlan(Value):
                 f"plan of {self.model!r}: expected two orders for each of {layers} layers, "
                 f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
             )
-        if self.deduplicated and self.placement.split_LG is not None:
-            raise BadInput(f"plan of {self.model!r}: expected every expert held once where a token counts once, found replicas")
+        if self.deduplicated and self.hierarchy is None and self.placement.split_LG is not None:
+            raise BadInput(
+                f"plan of {self.model!r}: expected every expert held once where flat all-to-alls send a token once to a GPU, "
+                "found replicas"
+            )
         if self.hierarchy is not None and not self.deduplicated:
             raise BadInput(f"plan of {self.model!r}: expected deduplicated tokens where all-to-alls are hierarchical")
         if self.hierarchy is not None and self.hierarchy.ranks != self.placement.gpus:

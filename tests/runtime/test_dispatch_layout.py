@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.replication.token_split import token_split
+from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime import token_permutation
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
@@ -140,8 +141,8 @@ def test_layouts_give_the_plain_sum_over_a_tokens_experts(kind, layer):
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 @settings(max_examples=25)
-@given(layer=layers(), seed=st.integers(0, 10**6))
-def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed):
+@given(layer=layers(), seed=st.integers(0, 10**6), over_servers=st.booleans())
+def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed, over_servers):
     """Every rank holds its experts and some of the others; sums stay the same, rows go where `exchanged` says."""
     slots_G, routing_G, _, hierarchy = layer
     ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 3
@@ -153,13 +154,19 @@ def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed
     copies_G = tuple(tuple(np.flatnonzero(split_EG[:, rank]).tolist()) for rank in range(ranks))
     weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
     hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    hierarchy = hierarchy if over_servers else None
     map_G = [ExpertMap(copies_G, rank, split_EG, hierarchy=hierarchy) for rank in range(ranks)]
     layout_G = [kind(map_G[rank], hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
     sizes_SRR = checked_sizes(layout_G, copies_G, weight_EHH, hidden_G, routing_G)
-    if kind is RowPerExpert:
-        kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
+    kept_G = [index if mask is None else index[mask] for index, _, mask in routing_G]
+    if kind is RowPerExpert and not over_servers:
         tokens_SE = np.stack([np.bincount(kept.flatten().numpy(), minlength=experts) for kept in kept_G])
         assert sizes_SRR[0].tolist() == tokens_to_gpus(tokens_SE, split_EG).tolist()
+    if kind is RowPerServer and over_servers:
+        source_U, experts_UK = np.repeat(np.arange(ranks), [len(kept) for kept in kept_G]), torch.cat(kept_G).numpy()
+        rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
+        planned_SRR = step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
+        np.testing.assert_array_equal(np.where(np.eye(ranks), 0, sizes_SRR), planned_SRR)
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)

@@ -84,6 +84,14 @@ def hierarchical(plan, hierarchy):
     return replace(plan, models=tuple(replace(model, deduplicated=True, hierarchy=hierarchy) for model in plan.models))
 
 
+def with_replicas(plan):
+    """The plan with every expert of its first model on two of four ranks, one of them on all."""
+    held = tuple(tuple(sorted({*(range(8)[rank * 2 :][:4]), *(range(8)[: max(0, rank * 2 - 4)]), 3})) for rank in range(4))
+    first, *others = plan.models
+    replicated = replace(first, placement=Placement.evenly((held,) * len(first.dispatch_L)))
+    return replace(plan, models=(replicated, *others))
+
+
 def prompts_for(path, count, seed=0):
     """Prompts of quite different lengths."""
     tokenizer, rng = load_model(path).tokenizer, np.random.default_rng(seed)
@@ -131,27 +139,24 @@ def test_two_shipped_models_on_four_ranks(mixtral, qwen, order, transport):
 
 @pytest.mark.parametrize(("deduplicate", "local_first"), [(False, False), (True, False), (False, True), (True, True)])
 def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first):
-    """Every expert on two of four ranks, one of them on all."""
-    plan = plan_for([mixtral], 4)
-    held = tuple(tuple(sorted({*(range(8)[rank * 2 :][:4]), *(range(8)[: max(0, rank * 2 - 4)]), 3})) for rank in range(4))
-    model = replace(plan.models[0], placement=Placement.evenly((held,) * len(plan.models[0].dispatch_L)))
-    plan = replace(plan, models=(model,))
+    plan = with_replicas(plan_for([mixtral], 4))
     _, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate, local_first=local_first)
     assert found == []
 
 
 @pytest.mark.parametrize(
-    ("hierarchy", "transport", "order"),
+    ("hierarchy", "transport", "order", "replicated"),
     [
-        (Hierarchy(np.array([1, 0, 1, 0]), 3), "gloo", "openshop"),
-        (Hierarchy(np.array([0, 0, 0, 1]), 1), "shaped", "birkhoff"),
-        (Hierarchy(np.array([0, 1, 2, 2]), 2), "memory", "all-at-once"),
+        (Hierarchy(np.array([1, 0, 1, 0]), 3), "gloo", "openshop", True),
+        (Hierarchy(np.array([0, 0, 0, 1]), 1), "shaped", "birkhoff", False),
+        (Hierarchy(np.array([0, 1, 2, 2]), 2), "memory", "all-at-once", False),
     ],
 )
-def test_all_to_alls_over_servers_give_the_plain_models_output(mixtral, qwen, hierarchy, transport, order):
+def test_all_to_alls_over_servers_give_the_plain_models_output(mixtral, qwen, hierarchy, transport, order, replicated):
     """Two models, ranks without tokens, and orders of one partner at a time, of split rows and without any sequence."""
     paths = [mixtral, qwen]
     plan = hierarchical(plan_for(paths, 4, PlanOptions("random", "random", "random", order, seed=3)), hierarchy)
+    plan = with_replicas(plan) if replicated else plan
     _, found = differences(plan, paths, [prompts_for(mixtral, 9), prompts_for(qwen, 2, seed=1)], transport=transport)
     assert found == []
     with pytest.raises(BadInput, match=r"`deduplicate`: expected .* hierarchical"):
@@ -281,10 +286,12 @@ def test_a_plan_that_counts_tokens_once_sends_the_bytes_that_were_predicted(mixt
         assert planned == measured > 0
 
 
-def test_a_simulation_of_a_run_over_servers_has_its_transfers(mixtral, text):
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_simulation_of_a_run_over_servers_has_its_transfers(mixtral, text, replicated):
     """Bytes of every step, layer, phase and pair, with prompts of several lengths, so that some rows need no experts."""
     profile = profile_model(mixtral, [text], ProfileOptions(sources=4, prompt_tokens=16, limit=8))
     plan = hierarchical(make_plan(cluster(*[50e6] * 4), [profile], PlanOptions()), Hierarchy(np.array([0, 1, 1, 0]), 3))
+    plan = with_replicas(plan) if replicated else plan
     options = RunOptions(max_new_tokens=3, batch=3, timeout_s=120, transport="memory", predictable=True)
     result = aurora.run(plan, [mixtral], [prompts_for(mixtral, 9)], options)
     simulated = simulate_plan(plan, result.conditions.traffic([profile]))

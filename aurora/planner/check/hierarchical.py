@@ -6,7 +6,7 @@ from numba import njit
 from aurora.errors import BrokenPlan
 from aurora.planner.check.plans import check_schedule
 from aurora.types import Hierarchy, Network, Schedule
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import FloatArray, IntArray
 
 SLACK = 1e-9  # relative, for sums of float seconds
 
@@ -44,6 +44,60 @@ def check_hierarchical(
                 f"hierarchical {phase}, step {step}: {src} -> {dst} carries {claimed_SGG[step, src, dst]} rows, its tokens "
                 f"need {expected_SGG[step, src, dst]}"
             )
+
+
+def check_serving(
+    rank_UK: IntArray, experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray
+) -> None:
+    """Checks that ranks compute tokens' choices as a hierarchical all-to-all needs it.
+
+    Every choice is computed by a rank that holds its expert. One server computes all choices of an expert by the tokens of a
+    server, its own if it holds the expert. Of these, every rank's are divided over the server's replicas by their shares.
+
+    Args:
+        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        experts_UK: (U, K) int64, the experts of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+        split_EG: (E, G) float64, the share of each expert's tokens that each rank takes.
+        server_G: (G,) int64, the server of each rank.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
+    experts, ranks = split_EG.shape
+    source_X, expert_X, rank_X = np.repeat(source_U, experts_UK.shape[1]), experts_UK.ravel(), rank_UK.ravel()
+    if (wrong_X := split_EG[expert_X, rank_X] <= 0).any():
+        row = int(wrong_X.argmax())
+        raise BrokenPlan(f"hierarchical all-to-all: rank {rank_X[row]} computes expert {expert_X[row]}, which it does not hold")
+    servers = int(server_G.max()) + 1
+    shares_NE = np.stack([split_EG[:, server_G == server].sum(axis=1) for server in range(servers)])
+    found_NEN = np.zeros((servers, experts, servers), dtype=bool)
+    found_NEN[server_G[source_X], expert_X, server_G[rank_X]] = True
+    own_NE = found_NEN[np.arange(servers), :, np.arange(servers)]
+    wrong_NE = (found_NEN.sum(axis=2) > 1) | (found_NEN.any(axis=2) & (shares_NE > 0) & ~own_NE)
+    if wrong_NE.any():
+        server, expert = np.argwhere(wrong_NE)[0].tolist()
+        raise BrokenPlan(
+            f"hierarchical all-to-all: expected one server, its own if it can, to compute expert {expert} for the tokens of "
+            f"server {server}, found servers {np.flatnonzero(found_NEN[server, expert]).tolist()}"
+        )
+    count_P, pair_P = _counted(source_X * experts + expert_X)
+    count_Q, triple_Q = _counted((source_X * experts + expert_X) * ranks + rank_X)
+    (source_Q, expert_Q), rank_Q = np.divmod(triple_Q // ranks, experts), triple_Q % ranks
+    part_Q = split_EG[expert_Q, rank_Q] / shares_NE[server_G[rank_Q], expert_Q]
+    all_Q = count_P[np.searchsorted(pair_P, triple_Q // ranks)]
+    if (wrong_Q := abs(count_Q - part_Q * all_Q) > 1 + SLACK * all_Q).any():
+        row = int(wrong_Q.argmax())
+        raise BrokenPlan(
+            f"hierarchical all-to-all: rank {rank_Q[row]} computes {count_Q[row]} of {all_Q[row]} choices of expert "
+            f"{expert_Q[row]} by tokens of rank {source_Q[row]}, its share is {part_Q[row]:.3g}"
+        )
+
+
+def _counted(values_X: IntArray) -> tuple[IntArray, IntArray]:
+    """How often each value occurs, and the values, ascending."""
+    values, count = np.unique(values_X, return_counts=True)
+    return count, values
 
 
 def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy) -> IntArray:

@@ -17,6 +17,7 @@ from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.server_search import NONE, Limits, server_search
 from aurora.planner.placement.slot_counts import slots_G
 from aurora.planner.workload.forecast import Forecast, layer_forecast
+from aurora.planner.workload.serving_gpus import served_split, serving_gpus
 from aurora.types import Cluster, Hierarchy, Network, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -138,7 +139,7 @@ def place_colocated_over_servers(
 def price_hierarchical(
     cluster: Cluster, profile: Profile, placement: Placement, options: PlanOptions, hierarchy: Hierarchy
 ) -> PlacedModels:
-    """Returns a given unreplicated placement of one model with its seconds in hierarchical all-to-alls, and their bound.
+    """Returns a given placement of one model with its seconds in hierarchical all-to-alls, and their bound.
 
     Args:
         cluster: the GPUs.
@@ -151,13 +152,13 @@ def price_hierarchical(
     objective_s = bound_s = 0.0
     for layer in range(profile.layers):
         costs = layer_costs(cluster, profile, layer, deduplicated=True)
-        value_s = hierarchical_seconds(costs, placement.gpu_E(layer), hierarchy, routes)
+        value_s = hierarchical_seconds(costs, placement.split_EG(layer), hierarchy, routes)
         objective_s += value_s
         bound_s += min(server_bound_s(costs, profile.top_k, hierarchy, capacity_G, cluster.network), value_s)
     return PlacedModels((placement,), objective_s, bound_s, None, deduplicated=True)
 
 
-def hierarchical_seconds(costs: LayerCosts, gpu_E: IntArray, hierarchy: Hierarchy, routes: Routes) -> float:
+def hierarchical_seconds(costs: LayerCosts, split_EG: FloatArray, hierarchy: Hierarchy, routes: Routes) -> float:
     """Returns the seconds of a layer of one model whose all-to-alls are hierarchical, phase after phase, as in Eq. 1.
 
     A step of an all-to-all takes as long as the busiest port, NIC or link. So a step takes the larger of the NICs' time and the
@@ -165,16 +166,17 @@ def hierarchical_seconds(costs: LayerCosts, gpu_E: IntArray, hierarchy: Hierarch
 
     Args:
         costs: one layer, with deduplicated tokens.
-        gpu_E: (E,) int64, the GPU of each expert.
+        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes, as in `server_split`.
         hierarchy: the servers, and the chunks of an all-to-all.
         routes: of the network.
     """
     assert costs.routing is not None, "layer_costs counts deduplicated tokens"
     experts_UK, source_U = costs.routing
-    steps_SGG = step_rows(hierarchical_rows(gpu_E[experts_UK], source_U, hierarchy), hierarchy)
+    rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
+    steps_SGG = step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
     there_s = sum(routes.seconds(rows_GG * costs.dispatch_bytes) for rows_GG in steps_SGG)
     back_s = sum(routes.seconds(rows_GG.T * costs.combine_bytes) for rows_GG in steps_SGG)
-    computed_s = float(_gpu_seconds(costs, gpu_E).max())
+    computed_s = float(_served_seconds(costs, split_EG, hierarchy).max())
     return float(costs.gate_s_WG.max() + there_s + computed_s + back_s + costs.aggregate_s_WG.max())
 
 
@@ -221,7 +223,8 @@ def _searched(
 ) -> tuple[IntArray, float]:
     """(E,) the GPU of each expert after a server search, and the layer's seconds; the start where that is as fast."""
     found_E = server_search(_tokens(costs, forecast, hierarchy), limits, start_E, rng)
-    start_s, found_s = (hierarchical_seconds(costs, gpu_E, hierarchy, routes) for gpu_E in (start_E, found_E))
+    every_GG = np.eye(hierarchy.ranks)
+    start_s, found_s = (hierarchical_seconds(costs, every_GG[gpu_E], hierarchy, routes) for gpu_E in (start_E, found_E))
     return (found_E, found_s) if found_s < start_s else (start_E, start_s)
 
 
@@ -246,6 +249,12 @@ def _gpu_seconds(costs: LayerCosts, gpu_E: IntArray) -> FloatArray:
     """(G,) seconds of the experts on each GPU, in all scenarios."""
     gpu_s_GE = costs.expert_s_WGE.sum(axis=0)
     return np.asarray(np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)), dtype=np.float64)
+
+
+def _served_seconds(costs: LayerCosts, split_EG: FloatArray, hierarchy: Hierarchy) -> FloatArray:
+    """(G,) seconds of what each GPU serves in hierarchical all-to-alls, in all scenarios."""
+    served_EG = served_split(costs.own_WGE.sum(axis=0), split_EG, hierarchy.server_G)
+    return np.asarray(np.einsum("ge,eg->g", costs.expert_s_WGE.sum(axis=0), served_EG))
 
 
 def _divided(gpu_s_GE: FloatArray, hierarchy: Hierarchy) -> FloatArray:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.workload.serving_gpus import serving_gpus, split_by_share
 from aurora.types import Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -27,7 +28,8 @@ def exchange_rows(
         profile: the recorded routing. Source rank g sits on GPU g.
         layer: which MoE layer.
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-        deduplicated: whether a token is sent once to a GPU that holds several of its experts; replicas are not allowed.
+        deduplicated: whether a token is sent once to a GPU that holds several of its experts; in flat all-to-alls replicas are
+            not allowed.
         hierarchy: the servers and chunks of a hierarchical all-to-all, whose tokens are deduplicated; None if it is flat.
         window: which window; None: all windows as one all-to-all.
 
@@ -39,11 +41,12 @@ def exchange_rows(
     """
     gpus = split_EG.shape[1]
     if deduplicated:
-        (experts_UK, source_U), gpu_E = profile.required_routing.layer(layer, window), split_EG.argmax(axis=1)
+        experts_UK, source_U = profile.required_routing.layer(layer, window)
         if hierarchy is None:
-            rows_SGG = deduplicated_tokens(experts_UK, source_U, gpu_E, gpus)[None]
+            rows_SGG = deduplicated_tokens(experts_UK, source_U, split_EG.argmax(axis=1), gpus)[None]
         else:
-            rows_SGG = step_rows(hierarchical_rows(gpu_E[experts_UK], source_U, hierarchy), hierarchy)
+            rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
+            rows_SGG = step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
     else:
         windows = slice(None) if window is None else slice(window, window + 1)
         rows_SGG = tokens_to_gpus(profile.tokens_TLSE[windows, layer].sum(axis=0), split_EG)[None]
@@ -72,25 +75,23 @@ def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
     return np.asarray(tokens_SG)
 
 
-def tokens_on_gpu(tokens_SE: IntArray, split_EG: FloatArray, gpu: int) -> IntArray:
-    """Returns (E,) int64, each expert's tokens on GPU `gpu` from all sources; arguments as in `tokens_to_gpus`."""
-    tokens_E = np.where(split_EG[:, gpu] == 1, tokens_SE.sum(axis=0), 0)
-    for expert in np.flatnonzero((split_EG[:, gpu] > 0) & (split_EG[:, gpu] < 1)).tolist():
-        tokens_E[expert] = split_by_share(tokens_SE[:, expert], split_EG[expert])[:, gpu].sum()
-    return tokens_E
+def tokens_on_gpu(tokens_SE: IntArray, split_NEG: FloatArray, server_S: IntArray, gpu: int) -> IntArray:
+    """Returns (E,) int64, each expert's tokens on GPU `gpu` from all sources.
 
-
-def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
-    """Divides each source's tokens (S,) for one expert over GPUs in proportion to their shares (G,); returns (S, G) int64.
-
-    The tokens are cut at the running sum of shares. Whether a cut is rounded up or down depends on the source's number. So all
-    ranks compute the same division without communication, every token is sent exactly once, and sources with few tokens do not
-    all choose the same GPU.
+    Args:
+        tokens_SE: (S, E) int64, tokens from each source to each expert.
+        split_NEG: (N, E, G) float64, of each server's tokens of each expert the share that each GPU takes. In flat all-to-alls
+            all ranks count as one server.
+        server_S: (S,) int64, the server of each source.
+        gpu: the GPU.
     """
-    upto_G = share_G.cumsum()
-    rounding_S = (np.arange(len(tokens_S)) + 0.5) / len(tokens_S)
-    upto_SG = np.floor(tokens_S[:, None] * (upto_G / upto_G[-1]) + rounding_S[:, None]).astype(np.int64)
-    return np.asarray(np.diff(upto_SG, axis=1, prepend=0))
+    share_NE, tokens_E = split_NEG[:, :, gpu], np.zeros(tokens_SE.shape[1], dtype=np.int64)
+    for server, share_E in enumerate(share_NE):
+        own_S = server_S == server
+        tokens_E += np.where(share_E == 1, tokens_SE[own_S].sum(axis=0), 0)
+        for expert in np.flatnonzero((share_E > 0) & (share_E < 1)).tolist():
+            tokens_E[expert] += split_by_share(tokens_SE[:, expert], split_NEG[server, expert])[own_S, gpu].sum()
+    return tokens_E
 
 
 def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArray, gpus: int) -> IntArray:

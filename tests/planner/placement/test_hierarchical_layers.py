@@ -93,7 +93,9 @@ def seconds_by_hand(cluster, hierarchy, profile, gpu_E):
 def test_a_layer_takes_what_its_ports_and_nics_take(case, random):
     cluster, hierarchy, profile = case
     gpu_E = np.array([random.randrange(len(cluster)) for _ in range(profile.experts)])
-    found_s = hierarchical_seconds(layer_costs(cluster, profile, 0, True), gpu_E, hierarchy, route(cluster.network))
+    found_s = hierarchical_seconds(
+        layer_costs(cluster, profile, 0, True), np.eye(len(cluster))[gpu_E], hierarchy, route(cluster.network)
+    )
     assert found_s == pytest.approx(seconds_by_hand(cluster, hierarchy, profile, gpu_E))
 
 
@@ -106,7 +108,7 @@ def test_no_placement_takes_less_than_the_bound(case, spare):
     for placed in product(range(len(cluster)), repeat=profile.experts):
         gpu_E = np.array(placed)
         if (np.bincount(gpu_E, minlength=len(cluster)) <= capacity_G).all():
-            assert least_s <= hierarchical_seconds(costs, gpu_E, hierarchy, routes) * (1 + 1e-9)
+            assert least_s <= hierarchical_seconds(costs, np.eye(len(cluster))[gpu_E], hierarchy, routes) * (1 + 1e-9)
 
 
 @given(cases())
@@ -117,7 +119,7 @@ def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     placed = place_hierarchical(cluster, profile, start, options, hierarchy)
     costs, routes = layer_costs(cluster, profile, 0, True), route(cluster.network)
     start_s, placed_s = (
-        hierarchical_seconds(costs, each.placements_M[0].gpu_E(0), hierarchy, routes) for each in (start, placed)
+        hierarchical_seconds(costs, each.placements_M[0].split_EG(0), hierarchy, routes) for each in (start, placed)
     )
     assert placed.objective_s == pytest.approx(placed_s)
     assert placed_s <= start_s

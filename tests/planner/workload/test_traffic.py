@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.workload.traffic import split_by_share, tokens_on_gpu, tokens_to_gpus
+from aurora.planner.workload.serving_gpus import split_by_share
+from aurora.planner.workload.traffic import tokens_on_gpu, tokens_to_gpus
 
 
 @st.composite
@@ -23,7 +24,13 @@ def test_divided_tokens_are_all_sent_once_and_to_holders(case):
     tokens_SG = tokens_to_gpus(tokens_SE, split_EG)
     assert tokens_SG.dtype == np.int64
     assert tokens_SG.sum(axis=1).tolist() == tokens_SE.sum(axis=1).tolist()
-    assert sum(tokens_on_gpu(tokens_SE, split_EG, g).sum() for g in range(split_EG.shape[1])) == tokens_SE.sum()
+    assert (
+        sum(
+            tokens_on_gpu(tokens_SE, split_EG[None], np.zeros(len(tokens_SE), dtype=np.int64), g).sum()
+            for g in range(split_EG.shape[1])
+        )
+        == tokens_SE.sum()
+    )
     total_SG = np.zeros_like(tokens_SG)
     for expert, split_G in enumerate(split_EG):
         part_SG = split_by_share(tokens_SE[:, expert], split_G)
@@ -33,7 +40,9 @@ def test_divided_tokens_are_all_sent_once_and_to_holders(case):
         total_SG += part_SG
     assert tokens_SG.tolist() == total_SG.tolist()
     for g in range(split_EG.shape[1]):
-        assert tokens_on_gpu(tokens_SE, split_EG, g).sum() == total_SG[:, g].sum()
+        assert (
+            tokens_on_gpu(tokens_SE, split_EG[None], np.zeros(len(tokens_SE), dtype=np.int64), g).sum() == total_SG[:, g].sum()
+        )
 
 
 def test_sources_with_one_token_each_use_all_replicas():

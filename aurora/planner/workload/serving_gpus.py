@@ -1,0 +1,113 @@
+"""Serving GPUs: which GPU serves each choice of each token in a hierarchical all-to-all, where experts may have replicas.
+
+Which servers a token visits must be known before anything is counted. So one server serves all of a server's tokens of an
+expert, and it follows from the placement alone. Replicas inside that server share these tokens as in flat all-to-alls.
+"""
+
+import numpy as np
+
+from aurora.types.arrays import FloatArray, IntArray
+
+DIGITS = 9  # of a server's share that are compared; sums of shares differ beyond them
+
+
+def server_split(split_EG: FloatArray, server_G: IntArray) -> FloatArray:
+    """Returns the split of each expert's tokens over GPUs, for the tokens that start on each server.
+
+    A server that holds an expert serves its own tokens. The other servers go, in sequence, each to the one whose share of the
+    expert is largest beside what it serves so far, if all ranks have equally many tokens; of equal ones to the first. GPUs of
+    the serving server take parts in proportion to their shares. A replica without a share serves nothing.
+
+    Args:
+        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
+        server_G: (G,) int64, the server of each GPU.
+
+    Returns:
+        (N, E, G) float64, of each server's tokens of each expert the share that each GPU takes.
+    """
+    ranks_N = np.bincount(server_G)
+    servers, weight_N = len(ranks_N), ranks_N / len(server_G)
+    share_EN = split_EG @ (server_G[:, None] == np.arange(servers))
+    serving_NE = np.where(share_EN.T > 0, np.arange(servers)[:, None], -1)
+    left_EN = np.where(share_EN > 0, share_EN - weight_N, -np.inf)
+    for server in range(servers):
+        away_X = np.flatnonzero(serving_NE[server] < 0)
+        chosen_X = left_EN[away_X].round(DIGITS).argmax(axis=1)
+        serving_NE[server, away_X] = chosen_X
+        left_EN[away_X, chosen_X] -= weight_N[server]
+    with np.errstate(invalid="ignore"):
+        inside_EG = split_EG / share_EN[:, server_G]
+    return np.where(serving_NE[:, :, None] == server_G, inside_EG, 0.0)
+
+
+def serving_gpus(experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray) -> IntArray:
+    """Returns (U, K) int64, the GPU that serves each choice of each token.
+
+    Each rank divides its own tokens of an expert, in their sequence, as `split_by_share` says, over the GPUs of the server that
+    serves them (`server_split`).
+
+    Args:
+        experts_UK: (U, K) int64, the experts of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
+        server_G: (G,) int64, the server of each GPU.
+    """
+    experts, gpus = split_EG.shape
+    if is_unreplicated(split_EG):
+        return np.asarray(split_EG.argmax(axis=1)[experts_UK])
+    split_NEG = server_split(split_EG, server_G)
+    server_U1 = server_G[source_U][:, None]
+    gpu_UK = split_NEG.argmax(axis=2)[server_U1, experts_UK]
+    divided_UK = (split_NEG.max(axis=2) < 1)[server_U1, experts_UK]
+    pair_X = (source_U[:, None] * experts + experts_UK)[divided_UK]
+    pair_P, count_P = np.unique(pair_X, return_counts=True)
+    source_P, expert_P = np.divmod(pair_P, experts)
+    rounding_P = (source_P + 0.5) / gpus
+    parts_PG = _cut(count_P, split_NEG[server_G[source_P], expert_P], rounding_P)
+    served_X = np.empty_like(pair_X)
+    served_X[np.argsort(pair_X, kind="stable")] = np.repeat(np.tile(np.arange(gpus), len(pair_P)), parts_PG.ravel())
+    gpu_UK[divided_UK] = served_X
+    return np.asarray(gpu_UK)
+
+
+def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
+    """Divides each source's tokens (S,) for one expert over GPUs in proportion to their shares (G,); returns (S, G) int64.
+
+    The tokens are cut at the running sum of shares. Whether a cut is rounded up or down depends on the source's number. So all
+    ranks compute the same division without communication, every token is sent exactly once, and sources with few tokens do not
+    all choose the same GPU.
+    """
+    return _cut(tokens_S, share_G, (np.arange(len(tokens_S)) + 0.5) / len(tokens_S))
+
+
+def served_split(tokens_SE: IntArray | FloatArray, split_EG: FloatArray, server_G: IntArray) -> FloatArray:
+    """Returns (E, G) float64, the share of each expert's tokens that each GPU serves in hierarchical all-to-alls.
+
+    Args:
+        tokens_SE: (S, E), tokens of each expert from each rank.
+        split_EG: (E, G) float64, as in `server_split`.
+        server_G: (G,) int64, the server of each GPU.
+    """
+    if is_unreplicated(split_EG):
+        return split_EG
+    return np.asarray(np.einsum("ne,neg->eg", from_servers(tokens_SE, server_G), server_split(split_EG, server_G)))
+
+
+def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatArray:
+    """Returns (N, E) float64, the part of each expert's tokens (S, E) that starts on each server; by ranks if it has none."""
+    ranks_N = np.bincount(server_G)
+    tokens_NE = (np.arange(len(ranks_N))[:, None] == server_G) @ np.asarray(tokens_SE, dtype=np.float64)
+    total_E, even_N1 = tokens_NE.sum(axis=0), ranks_N[:, None] / len(server_G)
+    return np.asarray(np.divide(tokens_NE, total_E, out=np.tile(even_N1, len(total_E)), where=total_E > 0))
+
+
+def is_unreplicated(split_EG: FloatArray) -> bool:
+    """Returns whether each expert (E, G) has all of its tokens on one GPU."""
+    return bool((split_EG == 1).any(axis=1).all())
+
+
+def _cut(tokens_X: IntArray, share_XG: FloatArray, rounding_X: FloatArray) -> IntArray:
+    """(X, G) tokens of each row divided by its shares, cut at their running sum after rounding_X is added."""
+    upto_XG = share_XG.cumsum(axis=-1)
+    cut_XG = np.floor(tokens_X[:, None] * (upto_XG / upto_XG[..., -1:]) + rounding_X[:, None]).astype(np.int64)
+    return np.asarray(np.diff(cut_XG, axis=1, prepend=0))
