@@ -84,7 +84,7 @@ class ExpertReader:
         """Returns the weights of these different experts, by expert and parameter name.
 
         Raises:
-            BadInput: if the files cannot be read any more, or lack tensors of an expert.
+            BadInput: if the files cannot be read any more, were changed since the model was loaded, or lack tensors.
         """
         return self._files.read(self._layer, experts) if experts else {}
 
@@ -99,6 +99,7 @@ class _ExpertFiles:
         self._layers = find_moe_layers(self._skeleton)
         names = {id(parameter): name for name, parameter in self._skeleton.named_parameters()}
         self._names_L = [{names[id(weight)] for _, weight in expert_parameters(layer.experts)} for layer in self._layers]
+        self._version_of = {path: _version(path) for path in paths}
         self._path_of = {key: path for path in paths for key in _tensors(path)}
         self._sources_L = self._find_sources()
 
@@ -139,7 +140,7 @@ class _ExpertFiles:
         return report, index
 
     def read(self, number: int, experts: Sequence[int]) -> dict[int, dict[str, torch.Tensor]]:
-        """The weights of these experts of a layer, by expert and parameter name."""
+        """The weights of these experts of a layer, by expert and parameter name, from files that are as they were."""
         layer, names = self._layers[number], self._names_L[number]
         state: dict[str, Any] = {}
         for keys in self._sources_L[number]:
@@ -157,6 +158,9 @@ class _ExpertFiles:
         finally:
             setattr(layer.block, layer.name, whole_experts)
         reshaped = {name for name, *_ in report.mismatched_keys}
+        for path in sorted({self._path_of[key] for keys in self._sources_L[number] for key in keys}):
+            if _version(path) != self._version_of[path]:  # after reading, so that nothing came from a file that was changed
+                raise BadInput(f"{path}: expected the file that the model was loaded from, found one that was changed since")
         if wrong := (report.missing_keys & names) | report.unexpected_keys | reshaped | set(report.conversion_errors):
             where = Path(next(iter(self._path_of.values()))).parent
             raise BadInput(f"{where}: expected the weights of {layer.count} experts, found none that fit {min(wrong)}")
@@ -199,6 +203,15 @@ class _Rows:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole, name)
+
+
+def _version(path: str) -> tuple[int, int, int, int] | None:
+    """What tells whether a file is another one, or was written to; None if it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _tensors(path: str) -> dict[str, Any]:
