@@ -1,6 +1,5 @@
 """Membership: which ranks run, which of them serve in the current epoch, and whether the next epoch is due."""
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +31,7 @@ class Membership:
         else:
             self.joined = True
         member.state, member.serving = state, False
-        member.last_heard_s = time.monotonic()
+        member.last_heard_s = member.clock()
 
     def waiting(self) -> dict[int, MemberState]:
         """Returns the state of each rank that waits for an epoch, by ascending rank."""

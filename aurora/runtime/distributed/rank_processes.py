@@ -17,6 +17,22 @@ from aurora.runtime.distributed.launcher import RankInfo, start_process
 EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
 
 
+class OwnTime:
+    """Seconds of this process without its pauses (Ctrl-Z, a stopped container), which are no silence of other processes."""
+
+    def __init__(self) -> None:
+        self._paused_s, self._checked_s = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() - self._paused_s
+
+    def check(self, expected_s: float) -> None:
+        """Counts as a pause what has passed since the last call beyond `expected_s`."""
+        now_s = time.monotonic()
+        self._paused_s += max(0.0, now_s - self._checked_s - expected_s)
+        self._checked_s = now_s
+
+
 @dataclass(eq=False)
 class RankProcess:
     """One rank's process and the supervisor's end of its control channel."""
@@ -24,12 +40,13 @@ class RankProcess:
     rank: int  # the rank's number
     process: Any  # its multiprocessing process
     connection: Connection  # the supervisor's end of the pipe
-    last_heard_s: float  # when its last message came, by time.monotonic
+    clock: Callable[[], float]  # returns seconds
+    last_heard_s: float  # when its last message came, by `clock`
     state: MemberState | None = None  # what the rank sent, while it waits for an epoch; else None
     serving: bool = False  # whether it is in the current epoch
     stop_sent: bool = False  # whether Stop has been sent to it in this epoch
     result: MemberResult | None = None  # its last message; None until that has come
-    writing_since_s: float | None = None  # since when a message waits for the rank to read it, by time.monotonic
+    writing_since_s: float | None = None  # since when a message waits for the rank to read it, by `clock`
     _outbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # pickled messages; None: no more
 
     def send(self, message: object) -> None:
@@ -43,7 +60,7 @@ class RankProcess:
         """Writes to the pipe what `send` was given, until `stop_writing`. It waits where the rank does not read."""
         with suppress(OSError):
             while (pickled := self._outbox.get()) is not None:
-                self.writing_since_s = time.monotonic()
+                self.writing_since_s = self.clock()
                 self.connection.send_bytes(pickled)
                 self.writing_since_s = None
 
@@ -53,7 +70,7 @@ class RankProcess:
 
     def hangs(self, hang_s: float) -> str | None:
         """Returns how the rank hangs, for error messages, if it has not sent or not read for `hang_s` seconds; else None."""
-        now_s = time.monotonic()
+        now_s = self.clock()
         if now_s - self.last_heard_s > hang_s:
             return f"said nothing for {hang_s:g} s"
         if (since_s := self.writing_since_s) is not None and now_s - since_s > hang_s:
@@ -80,6 +97,7 @@ class RankProcesses:
     ) -> None:
         self._main, self._args, self._ranks, self._timeout_s = main, args, ranks, timeout_s
         self._host, self._port = store
+        self.clock = OwnTime()
         self._running: dict[int, RankProcess] = {}
         self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
         self._inbox: SimpleQueue[tuple[RankProcess, Any]] = SimpleQueue()  # None: its connection has ended
@@ -108,8 +126,8 @@ class RankProcesses:
             except OSError as error:  # it died before it had its arguments
                 yield rank, error
                 continue
-            loaded_s = time.monotonic() + self._timeout_s  # silence before this is loading its models
-            self._running[rank] = found = RankProcess(rank, process, connection, loaded_s)
+            loaded_s = self.clock() + self._timeout_s  # silence before this is loading its models
+            self._running[rank] = found = RankProcess(rank, process, connection, self.clock, loaded_s)
             threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
             yield rank, found
 

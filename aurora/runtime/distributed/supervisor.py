@@ -5,7 +5,6 @@ joined) ends the epoch: every member is stopped, sends its MemberState, and gets
 dies in between is left out; one that stays silent is killed.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -113,6 +112,7 @@ class Supervisor:
                 self._lose(rank, self._members[rank].exit_reason())
             else:
                 self._handle(rank, message)
+        self._processes.clock.check(HEARTBEAT_S)
         for rank, reason in self._membership.hanging(self._hang_s):
             self._lose(rank, reason)
         if not self._members and not self._processes.starting:
@@ -132,7 +132,7 @@ class Supervisor:
     def _handle(self, rank: int, message: Any) -> None:
         """Handles one message from a rank. Raises what the rank raised."""
         member = self._members[rank]
-        member.last_heard_s = max(member.last_heard_s, time.monotonic())
+        member.last_heard_s = max(member.last_heard_s, member.clock())
         match message:
             case Heartbeat(busy_s):
                 if busy_s > self._timeout_s:
@@ -185,8 +185,10 @@ class Supervisor:
                 member.send(Stop())
         asked: set[int] = set()
         expected = {rank for rank, member in self._members.items() if member.serving or member.state is not None}
-        deadline_s = time.monotonic() + self._hang_s
-        while time.monotonic() < deadline_s:
+        clock = self._processes.clock
+        deadline_s = clock() + self._hang_s
+        while clock() < deadline_s:
+            clock.check(HEARTBEAT_S)
             expected &= self._members.keys()
             for rank in sorted(expected - asked):
                 if self._members[rank].state is not None:

@@ -14,7 +14,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.control_channel import EpochStart
 from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
 from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.rank_processes import RankProcess
+from aurora.runtime.distributed.rank_processes import OwnTime, RankProcess
 from aurora.runtime.distributed.supervisor import Supervisor
 
 GOAL = 30  # rounds
@@ -181,7 +181,7 @@ def test_one_that_does_not_read_a_message_larger_than_the_pipe_is_ended():
 
 def test_a_message_that_nobody_reads_waits_in_the_background_and_is_noticed():
     ours, theirs = multiprocessing.Pipe()
-    member = RankProcess(1, None, ours, time.monotonic())
+    member = RankProcess(1, None, ours, time.monotonic, time.monotonic())
     writing = threading.Thread(target=member.write_messages, daemon=True)
     writing.start()
     for message in (large := b"x" * 10**6, "small"):
@@ -197,6 +197,21 @@ def test_a_message_that_nobody_reads_waits_in_the_background_and_is_noticed():
     writing.join(60)
     assert not writing.is_alive()
     assert member.hangs(10.0) is None
+
+
+def test_a_pause_of_the_supervisor_is_no_silence_of_its_ranks(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("aurora.runtime.distributed.rank_processes.time.monotonic", lambda: now_s[0])
+    clock, (ours, _) = OwnTime(), multiprocessing.Pipe()
+    member = RankProcess(0, None, ours, clock, clock(), writing_since_s=clock())
+    for passed_s in (0.1, 500.0, 0.1, 4.0):
+        now_s[0] += passed_s
+        clock.check(0.1)
+    assert member.hangs(HANG_S) is None
+    for _ in range(60):
+        now_s[0] += 0.1
+        clock.check(0.1)
+    assert member.hangs(HANG_S) == f"said nothing for {HANG_S:g} s"
 
 
 def test_one_that_is_busy_for_ever_is_ended():
