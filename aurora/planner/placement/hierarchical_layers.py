@@ -10,7 +10,6 @@ from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.network.lower_bounds import spread, spread_split
 from aurora.planner.network.routes import Routes, route
 from aurora.planner.placement.coactivation import coactivation_counts, deduplicated_bound, distinct_tokens
-from aurora.planner.placement.coactivation_search import Tokens
 from aurora.planner.placement.cost_model import OWN, LayerCosts, expected_costs, layer_costs
 from aurora.planner.placement.objective import formula
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
@@ -222,7 +221,7 @@ def _searched(
     rng: np.random.Generator,
 ) -> tuple[IntArray, float]:
     """(E,) the GPU of each expert after a server search, and the layer's seconds; the start where that is as fast."""
-    found_E = server_search(_tokens(costs, forecast, hierarchy), limits, start_E, rng)
+    found_E = server_search(*_tokens(costs, forecast, hierarchy), limits, start_E, rng)
     every_GG = np.eye(hierarchy.ranks)
     start_s, found_s = (hierarchical_seconds(costs, every_GG[gpu_E], hierarchy, routes) for gpu_E in (start_E, found_E))
     return (found_E, found_s) if found_s < start_s else (start_E, start_s)
@@ -264,10 +263,9 @@ def _divided(gpu_s_GE: FloatArray, hierarchy: Hierarchy) -> FloatArray:
         return np.stack([1 / speed_GE[hierarchy.server_G == server].sum(axis=0) for server in range(hierarchy.servers)])
 
 
-def _tokens(costs: LayerCosts, forecast: Forecast, hierarchy: Hierarchy) -> Tokens:
-    """The distinct tokens of a layer. Servers that they start on count as far as sources' preferences are to come again."""
+def _tokens(costs: LayerCosts, forecast: Forecast, hierarchy: Hierarchy) -> tuple[IntArray, IntArray]:
+    """(U, K) the experts of tokens and (U,) the server that each starts on, which counts if sources' preferences come again."""
     assert costs.routing is not None, "layer_costs counts deduplicated tokens"
     experts_UK, source_U = costs.routing
     lasting = bool((forecast.affinity_SE != 1).any())
-    server_U = hierarchy.server_G[source_U] if lasting else np.full(len(source_U), NONE)
-    return Tokens.of(*distinct_tokens(experts_UK, server_U), costs.expert_s_WGE.shape[2])
+    return experts_UK, hierarchy.server_G[source_U] if lasting else np.full(len(source_U), NONE)

@@ -11,15 +11,17 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from aurora.planner.placement.coactivation_search import Tokens
 from aurora.types.arrays import FloatArray, IntArray
 
-STEPS = 3000  # of a run, for each expert
-RUNS, MOST_STEPS = 8, 1_600_000  # runs at most, and steps of all of them, unless one takes more
+MOST_TOKENS = 8192  # that the search sees; of more, it takes some
+STEPS = 1500  # of a run, for each expert
+RUNS, MOST_STEPS = 8, 700_000  # runs at most, and steps of all of them, unless one takes more
 HOT, COLD = 0.08, 0.016  # first and last temperature, as shares of the mean expert's tokens
 LENIENT, STRICT = 1.0, 30.0  # first and last price of a token above a limit, in tokens that cross
 MARGIN = 0.001  # limits are lower by this share while the search runs, since it ends a little above them
 NONE = -1  # in place of an expert or a server
+WORD = 64  # bits
+EMPTY, FULL = np.uint64(0), np.uint64(0xFFFFFFFFFFFFFFFF)  # words
 TINY = 1e-9  # of all seconds, where a float sum must not count as above a limit
 
 
@@ -48,56 +50,69 @@ class Limits(NamedTuple):
 
 
 class ServerTables(NamedTuple):
-    """Counts that follow from the placement, so that a move or swap is priced in constant time.
+    """What follows from the placement, so that a move or swap is priced quickly.
+
+    A token is a bit in W words, so that one operation counts 64 tokens.
 
     Attributes:
         gpu_E: (E,) int64, the GPU of each expert.
         held_G: (G,) int64, how many experts each GPU holds.
         gpu_s_G: (G,) seconds of each GPU, other work included.
         server_s_N: (N,) seconds of each server, other work included.
-        hits_VN: (V, N) uint8, how many of a distinct token's experts each server holds; one more on the token's own server.
-        missed_EN: (E, N) int64, tokens of an expert that do not go to a server.
-        sole_E: (E,) int64, tokens that go to the expert's server for it alone.
-        sole_EE: (E, E) int64, those of them that also choose another expert.
+        chosen_EW: (E, W) uint64, the tokens that choose each expert.
+        hits_NBW: (N, B, W) uint64, the B binary digits of how many of a token's experts each server holds; one more on the
+            token's own server.
+        none_NW: (N, W) uint64, the tokens of which a server holds no expert.
+        sole_NW: (N, W) uint64, the tokens of which a server holds one expert.
+        carry_W: (W,) uint64, what is carried from one digit to the next.
     """
 
     gpu_E: IntArray
     held_G: IntArray
     gpu_s_G: FloatArray
     server_s_N: FloatArray
-    hits_VN: NDArray[np.uint8]
-    missed_EN: IntArray
-    sole_E: IntArray
-    sole_EE: IntArray
+    chosen_EW: NDArray[np.uint64]
+    hits_NBW: NDArray[np.uint64]
+    none_NW: NDArray[np.uint64]
+    sole_NW: NDArray[np.uint64]
+    carry_W: NDArray[np.uint64]
 
 
-def server_search(tokens: Tokens, limits: Limits, gpu_E: IntArray, rng: np.random.Generator) -> IntArray:
+def server_search(
+    experts_UK: IntArray, server_U: IntArray, limits: Limits, gpu_E: IntArray, rng: np.random.Generator
+) -> IntArray:
     """Moves and swaps experts, by simulated annealing, so that fewer rows cross between servers.
 
     Then it levels the GPUs inside each server, which changes no row between servers. The best of several runs counts.
     Deterministic for a given `rng`.
 
     Args:
-        tokens: distinct tokens; their `source_V` is the server that each starts on, or NONE to count that server like others.
+        experts_UK: (U, K) int, the experts of each token. Of more than MOST_TOKENS some are drawn.
+        server_U: (U,) int64, the server that each token starts on, or NONE to count that server like others.
         limits: what the placement is held to. Where the start is above a limit, the search lowers that first.
         gpu_E: (E,) int64, the GPU of each expert to start from; not changed.
         rng: for the draws.
 
     Returns:
-        (E,) int64, the GPU of each expert. It has no more seconds above limits than gpu_E, nor more rows if gpu_E has none.
+        (E,) int64, the GPU of each expert. It has no more seconds above limits than gpu_E. If gpu_E has none, it has no more
+        rows of the tokens that the search saw.
     """
     experts, gpus = len(gpu_E), len(limits.slots_G)
     best_E, best = gpu_E, (np.inf, 0)
     steps = STEPS * experts
+    some_U = rng.choice(len(server_U), MOST_TOKENS, replace=False) if len(server_U) > MOST_TOKENS else slice(None)
+    tokens = np.array(experts_UK[some_U], dtype=np.int64), np.array(server_U[some_U], dtype=np.int64)
     for _ in range(int(np.clip(MOST_STEPS // steps, 1, RUNS)) if gpus > 1 else 0):
         found_E = gpu_E.copy()
-        if (found := _anneal(tokens, limits, found_E, steps, rng)) < best:
+        if (found := _anneal(*tokens, limits, found_E, steps, rng)) < best:
             best_E, best = found_E, found
     return best_E
 
 
 @njit(cache=True, nogil=True)
-def _anneal(tokens: Tokens, limits: Limits, gpu_E: IntArray, steps: int, rng: np.random.Generator) -> tuple[float, int]:
+def _anneal(
+    experts_UK: IntArray, server_U: IntArray, limits: Limits, gpu_E: IntArray, steps: int, rng: np.random.Generator
+) -> tuple[float, int]:
     """Runs simulated annealing from gpu_E, and writes the best placement into it.
 
     Returns the seconds that it has above limits, and how many rows more cross than at the start.
@@ -114,11 +129,11 @@ def _anneal(tokens: Tokens, limits: Limits, gpu_E: IntArray, steps: int, rng: np
         limits.beside_s_G,
         limits.beside_s_N,
     )
-    tables = _tables(tokens, lower, gpu_E.copy())
+    tables = _tables(experts_UK, server_U, lower, gpu_E.copy())
     over_s = _over(tables.gpu_s_G, lower.most_gpu_s) + _over(tables.server_s_N, lower.most_server_s)
     change, best, best_over_s = 0, 0, max(over_s, slack_s)
     all_s = max(tables.gpu_s_G.sum() - limits.beside_s_G.sum(), 1e-300)
-    choices = tokens.count_V.sum() * tokens.experts_VK.shape[1]
+    choices = experts_UK.size
     fine, dearer = LENIENT * choices / all_s, (STRICT / LENIENT) ** (1.0 / steps)
     heat, cooler = HOT * choices / experts, (COLD / HOT) ** (1.0 / steps)
     for _ in range(steps):
@@ -132,9 +147,9 @@ def _anneal(tokens: Tokens, limits: Limits, gpu_E: IntArray, steps: int, rng: np
         cost = rows + fine * excess_s
         if cost > 0 and rng.random() >= np.exp(-cost / heat):
             continue
-        _shift(tokens, lower, tables, a, h)
+        _shift(lower, tables, a, h)
         if b != NONE:
-            _shift(tokens, lower, tables, b, g)
+            _shift(lower, tables, b, g)
         change, over_s = change + rows, over_s + excess_s
         if over_s < best_over_s - TINY * all_s or (change < best and over_s <= best_over_s):
             best, best_over_s = change, max(over_s, slack_s)
@@ -144,35 +159,60 @@ def _anneal(tokens: Tokens, limits: Limits, gpu_E: IntArray, steps: int, rng: np
 
 
 @njit(cache=True, nogil=True)
-def _tables(tokens: Tokens, limits: Limits, gpu_E: IntArray) -> ServerTables:
+def _tables(experts_UK: IntArray, server_U: IntArray, limits: Limits, gpu_E: IntArray) -> ServerTables:
     """The tables of a placement, counted from its tokens."""
-    experts, servers = len(gpu_E), len(limits.server_s_NE)
-    experts_VK, source_V, count_V, _, _ = tokens
-    hits_VN = np.zeros((len(experts_VK), servers), dtype=np.uint8)
-    missed_EN = np.zeros((experts, servers), dtype=np.int64)
-    sole_E = np.zeros(experts, dtype=np.int64)
-    sole_EE = np.zeros((experts, experts), dtype=np.int64)
-    held_G = np.zeros(len(limits.slots_G), dtype=np.int64)
-    gpu_s_G, server_s_N = limits.beside_s_G.copy(), limits.beside_s_N.copy()
+    experts, servers, words, digits = len(gpu_E), len(limits.server_s_NE), (len(server_U) + WORD - 1) // WORD, 1
+    while 1 << digits <= experts_UK.shape[1] + 1:
+        digits += 1
+    chosen_EW, hits_NBW = np.zeros((experts, words), np.uint64), np.zeros((servers, digits, words), np.uint64)
+    none_NW, sole_NW = np.empty((servers, words), np.uint64), np.empty((servers, words), np.uint64)
+    for u in range(len(server_U)):
+        bit = np.uint64(1) << np.uint64(u % WORD)
+        for e in experts_UK[u]:
+            chosen_EW[e, u // WORD] |= bit
+        if server_U[u] != NONE:
+            hits_NBW[server_U[u], 0, u // WORD] |= bit
+    tables = ServerTables(
+        gpu_E,
+        np.zeros(len(limits.slots_G), np.int64),
+        limits.beside_s_G.copy(),
+        limits.beside_s_N.copy(),
+        chosen_EW,
+        hits_NBW,
+        none_NW,
+        sole_NW,
+        np.empty(words, np.uint64),
+    )
+    nothing_W = np.zeros(words, np.uint64)
+    for n in range(servers):
+        _count(tables, n, nothing_W, EMPTY)
     for e in range(experts):
         g = gpu_E[e]
-        held_G[g] += 1
-        gpu_s_G[g] += limits.gpu_s_GE[g, e]
-        server_s_N[limits.server_G[g]] += limits.server_s_NE[limits.server_G[g], e]
-    for v in range(len(experts_VK)):
-        if source_V[v] != NONE:
-            hits_VN[v, source_V[v]] = 1
-        for e in experts_VK[v]:
-            hits_VN[v, limits.server_G[gpu_E[e]]] += 1
-        for e in experts_VK[v]:
-            for n in range(servers):
-                if hits_VN[v, n] == 0:
-                    missed_EN[e, n] += count_V[v]
-            if hits_VN[v, limits.server_G[gpu_E[e]]] == 1:
-                sole_E[e] += count_V[v]
-                for f in experts_VK[v]:
-                    sole_EE[e, f] += count_V[v]
-    return ServerTables(gpu_E, held_G, gpu_s_G, server_s_N, hits_VN, missed_EN, sole_E, sole_EE)
+        n = limits.server_G[g]
+        tables.held_G[g] += 1
+        tables.gpu_s_G[g] += limits.gpu_s_GE[g, e]
+        tables.server_s_N[n] += limits.server_s_NE[n, e]
+        _count(tables, n, chosen_EW[e], EMPTY)
+    return tables
+
+
+@njit(cache=True, nogil=True)
+def _count(tables: ServerTables, n: int, chosen_W: NDArray[np.uint64], less: np.uint64) -> None:
+    """Adds one to a server's hits of some tokens, or takes one off if `less` is FULL, and marks those without and with one."""
+    hits_BW, none_W, sole_W, carry_W = tables.hits_NBW[n], tables.none_NW[n], tables.sole_NW[n], tables.carry_W
+    carry_W[:] = chosen_W
+    none_W[:] = EMPTY
+    for b in range(len(hits_BW)):
+        digit_W = hits_BW[b]
+        for w in range(len(carry_W)):
+            digit = digit_W[w]
+            digit_W[w] = digit ^ carry_W[w]
+            carry_W[w] &= digit ^ less
+            if b > 0:
+                none_W[w] |= digit_W[w]
+    for w in range(len(none_W)):
+        more, one = none_W[w], hits_BW[0, w]
+        none_W[w], sole_W[w] = ~(one | more), one & ~more
 
 
 @njit(cache=True, nogil=True)
@@ -187,10 +227,24 @@ def _rows_changed(limits: Limits, tables: ServerTables, a: int, b: int, h: int) 
     p, q = limits.server_G[tables.gpu_E[a]], limits.server_G[h]
     if p == q:
         return 0
-    rows = tables.missed_EN[a, q] - tables.sole_E[a]
-    if b != NONE:  # a token of both goes to the same servers as before
-        rows += tables.missed_EN[b, p] - tables.sole_E[b] + tables.sole_EE[a, b] + tables.sole_EE[b, a]
+    none_p, none_q, sole_p, sole_q = tables.none_NW[p], tables.none_NW[q], tables.sole_NW[p], tables.sole_NW[q]
+    goes_W, comes_W = tables.chosen_EW[a], tables.chosen_EW[b if b != NONE else a]
+    swaps = FULL if b != NONE else EMPTY
+    rows = 0
+    for w in range(len(goes_W)):
+        goes, comes = goes_W[w], comes_W[w] & swaps
+        goes, comes = goes & ~comes, comes & ~goes  # a token of both goes to the same servers as before
+        rows += _ones((goes & none_q[w]) | (comes & none_p[w])) - _ones((goes & sole_p[w]) | (comes & sole_q[w]))
     return rows
+
+
+@njit(cache=True, nogil=True)
+def _ones(word):
+    """How many bits of a word are set (Warren, Hacker's Delight, 5-1)."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
 @njit(cache=True, nogil=True)
@@ -213,12 +267,11 @@ def _excess_changed(limits: Limits, tables: ServerTables, a: int, b: int, h: int
 
 
 @njit(cache=True, nogil=True)
-def _shift(tokens: Tokens, limits: Limits, tables: ServerTables, a: int, h: int) -> None:
+def _shift(limits: Limits, tables: ServerTables, a: int, h: int) -> None:
     """Puts expert a on GPU h and brings the tables up to date."""
-    gpu_E, held_G, gpu_s_G, server_s_N, hits_VN, missed_EN, sole_E, sole_EE = tables
-    experts_VK, _, count_V, of_expert_X, start_E = tokens
-    server_G, g = limits.server_G, gpu_E[a]
-    p, q = server_G[g], server_G[h]
+    gpu_E, held_G, gpu_s_G, server_s_N = tables.gpu_E, tables.held_G, tables.gpu_s_G, tables.server_s_N
+    g = gpu_E[a]
+    p, q = limits.server_G[g], limits.server_G[h]
     gpu_E[a] = h
     held_G[g] -= 1
     held_G[h] += 1
@@ -228,29 +281,8 @@ def _shift(tokens: Tokens, limits: Limits, tables: ServerTables, a: int, h: int)
         return
     server_s_N[p] -= limits.server_s_NE[p, a]
     server_s_N[q] += limits.server_s_NE[q, a]
-    for v in of_expert_X[start_E[a] : start_E[a + 1]]:
-        many, left, came = count_V[v], hits_VN[v, p] - 1, hits_VN[v, q] + 1
-        hits_VN[v, p], hits_VN[v, q] = left, came
-        if left == 0:
-            for e in experts_VK[v]:
-                missed_EN[e, p] += many
-        if came == 1:
-            for e in experts_VK[v]:
-                missed_EN[e, q] -= many
-        if (left == 0) != (came == 1):
-            turned = many if came == 1 else -many
-            sole_E[a] += turned
-            for f in experts_VK[v]:
-                sole_EE[a, f] += turned
-        if left != 1 and came != 2:
-            continue
-        for e in experts_VK[v]:
-            n = server_G[gpu_E[e]]
-            becomes = many if n == p and left == 1 else -many if n == q and came == 2 and e != a else 0
-            if becomes:
-                sole_E[e] += becomes
-                for f in experts_VK[v]:
-                    sole_EE[e, f] += becomes
+    _count(tables, p, tables.chosen_EW[a], FULL)
+    _count(tables, q, tables.chosen_EW[a], EMPTY)
 
 
 @njit(cache=True, nogil=True)
