@@ -8,11 +8,9 @@ import numpy as np
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.make_plan import make_plan
-from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import timed_steps
-from aurora.planner.placement.cost_model import aimed_costs, group_costs, layer_costs
-from aurora.planner.placement.hierarchical_layers import hierarchical_seconds
-from aurora.planner.placement.objective import exclusive, formula
+from aurora.planner.placement.cost_model import aimed_costs, layer_costs
+from aurora.planner.placement.objective import seconds
 from aurora.planner.resolve_options import remade
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import ModelPlan, Placement, Plan, Profile
@@ -57,27 +55,26 @@ def layer_seconds(
         BadInput: with deduplicated tokens, if the profile holds no token-level routing or, where all-to-alls are flat, the
             placement has replicas.
     """
-    seconds, hierarchy = [], plan.models[0].hierarchy
-    if plan.models[0].deduplicated and hierarchy is None and placements[0].split_LG is not None:
+    first = plan.models[0]
+    if first.deduplicated and first.hierarchy is None and placements[0].split_LG is not None:
         raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
+    found, objective = [], plan.options.objective
     for layer in range(max(profile.layers for profile in profiles)):
-        at_M = [layer % profile.layers for profile in profiles]
-        if len(profiles) == 1 and hierarchy is not None:
-            once = layer_costs(plan.cluster, profiles[0], layer, deduplicated=True)
-            seconds.append(hierarchical_seconds(once, placements[0].split_EG(layer), hierarchy, route(plan.cluster.network)))
-        elif len(profiles) == 1 and plan.models[0].deduplicated:
-            costs = group_costs(plan.cluster, profiles[0], layer, placements[0].gpu_E(layer), deduplicated=True)
-            seconds.append(exclusive(costs.phase_times()))
-        elif len(profiles) == 1:
+        if len(profiles) == 1 and not first.deduplicated:
             aimed = aimed_costs(plan.cluster, profiles[0], domains, layer, plan.options.aim)
-            seconds.append(aimed.value_s(placements[0].split_EG(layer)))
-        else:
-            times_M = [
-                layer_costs(plan.cluster, profile, at).phase_times(placement.split_EG(at))
-                for profile, placement, at in zip(profiles, placements, at_M, strict=True)
-            ]
-            seconds.append(formula(plan.objective, len(profiles)).seconds(times_M))
-    return np.array(seconds)
+            found.append(aimed.value_s(placements[0].split_EG(layer)))
+            continue
+        at_M = [layer % profile.layers for profile in profiles]
+        costs_M = [
+            layer_costs(plan.cluster, profile, at, model.deduplicated)
+            for profile, model, at in zip(profiles, plan.models, at_M, strict=True)
+        ]
+        times_M = [
+            costs.phase_times(placement.split_EG(at), model.hierarchy)
+            for costs, placement, model, at in zip(costs_M, placements, plan.models, at_M, strict=True)
+        ]
+        found.append(seconds(objective, times_M, costs_M[0].nics is not None))
+    return np.array(found)
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:

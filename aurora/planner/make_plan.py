@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,12 +47,13 @@ def make_plan(
     _check_domains(profiles, domains)
     options = resolve(options, cluster, profiles, domains)
     rng = np.random.default_rng(options.seed)
+    hierarchical = options.all_to_all == "hierarchical"
+    inside = replace(cluster, fabric=None) if hierarchical else cluster  # a placement over servers starts from balanced GPUs
     if colocated:
         _check_equal_shares(cluster, profiles)
-        placed = place_colocated(cluster, profiles, options, rng, clock)
+        placed = place_colocated(inside, profiles, options, rng, clock)
     else:
-        placed = place_exclusive(cluster, profiles[0], domains, options, progress)
-    hierarchical = options.all_to_all == "hierarchical"
+        placed = place_exclusive(inside, profiles[0], domains, options, progress)
     if options.coactivation and not hierarchical:
         deduplicated = place_deduplicated(cluster, profiles[0], placed, options, rng)
         placed = min(placed, deduplicated, key=lambda each: each.objective_s)
@@ -59,14 +61,13 @@ def make_plan(
         fastest_hierarchy(cluster, profile, placement, options.order, rng) if hierarchical else None
         for profile, placement in zip(profiles, placed.placements_M, strict=True)
     ]
-    if (hierarchy := hierarchy_M[0]) is not None:
-        if colocated:
-            chosen_M = [each for each in hierarchy_M if each is not None]
+    if chosen_M := [each for each in hierarchy_M if each is not None]:
+        if options.place != ("balanced" if colocated else SWAP_SEARCH):  # what "auto" stands for
+            placed = price_hierarchical(cluster, profiles, placed.placements_M, options, chosen_M, progress)
+        elif colocated:
             placed = place_colocated_over_servers(cluster, profiles, placed, options, chosen_M, progress)
-        elif options.place == SWAP_SEARCH:
-            placed = place_hierarchical(cluster, profiles[0], placed, options, hierarchy, progress)
         else:
-            placed = price_hierarchical(cluster, profiles[0], placed.placements_M[0], options, hierarchy)
+            placed = place_hierarchical(cluster, profiles[0], placed, options, chosen_M[0], progress)
     paths = list(profile_paths) or [""] * len(profiles)
     once = placed.deduplicated or hierarchical
     models = tuple(

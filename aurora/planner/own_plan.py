@@ -59,9 +59,9 @@ def price_plan(
 
 def _bound_s(unpriced: Plan, profiles: Sequence[Profile], placements: Sequence[Placement]) -> float:
     """Seconds that no placement beats."""
-    cluster, options, hierarchy = unpriced.cluster, unpriced.options, unpriced.models[0].hierarchy
+    cluster, options = unpriced.cluster, unpriced.options
+    if hierarchy_M := [each.hierarchy for each in unpriced.models if each.hierarchy is not None]:
+        return price_hierarchical(cluster, profiles, placements, options, hierarchy_M).bound_s
     if len(profiles) > 1:
         return make_plan(cluster, profiles, remade(options)).bound_s
-    if hierarchy is not None:
-        return price_hierarchical(cluster, profiles[0], placements[0], options, hierarchy).bound_s
     return placement_bound_s(cluster, profiles[0], (), options, placements[0])

@@ -76,6 +76,8 @@ def resolve(
     if options.coactivation and (reason := coactivation_reason(options, profiles, domains)):
         raise BadInput(f"`coactivation`: {reason}")
     start = "matching" if colocated and cluster.equal else "exact"  # for one model, or before a joint search
+    alike = cluster.equal and len(_servers(cluster)) > 1
+    by_index = alike and options.place == "contiguous" and options.colocate == "auto"  # neighbours stay on one server
     if options.colocate in JOINT and options.assign not in ("auto", start):
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
@@ -83,8 +85,8 @@ def resolve(
     resolved = replace(
         options,
         place=place,
-        colocate=_named(options.colocate, "local-search" if searches else "matching"),
-        assign=_named(options.assign, start),
+        colocate=_named(options.colocate, "contiguous" if by_index else "local-search" if searches else "matching"),
+        assign=_named(options.assign, "contiguous" if by_index else start),
         aim=_named(options.aim, OWN if colocated or options.coactivation else "mean"),
         objective=_named(options.objective, objectives(len(profiles))[0]) if colocated else options.objective,
         time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated else options.time_slice,
@@ -108,9 +110,8 @@ def flat_reason(
         profiles: one profile per model.
         domains: further profiles of a single model.
     """
-    server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
-    if len(set(server_G)) < 2:
-        found = f"{len(set(server_G))} servers" if server_G else "no servers"
+    if len(servers := _servers(cluster)) < 2:
+        found = f"{len(servers)} servers" if servers else "no servers"
         return f"expected a cluster whose [fabric] has two servers or more, found {found} in {cluster.name!r}"
     if options.place in (*REPLICAS, *SURVIVE) or options.min_replicas is not None:
         return f"expected every expert held once, found replicas by `place` {options.place}"
@@ -122,6 +123,11 @@ def flat_reason(
                 f"expected token-level routing of {profile.model!r}, found counts alone; `aurora profile --tokens` keeps tokens"
             )
     return None
+
+
+def _servers(cluster: Cluster) -> set[int]:
+    """The servers of the cluster's fabric; empty without any."""
+    return set() if cluster.fabric is None else set(cluster.fabric.server_G)
 
 
 def _named(name: str, default: str) -> str:

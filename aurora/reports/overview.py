@@ -9,7 +9,7 @@ import numpy as np
 from aurora.reports.charts import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import percent, seconds, speedup
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import bounds_line, cluster_table
+from aurora.reports.tables import bounds_line, cluster_table, gap_text
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 
 DASH = "\N{EN DASH}"
@@ -34,7 +34,7 @@ class Tile:
 def tiles(found: ReportNumbers) -> list[Tile]:
     """Returns what the plan is worth in tokens per second and seconds per step, then the prediction's error and the gap."""
     plan = found.of.plan
-    return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", percent(plan.gap), bounds_line(plan))]
+    return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", gap_text(plan), bounds_line(plan))]
 
 
 def _worth(found: ReportNumbers) -> Iterator[Tile]:

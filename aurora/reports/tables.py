@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aurora.planner.workload.load_statistics import LoadIntervals
 
 LINKS = 6  # of a cut, by name
+USELESS = 1.0  # a gap, above which the bound on replicas over servers tells nothing: each may save a token its way by NIC
 LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
 
 
@@ -43,9 +44,21 @@ def bounds_line(plan: Plan) -> str:
     counted = {"mean": "mean of", "cvar": "worse half of", "worst": "worst of"}.get(plan.options.aim, "all")
     over = "" if plan.colocated or hierarchical(plan) else f" ({counted} windows or domains)"
     took = f"{plan.objective} objective {seconds(plan.objective_s)}{over}"
-    line = f"{took}, no placement within {within} below {seconds(plan.bound_s)}"
+    below = f"no placement within {within} below {seconds(plan.bound_s)}"
+    if hierarchical(plan) and plan.gap > USELESS:
+        below = f"no useful bound on placements with replicas within {within}"
     known_s = plan.assignment_bound_s
-    return line if known_s is None else f"{line}, no other assignment of these groups of experts below {seconds(known_s)}"
+    if known_s is None:
+        return f"{took}, {below}"
+    kind = "placement that holds every expert once" if hierarchical(plan) else "other assignment of these groups of experts"
+    return f"{took}, {below}, no {kind} below {seconds(known_s)}"
+
+
+def gap_text(plan: Plan) -> str:
+    """Returns the gap to a plan's bound, or to that of placements that hold every expert once if no other is useful."""
+    if not hierarchical(plan) or plan.gap <= USELESS or plan.assignment_bound_s is None:
+        return percent(plan.gap)
+    return f"{percent(gap(plan.objective_s, plan.assignment_bound_s))} without replicas"
 
 
 def hierarchical(plan: Plan) -> bool:
@@ -103,7 +116,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
         most: number of layers to show, with the largest gaps; None: all.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
-    caption = f"gap {percent(plan.gap)}: {bounds_line(plan)}"
+    caption = f"gap {gap_text(plan)}: {bounds_line(plan)}"
     if plan.cluster.fabric is not None and (plan.colocated or not hierarchical(plan)):
         caption += "; these by the ports only, dispatch on the fabric"
     cut = ("cut bound",) if plan.cluster.fabric is not None else ()

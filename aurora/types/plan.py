@@ -120,12 +120,13 @@ class Plan(Value):
         options: how the plan was made, resolved: strategies by name where "auto" was asked for. `assign` and `order` stay
             "auto" where they decide nothing, or each layer for itself.
         objective_s: seconds of all layers in the planning model `objective`; windows and domains are summed, or weighed as
-            `options.aim` says. The planning model knows ports, not the links of a fabric, unless one model's all-to-alls
-            are hierarchical; orders are timed on both.
+            `options.aim` says. The planning model knows ports and the NICs of servers, not the links of other fabrics; orders
+            are timed on all of them.
         bound_s: proved seconds; no placement within each GPU's slots takes less, replicas included where there are more slots
             than experts. The slots are `options.slots_per_gpu`, or what memory holds.
-        assignment_bound_s: proved seconds; no assignment of the same groups of experts, one group per GPU, takes less. None
-            where experts have replicas, the plan serves several scenarios, or the placement was given or migrated.
+        assignment_bound_s: proved seconds; no assignment of the same groups of experts, one group per GPU, takes less; where
+            all-to-alls are hierarchical, no placement that holds every expert once. None where experts have replicas, the plan
+            serves several scenarios, or the placement was given or migrated.
         epoch: how many plans were in force before this one.
         survival_LK: (L, D-1) float64: with `options.min_replicas`, how likely every expert is still held after 1, 2, ... of the
             D nodes failed; None where failures were not planned for.

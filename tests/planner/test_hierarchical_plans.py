@@ -98,9 +98,50 @@ def test_two_models_share_the_servers(barriers):
     assert [model.hierarchy is not None for model in plan.models] == [True, True]
     assert plan.options.time_slice in TIME_SLICES
     flat = aurora.plan(slow_nics(), sources, PlanOptions(all_to_all="flat"))
-    assert plan.objective_s == flat.objective_s  # the planning model is the ports'
+    assert plan.bound_s <= plan.assignment_bound_s <= plan.objective_s < flat.objective_s
     seconds = [simulate_plan(each, sources, barriers).seconds for each in (plan, flat)]
     assert seconds[0] < seconds[1]
+
+
+@pytest.mark.parametrize("shared_nic", [False, True])
+@pytest.mark.parametrize("options", [PlanOptions(), PlanOptions(coactivation=True), PlanOptions(slots_per_gpu=6)])
+def test_flat_plans_take_at_least_what_their_nics_take(options, shared_nic):
+    """Their dispatch, as it is timed on the NICs, is part of their objective, so that it compares with hierarchical plans."""
+    plan = make_plan(slow_nics(shared_nic=shared_nic), [traffic()], options)
+    dispatch_s = plan.models[0].bound_s_L.sum()
+    assert dispatch_s < plan.objective_s < 4 * dispatch_s
+    assert evaluate(plan, [traffic()]).served_s_L.sum() == pytest.approx(plan.objective_s)
+    assert plan.bound_s <= plan.objective_s
+    assert plan.bound_s > 0.5 * plan.objective_s or options.coactivation  # it counts NICs too
+
+
+@pytest.mark.parametrize("all_to_all", ["flat", "hierarchical"])
+def test_several_models_take_at_least_what_their_nics_take(all_to_all):
+    sources = [traffic(), traffic(1)]
+    plan = make_plan(slow_nics(), sources, PlanOptions(all_to_all=all_to_all))
+    single_s = max(make_plan(slow_nics(), [each], PlanOptions(all_to_all=all_to_all)).bound_s for each in sources)
+    assert plan.bound_s <= plan.objective_s
+    assert single_s < plan.objective_s
+    cuts_s = sum(cut.bound_s for model in plan.models for cut in model.cut_L)
+    assert cuts_s / 2 < plan.objective_s
+    placements = [model.placement for model in plan.models]
+    given = aurora.price(slow_nics(), sources, placements, PlanOptions(all_to_all=all_to_all))
+    assert given.objective_s == pytest.approx(plan.objective_s, rel=0.05)  # it may take other chunks
+    assert given.bound_s == pytest.approx(plan.bound_s)
+
+
+def test_experts_in_index_order_stay_in_index_order_on_equal_servers():
+    """Matched to ports, neighbours came to different servers."""
+    for sources in ([traffic()], [traffic(), traffic(1)]):
+        for all_to_all in ("flat", "hierarchical"):
+            plan = make_plan(slow_nics(), sources, PlanOptions("contiguous", all_to_all=all_to_all))
+            assert all(
+                layer == tuple(tuple(range(g, g + 4)) for g in range(0, 16, 4))
+                for model in plan.models
+                for layer in model.placement.slots_LG
+            )
+    on_ports = make_plan(cluster(1e6, 1e6, 1e6, 1e6), [traffic()], PlanOptions("contiguous"))
+    assert on_ports.options.assign == "exact"
 
 
 @pytest.mark.parametrize("coactivation", [False, True])

@@ -79,7 +79,7 @@ def deduplicated_bound(
     """Returns a lower bound on Eq. 1 without aggregation, for all unreplicated placements, if tokens are deduplicated.
 
     A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
-    A source sends at least `_sent_G`.
+    A source sends at least `least_sent`.
 
     Args:
         counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
@@ -98,7 +98,7 @@ def deduplicated_bound(
     send_s_G, recv_s_G, csend_s_G, crecv_s_G = port_s_XG
     own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
     arriving_GE = own_GE.sum(axis=0) - own_GE  # tokens that start on GPU g are not sent to experts there
-    shared_GE, sent_G = _shared_GE(counts_SEE, arriving_GE, slots_G), _sent_G(counts_SEE, own_GE, top_k, slots_G)
+    shared_GE, sent_G = _shared_GE(counts_SEE, top_k, slots_G), least_sent(counts_SEE, top_k, slots_G)
 
     def either(work_GE: FloatArray, row_s_G: FloatArray) -> float:
         """The larger of two bounds: the longest expert on its fastest GPU, and all experts divided over all GPUs."""
@@ -111,25 +111,61 @@ def deduplicated_bound(
     return first_s + second_s
 
 
-def _shared_GE(counts_SEE: IntArray, arriving_GE: IntArray, slots_G: IntArray) -> FloatArray:
+def _shared_GE(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> FloatArray:
     """(G, E): a lower bound on expert e's part of the tokens that GPU g receives, each divided evenly over its experts there.
 
-    With n tokens of e, which have c_u experts on g, that part is sum 1 / c_u >= n^2 / sum c_u (Cauchy-Schwarz), and sum c_u is
-    at most n plus what the slots_G[g] - 1 experts most often chosen with e have in common with it.
+    The experts there that tokens of e choose too are at most the slots_G[g] - 1 that they choose most often.
     """
     elsewhere_GEE = counts_SEE.sum(axis=0) - counts_SEE
-    shared_with_others_GE = np.stack(
+    common_GE = np.stack(
         [_busiest(_others(each_EE), slots - 1) for each_EE, slots in zip(elsewhere_GEE, slots_G.tolist(), strict=True)]
     )
-    return np.where(arriving_GE > 0, arriving_GE**2 / np.maximum(arriving_GE + shared_with_others_GE, 1), 0.0)
+    return _divided(np.diagonal(elsewhere_GEE, axis1=1, axis2=2), common_GE, top_k)
 
 
-def _sent_G(counts_SEE: IntArray, own_GE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
-    """(G,) int64: a lower bound on the tokens that each source sends; a token stays only if all its experts are there.
+def _divided(tokens_XE: IntArray, common_XE: IntArray, top_k: int) -> FloatArray:
+    """A lower bound on sum 1 / c_u over tokens, where the numbers c_u, from 1 to top_k, sum to tokens_XE + common_XE at most.
 
-    A token that stays counts for top_k of the experts there, and for top_k * (top_k - 1) ordered pairs of them.
+    1 / c is convex, so that the sum is least where all c_u are one of the two whole numbers next to their mean.
     """
-    left = []
+    mean_XE = 1 + common_XE / np.maximum(tokens_XE, 1)
+    numbers = np.arange(1, top_k + 1)
+    return np.asarray(tokens_XE * np.interp(mean_XE, numbers, 1 / numbers))
+
+
+def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders: int) -> FloatArray:
+    """Returns (R, E) float64: a lower bound on expert e's part of the tokens that GPUs receive, if R GPUs hold it.
+
+    A token that starts on none of these GPUs goes to one of them, which divides it evenly over the token's experts there, as in
+    `_shared_GE`. Neither the tokens that start elsewhere nor what they have in common with other experts on R GPUs depend on
+    which GPUs these are by more than the largest and the smallest counts say.
+
+    Args:
+        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
+        top_k: experts per token.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        holders: R at most.
+    """
+    own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
+    total_E, total_EE = own_GE.sum(axis=0), _others(counts_SEE.sum(axis=0))
+    parts = [_shared_GE(counts_SEE, top_k, slots_G).min(axis=0)]
+    if holders > 1:
+        own_GE, fewest_GEE = -np.sort(-own_GE, axis=0).cumsum(axis=0), np.sort(counts_SEE, axis=0).cumsum(axis=0)
+        others_G = np.sort(slots_G - 1)[::-1].cumsum()
+    for held in range(1, holders):
+        far_E = total_E - own_GE[held]
+        common_E = _busiest(_others(total_EE - fewest_GEE[held]), int(others_G[held]))
+        parts.append(_divided(far_E, common_E, top_k))
+    return np.stack(parts)
+
+
+def least_sent(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
+    """Returns (G,) int64: a lower bound on the tokens that each source sends; a token stays only if all its experts are there.
+
+    A token that stays counts for top_k of the experts there, and for top_k * (top_k - 1) ordered pairs of them. Arguments are
+    as in `deduplicated_bound`.
+    """
+    left, own_GE = [], np.diagonal(counts_SEE, axis1=1, axis2=2)
     for own_E, own_EE, slots in zip(own_GE, counts_SEE, slots_G.tolist(), strict=True):
         stay = int(_busiest(own_E, slots)) // top_k
         if top_k > 1:

@@ -14,16 +14,38 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def colocated_bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
-    """Returns seconds that no placement of all models' experts beats.
+    """Returns seconds that no placement of all models' experts beats, on ports and on the NICs of servers.
+
+    What crosses between servers is bounded as what crosses between GPUs, with one GPU for each server.
+
+    Args:
+        formula: the objective on ports; NICs only take longer.
+        costs_M: the layer of each model, in a single scenario.
+        replicas: whether the bound covers placements with replicas.
+    """
+    of_servers_M = [servers for costs in costs_M if (servers := costs.of_servers) is not None]
+    return max(_bound_s(formula, each_M, replicas) for each_M in (costs_M, of_servers_M) if each_M)
+
+
+def least_compute_s(parts: Sequence[Part], costs_M: Sequence[LayerCosts], replicas: bool) -> float | None:
+    """Returns a lower bound on the seconds of a term in which GPUs compute; None for other terms.
+
+    Args:
+        parts: the parts of the term.
+        costs_M: the layer of each model, in a single scenario.
+        replicas: whether the bound covers placements with replicas.
+    """
+    if any(phase not in ("gate", "expert", "aggregate") for part in parts for _, phase in part):
+        return None
+    return max(_least_s(part, costs_M, replicas) for part in parts)
+
+
+def _bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
+    """The bound on ports alone.
 
     The program chooses the share of each expert's tokens that each GPU takes. Each part on each GPU is at most its term, and
     each path is at most the result. As in `layer_bound_s`, the bound is the dual solution's, and in large layers GPUs of a kind
     count as one.
-
-    Args:
-        formula: the objective.
-        costs_M: the layer of each model, in a single scenario.
-        replicas: whether the bound covers placements with replicas.
     """
     numbers = {term: number for number, term in enumerate(formula.parts)}
     parts = [(numbers[term], part) for term in formula.moved for part in formula.parts[term]]

@@ -12,6 +12,7 @@ from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
 from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.lp_relaxation import prove_bound
+from aurora.planner.placement.objective import PhaseTimes, seconds
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.slot_counts import even_slots, replicas_fit
 from aurora.types import Cluster, Placement, PlanOptions, Profile
@@ -25,12 +26,18 @@ class GroupedLayer:
     Attributes:
         costs: the layer's costs, expert by expert.
         group_E: (E,) int64, the group of each expert.
-        group_costs: the layer's costs, group by group.
+        group_costs: the layer's costs, group by group, on ports alone.
+        searched: the same as searches see them, with ports as slow as NICs make them.
     """
 
     costs: LayerCosts
     group_E: IntArray
     group_costs: GroupCosts
+    searched: GroupCosts
+
+    def phase_times(self, held_G: IntArray) -> PhaseTimes:
+        """The seconds of each phase, NICs included, with group held_G[g] on GPU g."""
+        return self.costs.phase_times(np.eye(len(held_G))[np.argsort(held_G)[self.group_E]])
 
 
 def place_colocated(
@@ -65,8 +72,8 @@ def place_colocated(
         fixed = {model: held_MLG[model][at] for model, at in enumerate(at_M) if at < layer}
         until_s = clock() + (end_s - clock()) / (longest - layer)
         problem = ColocationProblem(
-            tuple(each.group_costs for each in layer_M),
-            fixed or {shortest: ASSIGN[options.assign](layer_M[shortest].group_costs, rng)},
+            tuple(each.searched for each in layer_M),
+            fixed or {shortest: ASSIGN[options.assign](layer_M[shortest].searched, rng)},
             movable=not fixed,
             objective=options.objective,
             clock=clock,
@@ -76,12 +83,16 @@ def place_colocated(
         for model in range(len(profiles)):
             if model not in fixed:
                 held_MLG[model].append(found.group_MG[model])
-        value_s = problem.value_s(found.group_MG)
-        known_s = 0.0 if fixed else found.bound_s  # where models were fixed, the search did not try other places for them
+        times_M = [each.phase_times(held_G) for each, held_G in zip(layer_M, found.group_MG, strict=True)]
+        nics = layer_M[0].costs.nics is not None
+        value_s = seconds(options.objective, times_M, nics)
+        # Where models were fixed, the search did not try other places for them; where there are NICs, it only estimated them.
+        known_s = 0.0 if fixed or nics else found.bound_s
+        on_ports = replace(problem, costs_M=tuple(each.group_costs for each in layer_M), movable=True)
         least_s = colocated_bound_s(problem.formula, [each.costs for each in layer_M], replicas)
         objective_s += value_s
         bound_s += least_s
-        assignment_bound_s += max(known_s or prove_bound(replace(problem, movable=True), value_s).bound_s, least_s)
+        assignment_bound_s += max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
     placements = tuple(
         Placement.stack([unreplicated(np.argsort(held_G)[layer.group_E], len(cluster)) for layer, held_G in both])
         for both in (zip(*own, strict=True) for own in zip(layers_ML, held_MLG, strict=True))
@@ -94,4 +105,4 @@ def _grouped(cluster: Cluster, profile: Profile, layer: int, place: str, rng: np
     costs = layer_costs(cluster, profile, layer)
     own_G = even_slots(profile.experts, np.full(len(cluster), profile.experts))
     group_E = grouped(place, costs.load_WE[0], own_G, rng)
-    return GroupedLayer(costs, group_E, costs.grouped(group_E))
+    return GroupedLayer(costs, group_E, costs.grouped(group_E), costs.nics_as_ports.grouped(group_E))

@@ -10,11 +10,15 @@ from functools import cached_property
 
 import numpy as np
 
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.network.nics import Nics, nics_of
 from aurora.planner.placement.objective import PhaseTimes, exclusive_XG
+from aurora.planner.workload.serving_gpus import served_split, serving_gpus
 from aurora.planner.workload.traffic import deduplicated_tokens
-from aurora.types import Cluster, Gpu, Profile
+from aurora.types import Cluster, Gpu, Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
+AnyArray = IntArray | FloatArray
 OWN = "own"  # the aim that takes the recorded counts as exact
 SUMMED = ("sum", OWN)  # aims that add all windows or domains to one scenario
 AIMS: dict[str, Callable[[int], int]] = {  # by name: how many of W scenarios count, the longest first
@@ -124,6 +128,7 @@ class LayerCosts(PortCosts):
         worst: how many scenarios count, the longest first: all for the mean, some for the conditional value at risk, one for
             the worst case.
         routing: the experts (U, K) and source ranks (U,) of tokens that are deduplicated; None if tokens are not.
+        nics: the NICs of the servers; None if ports alone limit.
     """
 
     own_WGE: IntArray | FloatArray
@@ -132,6 +137,7 @@ class LayerCosts(PortCosts):
     aggregate_s_WG: FloatArray
     worst: int = 1
     routing: tuple[IntArray, IntArray] | None = None
+    nics: Nics | None = None
 
     @cached_property
     def load_WE(self) -> FloatArray:
@@ -150,6 +156,36 @@ class LayerCosts(PortCosts):
         """The costs of a single scenario that is the sum of all scenarios."""
         names = "own_WGE", "expert_s_WGE", "gate_s_WG", "aggregate_s_WG"
         return replace(self, **{name: getattr(self, name).sum(axis=0, keepdims=True) for name in names})
+
+    @cached_property
+    def nics_as_ports(self) -> "LayerCosts":
+        """The costs as searches see them that know ports alone: a port is as slow as its NIC, if experts are anywhere."""
+        if self.nics is None:
+            return self
+        out_Bps, in_Bps = (np.minimum(Bps_G, self.nics.as_ports_Bps_G) for Bps_G in (self.out_Bps, self.in_Bps))
+        return replace(self, out_Bps=out_Bps, in_Bps=in_Bps, nics=None)
+
+    @cached_property
+    def of_servers(self) -> "LayerCosts | None":
+        """The costs with one GPU for each server, whose port are its NICs; None without servers.
+
+        A server takes the mean of its GPUs, and an expert there what it takes on the best of them. So no placement takes longer
+        than it does on the GPUs.
+        """
+        if self.nics is None:
+            return None
+        members_NG, size_N = self.nics.members_NG, self.nics.size_N
+        inside = [np.flatnonzero(member_G) for member_G in members_NG]
+        return replace(
+            self,
+            own_WGE=members_NG @ self.own_WGE,
+            expert_s_WGE=np.stack([self.expert_s_WGE[:, own].min(axis=1) / len(own) for own in inside], axis=1),
+            gate_s_WG=self.gate_s_WG @ members_NG.T / size_N,
+            aggregate_s_WG=self.aggregate_s_WG @ members_NG.T / size_N,
+            out_Bps=self.nics.server_Bps_N,
+            in_Bps=self.nics.server_Bps_N,
+            nics=None,
+        )
 
     def of_replicas(self, expert_P: IntArray, share_P: FloatArray) -> "LayerCosts":
         """Returns the costs of P replicas in place of experts.
@@ -195,15 +231,44 @@ class LayerCosts(PortCosts):
         seconds_XWG = exclusive_XG(self._phase_times(split_EG, slice(None)))
         return self._tail_mean(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))
 
-    def phase_times(self, split_EG: FloatArray, w: int = 0) -> PhaseTimes:
+    def phase_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None = None) -> PhaseTimes:
         """Returns the seconds of each phase on each GPU; a share of an expert's tokens takes that share of its seconds.
 
+        Only for costs with a single scenario.
+
         Args:
-            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-            w: index of the scenario.
+            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes; 0 or 1 for deduplicated tokens in
+                flat all-to-alls, and as in `server_split` in hierarchical ones.
+            hierarchy: the servers and chunks of hierarchical all-to-alls, whose tokens are deduplicated; None if they are flat.
         """
-        times = self._phase_times(split_EG, slice(w, w + 1))
-        return PhaseTimes(*(getattr(times, field.name)[0] for field in fields(times)))
+        if self.routing is not None:
+            return self._deduplicated_times(split_EG, hierarchy)
+        times = self._phase_times(split_EG, slice(1))
+        return PhaseTimes(*(getattr(times, each.name)[0] for each in fields(times)))
+
+    def _deduplicated_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None) -> PhaseTimes:
+        """The phase times of deduplicated tokens, whose rows are counted one by one in each step."""
+        assert self.routing is not None
+        (experts_UK, source_U), served_EG, gpus = self.routing, split_EG, split_EG.shape[1]
+        if hierarchy is None:
+            rows_SGG = deduplicated_tokens(experts_UK, source_U, split_EG.argmax(axis=1), gpus)[None]
+            rows_SGG[:, np.arange(gpus), np.arange(gpus)] = 0
+        else:
+            rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
+            rows_SGG = step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
+            served_EG = served_split(self.own_WGE[0], split_EG, hierarchy.server_G)
+        each = [_both_ways(rows_SGG.sum(axis=2), rows_SGG.sum(axis=1), self.port_s_XG)]
+        if self.nics is not None:
+            far_SGG = self.nics.across(rows_SGG)
+            each.append(self._by_nic(self.nics, far_SGG.sum(axis=2), far_SGG.sum(axis=1)))
+        steps_2G = np.zeros((2, gpus))
+        if len(rows_SGG) > 1:
+            longest_4S = np.max(each, axis=(0, 3))
+            steps_2G += longest_4S.reshape(2, 2, -1).max(axis=1).sum(axis=1, keepdims=True)
+        port_4G, *nic_4G = (seconds_4SG.sum(axis=1) for seconds_4SG in each)
+        expert_s_G = np.einsum("ge,eg->g", self.expert_s_WGE[0], served_EG)
+        gate_s_G, aggregate_s_G = self.gate_s_WG[0], self.aggregate_s_WG[0]
+        return PhaseTimes.of(gate_s_G, port_4G, expert_s_G, aggregate_s_G, nic_4G[0] if nic_4G else np.zeros((4, 1)), steps_2G)
 
     def _phase_times(self, split_EG: FloatArray, scenarios: slice) -> PhaseTimes:
         """The phase times of several scenarios, (W, G) each; einsum multiplies without arrays of (W, G, E)."""
@@ -212,9 +277,17 @@ class LayerCosts(PortCosts):
         send_WG = own_WGE.sum(axis=2) - local_WG
         recv_WG = np.einsum("we,ge->wg", self.load_WE[scenarios], at_GE) - local_WG
         expert_WG = np.einsum("wge,ge->wg", self.expert_s_WGE[scenarios], at_GE)
-        there_WG, here_WG, back_WG, home_WG = np.stack([send_WG, recv_WG, recv_WG, send_WG]) * self.port_s_XG[:, None]
+        port_4WG = _both_ways(send_WG, recv_WG, self.port_s_XG)
+        nic_4WG = np.zeros((4, 1, 1))
+        if self.nics is not None:
+            nic_4WG = self._by_nic(self.nics, *_far_tokens(self.nics, own_WGE, at_GE))
         gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
-        return PhaseTimes(gate_WG, there_WG, here_WG, back_WG, home_WG, expert_WG, aggregate_WG)
+        return PhaseTimes.of(gate_WG, port_4WG, expert_WG, aggregate_WG, nic_4WG, np.zeros((2, 1, 1)))
+
+    def _by_nic(self, nics: Nics, sent_XG: AnyArray, received_XG: AnyArray) -> FloatArray:
+        """As `_both_ways`, for the NICs, from the tokens that each GPU sends and receives by them in the dispatch."""
+        token_s_XG = np.repeat([[self.dispatch_bytes], [self.combine_bytes]], 2, axis=0) / nics.Bps_G
+        return _both_ways(nics.carried(sent_XG), nics.carried(received_XG), token_s_XG)
 
     def phase_s(self, phase: str) -> tuple[FloatArray, FloatArray]:
         """Returns the seconds of a phase on each GPU as (fixed_G, cost_GE): a GPU takes fixed_G and the costs of its experts.
@@ -243,6 +316,25 @@ class LayerCosts(PortCosts):
     def _tail_mean(self, seconds_W: Iterable[float]) -> float:
         """The mean of the `worst` largest seconds."""
         return float(np.sort(list(seconds_W))[-self.worst :].mean())
+
+
+def _both_ways(sent_XG: AnyArray, received_XG: AnyArray, token_s_XG: FloatArray) -> FloatArray:
+    """(4, X, G) seconds of sending and of receiving in the dispatch, and in the combine, which goes the other way.
+
+    sent_XG and received_XG are the tokens of the dispatch; token_s_XG (4, G) are the seconds of one.
+    """
+    return np.asarray(np.stack([sent_XG, received_XG, received_XG, sent_XG]) * token_s_XG[:, None])
+
+
+def _far_tokens(nics: Nics, own_WGE: AnyArray, at_GE: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(W, G) tokens that each GPU sends to experts on other servers, and (W, G) those that its experts get from there."""
+    out_WG, in_WG = np.zeros((2, *own_WGE.shape[:2]))
+    load_WE = own_WGE.sum(axis=1)
+    for member_G in nics.members_NG > 0:
+        near_WGE = own_WGE[:, member_G]
+        out_WG[:, member_G] = near_WGE @ (1 - at_GE[member_G].sum(axis=0))
+        in_WG[:, member_G] = (load_WE - near_WGE.sum(axis=1)) @ at_GE[member_G].T
+    return out_WG, in_WG
 
 
 def layer_costs(cluster: Cluster, profile: Profile, layer: int, deduplicated: bool = False) -> LayerCosts:
@@ -332,6 +424,7 @@ def _layer_costs(
         out_Bps=cluster.out_Bps_G,
         in_Bps=cluster.in_Bps_G,
         worst=worst,
+        nics=nics_of(cluster.network),
     )
 
 

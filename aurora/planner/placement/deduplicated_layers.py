@@ -79,7 +79,7 @@ def place_deduplicated(
 
 def _seconds(costs: LayerCosts, gpu_E: IntArray) -> float:
     """The seconds of Eq. 1 with expert e on GPU gpu_E[e]."""
-    return exclusive(costs.grouped(gpu_E).phase_times())
+    return exclusive(costs.phase_times(np.eye(len(costs.out_Bps))[gpu_E]))
 
 
 def _place_layer(
@@ -89,14 +89,14 @@ def _place_layer(
     assert layer.routing is not None, "layer_costs counts deduplicated tokens"
     tokens = distinct_tokens(*layer.routing)
     counts_SEE = coactivation_counts(*tokens, len(start_E), len(slots_G))
-    costs = layer.expert_s_WGE[0], layer.gate_s_WG[0], layer.port_s_XG
-    least_s = deduplicated_bound(counts_SEE, top_k, slots_G, *costs) + float(layer.aggregate_s_WG.max())
+    costs = layer.expert_s_WGE[0], layer.gate_s_WG[0]
+    least_s = deduplicated_bound(counts_SEE, top_k, slots_G, *costs, layer.port_s_XG) + float(layer.aggregate_s_WG.max())
     groups_E = coactivation_groups(counts_SEE.sum(axis=0), slots_G)
     best_E, best_s = start_E, _seconds(layer, start_E)
     for begun_E in (start_E, _reassigned(layer, groups_E, slots_G)):
         if best_s <= least_s * (1 + 1e-9):
             break
-        searched_E = coactivation_search(*tokens, begun_E, slots_G, *costs, rng)
+        searched_E = coactivation_search(*tokens, begun_E, slots_G, *costs, layer.nics_as_ports.port_s_XG, rng)
         for found_E in (searched_E, _reassigned(layer, searched_E, slots_G)):
             if (found_s := _seconds(layer, found_E)) < best_s:
                 best_E, best_s = found_E, found_s
@@ -107,4 +107,4 @@ def _reassigned(layer: LayerCosts, gpu_E: IntArray, slots_G: IntArray) -> IntArr
     """The best assignment of the same groups of experts to GPUs; unchanged unless every GPU has slots for the largest group."""
     if np.bincount(gpu_E, minlength=len(slots_G)).max() > slots_G.min():
         return gpu_E
-    return np.argsort(ASSIGN["exact"](layer.grouped(gpu_E), np.random.default_rng(0)))[gpu_E]
+    return np.argsort(ASSIGN["exact"](layer.nics_as_ports.grouped(gpu_E), np.random.default_rng(0)))[gpu_E]

@@ -49,6 +49,8 @@ class ExclusiveProblem:
         unseen: the layer in further scenarios, by which the placement that was chosen is judged.
         slots_G: (G,) int64, how many experts each GPU can hold.
         domains: which GPUs fail together.
+
+    Searches know ports alone, so that they see `searched`; what they find is compared with NICs and all.
     """
 
     recorded: LayerCosts
@@ -68,6 +70,11 @@ class ExclusiveProblem:
     def exact(self) -> bool:
         """Whether the recorded counts are taken as exact."""
         return self.judge is self.expected
+
+    @property
+    def searched(self) -> LayerCosts:
+        """`expected` with ports as slow as NICs make them."""
+        return self.expected.nics_as_ports
 
     @property
     def any_group_fits(self) -> bool:
@@ -221,7 +228,7 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
     own_G = even_slots(len(problem.load_E), problem.slots_G)
     gpu_E = grouped("balanced" if place == SWAP_SEARCH else place, problem.load_E, own_G, rng)
     if problem.any_group_fits:
-        held_G = ASSIGN[assign](problem.own_costs.grouped(gpu_E), rng)
+        held_G = ASSIGN[assign](problem.own_costs.nics_as_ports.grouped(gpu_E), rng)
         gpu_E = np.argsort(held_G)[gpu_E]
     start = unreplicated(gpu_E, len(problem.slots_G))
     if place != SWAP_SEARCH:
@@ -234,12 +241,12 @@ def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
     """LP rounding where GPUs differ: how many experts each should hold is hard to reach by swaps. None where they are alike."""
     gpus = len(problem.slots_G)
     alike = blocks(problem.expected, gpus).max() == 0
-    return [] if alike else [unreplicated(lp_rounding(problem.expected, problem.slots_G), gpus)]
+    return [] if alike else [unreplicated(lp_rounding(problem.searched, problem.slots_G), gpus)]
 
 
 def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
     """Replicas in all slots: EPLB's as they are; otherwise the best of several packings and what the search makes of them."""
-    cost_G = problem.expected.token_s_G
+    cost_G = problem.searched.token_s_G
     slots = GpuSlots(problem.slots_G, np.ones(len(cost_G)) if options.place == "eplb" else cost_G)  # EPLB sees equal GPUs
     load_E = problem.expected.load_WE.mean(axis=0)
     packed = place(load_E, slots, options.place, seed=options.seed).placement
@@ -273,7 +280,7 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
         replicas: whether experts may have several, which then share their tokens evenly and fill all slots, unless that costs
             more than WORTH: a hot expert that has a GPU to itself may have no neighbour that it can bear.
     """
-    layer = PhaseSums.of(problem.expected, problem.slots_G)
+    layer = PhaseSums.of(problem.searched, problem.slots_G)
 
     def full(held_GP: IntArray) -> IntArray:
         if not replicas:
@@ -305,7 +312,7 @@ def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Gen
     """One layer's replicas after a search that moves each replica with the share of its expert's tokens that it has."""
     held_GP = placement.held_LGP(int(problem.slots_G.max()))[0]
     share_GP = np.where(held_GP >= 0, np.take_along_axis(placement.split_EG(0).T, np.maximum(held_GP, 0), axis=1), 0.0)
-    found_GP, _ = slot_search(PhaseSums.of(problem.expected, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
+    found_GP, _ = slot_search(PhaseSums.of(problem.searched, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
     return Placement.of_slots(found_GP[None], share_GP[None])
 
 
@@ -318,9 +325,9 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
     more_G = np.minimum(held_G + 1, np.minimum(memory_G, len(problem.load_E)))
     if (more_G <= held_G).all() or (len(set(held_G.tolist())) == 1 and (more_G <= held_G).any()):
         return None
-    larger = GpuSlots(np.maximum(more_G, held_G), problem.expected.token_s_G)
+    larger = GpuSlots(np.maximum(more_G, held_G), problem.searched.token_s_G)
     start = place(problem.expected.load_WE.mean(axis=0), larger).placement if larger.alike else placement
-    layer = PhaseSums.of(problem.expected, larger.slots_G)
+    layer = PhaseSums.of(problem.searched, larger.slots_G)
     held_GP, _ = fill(layer, start.held_LGP()[0])
     held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
     return problem.unseen.value_s(placement.split_EG(0)), problem.unseen.value_s(Placement.of_slots(held_GP[None]).split_EG(0))
@@ -332,4 +339,4 @@ def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.
     domains, load_E = problem.domains, problem.load_E
     count_E = capped(allocate(load_E, domains, options.min_replicas), load_E, len(problem.slots_G))
     held_EG = SURVIVE[options.place](count_E, domains, aim_of(options.min_replicas, domains), rng)
-    return best_divided(held_EG.T, load_E.astype(np.float64), problem.expected.token_s_G)
+    return best_divided(held_EG.T, load_E.astype(np.float64), problem.searched.token_s_G)

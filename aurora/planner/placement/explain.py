@@ -8,9 +8,9 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import group_costs
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.lp_relaxation import lp_bound, prove_bound
-from aurora.planner.placement.objective import exclusive_XG
+from aurora.planner.placement.objective import exclusive_XG, formula
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -66,11 +66,12 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
 
 def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExplanation:
     """The explanation of one layer."""
-    costs = [
-        group_costs(plan.cluster, profile, at, model.placement.gpu_E(at), model.deduplicated)
-        for profile, model, at in zip(profiles, plan.models, (layer % p.layers for p in profiles), strict=True)
-    ]
-    times = [one.phase_times() for one in costs]
+    costs, times, nics = [], [], False
+    for profile, model, at in zip(profiles, plan.models, (layer % p.layers for p in profiles), strict=True):
+        whole = layer_costs(plan.cluster, profile, at, model.deduplicated)
+        times.append(whole.phase_times(model.placement.split_EG(at)))
+        costs.append(whole.grouped(model.placement.gpu_E(at)))
+        nics = whole.nics is not None
     if len(costs) == 1:
         names: tuple[str, ...] = PARTS
         part_XG = exclusive_XG(times[0])
@@ -79,14 +80,14 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
         value_s, bound_s = float(part_XG.max(axis=1).sum()), float(longest_X.sum())
     else:
         problem = ColocationProblem(tuple(costs), {}, objective=plan.objective)
-        formula = problem.formula
-        names, part_XG = tuple(formula.parts), formula.term_XG(times)
-        value_s = formula.seconds(times)
+        of = formula(plan.objective, len(costs), nics)
+        names, part_XG = tuple(of.parts), of.term_XG(times)
+        value_s = of.seconds(times)
         bound_s = prove_bound(problem, value_s).bound_s
-        times_X = formula.count_PX[int((formula.count_PX @ part_XG.max(axis=1)).argmax())]
-        fixed_X = part_XG[: len(names) - len(formula.moved)].max(axis=1)
+        times_X = of.count_PX[int((of.count_PX @ part_XG.max(axis=1)).argmax())]
+        fixed_X = part_XG[: len(names) - len(of.moved)].max(axis=1)
         least_X = np.concatenate([fixed_X, lp_bound(problem, problem.open_MGJ).term_X])
-        longest_X = formula.count_PX[int((formula.count_PX @ least_X).argmax())] * least_X
+        longest_X = of.count_PX[int((of.count_PX @ least_X).argmax())] * least_X
     return LayerExplanation(
         layer,
         names,

@@ -6,8 +6,9 @@ layer is its longest path. These formulas serve planning; the simulator prices a
 
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, reduce
+from typing import Self
 
 import numpy as np
 
@@ -44,9 +45,18 @@ TABLE_2: dict[str, tuple[Path, ...]] = {  # paths of two models; Table 2 starts 
 }
 
 
+def _nothing() -> FloatArray:
+    """(1,) zero seconds, for all GPUs."""
+    return np.zeros(1)
+
+
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Seconds of one model's phases on each GPU; `send` and `recv` are of the dispatch, `csend` and `crecv` of the combine."""
+    """Seconds of one model's phases on each GPU; `send` and `recv` are of the dispatch, `csend` and `crecv` of the combine.
+
+    Those named `nic_` are of the NIC that the GPU uses, if the GPUs are in servers. `steps` and `csteps` are of a dispatch and
+    a combine in several steps, one after the other, each as long as its busiest port or NIC.
+    """
 
     gate_G: FloatArray
     send_G: FloatArray
@@ -55,16 +65,36 @@ class PhaseTimes:
     crecv_G: FloatArray
     expert_G: FloatArray
     aggregate_G: FloatArray
+    nic_send_G: FloatArray = field(default_factory=_nothing)
+    nic_recv_G: FloatArray = field(default_factory=_nothing)
+    nic_csend_G: FloatArray = field(default_factory=_nothing)
+    nic_crecv_G: FloatArray = field(default_factory=_nothing)
+    steps_G: FloatArray = field(default_factory=_nothing)
+    csteps_G: FloatArray = field(default_factory=_nothing)
+
+    @classmethod
+    def of(
+        cls,
+        gate_G: FloatArray,
+        port_4G: FloatArray,
+        expert_G: FloatArray,
+        aggregate_G: FloatArray,
+        nic_4G: FloatArray,
+        steps_2G: FloatArray,
+    ) -> Self:
+        """Returns the times from ports and NICs that send and receive in the dispatch, then in the combine, and their steps."""
+        send_G, recv_G, csend_G, crecv_G = port_4G
+        return cls(gate_G, send_G, recv_G, csend_G, crecv_G, expert_G, aggregate_G, *nic_4G, *steps_2G)
 
     @property
     def dispatch_G(self) -> FloatArray:
-        """(G,) seconds of each GPU's busier port in the dispatch."""
-        return np.maximum(self.send_G, self.recv_G)
+        """(G,) seconds of the dispatch on each GPU: its busier port or NIC, or all steps."""
+        return _longest((self.send_G, self.recv_G, self.nic_send_G, self.nic_recv_G, self.steps_G))
 
     @property
     def combine_G(self) -> FloatArray:
-        """(G,) seconds of each GPU's busier port in the combine."""
-        return np.maximum(self.csend_G, self.crecv_G)
+        """(G,) seconds of the combine on each GPU: its busier port or NIC, or all steps."""
+        return _longest((self.csend_G, self.crecv_G, self.nic_csend_G, self.nic_crecv_G, self.csteps_G))
 
 
 def exclusive(a: PhaseTimes) -> float:
@@ -132,14 +162,23 @@ def objectives(models: int) -> tuple[str, ...]:
 
 
 @cache
-def formula(objective: str, models: int) -> Formula:
+def formula(objective: str, models: int, nics: bool = False) -> Formula:
     """Returns the Formula of an objective.
 
     Args:
         objective: one of `objectives(models)`.
         models: how many models share the GPUs, two or more.
+        nics: whether the GPUs are in servers, whose NICs carry what goes between them. All-to-alls of several models then take
+            as long as the busiest port or NIC, which each carries the rows of all, and no less than each of them alone.
     """
-    return _busiest_resource(models) if objective == BUSIEST_RESOURCE else Formula(_table_2(), TABLE_2[objective])
+    if objective == BUSIEST_RESOURCE:
+        return _busiest_resource(models, nics)
+    return Formula(_table_2(nics), TABLE_2[objective])
+
+
+def seconds(objective: str, times_M: Sequence[PhaseTimes], nics: bool) -> float:
+    """Returns the seconds of a layer of one model, by Eq. 1, or of several, by `formula`; arguments as there."""
+    return exclusive(times_M[0]) if len(times_M) == 1 else formula(objective, len(times_M), nics).seconds(times_M)
 
 
 def letters(models: int) -> list[str]:
@@ -147,39 +186,50 @@ def letters(models: int) -> list[str]:
     return [string.ascii_lowercase[m] if m < len(string.ascii_lowercase) else str(m) for m in range(models)]
 
 
-def _table_2() -> dict[str, tuple[Part, ...]]:
-    """The parts of Table 2's terms; "ab" is an all-to-all of both models, which counts its busier port."""
+def _sides(way: str, nics: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The phases of a dispatch or combine that models add up, as they share ports and NICs, and those that they do not."""
+    mark = "c" if way == "combine" else ""
+    ports = f"{mark}send", f"{mark}recv"
+    return ((*ports, *(f"nic_{port}" for port in ports)), (f"{mark}steps",)) if nics else (ports, ())
+
+
+def _table_2(nics: bool) -> dict[str, tuple[Part, ...]]:
+    """The parts of Table 2's terms; "ab" is an all-to-all of both models, which counts its busiest port or NIC."""
     a, b = 0, 1
 
     def single(phase: str) -> dict[str, tuple[Part, ...]]:
         return {f"{phase}_{name}": (((model, phase),),) for name, model in (("a", a), ("b", b))}
 
-    def exchange(way: str, *sides: str) -> dict[str, tuple[Part, ...]]:
-        own = {f"{way}_{name}": tuple(((model, side),) for side in sides) for name, model in (("a", a), ("b", b))}
-        return {**own, f"{way}_ab": tuple(((a, side), (b, side)) for side in sides)}
+    def exchange(way: str) -> dict[str, tuple[Part, ...]]:
+        sides, alone = _sides(way, nics)
+        own = {f"{way}_{name}": tuple(((model, side),) for side in (*sides, *alone)) for name, model in (("a", a), ("b", b))}
+        of_each = (((model, side),) for model in (a, b) for side in alone)
+        return {**own, f"{way}_ab": (*(((a, side), (b, side)) for side in sides), *of_each)}
 
-    moved = {**exchange("dispatch", "send", "recv"), **single("expert"), **exchange("combine", "csend", "crecv")}
+    moved = {**exchange("dispatch"), **single("expert"), **exchange("combine")}
     return {**single("gate"), **single("aggregate"), **moved}
 
 
-def _busiest_resource(models: int) -> Formula:
+def _busiest_resource(models: int, nics: bool) -> Formula:
     """The formula of models that interleave perfectly: the longest of four times.
 
-    They are a model's own Eq. 1; what a port sends, and what it receives, in all models' dispatches and combines; and what a
-    GPU computes for all models. With more models the sums decide, as there is always another model to fill a gap. What it
-    leaves out only takes more time: that a model waits for its turn at the port or the GPU, that the first and last models of a
-    layer find nobody to overlap with, start-ups, and the links of a fabric.
+    They are a model's own Eq. 1; what a port or NIC sends, and what it receives, in all models' dispatches and combines; and
+    what a GPU computes for all models. With more models the sums decide, as there is always another model to fill a gap. What
+    it leaves out only takes more time: that a model waits for its turn at the port or the GPU, that the first and last models
+    of a layer find nobody to overlap with, start-ups, and the links of other fabrics.
     """
     every, named = range(models), letters(models)
     aggregate = {f"aggregate {named[m]}": (((m, "aggregate"),),) for m in every}
-    first = {f"gate + dispatch {named[m]}": tuple(((m, "gate"), (m, side)) for side in ("send", "recv")) for m in every}
-    second = {f"expert + combine {named[m]}": tuple(((m, "expert"), (m, side)) for side in ("csend", "crecv")) for m in every}
+    (there, whole), (back, cwhole) = (_sides(way, nics) for way in ("dispatch", "combine"))
+    first = {f"gate + dispatch {named[m]}": tuple(((m, "gate"), (m, side)) for side in there + whole) for m in every}
+    second = {f"expert + combine {named[m]}": tuple(((m, "expert"), (m, side)) for side in back + cwhole) for m in every}
+    both = tuple(zip(there, back, strict=True))  # what ports send, what they receive, and the same of NICs
     shared = {
-        f"all {resource}": (tuple((m, phase) for m in every for phase in phases),)
-        for resource, phases in (
-            ("sends", ("send", "csend")),
-            ("receives", ("recv", "crecv")),
-            ("compute", ("gate", "expert", "aggregate")),
+        f"all {resource}": tuple(tuple((m, phase) for m in every for phase in phases) for phases in of_each)
+        for resource, of_each in (
+            ("sends", both[::2]),
+            ("receives", both[1::2]),
+            ("compute", (("gate", "expert", "aggregate"),)),
         )
     }
     own = tuple(zip(first, second, aggregate, strict=True))

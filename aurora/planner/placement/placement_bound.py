@@ -53,13 +53,25 @@ def placement_bound_s(
 def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -> float:
     """Returns a lower bound in seconds on `costs.value_s` that holds for all placements within the slots.
 
-    Small layers are one linear program for all scenarios together. In larger ones each scenario has a program of its own; in
-    still larger ones GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
+    What crosses between servers is bounded as what crosses between GPUs, with one GPU for each server.
 
     Args:
         costs: one layer in W scenarios.
         slots_G: (G,) int64, how many experts each GPU can hold.
         replicas: whether the bound covers placements with replicas, if there are slots for any.
+    """
+    bound_s = _bound_s(costs, slots_G, replicas)
+    if costs.nics is None or costs.of_servers is None:
+        return bound_s
+    slots_N = (costs.nics.members_NG @ slots_G).astype(np.int64)
+    return max(bound_s, _bound_s(costs.of_servers, slots_N, replicas))
+
+
+def _bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
+    """The bound on ports alone.
+
+    Small layers are one linear program for all scenarios together. In larger ones each scenario has a program of its own; in
+    still larger ones GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
     """
     layer = PhaseSums.of(costs, slots_G)
     gpus, experts, _, scenarios = layer.part_s_GEXW.shape

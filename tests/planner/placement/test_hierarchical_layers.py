@@ -1,26 +1,24 @@
-"""Placement over servers: seconds from first principles, the bound against every placement, limits, and never worse."""
+"""Placement over servers: seconds from first principles, bounds against every placement, limits, and never worse."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import chain, combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.make_plan import make_plan
-from aurora.planner.network.routes import route
+from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
+from aurora.planner.placement.colocated_bound import colocated_bound_s
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.exclusive_layers import place_exclusive
-from aurora.planner.placement.hierarchical_layers import (
-    GPU_LOAD,
-    SERVER_LOAD,
-    hierarchical_seconds,
-    place_hierarchical,
-    server_bound_s,
-)
+from aurora.planner.placement.hierarchical_layers import GPU_LOAD, SERVER_LOAD, place_hierarchical
+from aurora.planner.placement.objective import exclusive, formula, objectives, seconds
+from aurora.planner.placement.placement_bound import layer_bound_s
+from aurora.planner.placement.server_bound import hierarchical_bound_s, least_rows, server_counts
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions, SyntheticOptions, TokenRouting, servers
 from tests.planner.alltoall.test_hierarchical import by_hand as steps_by_hand
@@ -67,48 +65,181 @@ def cases(draw):
     return cluster, hierarchy, draw(routed_profiles(sum(members), max_experts=5, max_layers=1))
 
 
+def loads_by_hand(cluster, rows_GG):
+    """(8, G) bytes over rates of ports and NICs: sent and received by each, if these rows of one byte are sent, and back."""
+    server_G, fabric = np.array(cluster.fabric.server_G), cluster.fabric
+    found = []
+    for there_GG in (rows_GG, rows_GG.T):
+        far_GG = np.where(server_G[:, None] != server_G, there_GG, 0)
+        found += [there_GG.sum(axis=1) / cluster.out_Bps_G, there_GG.sum(axis=0) / cluster.in_Bps_G]
+        for far_G in (far_GG.sum(axis=1), far_GG.sum(axis=0)):
+            found.append(
+                np.bincount(server_G, weights=far_G)[server_G] / fabric.nic_Bps if fabric.shared_nic else far_G / fabric.nic_Bps
+            )
+    return np.array(found)
+
+
+def compute_by_hand(cluster, profile, gpu_E):
+    """(G,) seconds of gates, experts and aggregations."""
+    load_TE = profile.tokens_TLSE[:, 0].sum(axis=1)
+    own_TG = profile.tokens_TLSE[:, 0].sum(axis=2) // profile.top_k
+    gate_G, last_G = (
+        np.array([profile.seconds(phase, gpu, own_TG[:, g]).sum() for g, gpu in enumerate(cluster.gpus)])
+        for phase in ("gate", "aggregate")
+    )
+    return (
+        gate_G,
+        np.array([profile.seconds("expert", gpu, load_TE[:, gpu_E == g]).sum() for g, gpu in enumerate(cluster.gpus)]),
+        last_G,
+    )
+
+
 def seconds_by_hand(cluster, hierarchy, profile, gpu_E):
     """Eq. 1 with the steps of both all-to-alls: each as long as the busiest port inside a server or NIC."""
     experts_UK, source_U = profile.routing.layer(0)
-    server_G, fabric = hierarchy.server_G, cluster.fabric
-    took_s = 0.0
+    took_s = sum(each.max() for each in compute_by_hand(cluster, profile, gpu_E))
     for step_GG in steps_by_hand(gpu_E[experts_UK], source_U, hierarchy):
-        for rows_GG, size in ((step_GG, profile.row_bytes(True)), (step_GG.T, profile.combine_bytes)):
-            across_GG = np.where(server_G[:, None] != server_G, rows_GG, 0)
-            rates = cluster.out_Bps_G
-            busy_s = [rows_GG.sum(axis=axis) * size / rates for axis in (0, 1)]
-            for each_G in (across_GG.sum(axis=0), across_GG.sum(axis=1)):
-                nic_X = np.bincount(server_G, weights=each_G) if fabric.shared_nic else each_G
-                busy_s.append(nic_X * size / fabric.nic_Bps)
-            took_s += max(each.max() for each in busy_s)
-    load_TE = profile.tokens_TLSE[:, 0].sum(axis=1)
-    own_TG = profile.tokens_TLSE[:, 0].sum(axis=2) // profile.top_k
-    gate_s = max(profile.seconds("gate", gpu, own_TG[:, g]).sum() for g, gpu in enumerate(cluster.gpus))
-    last_s = max(profile.seconds("aggregate", gpu, own_TG[:, g]).sum() for g, gpu in enumerate(cluster.gpus))
-    expert_s = max(profile.seconds("expert", gpu, load_TE[:, gpu_E == g]).sum() for g, gpu in enumerate(cluster.gpus))
-    return took_s + gate_s + expert_s + last_s
+        load_8G = loads_by_hand(cluster, step_GG)
+        took_s += load_8G[:4].max() * profile.row_bytes(True) + load_8G[4:].max() * profile.combine_bytes
+    return took_s
+
+
+def placed_at_random(cluster, profile, random):
+    """(E,) a GPU for each expert, and the table of their shares."""
+    gpu_E = np.array([random.randrange(len(cluster)) for _ in range(profile.experts)])
+    return gpu_E, np.eye(len(cluster))[gpu_E]
 
 
 @given(cases(), st.randoms())
 def test_a_layer_takes_what_its_ports_and_nics_take(case, random):
     cluster, hierarchy, profile = case
-    gpu_E = np.array([random.randrange(len(cluster)) for _ in range(profile.experts)])
-    found_s = hierarchical_seconds(
-        layer_costs(cluster, profile, 0, True), np.eye(len(cluster))[gpu_E], hierarchy, route(cluster.network)
-    )
+    gpu_E, split_EG = placed_at_random(cluster, profile, random)
+    found_s = exclusive(layer_costs(cluster, profile, 0, True).phase_times(split_EG, hierarchy))
     assert found_s == pytest.approx(seconds_by_hand(cluster, hierarchy, profile, gpu_E))
 
 
+@given(cases(), st.randoms(), st.booleans())
+def test_flat_all_to_alls_take_what_ports_and_nics_take(case, random, deduplicated):
+    """A row goes to each GPU that a token needs, or, without deduplication, for each of its choices."""
+    cluster, _, profile = case
+    gpu_E, split_EG = placed_at_random(cluster, profile, random)
+    rows_GG = np.zeros((len(cluster), len(cluster)))
+    for chosen, source in zip(*profile.routing.layer(0), strict=True):
+        for gpu in set(gpu_E[chosen].tolist()) if deduplicated else gpu_E[chosen].tolist():
+            rows_GG[source, gpu] += source != gpu
+    load_8G, (gate_G, expert_G, last_G) = loads_by_hand(cluster, rows_GG), compute_by_hand(cluster, profile, gpu_E)
+    first_G = gate_G + load_8G[:4].max(axis=0) * profile.row_bytes(deduplicated)
+    second_G = expert_G + load_8G[4:].max(axis=0) * profile.combine_bytes
+    times = layer_costs(cluster, profile, 0, deduplicated).phase_times(split_EG)
+    assert exclusive(times) == pytest.approx(first_G.max() + second_G.max() + last_G.max())
+
+
+def placements(cluster, profile, slots_G):
+    """The tables of shares of all unreplicated placements within the slots."""
+    for placed in product(range(len(cluster)), repeat=profile.experts):
+        if (np.bincount(placed, minlength=len(cluster)) <= slots_G).all():
+            yield np.eye(len(cluster))[list(placed)]
+
+
 @given(cases(), st.integers(0, 1))
+@settings(max_examples=30, deadline=None)
 def test_no_placement_takes_less_than_the_bound(case, spare):
     cluster, hierarchy, profile = case
-    costs, routes = layer_costs(cluster, profile, 0, True), route(cluster.network)
-    capacity_G = np.full(len(cluster), -(-profile.experts // len(cluster)) + spare)
-    least_s = server_bound_s(costs, profile.top_k, hierarchy, capacity_G, cluster.network)
-    for placed in product(range(len(cluster)), repeat=profile.experts):
-        gpu_E = np.array(placed)
-        if (np.bincount(gpu_E, minlength=len(cluster)) <= capacity_G).all():
-            assert least_s <= hierarchical_seconds(costs, np.eye(len(cluster))[gpu_E], hierarchy, routes) * (1 + 1e-9)
+    costs = layer_costs(cluster, profile, 0, True)
+    slots_G = np.full(len(cluster), -(-profile.experts // len(cluster)) + spare)
+    given = [costs], [server_counts(costs)], [profile.top_k], [slots_G]
+    least_s = hierarchical_bound_s("", *given, True)
+    alone_s = hierarchical_bound_s("", *given, False)
+    assert least_s <= alone_s * (1 + 1e-9)
+    for split_EG in placements(cluster, profile, slots_G):
+        assert alone_s <= exclusive(costs.phase_times(split_EG, hierarchy)) * (1 + 1e-9)
+
+
+@st.composite
+def pairs(draw):
+    """(cluster, hierarchies, profiles) of two or three models on two servers."""
+    cluster, hierarchy, first = draw(cases().filter(lambda case: case[2].experts <= 3))
+    each = routed_profiles(len(cluster), max_experts=3, max_layers=1, max_tokens=6)
+    profiles = [first, *draw(st.lists(each, min_size=1, max_size=2 if len(cluster) < 3 else 1))]
+    return cluster, [replace(hierarchy, chunks=draw(st.integers(1, 2))) for _ in profiles], profiles
+
+
+@given(cases(), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_no_placement_with_replicas_takes_less_than_the_bound(case, random):
+    cluster, hierarchy, profile = case
+    costs, slots = layer_costs(cluster, profile, 0, True), -(-profile.experts // len(cluster)) + 1
+    given = [costs], [server_counts(costs)], [profile.top_k], [np.full(len(cluster), slots)]
+    least_s = hierarchical_bound_s("", *given, True)
+    for _ in range(20):
+        gpu_E = [slot // slots for slot in random.sample(range(slots * len(cluster)), profile.experts)]
+        holds_EG = np.eye(len(cluster))[gpu_E]
+        for gpu in np.flatnonzero(holds_EG.sum(axis=0) < slots).tolist():
+            holds_EG[random.randrange(profile.experts), gpu] = 1
+        split_EG = holds_EG / holds_EG.sum(axis=1, keepdims=True)
+        assert least_s <= exclusive(costs.phase_times(split_EG, hierarchy)) * (1 + 1e-9)
+
+
+@given(pairs(), st.data())
+@settings(max_examples=12, deadline=None)
+def test_no_placements_of_several_models_take_less_than_their_bound(case, data):
+    """Neither hierarchical nor flat, and on ports alone no more than with NICs."""
+    cluster, hierarchies, profiles = case
+    objective = data.draw(st.sampled_from(objectives(len(profiles))))
+    slots_G = np.full(len(cluster), 3)
+    for hierarchical in (True, False):
+        costs_M = [layer_costs(cluster, each, 0, hierarchical) for each in profiles]
+        if hierarchical:
+            counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in profiles]
+            bound_s = hierarchical_bound_s(objective, costs_M, counts_M, top_k_M, [slots_G] * len(profiles), False)
+        else:
+            bound_s = colocated_bound_s(formula(objective, len(profiles)), costs_M, False)
+        every = [
+            [
+                costs.phase_times(split_EG, hierarchy if hierarchical else None)
+                for split_EG in placements(cluster, each, slots_G)
+            ]
+            for costs, each, hierarchy in zip(costs_M, profiles, hierarchies, strict=True)
+        ]
+        some = [of_one[:: max(1, len(of_one) // 30)] for of_one in every] if len(profiles) > 2 else every
+        for times_M in product(*some):
+            assert bound_s <= seconds(objective, times_M, nics=True) * (1 + 1e-9)
+            assert seconds(objective, times_M, nics=False) <= seconds(objective, times_M, nics=True) * (1 + 1e-9)
+
+
+@given(cases(), st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_no_split_of_tokens_beats_the_bound_on_ports_and_nics(case, seed):
+    cluster, _, profile = case
+    costs, slots_G = layer_costs(cluster, profile, 0), np.full(len(cluster), profile.experts)
+    least_s, rng = layer_bound_s(costs, slots_G), np.random.default_rng(seed)
+    for shape in (0.1, 1.0, 10.0) * 4:
+        assert least_s <= costs.value_s(rng.dirichlet(np.full(len(cluster), shape), profile.experts)) * (1 + 1e-9)
+
+
+@given(st.integers(2, 3), st.data())
+@settings(max_examples=40, deadline=None)
+def test_no_placement_with_replicas_sends_fewer_rows_between_servers(servers, data):
+    """All ways to give servers experts within their slots, and for each token the fewest servers that have its experts."""
+    experts = data.draw(st.integers(2, 4 if servers == 2 else 3))
+    profile = data.draw(
+        routed_profiles(servers, max_experts=experts, max_layers=1).filter(lambda each: each.experts == experts)
+    )
+    slots_N = np.array(data.draw(st.lists(st.integers(1, experts), min_size=servers, max_size=servers)))
+    experts_UK, source_U = profile.routing.layer(0)
+    counts_NEE = coactivation_counts(*distinct_tokens(experts_UK, source_U), experts, servers)
+    rows = least_rows(counts_NEE, profile.top_k, slots_N, True)
+    sets = list(chain.from_iterable(combinations(range(servers), many) for many in range(servers + 1)))
+    for held in product([each for each in sets if each], repeat=experts):
+        holds_EN = np.array([[server in each for server in range(servers)] for each in held])
+        if (holds_EN.sum(axis=0) > slots_N).any():
+            continue
+        sent_N = np.zeros(servers)
+        for chosen, source in zip(experts_UK, source_U, strict=True):
+            far = [e for e in chosen if not holds_EN[e, source]]
+            sent_N[source] += min(len(each) for each in sets if all(holds_EN[e, list(each)].any() for e in far))
+        assert (rows.sent_N <= sent_N).all()
+        assert rows.all_rows <= sent_N.sum() * (1 + 1e-9)
 
 
 @given(cases())
@@ -117,10 +248,8 @@ def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     options = PlanOptions("swap-search", "exact", aim="own")
     start = place_exclusive(cluster, profile, (), options)
     placed = place_hierarchical(cluster, profile, start, options, hierarchy)
-    costs, routes = layer_costs(cluster, profile, 0, True), route(cluster.network)
-    start_s, placed_s = (
-        hierarchical_seconds(costs, each.placements_M[0].split_EG(0), hierarchy, routes) for each in (start, placed)
-    )
+    costs = layer_costs(cluster, profile, 0, True)
+    start_s, placed_s = (exclusive(costs.phase_times(each.placements_M[0].split_EG(0), hierarchy)) for each in (start, placed))
     assert placed.objective_s == pytest.approx(placed_s)
     assert placed_s <= start_s
     assert placed.bound_s <= placed_s
@@ -159,7 +288,7 @@ def test_a_faster_server_takes_more_load():
     cluster, hierarchy = two_servers(speeds=[1.0, 1.0, 0.5, 0.5])
     profile = two_communities(4)
     options = replace(OWN, slots_per_gpu=8)
-    start = place_exclusive(cluster, profile, (), options)
+    start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
     placed = place_hierarchical(cluster, profile, start, options, hierarchy).placements_M[0]
     for layer, load_E in enumerate(profile.load_LE):
         fast, slow = np.bincount(hierarchy.server_G[placed.gpu_E(layer)], weights=load_E)
