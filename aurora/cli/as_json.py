@@ -37,7 +37,12 @@ def plan_json(plan: Plan) -> Found:
     models = [
         {
             "model": model.model,
-            "hierarchy": model.hierarchy and {"servers": model.hierarchy.server_G, "chunks": model.hierarchy.chunks},
+            "hierarchy": model.hierarchy
+            and {
+                "servers": model.hierarchy.server_G,
+                "chunks": model.hierarchy.chunks,
+                "level_from": model.hierarchy.level_from,
+            },
             "layers": [
                 {
                     "dispatch_s": model.dispatch_s_L[layer],

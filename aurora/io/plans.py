@@ -270,11 +270,13 @@ def _sub_channels_from_json(found: Mapping[str, Any]) -> SubChannels:
 
 
 def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:
-    return {"servers": hierarchy.server_G.tolist(), "chunks": hierarchy.chunks}
+    levelled = {} if hierarchy.level_from is None else {"level_from": hierarchy.level_from}
+    return {"servers": hierarchy.server_G.tolist(), "chunks": hierarchy.chunks, **levelled}
 
 
 def _hierarchy_from_json(found: Mapping[str, Any]) -> Hierarchy:
-    return Hierarchy(np.array(found["servers"], dtype=np.int64), _whole(found, "chunks"))
+    level_from = _whole(found, "level_from") if "level_from" in found else None
+    return Hierarchy(np.array(found["servers"], dtype=np.int64), _whole(found, "chunks"), level_from)
 
 
 def _cut_from_json(found: Mapping[str, Any]) -> Cut:

@@ -75,39 +75,39 @@ def _permutation_by_rank(
     return counts_R, pair_X[:pairs] // tokens, pair_X[:pairs] % tokens, row_NK
 
 
-def needed_by_chunk(
-    rank_NK: torch.Tensor, server_R: torch.Tensor, sent_N: torch.Tensor, token_X: torch.Tensor, chunks: int
+def needed_by_piece(
+    rank_NK: torch.Tensor, server_R: torch.Tensor, sent_N: torch.Tensor, token_X: torch.Tensor, pieces: int
 ) -> torch.Tensor:
-    """Counts the rows that each rank needs in each chunk of a hierarchical dispatch (`Hierarchy`), of one rank's rows.
+    """Counts the rows that each rank needs in each piece of a hierarchical dispatch (`Hierarchy`), of one rank's rows.
 
     Args:
         rank_NK: (N, K) int64, the rank of every choice; R for none.
         server_R: (R,) int64, the server of each rank.
         sent_N: (N,) int64, number of rows for each server.
         token_X: (X,) int64, the token of each row; rows lie by server.
-        chunks: number of chunks C that the rows for a server are cut into.
+        pieces: number of pieces C (`Hierarchy`) that the rows for a server are cut into.
 
     Returns:
         (C, R) int64.
     """
     if not rank_NK.is_cuda:
-        found = permutation_cpu.needed_by_chunk(*(each.numpy() for each in (rank_NK, server_R, sent_N, token_X)), chunks)
+        found = permutation_cpu.needed_by_piece(*(each.numpy() for each in (rank_NK, server_R, sent_N, token_X)), pieces)
         return torch.from_numpy(found)
-    return _needed_by_chunk(rank_NK, server_R, sent_N, token_X, chunks)
+    return _needed_by_piece(rank_NK, server_R, sent_N, token_X, pieces)
 
 
-def _needed_by_chunk(
-    rank_NK: torch.Tensor, server_R: torch.Tensor, sent_N: torch.Tensor, token_X: torch.Tensor, chunks: int
+def _needed_by_piece(
+    rank_NK: torch.Tensor, server_R: torch.Tensor, sent_N: torch.Tensor, token_X: torch.Tensor, pieces: int
 ) -> torch.Tensor:
-    """`needed_by_chunk` on any device."""
+    """`needed_by_piece` on any device."""
     rows, ranks, device = len(token_X), len(server_R), rank_NK.device
     server_X = torch.arange(len(sent_N), device=device).repeat_interleave(sent_N, output_size=rows)
     number_X = torch.arange(rows, device=device) - (sent_N.cumsum(0) - sent_N)[server_X]
-    chunk_X = ((number_X + 1) * chunks - 1) // sent_N[server_X]
+    piece_X = ((number_X + 1) * pieces - 1) // sent_N[server_X]
     needs_XR = torch.zeros(rows, ranks + 1, dtype=torch.bool, device=device)
     needs_XR.scatter_(1, rank_NK.index_select(0, token_X), True)
     needs_XR = needs_XR[:, :ranks] & (server_R == server_X[:, None])
-    return torch.zeros(chunks, ranks, dtype=torch.long, device=device).index_add_(0, chunk_X, needs_XR.long())
+    return torch.zeros(pieces, ranks, dtype=torch.long, device=device).index_add_(0, piece_X, needs_XR.long())
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:

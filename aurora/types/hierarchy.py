@@ -11,6 +11,7 @@ from aurora.types.arrays import BoolArray, IntArray, counts, locked
 from aurora.types.value import Value
 
 MOST_CHUNKS = 1024  # each costs a start-up
+MOST_PARTS = 8  # of a chunk: ranks tell each other the rows of each
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,21 +26,30 @@ class Hierarchy(Value):
     of a dispatch carries chunk s between servers, chunk s of what stays inside a server, and to its ranks what their gateways
     have received in the step before. So both networks are busy at the same time. A combine has the dispatch's steps backwards.
 
+    A levelled all-to-all also evens out what the NICs of a server carry. Chunks are cut into parts. A rank that has many more
+    rows for a server than its peers hands them parts, inside the server; in the step after, the peers send these rows to their
+    own gateways, as they do their own rows. So there is one step more.
+
     Args:
         server_G: (G,) int64, the server of each rank, numbered from zero.
         chunks: how many chunks; more of them overlap the hops better, and cost more start-ups.
+        level_from: how many rows more than the mean of its server's ranks a rank has for another server when it begins to hand
+            parts to them; None: never.
 
     Raises:
-        BadInput: if a server has no rank, or the number of chunks is out of range.
+        BadInput: if a server has no rank, or the number of chunks or of rows is out of range.
     """
 
     server_G: IntArray
     chunks: int = 4
+    level_from: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "server_G", counts("hierarchy, server_G", self.server_G, 1))
         if not 1 <= self.chunks <= MOST_CHUNKS:
             raise BadInput(f"hierarchy: expected from one to {MOST_CHUNKS} chunks, found {self.chunks}")
+        if self.level_from is not None and self.level_from < 1:
+            raise BadInput(f"hierarchy: expected to level from one row or more on, found {self.level_from}")
         if self.server_G.max(initial=0) >= max(len(self.server_G), 1):
             raise BadInput(f"hierarchy: expected servers from 0 to {len(self.server_G) - 1}, found {self.server_G.max()}")
         if len(lacking := np.setdiff1d(np.arange(self.servers), self.server_G)):
@@ -58,7 +68,27 @@ class Hierarchy(Value):
     @property
     def steps(self) -> int:
         """Number of exchanges of one all-to-all."""
-        return self.chunks + 1
+        return self.chunks + 1 + (self.parts > 1)
+
+    @cached_property
+    def parts(self) -> int:
+        """Number of parts of a chunk: as many as the largest server has ranks, up to MOST_PARTS; one if not levelled."""
+        return 1 if self.level_from is None else min(int(np.diff(self.first_N).max(initial=1)), MOST_PARTS)
+
+    @property
+    def pieces(self) -> int:
+        """Number of parts of all chunks, C."""
+        return self.chunks * self.parts
+
+    @cached_property
+    def member_G(self) -> IntArray:
+        """(G,) int64: the ranks by server."""
+        return locked(np.argsort(self.server_G, kind="stable"))
+
+    @cached_property
+    def first_N(self) -> IntArray:
+        """(N + 1,) int64: where each server's ranks begin in `member_G`, and its length."""
+        return locked(np.append(0, np.bincount(self.server_G, minlength=self.servers).cumsum()))
 
     @cached_property
     def gateway_GN(self) -> IntArray:
@@ -67,16 +97,17 @@ class Hierarchy(Value):
         The i-th rank of a server has the i-th ranks of the others as gateways, so that with as many ranks everywhere each NIC
         sends to one NIC of a server. Ranks of larger servers begin again with the first.
         """
-        members_N = [np.flatnonzero(self.server_G == server) for server in range(self.servers)]
-        local_G = np.zeros(self.ranks, dtype=np.int64)
-        for members in members_N:
-            local_G[members] = np.arange(len(members))
-        return locked(np.stack([members[local_G % len(members)] for members in members_N], axis=1))
+        local_G = np.empty(self.ranks, dtype=np.int64)
+        local_G[self.member_G] = np.arange(self.ranks) - self.first_N[self.server_G[self.member_G]]
+        return locked(self.member_G[self.first_N[:-1] + local_G[:, None] % np.diff(self.first_N)])
 
     def among(self, alive_G: BoolArray) -> Self:
         """Returns the hierarchy of some ranks alone, renumbered; servers without any are left out."""
         return replace(self, server_G=np.unique(self.server_G[alive_G], return_inverse=True)[1])
 
-    def chunk_starts(self, rows: IntArray) -> IntArray:
-        """Returns where the chunks of each entry's rows begin, and their end: (..., chunks + 1) int64 for rows of any shape."""
-        return np.asarray(rows[..., None] * np.arange(self.chunks + 1) // self.chunks)
+    def piece_starts(self, rows: IntArray) -> IntArray:
+        """Returns where the pieces of each entry's rows begin, and their end: (..., C + 1) int64 for rows of any shape.
+
+        Chunk s has the `parts` pieces from s * parts on.
+        """
+        return np.asarray(rows[..., None] * np.arange(self.pieces + 1) // self.pieces)

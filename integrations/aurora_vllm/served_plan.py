@@ -232,7 +232,8 @@ class ServedPlan:
         models = [] if self.plan is None else [(m.profile_digest, m.placement.slots_LG) for m in self.plan.models]
         orders = [] if self.plan is None else [[order.pairs_X2.tolist() for order in self.plan.models[0].dispatch_L]]
         physical = [] if self.physical_LP is None else self.physical_LP.tolist()
-        servers = [] if self.hierarchy is None else [self.hierarchy.chunks, self.hierarchy.server_G.tolist()]
+        ways = self.hierarchy
+        servers = [] if ways is None else [ways.chunks, ways.level_from, ways.server_G.tolist()]
         shared = (self._settings.order, self._settings.colocate, models, orders, physical, servers)
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 

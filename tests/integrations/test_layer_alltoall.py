@@ -39,7 +39,7 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
     Every rank knows what each computes; the last row of a rank is padding, which does not count.
     """
     rng = np.random.default_rng(seed)
-    hierarchy = None if servers is None else Hierarchy(np.array(servers), int(rng.integers(1, 4)))
+    hierarchy = None if servers is None else Hierarchy(np.array(servers), int(rng.integers(1, 4)), (None, 1)[seed % 2])
     slots_G = tuple(tuple(int(e) for e in np.flatnonzero(np.array(where) == rank)) for rank in range(3))
     ones = Network.equal(3)
     order = ORDER["birkhoff"](rng.integers(1, 9, (3, 3)) * (1 - np.eye(3, dtype=np.int64)), ones, rng=rng)

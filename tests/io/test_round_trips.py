@@ -253,14 +253,16 @@ def test_servers_come_back_from_a_plan(tmp_path, profile):
     assert load_cluster(shipped("clusters/h100-servers-32.toml")).fabric.nic_Bps == 50e9
 
 
-def test_hierarchical_plans_come_back_and_compile(tmp_path):
+@pytest.mark.parametrize("level_from", [None, 7])
+def test_hierarchical_plans_come_back_and_compile(tmp_path, level_from):
     source = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8, token_level=True))
     made = make_plan(cluster(4.0, 4.0, 4.0, 4.0), [source, source])
-    hierarchy = Hierarchy(np.array([0, 0, 1, 1]), 2)
+    hierarchy = Hierarchy(np.array([0, 0, 1, 1]), 2, level_from)
     models = (replace(made.models[0], deduplicated=True, hierarchy=hierarchy), made.models[1])
     save(replace(made, models=models), tmp_path / "plan.json")
     back = load_plan(tmp_path / "plan.json")
     assert [model.hierarchy for model in back.models] == [hierarchy, None]
+    assert ("level_from" in (tmp_path / "plan.json").read_text()) == (level_from is not None)
     ops_ML = compile_plan(back).ops_ML
     assert {op.hierarchy for op in ops_ML[0][0] if isinstance(op, Exchange)} == {hierarchy}
     assert {op.hierarchy for op in ops_ML[1][0] if isinstance(op, Exchange)} == {None}

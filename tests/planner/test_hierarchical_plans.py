@@ -14,7 +14,7 @@ from aurora.planner.migration.migrate import move
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Hierarchy, Placement, PlanOptions, SyntheticOptions
 from tests.conftest import cluster
-from tests.simulator.test_hierarchical import machines
+from tests.simulator.test_hierarchical import machines, routed
 
 CONFIG = {"num_local_experts": 16, "num_hidden_layers": 2, "num_experts_per_tok": 6, "hidden_size": 64, "intermediate_size": 8}
 HIERARCHICAL = PlanOptions(all_to_all="hierarchical")
@@ -47,6 +47,24 @@ def test_top_6_over_slow_nics_is_sent_once_to_a_server():
     assert simulate_plan(plan, [traffic()]).seconds < simulate_plan(flat, [traffic()]).seconds / 2
     assert flat.notes == ()
     assert "all_to_all" not in flat.strategies
+
+
+@pytest.mark.parametrize(("tokens_G", "levelled"), [((36, 4, 4, 4), True), ((12, 12, 12, 12), False)])
+def test_nics_are_levelled_where_it_pays(tokens_G, levelled):
+    """One rank has a prompt and the others decode, or all have as many tokens."""
+    source_U, rng = np.repeat(np.arange(4), tokens_G), np.random.default_rng(1)
+    chosen_UK = np.argsort(rng.random((len(source_U), 16)), axis=1)[:, :4]
+    p = routed(chosen_UK, source_U, experts=16)
+    p = replace(p, tokens_TLSE=p.tokens_TLSE[:, :, :4])
+    plan = make_plan(slow_nics(), [p], HIERARCHICAL)
+    check_plan(plan)
+    (model,) = plan.models
+    assert (model.hierarchy.level_from is not None) == levelled
+    plain = replace(plan, models=(replace(model, hierarchy=replace(model.hierarchy, level_from=None)),))
+    seconds, plain_s = (simulate_plan(each, [p]).seconds for each in (plan, plain))
+    assert seconds < 0.7 * plain_s if levelled else seconds == plain_s
+    shared = make_plan(slow_nics(shared_nic=True), [p], HIERARCHICAL)
+    assert shared.models[0].hierarchy.level_from is None
 
 
 def test_equal_networks_are_left_flat():

@@ -22,7 +22,7 @@ from aurora.runtime.replica_selection import LocalFirst
 from aurora.runtime.token_permutation import (
     MessageFormat,
     gather_rows,
-    needed_by_chunk,
+    needed_by_piece,
     permutation_by_expert,
     permutation_by_rank,
     weighted_sum,
@@ -52,9 +52,10 @@ def drawn(seed):
 
 @st.composite
 def hierarchies(draw, ranks):
-    """Servers of any sizes, of any ranks, and any number of chunks."""
+    """Servers of any sizes, of any ranks, and any number of chunks, levelled or not."""
     server_G = draw(st.lists(st.integers(0, ranks - 1), min_size=ranks, max_size=ranks))
-    return Hierarchy(np.unique(server_G, return_inverse=True)[1], draw(st.integers(1, 4)))
+    server_G = np.unique(server_G, return_inverse=True)[1]
+    return Hierarchy(server_G, draw(st.integers(1, 4)), draw(st.sampled_from((None, 1))))
 
 
 @st.composite
@@ -200,6 +201,44 @@ def test_local_first_as_the_plan_divides_them(kind, layer, seed):
             assert layout.counts[physical_X].tolist() == local_first(tokens_SE.numpy(), held, rank).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_levelling_changes_who_carries_rows_and_no_sum(dtype):
+    """Two servers of three ranks: ranks 0 and 4 have prompts, and the others decode."""
+    slots_G, server_G, width = tuple((2 * rank, 2 * rank + 1) for rank in range(6)), np.array([0, 0, 0, 1, 1, 1]), 5
+    tokens_G, sums, carried = (48, 2, 3, 1, 40, 0), [], []
+    index_G = [torch.rand(tokens, 12, generator=drawn(rank)).topk(4).indices for rank, tokens in enumerate(tokens_G)]
+    hidden_G = [torch.randn(tokens, width, generator=drawn(rank)).to(dtype) for rank, tokens in enumerate(tokens_G)]
+    for level_from in (None, 1):
+        map_G = [ExpertMap(slots_G, rank, hierarchy=Hierarchy(server_G, 3, level_from)) for rank in range(6)]
+        layout_G = [
+            RowPerServer(expert_map, hidden, index, torch.full(index.shape, 0.25), None)
+            for expert_map, hidden, index in zip(map_G, hidden_G, index_G, strict=True)
+        ]
+        counts, sent_G, barrier = torch.stack([each.counts for each in layout_G]), [None] * 6, threading.Barrier(6, timeout=300)
+
+        def performed(info, layout_G=layout_G, counts=counts, sent_G=sent_G, barrier=barrier):
+            def exchange(sends, recvs):
+                sent_G[info.rank] = sends
+                barrier.wait()
+                for peer, into in enumerate(recvs):
+                    if peer != info.rank:
+                        into.copy_(sent_G[peer][info.rank])
+                barrier.wait()
+
+            layout = layout_G[info.rank]
+            layout.gathered(counts)
+            rows, _, slots_XK = layout.received(layout.dispatch(exchange))
+            doubled = rows.clone() * 2 ** (1 + slots_XK.clamp(min=0).sum(dim=1, keepdim=True)).to(dtype)
+            return layout.aggregate(layout.combine(doubled, exchange))
+
+        sums.append(launch_threads(performed, 6))
+        across_SGG = np.where(server_G[:, None] == server_G, 0, layout_G[0].sizes_SRR)
+        carried.append(across_SGG.sum(axis=(0, 2)))
+    assert all(torch.equal(plain, levelled) for plain, levelled in zip(*sums, strict=True))
+    assert carried[0].sum() == carried[1].sum()
+    assert carried[1].max() < 0.5 * carried[0].max()
+
+
 @pytest.mark.parametrize("name", ["torch", "triton"])
 def test_local_first_on_tensors_is_the_plans(name, request):
     rng = np.random.default_rng(4)
@@ -254,7 +293,7 @@ def test_permutation_by_rank(ranks, top_k, data):
 
 
 @given(st.integers(1, 6).flatmap(hierarchies), st.integers(1, 4), st.data())
-def test_chunks_need_what_their_tokens_need(hierarchy, top_k, data):
+def test_pieces_need_what_their_tokens_need(hierarchy, top_k, data):
     """As the planner counts it; as compiled for the CPU and as other devices do it."""
     ranks, server_G = hierarchy.ranks, torch.from_numpy(hierarchy.server_G.copy())
     rank_NK = data.draw(st.lists(st.lists(st.integers(0, ranks - 1), min_size=top_k, max_size=top_k)))
@@ -262,8 +301,8 @@ def test_chunks_need_what_their_tokens_need(hierarchy, top_k, data):
     sent_N, _, token_X, _ = permutation_by_rank(server_G[choices], hierarchy.servers)
     planned = hierarchical_rows(choices.numpy(), np.zeros(len(choices), dtype=np.int64), hierarchy)
     np.testing.assert_array_equal(sent_N, planned.sent_GN[0])
-    for count in (needed_by_chunk, token_permutation._needed_by_chunk):
-        found_CR = count(choices, server_G, sent_N, token_X, hierarchy.chunks)
+    for count in (needed_by_piece, token_permutation._needed_by_piece):
+        found_CR = count(choices, server_G, sent_N, token_X, hierarchy.pieces)
         np.testing.assert_array_equal(found_CR, planned.needed_GCG[0])
 
 

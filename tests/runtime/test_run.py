@@ -147,7 +147,7 @@ def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first
 @pytest.mark.parametrize(
     ("hierarchy", "transport", "order", "replicated"),
     [
-        (Hierarchy(np.array([1, 0, 1, 0]), 3), "gloo", "openshop", True),
+        (Hierarchy(np.array([1, 0, 1, 0]), 3, 1), "gloo", "openshop", True),
         (Hierarchy(np.array([0, 0, 0, 1]), 1), "shaped", "birkhoff", False),
         (Hierarchy(np.array([0, 1, 2, 2]), 2), "memory", "all-at-once", False),
     ],

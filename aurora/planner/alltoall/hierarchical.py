@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
+from aurora.planner.alltoall.levelling import carriers
 from aurora.types import Hierarchy
 from aurora.types.arrays import IntArray
 
@@ -13,7 +15,7 @@ class HierarchicalRows(NamedTuple):
 
     Attributes:
         sent_GN: (G, N) int64, tokens of each rank that need experts of each server.
-        needed_GCG: (G, C, G) int64, how many of these tokens of each rank, in each chunk, need experts of each rank.
+        needed_GCG: (G, C, G) int64, how many of these tokens of each rank, in each piece, need experts of each rank.
     """
 
     sent_GN: IntArray
@@ -25,10 +27,10 @@ def hierarchical_rows(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarch
 
     Args:
         rank_UK: (U, K) int64, the rank that computes each choice of each token.
-        source_U: (U,) int64, the rank that each token starts on. A rank's tokens are cut into chunks in this order.
-        hierarchy: the servers and the number of chunks.
+        source_U: (U,) int64, the rank that each token starts on. A rank's tokens are cut into pieces in this order.
+        hierarchy: the servers, and how rows are cut.
     """
-    ranks, servers, chunks, top_k = hierarchy.ranks, hierarchy.servers, hierarchy.chunks, rank_UK.shape[1]
+    ranks, servers, pieces, top_k = hierarchy.ranks, hierarchy.servers, hierarchy.pieces, rank_UK.shape[1]
     at_UK = np.sort(hierarchy.server_G[rank_UK] * ranks + rank_UK, axis=1)  # by server, then by rank
     server_UK, rank_UK = np.divmod(at_UK, ranks)
     new_rank_UK, new_server_UK = (np.diff(each_UK, axis=1, prepend=-1) != 0 for each_UK in (at_UK, server_UK))
@@ -37,11 +39,44 @@ def hierarchical_rows(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarch
     sent_P = np.bincount(pair_V, minlength=ranks * servers)
     by_pair, number_V = np.argsort(pair_V, kind="stable"), np.empty_like(pair_V)
     number_V[by_pair] = np.arange(len(pair_V)) - np.repeat(sent_P.cumsum() - sent_P, sent_P)
-    chunk_V = ((number_V + 1) * chunks - 1) // sent_P[pair_V]  # the last chunk that starts at this number or before
-    needed_X = np.repeat(source_U, top_k) * chunks + chunk_V[visit_X]
+    piece_V = ((number_V + 1) * pieces - 1) // sent_P[pair_V]  # the last piece that starts at this number or before
+    needed_X = np.repeat(source_U, top_k) * pieces + piece_V[visit_X]
     needed_X = (needed_X * ranks + rank_UK.ravel())[new_rank_UK.ravel()]
-    needed_GCG = np.bincount(needed_X, minlength=ranks * chunks * ranks).reshape(ranks, chunks, ranks)
+    needed_GCG = np.bincount(needed_X, minlength=ranks * pieces * ranks).reshape(ranks, pieces, ranks)
     return HierarchicalRows(sent_P.reshape(ranks, servers), needed_GCG)
+
+
+class HopRows(NamedTuple):
+    """Rows of a hierarchical dispatch by step and hop.
+
+    Attributes:
+        carrier_GNC: (G, N, C) int64, as of `carriers`.
+        carried_SGG: (S, G, G) int64, rows from each rank to gateways, and inside servers to carriers.
+        forwarded_SGG: (S, G, G) int64, rows to the ranks that need them, from gateways and from sources on the same server; on
+            the diagonal those that stay.
+    """
+
+    carrier_GNC: IntArray
+    carried_SGG: IntArray
+    forwarded_SGG: IntArray
+
+    @property
+    def total_SGG(self) -> IntArray:
+        """(S, G, G) int64, rows of both hops without those that stay."""
+        steps_SGG, every_G = self.carried_SGG + self.forwarded_SGG, np.arange(self.carried_SGG.shape[1])
+        steps_SGG[:, every_G, every_G] = 0
+        return np.asarray(steps_SGG)
+
+
+def hop_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> HopRows:
+    """Returns the rows that travel in each step of a dispatch by hop; arguments as in `step_rows`."""
+    carrier_GNC = carriers(rows.sent_GN, hierarchy)
+    size_GNC = np.diff(hierarchy.piece_starts(rows.sent_GN), axis=-1)
+    carried_SGG, forwarded_SGG = np.zeros((2, hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
+    needed_GCG = np.ascontiguousarray(rows.needed_GCG)
+    servers = hierarchy.server_G, hierarchy.member_G, hierarchy.first_N, hierarchy.gateway_GN
+    _add_hops(carried_SGG, forwarded_SGG, size_GNC, needed_GCG, carrier_GNC, *servers, hierarchy.parts)
+    return HopRows(carrier_GNC, carried_SGG, forwarded_SGG)
 
 
 def step_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> IntArray:
@@ -51,23 +86,29 @@ def step_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> IntArray:
 
     Args:
         rows: of all ranks, as `hierarchical_rows` counts them.
-        hierarchy: the servers and the number of chunks.
+        hierarchy: the servers, and how rows are cut.
 
     Returns:
         (steps, G, G) int64, from rank (row) to rank in each step.
     """
-    server_G, gateway_GN = hierarchy.server_G, hierarchy.gateway_GN
-    every_G = np.arange(hierarchy.ranks)
-    between_GNC = np.diff(hierarchy.chunk_starts(rows.sent_GN), axis=-1)
-    between_GNC[every_G, server_G] = 0
-    apart_GG = server_G[:, None] != server_G[None, :]
-    via_GG = gateway_GN[:, server_G]  # the rank from which each rank (column) gets what each rank (row) sends it
-    steps_SGG = np.zeros((hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
-    for chunk in range(hierarchy.chunks):
-        np.add.at(steps_SGG[chunk], (every_G[:, None], gateway_GN), between_GNC[:, :, chunk])
-        needed_GG = rows.needed_GCG[:, chunk]
-        to_GG = np.broadcast_to(every_G, needed_GG.shape)
-        np.add.at(steps_SGG[chunk], (via_GG, to_GG), np.where(apart_GG, 0, needed_GG))
-        np.add.at(steps_SGG[chunk + 1], (via_GG, to_GG), np.where(apart_GG, needed_GG, 0))
-    steps_SGG[:, every_G, every_G] = 0
-    return steps_SGG
+    return hop_rows(rows, hierarchy).total_SGG
+
+
+@njit(cache=True)
+def _add_hops(carried_SGG, forwarded_SGG, size_GNC, needed_GCG, carrier_GNC, server_G, member_G, first_N, gateway_GN, parts):
+    """Adds the rows of every piece: to its carrier, from there to the gateway, and from there to the ranks that need them."""
+    for source in range(len(server_G)):
+        for server in range(len(first_N) - 1):
+            for piece in range(size_GNC.shape[2]):
+                rows, step, at = size_GNC[source, server, piece], piece // parts, source
+                if server != server_G[source]:
+                    carrier = carrier_GNC[source, server, piece]
+                    if carrier != source:
+                        carried_SGG[step, source, carrier] += rows
+                        step += 1
+                    at = gateway_GN[carrier, server]
+                    carried_SGG[step, carrier, at] += rows
+                    step += 1
+                if rows > 0:
+                    for rank in member_G[first_N[server] : first_N[server + 1]]:
+                        forwarded_SGG[step, at, rank] += needed_GCG[source, piece, rank]

@@ -1,5 +1,7 @@
 """Checker of hierarchical all-to-alls: replays dispatch and combine row by row, from the choices of every token."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numba import njit
 
@@ -12,28 +14,39 @@ SLACK = 1e-9  # relative, for sums of float seconds
 
 
 def check_hierarchical(
-    there_SGG: IntArray, back_SGG: IntArray, rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy
+    there_SGG: IntArray,
+    back_SGG: IntArray,
+    rank_UK: IntArray,
+    source_U: IntArray,
+    hierarchy: Hierarchy,
+    carriers: Callable[[IntArray, Hierarchy], IntArray],
 ) -> None:
     """Checks that the steps of a hierarchical dispatch and of its combine carry what every token needs, and nothing else.
 
     Every row is sent on its own, as `Hierarchy` says, and `check_moves` follows it. The rows of all tokens must be those of
-    there_SGG, and those of back_SGG the other way.
+    there_SGG, and those of back_SGG the other way. Levelling must leave rows within their server, and no NIC may carry more to
+    a server than the busiest would without.
 
     Args:
         there_SGG: (S, G, G) int64, rows from each rank to each other in each step of the dispatch.
         back_SGG: (S, G, G) int64, the same of the combine.
         rank_UK: (U, K) int64, the rank that computes each choice of each token.
         source_U: (U,) int64, the rank that each token starts on.
-        hierarchy: the servers, gateways and chunks.
+        hierarchy: the servers, gateways and pieces.
+        carriers: called with the rows (G, N) from each rank to each server and with the hierarchy; returns (G, N, C) int64, the
+            rank whose NIC carries each piece.
 
     Raises:
         BrokenPlan: if any of this fails.
     """
     rank_UK, source_U = np.ascontiguousarray(rank_UK, dtype=np.int64), np.ascontiguousarray(source_U, dtype=np.int64)
-    moves_X4 = hierarchical_moves(rank_UK, source_U, hierarchy)
-    check_moves(moves_X4, rank_UK, source_U, hierarchy.server_G)
+    visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
+    carrier_GNC = carriers(visits_GN, hierarchy)
+    _check_carriers(carrier_GNC, visits_GN, hierarchy)
+    moves_X5 = hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)
+    check_moves(moves_X5, rank_UK, source_U, hierarchy.server_G)
     found_SGG = np.zeros((hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
-    np.add.at(found_SGG, tuple(moves_X4[:, :3].T), 1)
+    np.add.at(found_SGG, tuple(moves_X5[:, :3].T), 1)
     ways = ("dispatch", found_SGG, there_SGG), ("combine", found_SGG[::-1].transpose(0, 2, 1), back_SGG)
     for phase, expected_SGG, claimed_SGG in ways:
         if claimed_SGG.shape != expected_SGG.shape:
@@ -100,28 +113,53 @@ def _counted(values_X: IntArray) -> tuple[IntArray, IntArray]:
     return count, values
 
 
-def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy) -> IntArray:
-    """Returns (X, 4) int64, step, source, destination and token of every row of a hierarchical dispatch.
+def _check_carriers(carrier_GNC: IntArray, visits_GN: IntArray, hierarchy: Hierarchy) -> None:
+    """Raises BrokenPlan if rows leave their server to be carried, or a NIC is busier than without levelling."""
+    if carrier_GNC.shape != (shape := (hierarchy.ranks, hierarchy.servers, hierarchy.pieces)):
+        raise BrokenPlan(f"hierarchical all-to-all: expected carriers of {shape}, found {carrier_GNC.shape}")
+    server_G, every_N = hierarchy.server_G, np.arange(hierarchy.servers)
+    if (astray_X3 := np.argwhere(server_G[carrier_GNC] != server_G[:, None, None])).size:
+        source, server, piece = astray_X3[0].tolist()
+        carrier = carrier_GNC[source, server, piece]
+        raise BrokenPlan(f"hierarchical all-to-all: rank {carrier} of another server carries rows of rank {source}")
+    carried_GN, most_NN = np.zeros_like(visits_GN), np.zeros((2, hierarchy.servers, hierarchy.servers), dtype=np.int64)
+    rows_GNC = np.diff(hierarchy.piece_starts(visits_GN))
+    np.add.at(carried_GN, (carrier_GNC, every_N[:, None]), rows_GNC)
+    for most_N, rows_GN in zip(most_NN, (visits_GN, carried_GN), strict=True):
+        np.maximum.at(most_N, server_G, rows_GN)
+    slack = hierarchy.pieces  # which are whole rows
+    if (busy_X2 := np.argwhere(most_NN[1] > most_NN[0] + slack)).size:
+        home, server = busy_X2[0].tolist()
+        raise BrokenPlan(
+            f"hierarchical all-to-all, server {home} to {server}: a NIC carries {most_NN[1, home, server]} rows, "
+            f"{most_NN[0, home, server]} without levelling"
+        )
+
+
+def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy, carrier_GNC: IntArray) -> IntArray:
+    """Returns (X, 5) int64: step, source, destination, token and server of every row of a hierarchical dispatch.
 
     Args:
         rank_UK: (U, K) int64, the rank that computes each choice of each token.
         source_U: (U,) int64, the rank that each token starts on.
-        hierarchy: the servers, gateways and chunks.
+        hierarchy: the servers, gateways and pieces.
+        carrier_GNC: (G, N, C) int64, the rank whose NIC carries each piece of the rows from each rank to each server.
     """
     visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
-    starts_GNC = hierarchy.chunk_starts(visits_GN)
-    return np.asarray(_moves(rank_UK, source_U, hierarchy.server_G, np.asarray(hierarchy.gateway_GN), starts_GNC))
+    starts_GNC, gateway_GN = hierarchy.piece_starts(visits_GN), np.asarray(hierarchy.gateway_GN)
+    return np.asarray(_moves(rank_UK, source_U, hierarchy.server_G, gateway_GN, starts_GNC, carrier_GNC, hierarchy.parts))
 
 
-def check_moves(moves_X4: IntArray, rank_UK: IntArray, source_U: IntArray, server_G: IntArray) -> None:
+def check_moves(moves_X5: IntArray, rank_UK: IntArray, source_U: IntArray, server_G: IntArray) -> None:
     """Checks the rows of a dispatch, and those of the combine that goes back the same way.
 
-    A rank sends a token only after the step in which it got it. Every rank that a token needs gets it exactly once, each server
-    other than its source's gets it once, and no rank gets it for nothing. In the combine, which has the same rows backwards,
-    every rank sends the sum of its own and of all that it has got for a token once, and all choices reach the source.
+    A token is sent on its own to each server that needs it. A rank sends a token only after the step in which it got it. Every
+    rank that a token needs gets it exactly once, a server other than its source's gets it once, and no rank gets it for
+    nothing. In the combine, which has the same rows backwards, every rank sends the sum of its own and of all that it has got
+    for a token and server once, and all choices reach the source.
 
     Args:
-        moves_X4: (X, 4) int64, step, source, destination and token of every row.
+        moves_X5: (X, 5) int64, step, source, destination, token and server of every row.
         rank_UK: (U, K) int64, the rank that computes each choice of each token.
         source_U: (U,) int64, the rank that each token starts on.
         server_G: (G,) int64, the server of each rank.
@@ -129,8 +167,8 @@ def check_moves(moves_X4: IntArray, rank_UK: IntArray, source_U: IntArray, serve
     Raises:
         BrokenPlan: if any of this fails.
     """
-    by_token = np.lexsort((moves_X4[:, 0], moves_X4[:, 3]))
-    error, token, rank = _replay(moves_X4[by_token], rank_UK, source_U, server_G)
+    by_token = np.lexsort((moves_X5[:, 0], moves_X5[:, 4], moves_X5[:, 3]))
+    error, token, rank = _replay(moves_X5[by_token], rank_UK, source_U, server_G)
     if error:
         raise BrokenPlan(f"hierarchical all-to-all, token {token}: {_ERRORS[error].format(rank=rank, server=server_G[rank])}")
 
@@ -196,12 +234,13 @@ def _visits(rank_UK, source_U, server_G, servers):
 
 
 @njit(cache=True)
-def _moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC):
-    """The rows of a dispatch: of each token to the gateway of each server that needs it, and from there to each rank."""
-    ranks, servers, chunks = len(server_G), gateway_GN.shape[1], starts_GNC.shape[2] - 1
+def _moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, parts):
+    """The rows of a dispatch: of each token to the carrier and the gateway of each server, and from there to each rank."""
+    ranks, servers, pieces = len(server_G), gateway_GN.shape[1], starts_GNC.shape[2] - 1
     visits_GN = np.zeros((ranks, servers), np.int64)
-    seen_G, seen_N, chunk_N = np.full(ranks, -1), np.full(servers, -1), np.zeros(servers, np.int64)
-    moves_X4 = np.empty((2 * rank_UK.size, 4), np.int64)
+    seen_G, seen_N = np.full(ranks, -1), np.full(servers, -1)
+    step_N, gateway_N = np.zeros(servers, np.int64), np.zeros(servers, np.int64)  # when a visit's rows are forwarded, by whom
+    moves_X5 = np.empty((3 * rank_UK.size, 5), np.int64)
     count = 0
     for token in range(len(rank_UK)):
         source = source_U[token]
@@ -210,61 +249,74 @@ def _moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC):
                 continue
             seen_G[rank] = token
             server = server_G[rank]
-            gateway = gateway_GN[source, server]
             if seen_N[server] != token:
                 seen_N[server] = token
                 number = visits_GN[source, server]
                 visits_GN[source, server] += 1
-                chunk_N[server] = -1
-                for chunk in range(chunks):
-                    if starts_GNC[source, server, chunk] <= number < starts_GNC[source, server, chunk + 1]:
-                        chunk_N[server] = chunk
-                if chunk_N[server] >= 0 and gateway != source:
-                    moves_X4[count] = chunk_N[server], source, gateway, token
-                    count += 1
-            if chunk_N[server] >= 0 and rank != gateway:
-                moves_X4[count] = chunk_N[server] + (gateway != source), gateway, rank, token
+                step_N[server] = -1
+                for piece in range(pieces):
+                    if starts_GNC[source, server, piece] <= number < starts_GNC[source, server, piece + 1]:
+                        step, at = piece // parts, source
+                        if server != server_G[source] and carrier_GNC[source, server, piece] != source:
+                            moves_X5[count] = step, source, carrier_GNC[source, server, piece], token, server
+                            count, step, at = count + 1, step + 1, carrier_GNC[source, server, piece]
+                        if gateway_GN[at, server] != at:
+                            moves_X5[count] = step, at, gateway_GN[at, server], token, server
+                            count, step, at = count + 1, step + 1, gateway_GN[at, server]
+                        step_N[server], gateway_N[server] = step, at
+            if step_N[server] >= 0 and rank != gateway_N[server]:
+                moves_X5[count] = step_N[server], gateway_N[server], rank, token, server
                 count += 1
-    return moves_X4[:count]
+    return moves_X5[:count]
 
 
 @njit(cache=True)
-def _replay(moves_X4, rank_UK, source_U, server_G):
-    """(error, token, rank) of the first thing that is wrong, by number in _ERRORS; moves are by token, then by step."""
-    ranks = len(server_G)
-    got_G, sends_G, crossed_N = np.full(ranks, -1), np.zeros(ranks, np.bool_), np.zeros(server_G.max() + 1, np.bool_)
-    choices_G = np.zeros(ranks, np.int64)
+def _replay(moves_X5, rank_UK, source_U, server_G):
+    """(error, token, rank) of the first thing that is wrong, by number in _ERRORS; moves are by token, server and step."""
+    ranks, servers = len(server_G), server_G.max() + 1
+    got_G, sends_G, choices_G = np.full(ranks, -1), np.zeros(ranks, np.bool_), np.zeros(ranks, np.int64)
+    needs_N = np.zeros(servers, np.int64)
     first = 0
     for token in range(len(rank_UK)):
-        source, stop = source_U[token], first
-        while stop < len(moves_X4) and moves_X4[stop, 3] == token:
-            stop += 1
-        got_G[:], sends_G[:], crossed_N[:], choices_G[:] = -2, False, False, 0  # -2: not yet
-        got_G[source], crossed_N[server_G[source]] = -1, True
-        for row in range(first, stop):
-            step, src, dst = moves_X4[row, 0], moves_X4[row, 1], moves_X4[row, 2]
-            if got_G[src] == -2 or got_G[src] >= step:
-                return 1, token, src
-            if got_G[dst] != -2:
-                return 2, token, dst
-            if server_G[src] != server_G[dst]:
-                if crossed_N[server_G[dst]]:
-                    return 3, token, dst
-                crossed_N[server_G[dst]] = True
-            got_G[dst], sends_G[src] = step, True
+        source = source_U[token]
+        needs_N[:] = 0
         for rank in rank_UK[token]:
-            if got_G[rank] == -2:
-                return 4, token, rank
-            choices_G[rank] += 1
-        for row in range(first, stop):
-            rank = moves_X4[row, 2]
-            if choices_G[rank] == 0 and not sends_G[rank]:
-                return 5, token, rank
-        for row in range(stop - 1, first - 1, -1):  # the combine: the same rows backwards
-            src, dst = moves_X4[row, 1], moves_X4[row, 2]
-            choices_G[src] += choices_G[dst]
-            choices_G[dst] = 0
-        if choices_G[source] != rank_UK.shape[1]:
-            return 6, token, source
-        first = stop
+            needs_N[server_G[rank]] += 1
+        for server in range(servers):
+            stop, crossed = first, server == server_G[source]
+            while stop < len(moves_X5) and moves_X5[stop, 3] == token and moves_X5[stop, 4] == server:
+                stop += 1
+            if stop == first and needs_N[server] == 0:
+                continue
+            got_G[:], sends_G[:], choices_G[:] = -2, False, 0  # -2: not yet
+            got_G[source] = -1
+            for row in range(first, stop):
+                step, src, dst = moves_X5[row, 0], moves_X5[row, 1], moves_X5[row, 2]
+                if got_G[src] == -2 or got_G[src] >= step:
+                    return 1, token, src
+                if got_G[dst] != -2:
+                    return 2, token, dst
+                if server_G[src] != server_G[dst]:
+                    if server_G[dst] != server:
+                        return 5, token, dst
+                    if crossed:
+                        return 3, token, dst
+                    crossed = True
+                got_G[dst], sends_G[src] = step, True
+            for rank in rank_UK[token]:
+                if server_G[rank] == server:
+                    if got_G[rank] == -2:
+                        return 4, token, rank
+                    choices_G[rank] += 1
+            for row in range(first, stop):
+                rank = moves_X5[row, 2]
+                if choices_G[rank] == 0 and not sends_G[rank]:
+                    return 5, token, rank
+            for row in range(stop - 1, first - 1, -1):  # the combine: the same rows backwards
+                src, dst = moves_X5[row, 1], moves_X5[row, 2]
+                choices_G[src] += choices_G[dst]
+                choices_G[dst] = 0
+            if choices_G[source] != needs_N[server]:
+                return 6, token, source
+            first = stop
     return 0, 0, 0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BrokenPlan
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.alltoall.levelling import carriers
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.hierarchical import check_hierarchical, check_moves, check_steps, hierarchical_moves
 from aurora.planner.network.schedule_time import timed_steps
@@ -27,7 +28,7 @@ def rows_of(rank_UK, source_U, hierarchy):
 @given(token_tables())
 def test_the_planners_rows_are_what_tokens_need(tokens):
     rank_UK, source_U, hierarchy = tokens
-    check_hierarchical(*rows_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy)
+    check_hierarchical(*rows_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy, carriers)
 
 
 @given(token_tables(), st.sampled_from(("dispatch", "combine")), st.data())
@@ -38,7 +39,7 @@ def test_a_row_too_many_or_too_few_is_found(tokens, phase, data):
     at = tuple(data.draw(st.integers(0, size - 1)) for size in broken.shape)
     broken[at] += data.draw(st.sampled_from((-1, 1, 2)))
     with pytest.raises(BrokenPlan, match=f"hierarchical {phase}, step {at[0]}: {at[1]} -> {at[2]} carries"):
-        check_hierarchical(*{**ways, phase: broken}.values(), rank_UK, source_U, hierarchy)
+        check_hierarchical(*{**ways, phase: broken}.values(), rank_UK, source_U, hierarchy, carriers)
 
 
 @given(token_tables(), st.data())
@@ -54,7 +55,7 @@ def test_a_row_in_another_step_is_found(tokens, data):
     broken[step, src, dst] -= 1
     broken[other, src, dst] += 1
     with pytest.raises(BrokenPlan, match="hierarchical dispatch, step"):
-        check_hierarchical(broken, back_SGG, rank_UK, source_U, hierarchy)
+        check_hierarchical(broken, back_SGG, rank_UK, source_U, hierarchy, carriers)
 
 
 class Astray(Hierarchy):
@@ -70,8 +71,8 @@ class Astray(Hierarchy):
 class Forgetful(Hierarchy):
     """The last row of a pair is in no chunk."""
 
-    def chunk_starts(self, rows):
-        return np.minimum(super().chunk_starts(rows), np.maximum(rows[..., None] - 1, 0))
+    def piece_starts(self, rows):
+        return np.minimum(super().piece_starts(rows), np.maximum(rows[..., None] - 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -82,25 +83,28 @@ def test_a_hierarchy_that_loses_its_way_is_found_though_its_rows_add_up(kind, me
     hierarchy = kind(SERVERS.server_G, SERVERS.chunks)
     rank_UK, source_U = np.array([[2, 3]]), np.array([0])
     with pytest.raises(BrokenPlan, match=message):
-        check_hierarchical(*rows_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy)
+        check_hierarchical(*rows_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy, carriers)
 
 
 @pytest.mark.parametrize(
     ("moves", "message"),
     [
-        ([[0, 0, 2, 0], [0, 2, 3, 0]], "rank 2 sends it before it has it"),
-        ([[0, 0, 2, 0], [1, 2, 3, 0], [2, 2, 3, 0]], "rank 3 gets it more than once"),
-        ([[0, 0, 2, 0], [0, 0, 3, 0]], "server 1 gets it more than once"),
-        ([[0, 0, 2, 0]], "rank 3 needs it and does not get it"),
-        ([[0, 0, 2, 0], [1, 2, 3, 0], [0, 0, 1, 0]], "rank 1 gets it for nothing"),
-        ([[0, 0, 2, 0], [1, 2, 0, 0]], "rank 0 gets it more than once"),
-        ([[0, 1, 3, 0], [1, 3, 2, 0]], "rank 1 sends it before it has it"),
+        ([[0, 0, 2, 0, 1], [0, 2, 3, 0, 1]], "rank 2 sends it before it has it"),
+        ([[0, 0, 2, 0, 1], [1, 2, 3, 0, 1], [2, 2, 3, 0, 1]], "rank 3 gets it more than once"),
+        ([[0, 0, 2, 0, 1], [0, 0, 3, 0, 1]], "server 1 gets it more than once"),
+        ([[0, 0, 2, 0, 1]], "rank 3 needs it and does not get it"),
+        ([[0, 0, 2, 0, 1], [1, 2, 3, 0, 1], [0, 0, 1, 0, 1]], "rank 1 gets it for nothing"),
+        ([[0, 0, 2, 0, 1], [1, 2, 3, 0, 1], [0, 0, 1, 0, 0]], "rank 1 gets it for nothing"),
+        ([[0, 0, 1, 0, 1], [0, 1, 2, 0, 1], [1, 2, 3, 0, 1]], "rank 1 sends it before it has it"),
+        ([[0, 0, 2, 0, 1], [1, 2, 0, 0, 1]], "rank 0 gets it more than once"),
+        ([[0, 1, 3, 0, 1], [1, 3, 2, 0, 1]], "rank 1 sends it before it has it"),
     ],
 )
 def test_every_lie_about_a_token_is_found(moves, message):
     """A token of rank 0 for ranks 2 and 3, which are on the other server."""
     rank_UK, source_U = np.array([[2, 3]]), np.array([0])
-    check_moves(np.array([[0, 0, 2, 0], [1, 2, 3, 0]]), rank_UK, source_U, SERVERS.server_G)
+    check_moves(np.array([[0, 0, 2, 0, 1], [1, 2, 3, 0, 1]]), rank_UK, source_U, SERVERS.server_G)
+    check_moves(np.array([[0, 0, 1, 0, 1], [1, 1, 3, 0, 1], [2, 3, 2, 0, 1]]), rank_UK, source_U, SERVERS.server_G)
     with pytest.raises(BrokenPlan, match=f"token 0: {message}"):
         check_moves(np.array(moves), rank_UK, source_U, SERVERS.server_G)
 
@@ -108,12 +112,27 @@ def test_every_lie_about_a_token_is_found(moves, message):
 @given(token_tables(), st.data())
 def test_no_row_can_be_left_out_or_sent_twice(tokens, data):
     rank_UK, source_U, hierarchy = tokens
-    moves_X4 = hierarchical_moves(rank_UK, source_U, hierarchy)
-    assume(len(moves_X4))
-    row = data.draw(st.integers(0, len(moves_X4) - 1))
-    for broken in (np.delete(moves_X4, row, axis=0), np.concatenate([moves_X4, moves_X4[row : row + 1]])):
-        with pytest.raises(BrokenPlan, match=f"token {moves_X4[row, 3]}"):
+    carrier_GNC = carriers(hierarchical_rows(rank_UK, source_U, hierarchy).sent_GN, hierarchy)
+    moves_X5 = hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)
+    assume(len(moves_X5))
+    row = data.draw(st.integers(0, len(moves_X5) - 1))
+    for broken in (np.delete(moves_X5, row, axis=0), np.concatenate([moves_X5, moves_X5[row : row + 1]])):
+        with pytest.raises(BrokenPlan, match=f"token {moves_X5[row, 3]}"):
             check_moves(broken, rank_UK, source_U, hierarchy.server_G)
+
+
+@pytest.mark.parametrize(
+    ("carrier", "message"),
+    [
+        (lambda *_: np.full((4, 2, 4), 2), "rank 2 of another server carries rows of rank 0"),
+        (lambda *_: np.array([0, 0, 2, 3]).repeat(8).reshape(4, 2, 4), "server 0 to 1: a NIC carries 20 rows, 10 without"),
+        (lambda *_: np.zeros((4, 2, 1), dtype=np.int64), r"expected carriers of \(4, 2, 4\)"),
+    ],
+)
+def test_carriers_that_level_nothing_are_found(carrier, message):
+    rank_UK, source_U, hierarchy = np.full((20, 1), 3), np.arange(20) % 2, replace(SERVERS, level_from=1)
+    with pytest.raises(BrokenPlan, match=message):
+        check_hierarchical(*rows_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy, carrier)
 
 
 def stepped(shared_nic=False):

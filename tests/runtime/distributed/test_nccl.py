@@ -143,9 +143,10 @@ def test_steps_of_all_to_alls_over_servers_end(method):
     for seed in range(20):
         rng = np.random.default_rng(seed)
         ranks, chunks = int(rng.integers(2, 9)), int(rng.integers(1, 5))
-        hierarchy = Hierarchy(np.unique(rng.integers(0, ranks, ranks), return_inverse=True)[1], chunks)
+        hierarchy = Hierarchy(np.unique(rng.integers(0, ranks, ranks), return_inverse=True)[1], chunks, (None, 1)[seed % 2])
         rank_UK = np.stack([rng.permutation(ranks)[: 1 + ranks // 2] for _ in range(9 * ranks)])
-        rows = hierarchical_rows(rank_UK, rng.integers(0, ranks, len(rank_UK)), hierarchy)
+        source_U = rng.integers(0, ranks, len(rank_UK)) // rng.integers(1, 3)  # of all ranks, or of the first half
+        rows = hierarchical_rows(rank_UK, source_U, hierarchy)
         steps_SGG = step_rows(rows, hierarchy) * 100
         order = ORDER[method](steps_SGG.sum(axis=0), Network.equal(ranks), rng=rng)
         emulator = NcclEmulator(ranks, lambda src, dst, size: 1.0 + size / 100, int(rng.choice([0, 200])))
