@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aurora.cli.common import check_model, check_output, need, profiles_of
-from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
+from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, refuse_given, show
 from aurora.errors import AuroraError, BadInput, RankFailed
-from aurora.types import Plan, Profile, RunOptions, Trace
+from aurora.types import ControlOptions, Plan, Profile, RunOptions, Trace
 
 if TYPE_CHECKING:
     from aurora.runtime.order_watch import OrdersUsed
-    from aurora.runtime.result import MembershipChange, RunResult
+    from aurora.runtime.result import ControlReport, MembershipChange, RunResult
 
 DEFAULTS = RunOptions()
+CONTROL = ControlOptions()
 RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices", "Prediction and checks", "Failures"
+ADAPT = "Traffic that changes"
+CONTROLLED = ("loss", "bytes_per_s", "period_s")  # options that go with --adapt
 
 
 def run(
@@ -79,6 +82,13 @@ def run(
     survive: Annotated[bool, option(RunOptions, "survive", "--survive", panel=SURVIVE)] = DEFAULTS.survive,
     respawn: Annotated[int, option(RunOptions, "respawn", panel=SURVIVE)] = DEFAULTS.respawn,
     hang_s: Annotated[float, option(RunOptions, "hang_s", "--hang", panel=SURVIVE)] = DEFAULTS.hang_s,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="move experts to follow the traffic while serving", rich_help_panel=ADAPT)
+    ] = False,
+    loss: Annotated[float, option(ControlOptions, "loss", panel=ADAPT)] = CONTROL.loss,
+    bytes_per_s: Annotated[float | None, option(ControlOptions, "bytes_per_s", panel=ADAPT)] = CONTROL.bytes_per_s,
+    period_s: Annotated[float, option(ControlOptions, "period_s", panel=ADAPT)] = CONTROL.period_s,
+    dry_run: Annotated[bool, option(RunOptions, "dry_run", "--dry-run", panel=ADAPT)] = DEFAULTS.dry_run,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
@@ -90,6 +100,8 @@ def run(
     loaded = load_plan(plan)
     check_run(loaded)
     _check_counts(loaded, plan, model, prompts, ranks)
+    if not adapt:
+        refuse_given(context, CONTROLLED, "with `adapt`")
     given, simulated = [*(profile or []), *([predicted] if predicted else [])], compare and predicted is None
     if given and not compare:
         raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")
@@ -98,7 +110,8 @@ def run(
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
     check_output(trace=target, output=output, predicted_trace=beside if simulated else None)
-    options = chosen(RunOptions, context, keep_logits=verify, predictable=simulated)
+    control = chosen(ControlOptions, context) if adapt else None
+    options = chosen(RunOptions, context, keep_logits=verify, predictable=simulated, adapt=control)
     expected = load_trace(predicted) if predicted is not None else None
     profiles = profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if survive else []
     for path in prompts:
@@ -206,6 +219,7 @@ def _show(
         "orders_used": [asdict(used) for used in result.orders_M],
         "comparison": comparison_json(compared),
         "changes": [asdict(change) for change in result.changes],
+        "control": [asdict(report) for report in result.control_M],
         "gpus": busy,
         "differences": differences,
         "failure": result.failure,
@@ -220,6 +234,7 @@ def _show(
         *_orders_used(plan, result.orders_M),
         *(f"{r['model']}: {r['requests']} requests, {r['tokens_per_s']:.1f} tokens/s over {result.transport}" for r in rates),
         *map(_told, result.changes),
+        *(line for report in result.control_M for line in _decided(report)),
         *busy,
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
@@ -255,6 +270,14 @@ def sampled(wanted: bool) -> Iterator[list[str]]:
                 f"GPU {index} ({kind}): busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
                 f"{memory_X.max() / 1e9:.1f} GB in use at most"
             )
+
+
+def _decided(report: ControlReport) -> Iterator[str]:
+    """A line with what was decided for a model, and one for each change."""
+    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda each: -each[1]))
+    dry = "dry run, " if report.dry_run else ""
+    yield f"{report.model}: {dry}{report.windows} windows; decisions: {counts or 'none'}"
+    yield from (f"{report.model}, {change}" for change in report.changes)
 
 
 def _told(change: MembershipChange) -> str:

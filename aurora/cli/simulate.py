@@ -7,8 +7,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, profiles_of
-from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
-from aurora.errors import BadInput
+from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, refuse_given, show
 from aurora.types import ControlOptions
 
 DEFAULTS = ControlOptions()
@@ -65,7 +64,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate a plan event by event: time per layer, utilisation, and the gap of its exchanges to the bound."""
-    _check_given(context, adapt is not None)
+    refuse_given(context, *((REPLAYED, "with `adapt`") if adapt is None else (SIMULATED, "without `adapt`")))
     if adapt is not None:
         _adapt(context, adapt, as_json)
         return
@@ -90,14 +89,6 @@ def simulate(
         without_proof(loaded, traffic) or None,
         f"wrote {target}",
     )
-
-
-def _check_given(context: typer.Context, adapting: bool) -> None:
-    """Raises BadInput if the command line has options of the other use."""
-    for name in SIMULATED if adapting else REPLAYED:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise BadInput(f"`{name}`: expected {'without' if adapting else 'with'} `adapt`")
 
 
 def _adapt(context: typer.Context, change: str, as_json: bool) -> None:

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from aurora.cli.choices import completed, filled
-from aurora.errors import AuroraError
+from aurora.errors import AuroraError, BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -92,6 +92,14 @@ def chosen(kind: type[Chosen], context: typer.Context, **more: Any) -> Chosen:
     """Returns an instance of `kind` with the command line's parameters of the same names as fields; `more` overrides them."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in context.params.items() if name in known} | more)
+
+
+def refuse_given(context: typer.Context, names: Iterable[str], expected: str) -> None:
+    """Raises BadInput, which says what is `expected`, if the command line has an option of one of these parameters."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise BadInput(f"`{name}`: expected {expected}")
 
 
 def terminal() -> Console:

@@ -134,7 +134,6 @@ def serve_elastic_rank(
 ) -> None:
     """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end."""
     models = load_models(plan, paths, prompts_M, options, "cpu")
-    expert_bytes_M = tuple(model.expert_bytes for model in models)
     workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
     for worker, planned in zip(workers, plan.models, strict=True):
         worker.hold(planned.placement, rank_info.rank)
@@ -146,7 +145,9 @@ def serve_elastic_rank(
         held_ML = tuple(tuple(layer.held for layer in worker.layers) for worker in workers)
         serving_M = tuple(tuple(worker.serving) for worker in workers)
         calibration = None if orders is None else orders.calibration
-        message = channel.await_epoch(HeldExperts(held_ML, serving_M, expert_bytes_M, calibration), lost)
+        message = channel.await_epoch(
+            HeldExperts(held_ML, serving_M, tuple(worker.expert_bytes for worker in workers), calibration), lost
+        )
         if not isinstance(message, EpochStart):
             break
         lost = None

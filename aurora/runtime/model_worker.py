@@ -51,6 +51,7 @@ class ModelWorker:
             call, which `perform` sets.
         answers: the answers so far.
         layers: the model's MoE layers.
+        expert_bytes: bytes of the weights of one expert in one layer.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ModelWorker:
     ) -> None:
         self.answers = Answers()
         self.waiting: deque[Request] = deque()
+        self.expert_bytes = model.expert_bytes
         self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
         self._model, self._options, self._on_tokens = model, options, on_tokens
         self._batch: GreedyBatch | None = None

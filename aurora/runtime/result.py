@@ -1,6 +1,6 @@
 """Results of a run: each rank's, and the merged one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,6 +85,58 @@ class MembershipChange:
 
 
 @dataclass(frozen=True)
+class PlacementChange:
+    """A change of a model's placement that its control loop decided.
+
+    Args:
+        at_s: when it was decided, in seconds since the run began.
+        action, kind, reason: as of `aurora.planner.control.controller.Decision`.
+        layers: the layers that change.
+        moves: how many experts move.
+        bytes: of their weights.
+        took_s: seconds until the placement was in force; None: it never was, since the run was dry or ended before.
+    """
+
+    at_s: float
+    action: str
+    kind: str
+    reason: str
+    layers: tuple[int, ...]
+    moves: int
+    bytes: int
+    took_s: float | None
+
+    def __str__(self) -> str:
+        done = "not performed" if self.took_s is None else f"in force after {self.took_s:.2f} s"
+        return f"at {self.at_s:.1f} s: {self.reason}; {self.moves} moves, {self.bytes / 1e6:.2f} MB, {done}"
+
+
+@dataclass(frozen=True)
+class ControlReport:
+    """What a control loop decided for one model while it served.
+
+    Args:
+        model: the model's name.
+        dry_run: whether it only said what it would do.
+        windows: windows of traffic.
+        decisions: how many, by kind of reason.
+        balancedness: mean over largest load of the GPUs in the last window; None: no window had tokens.
+        expected_balancedness: the same as expected after the last decision.
+        failures: of planning or moving, each of which was logged.
+        changes: the changes that were decided.
+    """
+
+    model: str
+    dry_run: bool
+    windows: int
+    decisions: Mapping[str, int]
+    balancedness: float | None
+    expected_balancedness: float | None
+    failures: int
+    changes: tuple[PlacementChange, ...]
+
+
+@dataclass(frozen=True)
 class RunConditions:
     """Conditions that a prediction of the run needs.
 
@@ -124,6 +176,7 @@ class RunResult:
         conditions: what a prediction of the run needs; None unless `options.predictable`.
         changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
+        control_M: what was decided for each model; empty unless `options.adapt`.
     """
 
     answers_M: tuple[Answers, ...]
@@ -135,6 +188,7 @@ class RunResult:
     conditions: RunConditions | None = None
     changes: tuple[MembershipChange, ...] = ()
     failure: str | None = None
+    control_M: tuple[ControlReport, ...] = ()
 
     def tokens_per_second(self, model: int) -> float:
         """Returns the tokens per second of the model with index `model`; 0 if it did not serve."""
@@ -151,6 +205,7 @@ class RankResult:
         rows: this rank's rows of the trace.
         routing_M: each model's experts_ULK and steps (U,), if `options.predictable`; else empty.
         network: the cluster with the network as measured, if `options.predictable`.
+        control_M: as in `RunResult`, on rank 0; else empty.
     """
 
     answers_M: list[Answers]
@@ -161,6 +216,7 @@ class RankResult:
     orders_M: list[OrdersUsed]
     routing_M: list[Routing]
     network: Cluster | None
+    control_M: tuple[ControlReport, ...] = ()
 
 
 def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
@@ -177,7 +233,8 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
         routing_MR = zip(*(result.routing_M for result in results), strict=True)
         conditions = RunConditions(tuple(_merge_routing(routing_R) for routing_R in routing_MR), first.network)
     trace = measured_trace(results, names_M, len(results))
-    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, tuple(first.orders_M), conditions)
+    orders_M, control_M = tuple(first.orders_M), first.control_M
+    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, orders_M, conditions, control_M=control_M)
 
 
 def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> Trace:

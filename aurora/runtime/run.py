@@ -64,6 +64,10 @@ def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[
         raise BadInput(
             "`deduplicate`: expected tokens to travel once to a server, because the plan's all-to-alls are hierarchical"
         )
+    if options.adapt is not None and any(model.hierarchy is not None for model in plan.models):
+        raise BadInput("`adapt`: expected a plan with flat all-to-alls, because orders over servers are not made anew")
+    if options.adapt is not None and plan.options.min_replicas is not None:
+        raise BadInput("`adapt`: expected a plan without min_replicas, because moves do not keep them")
     if options.transport == "shaped" and plan.cluster.fabric is not None:
         raise BadInput("`transport` shaped: holds ports to their rates, but not the links of the plan's fabric")
     for name, requests in zip(models, prompts, strict=True):

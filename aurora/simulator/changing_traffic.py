@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.control.controller import LENGTHENED, Controller, gpu_loads
 from aurora.planner.control.move_sequence import move_sequence
+from aurora.planner.control.plan_controller import slots_in_use, slowest_port_Bps
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import place
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
@@ -184,13 +185,7 @@ def follow(
             f"`profile`: expected {len(held_LGP)} layers of {model.placement.experts} experts as in the plan, "
             f"found {load_WLE.shape[1]} of {load_WLE.shape[2]}"
         )
-    held_G = (held_LGP >= 0).sum(axis=2).max(axis=0)
-    slots = GpuSlots(np.maximum(held_G, 1), np.array([1 / gpu.speed for gpu in plan.cluster.gpus]))
-    network, fabric = plan.cluster.network, plan.cluster.fabric
-    port_Bps = float(min(network.out_Bps_G.min(), network.in_Bps_G.min()))
-    if fabric is not None and fabric.nic_Bps is not None:
-        sharing = max(map(fabric.server_G.count, fabric.server_G)) if fabric.shared_nic else 1
-        port_Bps = min(port_Bps, fabric.nic_Bps / sharing)
+    slots, port_Bps = slots_in_use(model.placement, plan.cluster), slowest_port_Bps(plan.cluster)
     ways = follow_loads(load_WLE, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
     return FollowedTraffic(change, part_WD, tuple(ways))
 

@@ -244,6 +244,8 @@ class RunOptions:
         hang_s: with survive: seconds without a message after which a rank is lost.
         local_first: replicas on a token's rank take it first; costs one more exchange of counts per layer.
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
+        adapt: experts move to follow the traffic while serving, as these options say; None: the placement stays.
+        dry_run: with adapt: nothing moves; say what would.
     """
 
     max_new_tokens: int = 16
@@ -262,6 +264,8 @@ class RunOptions:
     hang_s: float = 5.0
     local_first: bool = False
     dtype: str = "auto"
+    adapt: ControlOptions | None = None
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         _above_zero(self, "max_new_tokens", "batch", "timeout_s", "hang_s")
@@ -269,6 +273,10 @@ class RunOptions:
             raise BadInput("`survive`: expected gloo or the shaped transport, and no `compare`")
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
+        if self.adapt is not None and (self.survive or self.predictable):
+            raise BadInput("`adapt`: moves experts between all ranks of the plan, expected no `survive` and no `compare`")
+        if self.dry_run and self.adapt is None:
+            raise BadInput("`dry_run`: expected with `adapt`")
         _zero_or_more(self, "respawn")
         if self.respawn and not self.survive:
             raise BadInput(f"`respawn`: is for a run with `survive`, found {self.respawn} without")

@@ -25,6 +25,7 @@ from aurora.reproduce.lazarus.evaluation import LazarusEvaluation
 from aurora.simulator.sweep import Setting
 from aurora.types import (
     BccOptions,
+    ControlOptions,
     CountingOptions,
     DriftOptions,
     PlanOptions,
@@ -85,6 +86,8 @@ def test_few_options_and_only_registered_placeholders():
         ("synthetic", SyntheticOptions, set()),
         ("plan", PlanOptions, set()),
         ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
+        ("run", ControlOptions, set()),
+        ("simulate", ControlOptions, set()),
         ("drift", DriftOptions, set()),
         ("reproduce aurora", ReproduceOptions, set()),
         ("reproduce bcc", BccOptions, {"features"}),
@@ -96,7 +99,7 @@ def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kin
     assert names - set(params) == missing
     assert set(documented(kind)) == names
     for field in fields(kind):
-        if field.name in params and field.name not in ("workers", "seed") and not params[field.name].required:
+        if field.name in params and field.name not in ("workers", "seed", "adapt") and not params[field.name].required:
             assert params[field.name].default == field.default, field.name
 
 

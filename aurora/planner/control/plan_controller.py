@@ -1,0 +1,46 @@
+"""The controller of a plan in force: what it takes from the plan and its cluster."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from aurora.planner.control.controller import Controller
+from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Plan
+
+
+def slots_in_use(placement: Placement, cluster: Cluster) -> GpuSlots:
+    """Returns as many slots of each GPU as it uses in any layer, and what load costs by its speed."""
+    held_G = (placement.held_LGP() >= 0).sum(axis=2).max(axis=0)
+    return GpuSlots(np.maximum(held_G, 1), np.array([1 / gpu.speed for gpu in cluster.gpus]))
+
+
+def slowest_port_Bps(cluster: Cluster) -> float:
+    """Returns the bytes per second of the slowest port, or of a GPU's part of a NIC where that is less."""
+    network, fabric = cluster.network, cluster.fabric
+    port_Bps = float(min(network.out_Bps_G.min(), network.in_Bps_G.min()))
+    if fabric is not None and fabric.nic_Bps is not None:
+        sharing = max(map(fabric.server_G.count, fabric.server_G)) if fabric.shared_nic else 1
+        port_Bps = min(port_Bps, fabric.nic_Bps / sharing)
+    return port_Bps
+
+
+def plan_controller(
+    plan: Plan,
+    model: int,
+    expert_bytes: int,
+    options: ControlOptions = ControlOptions(),
+    clock: Callable[[], float] = time.monotonic,
+) -> Controller:
+    """Returns the controller of one model's placement in a plan.
+
+    Args:
+        plan: the plan in force.
+        model: index of the model.
+        expert_bytes: bytes of an expert's weights as they are in memory.
+        options: what users may set.
+        clock: returns seconds.
+    """
+    placement = plan.models[model].placement
+    slots, port_Bps = slots_in_use(placement, plan.cluster), slowest_port_Bps(plan.cluster)
+    return Controller(placement, expert_bytes, options, slots, port_Bps, clock)

@@ -1,0 +1,315 @@
+"""Live placement: one model's experts change their ranks while the model serves.
+
+Between two steps all ranks wait for each other anyway. There they agree on what comes next: rank 0 says when a window of
+traffic ends, and what its control loop has decided; each rank says how long its last step and its last slice of weights took.
+
+The experts of a decision move in rounds (`aurora.planner.control.move_sequence`). A round's weights travel in slices, one
+between two steps, so small that a step is not LENGTHENED by more. When a round's weights have arrived everywhere, all ranks
+change over before the same step. What a round needs, expert maps and orders, is made in a thread meanwhile.
+"""
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.control.controller import LENGTHENED, Decision
+from aurora.planner.control.move_sequence import Move
+from aurora.planner.migration.survivors import ExpertTransfer
+from aurora.planner.workload.traffic import tokens_to_gpus
+from aurora.runtime.control_loop import ControlLoop, MovesFailed
+from aurora.runtime.dispatch_layout import ExpertMap
+from aurora.runtime.distributed_experts import DistributedExperts
+from aurora.runtime.expert_moves import WeightMessages, Weights
+from aurora.runtime.layer_context import LayerContext
+from aurora.types import Exchange, Network, Op, Placement
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.placement import EMPTY
+
+RECENT = 8  # steps, of which the shortest tells how long a slice may take
+MARGIN = 0.7  # of what a slice may take that it is meant to take
+FIRST_BYTES = 16 * 1024  # of a decision's first slice, and of the smallest
+GROWTH = 2  # times the last slice that the next one is at most
+NO_TRANSFER = -1  # in place of a GPU that sends: the slot is emptied
+
+SlotsG = tuple[tuple[int, ...], ...]
+
+ACTIVE, WINDOW_ENDS, MOVES, PREPARED, SLICE_NS, STEP_NS = range(6)  # what a rank tells the others between two steps
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What changes with each round of moves: expert maps by layer; and at the end the operations by layer, in new orders."""
+
+    maps: list[dict[int, ExpertMap]]
+    ops: dict[int, tuple[Op, ...]]
+
+
+@dataclass
+class _MovesUnderWay:
+    """A decision's moves, and how far they are."""
+
+    rounds: list[list[Move]]
+    prepared: Future[_Prepared]
+    messages: WeightMessages  # of the present round
+    began_s: float
+    number: int = 0  # of the present round
+    sent: int = 0  # bytes of each message
+
+
+class LivePlacement:
+    """One model's placement on one rank, which changes while the model serves. All ranks make the same calls.
+
+    Args:
+        layers: the model's layers.
+        placement: the placement in force at first.
+        ops_L: the operations of each layer at first.
+        context: the layers' context; it counts the tokens of each expert from now on.
+        network: the network that orders are made for; those that are in use only for servers stay.
+        local_first: as of `DistributedExperts.perform`.
+        period_s: seconds between two windows.
+
+    Attributes:
+        control: on rank 0, the control loop that gets the windows and calls `perform`; None: no moves are asked for here.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DistributedExperts],
+        placement: Placement,
+        ops_L: Sequence[tuple[Op, ...]],
+        context: LayerContext,
+        network: Network,
+        local_first: bool,
+        period_s: float,
+    ) -> None:
+        self.control: ControlLoop | None = None
+        self._layers, self._ops_L, self._context, self._network = layers, list(ops_L), context, network
+        self._local_first, self._period_s = local_first, period_s
+        self._held_LGP = placement.held_LGP()
+        self._device = next(layers[0].local.parameters()).device
+        context.tokens_LE = torch.zeros(len(layers), placement.experts, dtype=torch.int64, device=self._device)
+        self._tokens_SLE = np.zeros((context.transport.ranks, len(layers), placement.experts), dtype=np.int64)  # last window
+        pairs = 1 - np.eye(context.transport.ranks, dtype=np.int64)
+        self._order = ORDER["all-at-once"](pairs, network, rng=np.random.default_rng(0))  # of a slice: a rank has one partner
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="aurora-moves")
+        self._lock = threading.Lock()
+        self._request: tuple[Decision, Future[None]] | None = None  # on rank 0
+        self._announced = torch.empty(0, 6, dtype=torch.int64)
+        self._closed = False
+        self._moves: _MovesUnderWay | None = None
+        self._slice_bytes, self._slice_s, self._rate_Bps = FIRST_BYTES, 0.0, 0.0  # of the last slice
+        self._recent_s: deque[float] = deque(maxlen=RECENT)
+        self._steps_s: list[float] = []  # of this window
+        self._began_s = 0.0  # this window
+        self._left_s: float | None = None
+
+    def perform(self, decision: Decision) -> None:
+        """Moves the experts of a decision, and returns when the new placement is in force. Called on rank 0, in any thread.
+
+        Raises:
+            MovesFailed: if the moves are given up; it says which placement is in force.
+        """
+        done: Future[None] = Future()
+        with self._lock:
+            if self._closed:
+                raise MovesFailed("serving has ended")
+            self._request = decision, done
+        done.result()
+
+    def next_step(self, active: bool) -> bool:
+        """Returns whether any rank is active, and does what is due between two steps. A collective call."""
+        now_s = time.perf_counter()
+        if self._left_s is None:
+            self._began_s = self._left_s = now_s
+        step_s = now_s - self._left_s
+        rows_RX = self._context.gather_between_steps(self._report(active, step_s)).numpy()
+        if not rows_RX[:, ACTIVE].any():
+            self.close()
+            return False
+        self._learn(*(rows_RX[:, (STEP_NS, SLICE_NS)].max(axis=0) / 1e9).tolist())
+        if rows_RX[0, WINDOW_ENDS]:
+            self._end_window()
+        if rows_RX[0, MOVES]:
+            self._begin(int(rows_RX[0, MOVES]))
+        elif self._moves is not None:
+            self._go_on(self._moves, rows_RX[:, PREPARED])
+            if self.control is not None:
+                self.control.beat()
+        self._left_s = time.perf_counter()
+        return True
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more moves are asked for."""
+        return self._closed
+
+    def close(self) -> None:
+        """Gives up what is under way, and asks for no more moves."""
+        with self._lock:
+            self._closed = True
+        self._give_up("serving has ended")
+        self._context.tokens_LE = None
+        self._pool.shutdown(wait=False)
+
+    def _report(self, active: bool, step_s: float) -> torch.Tensor:
+        """(6,) int64: what this rank tells the others."""
+        first = self._context.transport.rank == 0
+        ends = first and time.perf_counter() - self._began_s >= self._period_s
+        announced = prepared = 0
+        if self._request is not None and self._moves is None:
+            self._announced = _encoded(self._request[0], self._held_LGP)
+            announced = len(self._announced)
+            if not announced:
+                self._end_moves(None)
+        if self._moves is not None and self._moves.prepared.done():
+            prepared = -1 if self._moves.prepared.exception() else 1
+        row = (active, ends, announced, prepared, round(self._slice_s * 1e9), round(step_s * 1e9))
+        return torch.tensor(row, dtype=torch.int64)
+
+    def _learn(self, step_s: float, slice_s: float) -> None:
+        """Takes the time of the slowest rank's last step and slice into account."""
+        if step_s:
+            self._recent_s.append(step_s)
+            self._steps_s.append(step_s)
+        if slice_s:
+            self._rate_Bps, self._slice_s = self._slice_bytes / slice_s, 0.0
+
+    def _end_window(self) -> None:
+        """Sums the window's tokens over all ranks, and hands them to the control loop."""
+        tokens_LE = self._context.tokens_LE
+        assert tokens_LE is not None
+        self._tokens_SLE = self._context.gather_between_steps(tokens_LE.cpu()).numpy()
+        tokens_LE.zero_()
+        if self.control is not None:
+            self.control.add(self._tokens_SLE.sum(axis=0), statistics.median(self._steps_s) if self._steps_s else None)
+        self._steps_s.clear()
+        self._began_s = time.perf_counter()
+
+    def _begin(self, count: int) -> None:
+        """Begins the moves that rank 0 has announced."""
+        mine = self._announced if self._context.transport.rank == 0 else torch.zeros(count, 6, dtype=torch.int64)
+        moves = [Move(*row) for row in self._context.gather_between_steps(mine)[0].tolist()]
+        rounds = [[move for move in moves if move.round == number] for number in range(1 + max(move.round for move in moves))]
+        prepared = self._pool.submit(self._prepare, rounds, self._held_LGP.copy(), self._tokens_SLE)
+        self._moves = _MovesUnderWay(rounds, prepared, self._messages(rounds[0]), time.perf_counter())
+        self._send_slice(self._moves)
+
+    def _prepare(self, rounds: list[list[Move]], held_LGP: IntArray, tokens_SLE: IntArray) -> _Prepared:
+        """Makes the expert maps of each round, and at the end orders for what was counted in the last window."""
+        maps = []
+        for moves in rounds:
+            _fill(held_LGP, moves)
+            maps.append({layer: self._expert_map(_slots_G(held_LGP, layer)) for layer in sorted({m.layer for m in moves})})
+        changed = sorted({move.layer for moves in rounds for move in moves})
+        return _Prepared(
+            maps, {layer: self._ordered(layer, _slots_G(held_LGP, layer), tokens_SLE[:, layer]) for layer in changed}
+        )
+
+    def _expert_map(self, slots_G: SlotsG) -> ExpertMap:
+        rank = self._context.transport.rank
+        return ExpertMap(slots_G, rank, _split_EG(slots_G), self._local_first).to(self._device)
+
+    def _ordered(self, layer: int, slots_G: SlotsG, tokens_SE: IntArray) -> tuple[Op, ...]:
+        """A layer's operations in orders of the same method for these tokens; as they are if the method needs more."""
+        ops = self._ops_L[layer]
+        method = next(op.order.method for op in ops if isinstance(op, Exchange))
+        if method not in ORDER:
+            return ops
+        rows_GG = tokens_to_gpus(tokens_SE, _split_EG(slots_G))
+        np.fill_diagonal(rows_GG, 0)
+        back_GG = np.ascontiguousarray(rows_GG.T)
+        made = both_ways(rows_GG[None], back_GG[None], None, self._network, method, rng=np.random.default_rng(layer))
+        orders = dict(zip(("dispatch", "combine"), made[:2], strict=True))
+        return tuple(replace(op, order=orders[op.phase]) if isinstance(op, Exchange) else op for op in ops)
+
+    def _messages(self, moves: list[Move]) -> WeightMessages:
+        transport = self._context.transport
+        transfers = [ExpertTransfer(0, m.layer, m.expert, m.src, m.dst) for m in moves if m.src != NO_TRANSFER]
+        return WeightMessages([self._layers], transfers, transport.rank, transport.ranks)
+
+    def _go_on(self, moves: _MovesUnderWay, prepared_R: IntArray) -> None:
+        """Sends the next slice, after the end of a round when all ranks are ready for it."""
+        if (prepared_R < 0).any():
+            self._give_up("a rank cannot change over")
+        elif moves.sent < moves.messages.bytes:
+            self._send_slice(moves)
+        elif prepared_R.all():
+            self._end_round(moves)
+
+    def _send_slice(self, moves: _MovesUnderWay) -> None:
+        """Exchanges as many bytes of each message as a step may wait for, by what the last slice took."""
+        fits = self._rate_Bps * LENGTHENED * MARGIN * min(self._recent_s, default=0.0)
+        size = min(max(FIRST_BYTES, min(int(fits), GROWTH * self._slice_bytes)), moves.messages.bytes - moves.sent)
+        if size:
+            sends, recvs = moves.messages.cut(moves.sent, moves.sent + size)
+            self._slice_s = self._context.exchange_between_steps(self._order, sends, recvs)
+            self._slice_bytes, moves.sent = size, moves.sent + size
+
+    def _end_round(self, moves: _MovesUnderWay) -> None:
+        """Changes over to the placement after a round."""
+        arrived: dict[int, dict[int, Weights]] = {}
+        for transfer, weights in moves.messages.arrived():
+            arrived.setdefault(transfer.layer, {})[transfer.expert] = weights
+        _fill(self._held_LGP, moves.rounds[moves.number])
+        prepared, rank = moves.prepared.result(), self._context.transport.rank
+        for layer, expert_map in prepared.maps[moves.number].items():
+            self._layers[layer].place(expert_map, _slots_G(self._held_LGP, layer)[rank], arrived.get(layer, {}))
+        moves.number, moves.sent = moves.number + 1, 0
+        if moves.number < len(moves.rounds):
+            moves.messages = self._messages(moves.rounds[moves.number])
+            self._send_slice(moves)
+            return
+        for layer, ops in prepared.ops.items():
+            self._layers[layer].ops = self._ops_L[layer] = ops
+        self._end_moves(None)
+
+    def _give_up(self, reason: str) -> None:
+        """Stays with the placement that is in force, between two rounds."""
+        self._end_moves(MovesFailed(reason, self._held_LGP.copy()))
+
+    def _end_moves(self, failure: MovesFailed | None) -> None:
+        """Tells the control loop, if it waits, that its decision is in force, or why it is not."""
+        self._moves = None
+        with self._lock:
+            request, self._request = self._request, None
+        if request is None:
+            return
+        if failure is None:
+            request[1].set_result(None)
+        else:
+            request[1].set_exception(failure)
+
+
+def _encoded(decision: Decision, held_LGP: IntArray) -> torch.Tensor:
+    """(X, 6) int64: a decision's moves, and behind them the slots that are emptied, as moves of no expert."""
+    after_LGP = held_LGP.copy()
+    _fill(after_LGP, decision.moves)
+    last = decision.moves[-1].round if decision.moves else 0
+    emptied = np.argwhere((after_LGP != decision.held_LGP) & (decision.held_LGP == EMPTY)).tolist()
+    rows = [*decision.moves, *(Move(last, layer, EMPTY, NO_TRANSFER, gpu, slot) for layer, gpu, slot in emptied)]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
+
+
+def _fill(held_LGP: IntArray, moves: Sequence[Move]) -> None:
+    """Puts the experts of moves into their slots."""
+    for move in moves:
+        held_LGP[move.layer, move.dst, move.slot] = move.expert
+
+
+def _slots_G(held_LGP: IntArray, layer: int) -> SlotsG:
+    """The experts that each GPU holds in a layer, by slot."""
+    return tuple(tuple(expert for expert in row if expert != EMPTY) for row in held_LGP[layer].tolist())
+
+
+def _split_EG(slots_G: SlotsG) -> FloatArray:
+    """(E, G) the part of each expert's load that each GPU takes, if replicas take equal parts."""
+    return Placement.evenly((slots_G,)).split_EG(0)

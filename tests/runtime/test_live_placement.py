@@ -1,0 +1,259 @@
+"""Experts change their ranks while requests are served: answers stay the same, slices stay short, no expert is lost."""
+
+import threading
+import time
+from concurrent.futures import wait
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import aurora
+from aurora.errors import BadInput
+from aurora.models.loading import load_model
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.control.controller import LENGTHENED, Controller
+from aurora.runtime.control_loop import ControlLoop, MovesFailed
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed_experts import DistributedExperts
+from aurora.runtime.live_placement import FIRST_BYTES, LivePlacement
+from aurora.runtime.result import merge_results
+from aurora.runtime.run import verify
+from aurora.runtime.serving_rank import serve_rank
+from aurora.types import ControlOptions, Exchange, Hierarchy, Network, Placement, PlanOptions, RunOptions
+from tests.runtime.test_run import differences, hierarchical, plan_for, prompts_for
+
+EAGER = ControlOptions(loss=0.0, period_s=0.005)
+
+
+def placed(plan, slots_G):
+    """The plan with these slots in every layer of its first model."""
+    model = plan.models[0]
+    first = replace(model, placement=Placement.evenly((slots_G,) * len(model.dispatch_L)))
+    return replace(plan, models=(first, *plan.models[1:]))
+
+
+def patient(add):
+    """ControlLoop.add that returns when its window is decided on, so that few steps have many decisions."""
+
+    def add_and_wait(loop, load_LE, step_s=None):
+        last, until_s = loop.status().last, time.monotonic() + 10
+        add(loop, load_LE, step_s)
+        while (last is None or last.action == "keep") and loop.status().last is last and time.monotonic() < until_s:
+            time.sleep(0.001)
+
+    return add_and_wait
+
+
+def serve_patiently(rank_info, *args):
+    ControlLoop.add = patient(ControlLoop.add)
+    return serve_rank(rank_info, *args)
+
+
+def check_moved(mixtral, result, found):
+    assert found == []
+    report = result.control_M[0]
+    done = [change for change in report.changes if change.took_s is not None]
+    assert done[0].action == "move"
+    assert done[0].bytes == done[0].moves * load_model(mixtral).expert_bytes > 0
+    assert report.windows > 3
+    assert report.decisions["gain"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("slots_G", "options"),
+    [
+        (((0, 1, 2), (2, 3), (4, 5, 6), (6, 7)), {"local_first": True}),
+        (((0, 1, 2, 3), (), (4, 5), (6, 7)), {"deduplicate": True}),
+    ],
+)
+def test_answers_are_the_same_while_experts_move(monkeypatch, mixtral, slots_G, options):
+    """Replicas appear and vanish, and a rank without experts gets some."""
+    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    plan = placed(plan_for([mixtral], 4), slots_G)
+    asked = {"transport": "memory", "adapt": EAGER, "max_new_tokens": 40, "batch": 1, **options}
+    check_moved(mixtral, *differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked))
+
+
+def test_experts_move_between_processes(mixtral):
+    plan, prompts = placed(plan_for([mixtral], 2), ((0, 1, 2, 3), (4, 5, 6, 7))), [prompts_for(mixtral, 4)]
+    options = RunOptions(max_new_tokens=40, batch=2, transport="gloo", keep_logits=True, adapt=EAGER)
+    shares = launch(serve_patiently, 2, plan, [mixtral], prompts, options, timeout_s=60)
+    result = merge_results([result for results in shares for result in results], ("mixtral-topics",))
+    check_moved(mixtral, result, verify(result, [mixtral], prompts, options))
+
+
+def test_each_of_two_models_follows_its_own_traffic(monkeypatch, mixtral, qwen):
+    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    paths = [mixtral, qwen]
+    plan = placed(plan_for(paths, 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
+    prompts = [prompts_for(mixtral, 2), prompts_for(qwen, 2, seed=1)]
+    result, found = differences(plan, paths, prompts, transport="memory", adapt=EAGER, max_new_tokens=30, batch=1)
+    check_moved(mixtral, result, found)
+    assert [report.model for report in result.control_M] == ["mixtral-topics", "qwen3moe-stdlib"]
+
+
+def test_a_dry_run_only_says_what_it_would_do(monkeypatch, mixtral):
+    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    plan = placed(plan_for([mixtral], 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
+    options = RunOptions(max_new_tokens=20, batch=2, transport="memory", adapt=EAGER, dry_run=True)
+    (report,) = aurora.run(plan, [mixtral], [prompts_for(mixtral, 4)], options).control_M
+    assert report.dry_run
+    assert report.changes
+    assert all(change.bytes > 0 and change.took_s is None for change in report.changes)
+
+
+def test_what_cannot_be_followed_is_refused(mixtral):
+    plan = plan_for([mixtral], 4)
+    over_servers = hierarchical(plan, Hierarchy(np.array([0, 0, 1, 1]), 2))
+    with pytest.raises(BadInput, match="`adapt`: expected a plan with flat all-to-alls"):
+        aurora.run(over_servers, [mixtral], [[[1]]], RunOptions(adapt=EAGER))
+    surviving = plan_for([mixtral], 4, PlanOptions(min_replicas=2, slots_per_gpu=5))
+    with pytest.raises(BadInput, match="`adapt`: expected a plan without min_replicas"):
+        aurora.run(surviving, [mixtral], [[[1]]], RunOptions(adapt=EAGER))
+    for more in ({"survive": True}, {"predictable": True}):
+        with pytest.raises(BadInput, match=r"`adapt`: .* expected no `survive` and no `compare`"):
+            RunOptions(adapt=EAGER, **more)
+    with pytest.raises(BadInput, match="`dry_run`: expected with `adapt`"):
+        RunOptions(dry_run=True)
+
+
+class Numbered(nn.Module):
+    """Experts whose weights tell their numbers."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.num_experts = experts
+        self.weight = nn.Parameter(torch.arange(experts).repeat_interleave(30_000).view(experts, -1).float(), False)
+
+
+class Ranks:
+    """All ranks in one thread each, over a network and with steps of simulated time."""
+
+    def __init__(self, placement, step_s, Bps, startup_s, monkeypatch):
+        self.ranks, self.step_s, self.Bps, self.startup_s = placement.gpus, step_s, Bps, startup_s
+        self.meeting, self.told = threading.Barrier(self.ranks, timeout=20), [None] * self.ranks
+        self.now_R, self.slices_s = threading.local(), []
+        monkeypatch.setattr("aurora.runtime.live_placement.time", self)
+        order = ORDER["openshop"](1 - np.eye(self.ranks, dtype=np.int64), Network.equal(self.ranks), rng=None)
+        self.live_R, self.layers_R = [], []
+        for rank in range(self.ranks):
+            layers = [DistributedExperts(Numbered(placement.experts)) for _ in placement.slots_LG]
+            for number, layer in enumerate(layers):
+                layer.hold(placement.slots_LG[number][rank])
+            context = type("Context", (), {"transport": type("T", (), {"rank": rank, "ranks": self.ranks})})()
+            context.gather_between_steps = partial(self.gather, rank)
+            context.exchange_between_steps = partial(self.exchange, rank)
+            ops = (Exchange("dispatch", order), Exchange("combine", order.reversed))
+            live = LivePlacement(layers, placement, [ops] * len(layers), context, Network.equal(self.ranks), False, 10**9)
+            self.live_R.append(live)
+            self.layers_R.append(layers)
+            for number, layer in enumerate(layers):
+                layer._rank, layer._layer, layer.ops = rank, number, ops
+
+    def perf_counter(self):
+        return getattr(self.now_R, "s", 0.0)
+
+    def meet(self, rank, value):
+        self.told[rank] = value
+        self.meeting.wait()
+        told = list(self.told)
+        self.meeting.wait()
+        return told
+
+    def gather(self, rank, row):
+        return torch.stack(self.meet(rank, row))
+
+    def exchange(self, rank, order, sends, recvs):
+        sends_R = self.meet(rank, sends)
+        for source, sent in enumerate(sends_R):
+            assert len(sent[rank]) == len(recvs[source])
+            recvs[source].copy_(sent[rank])
+        size = max(len(each) for sent in sends_R for each in sent)
+        seconds = self.startup_s + size / self.Bps
+        self.now_R.s = self.perf_counter() + seconds
+        if rank == 0:
+            self.slices_s.append((size, seconds))
+        return seconds
+
+    def serve(self, steps, perform):
+        """Serves; `perform` asks for moves at the third step, in a thread of its own."""
+        asking = threading.Thread(target=perform)
+
+        def rank_steps(rank):
+            for step in range(steps):
+                assert self.live_R[rank].next_step(True)
+                self.now_R.s = self.perf_counter() + self.step_s
+                if (moves := self.live_R[rank]._moves) is not None:
+                    wait([moves.prepared], timeout=20)
+                if step == 3 and rank == 0:
+                    asking.start()
+                    while self.live_R[0]._request is None:
+                        time.sleep(0.001)
+            assert not self.live_R[rank].next_step(False)
+
+        threads = [threading.Thread(target=rank_steps, args=(rank,)) for rank in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in (*threads, asking):
+            thread.join()
+
+    def held_L(self):
+        """By layer, the experts whose weights the ranks have, as the weights themselves tell."""
+        return [
+            [layers[number].local.weight[:, 0].int().tolist() for layers in self.layers_R]
+            for number in range(len(self.layers_R[0]))
+        ]
+
+
+def decision_for(placement, load_LE):
+    controller = Controller(placement, 120_000, ControlOptions(loss=0.0))
+    return next(decision for _ in range(3) if (decision := controller.window(load_LE)).action == "move")
+
+
+LOADS_LE = [[900, 800, 700, 600, 1, 1, 1, 1], [1, 900, 1, 800, 1, 700, 1, 600]]
+CONTIGUOUS = Placement((((0, 1), (2, 3), (4, 5), (6, 7)),) * 2)
+
+
+def test_slices_lengthen_a_step_by_a_tenth_at_most(monkeypatch):
+    ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
+    decision = decision_for(CONTIGUOUS, LOADS_LE)
+    outcome = []
+
+    def perform():
+        outcome.append(ranks.live_R[0].perform(decision))
+
+    ranks.serve(60, perform)
+    assert outcome == [None]
+    assert max(seconds for _, seconds in ranks.slices_s) <= LENGTHENED * ranks.step_s
+    assert sum(size for size, _ in ranks.slices_s) >= 120_000
+    assert max(size for size, _ in ranks.slices_s) > 2 * FIRST_BYTES  # they have grown to what fits
+    assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in decision.held_LGP.tolist()]
+    for live, layers in zip(ranks.live_R, ranks.layers_R, strict=True):
+        assert np.array_equal(live._held_LGP, decision.held_LGP)
+        assert all(layer.ops[1].order == layer.ops[0].order.reversed for layer in layers)
+
+
+@pytest.mark.parametrize("fault", ["the run ends", "a rank cannot prepare"])
+def test_moves_that_are_given_up_lose_no_expert(monkeypatch, fault):
+    """The placement is then one between two rounds, the same on all ranks."""
+    ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
+    if fault != "the run ends":
+        monkeypatch.setattr(ranks.live_R[2], "_prepare", lambda *_: 1 / 0)
+    decision, failures = decision_for(CONTIGUOUS, LOADS_LE), []
+
+    def perform():
+        with pytest.raises(MovesFailed) as failed:
+            ranks.live_R[0].perform(decision)
+        failures.append(failed.value)
+
+    ranks.serve(9, perform)
+    held_LGP = failures[0].held_LGP
+    assert str(failures[0]) == ("serving has ended" if fault == "the run ends" else "a rank cannot change over")
+    assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in held_LGP.tolist()]
+    assert all(np.array_equal(live._held_LGP, held_LGP) for live in ranks.live_R)
+    assert all(set(np.unique(layer)) >= set(range(8)) for layer in held_LGP)
+    assert not np.array_equal(held_LGP, decision.held_LGP)
