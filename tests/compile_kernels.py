@@ -45,7 +45,7 @@ def plan(models: int = 1, **options: object) -> None:
 
 def plan_over_servers() -> None:
     fabric = servers([0, 0, 1], CLUSTER.out_Bps_G, CLUSTER.in_Bps_G, 1e9)
-    make_plan(replace(CLUSTER, fabric=fabric), [profile()], PlanOptions(all_to_all="hierarchical"))
+    make_plan(replace(CLUSTER, fabric=fabric), [profile()], PlanOptions(all_to_all="hierarchical", slots_per_gpu=3))
 
 
 def simulate() -> None:

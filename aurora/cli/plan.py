@@ -125,8 +125,7 @@ def plan(
         raise BadInput("`explain`: expected a plan with flat all-to-alls, found `all_to_all` hierarchical")
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     further, in_force = [load_profile(path) for path in domains], None if previous is None else load_plan(previous)
-    replicated = in_force is not None and any(model.placement.split_LG is not None for model in in_force.models)
-    if options.all_to_all == "auto" and (explain or replicated):  # neither is there for all-to-alls over servers
+    if options.all_to_all == "auto" and explain:  # which is not there for all-to-alls over servers
         options = replace(options, all_to_all="flat")
     paths = [relative(path, output) for path in profile]
     began, moved = time.perf_counter(), None

@@ -19,6 +19,7 @@ from aurora.planner.placement.hierarchical_layers import (
     price_hierarchical,
 )
 from aurora.planner.placement.slot_counts import failure_domains, memory_slots_G
+from aurora.planner.replication.failure_resilient import DEFAULT
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import resolve
 from aurora.planner.schedule_model import fastest_hierarchy, schedule_model
@@ -62,7 +63,7 @@ def make_plan(
         for profile, placement in zip(profiles, placed.placements_M, strict=True)
     ]
     if chosen_M := [each for each in hierarchy_M if each is not None]:
-        if options.place != ("balanced" if colocated else SWAP_SEARCH):  # what "auto" stands for
+        if not _searches_servers(cluster, options, colocated):
             placed = price_hierarchical(cluster, profiles, placed.placements_M, options, chosen_M, progress)
         elif colocated:
             placed = place_colocated_over_servers(cluster, profiles, placed, options, chosen_M, progress)
@@ -95,6 +96,15 @@ def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
     domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
     rng = np.random.default_rng(seed)
     return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
+
+
+def _searches_servers(cluster: Cluster, options: PlanOptions, colocated: bool) -> bool:
+    """Whether experts are placed over servers: unless another placement is asked for, or nodes that fail are no servers."""
+    if options.min_replicas is None:
+        return options.place in (("balanced",) if colocated else (SWAP_SEARCH, "equal-split", "free-split"))
+    assert cluster.fabric is not None, "resolve_options refuses others"
+    node_G, server_G = np.array([gpu.node for gpu in cluster.gpus]), np.array(cluster.fabric.server_G)
+    return options.place == DEFAULT and np.array_equal(node_G[:, None] == node_G, server_G[:, None] == server_G)
 
 
 def _check_domains(profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:

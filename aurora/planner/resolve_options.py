@@ -113,8 +113,6 @@ def flat_reason(
     if len(servers := _servers(cluster)) < 2:
         found = f"{len(servers)} servers" if servers else "no servers"
         return f"expected a cluster whose [fabric] has two servers or more, found {found} in {cluster.name!r}"
-    if options.place in (*REPLICAS, *SURVIVE) or options.min_replicas is not None:
-        return f"expected every expert held once, found replicas by `place` {options.place}"
     if domains:
         return "expected no `domain`, as servers are chosen for one profile"
     for profile in profiles:

@@ -11,6 +11,7 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.migrate import move
+from aurora.reports.traffic_loads import planned_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Hierarchy, Placement, PlanOptions, SyntheticOptions
 from tests.conftest import cluster
@@ -81,8 +82,6 @@ def test_equal_networks_are_left_flat():
         (cluster(1e6, 1e6, 1e6, 1e6), traffic(), {}, r"whose \[fabric\] has two servers or more, found no servers in 'test'"),
         (slow_nics(server_G=[0] * 4), traffic(), {}, "two servers or more, found 1 servers in 'servers'"),
         (slow_nics(), traffic(routed=False), {}, "token-level routing of .*, found counts alone; `aurora profile --tokens`"),
-        (slow_nics(), traffic(), {"slots_per_gpu": 5}, "every expert held once, found replicas by `place` equal-split"),
-        (slow_nics(), traffic(), {"min_replicas": 2}, "every expert held once, found replicas by `place`"),
     ],
 )
 def test_what_hierarchical_all_to_alls_need(on, by, options, message):
@@ -181,6 +180,52 @@ def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path, 
     aurora.report(plan, traces, [now], output=tmp_path / "page.html")
     aurora.report(plan, traces, [now], output=tmp_path / "page.perfetto", format="perfetto")
     assert "hierarchical" in (tmp_path / "page.html").read_text()
+
+
+def nic_rows(plan, profile):
+    """Rows between servers of all layers, with the plan's replicas."""
+    (model,) = plan.models
+    server_G, rows = model.hierarchy.server_G, 0
+    for layer in range(profile.layers):
+        steps_SGG = planned_rows(profile, layer, model, model.placement)
+        rows += steps_SGG[:, server_G[:, None] != server_G].sum()
+    return rows
+
+
+@pytest.mark.parametrize("options", [{}, {"place": "eplb"}])
+def test_spare_slots_hold_replicas_of_what_a_servers_tokens_choose(tmp_path, options):
+    now = traffic()
+    once, spare = (
+        aurora.plan(slow_nics(), now, replace(HIERARCHICAL, slots_per_gpu=slots, **kept))
+        for slots, kept in ((4, {}), (6, options))
+    )
+    assert spare.models[0].placement.split_LG is not None
+    assert spare.bound_s <= spare.objective_s
+    if options.get("place") != "eplb":  # which is kept as it is
+        assert nic_rows(spare, now) < 0.85 * nic_rows(once, now)
+        assert spare.objective_s < 0.95 * once.objective_s
+    aurora.save(spare, tmp_path / "plan.json")
+    assert aurora.load(tmp_path / "plan.json", aurora.Plan) == spare
+    assert evaluate(spare, [now]).loss == pytest.approx(0)
+    assert simulate_plan(spare, [now]).seconds > 0
+    aurora.report(spare, {"plan": aurora.simulate(spare, now)}, [now], output=tmp_path / "page.html")
+    moved, _ = move(once, spare, [now], max_bytes=0)
+    assert moved.models[0].placement == spare.models[0].placement
+
+
+def test_with_min_replicas_on_as_many_servers_nothing_crosses():
+    plan = aurora.plan(slow_nics(), traffic(), replace(HIERARCHICAL, min_replicas=2, slots_per_gpu=8))
+    assert nic_rows(plan, traffic()) == 0
+    assert plan.survival_LK.tolist() == [[1.0]] * 2
+    assert aurora.plan(slow_nics(), traffic(), PlanOptions(min_replicas=2, slots_per_gpu=8)).models[0].hierarchy is not None
+
+
+def test_min_replicas_on_nodes_that_are_no_servers_are_as_in_the_flat_plan():
+    over = slow_nics()
+    racks = replace(over, gpus=tuple(replace(gpu, node=node) for gpu, node in zip(over.gpus, (0, 1, 0, 1), strict=True)))
+    options = PlanOptions(min_replicas=2, slots_per_gpu=9)
+    flat, hierarchical = (aurora.plan(racks, traffic(), replace(options, all_to_all=each)) for each in ("flat", "hierarchical"))
+    assert flat.models[0].placement == hierarchical.models[0].placement
 
 
 def test_a_given_placement_is_priced_with_hierarchical_all_to_alls():

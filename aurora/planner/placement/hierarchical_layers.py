@@ -10,14 +10,19 @@ from aurora.planner.placement.cost_model import OWN, LayerCosts, expected_costs,
 from aurora.planner.placement.objective import exclusive, seconds
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.server_bound import hierarchical_bound_s, server_counts
-from aurora.planner.placement.server_search import NONE, Limits, server_search
-from aurora.planner.placement.slot_counts import memory_slots_G, replicas_fit, slots_G
+from aurora.planner.placement.server_replicas import Homes, levelled, server_replicas
+from aurora.planner.placement.server_search import NONE, Limits, server_search, some_tokens
+from aurora.planner.placement.slot_counts import even_slots, memory_slots_G, replicas_fit, slots_G
+from aurora.planner.replication.registry import REPLICAS, ReplicaStrategy
 from aurora.planner.workload.forecast import Forecast, layer_forecast
+from aurora.planner.workload.serving_gpus import from_servers, served_split
 from aurora.types import Cluster, Hierarchy, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 GPU_LOAD = 1.02  # of the fullest GPU where placement looks at load alone
 SERVER_LOAD = 1.05  # of the mean server
+LEVEL = 0.995  # of the fullest GPU's limit that a server takes with replicas, so that its GPUs can be levelled below it
+SPARE = (1.0, 0.5, 0.0)  # parts of a server's spare slots that are tried for replicas of experts from other servers
 
 
 def place_hierarchical(
@@ -35,10 +40,14 @@ def place_hierarchical(
     times the mean. The loads are those of the forecast, or as recorded if `options.aim` is "own". A layer keeps its start where
     that is as fast.
 
+    If `options.place` puts replicas into spare slots, some of them are of experts that a server's own tokens choose
+    (`server_replicas`), and the rest level its GPUs; it is tried how many. With `options.min_replicas` the replicas of an
+    expert come to different servers first.
+
     Args:
         cluster: the GPUs.
         profile: the model's traffic, with token-level routing.
-        start: an unreplicated placement of the model.
+        start: a placement of the model; unreplicated unless `options` ask for replicas.
         options: `options.slots_per_gpu` limits the experts of a GPU.
         hierarchy: the servers, and the chunks of an all-to-all.
         progress: told of every layer that is placed.
@@ -48,6 +57,8 @@ def place_hierarchical(
         InfeasiblePlan: if the experts do not fit.
     """
     capacity_G = slots_G(cluster, profile, options)
+    replicated = "equal-split" if options.min_replicas is not None else options.place
+    make = REPLICAS[replicated].make if replicated in REPLICAS else None
 
     def placed(layer: int) -> Placement:
         costs = layer_costs(cluster, profile, layer, deduplicated=True)
@@ -55,10 +66,14 @@ def place_hierarchical(
         expected = costs
         if options.aim != OWN:
             expected = expected_costs(cluster, profile, forecast.expected_WSE, forecast.windows_W, 1)
-        start_E = start.placements_M[0].gpu_E(layer)
+        begun, rng = start.placements_M[0].layer(layer), np.random.default_rng((options.seed, layer))
+        start_E = begun.split_EG(0).argmax(axis=1)
         limits = _limits(expected, start_E, capacity_G, hierarchy, np.zeros(len(cluster)))
-        rng = np.random.default_rng((options.seed, layer))
-        return unreplicated(_searched(costs, forecast, limits, start_E, hierarchy, rng), len(cluster))
+        if make is None:
+            return unreplicated(_searched(costs, forecast, limits, start_E, hierarchy, rng), len(cluster))
+        tokens = _tokens(costs, forecast, hierarchy)
+        candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
+        return min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
 
     layers = of_layers(placed, profile.layers, "placing experts over servers", progress)
     return price_hierarchical(cluster, [profile], [Placement.stack(layers)], options, [hierarchy], progress)
@@ -167,6 +182,37 @@ def _searched(
     return found_E if found_s < start_s else start_E
 
 
+def _replicated(
+    expected: LayerCosts,
+    tokens: tuple[IntArray, IntArray],
+    limits: Limits,
+    begun: Placement,
+    hierarchy: Hierarchy,
+    least: int,
+    make: ReplicaStrategy,
+    rng: np.random.Generator,
+) -> list[Placement]:
+    """Placements of a layer with replicas: the start, and those within its limits that spend slots on rows or on load.
+
+    The server search leaves equally many slots on every GPU. Replicas are chosen after it, so only servers limit it, not GPUs
+    with an expert of much load.
+    """
+    full_s = GPU_LOAD * float(np.einsum("wge,eg->g", expected.expert_s_WGE, begun.split_EG(0)).max())
+    servers_only = limits._replace(most_gpu_s=np.inf, most_server_s=min(limits.most_server_s, LEVEL * full_s))
+    even_G = even_slots(begun.experts, limits.slots_G)
+    start_E = np.repeat(np.arange(hierarchy.ranks), even_G)
+    gpu_E = server_search(*tokens, servers_only._replace(slots_G=even_G), start_E, rng)
+    from_NE = from_servers(expected.own_WGE.sum(axis=0), hierarchy.server_G)
+    layer, found = Homes(*some_tokens(*tokens, rng), servers_only, hierarchy.server_G[gpu_E], from_NE), [begun]
+    for part in SPARE:
+        holds_NE = server_replicas(layer, (part * layer.spare_N).astype(np.int64), least)
+        if holds_NE is not None:
+            placement = levelled(layer, holds_NE, make, rng)
+            if _served_seconds(expected, placement.split_EG(0), hierarchy).max() <= full_s:
+                found.append(placement)
+    return found
+
+
 def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy, beside_s_G: FloatArray) -> Limits:
     """What the search is held to, by the seconds of the start and of an even division over servers."""
     gpu_s_GE = np.ascontiguousarray(costs.expert_s_WGE.sum(axis=0))
@@ -188,6 +234,12 @@ def _gpu_seconds(costs: LayerCosts, gpu_E: IntArray) -> FloatArray:
     """(G,) seconds of the experts on each GPU, in all scenarios."""
     gpu_s_GE = costs.expert_s_WGE.sum(axis=0)
     return np.asarray(np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)), dtype=np.float64)
+
+
+def _served_seconds(costs: LayerCosts, split_EG: FloatArray, hierarchy: Hierarchy) -> FloatArray:
+    """(G,) seconds of what each GPU serves in hierarchical all-to-alls, in all scenarios."""
+    served_EG = served_split(costs.own_WGE.sum(axis=0), split_EG, hierarchy.server_G)
+    return np.asarray(np.einsum("wge,eg->g", costs.expert_s_WGE, served_EG))
 
 
 def _divided(gpu_s_GE: FloatArray, hierarchy: Hierarchy) -> FloatArray:

@@ -100,13 +100,18 @@ def server_search(
     experts, gpus = len(gpu_E), len(limits.slots_G)
     best_E, best = gpu_E, (np.inf, 0)
     steps = STEPS * experts
-    some_U = rng.choice(len(server_U), MOST_TOKENS, replace=False) if len(server_U) > MOST_TOKENS else slice(None)
-    tokens = np.array(experts_UK[some_U], dtype=np.int64), np.array(server_U[some_U], dtype=np.int64)
+    tokens = some_tokens(experts_UK, server_U, rng)
     for _ in range(int(np.clip(MOST_STEPS // steps, 1, RUNS)) if gpus > 1 else 0):
         found_E = gpu_E.copy()
         if (found := _anneal(*tokens, limits, found_E, steps, rng)) < best:
             best_E, best = found_E, found
     return best_E
+
+
+def some_tokens(experts_UK: IntArray, server_U: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Returns the tokens as int64, of more than MOST_TOKENS some; arguments as in `server_search`."""
+    some_U = rng.choice(len(server_U), MOST_TOKENS, replace=False) if len(server_U) > MOST_TOKENS else slice(None)
+    return np.array(experts_UK[some_U], dtype=np.int64), np.array(server_U[some_U], dtype=np.int64)
 
 
 @njit(cache=True, nogil=True)

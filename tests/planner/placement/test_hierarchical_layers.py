@@ -242,6 +242,23 @@ def test_no_placement_with_replicas_sends_fewer_rows_between_servers(servers, da
         assert rows.all_rows <= sent_N.sum() * (1 + 1e-9)
 
 
+@settings(max_examples=6, deadline=None)
+@given(cases(), st.integers(1, 2))
+def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower_than_its_start(case, spare):
+    cluster, hierarchy, profile = case
+    options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=-(-profile.experts // len(cluster)) + spare)
+    start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
+    found = place_hierarchical(cluster, profile, start, options, hierarchy)
+    costs, (placement,) = layer_costs(cluster, profile, 0, True), found.placements_M
+    start_s, found_s = (
+        exclusive(costs.phase_times(each.split_EG(0), hierarchy)) for each in (start.placements_M[0], placement)
+    )
+    assert found.bound_s <= found_s * (1 + 1e-9)
+    assert found_s <= start_s
+    assert found.objective_s == pytest.approx(found_s)
+    assert max(map(len, placement.slots_LG[0])) <= options.slots_per_gpu
+
+
 @given(cases())
 def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     cluster, hierarchy, profile = case
