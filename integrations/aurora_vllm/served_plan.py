@@ -234,7 +234,9 @@ class ServedPlan:
         physical = [] if self.physical_LP is None else self.physical_LP.tolist()
         ways = self.hierarchy
         servers = [] if ways is None else [ways.chunks, ways.level_from, ways.server_G.tolist()]
-        shared = (self._settings.order, self._settings.colocate, models, orders, physical, servers)
+        settings = self._settings
+        control = (settings.adapt, settings.loss, settings.bytes_per_s, settings.dry_run)
+        shared = (settings.order, settings.colocate, models, orders, physical, servers, control)
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def summary(self) -> str:
@@ -245,6 +247,8 @@ class ServedPlan:
             days = (time.time() - settings.plan.stat().st_mtime) / 86400
             way = "by expert maps" if self.physical_LP is None else "through EPLB"
             experts = f"{settings.plan}, written {days:.1f} days ago, places the experts {way}"
+        if settings.adapt and not self.disabled:
+            experts += ", the log says how they would follow the traffic" if settings.dry_run else ", they follow the traffic"
         record = "no record"
         if settings.record is not None:
             record = f"a record in {settings.record} every {settings.record_every_s:g} s"

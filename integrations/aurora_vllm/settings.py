@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import AuroraError, BadInput
+from aurora.types import ControlOptions
 
 ORDERS = ("auto", "plan", "online", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
@@ -36,6 +37,10 @@ class Settings:
         metrics_port: rank r serves its metrics at this port + r, if vLLM's own /metrics cannot show them.
         metrics_host: address that `metrics_port` listens on: loopback, unless asked for another.
         agree_s: seconds that ranks wait for each other's report before the model is built.
+        adapt: whether the placement follows the traffic through EPLB.
+        loss: with adapt: time that the slowest GPUs lose by the placement in force, as a share, up to which it is kept.
+        bytes_per_s: with adapt: bytes of expert weights that may move in a second; None: as many as pay.
+        dry_run: with adapt: whether nothing moves, and the log says what would.
         required: whether the server ends if the plugin cannot do what is asked for, instead of serving without it.
 
     Raises:
@@ -51,6 +56,10 @@ class Settings:
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     agree_s: float = 60.0
+    adapt: bool = False
+    loss: float = ControlOptions.loss
+    bytes_per_s: float | None = None
+    dry_run: bool = False
     required: bool = False
 
     def __post_init__(self) -> None:
@@ -67,6 +76,10 @@ class Settings:
             raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
         if self.all_to_all == "hierarchical" and self.plan is None:
             raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
+        ControlOptions(self.loss, self.bytes_per_s)
+        for name in ("loss", "bytes_per_s", "dry_run"):
+            if not self.adapt and getattr(self, name) != getattr(Settings, name):
+                raise BadInput(f"{name}: expected adapt, whose setting it is, found none")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):
             raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
 
@@ -146,7 +159,8 @@ def _meant(name: str, names: list[str], likeness: float = 0.8) -> str | None:
 def _value(name: str, value: Any) -> Any:
     """`value` converted to the setting's type."""
     kinds: dict[str, type] = {
-        "plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int, "required": bool
+        "plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int, "required": bool,
+        "adapt": bool, "loss": float, "bytes_per_s": float, "dry_run": bool,
     }  # fmt: skip
     kind = kinds.get(name, str)
     expected = {Path: "a path", float: "a number", int: "a whole number", str: "text", bool: "true or false"}[kind]

@@ -1,10 +1,13 @@
 """The plugin's part in one vLLM worker: the plan served, forward passes, all-to-alls, time slices, records and metrics."""
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +27,9 @@ from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import EngineFacts
 from aurora_vllm.worker_records import WorkerRecords
+
+if TYPE_CHECKING:
+    from aurora_vllm.live_placement import LivePlacement
 
 LOG = logging.getLogger("vllm.aurora")
 Slots = tuple[tuple[int, ...], ...]
@@ -72,6 +78,7 @@ class WorkerIntegration:
         self.status: PluginStatus | None = None
         self.metrics: Metrics | None = None
         self.time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
+        self.live: LivePlacement | None = None  # of EPLB's physical experts, if they follow the traffic
         self._row_share = row_share
         self._make_transport: Callable[[], Transport] | None = None
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
@@ -121,6 +128,8 @@ class WorkerIntegration:
         """
         outer, self._real_tokens = self._real_tokens, real_tokens
         self._step += 1
+        if self.live is not None:
+            self.live.passes.add(real_tokens)
         with self.records.between_passes:
             try:
                 yield

@@ -39,11 +39,11 @@ def main(path: Path) -> None:
         **job.get("llm", {}),
     )
     replica, busy = rank * dp // ranks, [r for r in range(dp) if r not in job.get("idle", [])]
-    chosen = list(range(len(job["prompts"])))[busy.index(replica) :: len(busy)] if replica in busy else []
     params = SamplingParams(temperature=0.0, max_tokens=job["new_tokens"], ignore_eos=True, logprobs=1)
     answers: dict[int, Any] = {}
     times = []
-    for number in range(job.get("repeat", 1)):
+    for number, asked in enumerate(job.get("rounds", [range(len(job["prompts"]))] * job.get("repeat", 1))):
+        chosen = list(asked)[busy.index(replica) :: len(busy)] if replica in busy else []
         if number and job.get("dies") == rank:
             os.kill(os.getpid(), signal.SIGKILL)
         if "toggle" in job:  # every other time it records
@@ -58,10 +58,10 @@ def main(path: Path) -> None:
             done |= {output.request_id: output for output in outputs if output.finished}
         path.with_name(f"rounds-{rank}").write_text(str(number + 1))
         times.append({"prefill": first_s, "decode": time.perf_counter() - began - first_s})
-    for index in chosen:
-        answer = done[f"{number}-{index}"].outputs[0]
-        logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)]
-        answers[index] = {"tokens": list(answer.token_ids), "logprobs": logprobs}
+        for index in chosen:
+            answer = done[f"{number}-{index}"].outputs[0]
+            logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+            answers[index] = {"tokens": list(answer.token_ids), "logprobs": logprobs}
     exec(job.get("after", ""), {})
     said = [llm.collective_rpc("aurora", args=tuple(args)) for args in job.get("commands", [])]
     path.with_name(f"answers-{rank}.json").write_text(json.dumps({"answers": answers, "times": times, "said": said}))

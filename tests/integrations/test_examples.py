@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from aurora_vllm.control_metrics import ControlMetrics
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.settings import Settings, read_settings
 from prometheus_client import CollectorRegistry
@@ -49,7 +50,9 @@ def test_the_helm_values_serve_by_settings_and_mount_the_volume_that_they_name()
 def test_alerts_ask_for_metrics_that_exist():
     registry = CollectorRegistry()
     Metrics("m", 0, {0: 0}, None, Settings(), registry)
-    names = {family.name for family in registry.collect()} | {"aurora_engaged"}
+    ControlMetrics("m", 0, registry)
+    families = list(registry.collect())
+    names = {family.name + ("_total" if family.type == "counter" else "") for family in families} | {"aurora_engaged"}
     rules = load("alerts.yaml")["groups"][0]["rules"]
     assert {name for rule in rules for name in re.findall(r"aurora_\w+", rule["expr"])} <= names
     assert load("prometheus.yaml")["rule_files"] == ["alerts.yaml"]

@@ -18,6 +18,7 @@ import torch
 pytest.importorskip("prometheus_client")
 from aurora_vllm import metrics as module
 from aurora_vllm import plugin_status
+from aurora_vllm.control_metrics import ControlMetrics
 from aurora_vllm.metrics import BUCKETS_S, Metrics, drift, exchange_bound
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.served_plan import ServedPlan
@@ -333,6 +334,7 @@ def sample_names(registry):
 def test_the_page_names_every_metric_and_no_other():
     _, registry = made(None)
     PluginStatus(Settings(), "m", 0, True, registry)
+    ControlMetrics("m", 0, registry)
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     documented = dict(re.findall(r"^\| `(aurora_\w+)` \| (\w+) \|", text, re.MULTILINE))
     assert documented == {
@@ -344,6 +346,10 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(plan_file):
     metrics, registry = made(plan_file)
     used(metrics)
     PluginStatus(Settings(), "org/model", 0, True, registry).engaged("by vLLM")
+    control = ControlMetrics("org/model", 0, registry)
+    control.beat()
+    control.decided("gain", 0.8, 0.9)
+    control.moved(1000, 0.1)
     dashboard = json.loads((ROOT / "integrations" / "grafana.json").read_text())
     source = {"type": "prometheus", "uid": "${datasource}"}
     variables = {each["name"]: each for each in dashboard["templating"]["list"]}

@@ -250,7 +250,7 @@ def eplb(redundant, **more):
 @pytest.mark.parametrize(
     ("most", "replicas", "given", "order", "in_background"),
     [
-        (5, 2, 0, "plan", False),
+        pytest.param(5, 2, 0, "plan", False, marks=slow),
         pytest.param(4, 0, 0, "stock", False, marks=slow),
         pytest.param(5, 0, 0, "stock", False, marks=slow),
         pytest.param(5, 0, 4, "online", False, marks=slow),
@@ -277,11 +277,97 @@ def test_eplb_serves_by_the_plan(most, replicas, given, order, in_background, tm
     np.testing.assert_array_equal(*maps)
     slots = (8 + (given or redundant_experts(plan.models[0].placement))) // 2
     assert maps[0].shape == (3, 2 * slots)
-    for physical_P, held_G in zip(maps[0], plan.models[0].placement.slots_LG, strict=True):
+    check_planned(maps[0], plan)
+
+
+def check_planned(physical_LP, plan):
+    """Every rank holds what the plan gives it, and nothing twice."""
+    slots = physical_LP.shape[1] // 2
+    for physical_P, held_G in zip(physical_LP, plan.models[0].placement.slots_LG, strict=True):
         for rank, held in enumerate(held_G):
             physical = physical_P[rank * slots : (rank + 1) * slots].tolist()
             assert set(held) <= set(physical)
             assert len(set(physical)) == slots
+
+
+FAULT = """
+import os
+import numpy as np
+import aurora_vllm.vllm_internals.model_runner as runner
+follow = runner.follow_traffic
+def follow_with_a_fault(worker, balancer, *args):
+    model, = balancer.model_states.values()
+    np.save(os.environ["MAP"] + os.environ["RANK"] + "-first", model.physical_to_logical_map.numpy())
+    follow(worker, balancer, *args)
+    from aurora_vllm.live_placement import Controller
+    window, calls = Controller.window, []
+    def fails_once(self, *args):
+        calls.append(0)
+        if len(calls) == 2:
+            raise RuntimeError("no more memory")
+        return window(self, *args)
+    Controller.window = fails_once
+runner.follow_traffic = follow_with_a_fault
+"""  # in planning after the second window, on rank 0; and the map before the first window
+SAVE_METRICS = """
+import prometheus_client
+open(os.environ["MAP"] + os.environ["RANK"] + ".prom", "wb").write(prometheus_client.generate_latest())
+"""
+
+
+@pytest.mark.parametrize("in_background", [False, pytest.param(True, marks=slow)], ids=["serving-waits", "in-background"])
+def test_experts_follow_the_traffic_through_eplb(in_background, tmp_path, checkpoints, alone):
+    """From a plan on: answers stay the same while experts move; after an error in planning they stay, then follow again."""
+    checkpoint = checkpoints("qwen3moe")
+    plan = scattered(checkpoint, 2, most=5, replicas=2)
+    save(plan, tmp_path / "plan.json")
+    settings = {"adapt": True, "loss": 0.0, "plan": str(tmp_path / "plan.json"), "order": "plan"}
+    run = Ranks(
+        tmp_path / "run", 2, model=str(checkpoint), dp=2, repeat=5, additional_config={"aurora": settings},
+        llm=eplb(0, use_async=in_background),
+        before=KEEP_STATE + FAULT, after=SAVE_MAP + SAVE_METRICS, environ={"MAP": str(tmp_path / "map")},
+    )  # fmt: skip
+    check_same(run.answers(), alone("qwen3moe"))
+    maps = [np.load(tmp_path / f"map{rank}.npy") for rank in range(2)]
+    np.testing.assert_array_equal(*maps)
+    first_LP = np.load(tmp_path / "map0-first.npy")
+    check_planned(first_LP, plan)
+    assert (maps[0] != first_LP).any()
+    assert all(set(physical_P) == set(range(8)) for physical_P in maps[0].tolist())
+    (fault,) = run.warnings()
+    assert "experts stay where they are: RuntimeError: no more memory" in fault
+    said = [line for line in run.said()[0].splitlines() if "aurora: keep (" in line or "aurora: move (" in line]
+    moves = [line for line in said if "aurora: move (gain): the placement loses" in line]
+    assert moves
+    shown = (tmp_path / "map0.prom").read_text()
+    assert 'aurora_control_failures_total{ep_rank="0",' in shown
+    assert re.search(r"aurora_control_decisions_total{.*kind=.gain.*} " + f"{len(moves)}.0", shown)
+    assert float(re.search(r"aurora_control_moved_bytes_total{.*} (.*)", shown)[1]) > 0
+    assert "aurora_control_heartbeat_timestamp_seconds" in (tmp_path / "map1.prom").read_text()
+
+
+@slow
+@pytest.mark.parametrize("in_background", [False, True], ids=["serving-waits", "in-background"])
+def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_path, checkpoints):
+    """Prompts of other tokens choose other experts: the placement changes for both kinds, and answers are as without."""
+    checkpoint, prompts = str(checkpoints("qwen3moe")), [[3 + 20 * index] * 60 for index in range(12)]
+    alone = Ranks(tmp_path / "alone", model=checkpoint, prompts=prompts, environ={"VLLM_PLUGINS": ""}).answers()
+    rounds = [list(range(4))] * 8 + [list(range(4, 12))] * 8
+    run = Ranks(
+        tmp_path / "run", 4, model=checkpoint, prompts=prompts, rounds=rounds, dp=4,
+        additional_config={"aurora": {"adapt": True}}, llm=eplb(4, use_async=in_background),
+        before=KEEP_STATE, after=SAVE_MAP, environ={"MAP": str(tmp_path / "map")},
+    )  # fmt: skip
+    check_same(run.answers(), alone)
+    assert not run.warnings()
+    maps = [np.load(tmp_path / f"map{rank}.npy") for rank in range(4)]
+    assert all((each == maps[0]).all() for each in maps)
+    said = run.said()[0]
+    windows = [line for line in said.splitlines() if "live_placement.py" in line]
+    half = len(windows) // 2
+    for part in (windows[:half], windows[half:]):
+        assert any("aurora: move (gain)" in line for line in part)
+    assert len(windows) >= 10
 
 
 def test_the_installed_version_is_checked_alike_from_its_sources():

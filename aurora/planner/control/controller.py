@@ -102,6 +102,7 @@ class Controller:
         move_Bps: bytes of weights that move in a second, until that is measured; None: moves cost nothing until then.
         clock: returns seconds.
         seed: for the draws.
+        stalls: whether serving waits while experts move; else moves run beside it.
 
     Example:
         >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
@@ -123,6 +124,7 @@ class Controller:
         move_Bps: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         seed: int = 0,
+        stalls: bool = False,
     ) -> None:
         table = held.held_LGP() if isinstance(held, Placement) else held
         self.held_LGP: IntArray = locked(np.array(table, dtype=np.int64))
@@ -130,7 +132,7 @@ class Controller:
         self.options = options
         self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
         self._slots = slots or GpuSlots.equal(gpus, width)
-        self._expert_bytes, self._move_Bps, self._clock = expert_bytes, move_Bps, clock
+        self._expert_bytes, self._move_Bps, self._stalls, self._clock = expert_bytes, move_Bps, stalls, clock
         self._rng = np.random.default_rng(seed)
         self._step_s: deque[float] = deque(maxlen=BEFORE)
         self._wanted: Decision | None = None  # whose moves are under way
@@ -192,6 +194,11 @@ class Controller:
             self.held_LGP = locked(np.array(held, dtype=np.int64))
             self._previous = None
 
+    def forget_steps(self) -> None:
+        """Says that steps do other work from now on, so that their times tell nothing of the last change."""
+        self._previous = None
+        self._step_s.clear()
+
     def _undo(self, now: float) -> Decision | None:
         """The decision to undo the last change, if steps take longer since then and traffic is the same."""
         if self._previous is None or len(self._step_s) < AFTER:
@@ -230,8 +237,8 @@ class Controller:
     def _pays(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
         """(L,) bool: layers whose moves cost less than they save while traffic lasts; saved_L are parts of a step's time."""
         windows_s = self.options.period_s * self.tracker.remaining
-        rate_Bps = min(self._move_Bps or math.inf, self.options.bytes_per_s or math.inf)
-        cost_s_L = bytes_L / rate_Bps * LENGTHENED
+        move_Bps, budget_Bps = self._move_Bps or math.inf, self.options.bytes_per_s or math.inf
+        cost_s_L = bytes_L / move_Bps if self._stalls else bytes_L / min(move_Bps, budget_Bps) * LENGTHENED
         return np.asarray((saved_L > 0) & (saved_L * windows_s > PAY_BACK * cost_s_L))
 
     def _within_budget(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:

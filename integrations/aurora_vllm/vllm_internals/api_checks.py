@@ -114,6 +114,22 @@ EPLB_API_CHECKS = (
         ("param", "loaded_weight", "weight_name", "shard_id", "expert_id", "return_success"),
     ),
 )
+MIGRATION_FLOW = "vllm.distributed.eplb.migration_scheduler:MigrationFlow"
+EPLB_EXECUTE = "vllm.distributed.eplb.rebalance_execute"
+EPLB_ASYNC = "vllm.distributed.eplb.async_worker"
+SCHEDULE = ("num_local_experts", "old_indices", "new_indices")
+ADAPT_API_CHECKS = (
+    ApiCheck("following the traffic", f"{EPLB_STATE}.rearrange", ("is_profile",)),
+    ApiCheck("following the traffic", "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace"),
+    ApiCheck("following the traffic", f"{EPLB_ASYNC}:transfer_layer"),
+    ApiCheck("following the traffic", "vllm.distributed.parallel_state:get_eplb_group"),
+)
+MOVE_API_CHECKS = (
+    ApiCheck("moves in rounds", MIGRATION_FLOW, ("src_rank", "dst_rank", "expert_ids")),
+    ApiCheck("moves in rounds", f"{EPLB_ASYNC}:schedule_migration_batches_for_layers", SCHEDULE),
+    ApiCheck("moves in rounds", f"{EPLB_EXECUTE}:schedule_migration_batches", SCHEDULE),
+    ApiCheck("moves in rounds", f"{EPLB_EXECUTE}:move_to_buffer", ("enable_migration_batching",)),
+)
 CPU_EPLB_API_CHECKS = (
     ApiCheck("EPLB on the CPU", "vllm.config.parallel:current_platform.is_cuda_alike"),
     ApiCheck("EPLB on the CPU", f"{EPLB_STATE}.__init__", ("parallel_config", "device")),

@@ -15,6 +15,7 @@ from aurora.errors import BadInput
 from aurora_vllm.lost_ranks import PeerProcesses, naming_lost_ranks
 from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, DP_API_CHECK, RECORD_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
+from aurora_vllm.vllm_internals.eplb_moves import follow_traffic
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
         loaded = load(*args, **named)
         if config.parallel_config.enable_eplb and find("vllm.platforms:current_platform").is_cpu():
             register_with_eplb(runner, config)
-        _begin_serving(runner.model, patched, config)
+        _begin_serving(runner.model, patched, config, getattr(runner, "eplb_state", None))
         return loaded
 
     if (capture := getattr(runner, "capture_model", None)) is not None:
@@ -95,8 +96,8 @@ def _patch_unfinished_check(processes: PeerProcesses | None) -> None:
     parallel.has_unfinished_dp = staticmethod(has_unfinished_dp)
 
 
-def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
-    """Finds the loaded model's MoE layers and begins the integration's records."""
+def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: Any = None) -> None:
+    """Finds the loaded model's MoE layers, begins the integration's records, and to follow the traffic by EPLB's `balancer`."""
     integration = patched.integration
     assert integration is not None
     assert integration.status is not None
@@ -115,6 +116,11 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any) -> None:
     if integration.served.physical_LP is not None and any(each.planned_physical_P is None for each in patched.layers):
         integration.status.falls_short("vLLM has no EPLB for this model, so the plan places no experts")
     facts = _engine_facts(config, integration, patched.layers, model)
+    if integration.settings.adapt and not integration.served.disabled:
+        if balancer is None or not balancer.model_states:
+            integration.status.falls_short("adapt: vLLM has no EPLB for this model, so its experts do not follow the traffic")
+        else:
+            follow_traffic(patched, balancer, facts, config.model_config.served_model_name)
     choices = None
     if integration.settings.record is not None:
         try:

@@ -17,6 +17,7 @@ from aurora.types.arrays import IntArray
 from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER, MOE, find
 
 if TYPE_CHECKING:
+    from aurora_vllm.live_placement import LivePlacement
     from aurora_vllm.worker_integration import Slots, WorkerIntegration
 
 
@@ -44,6 +45,7 @@ class PatchedWorker:
         integration: None until all ranks are connected.
         group: vLLM's expert-parallel group; None without expert parallelism.
         layers: the model's MoE layers, once it is loaded.
+        live: what EPLB's physical experts hold, once it follows the traffic; None: it does not.
     """
 
     def __init__(self, config: Any) -> None:
@@ -51,6 +53,7 @@ class PatchedWorker:
         self.integration: WorkerIntegration | None = None
         self.group: Any = None
         self.layers: list[Any] = []
+        self.live: LivePlacement | None = None
 
     def slots(self, layer: int) -> Slots:
         """Returns the experts that each rank holds in a MoE layer, in the sequence of its weights. A collective call.
@@ -206,22 +209,25 @@ def disable_cuda_graphs(config: Any) -> None:
 
 
 def patch_eplb(worker: PatchedWorker) -> None:
-    """Makes vLLM's load balancer (EPLB) begin with the planned physical experts, and keep them.
+    """Makes vLLM's load balancer (EPLB) begin with the planned physical experts, and keep them or follow the traffic.
 
-    Without planned physical experts it balances as it would without the plugin.
+    Models without planned physical experts, and those whose traffic nothing follows, it balances as without the plugin.
     """
     default = find("vllm.distributed.eplb.policy.default:DefaultEplbPolicy")
     state = find("vllm.distributed.eplb.eplb_state:EplbState")
     add_model = state.add_model
 
     class PlannedPolicy(default):  # type: ignore[misc, valid-type]
-        """An EPLB policy that leaves every expert where it is, if the plan put it there."""
+        """An EPLB policy that follows the traffic, or leaves every expert where it is if the plan put it there."""
 
         @classmethod
         def rebalance_experts(
             cls, weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_ranks: int,
             old_global_expert_indices: Any = None,
         ) -> Any:  # fmt: skip
+            live = worker.live
+            if live is not None and old_global_expert_indices is not None and len(weight) == live.layers:
+                return live.next_map(weight, old_global_expert_indices)
             if old_global_expert_indices is None or worker.integration is None or worker.integration.served.physical_LP is None:
                 return super().rebalance_experts(
                     weight, num_replicas, num_groups, num_nodes, num_ranks, old_global_expert_indices

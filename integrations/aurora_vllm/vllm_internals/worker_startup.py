@@ -12,7 +12,7 @@ from aurora.errors import BadInput
 from aurora_vllm.agreement import Verdict, agree
 from aurora_vllm.lost_ranks import PeerProcesses
 from aurora_vllm.settings import Settings
-from aurora_vllm.vllm_internals.api_checks import EPLB_API_CHECKS, check_api, find
+from aurora_vllm.vllm_internals.api_checks import ADAPT_API_CHECKS, EPLB_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
 from aurora_vllm.vllm_internals.patches import (
     PatchedWorker,
@@ -55,7 +55,8 @@ class WorkerStartup:
             return
         patch_routed_experts(self._patched)
         patch_all2all_manager(self._patched)
-        if self._config.parallel_config.enable_eplb and self._settings.plan is not None and self._eplb_refusal() is None:
+        moved = self._settings.plan is not None or self._settings.adapt
+        if self._config.parallel_config.enable_eplb and moved and self._eplb_refusal() is None:
             patch_eplb(self._patched)
         if self._settings.order != "stock":
             disable_cuda_graphs(self._config)
@@ -108,6 +109,7 @@ class WorkerStartup:
             self._refusal
             or integration.served.load()
             or self._placement_refusal(integration)
+            or self._adapt_refusal()
             or self._alltoall_refusal()
             or self._record_refusal()
         )  # fmt: skip
@@ -129,9 +131,8 @@ class WorkerStartup:
         plan, parallel = integration.served.plan, self._config.parallel_config
         if plan is None:
             return None
-        platform = find("vllm.platforms:current_platform")
-        if not (platform.is_cpu() or platform.is_cuda()):  # ROCm, for one, appends shared experts to the routed ones
-            return f"a plan needs CUDA GPUs or CPUs, found {platform.device_name}"
+        if (refusal := _platform_refusal("a plan")) is not None:
+            return refusal
         if (load_format := str(self._config.load_config.load_format)) not in LOAD_FORMATS:
             return f"a plan needs weights in the checkpoint's own form, found --load-format {load_format}"
         if parallel.enable_eplb:
@@ -144,12 +145,24 @@ class WorkerStartup:
     def _eplb_refusal(self) -> str | None:
         """Why EPLB cannot begin with a plan, or None."""
         if getattr(self._config.parallel_config, "enable_elastic_ep", False):
-            return "a plan is for a fixed number of ranks, found --enable-elastic-ep"
+            what = "adapt" if self._settings.plan is None else "a plan"
+            return f"{what} is for a fixed number of ranks, found --enable-elastic-ep"
         try:
-            check_api(EPLB_API_CHECKS)
+            check_api(EPLB_API_CHECKS + (ADAPT_API_CHECKS if self._settings.adapt else ()))
         except BadInput as error:
             return str(error)
         return None
+
+    def _adapt_refusal(self) -> str | None:
+        """Why experts cannot follow the traffic, or None."""
+        parallel = self._config.parallel_config
+        if not self._settings.adapt:
+            return None
+        if not parallel.enable_eplb:
+            return "adapt: expected --enable-eplb, through which experts move, found none"
+        if parallel.pipeline_parallel_size > 1:
+            return "adapt: expected no pipeline parallelism, each of whose stages would decide for itself"
+        return _platform_refusal("adapt") or self._eplb_refusal()
 
     def _expert_map_refusal(self) -> str | None:
         """Why vLLM may ignore an expert map in which a rank's experts do not follow each other, or None."""
@@ -220,6 +233,14 @@ def process_number(parallel: Any) -> int:
     if parallel.distributed_executor_backend == "external_launcher":  # one engine for each of torchrun's ranks
         return int(parallel.rank)
     return int(parallel.data_parallel_rank * parallel.world_size + parallel.rank)
+
+
+def _platform_refusal(what: str) -> str | None:
+    """Why this platform's experts cannot be placed, or None."""
+    platform = find("vllm.platforms:current_platform")
+    if platform.is_cpu() or platform.is_cuda():
+        return None
+    return f"{what} needs CUDA GPUs or CPUs, found {platform.device_name}"  # ROCm appends shared experts to the routed ones
 
 
 def _effective_order(settings: Settings, config: Any) -> str:

@@ -1,0 +1,205 @@
+"""A placement that follows its traffic: all ranks take rank 0's map, and an error leaves experts where they are."""
+
+import logging
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from aurora_vllm import heartbeat as heartbeat_module
+from aurora_vllm import live_placement
+from aurora_vllm.control_metrics import ControlMetrics
+from aurora_vllm.heartbeat import HeartbeatThread
+from aurora_vllm.live_placement import LivePlacement, PassTimes
+from aurora_vllm.settings import Settings
+from aurora_vllm.traffic_recorder import EngineFacts
+from prometheus_client import CollectorRegistry
+
+from aurora.types import Cluster, Gpu
+
+LAYERS, EXPERTS, RANKS, SLOTS = 2, 8, 2, 5
+FIRST_LP = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]] * LAYERS)
+ONE_LE = torch.tensor([[900, 800, 700, 600, 10, 20, 30, 40], [100] * EXPERTS])
+OTHER_LE = torch.tensor([[10, 20, 30, 40, 900, 800, 700, 600], [100] * EXPERTS])
+CLUSTER = Cluster("c", tuple(Gpu(f"g{rank}", "cpu", rank, 1e6, 1e6, 10**9) for rank in range(RANKS)))
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Ranks:
+    """The live placements of all ranks of an EPLB that moves at once; map_LP: what it holds."""
+
+    def __init__(self, monkeypatch, **settings):
+        self.clock, self.map_LP, self.sent = Clock(), FIRST_LP.clone(), None
+        monkeypatch.setattr(live_placement, "HeartbeatThread", lambda beat, alive: heartbeat(beat))
+        self.registries = [CollectorRegistry() for _ in range(RANKS)]
+        self.ranks = [
+            LivePlacement(
+                Settings(adapt=True, **settings),
+                EngineFacts("m", "", "vllm", "cpu", rank, RANKS, 2, LAYERS, EXPERTS, 1, 1, 1000, 0),
+                CLUSTER, True, self.broadcast, ControlMetrics("m", rank, self.registries[rank]), clock=self.clock,
+            )
+            for rank in range(RANKS)
+        ]  # fmt: skip
+
+    def broadcast(self, tensor):
+        """Rank 0 is always first."""
+        if self.sent is None:
+            self.sent = tensor.clone()
+        tensor.copy_(self.sent)
+
+    def window(self, load_LE, arrives=True):
+        """A window of 10 s; returns how many physical experts change."""
+        self.clock.now_s += 10
+        self.sent = None
+        maps = [rank.next_map(load_LE, self.map_LP) for rank in self.ranks]
+        assert torch.equal(*maps)
+        assert all(set(physical_P.tolist()) == set(range(EXPERTS)) for physical_P in maps[0])
+        for rank in self.ranks:
+            with rank.moving():
+                self.clock.now_s += 0.5
+        changed = int((maps[0] != self.map_LP).sum())
+        if arrives:
+            self.map_LP = maps[0]
+        return changed
+
+    def value(self, name, rank=0, **labels):
+        return self.registries[rank].get_sample_value(
+            f"aurora_control_{name}", {"model_name": "m", "ep_rank": str(rank)} | labels
+        )
+
+
+def heartbeat(beat):
+    """One without a thread."""
+    made = object.__new__(HeartbeatThread)
+    made._beat, made._alive, made._began_s = beat, lambda: True, None
+    return made
+
+
+def test_experts_follow_traffic_that_switches(monkeypatch, caplog):
+    """Only the layer that gains changes, and each decision is one line."""
+    caplog.set_level(logging.INFO, "vllm.aurora")
+    ranks = Ranks(monkeypatch)
+    for load_LE in (ONE_LE, OTHER_LE):
+        before_LP = ranks.map_LP
+        changed = [ranks.window(load_LE) for _ in range(4)]
+        assert sum(changed) > 0
+        assert changed[-1] == 0
+        assert torch.equal(ranks.map_LP[1], before_LP[1])
+        assert ranks.value("balancedness") > 0.97
+    moves = ranks.value("decisions_total", kind="gain")
+    assert moves >= 2
+    assert ranks.value("decisions_total", kind="balanced") == 8 - moves
+    assert ranks.value("moved_bytes_total") % 1000 == 0 < ranks.value("moved_bytes_total")
+    assert ranks.value("move_seconds_total") == moves * 0.5
+    assert ranks.value("failures_total") == ranks.value("failures_total", rank=1) == 0
+    assert ranks.value("decisions_total", rank=1, kind="gain") is None
+    assert len([line for line in caplog.messages if line.startswith("aurora: ")]) == 8
+    assert any(line.startswith("aurora: move (gain): the placement loses ") for line in caplog.messages)
+
+
+def test_a_dry_run_says_what_it_would_do(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "vllm.aurora")
+    ranks = Ranks(monkeypatch, dry_run=True)
+    assert [ranks.window(ONE_LE) for _ in range(3)] == [0, 0, 0]
+    assert ranks.value("decisions_total", kind="gain") == 3
+    assert ranks.value("expected_balancedness") > 0.97 > ranks.value("balancedness")
+    assert ranks.value("moved_bytes_total") is None
+    assert all(line.startswith("aurora: dry run: move (gain): ") for line in caplog.messages)
+
+
+@pytest.mark.parametrize("fault", ["planning", "an expert is lost", "broadcast"])
+def test_an_error_leaves_experts_where_they_are(fault, monkeypatch, caplog):
+    ranks = Ranks(monkeypatch)
+
+    def fails(*_):
+        raise RuntimeError("no more memory")
+
+    with monkeypatch.context() as patch:
+        if fault == "planning":
+            patch.setattr(live_placement.Controller, "window", fails)
+        elif fault == "broadcast":
+            for rank in ranks.ranks:
+                patch.setattr(rank, "_broadcast", fails)
+        else:
+            patch.setattr(
+                live_placement, "_filled", lambda _, held_LGP: np.zeros_like(held_LGP) if held_LGP.any() else held_LGP
+            )
+            patch.setattr(LivePlacement, "_settled", unsettled)
+        assert [ranks.window(ONE_LE) for _ in range(2)] == [0, 0]
+    assert ranks.value("failures_total") == 2
+    assert len([line for line in caplog.messages if line.startswith("aurora: experts stay where they are: ")]) >= 2
+    assert sum(ranks.window(ONE_LE) for _ in range(2)) > 0, "the next windows are followed again"
+
+
+def unsettled(self, held_LGP):
+    if self._controller is None:
+        self._controller = live_placement.Controller(held_LGP, 1000, clock=self._clock)
+    return self._controller
+
+
+def test_windows_without_tokens_and_loads_that_are_none_change_nothing(monkeypatch):
+    ranks = Ranks(monkeypatch)
+    assert ranks.window(torch.zeros((LAYERS, EXPERTS))) == 0
+    assert ranks.window(torch.full((LAYERS, EXPERTS), math.nan)) == 0
+    assert ranks.window(-ONE_LE) == 0
+    assert ranks.value("decisions_total", kind="no-tokens") == 1
+    assert ranks.value("decisions_total", kind="bad-loads") == 2
+    assert ranks.value("balancedness") is None
+
+
+def test_moves_that_vllm_gave_up_are_decided_on_again(monkeypatch, caplog):
+    ranks = Ranks(monkeypatch)
+    assert ranks.window(ONE_LE, arrives=False) > 0
+    assert ranks.window(ONE_LE) > 0
+    assert "aurora: vLLM has other experts in place than were decided on" in caplog.messages
+    assert ranks.window(ONE_LE) == 0
+    assert ranks.value("decisions_total", kind="gain") == 2
+    assert ranks.value("move_seconds_total") == 0.5
+
+
+def test_a_change_after_which_passes_take_longer_is_undone(monkeypatch):
+    """Unless they have more tokens, which takes longer for that reason."""
+    for tokens, undone in ((64, True), (128, False)):
+        ranks = Ranks(monkeypatch)
+        for window in range(4):
+            for _ in range(20):
+                ranks.clock.now_s += 3 if window else 1
+                ranks.ranks[0].passes.add(tokens if window else 64)
+            ranks.window(ONE_LE)
+        assert ranks.value("decisions_total", kind="gain") == 1
+        assert (ranks.value("decisions_total", kind="slower") is not None) is undone
+
+
+def test_pass_times_are_medians_since_they_were_taken():
+    clock = Clock()
+    times = PassTimes(clock)
+    assert times.take() is None
+    for gap_s, tokens in ((0, 8), (1, 8), (1, 6), (30, 8), (1, 8)):
+        clock.now_s += gap_s
+        times.add(tokens)
+    assert times.take() == (1.0, 8.0)
+    assert times.take() is None
+
+
+def test_a_heart_beats_unless_a_step_is_stuck_or_what_it_watches_is_gone(monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "BEAT_S", 0.001)
+    beats, lives = threading.Semaphore(0), [True]
+    heart = HeartbeatThread(beats.release, lambda: lives[0])
+    assert beats.acquire(timeout=60)
+    with heart.step():
+        assert heart.well
+        monkeypatch.setattr(heartbeat_module, "STUCK_S", 0)
+        assert not heart.well
+    assert heart.well
+    lives[0] = False
+    assert not heart.well
+    monkeypatch.setattr(heartbeat_module, "BEAT_S", 3600)
+    time.sleep(0)
