@@ -5,11 +5,15 @@ import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from aurora.planner.control.controller import Controller, Decision
+from aurora.planner.control.plan_controller import plan_controller
 from aurora.runtime.control_loop import ControlLoop, MovesFailed
 from aurora.runtime.live_placement import LivePlacement
+from aurora.runtime.model_worker import ModelWorker
 from aurora.runtime.result import ControlReport, PlacementChange
+from aurora.types import Cluster, Program, RunOptions
 
 LOG = logging.getLogger("aurora.control")
 
@@ -75,6 +79,35 @@ class PlacementControl:
         if self._dry_run and last is not None and last.action != "keep" and all(last is not each for each, _ in self._decided):
             self._decided.append((last, None))
         LOG.info("%s: %s", self._model, line)
+
+
+def controlled(
+    workers: Sequence[ModelWorker], program: Program, cluster: Cluster, options: RunOptions, began_s: float
+) -> list[PlacementControl]:
+    """Makes each model's placement follow its traffic, if `options.adapt`. A collective call.
+
+    Args:
+        workers: the models' workers, which perform `program`.
+        program: the program of all ranks.
+        cluster: the ranks' GPUs.
+        options: of the run.
+        began_s: when the run began, by time.perf_counter.
+
+    Returns:
+        What controls the placements, to be closed when serving ends; only on rank 0.
+    """
+    controls: list[PlacementControl] = []
+    if options.adapt is None:
+        return controls
+    for index, worker in enumerate(workers):
+        context, placement = worker.context, program.placements_M[index]
+        rules = cluster.network, options.local_first, options.adapt.period_s
+        live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, *rules)
+        worker.between_steps = live.next_step
+        if context.transport.rank == 0:
+            controller = plan_controller(placement, cluster, worker.expert_bytes, options.adapt, time.perf_counter)
+            controls.append(PlacementControl(live, controller, options.dry_run, program.names_M[index], began_s))
+    return controls
 
 
 def log_decisions() -> None:

@@ -14,7 +14,7 @@ from aurora.models.loading import MoeModel
 from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
 from aurora.planner.compile import compile_plan
-from aurora.planner.control.plan_controller import plan_controller
+from aurora.planner.control.plan_controller import compile_decisions
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
@@ -23,7 +23,6 @@ from aurora.runtime.distributed.process_groups import default_process_group, dev
 from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.distributed.transport import Transport, lost_others
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.live_placement import LivePlacement
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.network_measurement import measured_network
 from aurora.runtime.order_calibration import (
@@ -37,12 +36,12 @@ from aurora.runtime.order_calibration import (
 )
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
-from aurora.runtime.placement_control import PlacementControl, log_decisions
+from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.runtime.result import RankResult
 from aurora.runtime.timers import StreamTimer
-from aurora.types import Plan, Program, RunOptions, TraceRecorder
+from aurora.types import Plan, RunOptions, TraceRecorder
 
 
 def load_models(
@@ -124,6 +123,8 @@ def serve_rank(
         recorder = TraceRecorder("measured", program.names_M, rank_info.ranks)
         on_gpu = device != "cpu"
         arbiters = _arbiters(transports, options, on_gpu)
+        if options.adapt is not None and rank_info.rank == 0:
+            compile_decisions()
         began_s = _began_s(transports[0], rank_info)
         recorders = [
             PhaseRecorder(
@@ -141,7 +142,7 @@ def serve_rank(
         for worker, context, prompts in zip(workers, contexts, prompts_M, strict=True):
             worker.perform(program, context)
             worker.waiting.extend(Request(i, prompts[i]) for i in deal(prompts, rank_info.ranks)[rank_info.rank])
-        controls = _controls(plan, program, workers, options, began_s)
+        controls = controlled(workers, program, plan.cluster, options, began_s)
         if controls and not memories:
             log_decisions()
         try:
@@ -166,24 +167,6 @@ def serve_rank(
         with lost_others(rank_info.rank):
             dist.gather_object(share, gathered)
         return gathered or []
-
-
-def _controls(
-    plan: Plan, program: Program, workers: Sequence[ModelWorker], options: RunOptions, began_s: float
-) -> list[PlacementControl]:
-    """Makes each model's placement follow its traffic, if asked to. Returns what controls them on rank 0; elsewhere nothing."""
-    controls: list[PlacementControl] = []
-    if options.adapt is None:
-        return controls
-    for index, worker in enumerate(workers):
-        transport, placement, ops_L = worker.context.transport, program.placements_M[index], program.ops_ML[index]
-        rules = plan.cluster.network, options.local_first, options.adapt.period_s
-        live = LivePlacement(worker.layers, placement, ops_L, worker.context, *rules)
-        worker.between_steps = live.next_step
-        if transport.rank == 0:
-            controller = plan_controller(plan, index, worker.expert_bytes, options.adapt, time.perf_counter)
-            controls.append(PlacementControl(live, controller, options.dry_run, program.names_M[index], began_s))
-    return controls
 
 
 def _began_s(transport: Transport, rank_info: RankInfo) -> float:

@@ -250,7 +250,7 @@ def test_moves_that_are_given_up_lose_no_expert(monkeypatch, fault):
             ranks.live_R[0].perform(decision)
         failures.append(failed.value)
 
-    ranks.serve(9, perform)
+    ranks.serve(6, perform)
     held_LGP = failures[0].held_LGP
     assert str(failures[0]) == ("serving has ended" if fault == "the run ends" else "a rank cannot change over")
     assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in held_LGP.tolist()]

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
 from aurora.planner.control.controller import Controller
-from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Plan
+from aurora.types import Cluster, ControlOptions, GpuSlots, Placement
 
 
 def slots_in_use(placement: Placement, cluster: Cluster) -> GpuSlots:
@@ -25,22 +26,28 @@ def slowest_port_Bps(cluster: Cluster) -> float:
     return port_Bps
 
 
+@cache
+def compile_decisions() -> None:
+    """Compiles what decisions call, so that the first one does not take seconds beside serving; numba caches it on disk."""
+    controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1)
+    while controller.window([[900, 800, 100, 200]]).action == "keep":
+        pass
+
+
 def plan_controller(
-    plan: Plan,
-    model: int,
+    placement: Placement,
+    cluster: Cluster,
     expert_bytes: int,
     options: ControlOptions = ControlOptions(),
     clock: Callable[[], float] = time.monotonic,
 ) -> Controller:
-    """Returns the controller of one model's placement in a plan.
+    """Returns the controller of a model's placement.
 
     Args:
-        plan: the plan in force.
-        model: index of the model.
+        placement: the placement in force.
+        cluster: its GPUs.
         expert_bytes: bytes of an expert's weights as they are in memory.
         options: what users may set.
         clock: returns seconds.
     """
-    placement = plan.models[model].placement
-    slots, port_Bps = slots_in_use(placement, plan.cluster), slowest_port_Bps(plan.cluster)
-    return Controller(placement, expert_bytes, options, slots, port_Bps, clock)
+    return Controller(placement, expert_bytes, options, slots_in_use(placement, cluster), slowest_port_Bps(cluster), clock)
