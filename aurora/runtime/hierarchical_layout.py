@@ -129,14 +129,15 @@ class RowPerServer(RowPerRank):
         """By step, the rows that peers hand to this rank."""
         hierarchy, rank = self._hierarchy, self._map.rank
         relays: list[list[_Relay]] = [[] for _ in range(hierarchy.steps)]
-        handed_GNC = carrier_GNC == rank
-        handed_GNC[rank] = False
-        if handed_GNC.any():
-            rows_GNC = np.where(handed_GNC, np.diff(hierarchy.piece_starts(sent_GN)), 0)
-            rows_GNS = rows_GNC.reshape(*sent_GN.shape, hierarchy.chunks, hierarchy.parts).sum(axis=-1)
-            at_3X = np.nonzero(rows_GNS)
-            for source, server, chunk, rows in zip(*(each.tolist() for each in (*at_3X, rows_GNS[at_3X])), strict=True):
-                relays[chunk].append(_Relay(source, int(hierarchy.gateway_GN[rank, server]), rows))
+        peers = np.array([peer for peer in self._map.members if peer != rank], dtype=np.int64)
+        handed_MNC = carrier_GNC[peers] == rank
+        if handed_MNC.any():
+            rows_MNC = np.where(handed_MNC, np.diff(hierarchy.piece_starts(sent_GN[peers])), 0)
+            rows_MNS = rows_MNC.reshape(*rows_MNC.shape[:2], hierarchy.chunks, hierarchy.parts).sum(axis=-1)
+            peer_X, server_X, chunk_X = np.nonzero(rows_MNS)
+            columns = chunk_X, peers[peer_X], hierarchy.gateway_GN[rank, server_X], rows_MNS[peer_X, server_X, chunk_X]
+            for chunk, *relay in zip(*(column.tolist() for column in columns), strict=True):
+                relays[chunk].append(_Relay(*relay))
         return relays
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:

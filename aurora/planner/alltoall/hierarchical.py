@@ -71,11 +71,10 @@ class HopRows(NamedTuple):
 def hop_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> HopRows:
     """Returns the rows that travel in each step of a dispatch by hop; arguments as in `step_rows`."""
     carrier_GNC = carriers(rows.sent_GN, hierarchy)
-    size_GNC = np.diff(hierarchy.piece_starts(rows.sent_GN), axis=-1)
     carried_SGG, forwarded_SGG = np.zeros((2, hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
-    needed_GCG = np.ascontiguousarray(rows.needed_GCG)
+    sent_GN, needed_GCG = np.ascontiguousarray(rows.sent_GN), np.ascontiguousarray(rows.needed_GCG)
     servers = hierarchy.server_G, hierarchy.member_G, hierarchy.first_N, hierarchy.gateway_GN
-    _add_hops(carried_SGG, forwarded_SGG, size_GNC, needed_GCG, carrier_GNC, *servers, hierarchy.parts)
+    _add_hops(carried_SGG, forwarded_SGG, sent_GN, needed_GCG, carrier_GNC, *servers, hierarchy.parts)
     return HopRows(carrier_GNC, carried_SGG, forwarded_SGG)
 
 
@@ -95,12 +94,20 @@ def step_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> IntArray:
 
 
 @njit(cache=True)
-def _add_hops(carried_SGG, forwarded_SGG, size_GNC, needed_GCG, carrier_GNC, server_G, member_G, first_N, gateway_GN, parts):
+def _add_hops(carried_SGG, forwarded_SGG, sent_GN, needed_GCG, carrier_GNC, server_G, member_G, first_N, gateway_GN, parts):
     """Adds the rows of every piece: to its carrier, from there to the gateway, and from there to the ranks that need them."""
-    for source in range(len(server_G)):
-        for server in range(len(first_N) - 1):
-            for piece in range(size_GNC.shape[2]):
-                rows, step, at = size_GNC[source, server, piece], piece // parts, source
+    ranks, servers, pieces = carrier_GNC.shape
+    for source in range(ranks):
+        for server in range(servers):
+            whole, left = sent_GN[source, server] // pieces, sent_GN[source, server] % pieces
+            passed = 0  # of the rows that are left, in parts of a row
+            for piece in range(pieces):
+                passed += left
+                more = passed >= pieces
+                rows, passed = whole + more, passed - pieces * more
+                if rows == 0:
+                    continue
+                step, at = piece // parts, source
                 if server != server_G[source]:
                     carrier = carrier_GNC[source, server, piece]
                     if carrier != source:
@@ -109,6 +116,5 @@ def _add_hops(carried_SGG, forwarded_SGG, size_GNC, needed_GCG, carrier_GNC, ser
                     at = gateway_GN[carrier, server]
                     carried_SGG[step, carrier, at] += rows
                     step += 1
-                if rows > 0:
-                    for rank in member_G[first_N[server] : first_N[server + 1]]:
-                        forwarded_SGG[step, at, rank] += needed_GCG[source, piece, rank]
+                for rank in member_G[first_N[server] : first_N[server + 1]]:
+                    forwarded_SGG[step, at, rank] += needed_GCG[source, piece, rank]

@@ -13,6 +13,7 @@ from aurora.planner.alltoall.registry import ORDER, OrderStrategy
 from aurora.planner.alltoall.two_tier import two_tier_schedule
 from aurora.planner.check.hierarchical import check_steps
 from aurora.planner.check.plans import check_hops, check_order, check_schedule
+from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import steps_seconds, timed, timed_steps
 from aurora.types import Cluster, Hierarchy, Network, Order, PlanOptions, Schedule
 from aurora.types.arrays import IntArray, square_bytes
@@ -135,15 +136,18 @@ def hierarchical_order_s(
         bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
         hierarchy: the servers.
         network: the network that carries them.
-        method: a name in ORDER; "auto" takes the faster of `hierarchical_order` and all-at-once.
+        method: a name in ORDER; "auto" takes the faster of `hierarchical_order` and all-at-once. From MANY_RANKS ranks on the
+            latter is not tried if the former is within NEAR of what the busiest port or link takes.
         rng: for drawn priorities.
     """
-    bytes_GG = bytes_SGG.sum(axis=0)
-    if method == "auto":
-        made = [hierarchical_order(bytes_GG, hierarchy, network, rng=rng), _made("all-at-once", bytes_GG, network, rng)]
-    else:
-        made = [_made(method, bytes_GG, network, rng)]
-    return min(((each, steps_seconds(each, bytes_SGG, network)) for each in made), key=lambda each: each[1])
+    bytes_GG, auto = bytes_SGG.sum(axis=0), method == "auto"
+    first = hierarchical_order(bytes_GG, hierarchy, network, rng=rng) if auto else _made(method, bytes_GG, network, rng)
+    best = first, steps_seconds(first, bytes_SGG, network)
+    many = hierarchy.ranks >= MANY_RANKS
+    if not auto or (many and best[1] <= (1 + NEAR) * route(network).seconds(bytes_GG)):
+        return best
+    other = _made("all-at-once", bytes_GG, network, rng)
+    return min(best, (other, steps_seconds(other, bytes_SGG, network)), key=lambda each: each[1])
 
 
 def scheduled_steps(

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.planner.alltoall import schedule
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.hierarchical_order import RAILS, hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
@@ -128,3 +129,20 @@ def test_by_name_it_has_the_servers_of_the_fabric():
     assert timed(plain, bytes_GG, Network.equal(6)).makespan_s <= 2 * max(
         bytes_GG.sum(axis=0).max(), bytes_GG.sum(axis=1).max()
     )
+
+
+@pytest.mark.parametrize(("startup_s", "tried"), [(0.0, ["hierarchical"]), (1e3, ["hierarchical", "all-at-once"])])
+def test_many_ranks_try_no_other_order_near_the_bound(startup_s, tried, monkeypatch):
+    """Of 48 ranks, where start-ups are nothing, and where they are all."""
+    hierarchy, ports_Bps, timed_orders = Hierarchy(np.repeat(np.arange(12), 4), 1), [INSIDE_BPS] * 48, []
+    fabric = servers(hierarchy.server_G.tolist(), ports_Bps, ports_Bps, NIC_BPS)
+    network = Network(ports_Bps, ports_Bps, [startup_s] * 48, fabric)
+    rails_GG = np.zeros((48, 48), dtype=np.int64)
+    rails_GG[np.arange(48)[:, None], hierarchy.gateway_GN] = 1000
+    np.fill_diagonal(rails_GG, 0)
+    priced = schedule.steps_seconds
+    monkeypatch.setattr(
+        schedule, "steps_seconds", lambda made, *given: timed_orders.append(made.method) or priced(made, *given)
+    )
+    schedule.hierarchical_order_s(rails_GG[None], hierarchy, network, "auto", rng=np.random.default_rng(0))
+    assert timed_orders == tried
